@@ -1,0 +1,1 @@
+"""Distillation: an episode becomes hindsight hints, teacher rows and distillation arrays."""

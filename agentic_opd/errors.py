@@ -1,0 +1,60 @@
+"""Every error that this package raises on purpose.
+
+    OPDError
+    ├── ConfigError            a setting, or a combination of settings, is wrong
+    ├── DatasetError           tasks cannot be loaded, or a row lacks a field
+    ├── SandboxError           the isolation asked for cannot be had on this machine
+    ├── RendererError          the chat template cannot be rendered or extended token by token
+    ├── ServerError            a server was asked and did not do its part
+    │   ├── ServerUnreachableError   no usable answer within the retry window
+    │   ├── ServerRequestError       it refused the request (4xx)
+    │   └── ServerMismatchError      it runs, but its model, caps or plugin do not fit the settings
+    ├── AlignmentError         lengths or ids that must agree do not; the message holds both
+    └── OutputError            a file cannot be written, read back, or continued
+
+A message names the thing, the value got, the value expected, and what to do.
+"""
+
+
+class OPDError(Exception):
+    """Root of the package's errors; a command line shows its message without a traceback."""
+
+
+class ConfigError(OPDError):
+    """A setting, or a combination of settings, is wrong."""
+
+
+class DatasetError(OPDError):
+    """Tasks cannot be loaded, or a row lacks a field."""
+
+
+class SandboxError(OPDError):
+    """The isolation asked for cannot be had on this machine."""
+
+
+class RendererError(OPDError):
+    """The chat template cannot be rendered, parsed, or extended token by token."""
+
+
+class ServerError(OPDError):
+    """A server (policy, judge or teacher) was asked and did not do its part."""
+
+
+class ServerUnreachableError(ServerError):
+    """No usable answer came within the retry window: refused, reset, timed out, or 5xx."""
+
+
+class ServerRequestError(ServerError):
+    """The server refused the request (4xx); asking again would change nothing."""
+
+
+class ServerMismatchError(ServerError):
+    """The server runs, but its model, caps or plugin do not fit the settings."""
+
+
+class AlignmentError(OPDError):
+    """Lengths or ids that must agree do not."""
+
+
+class OutputError(OPDError):
+    """A file cannot be written, read back, or continued."""

@@ -1,0 +1,1 @@
+"""Launchable environments: a task source plus `config_init`, in the manner of Atropos."""
