@@ -40,6 +40,9 @@ class RolloutConfig(BaseModel):
         default_factory=dict, description="Options of that renderer, for example {enable_thinking: false}."
     )
     max_turns: int = Field(default=8, ge=1, le=1000, description="Assistant turns an episode may take.")
+    max_token_length: int = Field(
+        default=8192, ge=16, description="Tokens of a whole episode, prompt and tool results included."
+    )
     max_tokens_per_turn: int = Field(default=1024, ge=1, description="Tokens one assistant turn may sample.")
     temperature: float = Field(default=1.0, ge=0.0, le=2.0, description="Sampling temperature of training rollouts.")
     top_p: float = Field(default=1.0, gt=0.0, le=1.0, description="Nucleus sampling of training rollouts.")

@@ -45,7 +45,14 @@ class ServerUnreachableError(ServerError):
 
 
 class ServerRequestError(ServerError):
-    """The server refused the request (4xx); asking again would change nothing."""
+    """The server refused the request (4xx); asking again would change nothing.
+
+    `status` is the HTTP status code.
+    """
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class ServerMismatchError(ServerError):

@@ -141,6 +141,8 @@ class Verification:
     passed: int
     total: int
     report: str
+    in_process: bool = False
+    """Tests and solution shared a process, because the tests need the solution's own classes: easier to cheat."""
 
     def __post_init__(self) -> None:
         if not (self.total > 0 and 0 <= self.passed <= self.total):
@@ -179,10 +181,14 @@ class Episode:
     stop_reason: StopReason
     tool_calls: int = 0
     tool_errors: int = 0
+    error: Exception | None = None
+    """What the server failed with, where `stop_reason` is SERVER_ERROR."""
     verification: Verification | None = None
     reward: Reward | None = None
 
     def __post_init__(self) -> None:
+        if (self.stop_reason is StopReason.SERVER_ERROR) != (self.error is not None):
+            raise AlignmentError(f"episode: stop reason {self.stop_reason!r} with error {self.error!r}")
         check_lengths("episode", tokens=len(self.tokens_T), masks=len(self.masks_T), logprobs=len(self.logprobs_T))
         for turn in self.turns:
             if turn.end > len(self.tokens_T):
