@@ -1,0 +1,122 @@
+"""A vLLM server of one's own, for tests and benchmarks: started on a free port, and stopped for certain."""
+
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+LAUNCHER = (sys.executable, "-m", "agentic_opd.serving.launch")
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True, slots=True)
+class LocalServer:
+    """A server that answers at `base_url` (without `/v1`), where `model` is served."""
+
+    base_url: str
+    model: str
+    log: Path
+    start_seconds: float
+    process: subprocess.Popen[bytes]
+
+    def kill(self) -> None:
+        """End it at once, as a crash would."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+
+class ServerFailedError(Exception):
+    """The server ended, or did not answer in time; the message ends with the end of its log."""
+
+
+@contextmanager
+def local_server(
+    model: Path | str,
+    *options: str,
+    log: Path,
+    launcher: Sequence[str] = LAUNCHER,
+    variables: dict[str, str] | None = None,
+    cwd: Path | None = None,
+    timeout_s: float = 600.0,
+) -> Generator[LocalServer]:
+    """Serve `model` while the body runs. The server also ends when the thread that started it does.
+
+    Args:
+        model: A checkpoint directory, or a name on the hub.
+        options: Options of `scripts/serve_vllm`, the port excepted.
+        log: File that the server's output goes to.
+        launcher: Command that starts the server.
+        variables: Environment variables on top of this process's own.
+        cwd: Directory that the server runs in.
+        timeout_s: Seconds that the start may take.
+
+    Raises:
+        ServerFailedError: it did not start.
+    """
+    port = free_port()
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [*launcher, str(model), "--port", str(port), *options],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **(variables or {})},
+            cwd=cwd,
+            start_new_session=True,
+            preexec_fn=_end_with_parent,
+        )
+    try:
+        base_url = f"http://127.0.0.1:{port}"
+        seconds = _wait_until_healthy(process, base_url, log, timeout_s)
+        yield LocalServer(base_url, str(model), log, seconds, process)
+    finally:
+        stop(process)
+
+
+def free_port() -> int:
+    """A port that nothing listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def stop(process: subprocess.Popen[bytes], patience_s: float = 20.0) -> None:
+    """Ask the server to end, wait, and kill what is left of its processes."""
+    process.terminate()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(patience_s)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _end_with_parent() -> None:
+    # Where this process is killed outright, nobody is left to stop the server: the kernel does it.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _wait_until_healthy(process: subprocess.Popen[bytes], base_url: str, log: Path, timeout_s: float) -> float:
+    start = time.monotonic()
+    while time.monotonic() < start + timeout_s:
+        if process.poll() is not None:
+            raise ServerFailedError(f"the server ended with code {process.returncode}:\n{end_of(log)}")
+        try:
+            with urllib.request.urlopen(f"{base_url}/health", timeout=5):
+                return time.monotonic() - start
+        except (urllib.error.URLError, ConnectionError, TimeoutError):
+            time.sleep(0.1)
+    raise ServerFailedError(f"the server does not answer after {timeout_s:g} s:\n{end_of(log)}")
+
+
+def end_of(log: Path, lines: int = 40) -> str:
+    """The last lines of a log."""
+    return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])

@@ -1,0 +1,52 @@
+"""The vLLM endpoint plugin: the routes that environments need beyond vLLM's own.
+
+vLLM loads it where `VLLM_PLUGINS` names `agentic_opd`; `scripts/serve_vllm` sees to that.
+"""
+
+from argparse import Namespace
+from typing import Any
+
+import vllm
+from fastapi import FastAPI, Request
+from starlette.datastructures import State
+from vllm.engine.protocol import EngineClient
+
+from agentic_opd import __version__
+from agentic_opd.serving.generate import generate
+from agentic_opd.serving.reload import reload_weights
+from agentic_opd.serving.score import as_version, score
+from agentic_opd.serving.state import PluginState, state_of
+from agentic_opd.serving.web import guarded
+
+
+class OPDEndpointPlugin:
+    """Adds `/generate`, `/v1/opd/score`, `/v1/opd/reload_weights` and `/v1/opd/info` to vLLM's server."""
+
+    name = "agentic_opd"
+    required_tasks = ("generate",)
+
+    def attach_router(self, app: FastAPI) -> None:
+        """Register the routes."""
+        app.add_api_route("/generate", guarded(generate), methods=["POST"])
+        app.add_api_route("/v1/opd/score", guarded(score), methods=["POST"])
+        app.add_api_route("/v1/opd/reload_weights", guarded(reload_weights), methods=["POST"])
+        app.add_api_route("/v1/opd/info", guarded(info), methods=["GET"])
+
+    async def init_state(self, engine_client: EngineClient | None, state: State, args: Namespace) -> None:
+        """Put what the routes need at `app.state.agentic_opd`."""
+        assert engine_client is not None  # servers without an engine do not have the task "generate"
+        state.agentic_opd = PluginState.of_server(engine_client, args)
+
+
+async def info(request: Request) -> dict[str, Any]:
+    """What the server serves, and its caps."""
+    state = state_of(request)
+    return {
+        "model": state.model,
+        "plugin_version": __version__,
+        "vllm_version": vllm.__version__,
+        "max_model_len": state.max_model_len,
+        "max_logprobs": state.max_logprobs,
+        "vocab_size": state.vocab_size,
+        "weight_version": as_version(await state.engine.get_weight_version()),
+    }

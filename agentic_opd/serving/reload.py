@@ -1,0 +1,143 @@
+"""`POST /v1/opd/reload_weights`: the running engine takes the weights of another checkpoint of its model."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from fastapi import Request
+from pydantic import Field
+from safetensors import SafetensorError, safe_open
+from vllm.exceptions import VLLMServerError
+from vllm.logger import init_logger
+from vllm.platforms import current_platform
+
+from agentic_opd.serving.score import as_version
+from agentic_opd.serving.state import WEIGHTS_ROOT_VARIABLE, PluginState, RefusedError, state_of
+from agentic_opd.serving.web import Body, read_body
+
+logger = init_logger("vllm.agentic_opd.reload")
+
+
+class ReloadBody(Body):
+    """The body of `POST /v1/opd/reload_weights`."""
+
+    path: str = Field(min_length=1)
+    version: int | None = Field(default=None, ge=0, lt=2**63)
+
+
+async def reload_weights(request: Request) -> dict[str, Any]:
+    """Let the requests under way end, swap the weights, drop the prefix cache, and go on; one reload at a time.
+
+    Once begun it runs to its end, also when the client goes: half of it would leave new weights under an old version.
+    """
+    state = state_of(request)
+    body = await read_body(request, ReloadBody)
+    checkpoint = allowed_checkpoint(body.path, state.weights_root)
+    swap = asyncio.create_task(reload_checkpoint(state, checkpoint, body.version))
+    return {"weight_version": await asyncio.shield(swap)}
+
+
+async def reload_checkpoint(state: PluginState, checkpoint: Path, version: int | None) -> int:
+    """Load `checkpoint` as `version` (None: the next one) and return the version.
+
+    Raises:
+        RefusedError: it does not fit the model.
+        Exception: the engine could not load it; the weights from before are loaded again.
+    """
+    async with state.reload_lock:
+        await asyncio.to_thread(check_fits, checkpoint, state)
+        if version is None:
+            version = as_version(await state.engine.get_weight_version()) + 1
+        await state.engine.pause_generation(mode="wait")
+        try:
+            await _load(state, checkpoint)
+            await state.engine.update_weight_version(str(version))
+        finally:
+            await state.engine.resume_generation()
+    logger.info("Loaded %s as weight version %d", checkpoint, version)
+    return version
+
+
+async def _load(state: PluginState, checkpoint: Path) -> None:
+    loaded = False
+    try:
+        await state.engine.collective_rpc("reload_weights", kwargs={"weights_path": str(checkpoint)})
+        loaded = True
+    finally:
+        if not loaded:
+            await state.engine.collective_rpc("reload_weights", kwargs={"weights_path": state.loaded_path})
+        if not await state.engine.reset_prefix_cache():
+            raise VLLMServerError("the prefix cache still holds the old weights' states; restart the server")
+    state.loaded_path = str(checkpoint)
+
+
+def allowed_checkpoint(path: str, root: Path | None) -> Path:
+    """The directory that `path` (absolute, or relative to `root`) names, symbolic links resolved.
+
+    Raises:
+        RefusedError: there is no root, the path leads out of it, or it is no directory with safetensors.
+    """
+    if root is None:
+        raise RefusedError(
+            "path",
+            "this server loads no weights: restart it with scripts/serve_vllm --weights-root DIR, or with "
+            f"{WEIGHTS_ROOT_VARIABLE}=DIR",
+            403,
+        )
+    if "\0" in path:
+        raise RefusedError("path", "a path holds no null character")
+    checkpoint = (root / path).resolve()
+    if not checkpoint.is_relative_to(root):
+        raise RefusedError("path", f"{path!r} is outside of the weights root", 403)
+    if not checkpoint.is_dir():
+        raise RefusedError("path", f"{path!r} is no directory")
+    files = sorted(checkpoint.glob("*.safetensors"))
+    if not files:
+        raise RefusedError("path", f"{path!r} holds no *.safetensors")
+    if any(not file.resolve().is_relative_to(root) for file in files):
+        raise RefusedError("path", f"a file of {path!r} is a link that leads out of the weights root", 403)
+    return checkpoint
+
+
+def check_fits(checkpoint: Path, state: PluginState) -> None:
+    """Refuse a checkpoint that the engine would take without a word and then compute something else with.
+
+    Raises:
+        RefusedError: its tensors are not those of the model, or the model is one that cannot be reloaded.
+    """
+    config = state.engine.model_config
+    if current_platform.is_cpu() and getattr(config.hf_config, "tie_word_embeddings", False):
+        raise RefusedError(
+            None,
+            "on the CPU vLLM keeps the old output head of a model whose embeddings are tied; restart the server with "
+            "the new weights, or untie them",
+            409,
+        )
+    served = Path(config.model)
+    if not served.is_dir():
+        return
+    wanted, found = tensor_shapes(served), tensor_shapes(checkpoint)
+    if wanted != found:
+        differing = sorted(name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name))
+        name = differing[0]
+        raise RefusedError(
+            "path",
+            f"{len(differing)} of {len(wanted)} tensors are not those of the served model, the first of them {name}: "
+            f"shape {found.get(name, 'missing')}, expected {wanted.get(name, 'none')}",
+        )
+
+
+def tensor_shapes(directory: Path) -> dict[str, list[int]]:
+    """Name -> shape of all tensors of a checkpoint; only the files' headers are read.
+
+    Raises:
+        RefusedError: a file is broken or cut off.
+    """
+    shapes: dict[str, list[int]] = {}
+    for file in sorted(directory.glob("*.safetensors")):
+        try:
+            with safe_open(file, framework="np") as tensors:
+                shapes |= {name: tensors.get_slice(name).get_shape() for name in tensors.keys()}  # noqa: SIM118
+        except (SafetensorError, OSError) as error:
+            raise RefusedError("path", f"{file.name} cannot be read: {error}") from error
+    return shapes

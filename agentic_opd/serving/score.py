@@ -1,0 +1,127 @@
+"""`POST /v1/opd/score`: the logprobs of the last tokens of given sequences.
+
+The prefix cache is read, which vLLM does not do for prompt logprobs unless told to: for a turn that was sampled on this
+server only the hint and the turn are computed. Where the cache covers rows that were asked for, these were not computed
+and hold garbage; such a sequence is scored again without the cache.
+"""
+
+import asyncio
+from typing import Any
+
+from fastapi import Request
+from pydantic import Field
+from vllm.engine.protocol import EngineClient
+from vllm.exceptions import VLLMServerError
+from vllm.inputs import tokens_input
+from vllm.outputs import RequestOutput
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+from agentic_opd.serving.engine import final_output
+from agentic_opd.serving.rows import ScoredRows, last_rows, rows_fit
+from agentic_opd.serving.state import PluginState, RefusedError, state_of
+from agentic_opd.serving.web import Body, read_body
+
+
+class ScoredSequence(Body):
+    """One sequence; the logprobs of its last `num_scored` tokens are wanted."""
+
+    token_ids: list[int] = Field(min_length=2)
+    num_scored: int = Field(ge=1)
+
+
+class ScoreBody(Body):
+    """The body of `POST /v1/opd/score`."""
+
+    sequences: list[ScoredSequence] = Field(min_length=1)
+    top_k: int = Field(ge=1)
+
+
+async def score(request: Request) -> dict[str, Any]:
+    """Score every sequence of the body, all of them with the same weights."""
+    state = state_of(request)
+    body = await read_body(request, ScoreBody)
+    check_limits(body, state)
+    while True:
+        rows = await score_all(state.engine, body)
+        versions = {scored.weight_version for scored in rows}
+        if len(versions) == 1:
+            return {"weight_version": versions.pop(), "results": [scored.to_wire() for scored in rows]}
+        # New weights came between two of the sequences.
+
+
+def check_limits(body: ScoreBody, state: PluginState) -> None:
+    """Refuse what this server cannot score.
+
+    Raises:
+        RefusedError: naming the field.
+    """
+    if body.top_k > min(state.max_logprobs, state.vocab_size):
+        raise RefusedError(
+            "top_k",
+            f"{body.top_k} is more than this server returns ({min(state.max_logprobs, state.vocab_size)}); "
+            f"restart it with --max-logprobs {body.top_k}, or ask for less",
+        )
+    for index, sequence in enumerate(body.sequences):
+        name = f"sequences[{index}]"
+        state.check_ids(f"{name}.token_ids", sequence.token_ids)
+        if sequence.num_scored >= len(sequence.token_ids):
+            raise RefusedError(
+                f"{name}.num_scored",
+                f"{sequence.num_scored} of {len(sequence.token_ids)} tokens cannot be scored: the first one has no "
+                "logprob",
+            )
+
+
+async def score_all(engine: EngineClient, body: ScoreBody) -> list[ScoredRows]:
+    """All sequences at once, in their order; when one fails, the others are aborted."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(score_sequence(engine, sequence, body.top_k)) for sequence in body.sequences]
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from failures
+    return [task.result() for task in tasks]
+
+
+async def score_sequence(engine: EngineClient, sequence: ScoredSequence, top_k: int) -> ScoredRows:
+    """Score one sequence, twice where the cache covered rows that are wanted.
+
+    Raises:
+        VLLMServerError: the engine's rows do not fit the sequence.
+    """
+    prompt = tokens_input(sequence.token_ids)
+    tokens = sequence.token_ids[-sequence.num_scored :]
+    most_cached = len(sequence.token_ids) - sequence.num_scored - 1
+    for skip_cache in (False, True):
+        output = await final_output(engine, prompt, scoring_params(top_k, skip_cache=skip_cache))
+        num_cached = output.num_cached_tokens or 0
+        if num_cached > most_cached or output.prompt_logprobs is None:
+            continue
+        ids, logprobs = last_rows(output.prompt_logprobs, sequence.num_scored)
+        if rows_fit(ids, logprobs, tokens):
+            return ScoredRows(logprobs[:, 0], ids[:, 1:], logprobs[:, 1:], num_cached, weight_version(output))
+    raise VLLMServerError("the engine's prompt logprobs do not fit the tokens that they were asked for")
+
+
+def scoring_params(top_k: int, *, skip_cache: bool) -> SamplingParams:
+    """Prompt logprobs and nothing else: the one token that has to be sampled is not looked at."""
+    return SamplingParams(
+        prompt_logprobs=top_k,
+        skip_reading_prefix_cache=skip_cache,
+        flat_logprobs=True,
+        detokenize=False,
+        max_tokens=1,
+        temperature=0.0,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+        skip_clone=True,
+    )
+
+
+def weight_version(output: RequestOutput) -> int:
+    """The version of the weights that `output` comes from; 0 are those that the server started with."""
+    spans = output.outputs[0].weight_versions
+    return as_version(spans[0].version) if spans else 0
+
+
+def as_version(label: str) -> int:
+    """The number that a label of vLLM's weights holds; labels that are no numbers are not ours and count as 0."""
+    return int(label) if label.isdecimal() else 0

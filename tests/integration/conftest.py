@@ -1,0 +1,83 @@
+"""One real vLLM server for the whole session, and a transformers forward pass over the same checkpoint."""
+
+import os
+import warnings
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from agentic_opd.serving.local import LocalServer, end_of, local_server
+
+ROOT = Path(__file__).parents[2]
+MODEL = os.environ.get("AGENTIC_OPD_TEST_MODEL", "agentic_opd/demo/policy")
+"""What is served; a path relative to the project's root."""
+
+Forward = Callable[..., NDArray[np.float32]]
+StartVllm = Callable[..., AbstractContextManager[LocalServer]]
+
+
+@pytest.fixture(scope="session")
+def start_vllm(tmp_path_factory: pytest.TempPathFactory) -> StartVllm:
+    """`start_vllm(*options, plugin=True, **variables)` serves the model while its block runs."""
+    if not (ROOT / MODEL / "config.json").exists():
+        pytest.skip(f"{MODEL} is no checkpoint; scripts/train_demo_policy makes the demo policy")
+
+    @contextmanager
+    def start(*options: str, plugin: bool = True, **variables: str) -> Iterator[LocalServer]:
+        log = tmp_path_factory.mktemp("vllm") / "server.log"
+        options = options if plugin else ("--no-plugin", *options)
+        launcher = (str(ROOT / "scripts" / "serve_vllm"),)
+        with local_server(MODEL, *options, log=log, launcher=launcher, variables=variables, cwd=ROOT) as server:
+            yield server
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def vllm_server(start_vllm: StartVllm) -> Iterator[LocalServer]:
+    """The server that most tests share: the demo policy, no API key, no weights root."""
+    with start_vllm() as server:
+        yield server
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Show the end of a server's log with a test that failed on it."""
+    report = yield
+    servers = [value for value in getattr(item, "funcargs", {}).values() if isinstance(value, LocalServer)]
+    if report.failed:
+        report.sections += [(f"{server.log}", end_of(server.log)) for server in servers]
+    return report
+
+
+@cache
+def load_model(directory: str) -> Any:
+    """The checkpoint in transformers, float32."""
+    with warnings.catch_warnings():  # torch's and transformers' own deprecations
+        warnings.simplefilter("ignore")
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        torch.set_num_threads(2)
+        return AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+
+
+@pytest.fixture(scope="session")
+def forward() -> Forward:
+    """`forward(ids, model=...)`: ids [T] -> transformers' logprobs [T, V] (nats); row p is about the token at p + 1."""
+
+    def run(ids: Sequence[int], model: str | Path = ROOT / MODEL) -> NDArray[np.float32]:
+        network = load_model(str(model))
+        import torch
+
+        with torch.inference_mode(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return network(torch.tensor([list(ids)])).logits[0].log_softmax(-1).numpy()
+
+    return run

@@ -1,0 +1,105 @@
+"""`/generate` on an engine whose logprobs are known."""
+
+from typing import Any
+
+import pytest
+
+from .fakes import TABLE_VV, TableEngine, client_of
+
+
+def ask(engine: TableEngine, **body: Any) -> Any:
+    return client_of(engine).post("/generate", json=body)
+
+
+@pytest.mark.parametrize(
+    "prompt", [{"prompt_token_ids": [2, 3]}, {"prompt": "cd"}, "cd", [2, 3]], ids=["ids", "text", "bare text", "list"]
+)
+def test_every_form_of_a_prompt_is_read(prompt: Any) -> None:
+    reply = ask(TableEngine(), prompt=prompt, max_tokens=2).json()
+    assert reply["prompt_token_ids"] == [2, 3]
+    assert reply["token_ids"] == [[4, 5]]
+    assert reply["text"] == ["ef"]
+    assert reply["finish_reasons"] == ["length"]
+    assert "logprobs" not in reply
+
+
+def test_logprobs_are_as_atropos_reads_them() -> None:
+    reply = ask(TableEngine(), prompt="cd", max_tokens=2, n=2, logprobs=0, temperature=1.0).json()
+    row = [[{"4": pytest.approx(float(TABLE_VV[3, 4]))}], [{"5": pytest.approx(float(TABLE_VV[4, 5]))}]]
+    assert reply["logprobs"] == [row, row]
+
+
+def test_prompt_logprobs_hold_the_prompts_token_and_the_most_likely_ones() -> None:
+    """Of `cda` the rows about `d` and `a` exist; there is none about `c`."""
+    reply = ask(TableEngine(), prompt="cda", max_tokens=1, prompt_logprobs=1).json()
+    first, *rows = reply["prompt_logprobs"]
+    assert first is None
+    for row, before, token in zip(rows, [2, 3], [3, 0], strict=True):
+        assert next(iter(row)) == str(token)
+        assert set(row) == {str(token), str(TABLE_VV[before].argmax())}
+        assert row[str(token)] == pytest.approx(float(TABLE_VV[before, token]))
+
+
+def test_parameters_are_passed_on_and_null_means_the_default() -> None:
+    engine = TableEngine()
+    given: dict[str, Any] = {
+        **{"temperature": 0.5, "top_p": 0.9, "top_k": 3, "seed": 1, "stop": ["x"], "min_tokens": 1},
+        **{"logit_bias": {"3": 1.0}, "ignore_eos": True, "presence_penalty": 1},
+    }
+    assert ask(engine, prompt="a", model="policy", min_p=None, max_tokens=2, **given).status_code == 200
+    assert ask(engine, prompt="a", stream=False).status_code == 200
+    (first, second) = engine.requests
+    assert {name: getattr(first, name) for name in given} == {**given, "logit_bias": {3: 1.0}}
+    assert (first.max_tokens, first.min_p) == (2, 0.0)
+    assert second.max_tokens is None
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({}, "prompt"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": 5}, "prompt"),
+        ({"prompt": {"text": "a"}}, "prompt"),
+        ({"prompt": {"prompt": "a", "prompt_token_ids": [1]}}, "prompt"),
+        ({"prompt": {"prompt_token_ids": [1, "2"]}}, "prompt.prompt_token_ids[1]"),
+        ({"prompt": {"prompt_token_ids": [1, True]}}, "prompt.prompt_token_ids[1]"),
+        ({"prompt": {"prompt_token_ids": [1, 8]}}, "prompt.prompt_token_ids[1]"),
+        ({"prompt": {"prompt_token_ids": [1] * 16}}, "prompt.prompt_token_ids"),
+        ({"prompt": "a", "temperatur": 1.0}, "temperatur"),
+        ({"prompt": "a", "flat_logprobs": True}, "flat_logprobs"),
+        ({"prompt": "a", "skip_reading_prefix_cache": False}, "skip_reading_prefix_cache"),
+        ({"prompt": "a", "temperature": "hot"}, "temperature"),
+        ({"prompt": "a", "temperature": 5}, "temperature"),
+        ({"prompt": "a", "top_p": 0}, "top_p"),
+        ({"prompt": "a", "min_p": 3}, "min_p"),
+        ({"prompt": "a", "max_tokens": 0}, "max_tokens"),
+        ({"prompt": "a", "max_tokens": True}, "max_tokens"),
+        ({"prompt": "a", "n": 0}, "n"),
+        ({"prompt": "a", "n": 2, "temperature": 0}, "n"),
+        ({"prompt": "a", "stop": [""]}, "stop"),
+        ({"prompt": "a", "stop": [1]}, "stop"),
+        ({"prompt": "a", "seed": 1, "structured_outputs": {}}, "structured_outputs"),
+        ({"prompt": "a", "stream": True}, "stream"),
+    ],
+)
+def test_bad_requests_are_refused_by_field(body: dict[str, Any], field: str) -> None:
+    engine = TableEngine()
+    reply = ask(engine, **body)
+    assert reply.status_code == 400
+    assert reply.json()["error"]["field"] == field
+    assert engine.requests == []
+
+
+def test_another_model_is_not_found() -> None:
+    reply = ask(TableEngine(), prompt="a", model="gpt")
+    assert reply.status_code == 404
+    assert reply.json()["error"] == {"field": "model", "message": "'gpt' is not served here; 'policy' is"}
+
+
+@pytest.mark.parametrize("content", [b"", b"[1]", b'{"prompt"'])
+def test_a_body_that_is_no_json_object_is_refused(content: bytes) -> None:
+    reply = client_of(TableEngine()).post("/generate", content=content)
+    assert reply.status_code == 400
+    assert "JSON" in reply.json()["error"]["message"]

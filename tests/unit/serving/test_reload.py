@@ -1,0 +1,149 @@
+"""`/v1/opd/reload_weights`: what may be loaded, and in which order the engine is told."""
+
+import asyncio
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from .fakes import TableEngine, app_of, client_of
+
+WEIGHTS = {"embed": np.zeros((8, 4), np.float32), "head": np.ones((8, 4), np.float32)}
+
+
+def checkpoint(directory: Path, **weights: np.ndarray[Any, Any]) -> Path:
+    directory.mkdir(parents=True)
+    save_file(weights or WEIGHTS, directory / "model.safetensors")
+    return directory
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A weights root with two checkpoints, `old` (the one served) and `new`."""
+    monkeypatch.setenv("AGENTIC_OPD_WEIGHTS_ROOT", str(tmp_path / "root"))
+    checkpoint(tmp_path / "root" / "old")
+    checkpoint(tmp_path / "root" / "new")
+    return tmp_path / "root"
+
+
+def engine_of(root: Path, **more: Any) -> TableEngine:
+    engine = TableEngine(**more)
+    engine.model_config.model = str(root / "old")
+    return engine
+
+
+def ask(engine: TableEngine, **body: Any) -> Any:
+    return client_of(engine).post("/v1/opd/reload_weights", json=body)
+
+
+def test_the_engine_drains_loads_forgets_and_goes_on(root: Path) -> None:
+    engine = engine_of(root)
+    assert ask(engine, path=str(root / "new")).json() == {"weight_version": 1}
+    assert engine.calls == ["pause wait", "load new", "reset", "version 1", "resume"]
+    assert ask(engine, path="old", version=7).json() == {"weight_version": 7}
+    assert ask(engine, path="new").json() == {"weight_version": 8}
+
+
+def test_without_a_root_nothing_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AGENTIC_OPD_WEIGHTS_ROOT", raising=False)
+    reply = ask(TableEngine(), path=str(checkpoint(tmp_path / "new")))
+    assert reply.status_code == 403
+    assert "--weights-root" in reply.json()["error"]["message"]
+
+
+def test_paths_out_of_the_root_are_forbidden(root: Path, tmp_path: Path) -> None:
+    outside = checkpoint(tmp_path / "outside")
+    (root / "link").symlink_to(outside)
+    (root / "links").mkdir()
+    (root / "links" / "model.safetensors").symlink_to(outside / "model.safetensors")
+    engine = engine_of(root)
+    for path in (str(outside), "../outside", "link", "links", "/"):
+        reply = ask(engine, path=path)
+        assert (reply.status_code, reply.json()["error"]["field"]) == (403, "path"), path
+    assert engine.calls == []
+
+
+def test_what_is_no_checkpoint_of_the_model_is_refused(root: Path) -> None:
+    (root / "empty").mkdir()
+    (root / "broken").mkdir()
+    (root / "broken" / "model.safetensors").write_bytes((root / "new" / "model.safetensors").read_bytes()[:-8])
+    checkpoint(root / "fewer", embed=WEIGHTS["embed"])
+    checkpoint(root / "wider", embed=WEIGHTS["embed"], head=np.ones((8, 5), np.float32))
+    engine = engine_of(root)
+    for path, said in (
+        ("nowhere", "no directory"),
+        ("old/model.safetensors", "no directory"),
+        ("empty", "no *.safetensors"),
+        ("broken", "cannot be read"),
+        ("fewer", "head: shape missing, expected [8, 4]"),
+        ("wider", "head: shape [8, 5], expected [8, 4]"),
+        ("\0", "null"),
+    ):
+        reply = ask(engine, path=path)
+        assert (reply.status_code, reply.json()["error"]["field"]) == (400, "path"), path
+        assert said in reply.json()["error"]["message"]
+    assert engine.calls == []
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({}, "path"),
+        ({"path": ""}, "path"),
+        ({"path": 5}, "path"),
+        ({"path": "new", "version": -1}, "version"),
+        ({"path": "new", "version": True}, "version"),
+        ({"path": "new", "weights": 1}, "weights"),
+    ],
+)
+def test_bad_requests_are_refused_by_field(root: Path, body: dict[str, Any], field: str) -> None:
+    reply = ask(engine_of(root), **body)
+    assert (reply.status_code, reply.json()["error"]["field"]) == (400, field)
+
+
+def test_tied_embeddings_are_refused_where_vllm_gets_them_wrong(root: Path) -> None:
+    engine = engine_of(root)
+    engine.model_config.hf_config = Namespace(tie_word_embeddings=True)
+    reply = ask(engine, path="new")
+    assert reply.status_code == 409
+    assert "tied" in reply.json()["error"]["message"]
+    assert engine.calls == []
+
+
+def test_weights_that_cannot_be_loaded_leave_the_old_ones(root: Path) -> None:
+    engine = engine_of(root, broken_paths=("new",))
+    reply = ask(engine, path="new")
+    assert reply.status_code == 500
+    assert engine.calls == ["pause wait", "load new", "load old", "reset", "resume"]
+    assert engine.version == "default"
+
+
+def test_reloads_do_not_overlap_and_end_although_their_client_goes(root: Path) -> None:
+    engine = engine_of(root)
+
+    async def reload(app: Any, path: str) -> None:
+        messages = [
+            {"type": "http.request", "body": f'{{"path": "{path}"}}'.encode(), "more_body": False},
+            {"type": "http.disconnect"},
+        ]
+
+        async def receive() -> dict[str, Any]:
+            return messages.pop(0)
+
+        async def send(message: dict[str, Any]) -> None:
+            pass
+
+        scope = {"type": "http", "method": "POST", "path": "/v1/opd/reload_weights", "headers": [], "query_string": b""}
+        await app({**scope, "root_path": ""}, receive, send)
+
+    async def run() -> None:
+        app = await app_of(engine)
+        await asyncio.gather(reload(app, "new"), reload(app, "old"))
+        await asyncio.wait_for(engine.resumed_twice.wait(), 5)
+
+    asyncio.run(run())
+    one = ["pause wait", "load new", "reset", "version 1", "resume"]
+    assert engine.calls == [*one, *("pause wait", "load old", "reset", "version 2", "resume")]

@@ -1,0 +1,136 @@
+"""`/v1/opd/score` on an engine whose logprobs are known."""
+
+import base64
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from .fakes import TABLE_VV, TableEngine, client_of
+
+IDS = [3, 1, 4, 1, 5, 2, 6]
+
+
+def decode(result: dict[str, Any], name: str, dtype: str) -> NDArray[Any]:
+    return np.frombuffer(base64.b64decode(result[name]), dtype)
+
+
+def ask(engine: TableEngine, sequences: list[tuple[list[int], int]], top_k: int = 3) -> dict[str, Any]:
+    body = {"sequences": [{"token_ids": ids, "num_scored": n} for ids, n in sequences], "top_k": top_k}
+    reply = client_of(engine).post("/v1/opd/score", json=body)
+    assert reply.status_code == 200, reply.text
+    return reply.json()
+
+
+def check(result: dict[str, Any], ids: list[int], num_scored: int, top_k: int) -> None:
+    rows = TABLE_VV[ids[-num_scored - 1 : -1]]
+    assert result["num_scored"] == num_scored
+    assert result["top_k"] == top_k
+    np.testing.assert_array_equal(
+        decode(result, "actual_logprobs", "<f4"), rows[np.arange(num_scored), ids[-num_scored:]]
+    )
+    top = np.argsort(-rows, axis=1)[:, :top_k]
+    np.testing.assert_array_equal(decode(result, "top_token_ids", "<i4").reshape(num_scored, top_k), top)
+    np.testing.assert_array_equal(
+        decode(result, "top_logprobs", "<f4").reshape(num_scored, top_k), np.take_along_axis(rows, top, axis=1)
+    )
+
+
+@pytest.mark.parametrize("num_scored", [1, 3, 6])
+@pytest.mark.parametrize("top_k", [1, 4])
+def test_the_last_rows_come_back(num_scored: int, top_k: int) -> None:
+    reply = ask(TableEngine(), [(IDS, num_scored)], top_k)
+    check(reply["results"][0], IDS, num_scored, top_k)
+    assert reply["weight_version"] == 0
+
+
+def test_results_are_in_the_order_of_the_sequences() -> None:
+    sequences = [([1, 2, 3], 1), (IDS, 4), ([7, 7], 1)]
+    reply = ask(TableEngine(version="12"), sequences)
+    for result, (ids, n) in zip(reply["results"], sequences, strict=True):
+        check(result, ids, n, 3)
+    assert reply["weight_version"] == 12
+
+
+@pytest.mark.parametrize(
+    ("cached", "passes"),
+    [
+        (0, 1),
+        (4, 1),  # of [3 1 4 1 5|2 6] positions 4 and 5 are wanted: their rows are about 2 and 6
+        (5, 2),
+        (6, 2),
+    ],
+)
+def test_what_the_cache_covers_is_scored_again(cached: int, passes: int) -> None:
+    engine = TableEngine(cached=cached)
+    (result,) = ask(engine, [(IDS, 2)])["results"]
+    check(result, IDS, 2, 3)
+    assert [params.skip_reading_prefix_cache for params in engine.requests] == [False, True][:passes]
+    assert result["num_cached_tokens"] == (cached if passes == 1 else 0)
+
+
+def test_rows_that_do_not_fit_are_scored_again_whatever_the_engine_says_of_its_cache() -> None:
+    class Forgetful(TableEngine):
+        async def generate(self, *args: Any) -> Any:
+            async for output in super().generate(*args):
+                output.num_cached_tokens = 0
+                yield output
+
+    engine = Forgetful(cached=6)
+    check(ask(engine, [(IDS, 2)])["results"][0], IDS, 2, 3)
+    assert len(engine.requests) == 2
+
+
+def test_sequences_of_one_answer_are_scored_by_the_same_weights() -> None:
+    class Reloaded(TableEngine):
+        async def generate(self, *args: Any) -> Any:
+            self.version = str(min(len(self.requests), 1))
+            async for output in super().generate(*args):
+                yield output
+
+    engine = Reloaded()
+    assert ask(engine, [(IDS, 2), (IDS, 3)])["weight_version"] == 1
+    assert len(engine.requests) == 4
+
+
+SEQUENCE = {"token_ids": IDS, "num_scored": 2}
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"top_k": 3}, "sequences"),
+        ({"sequences": [], "top_k": 3}, "sequences"),
+        ({"sequences": [SEQUENCE]}, "top_k"),
+        ({"sequences": [SEQUENCE], "top_k": 0}, "top_k"),
+        ({"sequences": [SEQUENCE], "top_k": 5}, "top_k"),
+        ({"sequences": [SEQUENCE], "top_k": True}, "top_k"),
+        ({"sequences": [SEQUENCE], "top_k": "3"}, "top_k"),
+        ({"sequences": [SEQUENCE], "top_k": 3, "topk": 3}, "topk"),
+        ({"sequences": [SEQUENCE, {**SEQUENCE, "token_ids": []}], "top_k": 3}, "sequences[1].token_ids"),
+        ({"sequences": [{**SEQUENCE, "token_ids": [1]}], "top_k": 3}, "sequences[0].token_ids"),
+        ({"sequences": [{**SEQUENCE, "token_ids": [1] * 16}], "top_k": 3}, "sequences[0].token_ids"),
+        ({"sequences": [{**SEQUENCE, "token_ids": "abc"}], "top_k": 3}, "sequences[0].token_ids"),
+        ({"sequences": [{**SEQUENCE, "token_ids": [1, -1, 2]}], "top_k": 3}, "sequences[0].token_ids[1]"),
+        ({"sequences": [{**SEQUENCE, "token_ids": [1, 2, 8]}], "top_k": 3}, "sequences[0].token_ids[2]"),
+        ({"sequences": [{**SEQUENCE, "token_ids": [1, 2.5, 3]}], "top_k": 3}, "sequences[0].token_ids[1]"),
+        ({"sequences": [{**SEQUENCE, "token_ids": [1, True, 3]}], "top_k": 3}, "sequences[0].token_ids[1]"),
+        ({"sequences": [{**SEQUENCE, "num_scored": 0}], "top_k": 3}, "sequences[0].num_scored"),
+        ({"sequences": [{**SEQUENCE, "num_scored": 7}], "top_k": 3}, "sequences[0].num_scored"),
+        ({"sequences": [{"token_ids": IDS}], "top_k": 3}, "sequences[0].num_scored"),
+    ],
+)
+def test_bad_requests_are_refused_by_field(body: dict[str, Any], field: str) -> None:
+    engine = TableEngine()
+    reply = client_of(engine).post("/v1/opd/score", json=body)
+    assert reply.status_code == 400
+    assert reply.json()["error"]["field"] == field
+    assert reply.json()["error"]["message"]
+    assert engine.requests == []
+
+
+def test_a_body_that_is_no_json_is_refused() -> None:
+    reply = client_of(TableEngine()).post("/v1/opd/score", content=b"{")
+    assert reply.status_code == 400
+    assert "JSON" in reply.json()["error"]["message"]
