@@ -1,0 +1,246 @@
+"""Messages to token ids and back: prompts that extend what was sampled, and turns parsed from sampled ids.
+
+In: a `renderers` renderer and chat messages. Out: `Prompt` (ids and the two places where a hint may enter) and
+`ParsedTurn`. Sampled ids are never rendered again: every prompt of a conversation starts with the ids of the one
+before it and of its completion.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from renderers import (
+    AutoRendererConfig,
+    DefaultRenderer,
+    ParsedToolCall,
+    RenderedTokens,
+    Renderer,
+    ToolCallParseStatus,
+    config_from_name,
+    create_renderer,
+)
+
+from agentic_opd.errors import AlignmentError, ConfigError, RendererError
+from agentic_opd.types import IGNORED, PROMPT_LOGPROB, Message, ToolCall, check_lengths
+
+_PARSE_ERRORS = {
+    ToolCallParseStatus.INVALID_JSON: "the arguments are not valid JSON",
+    ToolCallParseStatus.UNCLOSED_BLOCK: "the tool call was not closed before the turn ended",
+    ToolCallParseStatus.MISSING_NAME: "the tool call has no name",
+    ToolCallParseStatus.MALFORMED_STRUCTURE: "the tool call is malformed",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What a turn is sampled from; see `types.Turn` for the two places."""
+
+    token_ids: tuple[int, ...]
+    assistant_open: int
+    last_user_end: int
+    last_role: str
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedTurn:
+    """A completion as the chat message it stands for, and its tool calls, broken ones included."""
+
+    message: Message
+    tool_calls: tuple[ToolCall, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRecord:
+    """A sequence as sampled so far: ids, masks (-100 where not sampled) and logprobs (1.0 where not sampled)."""
+
+    tokens_T: tuple[int, ...] = ()
+    masks_T: tuple[int, ...] = ()
+    logprobs_T: tuple[float, ...] = ()
+
+    def with_turn(self, prompt: Prompt, ids: Sequence[int], logprobs: Sequence[float]) -> "TokenRecord":
+        """The record with one more turn; `prompt` must start with what the record holds."""
+        check_lengths("completion", token_ids=len(ids), logprobs=len(logprobs))
+        known = len(self.tokens_T)
+        if prompt.token_ids[:known] != self.tokens_T:
+            raise AlignmentError(f"the prompt of the next turn does not start with the {known} tokens before it")
+        added = len(prompt.token_ids) - known
+        return TokenRecord(
+            (*prompt.token_ids, *ids),
+            (*self.masks_T, *[IGNORED] * added, *ids),
+            (*self.logprobs_T, *[PROMPT_LOGPROB] * added, *logprobs),
+        )
+
+
+def load_renderer(tokenizer: Any, name: str, options: dict[str, Any]) -> Renderer:
+    """Make the renderer `name` for `tokenizer`, one that keeps earlier reasoning so that prompts can be extended.
+
+    Raises:
+        ConfigError: the name or an option is unknown, or no parser for tool calls is known.
+    """
+    make: Any = create_renderer
+    try:
+        renderer: Any = make(tokenizer, type(config_from_name(name) or AutoRendererConfig())(**options))
+        resolved = renderer.config
+        if not isinstance(renderer, DefaultRenderer) and resolved.thinking_retention is None:
+            renderer = make(tokenizer, resolved.model_copy(update={"thinking_retention": "all"}))
+    except (ValueError, TypeError, AssertionError, NotImplementedError) as error:
+        raise ConfigError(f"renderer {name!r} with options {options!r}: {error}") from error
+    if isinstance(renderer, DefaultRenderer) and not renderer.supports_tools:
+        raise ConfigError(
+            f"no renderer is known for tokenizer {getattr(tokenizer, 'name_or_path', '?')!r}, so tool calls could not "
+            "be parsed. Name the model family in `renderer` (for example qwen3), or use renderer: default with "
+            "renderer_options: {tool_parser: ...}."
+        )
+    return renderer
+
+
+class Chat:
+    """Renders and parses the conversations of one model with one set of tools. Stateless."""
+
+    def __init__(self, renderer: Renderer, tokenizer: Any, tools: Sequence[dict[str, Any]]) -> None:
+        self.renderer = renderer
+        self.tokenizer = tokenizer
+        self.tools: list[Any] = list(tools)
+        self.stop_token_ids = list(renderer.get_stop_token_ids())
+        self._special_ids: frozenset[int] = frozenset(getattr(tokenizer, "all_special_ids", ()))
+
+    def first_prompt(self, messages: Sequence[Message]) -> Prompt:
+        """Render the messages before the first turn; at least one must be the user's."""
+        rendered = self.renderer.render(list(messages), tools=self.tools, add_generation_prompt=True)  # type: ignore[arg-type]
+        return self._place(rendered, messages, offset=0, before=None)
+
+    def next_prompt(
+        self, prompt: Prompt, completion_ids: Sequence[int], history: Sequence[Message], new: Sequence[Message]
+    ) -> Prompt:
+        """Extend `prompt` and its completion by the messages that answered it.
+
+        Args:
+            prompt: What the last turn was sampled from.
+            completion_ids: What was sampled, its stop token included unless it was cut off.
+            history: All messages up to and including the last turn's.
+            new: What answered it: tool results, user messages.
+
+        Returns:
+            A prompt that starts with `prompt.token_ids` and `completion_ids`, exactly.
+
+        Raises:
+            RendererError: the chat template rewrites earlier messages.
+        """
+        sampled = [*prompt.token_ids, *completion_ids]
+        rendered = self.renderer.bridge_to_next_turn(
+            list(prompt.token_ids),
+            list(completion_ids),
+            list(new),  # type: ignore[arg-type]
+            tools=self.tools,
+        )
+        if rendered is None:
+            rendered = self._extend_by_template(prompt, completion_ids, history, new)
+        if rendered.token_ids[: len(sampled)] != sampled:
+            raise RendererError("the renderer changed ids that were already sampled; name another renderer")
+        return self._place(rendered, new, offset=len(sampled), before=prompt)
+
+    def parse(self, prompt: Prompt, completion_ids: Sequence[int], turn_index: int) -> ParsedTurn:
+        """Parse a completion into the assistant's message; a call that can't be parsed keeps its text and its error."""
+        parsed = self.renderer.parse_response(list(completion_ids), tools=self.tools, prompt_ids=list(prompt.token_ids))
+        calls = tuple(_tool_call(call, f"call_{turn_index}_{i}") for i, call in enumerate(parsed.tool_calls))
+        message: Message = {"role": "assistant", "content": parsed.content}
+        if parsed.reasoning_content:
+            message["reasoning_content"] = parsed.reasoning_content
+        if calls:
+            message["tool_calls"] = [_wire_call(call) for call in calls]
+        return ParsedTurn(message, calls)
+
+    def _extend_by_template(
+        self, prompt: Prompt, completion_ids: Sequence[int], history: Sequence[Message], new: Sequence[Message]
+    ) -> RenderedTokens:
+        """What the template adds after the last turn, taken from two full renders and put behind the sampled ids."""
+        old = self.renderer.render_ids(list(history), tools=self.tools)  # type: ignore[arg-type]
+        full = self.renderer.render([*history, *new], tools=self.tools, add_generation_prompt=True)  # type: ignore[list-item]
+        closes = [i for i, token in enumerate(old) if token in self.stop_token_ids]
+        if full.token_ids[: len(old)] != old or not closes:
+            raise RendererError(
+                "the chat template rewrites earlier messages when new ones follow, so the sampled tokens can't be "
+                "kept. Name the model's own renderer in `renderer`, or use a template that only appends."
+            )
+        after = closes[-1] + 1
+        sampled = [*prompt.token_ids, *completion_ids]
+        if completion_ids[-1] not in self.stop_token_ids:
+            sampled.append(old[closes[-1]])
+        shift = len(history)
+        indices = [i - shift if i >= shift else -1 for i in full.message_indices[after:]]
+        return RenderedTokens(
+            token_ids=sampled + full.token_ids[after:],
+            message_indices=[-1] * len(sampled) + indices,
+            is_content=[False] * len(sampled) + full.is_content[after:] if full.is_content else [],
+        )
+
+    def _place(
+        self, rendered: RenderedTokens, messages: Sequence[Message], *, offset: int, before: Prompt | None
+    ) -> Prompt:
+        ids, owner = rendered.token_ids, rendered.message_indices
+        opening = len(ids)
+        while opening > offset and owner[opening - 1] == -1:
+            opening -= 1
+        users = [i for i, message in enumerate(messages) if message["role"] == "user"]
+        if users:
+            last_user_end = self._content_end(rendered, users[-1])
+        elif before is not None:
+            last_user_end = before.last_user_end
+        else:
+            raise RendererError("the first prompt holds no user message")
+        return Prompt(tuple(ids), opening, last_user_end, messages[-1]["role"])
+
+    def _content_end(self, rendered: RenderedTokens, message_index: int) -> int:
+        """Index behind the last content token of a message (behind its last visible token, without attribution)."""
+        own = [i for i, owner in enumerate(rendered.message_indices) if owner == message_index]
+        content = [i for i in own if rendered.is_content[i]] if rendered.is_content else []
+        if content:
+            return content[-1] + 1
+        end = own[-1] + 1
+        while end > own[0] + 1 and self._is_scaffold(rendered.token_ids[end - 1]):
+            end -= 1
+        return end
+
+    def _is_scaffold(self, token_id: int) -> bool:
+        return token_id in self._special_ids or not self.tokenizer.decode([token_id]).strip()
+
+
+def check_round_trip(chat: Chat) -> None:
+    """Render, parse and extend a small conversation, to find at start-up what would fail in every rollout.
+
+    Raises:
+        RendererError: a tool call does not survive the way to tokens and back, or prompts can't be extended.
+    """
+    name = chat.tools[0]["function"]["name"]
+    before: list[Message] = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
+    call = {"id": "call_0_0", "type": "function", "function": {"name": name, "arguments": '{"command": "ls"}'}}
+    turn: Message = {"role": "assistant", "content": "", "tool_calls": [call]}
+    prompt = chat.first_prompt(before)
+    whole = chat.renderer.render_ids([*before, turn], tools=chat.tools)  # type: ignore[list-item]
+    closes = [i for i, token in enumerate(whole) if token in chat.stop_token_ids]
+    shared = 0
+    while shared < min(len(prompt.token_ids), len(whole)) and prompt.token_ids[shared] == whole[shared]:
+        shared += 1
+    completion = whole[shared : closes[-1] + 1] if closes else []
+    parsed = chat.parse(prompt, completion, 0) if completion else None
+    if parsed is None or [c.arguments for c in parsed.tool_calls] != [{"command": "ls"}]:
+        raise RendererError(
+            f"renderer {type(chat.renderer).__name__} does not read back the tool call it wrote; name the model's "
+            "own renderer in `renderer`, or another renderer_options.tool_parser"
+        )
+    answer: Message = {"role": "tool", "tool_call_id": "call_0_0", "name": name, "content": "ok"}
+    chat.next_prompt(prompt, completion, [*before, turn], [answer])
+
+
+def _tool_call(call: ParsedToolCall, call_id: str) -> ToolCall:
+    error = _PARSE_ERRORS.get(call.status)
+    if error is None and not isinstance(call.arguments, dict):
+        error = "the arguments are not a JSON object"
+    arguments = call.arguments if error is None and isinstance(call.arguments, dict) else None
+    return ToolCall(call_id, call.name or "", arguments, call.raw, error)
+
+
+def _wire_call(call: ToolCall) -> dict[str, Any]:
+    arguments = call.raw if call.arguments is None else json.dumps(call.arguments, ensure_ascii=False)
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}

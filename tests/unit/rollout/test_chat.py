@@ -1,0 +1,169 @@
+"""What is sampled stays what was sampled:
+
+first prompt   S S S U U U A        S: system and tools, U: user, A: the assistant's opening
+completion                   R R E  E: the stop token
+next prompt    S S S U U U A R R E T T T A
+"""
+
+import json
+from typing import Any
+
+import pytest
+from renderers import DefaultRendererConfig, Qwen3RendererConfig, create_renderer
+
+from agentic_opd.errors import AlignmentError, ConfigError, RendererError
+from agentic_opd.rollout.chat import Chat, TokenRecord, check_round_trip, load_renderer
+from agentic_opd.rollout.tools import TOOL_SPECS
+
+START = [{"role": "system", "content": "s"}, {"role": "user", "content": "Write f."}]
+
+
+def make_chat(tokenizer: Any, kind: str) -> Chat:
+    if kind == "qwen3":
+        renderer = load_renderer(tokenizer, "qwen3", {"enable_thinking": False})
+    else:
+        renderer = load_renderer(tokenizer, "default", {"tool_parser": "qwen3"})
+    return Chat(renderer, tokenizer, TOOL_SPECS)
+
+
+def encode(chat: Chat, text: str) -> list[int]:
+    return chat.tokenizer.encode(text, add_special_tokens=False)
+
+
+def call_text(name: str, **arguments: str) -> str:
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {json.dumps(arguments, ensure_ascii=False)}}}\n</tool_call>'
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "default"])
+def test_places_of_the_first_prompt(tokenizer: Any, kind: str) -> None:
+    chat = make_chat(tokenizer, kind)
+    prompt = chat.first_prompt(START)
+    ids = prompt.token_ids
+    assert tokenizer.decode(ids[prompt.last_user_end :]).startswith("<|im_end|>\n<|im_start|>assistant")
+    assert tokenizer.decode(ids[: prompt.last_user_end]).endswith("Write f.")
+    assert tokenizer.decode(ids[prompt.assistant_open :]).startswith("<|im_start|>assistant\n")
+    assert prompt.last_role == "user"
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "default"])
+def test_the_next_prompt_starts_with_prompt_and_completion(tokenizer: Any, kind: str) -> None:
+    """The completion spells `def` in single bytes, as no tokenizer would: rendering it again would change its ids."""
+    chat = make_chat(tokenizer, kind)
+    prompt = chat.first_prompt(START)
+    odd = [tokenizer.convert_tokens_to_ids(char) for char in "def"]
+    assert odd != encode(chat, "def")
+    completion = [*odd, *encode(chat, " 数 " + call_text("read_file", path="é.py") + "<|im_end|>")]
+    parsed = chat.parse(prompt, completion, 0)
+    answer = {"role": "tool", "tool_call_id": "call_0_0", "name": "read_file", "content": "text"}
+    history = [*START, parsed.message]
+    after = chat.next_prompt(prompt, completion, history, [answer])
+    sampled = (*prompt.token_ids, *completion)
+    assert after.token_ids[: len(sampled)] == sampled
+    assert "text" in tokenizer.decode(after.token_ids[len(sampled) :])
+    assert after.last_user_end == prompt.last_user_end
+    assert after.last_role == "tool"
+    assert tokenizer.decode(after.token_ids[after.assistant_open :]).startswith("<|im_start|>assistant\n")
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "default"])
+def test_a_user_reply_moves_the_place_of_the_hint(tokenizer: Any, kind: str) -> None:
+    chat = make_chat(tokenizer, kind)
+    prompt = chat.first_prompt(START)
+    completion = encode(chat, "Done.<|im_end|>")
+    history = [*START, chat.parse(prompt, completion, 0).message]
+    after = chat.next_prompt(prompt, completion, history, [{"role": "user", "content": "Not yet."}])
+    assert tokenizer.decode(after.token_ids[: after.last_user_end]).endswith("Not yet.")
+    assert after.last_role == "user"
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "default"])
+def test_a_turn_cut_off_is_closed_and_kept(tokenizer: Any, kind: str) -> None:
+    chat = make_chat(tokenizer, kind)
+    prompt = chat.first_prompt(START)
+    completion = encode(chat, "I will")
+    history = [*START, chat.parse(prompt, completion, 0).message]
+    after = chat.next_prompt(prompt, completion, history, [{"role": "user", "content": "Go on."}])
+    sampled = (*prompt.token_ids, *completion)
+    assert after.token_ids[: len(sampled)] == sampled
+    assert after.token_ids[len(sampled)] == tokenizer.convert_tokens_to_ids("<|im_end|>")
+
+
+def test_parallel_and_broken_calls_keep_their_order(tokenizer: Any) -> None:
+    chat = make_chat(tokenizer, "qwen3")
+    text = (
+        "Both.\n"
+        + call_text("terminal", command="ls")
+        + "\n<tool_call>\n{oops\n</tool_call>\n"
+        + '<tool_call>\n{"name": "terminal", "arguments": [1]}\n</tool_call><|im_end|>'
+    )
+    parsed = chat.parse(chat.first_prompt(START), encode(chat, text), 3)
+    assert parsed.message["content"].strip() == "Both."
+    assert [call.id for call in parsed.tool_calls] == ["call_3_0", "call_3_1", "call_3_2"]
+    first, second, third = parsed.tool_calls
+    assert (first.name, first.arguments, first.error) == ("terminal", {"command": "ls"}, None)
+    assert second.arguments is None
+    assert "oops" in second.raw
+    assert second.error == "the arguments are not valid JSON"
+    assert third.error == "the arguments are not a JSON object"
+    assert [call["id"] for call in parsed.message["tool_calls"]] == ["call_3_0", "call_3_1", "call_3_2"]
+
+
+def test_the_round_trip_check_passes_and_fails(tokenizer: Any) -> None:
+    check_round_trip(make_chat(tokenizer, "qwen3"))
+    check_round_trip(make_chat(tokenizer, "default"))
+    blind = Chat(create_renderer(tokenizer, DefaultRendererConfig()), tokenizer, TOOL_SPECS)
+    with pytest.raises(RendererError, match="does not read back"):
+        check_round_trip(blind)
+
+
+def test_a_template_that_rewrites_history_is_refused(tokenizer: Any) -> None:
+    template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ loop.revindex }}{{ m.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    renderer = create_renderer(tokenizer, DefaultRendererConfig(tool_parser="qwen3"))
+    chat = Chat(renderer, tokenizer, TOOL_SPECS)
+    original, tokenizer.chat_template = tokenizer.chat_template, template
+    try:
+        prompt = chat.first_prompt(START)
+        completion = encode(chat, "Hi.<|im_end|>")
+        with pytest.raises(RendererError, match="rewrites earlier messages"):
+            chat.next_prompt(
+                prompt,
+                completion,
+                [*START, {"role": "assistant", "content": "Hi."}],
+                [{"role": "user", "content": "?"}],
+            )
+    finally:
+        tokenizer.chat_template = original
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("qwen33", {}, "No renderer config"),
+        ("qwen3", {"enable_thinkin": False}, "enable_thinkin"),
+        ("default", {}, "tool_parser"),
+        ("auto", {}, "Name the model family"),
+    ],
+)
+def test_a_wrong_renderer_is_a_config_error(tokenizer: Any, name: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_renderer(tokenizer, name, options)
+
+
+def test_thinking_is_kept_so_that_prompts_can_be_extended(tokenizer: Any) -> None:
+    renderer: Any = load_renderer(tokenizer, "qwen3", {})
+    assert renderer.config == Qwen3RendererConfig(thinking_retention="all")
+
+
+def test_records_grow_by_prompt_and_completion(tokenizer: Any) -> None:
+    chat = make_chat(tokenizer, "qwen3")
+    prompt = chat.first_prompt(START)
+    n = len(prompt.token_ids)
+    record = TokenRecord().with_turn(prompt, [5, 6], [-0.5, -0.25])
+    assert record.tokens_T == (*prompt.token_ids, 5, 6)
+    assert record.masks_T == (*[-100] * n, 5, 6)
+    assert record.logprobs_T == (*[1.0] * n, -0.5, -0.25)
+    with pytest.raises(AlignmentError, match="does not start with"):
+        record.with_turn(prompt, [7], [-0.1])

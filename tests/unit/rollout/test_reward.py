@@ -1,0 +1,49 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentic_opd.config import RolloutConfig
+from agentic_opd.errors import ConfigError
+from agentic_opd.rollout.reward import RewardWeights, compute_reward
+from agentic_opd.types import Reward, Verification, VerifyOutcome
+
+
+def reward(passed: int, total: int, *, turns: int, max_turns: int = 9, calls: int = 0, errors: int = 0) -> Reward:
+    verdict = Verification(VerifyOutcome.RAN, passed, total, "")
+    return compute_reward(verdict, turns, max_turns, calls, errors, RewardWeights())
+
+
+def test_the_parts_and_their_sum() -> None:
+    got = reward(6, 12, turns=3, calls=4, errors=1)
+    assert (got.correctness, got.efficiency, got.tool_usage) == (0.5, 0.375, 0.75)
+    assert got.total == pytest.approx(0.7 * 0.5 + 0.15 * 0.375 + 0.15 * 0.75)
+
+
+@pytest.mark.parametrize(
+    ("got", "efficiency", "tool_usage"),
+    [
+        (reward(5, 5, turns=1), 1.0, 0.0),
+        (reward(5, 5, turns=9, calls=2), 0.0, 1.0),
+        (reward(0, 5, turns=1), 0.0, 0.0),
+        (reward(5, 5, turns=1, max_turns=1, calls=1, errors=1), 1.0, 0.0),
+    ],
+    ids=["at once", "at the last turn", "doing nothing", "a single turn"],
+)
+def test_edges(got: Reward, efficiency: float, tool_usage: float) -> None:
+    assert (got.efficiency, got.tool_usage) == (efficiency, tool_usage)
+
+
+@given(st.integers(0, 9), st.integers(1, 8), st.integers(0, 9), st.data())
+def test_all_parts_lie_between_0_and_1(passed: int, turns: int, calls: int, data: st.DataObject) -> None:
+    got = reward(passed, 9, turns=turns, max_turns=8, calls=calls, errors=data.draw(st.integers(0, calls)))
+    for part in (got.correctness, got.efficiency, got.tool_usage, got.total):
+        assert 0.0 <= part <= 1.0
+    assert got.efficiency <= got.correctness
+
+
+def test_weights() -> None:
+    assert RewardWeights.from_config(RolloutConfig()) == RewardWeights(0.7, 0.15, 0.15)
+    with pytest.raises(ConfigError, match="add up to 1"):
+        RewardWeights(0.7, 0.2, 0.2)
+    with pytest.raises(ConfigError, match=">= 0"):
+        RewardWeights(1.2, -0.1, -0.1)
