@@ -1,0 +1,119 @@
+"""TeacherRows of the scored turns + Episode -> DistillArrays, in the wire format (see README). Pure.
+
+tokens      7  8  9 | 4  5 | 6  7 | 4  4         sampled: [3, 5) scored, [7, 9) not
+K > 1       .  .  .   x  x   .  .   .  .         x: K entries, the sampled token first; .: an empty row
+K = 1       0  0  0   x  x   0  0   s  s         one entry everywhere; 0: logprob 0.0, s: the student's own
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agentic_opd.errors import AlignmentError
+from agentic_opd.types import IGNORED, DistillArrays, Episode, TeacherRequest, TeacherRows, check_lengths
+
+LOGPROB_DECIMALS = 4
+"""Teacher logprobs are written with an error of at most 5e-5 nats, near the engine's noise."""
+
+LOGPROB_SLACK = 1e-3
+"""How far above 0 a logprob, and above 1 a sum of probabilities, may lie before it is an error and not rounding."""
+
+
+def check_rows(rows: TeacherRows, request: TeacherRequest, top_k: int, vocab_size: int | None) -> None:
+    """Check that `rows` fit `request`.
+
+    Args:
+        rows: What the teacher returned.
+        request: What it was asked.
+        top_k: Entries a row was asked for.
+        vocab_size: Size of the vocabulary, where known.
+
+    Raises:
+        AlignmentError: wrong counts, a logprob that is not finite or above 0, an id out of range or repeated, another
+            logprob for the sampled token among the top than by itself, or probabilities that sum to more than 1.
+    """
+    check_lengths("teacher rows", got=len(rows.actual_R), expected=request.num_scored)
+    check_lengths("teacher top-k", got=rows.top_ids_RK.shape[1], expected=top_k)
+    for name, logprobs in (("actual", rows.actual_R), ("top", rows.top_logprobs_RK)):
+        if not np.isfinite(logprobs).all():
+            raise AlignmentError(f"teacher rows: {int((~np.isfinite(logprobs)).sum())} {name} logprobs are not finite")
+        if logprobs.max(initial=0.0) > LOGPROB_SLACK:
+            raise AlignmentError(f"teacher rows: {name} logprob {logprobs.max():g}, expected at most 0")
+    ids = rows.top_ids_RK
+    limit = vocab_size if vocab_size is not None else np.iinfo(np.int32).max
+    if ids.min(initial=0) < 0 or ids.max(initial=0) >= limit:
+        raise AlignmentError(f"teacher rows: ids from {ids.min()} to {ids.max()}, expected 0 to {limit - 1}")
+    if top_k > 1 and not np.diff(np.sort(ids, axis=1), axis=1).all():
+        raise AlignmentError("teacher rows: an id occurs twice in one row")
+    _check_probabilities(rows, np.asarray(request.token_ids[-request.num_scored :]))
+
+
+def build_arrays(episode: Episode, scored: Mapping[int, TeacherRows], top_k: int) -> DistillArrays:
+    """Write the rows of the scored turns into arrays as long as the episode.
+
+    Args:
+        episode: The episode.
+        scored: Turn index -> checked rows of that turn, [R] and [R, >= top_k].
+        top_k: Entries of a written row.
+
+    Returns:
+        One entry a position. A scored row holds the sampled token, then the teacher's most likely others in rank
+        order. An unscored row is empty, or, with `top_k` 1, holds the position's own token and a logprob that makes
+        consumers of rectangular arrays skip it: the student's own, so that the gap is 0; 0.0 at prompt positions.
+
+    Raises:
+        AlignmentError: a turn has another number of rows than of tokens, or rows with fewer than `top_k` entries.
+    """
+    ids: list[list[int]] = [[] for _ in episode.tokens_T]
+    logprobs: list[list[float]] = [[] for _ in episode.tokens_T]
+    if top_k == 1:
+        ids = [[token] for token in episode.tokens_T]
+        logprobs = [
+            [0.0 if mask == IGNORED else min(student, 0.0) + 0.0]
+            for mask, student in zip(episode.masks_T, episode.logprobs_T, strict=True)
+        ]
+    for index, rows in scored.items():
+        turn = episode.turns[index]
+        check_lengths(f"turn {index}", tokens=turn.end - turn.start, rows=len(rows.actual_R))
+        sampled_R = np.asarray(episode.tokens_T[turn.start : turn.end], np.int64)
+        ids[turn.start : turn.end], logprobs[turn.start : turn.end] = _rows(sampled_R, rows, top_k)
+    return DistillArrays(ids, logprobs)
+
+
+def gaps(episode: Episode, turn_index: int, rows: TeacherRows) -> NDArray[np.float64]:
+    """Teacher minus student at the turn's sampled tokens, [R], in nats."""
+    turn = episode.turns[turn_index]
+    student_R = np.asarray(episode.logprobs_T[turn.start : turn.end], np.float64)
+    check_lengths(f"turn {turn_index}", tokens=len(student_R), rows=len(rows.actual_R))
+    return rows.actual_R.astype(np.float64) - student_R
+
+
+def _rows(sampled_R: NDArray[np.int64], rows: TeacherRows, top_k: int) -> tuple[list[list[int]], list[list[float]]]:
+    if rows.top_ids_RK.shape[1] < top_k:
+        raise AlignmentError(f"teacher rows hold {rows.top_ids_RK.shape[1]} entries, expected at least {top_k}")
+    # The sampled token is among the top K or not; either way K - 1 others are left, the first of them in rank order.
+    is_other = rows.top_ids_RK != sampled_R[:, None]
+    keep = is_other & (np.cumsum(is_other, axis=1) <= top_k - 1)
+    shape = (len(sampled_R), top_k - 1)
+    ids_RK = np.concatenate([sampled_R[:, None], rows.top_ids_RK[keep].reshape(shape)], axis=1)
+    logprobs_RK = np.concatenate([rows.actual_R[:, None], rows.top_logprobs_RK[keep].reshape(shape)], axis=1)
+    return ids_RK.tolist(), _rounded(logprobs_RK).tolist()
+
+
+def _rounded(logprobs: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Short in JSON, at most 0, and never -0.0."""
+    clipped: NDArray[np.float64] = np.minimum(logprobs.astype(np.float64), 0.0)
+    return clipped.round(LOGPROB_DECIMALS) + 0.0
+
+
+def _check_probabilities(rows: TeacherRows, sampled_R: NDArray[Any]) -> None:
+    is_sampled = rows.top_ids_RK == sampled_R[:, None]
+    twice = np.abs(np.where(is_sampled, rows.top_logprobs_RK - rows.actual_R[:, None], 0.0))
+    if twice.max(initial=0.0) > LOGPROB_SLACK:
+        raise AlignmentError(f"teacher rows: two logprobs of one sampled token differ by {twice.max():g}")
+    outside = np.where(is_sampled.any(axis=1), 0.0, np.exp(rows.actual_R.astype(np.float64)))
+    sums_R = np.exp(rows.top_logprobs_RK.astype(np.float64)).sum(axis=1) + outside
+    if sums_R.max(initial=0.0) > 1 + LOGPROB_SLACK:
+        raise AlignmentError(f"teacher rows: probabilities of a row sum to {sums_R.max():g}, expected at most 1")

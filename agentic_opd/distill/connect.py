@@ -1,0 +1,207 @@
+"""Settings -> what distilling needs besides them: a judge, a teacher, a renderer, all checked to fit (I/O)."""
+
+import logging
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pydantic import SecretStr
+from renderers import Renderer
+
+from agentic_opd.config import DistillConfig
+from agentic_opd.distill.judge import Judge, OpenAIJudge
+from agentic_opd.distill.rescoring import encode_hint
+from agentic_opd.distill.teacher import CompletionsTeacher, PluginTeacher, TeacherClient, completions_body
+from agentic_opd.errors import ServerMismatchError, ServerRequestError
+from agentic_opd.http import JsonClient
+from agentic_opd.server_info import ServerInfo, check_caps, check_tokenizer, fetch_server_info
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class DistilDeps:
+    """What distilling needs besides settings; `close` it when done.
+
+    `judge_is_policy`: the judge is the policy's server, so that its silence stops the run.
+    `teacher_is_policy`: without a hint the teacher equals the student, so that a noise floor can be measured.
+    """
+
+    judge: Judge
+    teacher: TeacherClient
+    renderer: Renderer
+    tokenizer: Any
+    judge_is_policy: bool
+    teacher_is_policy: bool
+
+    async def close(self) -> None:
+        """Close the judge's and the teacher's connections."""
+        await self.judge.close()
+        await self.teacher.close()
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyEndpoint:
+    """Where the policy is served, which is also where judge and teacher are unless settings name others."""
+
+    base_url: str
+    model: str
+    api_key: SecretStr | None = None
+
+
+async def connect(
+    config: DistillConfig,
+    policy: PolicyEndpoint,
+    renderer: Renderer,
+    tokenizer: Any,
+    *,
+    max_token_length: int,
+    retry_s: float,
+) -> DistilDeps:
+    """Connect to judge and teacher, and find out before the first episode what would fail in every one.
+
+    Args:
+        config: The distillation settings.
+        policy: The policy's server.
+        renderer: The policy's renderer.
+        tokenizer: The policy's tokenizer.
+        max_token_length: Longest sequence of the rollouts.
+        retry_s: Seconds to go on asking a server that does not answer.
+
+    Raises:
+        RendererError: the chat template can't take a hint at `config.hint_placement`.
+        ServerMismatchError: the teacher does not fit; says what to restart it with.
+        ServerRequestError: a server refused a request, for example for a wrong key.
+        ServerUnreachableError: a server is not there.
+    """
+    encode_hint(renderer, tokenizer, "A plain hint.", as_message=config.hint_placement == "end")
+    separate = config.teacher_base_url is not None
+    teacher = await connect_teacher(
+        JsonClient(
+            config.teacher_base_url or policy.base_url,
+            _plain(config.teacher_api_key if separate else policy.api_key),
+            retry_s=retry_s,
+        ),
+        tokenizer,
+        top_k=config.distill_topk,
+        max_token_length=max_token_length,
+        model_name=config.teacher_model_name,
+        policy=await _policy_info(policy, retry_s) if separate else None,
+        max_concurrent=config.max_concurrent_scores,
+    )
+    judge = _make_judge(config, policy, retry_s)
+    deps = DistilDeps(
+        judge,
+        teacher,
+        renderer,
+        tokenizer,
+        judge_is_policy=config.judge_base_url is None,
+        teacher_is_policy=not separate,
+    )
+    try:
+        await judge.check()
+    except BaseException:
+        await deps.close()
+        raise
+    return deps
+
+
+async def connect_teacher(
+    client: JsonClient,
+    tokenizer: Any,
+    *,
+    top_k: int,
+    max_token_length: int,
+    model_name: str | None = None,
+    policy: ServerInfo | None = None,
+    max_concurrent: int = 32,
+) -> TeacherClient:
+    """Choose how to ask the server that scores, and check that it fits; `client` is closed where it does not.
+
+    Args:
+        client: The teacher's server.
+        tokenizer: The policy's; the teacher's must give the same ids.
+        top_k: Entries of a row that will be asked for.
+        max_token_length: Longest sequence of the rollouts.
+        model_name: The model it must serve; unset: any.
+        policy: What the policy's server says of itself, where the teacher is another one.
+        max_concurrent: Requests under way at the same time.
+
+    Raises:
+        ServerMismatchError, ServerRequestError, ServerUnreachableError: as `connect`.
+    """
+    try:
+        info = await fetch_server_info(client)
+        await _check_model(client, info, model_name)
+        if not info.has_plugin:
+            info = replace(info, model=model_name or info.model)
+            await _check_completions(client, info, top_k)
+            logger.warning(
+                "%s has no agentic_opd plugin: scoring through /v1/completions, which is many times slower. "
+                "scripts/serve_vllm MODEL starts a server that has it.",
+                client.base_url,
+            )
+        check_caps(client.base_url, info, context=max_token_length, vocab_size=len(tokenizer), top_k=top_k)
+        await _check_vocabulary(client, info, tokenizer)
+    except BaseException:
+        await client.close()
+        raise
+    # Ids that the policy has no weights for are no good to it, whatever the teacher thinks of them.
+    sizes = [size for size in (info.vocab_size, policy.vocab_size if policy else None) if size is not None]
+    info = replace(info, vocab_size=min(sizes, default=None))
+    return (PluginTeacher if info.has_plugin else CompletionsTeacher)(client, info, max_concurrent)
+
+
+async def _policy_info(policy: PolicyEndpoint, retry_s: float) -> ServerInfo:
+    client = JsonClient(policy.base_url, _plain(policy.api_key), retry_s=retry_s)
+    try:
+        return await fetch_server_info(client)
+    finally:
+        await client.close()
+
+
+def _make_judge(config: DistillConfig, policy: PolicyEndpoint, retry_s: float) -> OpenAIJudge:
+    return OpenAIJudge(
+        config.judge_base_url or policy.base_url.rstrip("/").removesuffix("/v1") + "/v1",
+        config.judge_model_name or policy.model,
+        config.judge_api_key if config.judge_base_url else policy.api_key,
+        temperature=config.judge_temperature,
+        max_tokens=config.judge_max_tokens,
+        timeout_s=config.judge_timeout_s,
+        retry_s=retry_s,
+        max_concurrent=config.max_concurrent_judgements,
+        extra_body=config.judge_extra_body,
+    )
+
+
+async def _check_completions(client: JsonClient, info: ServerInfo, top_k: int) -> None:
+    """Try whether a server without the plugin returns `top_k` prompt logprobs: it can't be asked."""
+    try:
+        await client.post("/v1/completions", completions_body(info.model, (0, 0), top_k))
+    except ServerRequestError as error:
+        raise ServerMismatchError(
+            f"{client.base_url} does not return the {top_k} prompt logprobs that env.distill_topk asks for: {error}. "
+            f"Restart it with scripts/serve_vllm {info.model} --max-logprobs {top_k}, or lower env.distill_topk."
+        ) from error
+
+
+async def _check_model(client: JsonClient, info: ServerInfo, model_name: str | None) -> None:
+    if model_name is None or model_name == info.model:
+        return
+    models = await client.get("/v1/models")
+    names = [model.get("id") for model in models.get("data", ())]
+    if model_name not in names:
+        raise ServerMismatchError(f"{client.base_url} serves {names}, but env.teacher_model_name is {model_name!r}.")
+
+
+async def _check_vocabulary(client: JsonClient, info: ServerInfo, tokenizer: Any) -> None:
+    """Compare the server's ids of a probe text and of every added token with ours."""
+
+    def encode(text: str) -> list[int]:
+        return tokenizer.encode(text, add_special_tokens=False)
+
+    added = "".join(token.content for token in tokenizer.added_tokens_decoder.values())
+    await check_tokenizer(client, info, encode, added)
+
+
+def _plain(key: SecretStr | None) -> str | None:
+    return key.get_secret_value() if key else None

@@ -1,0 +1,198 @@
+"""The judge: one chat in, several votes out, from any OpenAI-compatible endpoint (I/O)."""
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+import openai
+from pydantic import SecretStr
+
+from agentic_opd.distill.hints import parse_vote
+from agentic_opd.errors import ServerError, ServerMismatchError, ServerRequestError, ServerUnreachableError
+from agentic_opd.types import Message, Vote
+
+_BACKOFF_S = (0.1, 5.0)
+"""First and longest pause between two attempts; each pause doubles the one before and is jittered."""
+
+
+class JudgeReply(NamedTuple):
+    """The votes on one turn, and how long the endpoint took for all of them (waiting for a free slot not counted)."""
+
+    votes: tuple[Vote, ...]
+    latency_s: float
+
+
+class Judge(Protocol):
+    """What the pipeline needs of a judge; `OpenAIJudge` is one."""
+
+    async def ask(self, messages: Sequence[Message], num_votes: int) -> JudgeReply:
+        """Return `num_votes` votes on the turn that `messages` describe."""
+        ...
+
+    async def close(self) -> None:
+        """Close connections."""
+        ...
+
+
+class OpenAIJudge:
+    """Votes from `/chat/completions` of `base_url`, all asked for at once (`n`).
+
+    Where the endpoint returns fewer choices than asked for, or refuses more than one, the rest is asked for one by
+    one, concurrently. An outage is one, not one a request: after `retry_s` without any answer every request is tried
+    once and fails at once, until one succeeds.
+
+    Args:
+        base_url: The endpoint, ending in /v1.
+        model: The judge's model.
+        api_key: Its key; never part of an error or a log line.
+        temperature: Sampling temperature of the votes.
+        max_tokens: Tokens one vote may take.
+        timeout_s: Seconds one request may take.
+        retry_s: Seconds to go on asking an endpoint that refuses connections, resets them, times out or answers 5xx
+            or 429.
+        max_concurrent: Requests under way at the same time.
+        extra_body: Further fields of every request.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        model: str,
+        api_key: SecretStr | None = None,
+        *,
+        temperature: float = 0.7,
+        max_tokens: int = 512,
+        timeout_s: float = 120.0,
+        retry_s: float = 60.0,
+        max_concurrent: int = 64,
+        extra_body: dict[str, Any] | None = None,
+    ) -> None:
+        self.base_url, self.model = base_url, model
+        self._key = api_key.get_secret_value() if api_key else ""
+        # Without a key the client would look for one in the environment and send it wherever base_url points.
+        self._client = openai.AsyncOpenAI(
+            base_url=base_url, api_key=self._key or "EMPTY", timeout=timeout_s, max_retries=0
+        )
+        self._params: dict[str, Any] = {
+            "model": model,
+            "temperature": temperature,
+            "max_tokens": max_tokens,
+            "extra_body": extra_body or None,
+        }
+        self._retry_s = retry_s
+        self._slots = asyncio.Semaphore(max_concurrent)
+        self._takes_n = True
+        self._down_since: float | None = None
+
+    async def ask(self, messages: Sequence[Message], num_votes: int) -> JudgeReply:
+        """Return exactly `num_votes` votes.
+
+        Raises:
+            ServerRequestError: the endpoint refused the request (4xx).
+            ServerUnreachableError: nothing usable within the retry window.
+            ServerMismatchError: the answer is not a chat completion.
+        """
+        first = await self._first(messages, num_votes)
+        missing = num_votes - len(first.texts)
+        rest = await asyncio.gather(*(self._request(messages, 1) for _ in range(missing)), return_exceptions=True)
+        texts, latency = list(first.texts), first.seconds
+        for answer in rest:
+            if isinstance(answer, BaseException):
+                raise answer
+            texts += answer.texts
+            latency = max(latency, first.seconds + answer.seconds)
+        # An endpoint that gives no choice to a request for one has no more votes to give.
+        texts += [""] * (num_votes - len(texts))
+        return JudgeReply(tuple(parse_vote(text) for text in texts[:num_votes]), latency)
+
+    async def check(self) -> None:
+        """Ask which models there are, to find a wrong address or key before the first episode.
+
+        Raises:
+            ServerRequestError: the key is refused (401, 403).
+            ServerUnreachableError: nothing usable within the retry window.
+        """
+        try:
+            await self._retried(self._client.models.list)
+        except ServerRequestError as error:
+            if error.status in (401, 403):
+                raise
+
+    async def close(self) -> None:
+        """Close pooled connections."""
+        await self._client.close()
+
+    async def _first(self, messages: Sequence[Message], num_votes: int) -> "_Answer":
+        if num_votes > 1 and self._takes_n:
+            try:
+                return await self._request(messages, num_votes)
+            except ServerRequestError as error:
+                if error.status not in (400, 422):
+                    raise
+            # Refused: for its n, or for something that a request for one choice will be refused for too.
+            answer = await self._request(messages, 1)
+            self._takes_n = False
+            return answer
+        return await self._request(messages, 1)
+
+    async def _request(self, messages: Sequence[Message], n: int) -> "_Answer":
+        many: dict[str, Any] = {"n": n} if n > 1 else {}
+        async with self._slots:
+            start = time.monotonic()
+            answer = await self._retried(
+                lambda: self._client.chat.completions.create(messages=list(messages), **many, **self._params)  # type: ignore[call-overload]
+            )
+            return _Answer(_texts(answer, self.base_url), time.monotonic() - start)
+
+    async def _retried(self, call: Any) -> Any:
+        pause = _BACKOFF_S[0]
+        while True:
+            try:
+                answer = await call()
+            except (openai.OpenAIError, json.JSONDecodeError) as error:
+                failure = error
+            else:
+                self._down_since = None
+                return answer
+            if not _may_pass(failure):
+                raise self._typed(failure) from failure
+            self._down_since = self._down_since or time.monotonic()
+            if time.monotonic() + pause > self._down_since + self._retry_s:
+                raise self._typed(failure) from failure
+            await asyncio.sleep(pause * random.uniform(0.7, 1.3))
+            pause = min(2 * pause, _BACKOFF_S[1])
+
+    def _typed(self, error: Exception) -> ServerError:
+        reason = str(error) or type(error).__name__
+        if self._key:
+            reason = reason.replace(self._key, "***")
+        if isinstance(error, openai.APIStatusError) and not _may_pass(error):
+            return ServerRequestError(
+                f"judge {self.model!r} at {self.base_url} refused the request: {reason[:1000]}", error.status_code
+            )
+        return ServerUnreachableError(
+            f"judge {self.model!r} at {self.base_url} gave no usable answer for {self._retry_s:g} s: {reason[:300]}"
+        )
+
+
+class _Answer(NamedTuple):
+    texts: list[str]
+    seconds: float
+
+
+def _may_pass(error: Exception) -> bool:
+    if isinstance(error, openai.APIStatusError):
+        return error.status_code >= 500 or error.status_code in (408, 429)
+    return isinstance(error, openai.APIConnectionError | json.JSONDecodeError)
+
+
+def _texts(answer: Any, base_url: str) -> list[str]:
+    """The choices' texts; the client does not check what it was sent, so this does."""
+    choices = getattr(answer, "choices", None)
+    if not isinstance(choices, list):
+        raise ServerMismatchError(f"{base_url} answered a judge request with something else than a chat completion")
+    contents = (getattr(getattr(choice, "message", None), "content", None) for choice in choices)
+    return [content if isinstance(content, str) else "" for content in contents]

@@ -1,0 +1,189 @@
+"""Episode -> DistilledEpisode: every turn judged, and scored as soon as its hint is there, all at the same time (I/O).
+
+    turn --judge--> votes --quorum, leaks--> hint --one insertion--> request --teacher--> rows --> arrays, record, stats
+
+Each step may end the turn; where it ended is the turn's one `TurnOutcome`. A dead policy or teacher server is no
+outcome: it stops the run (ServerUnreachableError), and nothing half done is kept.
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from agentic_opd.concurrency import gather_all
+from agentic_opd.config import DistillConfig
+from agentic_opd.distill.arrays import build_arrays, gaps
+from agentic_opd.distill.connect import DistilDeps
+from agentic_opd.distill.hints import judge_messages, verdict_of
+from agentic_opd.distill.judge import JudgeReply
+from agentic_opd.distill.metrics import EpisodeStats
+from agentic_opd.distill.rescoring import encode_hint, hint_place, insert_hint
+from agentic_opd.distill.turns import hindsight_pairs, shown_text
+from agentic_opd.errors import AlignmentError, RendererError, ServerError, ServerRequestError, ServerUnreachableError
+from agentic_opd.types import (
+    DistillArrays,
+    Episode,
+    HindsightPair,
+    TeacherRequest,
+    TeacherRows,
+    TurnOutcome,
+    TurnRecord,
+)
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class DistilledEpisode:
+    """What distilling adds to an episode: its arrays, one record a turn, and what the metrics are made of."""
+
+    arrays: DistillArrays
+    records: tuple[TurnRecord, ...]
+    stats: EpisodeStats
+
+    def overrides(self) -> dict[str, Any]:
+        """The fields of this sequence's entry in `overrides`."""
+        return {"opd": {"turns": [record.to_wire() for record in self.records]}}
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """One turn's way through the pipeline so far."""
+
+    record: TurnRecord
+    rows: TeacherRows | None = None
+    judge_s: float | None = None
+    score_s: float | None = None
+
+    def ended(self, outcome: TurnOutcome, error: object = None, **fields: Any) -> "_Turn":
+        """This turn with its outcome, and whatever else is known of it."""
+        message = None if error is None else str(error)
+        return replace(self, record=replace(self.record, outcome=outcome, error=message), **fields)
+
+
+async def distil_episode(episode: Episode, deps: DistilDeps, config: DistillConfig) -> DistilledEpisode:
+    """Judge and score all turns of a verified episode.
+
+    Raises:
+        ServerUnreachableError: the teacher, or the judge where it is the policy's server, is gone.
+    """
+    pairs = hindsight_pairs(episode, config.hint_max_next_state_chars)
+    public_text = shown_text(episode)
+    turns = await gather_all(_distil_turn(episode, pair, public_text, deps, config) for pair in pairs)
+    scored = {index: turn.rows for index, turn in enumerate(turns) if turn.rows is not None}
+    return DistilledEpisode(
+        arrays=build_arrays(episode, scored, config.distill_topk),
+        records=tuple(turn.record for turn in turns),
+        stats=EpisodeStats(
+            outcomes=tuple(turn.record.outcome for turn in turns),
+            hints=sum(turn.record.hint is not None for turn in turns),
+            sampled_tokens=sum(turn.end - turn.start for turn in episode.turns),
+            gaps=tuple(gap for index, rows in scored.items() for gap in gaps(episode, index, rows).tolist()),
+            judge_s=tuple(turn.judge_s for turn in turns if turn.judge_s is not None),
+            score_s=tuple(turn.score_s for turn in turns if turn.score_s is not None),
+        ),
+    )
+
+
+async def noise_floor(episodes: Sequence[Episode], deps: DistilDeps) -> float | None:
+    """Score one turn of a group without a hint and return the largest gap, in nats: the engine's noise.
+
+    The first turn is used: its prompt is the shortest, and reading it again, which the prefix cache can't help with,
+    costs the least. None where the teacher is another model, where there is no turn, or where the server refuses.
+
+    Raises:
+        ServerUnreachableError: the teacher is gone.
+    """
+    episode = next((episode for episode in episodes if episode.turns), None)
+    if episode is None or not deps.teacher_is_policy:
+        return None
+    turn = episode.turns[0]
+    request = insert_hint(episode.tokens_T, turn, turn.start, ())
+    if len(request.token_ids) >= deps.teacher.info.max_model_len:
+        return None
+    try:
+        rows = (await deps.teacher.score(request, 1)).rows
+    except (AlignmentError, ServerRequestError) as error:
+        logger.warning("the noise floor of a group was not measured: %s", error)
+        return None
+    return float(abs(gaps(episode, 0, rows)).max())
+
+
+def group_overrides(
+    distilled: Sequence[DistilledEpisode], noise: float | None, config: DistillConfig
+) -> dict[str, Any]:
+    """The fields of `group_overrides`: what a reader of the line needs to know about its distillation."""
+    outcomes = [outcome for episode in distilled for outcome in episode.stats.outcomes]
+    return {
+        "opd": {
+            "distill_topk": config.distill_topk,
+            "hint_placement": config.hint_placement,
+            "outcomes": {outcome.value: outcomes.count(outcome) for outcome in TurnOutcome},
+            "noise_floor": noise,
+        }
+    }
+
+
+async def _distil_turn(
+    episode: Episode, pair: HindsightPair, public_text: str, deps: DistilDeps, config: DistillConfig
+) -> _Turn:
+    turn = episode.turns[pair.turn_index]
+    start = _Turn(TurnRecord((turn.start, turn.end), TurnOutcome.NO_NEXT_STATE, pair.next_state_role))
+    if pair.next_state is None:
+        return start
+    reply = await _judged(pair, deps, config)
+    if isinstance(reply, ServerError):
+        return start.ended(TurnOutcome.JUDGE_ERROR, reply)
+    verdict = verdict_of(
+        reply.votes,
+        config.prm_votes,
+        config.hint_vote_rule,
+        config.hint_selection,
+        hidden_tests=episode.task.hidden_tests,
+        public_text=public_text,
+    )
+    judged = replace(start, record=replace(start.record, votes=verdict.votes), judge_s=reply.latency_s)
+    if verdict.hint is None:
+        assert verdict.outcome is not None  # a Verdict holds exactly one of the two
+        unreadable = "no vote could be read" if verdict.outcome is TurnOutcome.JUDGE_ERROR else None
+        return judged.ended(verdict.outcome, unreadable)
+    hinted = replace(judged, record=replace(judged.record, hint=verdict.hint))
+    return await _scored(hinted, episode, pair.turn_index, verdict.hint, deps, config)
+
+
+async def _judged(pair: HindsightPair, deps: DistilDeps, config: DistillConfig) -> JudgeReply | ServerError:
+    try:
+        return await deps.judge.ask(judge_messages(pair), config.prm_votes)
+    except ServerUnreachableError as error:
+        if deps.judge_is_policy:
+            raise
+        return error
+    except ServerError as error:
+        return error
+
+
+async def _scored(
+    hinted: _Turn, episode: Episode, turn_index: int, hint: str, deps: DistilDeps, config: DistillConfig
+) -> _Turn:
+    turn = episode.turns[turn_index]
+    place = hint_place(episode, turn, config.hint_placement)
+    try:
+        hint_ids = encode_hint(deps.renderer, deps.tokenizer, hint, as_message=place.as_message)
+    except RendererError as error:
+        return hinted.ended(TurnOutcome.SCORING_ERROR, error)
+    request = insert_hint(episode.tokens_T, turn, place.insert_at, hint_ids)
+    ready = replace(hinted, record=replace(hinted.record, hint_token_ids=hint_ids, insert_at=place.insert_at))
+    # The server samples one token after what it reads, so that one must fit too.
+    limit = deps.teacher.info.max_model_len - 1
+    if len(request.token_ids) > limit:
+        return ready.ended(TurnOutcome.TOO_LONG, f"{len(request.token_ids)} tokens, the teacher reads at most {limit}")
+    return await _asked(ready, request, deps, config)
+
+
+async def _asked(ready: _Turn, request: TeacherRequest, deps: DistilDeps, config: DistillConfig) -> _Turn:
+    try:
+        rows, latency = await deps.teacher.score(request, config.distill_topk)
+    except (AlignmentError, ServerRequestError) as error:
+        return ready.ended(TurnOutcome.SCORING_ERROR, error)
+    return ready.ended(TurnOutcome.SCORED, rows=rows, score_s=latency)

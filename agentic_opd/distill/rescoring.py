@@ -1,0 +1,111 @@
+"""Episode tokens + hint -> TeacherRequest: one insertion, nothing else is rendered or tokenised again. Pure.
+
+    tokens     P P P P P P P P | R R R          P: the prompt the turn was sampled from, R: what was sampled
+    request    P P P P P H H P P P | R R R      H: the hint, inserted at `insert_at`
+
+With placement "end" the hint is a user message of its own just before the assistant's opening, or, where the last
+message is already the user's, appended to it. With "last_user" it is always appended to the last user message.
+"""
+
+from typing import Any, Literal, NamedTuple
+
+from renderers import Renderer
+
+from agentic_opd.errors import RendererError
+from agentic_opd.types import Episode, TeacherRequest, Turn
+
+HINT_HEADER = "[user's hint / instruction]\n"
+
+_PROBE = "A plain hint."
+
+
+class HintPlace(NamedTuple):
+    """Where a hint goes: an index into the episode's tokens, and whether it is a message or text of an earlier one."""
+
+    insert_at: int
+    as_message: bool
+
+
+def hint_place(episode: Episode, turn: Turn, placement: Literal["end", "last_user"]) -> HintPlace:
+    """Return where the hint for `turn` enters its prompt."""
+    before = episode.messages[turn.message_index - 1]["role"] if turn.message_index else None
+    if placement == "end" and before != "user":
+        return HintPlace(turn.assistant_open, as_message=True)
+    return HintPlace(turn.last_user_end, as_message=False)
+
+
+def encode_hint(renderer: Renderer, tokenizer: Any, hint: str, *, as_message: bool) -> tuple[int, ...]:
+    """Return the tokens that stand for `hint` in the teacher's prompt.
+
+    Args:
+        renderer: The policy's renderer.
+        tokenizer: The policy's tokenizer.
+        hint: The hint's text. Control tokens spelled out in it (`<|im_end|>`, `</tool_call>`) are broken by a space:
+            the judge wrote them about the conversation, and must not change its structure.
+        as_message: A rendered user message after a tool result; otherwise text, to be appended to a user message.
+
+    Raises:
+        RendererError: the template does not let a user message follow a tool result, or the hint brought control
+            tokens with it.
+    """
+    encode = _encode_message if as_message else _encode_text
+    ids = encode(renderer, tokenizer, HINT_HEADER + _without_control_tokens(tokenizer, hint))
+    control = _control_tokens(tokenizer).keys()
+    # The message's own opening and close may hold control tokens: a harmless hint shows which.
+    allowed = [i for i in encode(renderer, tokenizer, HINT_HEADER + _PROBE) if i in control]
+    found = [i for i in ids if i in control]
+    if found != allowed:
+        raise RendererError(f"the hint became control tokens: expected {allowed}, got {found} for {hint!r}")
+    return tuple(ids)
+
+
+def insert_hint(
+    tokens_T: tuple[int, ...], turn: Turn, insert_at: int, hint_token_ids: tuple[int, ...]
+) -> TeacherRequest:
+    """Return what the teacher reads for `turn`; without hint tokens that is what the student read (the noise floor)."""
+    token_ids = tokens_T[:insert_at] + hint_token_ids + tokens_T[insert_at : turn.end]
+    return TeacherRequest(token_ids, turn.end - turn.start, insert_at, hint_token_ids)
+
+
+def _encode_text(_renderer: Renderer, tokenizer: Any, content: str) -> list[int]:
+    return tokenizer.encode("\n\n" + content, add_special_tokens=False)
+
+
+def _encode_message(renderer: Renderer, _tokenizer: Any, content: str) -> list[int]:
+    """What a template adds to a conversation that ends in a tool result when a user message follows it."""
+    call = {"id": "call00000", "type": "function", "function": {"name": "terminal", "arguments": '{"command": "ls"}'}}
+    before: list[Any] = [
+        {"role": "user", "content": "u"},
+        {"role": "assistant", "content": "a", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call00000", "name": "terminal", "content": "t"},
+    ]
+    try:
+        without = renderer.render(before).token_ids
+        whole = renderer.render([*before, {"role": "user", "content": content}]).token_ids
+    except Exception as error:  # a chat template raises whatever it likes
+        raise RendererError(f"the chat template can't render a user message after a tool result: {error}") from error
+    if whole[: len(without)] != without or len(whole) == len(without):
+        raise RendererError(
+            "the chat template rewrites a tool result when a user message follows it; use hint_placement: last_user"
+        )
+    return whole[len(without) :]
+
+
+def _control_tokens(tokenizer: Any) -> dict[int, str]:
+    """Ids and spelling of the tokens that structure a conversation: special ones, and bracketed added ones.
+
+    Qwen3's `</tool_call>` and `</think>` are added tokens that are not marked special; runs of spaces, which some
+    tokenizers add too, are text.
+    """
+    return {
+        token_id: token.content
+        for token_id, token in tokenizer.added_tokens_decoder.items()
+        if len(token.content.strip()) > 1 and (token.special or token.content.startswith(("<", "[")))
+    }
+
+
+def _without_control_tokens(tokenizer: Any, text: str) -> str:
+    spellings = _control_tokens(tokenizer).values()
+    while found := next((spelling for spelling in spellings if spelling in text), None):
+        text = text.replace(found, f"{found[0]} {found[1:]}")
+    return text

@@ -1,0 +1,153 @@
+"""The teacher: the ids of a `TeacherRequest` in, `TeacherRows` out, from a vLLM server (I/O)."""
+
+import asyncio
+import base64
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agentic_opd.distill.arrays import check_rows
+from agentic_opd.errors import AlignmentError
+from agentic_opd.http import JsonClient
+from agentic_opd.server_info import ServerInfo
+from agentic_opd.types import TeacherRequest, TeacherRows, check_lengths
+
+
+class TeacherReply(NamedTuple):
+    """The rows of one turn, and how long the server took (waiting for a free slot not counted)."""
+
+    rows: TeacherRows
+    latency_s: float
+
+
+class TeacherClient(Protocol):
+    """What the pipeline needs of a teacher; its rows are checked against the request."""
+
+    @property
+    def info(self) -> ServerInfo:
+        """What the server said of itself."""
+        ...
+
+    async def score(self, request: TeacherRequest, top_k: int) -> TeacherReply:
+        """Return the teacher's logprobs of the last `request.num_scored` tokens, and its `top_k` most likely ones.
+
+        Raises:
+            AlignmentError: the rows do not fit the request.
+            ServerRequestError: the server refused it.
+            ServerUnreachableError: no usable answer within the retry window.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Close connections."""
+        ...
+
+
+class PluginTeacher:
+    """Scores through `/v1/opd/score`: only the turn's rows come back, in binary, and the prefix cache is read."""
+
+    def __init__(self, client: JsonClient, info: ServerInfo, max_concurrent: int = 32) -> None:
+        self.info = info
+        self._client = client
+        self._slots = asyncio.Semaphore(max_concurrent)
+
+    async def score(self, request: TeacherRequest, top_k: int) -> TeacherReply:
+        """See `TeacherClient.score`."""
+        sequence = {"token_ids": request.token_ids, "num_scored": request.num_scored}
+        async with self._slots:
+            start = time.monotonic()
+            answer = await self._client.post("/v1/opd/score", {"sequences": [sequence], "top_k": top_k})
+            latency = time.monotonic() - start
+        rows = _plugin_rows(answer)
+        check_rows(rows, request, top_k, self.info.vocab_size)
+        return TeacherReply(rows, latency)
+
+    async def close(self) -> None:
+        """Close pooled connections."""
+        await self._client.close()
+
+
+class CompletionsTeacher:
+    """Scores through `/v1/completions`, for servers without the plugin: all rows of the prompt come back, as JSON."""
+
+    def __init__(self, client: JsonClient, info: ServerInfo, max_concurrent: int = 32) -> None:
+        self.info = info
+        self._client = client
+        self._slots = asyncio.Semaphore(max_concurrent)
+
+    async def score(self, request: TeacherRequest, top_k: int) -> TeacherReply:
+        """See `TeacherClient.score`."""
+        body = completions_body(self.info.model, request.token_ids, top_k)
+        async with self._slots:
+            start = time.monotonic()
+            answer = await self._client.post("/v1/completions", body)
+            latency = time.monotonic() - start
+        rows = _completions_rows(answer, request, top_k)
+        check_rows(rows, request, top_k, self.info.vocab_size)
+        return TeacherReply(rows, latency)
+
+    async def close(self) -> None:
+        """Close pooled connections."""
+        await self._client.close()
+
+
+def completions_body(model: str, token_ids: Sequence[int], top_k: int) -> dict[str, Any]:
+    """The `/v1/completions` request that returns the logprobs of a prompt given as ids."""
+    return {
+        "model": model,
+        "prompt": list(token_ids),
+        "max_tokens": 1,
+        "temperature": 0.0,
+        "prompt_logprobs": top_k,
+        "return_token_ids": True,
+    }
+
+
+def _plugin_rows(answer: Any) -> TeacherRows:
+    try:
+        (result,) = answer["results"]
+        rows, top_k = int(result["num_scored"]), int(result["top_k"])
+        return TeacherRows(
+            _decode(result["actual_logprobs"], "<f4", (rows,)),
+            _decode(result["top_token_ids"], "<i4", (rows, top_k)),
+            _decode(result["top_logprobs"], "<f4", (rows, top_k)),
+        )
+    except (KeyError, TypeError, ValueError) as error:  # binascii.Error is a ValueError
+        raise AlignmentError(f"the scoring answer can't be read: {type(error).__name__}: {error}") from error
+
+
+def _decode(text: str, dtype: str, shape: tuple[int, ...]) -> NDArray[Any]:
+    values: NDArray[Any] = np.frombuffer(base64.b64decode(text, validate=True), dtype=dtype)
+    return values.reshape(shape)
+
+
+def _completions_rows(answer: Any, request: TeacherRequest, top_k: int) -> TeacherRows:
+    """Cut the turn's rows out of all rows of the prompt.
+
+    A row is {id: {"logprob", "rank"}}: the top `top_k`, and the prompt's own token where it is not among them.
+    """
+    try:
+        choice = answer["choices"][0]
+        echo, rows = choice.get("prompt_token_ids"), choice["prompt_logprobs"]
+        if echo is not None and tuple(echo) != request.token_ids:
+            raise AlignmentError(f"the server read {len(echo)} other ids than the {len(request.token_ids)} it was sent")
+        check_lengths("prompt logprobs", rows=len(rows), token_ids=len(request.token_ids))
+        scored_ids = request.token_ids[-request.num_scored :]
+        actual = [
+            row[str(token)]["logprob"] for token, row in zip(scored_ids, rows[-request.num_scored :], strict=True)
+        ]
+        top = [_most_likely(row, top_k) for row in rows[-request.num_scored :]]
+        return TeacherRows(
+            np.asarray(actual, np.float32),
+            np.asarray([[int(token) for token, _ in row] for row in top], np.int32),
+            np.asarray([[entry["logprob"] for _, entry in row] for row in top], np.float32),
+        )
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        raise AlignmentError(f"the completion's prompt_logprobs can't be read: {error!r}") from error
+
+
+def _most_likely(row: dict[str, dict[str, float]], top_k: int) -> list[tuple[str, dict[str, float]]]:
+    return sorted(row.items(), key=lambda item: (-item[1]["logprob"], item[1]["rank"]))[:top_k]

@@ -1,0 +1,182 @@
+"""A two-turn episode of literal ids, a judge that follows a script, a teacher that is a table, and a real HTTP server.
+
+position   0  1  2  3  4 | 5  6  7 | 8  9 10 |11 12
+tokens     1  2  3  4  9 |40 41 42 | 5  6  9 |40 41      9: the assistant's opening
+turns                     [5, 8)             [11, 13)     last user message ends at 3
+"""
+
+import asyncio
+import json
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from agentic_opd.distill.hints import parse_vote
+from agentic_opd.distill.judge import JudgeReply
+from agentic_opd.distill.teacher import TeacherReply
+from agentic_opd.server_info import ServerInfo
+from agentic_opd.types import (
+    Episode,
+    Message,
+    StopReason,
+    Task,
+    TeacherRequest,
+    TeacherRows,
+    Turn,
+    Verification,
+    VerifyOutcome,
+)
+
+VOCAB = 512
+TOKENS = (1, 2, 3, 4, 9, 40, 41, 42, 5, 6, 9, 40, 41)
+MASKS = (-100,) * 5 + (40, 41, 42) + (-100,) * 3 + (40, 41)
+TURNS = (Turn(5, 8, 4, 3, 2), Turn(11, 13, 10, 3, 4))
+HINT = "Check divisibility by 15 before 3 and 5."
+POSITIVE = f"\\boxed{{1}}\n[HINT_START]{HINT}[HINT_END]"
+NEGATIVE = "\\boxed{-1}"
+TASK = Task("fizzbuzz", "Write `fizzbuzz(n)` in solution.py.", "assert fizzbuzz(30) == 'FizzBuzz'\n")
+VERDICT = Verification(VerifyOutcome.RAN, 1, 2, "Hidden tests: 1 of 2 passed.\nFAIL fizzbuzz(30): got 'Fizz'")
+
+
+def call(name: str, arguments: str, call_id: str = "call_0") -> dict[str, Any]:
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def messages() -> list[Message]:
+    return [
+        {"role": "system", "content": "You are a coding agent."},
+        {"role": "user", "content": TASK.prompt},
+        {"role": "assistant", "content": "I write it.", "tool_calls": [call("write_file", '{"path": "solution.py"}')]},
+        {"role": "tool", "tool_call_id": "call_0", "name": "write_file", "content": "wrote 2 lines to solution.py"},
+        {"role": "assistant", "content": "Done."},
+    ]
+
+
+def make_episode(chat: Sequence[Message] | None = None, verification: Verification | None = VERDICT) -> Episode:
+    chat = chat or messages()
+    said = [i for i, message in enumerate(chat) if message["role"] == "assistant"]
+    return Episode(
+        task=TASK,
+        messages=tuple(chat),
+        tokens_T=TOKENS,
+        masks_T=MASKS,
+        logprobs_T=tuple(
+            1.0 if mask == -100 else float(next_token_logprobs(TOKENS[:i])[mask]) for i, mask in enumerate(MASKS)
+        ),
+        turns=tuple(replace(turn, message_index=i) for turn, i in zip(TURNS, said, strict=True)),
+        stop_reason=StopReason.FINISHED,
+        verification=verification,
+    )
+
+
+def next_token_logprobs(prefix: Sequence[int]) -> np.ndarray:
+    """Float32 [VOCAB]: a distribution that depends on every token of the prefix."""
+    logits = np.random.default_rng(list(prefix)).normal(scale=3.0, size=VOCAB)
+    return (logits - math.log(np.exp(logits).sum())).astype(np.float32)
+
+
+def table_rows(request: TeacherRequest, top_k: int) -> TeacherRows:
+    first = len(request.token_ids) - request.num_scored
+    rows = np.stack([next_token_logprobs(request.token_ids[:i]) for i in range(first, len(request.token_ids))])
+    top = np.argsort(-rows, axis=1, kind="stable")[:, :top_k]
+    sampled = np.asarray(request.token_ids[first:])
+    return TeacherRows(
+        actual_R=rows[np.arange(len(sampled)), sampled],
+        top_ids_RK=top.astype(np.int32),
+        top_logprobs_RK=np.take_along_axis(rows, top, axis=1),
+    )
+
+
+class TableTeacher:
+    """Knows `next_token_logprobs`, as the policy of `make_episode` does; or fails with `error`."""
+
+    def __init__(self, max_model_len: int = 1000, error: Exception | None = None) -> None:
+        self.info = ServerInfo("table", max_model_len, has_plugin=True, max_logprobs=VOCAB, vocab_size=VOCAB)
+        self.error = error
+        self.requests: list[TeacherRequest] = []
+        self.top_ks: list[int] = []
+        self.closed = False
+
+    async def score(self, request: TeacherRequest, top_k: int) -> TeacherReply:
+        self.requests.append(request)
+        self.top_ks.append(top_k)
+        await asyncio.sleep(0)
+        if self.error is not None:
+            raise self.error
+        return TeacherReply(table_rows(request, top_k), 0.5)
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+class ScriptedJudge:
+    """Answers by what stands in the chat: the first key of `script` that it contains. An exception is raised."""
+
+    def __init__(self, script: Mapping[str, Sequence[str] | Exception]) -> None:
+        self.script = script
+        self.asked: list[str] = []
+        self.closed = False
+
+    async def ask(self, messages: Sequence[Message], num_votes: int) -> JudgeReply:
+        text = messages[-1]["content"]
+        self.asked.append(text)
+        await asyncio.sleep(0)
+        answer = next(answer for key, answer in self.script.items() if key in text)
+        if isinstance(answer, Exception):
+            raise answer
+        assert len(answer) == num_votes
+        return JudgeReply(tuple(parse_vote(vote) for vote in answer), 0.25)
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@asynccontextmanager
+async def served(handlers: Mapping[str, Handler]) -> AsyncIterator[str]:
+    """A server on loopback; `handlers` by path, any method. Gives its address, without a slash at the end."""
+    app = web.Application(client_max_size=2**26)
+    for path, handler in handlers.items():
+        app.router.add_route("*", path, handler.__call__ if isinstance(handler, Script) else handler)
+    server = TestServer(app)
+    await server.start_server()
+    try:
+        yield str(server.make_url("")).rstrip("/")
+    finally:
+        await server.close()
+
+
+class Script:
+    """A handler that answers its n-th request with its n-th entry, and all later ones with the last.
+
+    An entry is an HTTP status, a text, JSON data, a function of the request's JSON, or "hang up".
+    """
+
+    def __init__(self, *answers: Any) -> None:
+        self.answers = answers
+        self.bodies: list[Any] = []
+        self.headers: list[Mapping[str, str]] = []
+
+    async def __call__(self, request: web.Request) -> web.StreamResponse:
+        self.bodies.append(json.loads(await request.text() or "null"))
+        self.headers.append(request.headers)
+        answer = self.answers[min(len(self.bodies), len(self.answers)) - 1]
+        if callable(answer):
+            answer = answer(self.bodies[-1])
+        if answer == "hang up":
+            assert request.transport is not None
+            request.transport.close()
+            return web.Response()
+        if isinstance(answer, int):
+            return web.json_response({"error": {"message": f"status {answer}"}}, status=answer)
+        if isinstance(answer, str):
+            return web.Response(text=answer, content_type="application/json")
+        return web.json_response(answer)

@@ -1,0 +1,176 @@
+import asyncio
+import logging
+from typing import Any
+
+import pytest
+from pydantic import SecretStr
+from renderers import Qwen3RendererConfig, create_renderer
+
+from agentic_opd import http
+from agentic_opd.config import DistillConfig
+from agentic_opd.distill.connect import DistilDeps, PolicyEndpoint, connect
+from agentic_opd.distill.teacher import CompletionsTeacher, PluginTeacher
+from agentic_opd.errors import ServerMismatchError, ServerRequestError, ServerUnreachableError
+
+from .conftest import make_qwen_tokenizer
+from .fakes import Handler, Script, served
+
+TOKENIZER = make_qwen_tokenizer()
+INFO = {
+    "model": "demo",
+    "plugin_version": "0.1.0",
+    "vllm_version": "0.32.0",
+    "max_model_len": 4096,
+    "max_logprobs": 64,
+    "vocab_size": 512,
+    "weight_version": 0,
+}
+MODELS = {"object": "list", "data": [{"id": "demo", "object": "model", "max_model_len": 4096}]}
+
+
+@pytest.fixture(autouse=True)
+def _no_long_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "_BACKOFF_S", (0.01, 0.02))
+
+
+def tokens(body: dict[str, Any]) -> dict[str, Any]:
+    return {"tokens": TOKENIZER.encode(body["prompt"], add_special_tokens=False)}
+
+
+def server(**changes: Any) -> dict[str, Handler]:
+    """A vLLM server with the plugin; `changes` replace fields of its info."""
+    return {
+        "/v1/opd/info": Script({**INFO, **changes}),
+        "/v1/models": Script(MODELS),
+        "/tokenize": Script(tokens),
+        "/v1/completions": Script({"choices": []}),
+    }
+
+
+def plain_server() -> dict[str, Handler]:
+    handlers = server()
+    del handlers["/v1/opd/info"]
+    return handlers
+
+
+def connected(policy: dict[str, Handler], teacher: dict[str, Handler] | None = None, **settings: Any) -> DistilDeps:
+    """Connect, close again, and return what was made."""
+
+    async def run() -> DistilDeps:
+        async with served(policy) as url, served(teacher or {}) as teacher_url:
+            config = DistillConfig(**settings, **({"teacher_base_url": f"{teacher_url}/v1"} if teacher else {}))
+            renderer = create_renderer(TOKENIZER, Qwen3RendererConfig(enable_thinking=False))
+            endpoint = PolicyEndpoint(url, "demo", SecretStr("policy-key"))
+            deps = await connect(config, endpoint, renderer, TOKENIZER, max_token_length=2048, retry_s=0.2)
+            await deps.close()
+            return deps
+
+    return asyncio.run(run())
+
+
+def keys_sent(handlers: dict[str, Handler]) -> set[str | None]:
+    scripts = [script for script in handlers.values() if isinstance(script, Script)]
+    return {headers.get("Authorization") for script in scripts for headers in script.headers}
+
+
+def test_the_policy_server_judges_and_teaches_by_default() -> None:
+    policy = server()
+    deps = connected(policy)
+    assert isinstance(deps.teacher, PluginTeacher)
+    assert (deps.judge_is_policy, deps.teacher_is_policy) == (True, True)
+    assert (deps.teacher.info.model, deps.teacher.info.vocab_size) == ("demo", 512)
+    assert keys_sent(policy) == {"Bearer policy-key"}
+
+
+def test_without_the_plugin_it_falls_back_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    policy = plain_server()
+    deps = connected(policy, distill_topk=7)
+    assert isinstance(deps.teacher, CompletionsTeacher)
+    assert [record.message for record in caplog.records if "many times slower" in record.message]
+    assert len(caplog.records) == 1
+    probe = policy["/v1/completions"]
+    assert isinstance(probe, Script)
+    assert probe.bodies[0]["prompt_logprobs"] == 7
+
+
+def test_a_plain_server_that_refuses_so_many_logprobs_does_not_fit() -> None:
+    policy = plain_server()
+    policy["/v1/completions"] = Script(400)
+    with pytest.raises(ServerMismatchError, match="scripts/serve_vllm demo --max-logprobs 50"):
+        connected(policy)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"max_logprobs": 20}, "--max-logprobs 50"),
+        ({"max_model_len": 1024}, "--max-model-len 2048"),
+        ({"vocab_size": 100}, "vocabulary has 100 tokens"),
+    ],
+)
+def test_a_server_that_does_not_fit_says_what_to_change(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ServerMismatchError, match=message):
+        connected(server(**changes))
+
+
+def test_unlimited_logprobs_fit() -> None:
+    assert connected(server(max_logprobs=-1)).teacher_is_policy
+
+
+def test_a_separate_teacher_needs_the_policys_tokens() -> None:
+    teacher = server(model="big", vocab_size=600)
+    policy = server()
+    deps = connected(policy, teacher, teacher_api_key=SecretStr("teacher-key"))
+    assert (deps.judge_is_policy, deps.teacher_is_policy) == (True, False)
+    assert (keys_sent(policy), keys_sent(teacher)) == ({"Bearer policy-key"}, {"Bearer teacher-key"})
+    assert deps.teacher.info.model == "big"
+    assert deps.teacher.info.vocab_size == 512, "ids beyond the policy's vocabulary are no good to it"
+    teacher["/tokenize"] = Script({"tokens": [1, 2, 3]})
+    with pytest.raises(ServerMismatchError, match="tokenizer does not fit"):
+        connected(server(), teacher)
+
+
+def test_an_added_token_that_differs_is_found() -> None:
+    def other(body: dict[str, Any]) -> dict[str, Any]:
+        text = body["prompt"].replace("</think>", "")
+        return {"tokens": TOKENIZER.encode(text, add_special_tokens=False)}
+
+    teacher = {**server(), "/tokenize": Script(other)}
+    with pytest.raises(ServerMismatchError, match="tokenizer does not fit"):
+        connected(server(), teacher)
+
+
+def test_a_teacher_that_does_not_serve_the_model_asked_for() -> None:
+    with pytest.raises(ServerMismatchError, match=r"serves \['demo'\], but env.teacher_model_name is 'big'"):
+        connected(server(), server(), teacher_model_name="big")
+
+
+def test_a_separate_judge_gets_its_own_key() -> None:
+    judge = Script(MODELS)
+
+    async def run() -> DistilDeps:
+        async with served(server()) as url, served({"/v1/models": judge}) as judge_url:
+            config = DistillConfig(
+                judge_base_url=f"{judge_url}/v1", judge_model_name="j", judge_api_key=SecretStr("judge-key")
+            )
+            renderer = create_renderer(TOKENIZER, Qwen3RendererConfig(enable_thinking=False))
+            endpoint = PolicyEndpoint(url, "demo", SecretStr("policy-key"))
+            deps = await connect(config, endpoint, renderer, TOKENIZER, max_token_length=2048, retry_s=0.2)
+            await deps.close()
+            return deps
+
+    assert not asyncio.run(run()).judge_is_policy
+    assert judge.headers[0]["Authorization"] == "Bearer judge-key"
+
+
+def test_a_refused_key_is_found_at_the_start() -> None:
+    with pytest.raises(ServerRequestError, match="HTTP 401"):
+        connected({**server(), "/v1/opd/info": Script(401)})
+    with pytest.raises(ServerRequestError, match="401"):
+        connected({**server(), "/v1/models": Script(401)})
+
+
+def test_a_server_that_is_not_there() -> None:
+    with pytest.raises(ServerUnreachableError, match="gave no usable answer"):
+        connected({**server(), "/v1/opd/info": Script(503)})

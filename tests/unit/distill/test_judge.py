@@ -1,0 +1,236 @@
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any, TypeVar
+
+import pytest
+from aiohttp import web
+from pydantic import SecretStr
+
+from agentic_opd.distill import judge as judge_module
+from agentic_opd.distill.judge import OpenAIJudge
+from agentic_opd.errors import ServerMismatchError, ServerRequestError, ServerUnreachableError
+from agentic_opd.types import Message
+
+from .fakes import HINT, NEGATIVE, POSITIVE, Script, served
+
+T = TypeVar("T")
+CHAT: list[Message] = [{"role": "system", "content": "judge"}, {"role": "user", "content": "turn"}]
+KEY = "sk-very-secret"
+
+
+@pytest.fixture(autouse=True)
+def _no_long_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judge_module, "_BACKOFF_S", (0.01, 0.02))
+
+
+def completion(*texts: str | None) -> dict[str, Any]:
+    choices = [
+        {"index": i, "finish_reason": "stop", "message": {"role": "assistant", "content": text}}
+        for i, text in enumerate(texts)
+    ]
+    return {"id": "x", "object": "chat.completion", "created": 0, "model": "m", "choices": choices}
+
+
+def obedient(body: dict[str, Any]) -> dict[str, Any]:
+    return completion(*[POSITIVE] * body.get("n", 1))
+
+
+def with_judge(script: Script, use: Callable[[OpenAIJudge], Awaitable[T]], **options: Any) -> T:
+    async def run() -> T:
+        async with served({"/v1/chat/completions": script, "/v1/models": script}) as url:
+            judge = OpenAIJudge(f"{url}/v1", "m", SecretStr(KEY), **{"retry_s": 60.0, **options})
+            try:
+                return await use(judge)
+            finally:
+                await judge.close()
+
+    return asyncio.run(run())
+
+
+def votes(script: Script, num_votes: int = 3, **options: Any) -> list[int | None]:
+    async def ask(judge: OpenAIJudge) -> list[int | None]:
+        reply = await judge.ask(CHAT, num_votes)
+        assert reply.latency_s > 0
+        return [vote.decision for vote in reply.votes]
+
+    return with_judge(script, ask, **options)
+
+
+def test_all_votes_are_asked_for_at_once() -> None:
+    script = Script(completion(POSITIVE, NEGATIVE, "hm"))
+    options = {"temperature": 0.3, "max_tokens": 77, "extra_body": {"chat_template_kwargs": {"enable_thinking": False}}}
+    assert votes(script, **options) == [1, -1, None]
+    assert script.bodies == [
+        {
+            "model": "m",
+            "messages": CHAT,
+            "n": 3,
+            "temperature": 0.3,
+            "max_tokens": 77,
+            "chat_template_kwargs": {"enable_thinking": False},
+        }
+    ]
+    assert script.headers[0]["Authorization"] == f"Bearer {KEY}"
+
+
+def test_an_endpoint_that_ignores_n_is_asked_for_the_rest_one_by_one() -> None:
+    script = Script(completion(POSITIVE), completion(NEGATIVE), completion(POSITIVE))
+    assert sorted(votes(script), key=str) == [-1, 1, 1]
+    assert [body.get("n") for body in script.bodies] == [3, None, None]
+
+
+def test_an_endpoint_that_refuses_n_is_not_asked_for_it_again() -> None:
+    script = Script(lambda body: 400 if "n" in body else completion(POSITIVE))
+
+    async def ask_twice(judge: OpenAIJudge) -> int:
+        return len((await judge.ask(CHAT, 3)).votes) + len((await judge.ask(CHAT, 3)).votes)
+
+    assert with_judge(script, ask_twice) == 6
+    assert [body.get("n") for body in script.bodies] == [3, *[None] * 6]
+
+
+def test_more_choices_than_asked_for_are_cut_and_missing_ones_abstain() -> None:
+    assert votes(Script(completion(*[POSITIVE] * 5))) == [1, 1, 1]
+    assert votes(Script(completion()), num_votes=2) == [None, None]
+    assert votes(Script(completion(None)), num_votes=1) == [None]
+
+
+@pytest.mark.parametrize("trouble", [500, 503, 429, "hang up", "<html>not JSON"])
+def test_passing_trouble_is_retried(trouble: Any) -> None:
+    script = Script(trouble, trouble, obedient)
+    assert votes(script) == [1, 1, 1]
+    assert len(script.bodies) == 3
+
+
+@pytest.mark.parametrize("status", [401, 403, 404, 413])
+def test_refusals_are_not_retried(status: int) -> None:
+    script = Script(status)
+    with pytest.raises(ServerRequestError, match=f"refused the request.*{status}") as caught:
+        votes(script)
+    assert caught.value.status == status
+    assert len(script.bodies) == 1
+
+
+def test_a_request_that_is_refused_with_and_without_n_fails_with_the_reason() -> None:
+    script = Script(400)
+    with pytest.raises(ServerRequestError, match="status 400"):
+        votes(script)
+    assert len(script.bodies) == 2
+
+
+def test_something_else_than_a_chat_completion_is_a_mismatch() -> None:
+    with pytest.raises(ServerMismatchError, match="something else than a chat completion"):
+        votes(Script({"hello": 1}))
+
+
+class Clock:
+    """The judge's time: it passes only when `after` answers."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        monkeypatch.setattr(judge_module, "time", SimpleNamespace(monotonic=lambda: self.now))
+
+    def after(self, seconds: float, answer: Any) -> Callable[[Any], Any]:
+        def respond(body: Any) -> Any:
+            self.now += seconds
+            return answer(body) if callable(answer) else answer
+
+        return respond
+
+
+def test_lasting_trouble_ends_with_the_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = Script(Clock(monkeypatch).after(1.0, 500))
+    message = r"judge 'm' at http://127.0.0.1:\d+/v1 gave no usable answer for 2.5 s"
+    with pytest.raises(ServerUnreachableError, match=message):
+        votes(script, retry_s=2.5)
+    assert len(script.bodies) == 4, "at 1, 2 and 3 s, and at 4 s, which is 3 s after the first failure"
+
+
+def test_an_outage_is_waited_for_once_and_not_by_every_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = Script(Clock(monkeypatch).after(1.0, 500))
+
+    async def ask_again(judge: OpenAIJudge) -> int:
+        with pytest.raises(ServerUnreachableError):
+            await judge.ask(CHAT, 1)
+        before = len(script.bodies)
+        with pytest.raises(ServerUnreachableError):
+            await judge.ask(CHAT, 1)
+        return len(script.bodies) - before
+
+    assert with_judge(script, ask_again, retry_s=2.5) == 1
+
+
+def test_after_an_outage_a_success_gives_the_whole_window_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = Script(500, obedient, Clock(monkeypatch).after(100.0, 500), obedient)
+
+    async def ask_twice(judge: OpenAIJudge) -> list[Any]:
+        return [(await judge.ask(CHAT, 1)).votes[0].hint for _ in range(2)]
+
+    assert with_judge(script, ask_twice, retry_s=2.5) == [HINT, HINT]
+
+
+def test_nobody_there() -> None:
+    async def ask() -> None:
+        judge = OpenAIJudge("http://127.0.0.1:9/v1", "m", retry_s=0.1)
+        try:
+            await judge.ask(CHAT, 1)
+        finally:
+            await judge.close()
+
+    with pytest.raises(ServerUnreachableError, match=r"http://127\.0\.0\.1:9/v1"):
+        asyncio.run(ask())
+
+
+def test_requests_under_way_are_bounded() -> None:
+    under_way: list[int] = [0, 0]
+
+    class Slow(Script):
+        async def __call__(self, request: Any) -> Any:
+            under_way[0] += 1
+            under_way[1] = max(under_way)
+            await asyncio.sleep(0.02)
+            under_way[0] -= 1
+            return await super().__call__(request)
+
+    async def ask_many(judge: OpenAIJudge) -> None:
+        await asyncio.gather(*(judge.ask(CHAT, 1) for _ in range(8)))
+
+    with_judge(Slow(obedient), ask_many, max_concurrent=2)
+    assert under_way[1] == 2
+
+
+def test_the_key_is_in_no_error_and_no_log_line(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+
+    class Echo(Script):
+        async def __call__(self, request: Any) -> Any:
+            return web.json_response({"error": {"message": f"bad key {KEY}"}}, status=401)
+
+    with pytest.raises(ServerRequestError) as caught:
+        votes(Echo())
+    assert KEY not in str(caught.value)
+    assert "bad key ***" in str(caught.value)
+    assert KEY not in caplog.text
+
+
+def test_no_key_from_the_environment_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    script = Script(obedient)
+
+    async def run() -> None:
+        async with served({"/v1/chat/completions": script}) as url:
+            judge = OpenAIJudge(f"{url}/v1", "m")
+            await judge.ask(CHAT, 1)
+            await judge.close()
+
+    asyncio.run(run())
+    assert KEY not in script.headers[0]["Authorization"]
+
+
+def test_check_finds_a_wrong_key_and_forgives_a_missing_route() -> None:
+    with_judge(Script({"object": "list", "data": []}), lambda judge: judge.check())
+    with_judge(Script(404), lambda judge: judge.check())
+    with pytest.raises(ServerRequestError, match="401"):
+        with_judge(Script(401), lambda judge: judge.check())
