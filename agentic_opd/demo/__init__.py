@@ -1,0 +1,9 @@
+"""The demo policy: what it is taught (variants, transcripts), how it is measured, and its weights in `policy/`.
+
+It shows the machinery, not quality. `scripts/train_demo_policy` trains it from nothing; no module here imports torch.
+"""
+
+from pathlib import Path
+
+POLICY_DIR = Path(__file__).parent / "policy"
+"""The trained policy: config, tokenizer and weights, as `vllm serve` and transformers read them."""

@@ -1,0 +1,147 @@
+"""Scripted turns -> training sequences, token for token what rollouts, judge requests and teacher requests hold.
+
+In: tasks, variants and a random generator. Out: `Transcript`s, rows of ids that say which of them the policy writes.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Literal
+
+from agentic_opd.demo.conversation import Conversation, ToolMemory
+from agentic_opd.demo.script import STUMBLE_HINTS, Rates, Step, plan_episode, plan_hinted
+from agentic_opd.demo.variants import TaskVariants, load_variants
+from agentic_opd.distill.hints import judge_messages
+from agentic_opd.distill.rescoring import encode_hint, hint_place, insert_hint
+from agentic_opd.distill.turns import hindsight_pairs
+from agentic_opd.rollout.builtin_tasks import builtin_tasks
+from agentic_opd.rollout.chat import Chat
+from agentic_opd.types import IGNORED, Episode, Message, Task, Turn
+
+Placement = Literal["end", "last_user"]
+
+_PLACEMENTS: tuple[Placement, Placement] = ("end", "last_user")
+_MAX_CHARS = 4000
+
+
+@dataclass(frozen=True, slots=True)
+class Transcript:
+    """One training sequence: its ids, and which of them the policy is to write. `kind` names the skill."""
+
+    kind: Literal["act", "heed", "judge"]
+    token_ids: tuple[int, ...]
+    is_target: tuple[bool, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """How often an episode becomes which transcripts."""
+
+    judged_turns: float = 0.5
+    """Turns of an episode that are shown to the judge, as a share."""
+    hinted_first: float = 0.7
+    """First turns that are taught again with a hint, as a share."""
+    hinted_faulty: float = 1.0
+    """Turns after a faulty solution that are taught again, once with each placement."""
+    hinted_other: float = 0.15
+    """Other turns that are taught again."""
+    foreign_hints: float = 0.2
+    """Hints of another task among them, which change nothing."""
+
+
+class Author:
+    """Writes transcripts with one tokenizer; the tools' results come from `memory`."""
+
+    def __init__(self, chat: Chat, memory: ToolMemory, rates: Rates | None = None, mix: Mix | None = None) -> None:
+        self.chat = chat
+        self.memory = memory
+        self.rates = rates or Rates()
+        self.mix = mix or Mix()
+        self.tasks = builtin_tasks()
+        self._hints: dict[tuple[str, bool], tuple[int, ...]] = {}
+
+    def write(self, rng: Random) -> Iterator[Transcript]:
+        """Write one episode of a task drawn at random, and what is taught along with it."""
+        task = rng.choice(self.tasks)
+        variants = load_variants()[task.entry_point or ""]
+        steps = plan_episode(variants, rng, self.rates)
+        episode = self.play(task, steps)
+        is_target = tuple(mask != IGNORED for mask in episode.masks_T)
+        yield Transcript("act", episode.tokens_T, is_target)
+        for turn, step in zip(episode.turns, steps, strict=True):
+            for placement in self._placements(step, rng):
+                yield self.heed(episode, turn, step, placement, variants, rng)
+        pairs = hindsight_pairs(episode, _MAX_CHARS)
+        for pair, step in zip(pairs, steps, strict=True):
+            if rng.random() < self.mix.judged_turns:
+                yield self.judge(judge_messages(pair), step, rng)
+
+    def play(self, task: Task, steps: Sequence[Step]) -> Episode:
+        """Run scripted turns through the real rendering, parsing and tools."""
+        conversation = Conversation(self.chat, self.memory, task)
+        for step in steps:
+            conversation.take(self.completion_ids(step))
+        return conversation.episode()
+
+    def completion_ids(self, step: Step) -> list[int]:
+        """The turn as sampled ids, its end token included."""
+        return [*self._encode(step.completion()), self.chat.stop_token_ids[0]]
+
+    def heed(
+        self, episode: Episode, turn: Turn, step: Step, placement: Placement, variants: TaskVariants, rng: Random
+    ) -> Transcript:
+        """Teach a turn again with a hint in its prompt: the turn is changed if the hint fits, else it stays."""
+        hint, target = self._hinted(step, variants, rng)
+        insert_at, as_message = hint_place(episode, turn, placement)
+        request = insert_hint(episode.tokens_T, turn, insert_at, self.hint_ids(hint, as_message=as_message))
+        prompt_ids = request.token_ids[: -request.num_scored]
+        target_ids = self.completion_ids(target)
+        is_target = (False,) * len(prompt_ids) + (True,) * len(target_ids)
+        return Transcript("heed", (*prompt_ids, *target_ids), is_target)
+
+    def hint_ids(self, hint: str, *, as_message: bool) -> tuple[int, ...]:
+        """The hint as the teacher reads it."""
+        key = (hint, as_message)
+        if key not in self._hints:
+            self._hints[key] = encode_hint(self.chat.renderer, self.chat.tokenizer, hint, as_message=as_message)
+        return self._hints[key]
+
+    def judge(self, messages: list[Message], step: Step, rng: Random) -> Transcript:
+        """Teach the judge's answer to one turn."""
+        answer = f"\\boxed{{1}}\n[HINT_START]{rng.choice(step.hints)}[HINT_END]" if step.hints else "\\boxed{-1}"
+        prompt_ids = self.judge_prompt(messages)
+        answer_ids = [*self._encode(answer), self.chat.stop_token_ids[0]]
+        is_target = (False,) * len(prompt_ids) + (True,) * len(answer_ids)
+        return Transcript("judge", (*prompt_ids, *answer_ids), is_target)
+
+    def judge_prompt(self, messages: list[Message]) -> list[int]:
+        """The judge's messages as the server renders them."""
+        return self.chat.renderer.render_ids(messages, add_generation_prompt=True)  # type: ignore[arg-type]
+
+    def _placements(self, step: Step, rng: Random) -> Sequence[Placement]:
+        """Where to put a hint when the turn is taught again; empty: it is not."""
+        if step.before.fault is not None:
+            return _PLACEMENTS if rng.random() < self.mix.hinted_faulty else ()
+        share = self.mix.hinted_first if step.before.solution is None else self.mix.hinted_other
+        return (rng.choice(_PLACEMENTS),) if rng.random() < share else ()
+
+    def _hinted(self, step: Step, variants: TaskVariants, rng: Random) -> tuple[str, Step]:
+        """A hint for a turn, and the turn that it should lead to."""
+        if rng.random() < self.mix.foreign_hints:
+            others = [v for v in load_variants().values() if v.entry_point != variants.entry_point]
+            return rng.choice(rng.choice(rng.choice(others).faults).hints), step
+        if step.kind == "stumble" and rng.random() < 0.5:
+            return rng.choice(step.hints), self._without_stumble(variants, rng)
+        if step.before.solution is None and rng.random() < 0.1:
+            return rng.choice(STUMBLE_HINTS), self._without_stumble(variants, rng)
+        fault = step.before.fault or (step.after.fault if step.before.solution is None else None)
+        if fault is None or rng.random() < 0.2:
+            fault = rng.choice(variants.faults)
+        return rng.choice(fault.hints), plan_hinted(step.before, fault)
+
+    def _without_stumble(self, variants: TaskVariants, rng: Random) -> Step:
+        """What a hint about tool calls leads to: a first turn that works, with a solution as often wrong as ever."""
+        return plan_episode(variants, rng, replace(self.rates, stumble_first=0.0))[0]
+
+    def _encode(self, text: str) -> list[int]:
+        return self.chat.tokenizer.encode(text, add_special_tokens=False)
