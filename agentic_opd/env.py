@@ -1,0 +1,139 @@
+"""AgenticOPDEnv: coding-task rollouts distilled from hindsight, as an Atropos environment; and its command line.
+
+python -m agentic_opd.env serve | process | evaluate
+"""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from atroposlib.envs.base import APIServerConfig
+from pydantic import SecretStr
+
+from agentic_opd import cli
+from agentic_opd.agent_env import AgentEnv, AgentEnvConfig
+from agentic_opd.concurrency import gather_all
+from agentic_opd.config import DistillConfig
+from agentic_opd.distill.connect import DistilDeps, PolicyEndpoint, connect
+from agentic_opd.distill.metrics import aggregate
+from agentic_opd.distill.pipeline import DistilledEpisode, distil_episode, group_overrides, noise_floor
+from agentic_opd.group import FinishedEpisode
+from agentic_opd.rollout.policy import PolicyServer
+from agentic_opd.types import Episode
+
+
+class AgenticOPDEnvConfig(DistillConfig, AgentEnvConfig):
+    """All settings of the environment."""
+
+
+@dataclass(frozen=True, slots=True)
+class OPDEpisode(FinishedEpisode):
+    """A finished episode with what distilling made of it, and what it was distilled with."""
+
+    distilled: DistilledEpisode
+    deps: DistilDeps
+
+
+class AgenticOPDEnv(AgentEnv):
+    """Coding agents on vLLM, distilled token by token from hindsight hints.
+
+    With `opd_enabled` off it is an `AgentEnv`: no judge is asked and no distillation field is written.
+    """
+
+    name = "agentic_opd"
+    env_config_cls = AgenticOPDEnvConfig  # type: ignore[assignment]
+    config: AgenticOPDEnvConfig  # type: ignore[assignment]
+
+    def __init__(
+        self,
+        config: AgenticOPDEnvConfig,
+        server_configs: list[APIServerConfig],
+        slurm: bool = False,
+        testing: bool = False,
+    ) -> None:
+        """See `AgentEnv`."""
+        super().__init__(config, server_configs, slurm, testing)
+        self.deps: dict[str, DistilDeps] = {}
+        self.noise_floors: list[float | None] = []
+
+    @classmethod
+    def config_init(cls) -> tuple[AgenticOPDEnvConfig, list[APIServerConfig]]:
+        """Default settings: a vLLM server on this machine."""
+        server = APIServerConfig(base_url="http://127.0.0.1:8000/v1", server_type="vllm", health_check=False)
+        return AgenticOPDEnvConfig(), [server]
+
+    @classmethod
+    def cli(cls) -> NoReturn:
+        """Run the command line and exit."""
+        sys.exit(cli.main(cls))
+
+    async def connect(self, server: PolicyServer) -> None:
+        """Check the policy server, and connect to the judge and the teacher of its rollouts."""
+        await super().connect(server)
+        if not self.config.opd_enabled:
+            return
+        key = SecretStr(server.client.api_key) if server.client.api_key else None
+        policy = PolicyEndpoint(f"{server.client.base_url}/v1", server.config.model_name, key)
+        self.deps[server.client.base_url] = await connect(
+            self.config,
+            policy,
+            self.chat.renderer,
+            self.tokenizer,
+            max_token_length=self.config.max_token_length,
+            retry_s=self.config.server_retry_s,
+        )
+
+    @property
+    def scored_top_k(self) -> int | None:
+        """The policy's servers score unless a teacher does."""
+        return self.config.distill_topk if self.config.opd_enabled and not self.config.teacher_base_url else None
+
+    async def finish_episode(self, episode: Episode, server: PolicyServer) -> FinishedEpisode:
+        """Distil a verified episode while its context is still in `server`'s KV cache."""
+        if not self.config.opd_enabled:
+            return await super().finish_episode(episode, server)
+        deps = self.deps[server.client.base_url]
+        distilled = await distil_episode(episode, deps, self.config)
+        fields = {
+            "distill_token_ids": [list(row) for row in distilled.arrays.token_ids_TK],
+            "distill_logprobs": [list(row) for row in distilled.arrays.logprobs_TK],
+        }
+        return OPDEpisode(episode, fields, distilled.overrides(), distilled, deps)
+
+    async def group_overrides(self, finished: Sequence[FinishedEpisode]) -> dict[str, Any]:
+        """What the group's distillation was made with, and the engine's noise."""
+        episodes = [one for one in finished if isinstance(one, OPDEpisode)]
+        if not episodes:
+            return {}
+        floor = await noise_floor([one.episode for one in episodes], episodes[0].deps)
+        self.noise_floors.append(floor)
+        return group_overrides([one.distilled for one in episodes], floor, self.config)
+
+    def metrics(self) -> dict[str, float]:
+        """What came in since the last logging step, opd/ metrics included."""
+        stats = [one.distilled.stats for one in self.finished if isinstance(one, OPDEpisode)]
+        return {**super().metrics(), **(aggregate(stats, self.noise_floors) if stats else {})}
+
+    def forget_logged(self) -> None:
+        """Start the next logging step."""
+        super().forget_logged()
+        self.noise_floors = []
+
+    def roles(self) -> str:
+        """The policy, and who judges and scores."""
+        config = self.config
+        if not config.opd_enabled:
+            return f"{super().roles()}; no distillation"
+        judge = f"{config.judge_model_name} at {config.judge_base_url}" if config.judge_base_url else "the policy"
+        teacher = config.teacher_base_url or "the policy"
+        return f"{super().roles()}; judge: {judge}; teacher: {teacher}"
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await gather_all(deps.close() for deps in self.deps.values())
+        await super().close()
+
+
+if __name__ == "__main__":
+    AgenticOPDEnv.cli()

@@ -1,0 +1,143 @@
+"""What a person sees of a run: a live bar in a terminal, a line a group elsewhere, and a table at the end."""
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as RichProgress
+from rich.table import Table
+
+from agentic_opd.group import RunCounts
+from agentic_opd.runner import RunSummary
+
+
+class RunProgress:
+    """Shows groups as they come in; `counts` is kept by whoever writes them."""
+
+    def __init__(self, total: int, skipped: int, counts: RunCounts, console: Console | None = None) -> None:
+        self.console = console or _console()
+        self.total = total
+        self.groups = skipped
+        self._counts = counts
+        self._bar: RichProgress | None = None
+        if self.console.is_terminal:
+            self._bar = RichProgress(
+                TextColumn("groups"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[counts]}"),
+                TimeElapsedColumn(),
+                TextColumn("left"),
+                TimeRemainingColumn(),
+                console=self.console,
+            )
+            self._task = self._bar.add_task("groups", total=total, completed=skipped, counts=self.counts)
+
+    def __enter__(self) -> Self:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    @property
+    def counts(self) -> str:
+        """The counts so far, on one line."""
+        total = self._counts.total()
+        text = f"{total['rollouts']:.0f} rollouts, {total['passed']:.0f} passed"
+        if self._counts.distilled:
+            text += f", {total['scored']:.0f} of {total['turns']:.0f} turns scored"
+        return text
+
+    def group_done(self, item_id: str, group: Mapping[str, Any]) -> None:
+        """A group is on disk."""
+        self.groups += 1
+        self._refresh()
+        if self._bar is None:
+            scores = ", ".join(f"{score:.2f}" for score in group["scores"])
+            self.console.print(
+                f"group {self.groups}/{self.total} {item_id}: scores {scores}; {self.counts}",
+                highlight=False,
+                soft_wrap=True,
+            )
+
+    def group_failed(self, item_id: str, error: Exception) -> None:
+        """A group came to nothing."""
+        self.console.print(f"[red]group {item_id} failed:[/red]", end=" ")
+        self.console.print(str(error), markup=False, soft_wrap=True)
+
+    def _refresh(self) -> None:
+        if self._bar is not None:
+            self._bar.update(self._task, completed=self.groups, counts=self.counts)
+
+
+def show_summary(counts: RunCounts, summary: RunSummary, path: Path, console: Console) -> None:
+    """Print what the file holds, and what is missing from it."""
+    if counts.by_task:
+        console.print(summary_table(counts), soft_wrap=True)
+    if counts.distilled:
+        total = counts.total()
+        console.print(
+            f"opd/mean_hints_per_rollout {total['hints'] / total['rollouts']:.2f}   "
+            f"opd/mean_turns_scored {total['scored'] / total['rollouts']:.2f}   "
+            f"opd/hint_rate {total['hints'] / total['turns']:.2f}",
+            highlight=False,
+            soft_wrap=True,
+        )
+        outcomes = ", ".join(f"{name} {count}" for name, count in counts.outcomes.most_common())
+        console.print(f"turn outcomes: {outcomes}", highlight=False, soft_wrap=True)
+    if counts.noise_floor is not None:
+        console.print(f"noise floor: {counts.noise_floor:.1e} nats without a hint", highlight=False)
+    for line in closing_lines(summary, path):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def summary_table(counts: RunCounts) -> Table:
+    """What the file holds, a row a task and one for all of them."""
+    table = Table(title="Rollouts" + (" and what was distilled from them" if counts.distilled else ""))
+    table.add_column("task", no_wrap=True)
+    names = ["rollouts", "passed", "mean score", "turns"]
+    if counts.distilled:
+        names += ["hints", "scored turns", "scored tokens"]
+    for name in names:
+        table.add_column(name, justify="right", no_wrap=True)
+    rows = sorted(counts.by_task.items())
+    for i, (task, row) in enumerate([*rows, ("all", counts.total())]):
+        cells = [
+            f"{row['rollouts']:.0f}",
+            f"{row['passed']:.0f}",
+            f"{row['score'] / row['rollouts']:.2f}",
+            f"{row['turns']:.0f}",
+        ]
+        if counts.distilled:
+            share = 100 * row["scored_tokens"] / row["tokens"]
+            cells += [f"{row['hints']:.0f}", f"{row['scored']:.0f}", f"{row['scored_tokens']:.0f} ({share:.1f}%)"]
+        table.add_row(task, *cells, end_section=i == len(rows) - 1)
+    return table
+
+
+def _console() -> Console:
+    console = Console(file=sys.stderr)
+    return console if console.is_terminal else Console(file=sys.stderr, width=120)
+
+
+def closing_lines(summary: RunSummary, path: Path) -> list[str]:
+    """What a person needs to know at the end: what is on disk, what is missing, what to do."""
+    lines = [f"{summary.skipped + summary.done} of {summary.total} groups in {path}"]
+    if summary.skipped:
+        lines[0] += f" ({summary.skipped} from an earlier run)"
+    if summary.failed:
+        lines.append(f"{len(summary.failed)} groups failed; run again with --env.resume to try them again")
+    if summary.stopped is not None:
+        why = str(summary.stopped) or "interrupted"
+        lines.append(f"stopped early: {why}")
+        lines.append("what is finished is on disk; run again with --env.resume to complete it")
+    return lines

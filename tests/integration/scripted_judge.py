@@ -1,0 +1,64 @@
+"""A judge on loopback that answers as a test wants: OpenAI's protocol, another mind."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from aiohttp import web
+
+HINT = "Handle the naïve case first, then 数 and the rest."
+POSITIVE = "\\boxed{1}\n[HINT_START]" + HINT + "[HINT_END]"
+
+
+@contextmanager
+def judge_server(answer: Callable[[dict[str, Any]], list[str] | int]) -> Iterator[str]:
+    """Serve `answer(request body)`: the choices' texts, or an HTTP status. Yields the base URL."""
+
+    async def complete(request: web.Request) -> web.Response:
+        body = await request.json()
+        said = answer(body)
+        if isinstance(said, int):
+            return web.json_response({"error": {"message": "scripted failure"}}, status=said)
+        choices = [
+            {"index": i, "finish_reason": "stop", "message": {"role": "assistant", "content": text}}
+            for i, text in enumerate(said)
+        ]
+        return web.json_response(
+            {"id": "1", "object": "chat.completion", "created": 0, "model": body["model"], "choices": choices}
+        )
+
+    async def models(request: web.Request) -> web.Response:
+        return web.json_response({"object": "list", "data": [{"id": "judge", "object": "model"}]})
+
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", complete)
+    app.router.add_get("/v1/models", models)
+    loop = asyncio.new_event_loop()
+    started = threading.Event()
+    port: list[int] = []
+    runner = web.AppRunner(app)
+
+    async def start() -> None:
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        port.append(runner.addresses[0][1])
+        started.set()
+
+    def serve() -> None:
+        asyncio.set_event_loop(loop)
+        loop.run_until_complete(start())
+        loop.run_forever()
+        loop.run_until_complete(runner.cleanup())
+        loop.close()
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    assert started.wait(10)
+    try:
+        yield f"http://127.0.0.1:{port[0]}/v1"
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(10)
