@@ -1,6 +1,6 @@
 """The turn records of one sequence, as they stand in a file -> what is wrong with them, and where they are. Pure."""
 
-import math
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, TypeGuard
 
@@ -33,7 +33,7 @@ def is_int(value: object) -> TypeGuard[int]:
 
 def is_number(value: object) -> TypeGuard[int | float]:
     """Whether `value` is a finite number."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def is_ids(values: Sequence[object]) -> bool:

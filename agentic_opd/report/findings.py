@@ -1,0 +1,98 @@
+"""The overview and the turns -> sentences that say where something is off with the distillation. Pure."""
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from agentic_opd.report.numbers import Overview
+from agentic_opd.report.rollouts import Rollout, TurnView
+from agentic_opd.types import TurnOutcome
+
+ROUNDING = 5e-5
+"""Teacher's logprobs are written with an error of at most this many nats."""
+HIGH_NOISE = 0.05
+REPEATED = 0.5
+"""A hint that is this share of all hints, over several tasks, is no answer to what happened."""
+MANY = 0.1
+"""Share of the turns, or votes, from which a failure is worth a sentence."""
+
+_TEST_CODE = re.compile(r"\bassert\s+\S|\w\([^()]*\)\s*==\s*\S")
+
+_LOST_FOR: dict[str, str] = {
+    TurnOutcome.NO_NEXT_STATE.value: "nothing answered them",
+    TurnOutcome.VOTE_FAILED.value: "too few votes were for a hint",
+    TurnOutcome.JUDGE_ERROR.value: "the judge failed, or no vote of it could be read: look at its words beside a turn",
+    TurnOutcome.LEAKED.value: "their hints repeated hidden test code",
+}
+
+
+def findings(numbers: Overview, rollouts: Sequence[Rollout]) -> list[str]:
+    """What a person should know before looking at anything else; empty where all is well."""
+    turns = [turn for rollout in rollouts for turn in rollout.turns]
+    if not numbers.funnel and not numbers.scored_tokens:
+        return ["Nothing was distilled: the file holds neither records of its turns nor a teacher's rows."]
+    return [*_without_hints(numbers, turns), *_failures(turns), *_hints(numbers, turns), *_gaps(numbers, rollouts)]
+
+
+def _without_hints(numbers: Overview, turns: Sequence[TurnView]) -> Iterator[str]:
+    outcomes = Counter(turn.outcome for turn in turns if turn.outcome is not None)
+    if numbers.hints or not outcomes:
+        return
+    outcome, count = outcomes.most_common(1)[0]
+    why = f": {_LOST_FOR[outcome]}" if outcome in _LOST_FOR else ""
+    yield f"No turn has a hint, so nothing was distilled. {count} of {len(turns)} turns ended in {outcome}{why}."
+
+
+def _failures(turns: Sequence[TurnView]) -> Iterator[str]:
+    outcomes = Counter(turn.outcome for turn in turns)
+    for outcome, what in (
+        (TurnOutcome.JUDGE_ERROR.value, "the judge failed or could not be read"),
+        (TurnOutcome.TOO_LONG.value, "hint and turn did not fit the teacher's context"),
+        (TurnOutcome.SCORING_ERROR.value, "the teacher gave no usable rows"),
+    ):
+        if outcomes[outcome] > MANY * len(turns):
+            yield f"{outcomes[outcome]} of {len(turns)} turns ended in {outcome}: {what}."
+    votes = [vote for turn in turns for vote in turn.votes if turn.outcome != TurnOutcome.JUDGE_ERROR.value]
+    unread = sum(vote.decision is None for vote in votes)
+    if unread > MANY * len(votes):
+        yield f"{unread} of {len(votes)} votes could not be read and count as abstentions: look at the judge's words."
+
+
+def _hints(numbers: Overview, turns: Sequence[TurnView]) -> Iterator[str]:
+    if numbers.hint_rows and numbers.hints >= 4:
+        row = numbers.hint_rows[0]
+        if row.tasks > 1 and row.times >= REPEATED * numbers.hints:
+            yield (
+                f"One hint is {row.times} of all {numbers.hints}, over {row.tasks} tasks: {_cut(row.text)}. "
+                "It can't be about what happened in each of them."
+            )
+    leaked = sum(turn.outcome == TurnOutcome.LEAKED.value for turn in turns)
+    if leaked:
+        yield f"{leaked} hints quoted the hidden tests and were dropped."
+    like_tests = [turn.hint for turn in turns if turn.hint is not None and _TEST_CODE.search(turn.hint)]
+    if like_tests:
+        yield f"{len(like_tests)} accepted hints look like test code, for example: {_cut(like_tests[0])}."
+
+
+def _gaps(numbers: Overview, rollouts: Sequence[Rollout]) -> Iterator[str]:
+    noise = numbers.noise_floor
+    if noise is not None and noise > HIGH_NOISE:
+        yield (
+            f"Without a hint the teacher is up to {noise:.3g} nats away from the student (noise floor): smaller gaps "
+            "mean nothing."
+        )
+    if noise is None or not numbers.scored_tokens:
+        return
+    sizes = np.abs(np.concatenate([rollout.gaps for rollout in rollouts]))
+    within = float(np.mean(sizes <= max(noise, ROUNDING)))
+    if within >= 0.95:
+        yield (
+            f"{within:.0%} of the gaps are within noise ({max(noise, ROUNDING):.1e} nats): the hints change nothing "
+            "for the teacher."
+        )
+
+
+def _cut(text: str) -> str:
+    return repr(text if len(text) <= 160 else text[:160] + "…")

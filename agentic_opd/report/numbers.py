@@ -1,0 +1,200 @@
+"""Rollouts -> the numbers of the report's overview. Pure.
+
+Gaps are teacher minus student in nats, at scored tokens only; what has nothing to be computed from is None, not 0.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agentic_opd.report.distributions import GAP_EDGES, Distribution, distributions_of
+from agentic_opd.report.rollouts import Rollout, TurnView
+from agentic_opd.types import TurnOutcome
+
+HINTS_SHOWN = 40
+GAPS_SHOWN = 12
+_LIMITS = (0.1, 0.2, 0.5, 1.0, 2.0, 3.0, 5.0, 8.0)
+
+_STAGES: tuple[tuple[str, tuple[TurnOutcome, ...]], ...] = (
+    ("with a next state", (TurnOutcome.NO_NEXT_STATE,)),
+    ("voted on", (TurnOutcome.JUDGE_ERROR,)),
+    ("with a hint", (TurnOutcome.VOTE_FAILED, TurnOutcome.LEAKED)),
+    ("scored", (TurnOutcome.TOO_LONG, TurnOutcome.SCORING_ERROR)),
+)
+"""The way of a turn: each stage, and the outcomes of the turns that did not reach it."""
+
+
+class Stage(NamedTuple):
+    """How many turns came as far as this, and how many were lost on the way here, by outcome."""
+
+    name: str
+    turns: int
+    lost: dict[str, int]
+
+
+class TaskRow(NamedTuple):
+    """One task; `passed` is None where the file says nothing of hidden tests, `mean_gap` where nothing was scored."""
+
+    task: str
+    rollouts: int
+    passed: int | None
+    mean_score: float
+    turns: int
+    hints: int
+    scored_tokens: int
+    mean_gap: float | None
+
+
+class HintRow(NamedTuple):
+    """One hint, word for word, how often it was accepted, and the first turn that had it."""
+
+    text: str
+    times: int
+    tasks: int
+    mean_gap: float | None
+    rollout: int
+    position: int
+
+
+class GapRow(NamedTuple):
+    """A token with one of the largest gaps, up or down: its rollout and which of its sampled tokens it is."""
+
+    rollout: int
+    sampled: int
+    gap: float
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """All numbers of the overview; see the classes above."""
+
+    groups: int
+    rollouts: int
+    passed: int | None
+    turns: int
+    hints: int
+    tokens: int
+    sampled_tokens: int
+    scored_tokens: int
+    mean_score: float
+    mean_gap: float | None
+    colour_limit: float
+    """A round number of nats that half of the gaps which are not next to 0 lie below: where colours start out full."""
+    positive_gaps: float | None
+    """Share of the scored tokens that the teacher finds likelier."""
+    noise_floor: float | None
+    funnel: tuple[Stage, ...]
+    """Empty where no turn has a record."""
+    distributions: tuple[Distribution, ...]
+    by_task: tuple[TaskRow, ...]
+    hint_rows: tuple[HintRow, ...]
+    """The most frequent first, at most HINTS_SHOWN."""
+    gap_rows: tuple[GapRow, ...]
+    """The largest first, at most GAPS_SHOWN."""
+
+
+def overview(rollouts: Sequence[Rollout]) -> Overview:
+    """Add up `rollouts`, of which there must be at least one."""
+    gaps = np.concatenate([rollout.gaps for rollout in rollouts])
+    turns = [turn for rollout in rollouts for turn in rollout.turns]
+    floors = [rollout.noise_floor for rollout in rollouts if rollout.noise_floor is not None]
+    return Overview(
+        groups=len({rollout.line for rollout in rollouts}),
+        rollouts=len(rollouts),
+        passed=passed(rollouts),
+        turns=len(turns),
+        hints=sum(turn.hint is not None for turn in turns),
+        tokens=sum(len(rollout.tokens_T) for rollout in rollouts),
+        sampled_tokens=sum(len(rollout.sampled_S) for rollout in rollouts),
+        scored_tokens=len(gaps),
+        mean_score=float(np.mean([rollout.score for rollout in rollouts])),
+        mean_gap=_mean(gaps),
+        colour_limit=_colour_limit(gaps),
+        positive_gaps=_mean(gaps > 0),
+        noise_floor=max(floors, default=None),
+        funnel=_funnel(turns),
+        distributions=tuple(distributions_of(rollouts, gaps)),
+        by_task=_by_task(rollouts),
+        hint_rows=_hint_rows(rollouts),
+        gap_rows=_gap_rows(rollouts),
+    )
+
+
+def turn_gaps(rollout: Rollout, turn: TurnView) -> NDArray[np.float64]:
+    """The gaps (nats) of one turn's scored tokens."""
+    positions = rollout.sampled_S[rollout.is_scored_S]
+    first, behind = np.searchsorted(positions, [turn.start, turn.end])
+    return rollout.gaps[first:behind]
+
+
+def passed(rollouts: Iterable[Rollout]) -> int | None:
+    """How many rollouts passed all hidden tests; None where the file says it of none."""
+    known = [rollout.is_passed for rollout in rollouts if rollout.is_passed is not None]
+    return sum(known) if known else None
+
+
+def _colour_limit(gaps: NDArray[np.float64]) -> float:
+    sizes = np.abs(gaps[np.abs(gaps) > GAP_EDGES[0]])
+    half = float(np.median(sizes)) if len(sizes) else 1.0
+    return next((limit for limit in _LIMITS if limit >= half), _LIMITS[-1])
+
+
+def _funnel(turns: Sequence[TurnView]) -> tuple[Stage, ...]:
+    outcomes = Counter(turn.outcome for turn in turns if turn.outcome is not None)
+    if not outcomes:
+        return ()
+    stages = [Stage("all turns", outcomes.total(), {})]
+    for name, losses in _STAGES:
+        lost = {outcome.value: outcomes[outcome.value] for outcome in losses}
+        stages.append(Stage(name, stages[-1].turns - sum(lost.values()), lost))
+    return tuple(stages)
+
+
+def _by_task(rollouts: Sequence[Rollout]) -> tuple[TaskRow, ...]:
+    by_task: dict[str, list[Rollout]] = defaultdict(list)
+    for rollout in rollouts:
+        by_task[rollout.task_id].append(rollout)
+    rows: list[TaskRow] = []
+    for task, own in sorted(by_task.items()):
+        gaps = np.concatenate([rollout.gaps for rollout in own])
+        turns = [turn for rollout in own for turn in rollout.turns]
+        hints = sum(turn.hint is not None for turn in turns)
+        score = float(np.mean([rollout.score for rollout in own]))
+        rows.append(TaskRow(task, len(own), passed(own), score, len(turns), hints, len(gaps), _mean(gaps)))
+    return tuple(rows)
+
+
+def _hint_rows(rollouts: Sequence[Rollout]) -> tuple[HintRow, ...]:
+    places: dict[str, list[tuple[int, TurnView]]] = defaultdict(list)
+    for index, rollout in enumerate(rollouts):
+        for turn in rollout.turns:
+            if turn.hint is not None:
+                places[turn.hint].append((index, turn))
+    rows: list[HintRow] = []
+    for text, where in sorted(places.items(), key=lambda place: -len(place[1]))[:HINTS_SHOWN]:
+        gaps = np.concatenate([turn_gaps(rollouts[index], turn) for index, turn in where])
+        tasks = len({rollouts[index].task_id for index, _ in where})
+        index, turn = where[0]
+        rows.append(HintRow(text, len(where), tasks, _mean(gaps), index, turn.start))
+    return tuple(rows)
+
+
+def _gap_rows(rollouts: Sequence[Rollout]) -> tuple[GapRow, ...]:
+    def largest(sign: int) -> list[GapRow]:
+        rows: list[GapRow] = []
+        for index, rollout in enumerate(rollouts):
+            sampled, gaps = np.flatnonzero(rollout.is_scored_S), rollout.gaps
+            for at in np.argsort(-sign * gaps)[:GAPS_SHOWN].tolist():
+                if sign * gaps[at] > GAP_EDGES[0]:
+                    rows.append(GapRow(index, int(sampled[at]), float(gaps[at])))
+        return sorted(rows, key=lambda row: -sign * row.gap)[: GAPS_SHOWN // 2]
+
+    return (*largest(1), *largest(-1))
+
+
+def _mean(values: NDArray[np.float64] | NDArray[np.bool_]) -> float | None:
+    return float(np.mean(values)) if len(values) else None

@@ -1,0 +1,80 @@
+// The packed data of the page: HEAD, and the blocks of rollouts, which are unpacked when they are needed.
+
+const HEAD = JSON.parse(document.getElementById('head').textContent);
+const ROLLOUTS = HEAD.rollouts;
+const ARRAYS = { f4: Float32Array, i4: Int32Array, u4: Uint32Array, u1: Uint8Array };
+const KEPT = 6;
+const unpacked = new Map();
+
+// One rollout's turns and numbers. `at` is a sampled token's place among the sampled ones of the sequence.
+class RolloutData {
+  constructor(index, buffer) {
+    const size = new DataView(buffer).getUint32(0, true);
+    const head = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 4, size)));
+    this.index = index;
+    this.contexts = head.contexts;
+    this.turns = head.turns;
+    for (const [name, [type, offset, length]] of Object.entries(head.arrays)) {
+      this[name] = new ARRAYS[type](buffer, 4 + size + offset, length);
+    }
+    this.offsets = new Uint32Array(this.counts.length + 1);
+    this.counts.forEach((entries, at) => { this.offsets[at + 1] = this.offsets[at] + entries; });
+  }
+
+  text(at) { return HEAD.vocab.texts[this.tokens[at]]; }
+  id(at) { return HEAD.vocab.ids[this.tokens[at]]; }
+  isScored(at) { return this.counts[at] > 0; }
+  teacherLogprob(at) { return this.teacher[this.offsets[at]] * HEAD.unit; }
+  gap(at) { return this.isScored(at) ? this.teacherLogprob(at) - this.student[at] : null; }
+
+  // The teacher's shown entries, most likely first; `sampled` marks the one that was sampled.
+  entries(at) {
+    const rows = [];
+    for (let i = this.offsets[at]; i < this.offsets[at + 1]; i++) {
+      rows.push({ text: HEAD.vocab.texts[this.others[i]], logprob: this.teacher[i] * HEAD.unit, sampled: i === this.offsets[at] });
+    }
+    return rows.sort((a, b) => b.logprob - a.logprob);
+  }
+
+  turnOf(at) { return this.turns.findIndex((turn) => at >= turn.from && at < turn.to); }
+  position(at) { const turn = this.turns[this.turnOf(at)]; return turn.start + at - turn.from; }
+
+  // The sampled token at a position of the sequence; -1 where none was sampled.
+  at(position) {
+    const turn = this.turns.find((one) => position >= one.start && position < one.start + one.to - one.from);
+    return turn ? turn.from + position - turn.start : -1;
+  }
+}
+
+async function unpack(index) {
+  const packed = atob(document.getElementById(`rollout-${index}`).textContent);
+  const bytes = Uint8Array.from(packed, (char) => char.charCodeAt(0));
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream('gzip'));
+  return new RolloutData(index, await new Response(stream).arrayBuffer());
+}
+
+async function rolloutData(index) {
+  const data = unpacked.get(index) ?? await unpack(index);
+  unpacked.delete(index);
+  unpacked.set(index, data);
+  if (unpacked.size > KEPT) unpacked.delete(unpacked.keys().next().value);
+  return data;
+}
+
+// All text of a rollout in lower case, for the search.
+const searchable = new Map();
+async function searchText(index) {
+  if (!searchable.has(index)) {
+    const data = await unpack(index);
+    const parts = [ROLLOUTS[index].task, ...data.contexts.flat().map((part) => part[1])];
+    for (const turn of data.turns) {
+      parts.push(Array.from(data.tokens.subarray(turn.from, turn.to), (place) => HEAD.vocab.texts[place]).join(''));
+      parts.push(turn.hint ?? '', ...turn.votes.map((vote) => vote.text));
+    }
+    searchable.set(index, parts.join('\n').toLowerCase());
+  }
+  return searchable.get(index);
+}
+
+const rolloutName = (index) => `${ROLLOUTS[index].line}.${ROLLOUTS[index].index}`;
+const rolloutLink = (index, position = null) => `#r=${rolloutName(index)}${position === null ? '' : `&p=${position}`}`;

@@ -1,0 +1,166 @@
+// One rollout: the conversation as the model saw it, turn by turn, with what the judge said beside each.
+
+const LONG = 1200; // characters from which a piece of context is folded
+
+let current = null; // the place of the open rollout
+let open = null; // its data
+let limit = HEAD.overview.colour_limit;
+
+const WHY = {
+  scored: 'The teacher read the hint and scored every token of this turn.',
+  no_next_state: 'Nothing answered this turn, so there is nothing to judge it by.',
+  vote_failed: 'Too few votes said that the answer shows what the turn should have done.',
+  judge_error: 'The judge gave no answer, or no vote that could be read.',
+  leaked: 'The hint repeated hidden test code and was dropped.',
+  too_long: 'Hint and turn together do not fit the teacher’s context.',
+  scoring_error: 'The teacher gave no rows, or rows that do not fit the turn.',
+};
+const STATE = { tool: 'a tool result', user: 'the user’s reply', verdict: 'the hidden tests’ verdict' };
+
+function contextPart([role, text, name, unseen]) {
+  if (role === 'template') {
+    if (text.length < LONG / 4) return el('p', { class: 'template' }, spelled(text).replaceAll('·', ' '));
+    return el('details', { class: 'template' }, el('summary', null, `template and tools, ${count(text.length, 'character')}`), el('pre', null, shownText(text)));
+  }
+  const label = [role, name ? ` · ${name}` : '', unseen ? ' · came after the last token' : ''];
+  const body = el('pre', null, shownText(text));
+  const isLong = role === 'system' || text.length > LONG;
+  const inner = isLong
+    ? el('details', null, el('summary', null, el('span', { class: 'who' }, label), el('span', { class: 'first' }, spelled(text.slice(0, 90)).replaceAll('·', ' '), '…')), body)
+    : [el('p', { class: 'who' }, label), body];
+  return el('div', { class: `context r-${role}` }, inner);
+}
+
+function verdictPane(turn, index) {
+  const votesFor = turn.votes.filter((vote) => vote.decision === 1).length;
+  const kind = (vote) => ({ 1: 'for a hint', '-1': 'against' }[vote.decision] ?? 'unreadable');
+  return el('aside', { class: 'verdict', 'aria-label': `What the judge said of turn ${index + 1}` },
+    el('p', null, chip(turn.outcome), turn.role ? ` judged by ${STATE[turn.role]}` : ''),
+    WHY[turn.outcome] ? el('p', { class: 'note' }, WHY[turn.outcome]) : null,
+    turn.error ? el('p', { class: 'error' }, shownText(turn.error)) : null,
+    turn.hint === null ? null : el('blockquote', { class: 'hint' }, el('p', { class: 'who' }, `hint · ${count(turn.hintTokens, 'token')}`), shownText(turn.hint)),
+    turn.votes.length ? el('details', { class: 'votes' },
+      el('summary', null, `${votesFor} of ${count(turn.votes.length, 'vote')} for a hint `,
+        el('span', { class: 'dots', 'aria-hidden': 'true' }, turn.votes.map((vote) => el('i', { class: vote.decision === 1 ? 'yes' : vote.decision === -1 ? 'no' : 'odd' })))),
+      turn.votes.map((vote) => el('div', null, el('p', { class: 'who' }, kind(vote)), el('pre', null, shownText(vote.text))))) : null);
+}
+
+function turnCard(data, index) {
+  const turn = data.turns[index];
+  const length = turn.to - turn.from;
+  const gap = turn.meanGap === null ? 'not scored' : `mean gap ${signed(turn.meanGap, 3)}`;
+  const card = el('section', { class: 'turn', id: `turn-${index}`, 'aria-labelledby': `turn-title-${index}` },
+    el('header', null,
+      el('h2', { id: `turn-title-${index}` }, `Turn ${index + 1}`),
+      turn.calls.length ? el('span', { class: 'calls' }, 'calls ', turn.calls.flatMap((name, i) => [i ? ', ' : '', el('code', null, shownText(name))])) : null,
+      el('span', { class: 'size' }, `${count(length, 'token')}, ${gap}`)),
+    el('div', { class: 'said' }), verdictPane(turn, index));
+  const said = card.querySelector('.said');
+  said.style.minBlockSize = `${Math.min(40000, 1.6 * Math.ceil((length * 4) / 70))}em`;
+  card.build = () => {
+    card.build = () => {};
+    said.style.minBlockSize = '';
+    said.append(...[turn.scored ? strip(data, turn, limit, (at) => goTo(at)) : null, tokenStream(data, turn, index, limit)].filter(Boolean));
+  };
+  return card;
+}
+
+function rolloutHeader(index) {
+  const row = ROLLOUTS[index];
+  const parts = Object.entries(row.reward ?? {}).map(([name, value]) => `${words(name)} ${fixed(value, 2)}`).join(', ');
+  const step = (by, text) => {
+    const to = neighbour(by);
+    return el('a', { class: 'button', href: to === null ? null : rolloutLink(to), 'aria-disabled': to === null ? 'true' : null, role: to === null ? 'link' : null }, text);
+  };
+  const facts = [
+    `score ${fixed(row.score, 4)}${parts ? ` (${parts})` : ''}`,
+    row.passed === null ? null : `${row.passed} of ${row.total} hidden tests passed`,
+    row.stop ? `ended: ${words(row.stop)}` : null,
+    row.toolErrors === null ? null : count(row.toolErrors, 'tool error'),
+    `${number(row.scored)} of ${number(row.sampled)} sampled tokens scored`,
+  ].filter(Boolean);
+  return el('header', { class: 'rollout-head' },
+    el('div', { class: 'steps' }, el('a', { class: 'button back', href: '#rollouts' }, '‹ List'), step(-1, '‹ Previous'), step(1, 'Next ›')),
+    el('h1', { tabindex: '-1' }, shownText(row.task), el('span', { class: 'name' }, ` line ${row.line}, sequence ${row.index}`)),
+    el('ul', { class: 'facts-line' }, facts.map((text) => el('li', null, text))));
+}
+
+function scaleBar() {
+  const value = el('output', { for: 'limit' }, `±${short(limit)} nats`);
+  const input = el('input', { type: 'range', id: 'limit', min: '-1', max: '1.3', step: '0.05', value: String(Math.log10(limit)), 'aria-valuetext': `${short(limit)} nats` });
+  input.addEventListener('input', () => {
+    limit = Number((10 ** Number(input.value)).toPrecision(2));
+    value.textContent = `±${short(limit)} nats`;
+    input.setAttribute('aria-valuetext', `${short(limit)} nats`);
+    ends[0].textContent = `-${short(limit)}`;
+    ends[1].textContent = `+${short(limit)}`;
+    redraw();
+  });
+  const ends = [el('span', null, `-${short(limit)}`), el('span', null, `+${short(limit)}`)];
+  const steps = Array.from({ length: 2 * LEVELS + 1 }, (_, i) => el('i', { class: i < LEVELS ? `n${LEVELS - i}` : i > LEVELS ? `p${i - LEVELS}` : null }));
+  return el('div', { class: 'scale' },
+    el('span', { class: 'ramp', role: 'img', 'aria-label': 'Colours from orange, the hint makes the token less likely, to blue, more likely' }, ends[0], el('span', { class: 'steps' }, steps), ends[1]),
+    el('label', { for: 'limit' }, 'Colour limit ', input), value,
+    el('label', null, el('input', { type: 'checkbox', id: 'signs', checked: !document.body.classList.contains('no-signs'), onchange: (event) => document.body.classList.toggle('no-signs', !event.target.checked) }), ' show spaces'));
+}
+
+function redraw() {
+  const pane = byId('rollout-pane');
+  recolour(pane, open, limit);
+  for (const old of pane.querySelectorAll('.strip')) {
+    const index = Number(old.closest('.turn').id.slice('turn-'.length));
+    old.replaceWith(strip(open, open.turns[index], limit, (at) => goTo(at)));
+  }
+}
+
+// Turns are built when they come near, and the others one by one while nothing else is to do.
+function buildTurns(cards) {
+  const watch = new IntersectionObserver((entries) => {
+    for (const entry of entries) if (entry.isIntersecting) { entry.target.build(); watch.unobserve(entry.target); }
+  }, { rootMargin: '1200px' });
+  cards.forEach((card) => watch.observe(card));
+  const idle = window.requestIdleCallback ?? ((work) => setTimeout(work, 50));
+  const next = (place) => {
+    if (place >= cards.length || !cards[place].isConnected) return;
+    cards[place].build();
+    idle(() => next(place + 1));
+  };
+  idle(() => next(0));
+}
+
+async function openRollout(index) {
+  closeDetail();
+  current = index;
+  markCurrent();
+  const data = await rolloutData(index);
+  if (current !== index) return;
+  open = data;
+  const cards = data.turns.map((_, turn) => turnCard(data, turn));
+  const body = el('div', { class: 'conversation' },
+    data.contexts.map((parts, place) => [parts.map(contextPart), cards[place] ?? null]));
+  byId('rollout-pane').replaceChildren(rolloutHeader(index), scaleBar(), body);
+  followTokens(body, data);
+  buildTurns(cards);
+  document.title = `${ROLLOUTS[index].task} ${rolloutName(index)}, distillation report`;
+}
+
+// To a sampled token: build its turn, bring it into sight, give it the focus.
+function goTo(at) {
+  const card = byId(`turn-${open.turnOf(at)}`);
+  if (!card) return;
+  card.build();
+  const token = card.querySelector(`.t[data-at="${at}"]`);
+  token.scrollIntoView({ block: 'center' });
+  token.focus({ preventScroll: true });
+}
+
+function goToTurn(step) {
+  if (!open) return;
+  const scored = open.turns.map((turn, index) => (turn.scored ? index : -1)).filter((index) => index >= 0);
+  const edge = 140;
+  const tops = scored.map((index) => byId(`turn-${index}`).getBoundingClientRect().top);
+  const next = step > 0 ? scored.find((_, i) => tops[i] > edge + 4) : scored.filter((_, i) => tops[i] < edge - 4).at(-1);
+  if (next === undefined) return;
+  byId(`turn-${next}`).build();
+  byId(`turn-${next}`).scrollIntoView({ block: 'start' });
+}

@@ -1,0 +1,57 @@
+"""What stands in a file of scored groups, recounted for the tests of the report."""
+
+from typing import Any, NamedTuple
+
+
+class Scored(NamedTuple):
+    """A scored token of the file: where it stands, and its gap."""
+
+    line: int
+    index: int
+    position: int
+    gap: float
+
+
+def scored_tokens(groups: list[dict[str, Any]]) -> list[Scored]:
+    """All scored tokens, the largest gap first."""
+    found = [
+        Scored(line, index, position, row[0] - group["inference_logprobs"][index][position])
+        for line, group in enumerate(groups, start=1)
+        for index, rows in enumerate(group["distill_logprobs"])
+        for position, row in enumerate(rows)
+        if row
+    ]
+    return sorted(found, key=lambda token: -abs(token.gap))
+
+
+def place(token: Scored) -> str:
+    return f"#r={token.line}.{token.index}&p={token.position}"
+
+
+def sampled_before(group: dict[str, Any], token: Scored) -> int:
+    return sum(mask != -100 for mask in group["masks"][token.index][: token.position])
+
+
+class ScoredTurn(NamedTuple):
+    line: int
+    index: int
+    turn: int
+
+
+def first_scored(groups: list[dict[str, Any]]) -> ScoredTurn:
+    """The first scored turn of the first rollout whose own first turn is not scored."""
+    return next(
+        ScoredTurn(line, index, outcomes.index("scored"))
+        for line, group in enumerate(groups, start=1)
+        for index, overrides in enumerate(group["overrides"])
+        for outcomes in [[turn["outcome"] for turn in overrides["opd"]["turns"]]]
+        if "scored" in outcomes[1:] and outcomes[0] != "scored"
+    )
+
+
+def peak_x(card: Any, group: dict[str, Any], token: Scored) -> float:
+    """Where on the strip of its turn a token is, in pixels; a turn of up to 120 tokens has a bar for each."""
+    spans = (turn["span"] for turn in group["overrides"][token.index]["opd"]["turns"])
+    start, end = next(span for span in spans if span[0] <= token.position < span[1])
+    box = card.locator(".strip").bounding_box()
+    return box["width"] * (token.position - start + 0.5) / (end - start)

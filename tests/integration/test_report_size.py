@@ -1,0 +1,109 @@
+"""A report of 200 rollouts of 4,000 tokens: its size, how soon it is there, and whether it scrolls."""
+
+import json
+import time
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser
+from transformers import AutoTokenizer
+
+from agentic_opd.report.page import write_report
+from agentic_opd.report.read import read_run
+
+from .browser import opened
+from .conftest import MODEL, ROOT, DemoRun
+
+pytestmark = pytest.mark.vllm
+
+ROLLOUTS, TOKENS = 200, 4000
+
+
+def varied(value: Any, random: Random) -> Any:
+    """Other numbers of the same kind, so that what is repeated packs no better than what is not."""
+    if isinstance(value, list) and value and isinstance(value[0], int):
+        return [value[0], *random.sample([i for i in range(1500) if i != value[0]], len(value) - 1)]
+    if isinstance(value, list):
+        factor = random.uniform(1, 1.3)
+        return [round(logprob * factor, 4) for logprob in value]
+    return value if value > 0 else value * random.uniform(0.7, 1.3)
+
+
+def grown(group: dict[str, Any], index: int, random: Random) -> dict[str, Any]:
+    """One rollout of the group, as a group, whose turns and what lies between them are repeated up to TOKENS tokens."""
+    names = ("tokens", "masks", "inference_logprobs", "distill_token_ids", "distill_logprobs")
+    arrays = {name: list(group[name][index]) for name in names}
+    turns = list(group["overrides"][index]["opd"]["turns"])
+    messages = list(group["messages"][index])
+    first = turns[0]["span"][0]
+    body, repeated = {name: arrays[name][first:] for name in names}, list(turns)
+    said = next(i for i, message in enumerate(messages) if message["role"] == "assistant")
+    again = messages[said:]
+    while len(arrays["tokens"]) + len(body["tokens"]) <= TOKENS:
+        shift = len(arrays["tokens"]) - first
+        for turn in repeated:
+            place = None if turn["insert_at"] is None else turn["insert_at"] + shift
+            turns.append({**turn, "span": [position + shift for position in turn["span"]], "insert_at": place})
+        messages += again
+        for name in names:
+            arrays[name] += body[name]
+    for name in ("inference_logprobs", "distill_logprobs", "distill_token_ids"):
+        arrays[name] = [varied(value, random) for value in arrays[name]]
+    one = {name: [values] for name, values in arrays.items()}
+    overrides = {**group["overrides"][index], "opd": {"turns": turns}}
+    return {**group, **one, "scores": [group["scores"][index]], "messages": [messages], "overrides": [overrides]}
+
+
+@pytest.fixture(scope="module")
+def large(demo: DemoRun, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("large")
+    rollouts = [
+        (group, index)
+        for group in demo.groups
+        for index, overrides in enumerate(group["overrides"])
+        if any(turn["outcome"] == "scored" for turn in overrides["opd"]["turns"])
+    ]
+    path = folder / "groups.jsonl"
+    with path.open("w") as file:
+        for place in range(ROLLOUTS):
+            file.write(json.dumps(grown(*rollouts[place % len(rollouts)], Random(place))) + "\n")
+    run = read_run(path)
+    assert run.left_out == ()
+    lengths = [len(rollout.tokens_T) for rollout in run.rollouts]
+    assert len(lengths) == ROLLOUTS
+    assert min(lengths) > 0.7 * TOKENS
+    scored = sum(int(rollout.is_scored_S.sum()) for rollout in run.rollouts)
+    assert scored > 0.2 * sum(lengths)
+    write_report(run, path.with_suffix(".html"), AutoTokenizer.from_pretrained(ROOT / MODEL))
+    return path.with_suffix(".html")
+
+
+def test_it_is_small_opens_at_once_and_scrolls(large: Path, browser: Browser) -> None:
+    assert large.stat().st_size < 25e6
+    start = time.monotonic()
+    with opened(browser, large) as report:
+        report.page.locator("#overview .fact").first.wait_for()
+        assert time.monotonic() - start < 3
+        assert report.page.locator("#list li").count() == ROLLOUTS
+        start = time.monotonic()
+        report.go("#r=7.0")
+        report.page.locator("#turn-0 .t").first.wait_for()
+        assert time.monotonic() - start < 1.5
+        frames = report.page.evaluate(
+            """async () => {
+              const times = [];
+              let last = performance.now();
+              for (let i = 0; i < 60; i++) {
+                window.scrollBy(0, 300);
+                await new Promise(requestAnimationFrame);
+                times.push(performance.now() - last);
+                last = performance.now();
+              }
+              return times.sort((a, b) => a - b);
+            }"""
+        )
+        assert report.page.evaluate("scrollY") > 5000
+        assert frames[30] < 50
+        assert frames[57] < 200

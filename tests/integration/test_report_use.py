@@ -1,0 +1,152 @@
+"""The report of a real run, in a real browser: finding one's way, by mouse, keys and links, in any colours."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser
+
+from .browser import Report, opened
+from .conftest import DemoRun
+from .report_facts import Scored, first_scored, place, sampled_before, scored_tokens
+
+pytestmark = pytest.mark.vllm
+
+
+@pytest.fixture(scope="module")
+def groups(demo: DemoRun) -> list[dict[str, Any]]:
+    return demo.groups
+
+
+@pytest.fixture
+def report(browser: Browser, demo: DemoRun) -> Iterator[Report]:
+    with opened(browser, demo.path.with_suffix(".html")) as report:
+        yield report
+
+
+@pytest.fixture(scope="module")
+def tokens(groups: list[dict[str, Any]]) -> list[Scored]:
+    return scored_tokens(groups)
+
+
+def test_rollouts_are_filtered_sorted_and_searched(
+    report: Report, groups: list[dict[str, Any]], tokens: list[Scored]
+) -> None:
+    page = report.page
+    report.go("#rollouts")
+    rollouts = [
+        (group["group_overrides"]["task_id"], score, overrides)
+        for group in groups
+        for score, overrides in zip(group["scores"], group["overrides"], strict=True)
+    ]
+    assert len(report.texts("#list li")) == len(rollouts) == 32
+    page.select_option("#filter-task", "builtin/fizzbuzz")
+    assert report.texts("#list .task") == ["builtin/fizzbuzz"] * 4
+    page.select_option("#filter-task", "")
+    page.select_option("#filter-hint", "yes")
+    hinted = [one for one in rollouts if any(turn["hint"] for turn in one[2]["opd"]["turns"])]
+    assert len(report.texts("#list li")) == len(hinted)
+    assert report.texts("#list-count") == [f"{len(hinted)} of 32 rollouts"]
+    page.select_option("#filter-hint", "any")
+    page.select_option("#filter-outcome", "vote_failed")
+    failed = [one for one in rollouts if any(turn["outcome"] == "vote_failed" for turn in one[2]["opd"]["turns"])]
+    assert len(report.texts("#list li")) == len(failed)
+    page.select_option("#filter-outcome", "")
+    page.select_option("#filter-score", "passed")
+    assert len(report.texts("#list li")) == sum(
+        one[2]["verification"]["passed"] == one[2]["verification"]["total"] for one in rollouts
+    )
+    page.select_option("#filter-score", "any")
+    page.select_option("#sort", "score")
+    assert page.locator("#list .score").all_text_contents() == [
+        f"{score:.2f}" for score in sorted(one[1] for one in rollouts)
+    ]
+    page.select_option("#sort", "largest")
+    largest = tokens[0]
+    assert report.texts("#list .sub")[0].split()[0] == f"{largest.line}.{largest.index}"
+    hint = next(turn["hint"] for one in hinted for turn in one[2]["opd"]["turns"] if turn["hint"])
+    page.fill("#search", hint.upper())
+    saying = [one for one in rollouts if hint in json.dumps(one[2], ensure_ascii=False)]
+    report.wait_until(f"document.querySelectorAll('#list li').length === {len(saying)}")
+
+
+def test_a_link_comes_back_to_the_token(
+    report: Report, browser: Browser, groups: list[dict[str, Any]], tokens: list[Scored]
+) -> None:
+    token = tokens[1]
+    report.go(f"#r={token.line}.{token.index}")
+    at = sampled_before(groups[token.line - 1], token)
+    report.page.locator(f'.t[data-at="{at}"]').click()
+    assert report.page.url == f"{report.url}{place(token)}"
+    numbers = report.texts("#detail dd")
+    with opened(browser, Path(report.url.removeprefix("file://")), place(token)) as other:
+        other.page.wait_for_selector("#detail:not([hidden])")
+        assert other.texts("#detail dd") == numbers
+        assert other.page.evaluate("document.activeElement.dataset.at") == str(at)
+        box = other.page.locator(f'.t[data-at="{at}"]').bounding_box()
+        assert box is not None
+        assert 0 < box["y"] < 860
+        other.page.evaluate(f"location.hash = '{place(tokens[2])}'")
+        other.wait_until(f"document.querySelector('#detail .note').textContent.includes('{tokens[2].position},')")
+
+
+def test_everything_can_be_done_with_keys(report: Report, groups: list[dict[str, Any]]) -> None:
+    page = report.page
+    report.go("#rollouts")
+    for key, name in (("j", "1.0"), ("j", "1.1"), ("ArrowRight", "1.2"), ("k", "1.1"), ("ArrowLeft", "1.0")):
+        page.keyboard.press(key)
+        report.wait_until(f"document.title.includes('{name}')")
+    page.locator("#turn-0 .t").first.wait_for()
+    page.locator("#turn-0 .t").first.focus()
+    start = groups[0]["overrides"][0]["opd"]["turns"][0]["span"][0]
+    for key, position in (("ArrowRight", start + 1), ("ArrowRight", start + 2), ("ArrowLeft", start + 1)):
+        page.keyboard.press(key)
+        assert page.url.endswith(f"&p={position}")
+        assert f"position {position}," in report.texts("#detail .note")[0]
+    page.keyboard.press("Escape")
+    assert page.locator("#detail").is_hidden()
+    scored = first_scored(groups)
+    report.go(f"#r={scored.line}.{scored.index}")
+    page.wait_for_selector(f"#turn-{scored.turn} .t")
+    page.evaluate("scrollTo(0, 0)")
+    page.keyboard.press("n")
+    assert 0 < page.locator(f"#turn-{scored.turn}").bounding_box()["y"] < 430
+    page.keyboard.press("/")
+    report.wait_until("document.activeElement.id === 'search'")
+    page.keyboard.type("jk?")
+    assert page.input_value("#search") == "jk?"
+    page.locator("#help-open").click()
+    assert page.locator("#help").is_visible()
+    page.keyboard.press("Escape")
+    assert page.locator("#help").is_hidden()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_colours_follow_the_system_and_the_button(browser: Browser, demo: DemoRun, scheme: Any) -> None:
+    def brightness(report: Report) -> int:
+        colour = report.page.evaluate("getComputedStyle(document.body).backgroundColor")
+        return sum(int(part) for part in colour.removeprefix("rgb(").removesuffix(")").split(",")) // 3
+
+    with opened(browser, demo.path.with_suffix(".html"), color_scheme=scheme) as report:
+        before = brightness(report)
+        report.page.locator("#theme").click()
+        after = brightness(report)
+    assert (before > 200, after > 200) == ((True, False) if scheme == "light" else (False, True))
+    assert min(before, after) < 60
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 400])
+def test_nothing_keeps_anyone_out(
+    browser: Browser, demo: DemoRun, tokens: list[Scored], scheme: Any, width: int
+) -> None:
+    """axe-core, in every view; and nothing is wider than the screen."""
+    path = demo.path.with_suffix(".html")
+    for view in ("#overview", "#rollouts", f"#r={tokens[0].line}.{tokens[0].index}", place(tokens[0])):
+        with opened(browser, path, view, width=width, color_scheme=scheme) as report:
+            if view.startswith("#r="):
+                report.page.locator("#turn-0 .t").first.wait_for()
+            assert report.violations() == [], view
+            assert report.page.evaluate("document.documentElement.scrollWidth") <= width, view

@@ -1,0 +1,64 @@
+from typing import Any
+
+from agentic_opd.report.findings import findings
+from agentic_opd.report.numbers import overview
+
+from .sample import SCORED, UNSCORED, group, rollouts, with_records
+
+
+def found(*groups: Any) -> str:
+    read = rollouts(*groups)
+    return "\n".join(findings(overview(read), read))
+
+
+def record(base: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    return {**base, **changes}
+
+
+def test_nothing_is_said_where_all_is_well() -> None:
+    votes = [{"decision": 1, "hint": SCORED["hint"], "text": "yes"}]
+    assert found(with_records(record(SCORED, votes=votes), UNSCORED)) == ""
+
+
+def test_no_hints_at_all_and_why() -> None:
+    failed = record(UNSCORED, span=[3, 5])
+    text = found(with_records(failed, UNSCORED))
+    assert "No turn has a hint" in text
+    assert "4 of 4 turns ended in vote_failed: too few votes were for a hint" in text
+    errors = [record(one, outcome="judge_error", votes=[]) for one in (failed, UNSCORED)]
+    assert "look at its words" in found(with_records(*errors))
+
+
+def test_failures_are_counted() -> None:
+    late = record(SCORED, outcome="scoring_error")
+    assert "2 of 4 turns ended in scoring_error" in found(with_records(late, UNSCORED))
+    unread = [{"decision": None, "hint": None, "text": "hm"}] * 3
+    assert "8 of 10 votes could not be read" in found(with_records(SCORED, record(UNSCORED, votes=unread)))
+
+
+def test_one_hint_everywhere() -> None:
+    assert "One hint is 4 of all 4, over 2 tasks" in found(group("a"), group("b"))
+    assert "One hint" not in found(group("a"), group("a"))
+
+
+def test_hints_that_quote_the_tests() -> None:
+    assert "2 hints quoted the hidden tests" in found(with_records(SCORED, record(UNSCORED, outcome="leaked")))
+    for hint in ("It must hold that f(3) == 4 here.", "Think of assert solve([]) is None."):
+        quoted = record(SCORED, hint=hint, votes=[{"decision": 1, "hint": hint, "text": hint}])
+        assert "2 accepted hints look like test code" in found(with_records(quoted, UNSCORED))
+    calm = record(SCORED, hint="Assert nothing; use == to compare (as above).")
+    assert "look like test code" not in found(with_records(calm, UNSCORED))
+
+
+def test_gaps_within_noise_and_noise_that_is_large() -> None:
+    loud = group()
+    loud["group_overrides"]["opd"]["noise_floor"] = 1.5
+    text = found(loud)
+    assert "100% of the gaps are within noise" in text
+    assert "up to 1.5 nats away" in text
+    assert "noise" not in found(group())
+
+
+def test_a_file_without_distillation() -> None:
+    bare = {name: group()[name] for name in ("tokens", "masks", "scores", "inference_logprobs")}
+    assert found({**bare, "group_overrides": {}}).startswith("Nothing was distilled")

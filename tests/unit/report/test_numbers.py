@@ -1,0 +1,73 @@
+import pytest
+
+from agentic_opd.report.numbers import Overview, overview, turn_gaps
+from agentic_opd.report.rollouts import Rollout
+
+from .sample import HINT, SCORED, UNSCORED, group, rollouts, with_records
+
+
+def numbers(*read: Rollout) -> Overview:
+    return overview(read)
+
+
+def test_everything_is_counted() -> None:
+    """Two groups of two rollouts, each with a scored turn of two tokens and another turn of two."""
+    shown = numbers(*rollouts(group("a"), group("b", passed=(4, 4))))
+    assert (shown.groups, shown.rollouts, shown.turns, shown.hints) == (2, 4, 8, 4)
+    assert (shown.tokens, shown.sampled_tokens, shown.scored_tokens) == (32, 16, 8)
+    assert shown.passed == 3
+    assert shown.mean_score == pytest.approx((1 + 0.25 + 1 + 1) / 4)
+    assert shown.mean_gap == pytest.approx((0.4 - 1.0) / 2)
+    assert shown.positive_gaps == 0.5
+    assert shown.noise_floor == 2e-6
+    assert shown.colour_limit == 1.0
+    assert [(row.task, row.passed, row.hints, row.turns, row.scored_tokens) for row in shown.by_task] == [
+        ("a", 1, 2, 4, 4),
+        ("b", 2, 2, 4, 4),
+    ]
+    (hint,) = shown.hint_rows
+    assert (hint.text, hint.times, hint.tasks, hint.rollout, hint.position) == (HINT, 4, 2, 0, 3)
+    assert hint.mean_gap == pytest.approx(-0.3)
+    assert [(row.rollout, row.sampled, round(row.gap, 6)) for row in shown.gap_rows[:2]] == [(0, 0, 0.4), (1, 0, 0.4)]
+    assert [row.gap for row in shown.gap_rows[4:]] == pytest.approx([-1.0] * 4)
+
+
+def test_the_funnel_loses_every_turn_at_one_stage() -> None:
+    names = ("no_next_state", "judge_error", "leaked", "vote_failed")
+    lost = [{**UNSCORED, "span": [3, 5], "outcome": name} for name in names]
+    lost[0]["next_state_role"] = None
+    for record in lost[1:]:
+        record["next_state_role"] = "tool"
+    late = {**SCORED, "span": [6, 8], "outcome": "too_long"}
+    read = [one for record in lost for one in rollouts(with_records(record, late))] + rollouts(group())
+    stages = {stage.name: stage.turns for stage in numbers(*read).funnel}
+    # 10 rollouts of 2 turns: 8 too long, 2 scored, 2 of each that is lost, and the 2 failed votes of the last group.
+    assert stages == {"all turns": 20, "with a next state": 18, "voted on": 16, "with a hint": 10, "scored": 2}
+    assert numbers(*read).funnel[3].lost == {"vote_failed": 4, "leaked": 2}
+
+
+def test_distributions_count_everything_once() -> None:
+    shown = numbers(*rollouts(group(), group()))
+    counted = {one.name: dict(zip(one.labels, one.counts, strict=True)) for one in shown.distributions}
+    assert counted["score"]["0.9 to 1"] == 2
+    assert counted["score"]["0.2 to 0.3"] == 2
+    assert counted["reward: efficiency"]["0.5 to 0.6"] == 4
+    assert counted["votes for a hint"] == {"0": 4, "1": 4, "2": 0}
+    assert counted["hint length"]["30 to 39"] == 4
+    gaps = counted["token gap"]
+    assert (gaps["0.3 to 1"], gaps["-3 to -1"] + gaps["-1 to -0.3"], sum(gaps.values())) == (4, 4, 8)
+    assert [one.n for one in shown.distributions if one.name == "token gap"] == [8]
+
+
+def test_a_file_without_distillation_has_no_numbers_of_it() -> None:
+    bare = {name: group()[name] for name in ("tokens", "masks", "scores", "inference_logprobs")}
+    shown = numbers(*rollouts({**bare, "group_overrides": {}}))
+    assert (shown.funnel, shown.hint_rows, shown.gap_rows) == ((), (), ())
+    assert (shown.passed, shown.mean_gap, shown.positive_gaps, shown.noise_floor) == (None, None, None, None)
+    assert [one.name for one in shown.distributions] == ["score"]
+
+
+def test_the_gaps_of_a_turn_are_its_own() -> None:
+    one = rollouts()[0]
+    assert turn_gaps(one, one.turns[0]).tolist() == pytest.approx([0.4, -1.0])
+    assert turn_gaps(one, one.turns[1]).tolist() == []
