@@ -33,6 +33,8 @@ class JsonClient:
     timeout_s: float = 600.0
     retry_s: float = 60.0
     hint: str = "scripts/serve_vllm MODEL starts one."
+    connections: int = field(default=0, init=False)
+    """Opened so far. While it stays the same, one process answers."""
     _session: aiohttp.ClientSession | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -83,12 +85,18 @@ class JsonClient:
 
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None or self._session.closed:
+            trace = aiohttp.TraceConfig()
+            trace.on_connection_create_end.append(self._count_connection)
             self._session = aiohttp.ClientSession(
                 headers={"Authorization": f"Bearer {self.api_key}"} if self.api_key else {},
                 timeout=aiohttp.ClientTimeout(total=self.timeout_s, sock_connect=10),
                 connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=2),
+                trace_configs=[trace],
             )
         return self._session
+
+    async def _count_connection(self, *_: object) -> None:
+        self.connections += 1
 
     async def close(self) -> None:
         """Close pooled connections."""

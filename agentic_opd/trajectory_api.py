@@ -43,6 +43,8 @@ class QueueStatus(BaseModel):
     queue_size: int
     self_queue_size: int = 0
     env_weight: float = Field(default=1.0, ge=0.0)
+    unallocated_fraction: float = 1.0
+    """Of each batch: what no environment was promised (`min_batch_allocation`)."""
 
 
 class UnknownEnvError(Exception):
@@ -67,6 +69,11 @@ class TrajectoryApi:
         """Make a client; nothing is asked yet."""
         self.url = url
         self._client = JsonClient(url, retry_s=0.0, timeout_s=120.0, hint=_HINT)
+
+    @property
+    def connections(self) -> int:
+        """Connections opened so far; while it stays the same, one process answers."""
+        return self._client.connections
 
     async def register(self, env: EnvDescription) -> Registration | None:
         """Register; None where no trainer has asked for a batch yet.

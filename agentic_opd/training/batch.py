@@ -9,6 +9,7 @@ from torch import Tensor
 
 from agentic_opd.errors import AlignmentError
 from agentic_opd.types import IGNORED
+from agentic_opd.wire_turns import scored_positions
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,17 @@ class TrainBatch:
         """Positions that hold a distillation row, bool [B, T]."""
         return self.entries_BTK.any(-1)
 
+    @property
+    def common_prompt(self) -> int:
+        """How many positions all sequences start with alike, before the last one that no sequence needs a loss at."""
+        alike = (self.tokens_BT == self.tokens_BT[:1]).all(0) & self.attended_BT.all(0) & ~self.sampled_BT.any(0)
+        return max(0, int(alike.long().cumprod(0).sum()) - 1)
+
+    def after(self, position: int) -> "TrainBatch":
+        """The same without the positions before this one."""
+        kept = {field.name: getattr(self, field.name) for field in fields(self)}
+        return TrainBatch(**{name: t if name.endswith("_B") else t[:, position:] for name, t in kept.items()})
+
     def rows(self, index: Sequence[int]) -> "TrainBatch":
         """The sequences of these indices, cut to the longest of them."""
         length = int(self.attended_BT[list(index)].sum(-1).max())
@@ -67,9 +79,13 @@ class TrainBatch:
 def make_batch(groups: Sequence[Mapping[str, Any]]) -> TrainBatch:
     """Pad the sequences of all groups, in order.
 
+    Where a sequence's overrides hold turn records, only the spans of scored turns get entries: the K = 1 form fills all
+    other sampled positions with the student's own logprob, and nothing else tells those from scored ones.
+
     Raises:
         AlignmentError: a group's fields disagree in length; a row is not at a sampled position, does not start with the
-            sampled token, or repeats one. It says which group, sequence and position.
+            sampled token, repeats one, or has several entries outside of the scored turns. It says which group,
+            sequence and position.
     """
     sequences = [row for number, group in enumerate(groups) for row in _sequences(number, group)]
     if not sequences:
@@ -94,7 +110,7 @@ def make_batch(groups: Sequence[Mapping[str, Any]]) -> TrainBatch:
         batch.sampled_BT[i, :length] = torch.tensor(row.masks) != IGNORED
         batch.old_BT[i, :length] = torch.where(batch.sampled_BT[i, :length], torch.tensor(row.old), 0.0)
         for position, (ids, logprobs) in enumerate(zip(row.ids, row.logprobs, strict=True)):
-            if ids and row.masks[position] != IGNORED:
+            if ids and row.masks[position] != IGNORED and row.may_hold(position):
                 batch.teacher_ids_BTK[i, position, : len(ids)] = torch.tensor(ids)
                 batch.teacher_BTK[i, position, : len(ids)] = torch.tensor(logprobs)
                 batch.entries_BTK[i, position, : len(ids)] = True
@@ -120,6 +136,12 @@ class _Sequence:
     ids: list[list[int]]
     logprobs: list[list[float]]
     score: float
+    scored: frozenset[int] | None
+    """Positions of scored turns, by the turn records; None where there are none."""
+
+    def may_hold(self, position: int) -> bool:
+        """Whether a row at this position is about a scored turn."""
+        return self.scored is None or position in self.scored
 
 
 def _sequences(number: int, group: Mapping[str, Any]) -> Iterator[_Sequence]:
@@ -131,17 +153,29 @@ def _sequences(number: int, group: Mapping[str, Any]) -> Iterator[_Sequence]:
         "ids": group.get("distill_token_ids") or empty,
         "logprobs": group.get("distill_logprobs") or empty,
     }
-    for name, part in {**parts, "score": group["scores"]}.items():
+    overrides: list[Mapping[str, Any]] = group.get("overrides") or [{} for _ in tokens]
+    for name, part in {**parts, "score": group["scores"], "overrides": overrides}.items():
         if len(part) != len(tokens):
-            raise AlignmentError(f"group {number}: {len(tokens)} sequences, but {_WIRE[name]}: {len(part)}")
+            raise AlignmentError(f"group {number}: {len(tokens)} sequences, but {_WIRE.get(name, name)}: {len(part)}")
     for i, row in enumerate(tokens):
         fields_T = {name: part[i] for name, part in parts.items()}
         for name, part in fields_T.items():
             if len(part) != len(row):
                 raise AlignmentError(f"group {number}, sequence {i}: {len(row)} tokens, but {_WIRE[name]}: {len(part)}")
-        sequence = _Sequence(group=number, tokens=row, score=group["scores"][i], **fields_T)
-        _check_rows(sequence, f"group {number}, sequence {i}")
+        where = f"group {number}, sequence {i}"
+        scored = _scored_positions(overrides[i], where)
+        sequence = _Sequence(group=number, tokens=row, score=group["scores"][i], scored=scored, **fields_T)
+        _check_rows(sequence, where)
         yield sequence
+
+
+def _scored_positions(overrides: Mapping[str, Any], where: str) -> frozenset[int] | None:
+    if "opd" not in overrides:
+        return None
+    try:
+        return scored_positions(overrides["opd"]["turns"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise AlignmentError(f"{where}: the turn records in its overrides can't be read: {error!r}") from error
 
 
 def _check_rows(row: _Sequence, where: str) -> None:
@@ -158,6 +192,8 @@ def _check_rows(row: _Sequence, where: str) -> None:
             what = f"starts with token {ids[0]}, but {row.tokens[position]} was sampled"
         elif len(set(ids)) != len(ids):
             what = "holds a token twice"
+        elif len(ids) > 1 and not row.may_hold(position):
+            what = "is outside of the scored turns"
         else:
             continue
         raise AlignmentError(f"{where}, position {position}: the distillation row {what}")

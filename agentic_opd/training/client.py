@@ -2,6 +2,8 @@
 
 import asyncio
 import logging
+from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from agentic_opd.errors import ServerUnreachableError
@@ -12,20 +14,31 @@ logger = logging.getLogger(__name__)
 
 _POLL_S = 0.2
 _PATIENCE_S = 1.0
+_REMEMBERED = 100_000
+"""Groups whose ids are kept, to know them again."""
 
 
 class TrainerClient:
-    """Waits for the API where it is away, and registers again with one that was restarted."""
+    """Waits for the API where it is away, and registers again with one that was restarted.
+
+    A group that comes twice is handed out once: where the API's answer to it was lost, `serve` sends it again, with the
+    same `group_overrides["group_id"]`, and the API can't tell. `duplicates` counts them; such a batch is smaller.
+    """
 
     def __init__(self, config: TrainerConfig) -> None:
         """Make a client; nothing is asked yet."""
         self._config = config
+        self.duplicates = 0
+        self._seen: dict[str, None] = {}
         self._client = JsonClient(
             config.api_url, retry_s=0.0, hint="run-api --host 127.0.0.1 --port PORT starts a trajectory API."
         )
 
     async def register(self, step: int) -> None:
         """Present this trainer, which is at `step`. The first request for a batch opens the API to environments.
+
+        An API that an earlier run has left at another step, or with batches of another size, is reset, and what it had
+        queued is dropped: it counts batches that no trainer has, so environments would end before the trainer does.
 
         Raises:
             ServerRequestError: the API refused it.
@@ -44,13 +57,31 @@ class TrainerClient:
         said = False
         while True:
             try:
+                await self._reset_what_is_not(step)
                 await self._client.post("/register", registration)
-                return
+                if (await self._client.get("/info"))["batch_size"] > 0:
+                    return
+                await self._reset()  # A group that came between the two keeps the API from taking a registration in.
             except ServerUnreachableError as error:
                 if not said:
                     logger.warning("waiting for the trajectory API: %s", error)
                 said = True
                 await asyncio.sleep(_PATIENCE_S)
+
+    async def _reset_what_is_not(self, step: int) -> None:
+        status, info = await self._client.get("/status"), await self._client.get("/info")
+        found, ours = (status["current_step"], info["batch_size"]), (step, self._config.batch_size)
+        if info["batch_size"] > 0 and found != ours:
+            logger.warning(
+                "the trajectory API is at step %d with batches of %d, this trainer at %d with batches of %d: it is "
+                "reset, and the groups that it has queued are dropped (%d, and batches that it has made up already)",
+                *(*found, *ours, status["queue_size"]),
+            )
+            await self._reset()
+
+    async def _reset(self) -> None:
+        with suppress(ServerUnreachableError):  # What it answers is no JSON.
+            await self._client.get("/reset_data")
 
     async def batch(self, step: int) -> list[dict[str, Any]]:
         """The next batch, a list of scored groups, for the trainer's `step`.
@@ -72,8 +103,23 @@ class TrainerClient:
                 logger.warning("the trajectory API knows no trainer (it was restarted): registering again")
                 await self.register(step)
             elif answer["batch"] is not None:
-                return answer["batch"]
+                fresh = [group for group in answer["batch"] if self._is_fresh(group)]
+                if fresh:
+                    return fresh
             await asyncio.sleep(_POLL_S)
+
+    def _is_fresh(self, group: Mapping[str, Any]) -> bool:
+        group_id = (group.get("group_overrides") or {}).get("group_id")
+        if group_id is None:
+            return True
+        if group_id in self._seen:
+            self.duplicates += 1
+            logger.warning("the group %s came twice: it is trained on once", group_id)
+            return False
+        self._seen[group_id] = None
+        if len(self._seen) > _REMEMBERED:
+            del self._seen[next(iter(self._seen))]
+        return True
 
     async def close(self) -> None:
         """Close pooled connections."""

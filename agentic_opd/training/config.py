@@ -31,16 +31,27 @@ class TrainerConfig(BaseModel):
         default=Path("runs/train/weights"), description="The servers' --weights-root: where pushed weights are written."
     )
     push_every: int = Field(default=1, ge=1, description="Steps between two pushes.")
+    pushes_kept: int = Field(
+        default=2, ge=2, description="Pushed weights that stay on disk; a server may be reading those before the last."
+    )
     probe_tolerance: float = Field(
         default=1e-3,
         gt=0,
-        description="Largest difference (nats) between the server's logprobs and the trainer's own after a push.",
+        description="Largest difference (nats) between the server's logprobs and the trainer's own after a push. With "
+        "bf16 it is 0.25 unless set: what rounding makes of unlikely tokens.",
     )
 
     total_steps: int = Field(default=100, ge=1, description="Optimizer steps.")
     batch_size: int = Field(default=32, ge=1, description="Sequences a step; a multiple of the group size.")
     max_token_len: int = Field(default=16384, ge=16, description="Longest sequence that is taken.")
-    micro_tokens: int = Field(default=16384, ge=1, description="Padded tokens of one forward pass.")
+    micro_tokens: int = Field(
+        default=16384, ge=1, description="Padded tokens of one forward pass, a shared prompt not counted."
+    )
+    share_prompt: bool = Field(
+        default=True,
+        description="Compute what all sequences of a batch start with once a forward pass, not once a sequence; the "
+        "gradient is the same. Not with gradient_checkpointing, nor with models whose layers keep no key-value cache.",
+    )
     lr: float = Field(default=1e-5, gt=0, description="Learning rate after the warm-up.")
     warmup_steps: int = Field(default=0, ge=0, description="Steps over which the learning rate rises to lr.")
     weight_decay: float = Field(default=0.0, ge=0)
@@ -59,4 +70,8 @@ class TrainerConfig(BaseModel):
     def _check_together(self) -> "TrainerConfig":
         if self.warmup_steps >= self.total_steps:
             raise ValueError(f"warmup_steps ({self.warmup_steps}) must be below total_steps ({self.total_steps})")
+        if self.precision == "bf16" and "probe_tolerance" not in self.model_fields_set:
+            self.probe_tolerance = 0.25
+        if self.gradient_checkpointing and self.share_prompt:
+            raise ValueError("gradient_checkpointing keeps no cache to share a prompt with: set share_prompt to false")
         return self

@@ -13,10 +13,11 @@ CHUNK_VALUES = 2**24
 
 
 def selected_logprobs(logits_BTV: Tensor, ids_BTK: Tensor) -> Tensor:
-    """The logprobs (nats, float32) [B, T, K] that position p - 1's logits give to the tokens `ids_BTK[:, p]` at p.
+    """The logprobs (nats) [B, T, K] that position p - 1's logits give to the tokens `ids_BTK[:, p]` at p.
 
     Row 0 has no logits before it and is 0. Beyond the logits and their gradient, memory grows with K: the normaliser is
-    found chunk by chunk in the forward pass, and the softmax again in the backward pass.
+    found chunk by chunk in the forward pass, and the softmax again in the backward pass. They are float64 for float64
+    logits and else float32.
 
     Args:
         logits_BTV: [B, T, V] of the positions 0 to T - 1, any float dtype.
@@ -33,13 +34,13 @@ def selected_logprobs(logits_BTV: Tensor, ids_BTK: Tensor) -> Tensor:
 
 
 class _Selected(torch.autograd.Function):
-    """logits [N, V], ids [N, K] -> logits at ids minus the row's logsumexp, [N, K] in float32."""
+    """logits [N, V], ids [N, K] -> logits at ids minus the row's logsumexp, [N, K] in `wide` precision."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, ids: Tensor) -> Tensor:
-        norms = torch.cat([chunk.float().logsumexp(-1) for chunk in logits.split(_rows(logits))])
+        norms = torch.cat([wide(chunk).logsumexp(-1) for chunk in logits.split(_rows(logits))])
         ctx.save_for_backward(logits, ids, norms)
-        return logits.gather(-1, ids).float() - norms[:, None]
+        return wide(logits.gather(-1, ids)) - norms[:, None]
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
@@ -49,9 +50,14 @@ class _Selected(torch.autograd.Function):
         rows = _rows(logits)
         parts = (logits, ids, norms, grad, out)
         for logit, index, norm, upstream, target in zip(*(part.split(rows) for part in parts), strict=True):
-            dense = (logit.float() - norm[:, None]).exp_().mul_(-upstream.sum(-1, keepdim=True))
+            dense = (wide(logit) - norm[:, None]).exp_().mul_(-upstream.sum(-1, keepdim=True))
             target.copy_(dense.scatter_add_(-1, index, upstream))
         return out, None
+
+
+def wide(values: Tensor) -> Tensor:
+    """In the precision that sums over a vocabulary need: float64 stays, anything else becomes float32."""
+    return values if values.dtype == torch.float64 else values.float()
 
 
 def _rows(logits: Tensor) -> int:

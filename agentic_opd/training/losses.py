@@ -10,9 +10,12 @@ the two clip bounds, truncated importance sampling as in IMPALA (1802.01561).
 
 import math
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
+
+from agentic_opd.training.logprobs import wide
 
 _LEAST_TAIL = 1e-6
 """Probability that the tail bin holds at least: rows are rounded, so that their sum may reach 1."""
@@ -94,13 +97,8 @@ def reverse_kl(student_BTK: Tensor, teacher_BTK: Tensor, entries_BTK: Tensor) ->
 def jensen_shannon(student_BTK: Tensor, teacher_BTK: Tensor, entries_BTK: Tensor, beta: float = 0.5) -> Tensor:
     """JS = beta KL(teacher || m) + (1 - beta) KL(student || m) with m = beta teacher + (1 - beta) student [B, T].
 
-    The generalised Jensen-Shannon divergence (GKD, arXiv 2306.13649, eq. 1), at most log 2 for beta 0.5.
-
-    Args:
-        student_BTK: The student's logprobs of the row's tokens.
-        teacher_BTK: The teacher's.
-        entries_BTK: Which entries there are.
-        beta: The teacher's share of the mixture, in (0, 1).
+    The generalised Jensen-Shannon divergence (GKD, arXiv 2306.13649, eq. 1), at most log 2 for beta 0.5. Arguments as
+    `forward_kl`; beta is the teacher's share of the mixture, in (0, 1).
     """
     p, q, there = _with_tail(teacher_BTK, student_BTK, entries_BTK)
     m = torch.where(there, torch.logaddexp(p + math.log(beta), q + math.log1p(-beta)), 0.0)
@@ -114,7 +112,7 @@ def _with_tail(teacher_BTK: Tensor, student_BTK: Tensor, entries_BTK: Tensor) ->
     Absent entries get the logprob 0 in both, so that every term of theirs is 0 and so is its gradient.
     """
     rows = []
-    for logprobs in (teacher_BTK.float().detach(), student_BTK.float()):
+    for logprobs in (wide(teacher_BTK).detach(), wide(student_BTK)):
         kept = torch.where(entries_BTK, logprobs, 0.0)
         mass = torch.where(entries_BTK, kept.exp(), 0.0).sum(-1, keepdim=True)
         rows.append(torch.cat((kept, (1.0 - mass).clamp_min(_LEAST_TAIL).log()), -1))
@@ -232,15 +230,14 @@ def combined_loss(
         gaps = token_advantage(inputs.teacher_BTK[..., 0], inputs.old_BT, scored_BT, config.gap_clip)
         values = clipped_surrogate(inputs.student_BT, inputs.old_BT, gaps, scored_BT, *clips)
         parts["token_advantage"] = config.token_advantage, mean_of(values, scored_BT, scored_count)
-    if config.forward_kl:
-        values = weights * forward_kl(*rows)
-        parts["forward_kl"] = config.forward_kl, mean_of(values, scored_BT, scored_count)
-    if config.reverse_kl:
-        values = weights * reverse_kl(*rows)
-        parts["reverse_kl"] = config.reverse_kl, mean_of(values, scored_BT, scored_count)
-    if config.jensen_shannon:
-        values = weights * jensen_shannon(*rows, beta=config.beta)
-        parts["jensen_shannon"] = config.jensen_shannon, mean_of(values, scored_BT, scored_count)
+    divergences = {
+        "forward_kl": (config.forward_kl, forward_kl),
+        "reverse_kl": (config.reverse_kl, reverse_kl),
+        "jensen_shannon": (config.jensen_shannon, partial(jensen_shannon, beta=config.beta)),
+    }
+    for name, (weight, divergence) in divergences.items():
+        if weight:
+            parts[name] = weight, mean_of(weights * divergence(*rows), scored_BT, scored_count)
     if config.grpo:
         routed = inputs.sampled_BT & ~scored_BT if config.route_by_turn else inputs.sampled_BT
         advantages = inputs.advantages_B[:, None].expand_as(inputs.student_BT)

@@ -59,6 +59,21 @@ def logits_of(model: nn.Module, tokens_BT: Tensor, attended_BT: Tensor, precisio
         return model(input_ids=tokens_BT, attention_mask=attended_BT.long(), use_cache=False).logits
 
 
+def logits_after(model: nn.Module, prompt_P: Tensor, tokens_BS: Tensor, attended_BS: Tensor, precision: str) -> Tensor:
+    """The logits [B, S, V] of right-padded sequences that all follow the same prompt, which is computed once.
+
+    The gradient flows through the prompt as if each sequence had its own.
+    """
+    if not len(prompt_P):
+        return logits_of(model, tokens_BS, attended_BS, precision)
+    rows = len(tokens_BS)
+    with torch.autocast(tokens_BS.device.type, torch.bfloat16, enabled=precision == "bf16"):
+        cache = model(input_ids=prompt_P[None], use_cache=True, logits_to_keep=1).past_key_values
+        cache.batch_repeat_interleave(rows)
+        attended = torch.cat((torch.ones_like(prompt_P).expand(rows, -1), attended_BS.long()), 1)
+        return model(input_ids=tokens_BS, attention_mask=attended, past_key_values=cache, use_cache=True).logits
+
+
 def save_weights(model: Any, source: str, folder: Path) -> None:
     """Write what vLLM reads, adapters merged in; the folder appears when it is whole.
 
@@ -69,16 +84,14 @@ def save_weights(model: Any, source: str, folder: Path) -> None:
     """
     fresh = folder.with_name(folder.name + ".new")
     shutil.rmtree(fresh, ignore_errors=True)
-    is_adapted = hasattr(model, "merge_adapter")
-    if is_adapted:
-        model.merge_adapter()
-    try:
-        base = model.get_base_model() if is_adapted else model
-        state = {_plain_name(name): value for name, value in base.state_dict().items() if ".lora_" not in name}
-        base.save_pretrained(fresh, state_dict=state, safe_serialization=True)
-    finally:
-        if is_adapted:
-            model.unmerge_adapter()
+    base = model.get_base_model() if hasattr(model, "merge_adapter") else model
+    state = {_plain_name(name): value for name, value in base.state_dict().items() if ".lora_" not in name}
+    for name, module in base.named_modules():
+        if hasattr(module, "get_delta_weight"):
+            # peft's own merging works in place, and what it takes back again is not what was there, by rounding.
+            merged = module.get_base_layer().weight + module.get_delta_weight("default")
+            state[f"{name}.weight"] = merged.detach().cpu()
+    base.save_pretrained(fresh, state_dict=state, safe_serialization=True)
     for file in Path(source).glob("*") if Path(source).is_dir() else ():
         if file.is_file() and file.suffix != ".safetensors" and not (fresh / file.name).exists():
             shutil.copyfile(file, fresh / file.name)

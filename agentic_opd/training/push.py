@@ -23,8 +23,6 @@ from agentic_opd.types import TeacherRequest
 logger = logging.getLogger(__name__)
 
 _PROBE_TOKENS = 512
-_KEPT = 2
-"""Pushed checkpoints that stay on disk: a server may be reading the one before the last."""
 
 
 class PushMismatchError(ServerMismatchError):
@@ -115,7 +113,7 @@ class WeightPusher:
 
     def _forget_old(self) -> None:
         pushed: Sequence[Path] = sorted(self._config.weights_dir.glob("step-??????"))
-        for folder in pushed[:-_KEPT]:
+        for folder in pushed[: -self._config.pushes_kept]:
             shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -8,7 +8,7 @@ from agentic_opd.training.batch import TrainBatch
 from agentic_opd.training.config import TrainerConfig
 from agentic_opd.training.logprobs import selected_logprobs
 from agentic_opd.training.losses import LossInputs, combined_loss, group_advantages
-from agentic_opd.training.model import logits_of
+from agentic_opd.training.model import logits_after
 
 
 def train_step(
@@ -32,9 +32,11 @@ def train_step(
     gaps = torch.where(scored, batch.teacher_BTK[..., 0] - batch.old_BT, 0.0)
     metrics["gap_mean"] = float(gaps.sum()) / max(counts[0], 1.0)
     optimizer.zero_grad(set_to_none=True)
-    for indices, cpu_part in batch.indexed_parts(config.micro_tokens):
+    shared = batch.common_prompt if config.share_prompt else 0
+    prompt_P = batch.tokens_BT[0, :shared].to(device)
+    for indices, cpu_part in batch.after(shared).indexed_parts(config.micro_tokens):
         part = cpu_part.to(device)
-        inputs = loss_inputs(model, part, advantages_B[indices].to(device), config.precision)
+        inputs = loss_inputs(model, prompt_P, part, advantages_B[indices].to(device), config.precision)
         loss, parts = combined_loss(inputs, config.loss, *counts)
         loss.backward()
         drift = torch.where(part.sampled_BT, (inputs.student_BT.detach() - part.old_BT).abs(), 0.0)
@@ -47,9 +49,11 @@ def train_step(
     return metrics
 
 
-def loss_inputs(model: Any, part: TrainBatch, advantages_B: torch.Tensor, precision: str) -> LossInputs:
-    """Run the model on a part and line up what the loss reads."""
-    logits = logits_of(model, part.tokens_BT, part.attended_BT, precision)
+def loss_inputs(
+    model: Any, prompt_P: torch.Tensor, part: TrainBatch, advantages_B: torch.Tensor, precision: str
+) -> LossInputs:
+    """Run the model on a part, whose sequences follow the prompt, and line up what the loss reads."""
+    logits = logits_after(model, prompt_P, part.tokens_BT, part.attended_BT, precision)
     wanted = torch.cat((part.tokens_BT[..., None], part.teacher_ids_BTK), -1)
     chosen = selected_logprobs(logits, wanted)
     return LossInputs(

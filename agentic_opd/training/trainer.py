@@ -86,6 +86,7 @@ class Trainer:
         metrics["lr"] = float(self.schedule.get_last_lr()[0])
         self.schedule.step()
         metrics |= {"staleness": _staleness(groups, self.step), "score_mean": float(batch.scores_B.mean())}
+        metrics |= {"groups": len(groups), "duplicates": self.client.duplicates}
         self.step += 1
         metrics["step_s"] = time.monotonic() - start
         if self.step % config.push_every == 0 or self.step == config.total_steps:

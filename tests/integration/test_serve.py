@@ -41,6 +41,7 @@ class Serving:
 
 @contextmanager
 def serving(api_url: str, vllm_url: str, folder: Path, *flags: str) -> Generator[Serving]:
+    folder.mkdir(exist_ok=True)
     argv = [
         *(sys.executable, "-m", "agentic_opd.env", "serve", "--config", str(ROOT / "configs" / "demo.yaml")),
         *("--openai.base_url", f"{vllm_url}/v1", "--env.rollout_server_url", api_url),
@@ -105,6 +106,12 @@ def test_batches_are_filled_and_evaluation_runs_beside_it(vllm_server: Any, api:
     samples = [json.loads(line) for line in (evals / "samples.jsonl").read_text().splitlines()]
     assert len(samples) == metrics["eval/samples"] == 8
     assert "opd/hint_rate" in env.said()
+    logged = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in logged] == sorted(line["step"] for line in logged)
+    assert sum(line.get("train/episodes", 0) for line in logged) == 4 * len(written)
+    assert sum(line.get("opd/outcome/scored", 0) for line in logged) > 0
+    assert logged[-1]["eval/pass@1"] == metrics["eval/pass@1"], "the last evaluation is logged too"
+    assert "Evaluation results saved" not in env.said()
 
 
 def test_a_restarted_api_is_joined_again(vllm_server: Any, tmp_path: Path) -> None:
@@ -118,7 +125,7 @@ def test_a_restarted_api_is_joined_again(vllm_server: Any, tmp_path: Path) -> No
         with trajectory_api(tmp_path / "second.log", port) as api:
             api.register_trainer(batch_size=4, num_steps=100)
             check_batch(api.batch(), 4)
-            env.wait_for("registering again")
+            env.wait_for("registered again")
             os.kill(env.process.pid, signal.SIGTERM)
             assert env.process.wait(30) == 130, env.said()
             assert "Traceback" not in env.said()

@@ -1,12 +1,15 @@
 """The real trajectory API as a child process, and a trainer that takes batches from it and does not train."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,11 +26,41 @@ class Trajectories:
     log: Path
     process: subprocess.Popen[bytes]
 
-    def ask(self, path: str, body: dict[str, Any] | None = None) -> Any:
+    def ask(self, path: str, body: dict[str, Any] | None = None, method: str | None = None) -> Any:
         data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self.url + path, data, {"Content-Type": "application/json"})
+        request = urllib.request.Request(self.url + path, data, {"Content-Type": "application/json"}, method=method)
         with urllib.request.urlopen(request, timeout=30) as answer:
             return json.loads(answer.read())
+
+    def kill(self) -> None:
+        """End it at once, as a crash would."""
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def left_over(self) -> int:
+        """Take what is left: the groups in batches that it has made up already, and those in its queue."""
+        count = 0
+        while (batch := self.ask("/batch")["batch"]) is not None:
+            count += len(batch)
+        return count + self.queue_size()
+
+    def queued_by_env(self) -> list[int]:
+        """Groups of each environment that wait, in the order of registration."""
+        sizes: list[int] = []
+        with suppress(urllib.error.HTTPError):  # The first id that it does not know is a 500.
+            while True:
+                status = self.ask("/status-env", {"env_id": len(sizes)}, "GET")
+                sizes.append(status["self_queue_size"])
+        return sizes
+
+    def received(self) -> int:
+        """Groups that it took, by its own log."""
+        return self.log.read_text().count('"POST /scored_data HTTP/1.1" 200')
+
+    def reset(self) -> None:
+        """Let the API forget everything, as a restart does."""
+        with urllib.request.urlopen(self.url + "/reset_data", timeout=30) as answer:
+            assert answer.status == 200
 
     def register_trainer(self, *, batch_size: int, num_steps: int, max_token_len: int = 4096) -> None:
         """Register as a trainer does, and ask once for a batch: that opens the API to environments."""

@@ -7,6 +7,7 @@ import torch
 
 from agentic_opd.errors import AlignmentError
 from agentic_opd.training.batch import make_batch
+from agentic_opd.training.losses import LossConfig, LossInputs, combined_loss
 
 
 def make_group(**changes: Any) -> dict[str, Any]:
@@ -45,11 +46,54 @@ def test_without_distillation_nothing_is_scored() -> None:
     assert batch.teacher_BTK.shape == (2, 8, 1)
 
 
-def test_the_rectangular_form_is_read_too() -> None:
+def rectangular(**changes: Any) -> dict[str, Any]:
+    """The same group with K = 1: one entry everywhere, and the student's own logprob where nothing was scored."""
     ids = [[[1], [2], [3], [10], [11], [4], [5], [12]], [[1], [2], [13]]]
     logprobs = [[[0.0], [0.0], [0.0], [-0.4], [-3.0], [0.0], [0.0], [-0.2]], [[0.0], [0.0], [-0.3]]]
-    batch = make_batch([make_group(distill_token_ids=ids, distill_logprobs=logprobs)])
-    assert torch.equal(batch.scored_BT, batch.sampled_BT)
+    return make_group(distill_token_ids=ids, distill_logprobs=logprobs, **changes)
+
+
+def turns(*records: tuple[int, int, str]) -> dict[str, Any]:
+    return {"opd": {"turns": [{"span": [start, end], "outcome": outcome} for start, end, outcome in records]}}
+
+
+OVERRIDES = [turns((3, 5, "scored"), (7, 8, "vote_failed")), turns((2, 3, "no_next_state"))]
+
+
+def test_in_the_rectangular_form_the_turn_records_tell_what_was_scored() -> None:
+    batch, plain = make_batch([rectangular(overrides=OVERRIDES)]), make_batch([make_group()])
+    assert torch.equal(batch.scored_BT, plain.scored_BT)
+    assert batch.teacher_BTK[0, 3:5, 0].tolist() == pytest.approx([-0.4, -3.0])
+    assert not batch.teacher_BTK[~batch.scored_BT].any()
+
+
+def test_in_the_rectangular_form_without_records_all_that_was_sampled_counts() -> None:
+    for overrides in (None, [{}, {"turns": 1}]):
+        batch = make_batch([rectangular(overrides=overrides)])
+        assert torch.equal(batch.scored_BT, batch.sampled_BT)
+
+
+def test_in_the_rectangular_form_an_unscored_turn_adds_nothing_and_keeps_its_rl_signal() -> None:
+    """Without the records the student, which has moved since, was pulled back to its old self at positions 7 and 2."""
+    batch = make_batch([rectangular(overrides=OVERRIDES)])
+    student = (batch.old_BT - 0.3).requires_grad_()
+    inputs = LossInputs(
+        student_BT=student,
+        student_BTK=student[..., None],
+        old_BT=batch.old_BT,
+        teacher_BTK=batch.teacher_BTK,
+        entries_BTK=batch.entries_BTK,
+        sampled_BT=batch.sampled_BT,
+        advantages_B=torch.ones(2),
+    )
+    unscored = batch.sampled_BT & ~batch.scored_BT
+    distilled, _ = combined_loss(inputs, LossConfig(token_advantage=1.0, forward_kl=1.0, reverse_kl=1.0))
+    (grad,) = torch.autograd.grad(distilled, student, retain_graph=True)
+    assert (grad[unscored] == 0).all()
+    assert (grad[batch.scored_BT] != 0).all()
+    routed, _ = combined_loss(inputs, LossConfig(grpo=1.0))
+    (grad,) = torch.autograd.grad(routed, student)
+    assert torch.equal(grad != 0, unscored)
 
 
 def with_row(position: int, ids: list[int], logprobs: list[float]) -> dict[str, Any]:
@@ -69,6 +113,9 @@ def with_row(position: int, ids: list[int], logprobs: list[float]) -> dict[str, 
         (with_row(4, [11, 11], [-1.0, -1.0]), "holds a token twice"),
         (with_row(4, [11], [-1.0, -2.0]), "1 ids and 2 logprobs"),
         (with_row(1, [2, 3], [-1.0, -1.0]), "position 1.*was not sampled"),
+        (make_group(overrides=[turns((7, 8, "scored")), {}]), "position 3.*outside of the scored turns"),
+        (make_group(overrides=[{}]), "2 sequences, but overrides: 1"),
+        (make_group(overrides=[{"opd": {"turns": [{"outcome": "scored"}]}}, {}]), "sequence 0.*records.*'span'"),
     ],
 )
 def test_what_is_misaligned_is_named(group: dict[str, Any], said: str) -> None:

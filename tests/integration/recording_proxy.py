@@ -1,0 +1,115 @@
+"""An HTTP proxy on a port of its own that forwards to one server, keeps what passed, and can lose an answer."""
+
+import contextlib
+import gzip
+import http.client
+import json
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import urlsplit
+
+_KEPT_HEADERS = ("Content-Type", "Content-Encoding", "Authorization")
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """A request that the server answered; bodies are parsed JSON, None where there was none."""
+
+    path: str
+    request: Any
+    status: int
+    answer: Any
+
+
+@dataclass
+class RecordingProxy:
+    """What passed through `url` to `target`, in the order of the answers."""
+
+    target: str
+    url: str = ""
+    exchanges: list[Exchange] = field(default_factory=list)
+    to_lose: list[str] = field(default_factory=list)
+    """Paths: the next answer of each never reaches the client, though the server gave it."""
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def of(self, path: str) -> list[Exchange]:
+        """The exchanges of one route."""
+        with self.lock:
+            return [exchange for exchange in self.exchanges if exchange.path == path]
+
+    def forward(self, method: str, path: str, body: bytes, headers: dict[str, str]) -> tuple[int, bytes] | None:
+        """Ask the server. None where the client is to see a lost connection: nobody answered, or the answer is lost."""
+        place = urlsplit(self.target)
+        connection = http.client.HTTPConnection(place.hostname or "", place.port, timeout=600)
+        with contextlib.closing(connection):
+            try:
+                connection.request(method, path, body or None, headers)
+                reply = connection.getresponse()
+                status, answer = reply.status, reply.read()
+            except (OSError, http.client.HTTPException):
+                return None
+        plain = gzip.decompress(body) if headers.get("Content-Encoding") == "gzip" else body
+        with self.lock:
+            self.exchanges.append(Exchange(path, parsed(plain), status, parsed(answer)))
+            is_lost = path in self.to_lose
+            if is_lost:
+                self.to_lose.remove(path)
+        return None if is_lost else (status, answer)
+
+
+def parsed(body: bytes) -> Any:
+    try:
+        return json.loads(body)
+    except ValueError:
+        return None
+
+
+def handler_of(proxy: RecordingProxy) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def pass_on(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            headers = {name: self.headers[name] for name in _KEPT_HEADERS if name in self.headers}
+            reply = proxy.forward(self.command, self.path, body, headers)
+            self.close_connection = reply is None
+            if reply is None:
+                return
+            status, answer = reply
+            with contextlib.suppress(ConnectionError):  # The client may have given up.
+                self.send_response(status)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(answer)))
+                self.end_headers()
+                self.wfile.write(answer)
+
+        do_GET = do_POST = pass_on
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Say nothing."""
+
+    return Handler
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 128
+
+
+@contextmanager
+def recording_proxy(target: str) -> Generator[RecordingProxy]:
+    """Forward to `target` (`http://HOST:PORT`) while the body runs."""
+    proxy = RecordingProxy(target)
+    with _Server(("127.0.0.1", 0), handler_of(proxy)) as server:
+        proxy.url = f"http://127.0.0.1:{server.server_address[1]}"
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+        thread.start()
+        try:
+            yield proxy
+        finally:
+            server.shutdown()
+            thread.join()

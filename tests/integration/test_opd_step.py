@@ -1,0 +1,117 @@
+"""One gradient step of each distillation loss on groups that came the real way: vLLM, serve, run-api, client."""
+
+import asyncio
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from agentic_opd.serving.local import LocalServer
+from agentic_opd.training.batch import TrainBatch, make_batch
+from agentic_opd.training.client import TrainerClient
+from agentic_opd.training.config import TrainerConfig
+from agentic_opd.training.logprobs import selected_logprobs
+from agentic_opd.training.losses import LossConfig, LossInputs, combined_loss
+from agentic_opd.training.model import load_model, logits_of
+from agentic_opd.training.step import train_step
+
+from .test_serve import serving
+from .test_training_parts import make_config
+from .trajectory import trajectory_api
+
+pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+
+CASES = [
+    (50, "token_advantage"),
+    (50, "forward_kl"),
+    (50, "reverse_kl"),
+    (50, "jensen_shannon"),
+    (1, "token_advantage"),
+]
+"""K, and the loss."""
+
+
+async def take(config: TrainerConfig) -> list[dict[str, Any]]:
+    client = TrainerClient(config)
+    try:
+        await client.register(0)
+        return await client.batch(0)
+    finally:
+        await client.close()
+
+
+@pytest.fixture(scope="module")
+def batches(vllm_server: LocalServer, tmp_path_factory: pytest.TempPathFactory) -> dict[int, TrainBatch]:
+    """K -> a batch of the demo policy's own rollouts, 16 sequences, for both forms of the wire format."""
+    made: dict[int, TrainBatch] = {}
+    for top_k in (50, 1):
+        folder = tmp_path_factory.mktemp("step")
+        with trajectory_api(folder / "api.log") as api:
+            flags = ("--env.total_steps", "1", "--env.distill_topk", str(top_k), "--env.max_batches_offpolicy", "1")
+            with serving(api.url, vllm_server.base_url, folder, *flags):
+                made[top_k] = make_batch(asyncio.run(take(make_config(api_url=api.url, batch_size=16))))
+    return made
+
+
+def logits_and_rows(model: Any, batch: TrainBatch) -> tuple[Tensor, Tensor]:
+    logits = logits_of(model, batch.tokens_BT, batch.attended_BT, "fp32")
+    return logits, selected_logprobs(logits, torch.cat((batch.tokens_BT[..., None], batch.teacher_ids_BTK), -1))
+
+
+def logprobs(model: Any, batch: TrainBatch) -> Tensor:
+    """Of the tokens themselves and of the teacher's, [B, T, 1 + K]."""
+    with torch.no_grad():
+        return logits_and_rows(model, batch)[1]
+
+
+@pytest.mark.parametrize(("top_k", "kind"), CASES)
+def test_a_step_goes_the_teachers_way(top_k: int, kind: str, batches: dict[int, TrainBatch]) -> None:
+    """Sampled tokens that the teacher finds likelier gain, those it finds less likely lose; by the gap's own weight."""
+    real = batches[top_k]
+    config = make_config(loss={kind: 1.0}, lr=1e-5, micro_tokens=8192)
+    model = load_model(config, "cpu")
+    before = logprobs(model, real)
+    scored, gaps = real.scored_BT, (real.teacher_BTK[..., 0] - real.old_BT).clamp(-5, 5)
+    preferred, disliked = scored & (gaps > 0.5), scored & (gaps < -0.5)
+    assert min(int(preferred.sum()), int(disliked.sum())) >= 3
+    metrics = train_step(model, torch.optim.AdamW(model.parameters(), lr=config.lr), real, config, "cpu")
+    assert metrics["scored_tokens"] == int(scored.sum()) > 20
+    assert metrics["logprob_drift"] < 1e-3  # The trainer's numbers are the engine's, at the right positions.
+    moved = logprobs(model, real) - before
+    assert float(moved[preferred][:, 0].mean()) > 0
+    assert float(moved[disliked][:, 0].mean()) < 0
+    assert float((moved[..., 0] * gaps)[scored].mean()) > 0
+
+
+@pytest.mark.parametrize(("top_k", "kind"), CASES)
+def test_what_is_not_scored_has_no_loss_and_no_gradient(top_k: int, kind: str, batches: dict[int, TrainBatch]) -> None:
+    real = batches[top_k]
+    model = load_model(make_config(), "cpu")
+    is_mixed = real.scored_BT.any(-1) & (real.sampled_BT & ~real.scored_BT).any(-1)
+    one = real.rows([int(is_mixed.int().argmax())])
+    results = []
+    for garbage in (0.0, 3.0):
+        logits, rows = logits_and_rows(model, one)
+        logits.retain_grad()
+        kept = torch.where(one.scored_BT[..., None], rows, rows + garbage)
+        inputs = LossInputs(
+            student_BT=kept[..., 0],
+            student_BTK=kept[..., 1:],
+            old_BT=one.old_BT,
+            teacher_BTK=one.teacher_BTK,
+            entries_BTK=one.entries_BTK,
+            sampled_BT=one.sampled_BT,
+            advantages_B=torch.ones(1),
+        )
+        loss, _ = combined_loss(inputs, LossConfig(**{kind: 1.0}))
+        loss.backward()
+        assert logits.grad is not None
+        results.append((loss.detach(), logits.grad))
+    (loss, grad), (again, _) = results
+    assert torch.equal(loss, again)
+    at = one.scored_BT[0, 1:]
+    assert 0 < int(at.sum()) < int(one.sampled_BT.sum())
+    assert (grad[0, :-1][~at] == 0).all()
+    assert (grad[0, -1] == 0).all()
+    assert (grad[0, :-1][at].abs().sum(-1) > 0).any()

@@ -1,0 +1,97 @@
+"""Weights into a real vLLM server after a step on the demo policy: merged adapters, and training in bfloat16."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from agentic_opd.serving.local import LocalServer
+from agentic_opd.training.config import TrainerConfig
+from agentic_opd.training.model import load_model
+from agentic_opd.training.push import Probe, PushMismatchError, WeightPusher
+from agentic_opd.training.step import train_step
+
+from .conftest import StartVllm
+from .plugin_client import score
+from .test_training_parts import make_config, make_rollout
+
+pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+
+
+class Rooted(NamedTuple):
+    """A server, and the folder that it takes weights from."""
+
+    server: LocalServer
+    root: Path
+
+
+@pytest.fixture(scope="module")
+def rooted(start_vllm: StartVllm, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rooted]:
+    root = tmp_path_factory.mktemp("weights")
+    with start_vllm("--weights-root", str(root)) as server:
+        yield Rooted(server, root)
+
+
+class Run:
+    """A model, and steps that move it far enough to be seen."""
+
+    def __init__(self, rooted: Rooted, **changes: Any) -> None:
+        urls = [rooted.server.base_url]
+        self.config = make_config(weights_dir=rooted.root, vllm_urls=urls, loss={"forward_kl": 1.0}, **changes)
+        self.model = load_model(self.config, "cpu")
+        self.batch = make_rollout(self.model)
+        self.probe = Probe.of(self.batch)
+        trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        self.optimizer = torch.optim.AdamW(trained, lr=self.config.lr)
+
+    def step(self) -> None:
+        train_step(self.model, self.optimizer, self.batch, self.config, "cpu")
+
+    def own(self, precision: str = "fp32") -> torch.Tensor:
+        return torch.tensor(self.probe.own_logprobs(self.model, "cpu", precision))
+
+
+def pushing(config: TrainerConfig, ask: Callable[[WeightPusher], Awaitable[Any]]) -> Any:
+    async def run() -> Any:
+        pusher = WeightPusher(config, "cpu")
+        try:
+            return await ask(pusher)
+        finally:
+            await pusher.close()
+
+    return asyncio.run(run())
+
+
+def served(rooted: Rooted, probe: Probe) -> torch.Tensor:
+    ids = list(probe.token_ids)
+    return torch.tensor(score(rooted.server, [(ids, len(ids) - 1)])[0].actual_R)
+
+
+@pytest.mark.parametrize("changes", [{"lora_rank": 4, "lr": 1e-2}, {}], ids=["lora", "whole"])
+def test_what_was_trained_is_what_is_served(rooted: Rooted, changes: dict[str, Any]) -> None:
+    run = Run(rooted, **changes)
+    before = run.own()
+    run.step()
+    after = run.own()
+    assert (after - before).abs().max() > 0.1
+    assert pushing(run.config, lambda pusher: pusher.push(run.model, 1, run.probe)) < 1e-3
+    torch.testing.assert_close(served(rooted, run.probe), after, atol=1e-3, rtol=0)
+    assert torch.equal(run.own(), after)  # Merging the adapters for the push leaves the trained model as it was.
+    run.step()
+    with pytest.raises(PushMismatchError, match="does not compute what the trainer does"):
+        pushing(run.config, lambda pusher: pusher.compare(run.model, run.probe))
+
+
+def test_in_bfloat16_the_tolerance_covers_the_rounding_and_not_a_missed_step(rooted: Rooted) -> None:
+    """The weights stay float32, so what is served (float32 on the CPU) differs by the forward pass's rounding only."""
+    run = Run(rooted, precision="bf16")
+    run.step()
+    difference = pushing(run.config, lambda pusher: pusher.push(run.model, 1, run.probe))
+    assert 1e-3 < difference < run.config.probe_tolerance
+    torch.testing.assert_close(served(rooted, run.probe), run.own("fp32"), atol=1e-3, rtol=0)
+    run.step()
+    with pytest.raises(PushMismatchError, match="In bf16 raise probe_tolerance"):
+        pushing(run.config, lambda pusher: pusher.compare(run.model, run.probe))

@@ -1,0 +1,244 @@
+"""`GroupServer`, `Membership` and `TrainerClient` against the real trajectory API, with groups that cost nothing.
+
+What no fake API would show: which ids it hands out after a restart, what it does with a group whose answer was lost.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from agentic_opd.membership import Membership
+from agentic_opd.notices import Notices
+from agentic_opd.serve import GroupServer, ServeCounts, ServeHooks, ServePlan
+from agentic_opd.serving.local import free_port
+from agentic_opd.training.client import TrainerClient
+from agentic_opd.training.config import TrainerConfig
+from agentic_opd.trajectory_api import EnvDescription, TrajectoryApi
+
+from .recording_proxy import Exchange, RecordingProxy, recording_proxy
+from .trajectory import Trajectories, trajectory_api
+
+GROUP_SIZE, BATCH_SIZE = 2, 4
+
+
+def describe(name: str, weight: float = 1.0) -> EnvDescription:
+    return EnvDescription(name, 64, weight, GROUP_SIZE, None)
+
+
+@asynccontextmanager
+async def member(url: str, name: str, weight: float = 1.0) -> AsyncGenerator[Membership]:
+    api = TrajectoryApi(url)
+    try:
+        yield Membership(api, describe(name, weight), Notices())
+    finally:
+        await api.close()
+
+
+def env_id(one: Membership) -> int:
+    assert one.registration is not None
+    return one.registration.env_id
+
+
+def test_after_a_restart_no_environment_takes_the_place_of_another(tmp_path: Path) -> None:
+    """The second one is the first to come back and gets id 0, which had been the other's."""
+    port = free_port()
+
+    async def run() -> None:
+        url = f"http://127.0.0.1:{port}"
+        async with member(url, "heavy", 3.0) as heavy, member(url, "light", 1.0) as light:
+            with trajectory_api(tmp_path / "first.log", port) as api:
+                api.register_trainer(batch_size=BATCH_SIZE, num_steps=9)
+                await heavy.status()
+                assert (await light.status()).env_weight == 0.25
+                assert (await heavy.status()).env_weight == 0.75
+                assert (env_id(heavy), env_id(light)) == (0, 1)
+                api.kill()
+            with trajectory_api(tmp_path / "second.log", port) as api:
+                api.register_trainer(batch_size=BATCH_SIZE, num_steps=9)
+                await light.status()
+                assert env_id(light) == 0
+                assert (await heavy.status()).env_weight == 0.75
+                assert env_id(heavy) == 1
+                assert (await light.status()).env_weight == 0.25
+
+    asyncio.run(run())
+
+
+def test_where_only_the_connection_was_lost_the_old_place_is_given_back(tmp_path: Path) -> None:
+    """Else an environment would compete with itself for the rest of the run."""
+
+    async def run(api: Trajectories, proxy: RecordingProxy) -> None:
+        api.register_trainer(batch_size=BATCH_SIZE, num_steps=9)
+        async with member(proxy.url, "env") as env:
+            await env.status()
+            proxy.to_lose += ["/status-env"] * 2  # An HTTP client may ask once more by itself.
+            assert (await env.status()).env_weight == 1.0
+            assert not proxy.to_lose
+            assert env_id(env) > 0
+            await env.leave()
+
+    with trajectory_api(tmp_path / "api.log") as api, recording_proxy(api.url) as proxy:
+        asyncio.run(run(api, proxy))
+
+
+def test_a_trainer_that_has_gone_back_is_a_new_api(tmp_path: Path) -> None:
+    """A restart that nobody was looking at shows in the trainer's step, however quick it was."""
+
+    async def run(api: Trajectories) -> None:
+        api.register_trainer(batch_size=GROUP_SIZE, num_steps=9)
+        async with member(api.url, "env") as env:
+            await env.status()
+            await env.send(scripted_group(1))
+            assert api.batch()
+            assert (await env.status()).current_step == 1
+            api.reset()
+            api.register_trainer(batch_size=GROUP_SIZE, num_steps=9)
+            async with member(api.url, "other", 3.0) as other:
+                await other.status()
+                assert (await env.status()).env_weight == 0.25
+                assert (env_id(other), env_id(env)) == (0, 1)
+
+    with trajectory_api(tmp_path / "api.log") as api:
+        asyncio.run(run(api))
+
+
+# ----------------------------------------------------------------------------------------------------------- counting
+
+
+def scripted_group(number: int) -> dict[str, Any]:
+    one = [[number, 1, 2]] * GROUP_SIZE
+    logprobs = [[1.0, -0.1, -0.2]] * GROUP_SIZE
+    scores = [0.0, 1.0]
+    return {"tokens": one, "masks": one, "scores": scores, "inference_logprobs": logprobs, "group_overrides": {}}
+
+
+@dataclass
+class Loop:
+    """`GroupServer` and `TrainerClient` in one event loop, both through one proxy."""
+
+    steps: int
+    trainer_s: float = 0.0
+    trained: list[str] = field(default_factory=list)
+    duplicates: int = 0
+    made: int = 0
+
+    async def run(self, url: str) -> ServeCounts:
+        async with asyncio.timeout(120):
+            counts, _ = await asyncio.gather(self.serve(url), self.train(url))
+            return counts
+
+    async def serve(self, url: str) -> ServeCounts:
+        async with asyncio.timeout(120):
+            api = TrajectoryApi(url)
+            plan = ServePlan(describe("env"), 8, 3, None, False)
+            hooks = ServeHooks(self.next_item, self.collect, self.ignore, self.ignore, lambda look: None, lambda: 1.0)
+            try:
+                return await GroupServer(api, plan, hooks).run()
+            finally:
+                await api.close()
+
+    def next_item(self) -> int:
+        self.made += 1
+        return self.made
+
+    async def collect(self, item: int) -> dict[str, Any]:
+        await asyncio.sleep(0.02)
+        return scripted_group(item)
+
+    async def ignore(self, what: Any) -> None:
+        pass
+
+    async def train(self, url: str) -> None:
+        config = {"model": "none", "api_url": url, "batch_size": BATCH_SIZE, "total_steps": self.steps}
+        client = TrainerClient(TrainerConfig.model_validate(config))
+        try:
+            await client.register(0)
+            for step in range(self.steps):
+                self.trained += ids_of(await client.batch(step))
+                await asyncio.sleep(self.trainer_s)
+        finally:
+            self.duplicates = client.duplicates
+            await client.close()
+
+
+def ids_of(groups: Sequence[dict[str, Any]]) -> list[str]:
+    return [group["group_overrides"]["group_id"] for group in groups]
+
+
+def sent(exchanges: Sequence[Exchange]) -> list[str]:
+    return ids_of([one.request for one in exchanges if one.path == "/scored_data" and one.status == 200])
+
+
+def handed_out(exchanges: Sequence[Exchange]) -> list[str]:
+    batches = [one.answer["batch"] for one in exchanges if one.path == "/batch" and one.status == 200]
+    return [group_id for batch in batches for group_id in ids_of(batch or [])]
+
+
+def registrations(proxy: RecordingProxy) -> int:
+    return sum(one.answer["status"] == "success" for one in proxy.of("/register-env"))
+
+
+def until(holds: Callable[[], bool], timeout_s: float = 60.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_group_whose_answer_was_lost_is_queued_twice_and_trained_on_once(tmp_path: Path) -> None:
+    loop = Loop(steps=4)
+    with trajectory_api(tmp_path / "api.log") as api, recording_proxy(api.url) as proxy:
+        proxy.to_lose.append("/scored_data")
+        counts = asyncio.run(loop.run(proxy.url))
+        received = sent(proxy.exchanges)
+        assert (counts.repeated, counts.unsent, loop.duplicates) == (1, 0, 1)
+        assert len(received) == counts.sent + 1 == len(set(received)) + 1
+        assert len(set(loop.trained)) == len(loop.trained) == 4 * BATCH_SIZE // GROUP_SIZE - 1
+        assert counts.sent == len(loop.trained) + api.left_over()
+        assert registrations(proxy) == 2
+
+
+def test_counts_agree_over_a_killed_api_whose_queue_is_lost(tmp_path: Path) -> None:
+    port = free_port()
+    loop = Loop(steps=12, trainer_s=0.3)
+    with recording_proxy(f"http://127.0.0.1:{port}") as proxy, ThreadPoolExecutor(1) as pool:
+        running = pool.submit(lambda: asyncio.run(loop.run(proxy.url)))
+        with trajectory_api(tmp_path / "first.log", port) as api:
+            until(lambda: len(handed_out(proxy.exchanges)) >= 6)
+            api.kill()
+            before = list(proxy.exchanges)
+            assert api.received() == len(sent(before))
+        with trajectory_api(tmp_path / "second.log", port) as api:
+            counts = running.result(120)
+            left = api.left_over()
+            assert api.received() == len(sent(proxy.exchanges)) - len(sent(before))
+    after = proxy.exchanges[len(before) :]
+    lost = set(sent(before)) - set(handed_out(before))
+    assert 0 < len(lost) <= 2 * 3 * BATCH_SIZE // GROUP_SIZE  # What was queued, and batches made up of it before.
+    assert sorted(loop.trained) == sorted(handed_out(before) + handed_out(after))
+    assert len(set(loop.trained)) == len(loop.trained) == 12 * BATCH_SIZE // GROUP_SIZE
+    assert not lost & set(loop.trained)
+    assert len(sent(after)) == len(handed_out(after)) + left
+    assert counts.sent == len(sent(before)) + len(sent(after)) == len(loop.trained) + len(lost) + left
+    assert (counts.unsent, counts.failed, loop.duplicates) == (0, 0, 0)
+    assert registrations(proxy) == 2
+
+
+def test_a_trainer_that_comes_back_at_an_earlier_step_gets_all_its_batches(tmp_path: Path) -> None:
+    """The one before it was killed with a batch in hand: the API counts that one, and would end one batch early."""
+    loop = Loop(steps=3)
+    with trajectory_api(tmp_path / "api.log") as api, recording_proxy(api.url) as proxy:
+        api.register_trainer(batch_size=BATCH_SIZE, num_steps=3)
+        with ThreadPoolExecutor(1) as pool:
+            serving = pool.submit(lambda: asyncio.run(loop.serve(proxy.url)))
+            in_hand = ids_of(api.batch())
+            asyncio.run(loop.train(proxy.url))
+            counts = serving.result(60)
+        assert len(loop.trained) == 3 * BATCH_SIZE // GROUP_SIZE
+        assert not set(in_hand) & set(loop.trained)
+        assert counts.sent == len(sent(proxy.exchanges)) == api.received()

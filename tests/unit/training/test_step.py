@@ -1,0 +1,87 @@
+"""One optimizer step of a tiny model: what all sequences start with may be computed once, and changes nothing."""
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+
+from agentic_opd.training.batch import TrainBatch, make_batch
+from agentic_opd.training.config import TrainerConfig
+from agentic_opd.training.losses import LossConfig
+from agentic_opd.training.model import logits_after, logits_of
+from agentic_opd.training.step import train_step
+
+PROMPT = [1, 2, 3, 4, 5, 6]
+
+
+def make_model() -> Any:
+    with warnings.catch_warnings():  # torch's and transformers' own deprecations
+        warnings.simplefilter("ignore")
+        from transformers import Qwen3Config, Qwen3ForCausalLM
+
+        torch.manual_seed(0)
+        sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "head_dim": 8, "vocab_size": 32}
+        heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "tie_word_embeddings": False}
+        return Qwen3ForCausalLM(Qwen3Config(**sizes, **heads))
+
+
+def make_groups() -> list[dict[str, Any]]:
+    """Two groups of two sequences: the prompt, a question of its own, and tokens sampled, all of them scored."""
+    ends = [[7, 20, 21], [7, 22, 23, 24, 25], [8, 9, 20], [8, 9, 26, 27]]
+    groups: list[dict[str, Any]] = []
+    for pair in (ends[:2], ends[2:]):
+        tokens = [PROMPT + end for end in pair]
+        first = [next(i for i, token in enumerate(row) if token >= 20) for row in tokens]
+        masks = [[t if i >= s else -100 for i, t in enumerate(row)] for row, s in zip(tokens, first, strict=True)]
+        groups.append(
+            {
+                "tokens": tokens,
+                "masks": masks,
+                "inference_logprobs": [[1.0 if m == -100 else -3.0 for m in mask] for mask in masks],
+                "distill_token_ids": [[[] if m == -100 else [m, 30] for m in mask] for mask in masks],
+                "distill_logprobs": [[[] if m == -100 else [-1.0, -2.0] for m in mask] for mask in masks],
+                "scores": [0.0, 1.0],
+            }
+        )
+    return groups
+
+
+def gradient(batch: TrainBatch, *, share_prompt: bool) -> tuple[torch.Tensor, dict[str, float]]:
+    model = make_model()
+    loss = LossConfig(forward_kl=1.0, grpo=1.0, route_by_turn=False)
+    config = TrainerConfig(model="tiny", micro_tokens=8, share_prompt=share_prompt, loss=loss)
+    metrics = train_step(model, torch.optim.AdamW(model.parameters()), batch, config, "cpu")
+    return torch.cat([parameter.grad.flatten() for parameter in model.parameters()]), metrics
+
+
+def test_a_shared_prompt_changes_neither_loss_nor_gradient() -> None:
+    batch = make_batch(make_groups())
+    assert batch.common_prompt == len(PROMPT) - 1
+    alone, metrics = gradient(batch, share_prompt=False)
+    shared, shared_metrics = gradient(batch, share_prompt=True)
+    assert alone.abs().max() > 1e-2
+    torch.testing.assert_close(shared, alone, atol=1e-6, rtol=1e-5)
+    assert shared_metrics == pytest.approx(metrics, abs=1e-5)
+
+
+def test_logits_after_a_prompt_are_those_of_the_whole() -> None:
+    model, batch = make_model(), make_batch(make_groups())
+    whole = logits_of(model, batch.tokens_BT, batch.attended_BT, "fp32")
+    rest = batch.after(4)
+    after = logits_after(model, batch.tokens_BT[0, :4], rest.tokens_BT, rest.attended_BT, "fp32")
+    torch.testing.assert_close(after[rest.attended_BT], whole[:, 4:][rest.attended_BT], atol=1e-5, rtol=1e-5)
+
+
+def test_what_is_sampled_is_no_prompt() -> None:
+    """Twice the same sequence: all of it is alike, but a loss needs the logits before the first sampled token."""
+    group = make_groups()[0]
+    same = {name: [rows[0], rows[0]] for name, rows in group.items()}
+    assert make_batch([same]).common_prompt == len(PROMPT)
+    group["masks"][0][0] = 1
+    assert make_batch([group]).common_prompt == 0
+
+
+def test_checkpointing_and_a_shared_prompt_exclude_each_other() -> None:
+    with pytest.raises(ValueError, match="set share_prompt to false"):
+        TrainerConfig(model="tiny", gradient_checkpointing=True)
