@@ -66,9 +66,21 @@ def local_server(
         ServerFailedError: it did not start.
     """
     port = port or free_port()
+    command = [*launcher, str(model), "--port", str(port), *options]
+    with child_process(command, log, variables, cwd) as process:
+        base_url = f"http://127.0.0.1:{port}"
+        seconds = _wait_until_healthy(process, base_url, log, timeout_s)
+        yield LocalServer(base_url, str(model), log, seconds, process)
+
+
+@contextmanager
+def child_process(
+    command: Sequence[str], log: Path, variables: dict[str, str] | None = None, cwd: Path | None = None
+) -> Generator[subprocess.Popen[bytes]]:
+    """Run a command while the body runs, its output in `log`. It also ends when the thread that started it does."""
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [*launcher, str(model), "--port", str(port), *options],
+            command,
             stdout=output,
             stderr=subprocess.STDOUT,
             env={**os.environ, **(variables or {})},
@@ -77,9 +89,7 @@ def local_server(
             preexec_fn=_end_with_parent,
         )
     try:
-        base_url = f"http://127.0.0.1:{port}"
-        seconds = _wait_until_healthy(process, base_url, log, timeout_s)
-        yield LocalServer(base_url, str(model), log, seconds, process)
+        yield process
     finally:
         stop(process)
 

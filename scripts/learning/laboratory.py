@@ -1,0 +1,195 @@
+"""One run of the experiment on one machine: run-api, `serve` and the trainer as processes, then a pass rate a point.
+
+In: a `Run` (mode, seed, learning rate). Out: its curve. The vLLM server is shared by all runs: each starts by giving it
+the first weights again.
+"""
+
+import json
+import shutil
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import yaml
+from atroposlib.envs.base import APIServerConfig
+from controlled_env import LearnConfig, LearnEnv
+
+from agentic_opd.eval_metrics import EvalSample
+from agentic_opd.serving.local import LocalServer, child_process, end_of, free_port
+
+ROOT = Path(__file__).parents[2]
+MODES = {
+    "opd": {"loss": {"forward_kl": 1.0}},
+    "grpo": {"loss": {"grpo": 1.0, "route_by_turn": False}, "env": {"opd_enabled": "false"}},
+    "opd+grpo": {"loss": {"forward_kl": 1.0, "grpo": 1.0}},
+    "wrong-hint": {"loss": {"forward_kl": 1.0}, "env": {"hint_control": "wrong"}},
+    "no-hint": {"loss": {"forward_kl": 1.0}, "env": {"hint_control": "none"}},
+}
+"""What each mode changes: the trainer's loss, and the environment's settings."""
+GROUP_SIZE = 4
+PATIENCE_S = 900.0
+"""A trainer that says nothing new for so long ends the experiment."""
+
+
+class RunFailedError(Exception):
+    """A process of a run ended badly; the message holds the end of its log."""
+
+
+class Run(NamedTuple):
+    """One training run."""
+
+    mode: str
+    seed: int
+    lr: float
+    steps: int
+
+    @property
+    def name(self) -> str:
+        """The run's folder."""
+        return f"{self.mode}/seed-{self.seed}-lr-{self.lr:g}"
+
+
+class Point(NamedTuple):
+    """A measured point of a curve, as results.json holds it."""
+
+    rollouts: int
+    pass_rate: float
+    episodes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Laboratory:
+    """What all runs share."""
+
+    vllm: LocalServer
+    model: Path
+    out: Path
+    batch_size: int
+    eval_samples: int
+
+    @property
+    def weights(self) -> Path:
+        """The server's --weights-root."""
+        return self.out / "weights"
+
+    def load(self, folder: Path) -> None:
+        """Let the server take a checkpoint below its weights root."""
+        body = json.dumps({"path": str(folder.resolve()), "version": 0}).encode()
+        request = urllib.request.Request(
+            f"{self.vllm.base_url}/v1/opd/reload_weights", body, {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=120):
+            pass
+
+    def load_start(self) -> None:
+        """Let the server take the first weights again."""
+        start = self.weights / "start"
+        if not start.exists():
+            shutil.copytree(self.model, start)
+        self.load(start)
+
+    def train(self, run: Run, stepped: Callable[[dict[str, float]], None]) -> Path:
+        """Run the loop to the trainer's last step; `stepped` is told of each step's metrics.
+
+        Returns:
+            The folder that holds the weights of every step, `step-NNNNNN`.
+
+        Raises:
+            RunFailedError: a process ended badly.
+        """
+        folder, weights = self.out / run.name, self.weights / run.name
+        for old in (folder, weights):
+            shutil.rmtree(old, ignore_errors=True)
+        folder.mkdir(parents=True)
+        self.load_start()
+        api = f"http://127.0.0.1:{free_port()}"
+        with (
+            child_process(self.api_command(api), folder / "api.log", cwd=ROOT),
+            child_process(self.serve_command(run, api), folder / "serve.log", cwd=ROOT) as serve,
+            child_process(self.trainer_command(run, api, weights), folder / "trainer.log", cwd=ROOT) as trainer,
+        ):
+            metrics, said, since = folder / "metrics.jsonl", 0, time.monotonic()
+            while (code := trainer.poll()) is None:
+                if serve.poll() not in (None, 0) or time.monotonic() - since > PATIENCE_S:
+                    raise RunFailedError(
+                        f"{run.name}: serve ended or the trainer waits:\n{end_of(folder / 'serve.log')}"
+                    )
+                lines = metrics.read_text().splitlines() if metrics.exists() else []
+                for line in lines[said:]:
+                    stepped(json.loads(line))
+                    said, since = said + 1, time.monotonic()
+                time.sleep(0.2)
+        if code != 0:
+            raise RunFailedError(f"{run.name}: the trainer ended with code {code}:\n{end_of(folder / 'trainer.log')}")
+        return weights
+
+    @staticmethod
+    def api_command(api: str) -> list[str]:
+        """run-api on loopback."""
+        port = api.rpartition(":")[2]
+        return [sys.executable, "-m", "atroposlib.cli.run_api", "--host", "127.0.0.1", "--port", port]
+
+    def serve_command(self, run: Run, api: str) -> list[str]:
+        """`serve`, one batch ahead of the trainer at most."""
+        settings = {
+            "rollout_server_url": api,
+            "data_path_to_save_groups": "null",
+            "group_size": GROUP_SIZE,
+            "max_batches_offpolicy": 1,
+            "max_concurrent_groups": self.batch_size // GROUP_SIZE,
+            "seed": run.seed,
+            "steps_per_eval": 0,
+            **MODES[run.mode].get("env", {}),
+        }
+        flags = [text for name, value in settings.items() for text in (f"--env.{name}", str(value))]
+        script = [sys.executable, str(ROOT / "scripts" / "learning" / "controlled_env.py"), "serve"]
+        config = ["--config", str(ROOT / "configs" / "demo.yaml"), "--openai.base_url", f"{self.vllm.base_url}/v1"]
+        return [*script, *config, *flags]
+
+    def trainer_command(self, run: Run, api: str, weights: Path) -> list[str]:
+        """The reference trainer; it keeps the weights of every step."""
+        loss = json.dumps(MODES[run.mode]["loss"])
+        return [
+            *(sys.executable, "-m", "agentic_opd.training.trainer"),
+            *("--config", str(ROOT / "configs" / "train_demo.yaml")),
+            *(f"model={self.model}", f"output_dir={self.out / run.name}", f"weights_dir={weights}"),
+            *(f"api_url={api}", f"vllm_urls=[{self.vllm.base_url}]", f"pushes_kept={run.steps + 1}"),
+            *(f"total_steps={run.steps}", f"batch_size={self.batch_size}", f"seed={run.seed}", f"lr={run.lr}"),
+            *("warmup_steps=0", f"save_every={run.steps}", f"loss={loss}"),
+        ]
+
+
+class Examiner:
+    """Measures pass rates at temperature 1 without hints: the package's own evaluation, in this process."""
+
+    def __init__(self, laboratory: Laboratory) -> None:
+        """Prepare; `start` connects."""
+        settings = yaml.safe_load((ROOT / "configs" / "demo.yaml").read_text())["env"]
+        config = LearnConfig(
+            **{**settings, "data_path_to_save_groups": None, "opd_enabled": False, "data_dir_to_save_evals": None},
+            eval_samples=laboratory.eval_samples,
+            eval_temperature=1.0,
+        )
+        server = APIServerConfig(
+            base_url=f"{laboratory.vllm.base_url}/v1",
+            model_name=str(laboratory.model),
+            server_type="vllm",
+            health_check=False,
+            api_key="",
+        )
+        self.env = LearnEnv(config, [server])
+
+    async def pass_rate(self) -> tuple[float, int]:
+        """The share of episodes that pass, and how many there were."""
+        if not self.env.eval_tasks:
+            await self.env.setup()
+        samples: Sequence[EvalSample] = (await self.env.run_evaluation(lambda sample: None)).samples
+        return sum(sample.passed for sample in samples) / len(samples), len(samples)
+
+    async def close(self) -> None:
+        """Close connections."""
+        await self.env.close()

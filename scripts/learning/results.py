@@ -1,0 +1,115 @@
+"""Curves -> results.json, a table, and a picture with the curves and their spread."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import mean
+
+from laboratory import Point
+from rich.table import Table
+
+TARGET = 0.9
+"""The pass rate that the modes race to."""
+COLUMNS = ("mode", "seeds", "start", "end (range)", f"rollouts to {TARGET:.0%}, by seed", "of the mean curve")
+
+Curves = dict[str, dict[str, list[Point]]]
+"""Mode -> seed -> points."""
+
+
+def read_curves(path: Path) -> Curves:
+    """What an earlier run wrote; nothing where there is no file."""
+    if not path.exists():
+        return {}
+    data = json.loads(path.read_text())
+    return {
+        mode: {seed: [Point(*point) for point in points] for seed, points in seeds.items()}
+        for mode, seeds in data.items()
+    }
+
+
+def write_json(path: Path, data: object) -> None:
+    """Write it whole or not at all."""
+    fresh = path.with_suffix(".new")
+    fresh.write_text(json.dumps(data, indent=1) + "\n")
+    fresh.replace(path)
+
+
+def rollouts_to(points: Sequence[Point], target: float = TARGET) -> int | None:
+    """Rollouts at the first measured point that reaches the target; None where none does."""
+    return next((point.rollouts for point in points if point.pass_rate >= target), None)
+
+
+def mean_curve(seeds: Mapping[str, Sequence[Point]]) -> list[Point]:
+    """The mean over seeds at each number of rollouts that all of them have; episodes are added up."""
+    columns = zip(*seeds.values(), strict=False)
+    return [
+        Point(column[0].rollouts, mean(p.pass_rate for p in column), sum(p.episodes for p in column))
+        for column in columns
+    ]
+
+
+def table(curves: Curves) -> Table:
+    """A row a mode: the start, the end, and how many rollouts it took to the target."""
+    result = Table(title=f"Pass rate without hints, and rollouts until it reaches {TARGET:.0%}")
+    for name in COLUMNS:
+        result.add_column(name)
+    for row in rows(curves):
+        result.add_row(*row)
+    return result
+
+
+def markdown(curves: Curves) -> str:
+    """The same table for a page."""
+    lines = [COLUMNS, ("---",) * len(COLUMNS), *rows(curves)]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def rows(curves: Curves) -> list[tuple[str, ...]]:
+    """The cells of the table."""
+    return [
+        (
+            mode,
+            str(len(seeds)),
+            _percent([points[0] for points in seeds.values()]),
+            _percent([points[-1] for points in seeds.values()]),
+            ", ".join(_reached(points) for points in seeds.values()),
+            _reached(mean_curve(seeds)),
+        )
+        for mode, seeds in curves.items()
+    ]
+
+
+def _reached(points: Sequence[Point]) -> str:
+    reached = rollouts_to(points)
+    return str(reached) if reached is not None else f"not in {points[-1].rollouts}"
+
+
+def _percent(points: Sequence[Point]) -> str:
+    rates = [point.pass_rate for point in points]
+    return f"{mean(rates):.0%} ({min(rates):.0%} to {max(rates):.0%})"
+
+
+def draw(curves: Curves, path: Path) -> None:
+    """A PNG: each mode's mean over its seeds, a band from the lowest to the highest seed, the points themselves."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(8, 4.8), dpi=130, layout="constrained")
+    colours = dict(zip(curves, ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#7F7F7F"), strict=False))
+    for mode, seeds in curves.items():
+        centre = mean_curve(seeds)
+        x = [point.rollouts for point in centre]
+        columns = list(zip(*seeds.values(), strict=False))
+        rates = [[point.pass_rate for point in column] for column in columns]
+        axes.fill_between(x, [min(r) for r in rates], [max(r) for r in rates], color=colours[mode], alpha=0.15, lw=0)
+        axes.plot(x, [point.pass_rate for point in centre], color=colours[mode], lw=2, label=mode)
+        for points in seeds.values():
+            axes.plot([p.rollouts for p in points], [p.pass_rate for p in points], ".", color=colours[mode], ms=4)
+    axes.axhline(TARGET, color="black", lw=0.8, ls=":")
+    axes.set(xlabel="rollouts trained on", ylabel="pass rate without hints, temperature 1", ylim=(0, 1))
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, loc="lower right", ncols=2)
+    figure.savefig(path)
+    plt.close(figure)

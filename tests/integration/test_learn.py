@@ -1,0 +1,59 @@
+"""`scripts/learn --quick`: all five modes through real servers and a real trainer, and what is written of them."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.vllm
+
+ROOT = Path(__file__).parents[2]
+MODES = ["opd", "grpo", "opd+grpo", "wrong-hint", "no-hint"]
+
+
+def learn(*options: str) -> subprocess.CompletedProcess[str]:
+    command = [str(ROOT / "scripts" / "learn"), *options]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900, check=False)
+
+
+def metrics(folder: Path, mode: str) -> list[dict[str, float]]:
+    (file,) = (folder / mode).glob("seed-0-*/metrics.jsonl")
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def test_every_mode_trains_and_is_measured(tmp_path: Path) -> None:
+    done = learn("--quick", "--out", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    curves = json.loads((tmp_path / "results.json").read_text())
+    assert list(curves) == MODES
+    for seeds in curves.values():
+        ((rollouts, first, episodes), (last_rollouts, last, last_episodes)) = seeds["0"]
+        assert (rollouts, episodes, last_rollouts, last_episodes) == (0, 16, 32, 16)
+        assert 0 <= first <= 1
+        assert 0 <= last <= 1
+    assert {curves[mode]["0"][0][1] for mode in MODES} == {curves["opd"]["0"][0][1]}  # One start, measured once.
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+    for mode in MODES:
+        assert mode in (tmp_path / "results.md").read_text()
+        assert mode in done.stderr
+
+    rows = {mode: metrics(tmp_path, mode) for mode in MODES}
+    assert all(len(steps) == 2 for steps in rows.values())
+    assert all(step["push_difference"] < 1e-3 for steps in rows.values() for step in steps)
+    assert all(step["scored_tokens"] == 0 for step in rows["grpo"])
+    for mode in ("opd", "opd+grpo", "no-hint"):
+        assert sum(step["scored_tokens"] for step in rows[mode]) > 0
+    # Fresh weights: without a hint the teacher is the student, with one it is not.
+    assert abs(rows["no-hint"][0]["gap_mean"]) < 1e-3 < abs(rows["opd"][0]["gap_mean"])
+    assert rows["no-hint"][0]["grad_norm"] < 1e-2 * rows["opd"][0]["grad_norm"]
+
+    again = learn("--quick", "--out", str(tmp_path))
+    assert again.returncode == 0, again.stderr
+    assert json.loads((tmp_path / "results.json").read_text()) == curves  # Nothing was left to do.
+
+
+def test_wrong_settings_are_refused() -> None:
+    done = learn("--batch-size", "6")
+    assert done.returncode == 2
+    assert "multiple of 4" in done.stderr

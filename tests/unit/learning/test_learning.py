@@ -1,0 +1,103 @@
+"""The experiment of `scripts/learn`: its controls, its curves, and its plan."""
+
+import asyncio
+import importlib
+import sys
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from agentic_opd.distill.judge import JudgeReply
+from agentic_opd.types import TeacherRequest, Vote
+
+sys.path.insert(0, str(Path(__file__).parents[3] / "scripts" / "learning"))
+controlled_env, laboratory, results = (
+    importlib.import_module(name) for name in ("controlled_env", "laboratory", "results")
+)
+Point = laboratory.Point
+
+
+class FixedJudge:
+    """Always the same votes."""
+
+    def __init__(self, *votes: Vote) -> None:
+        self.votes = votes
+
+    async def ask(self, messages: Any, num_votes: int) -> JudgeReply:
+        return JudgeReply(self.votes, 0.5)
+
+
+class KeepingTeacher:
+    """Keeps what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[TeacherRequest] = []
+
+    async def score(self, request: TeacherRequest, top_k: int) -> None:
+        self.asked.append(request)
+
+
+def ask(judge: Any) -> list[tuple[int | None, str | None]]:
+    reply = asyncio.run(judge.ask([], 2))
+    return [(vote.decision, vote.hint) for vote in reply.votes]
+
+
+def test_a_wrong_hint_is_one_of_another_task() -> None:
+    pool = controlled_env.HintPool(Random(0))
+    positive, negative = Vote(1, "Return str(n).", "..."), Vote(-1, None, "...")
+    judge = FixedJudge(positive, negative)
+    first = controlled_env.WrongHintJudge(judge, "fizzbuzz", pool)
+    second = controlled_env.WrongHintJudge(FixedJudge(Vote(1, "Sort it first.", "...")), "two_sum", pool)
+    assert ask(first) == [(-1, None), (-1, None)]  # No other task has a hint yet.
+    assert ask(second) == [(1, "Return str(n).")]
+    assert ask(first) == [(1, "Sort it first."), (-1, None)]
+
+
+def test_without_a_hint_the_teacher_reads_what_the_student_read() -> None:
+    """[1 2 | 90 91 | 3] + [7 8] becomes [1 2 3] + [7 8]."""
+    teacher = KeepingTeacher()
+    request = TeacherRequest((1, 2, 90, 91, 3, 7, 8), 2, 2, (90, 91))
+    asyncio.run(controlled_env.NoHintTeacher(teacher).score(request, 5))
+    assert teacher.asked == [TeacherRequest((1, 2, 3, 7, 8), 2, 2, ())]
+
+
+CURVES = {
+    "opd": {"0": [Point(0, 0.5, 128), Point(64, 0.92, 128)], "1": [Point(0, 0.6, 128), Point(64, 0.84, 128)]},
+    "grpo": {"0": [Point(0, 0.5, 128), Point(64, 0.7, 128)]},
+}
+
+
+def test_curves_are_averaged_and_raced_to_the_target() -> None:
+    assert results.mean_curve(CURVES["opd"]) == [Point(0, 0.55, 256), Point(64, pytest.approx(0.88), 256)]
+    assert results.rollouts_to(CURVES["opd"]["0"]) == 64
+    assert results.rollouts_to(CURVES["opd"]["1"]) is None
+    assert results.rows(CURVES) == [
+        ("opd", "2", "55% (50% to 60%)", "88% (84% to 92%)", "64, not in 64", "not in 64"),
+        ("grpo", "1", "50% (50% to 50%)", "70% (70% to 70%)", "not in 64", "not in 64"),
+    ]
+
+
+def test_curves_survive_the_file_and_are_drawn(tmp_path: Path) -> None:
+    path = tmp_path / "results.json"
+    assert results.read_curves(path) == {}
+    results.write_json(path, CURVES)
+    assert results.read_curves(path) == CURVES
+    results.draw(CURVES, tmp_path / "curves.png")
+    assert (tmp_path / "curves.png").stat().st_size > 10_000
+
+
+def test_modes_differ_in_what_they_name_and_nothing_else() -> None:
+    run = laboratory.Run("wrong-hint", 3, 1e-3, 8)
+    place = laboratory.Laboratory(FakeServer(), Path("policy"), Path("out"), 32, 16)
+    commands = {mode: place.serve_command(run._replace(mode=mode), "http://127.0.0.1:1") for mode in laboratory.MODES}
+    plain = commands["opd"]
+    assert commands["opd+grpo"] == plain
+    assert commands["wrong-hint"] == [*plain, "--env.hint_control", "wrong"]
+    assert commands["no-hint"] == [*plain, "--env.hint_control", "none"]
+    assert commands["grpo"] == [*plain, "--env.opd_enabled", "false"]
+
+
+class FakeServer:
+    base_url = "http://127.0.0.1:2"
