@@ -1,4 +1,4 @@
-"""AgentEnv, the agent base environment: `RolloutEnv` with the modes serve, process and evaluate, and their metrics."""
+"""AgentEnv, the agent base environment: `RolloutEnv` with metrics and the modes serve, process and evaluate."""
 
 import asyncio
 import logging
@@ -9,61 +9,59 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import wandb
-from atroposlib.envs.base import APIServerConfig, EvalHandlingEnum
+from atroposlib.envs.base import EvalHandlingEnum
 
-from agentic_opd.agent_config import AgentEnvConfig
 from agentic_opd.config import default_output_folder
 from agentic_opd.errors import ConfigError, OPDError
 from agentic_opd.eval_metrics import EvalSample, eval_metrics
 from agentic_opd.evaluate import Evaluated, evaluate, evaluate_tasks
+from agentic_opd.group import RunCounts
+from agentic_opd.logged_env import LoggedEnv
+from agentic_opd.metric_log import WandbLog
 from agentic_opd.output import GroupFile
 from agentic_opd.process import process
-from agentic_opd.rollout.metrics import train_metrics
-from agentic_opd.rollout_env import RolloutEnv
+from agentic_opd.progress import ServeProgress, start_screen
+from agentic_opd.report.after_run import report_run
 from agentic_opd.runner import RunSummary
 from agentic_opd.serve import GroupServer, ServeCounts, ServeHooks, ServePlan
 from agentic_opd.trajectory_api import EnvDescription, TrajectoryApi
-from agentic_opd.types import IGNORED, Episode, Task
+from agentic_opd.types import Episode, Task
 
 logger = logging.getLogger(__name__)
 
 
-class AgentEnv(RolloutEnv):
+class AgentEnv(LoggedEnv):
     """Rolls out coding tasks through vLLM servers and scores them with hidden tests: for a trainer, or for a file."""
 
     name = "agent"
-    shown_metrics = ("train/percent_correct", "train/reward")
-    """What a line about a training step says."""
-
-    def __init__(
-        self, config: AgentEnvConfig, server_configs: list[APIServerConfig], slurm: bool = False, testing: bool = False
-    ) -> None:
-        """See `RolloutEnv`."""
-        super().__init__(config, server_configs, slurm, testing)
-        self.eval_metrics: dict[str, float] = {}
 
     async def env_manager(self) -> ServeCounts:  # type: ignore[override]
         """The mode `serve`: groups to the trajectory API; also to a file where `data_path_to_save_groups` is set."""
         config, file = self.config, None
-        api = TrajectoryApi(config.rollout_server_url)
+        api, groups = TrajectoryApi(config.rollout_server_url), RunCounts()
         try:
             await self.setup()
             self._need_training_tasks()
             if config.data_path_to_save_groups:
-                path = Path(config.data_path_to_save_groups)
-                file = GroupFile(path, self.line_settings(), resume=config.resume, overwrite=config.overwrite)
-            hooks = ServeHooks(
-                next_item=lambda: next(self._items),
-                collect=self.collect_group,
-                on_group=partial(self._keep_group, file),
-                on_step=partial(self._step, api),
-                share=self._share_for_training,
-            )
-            logger.info("%s", self.roles())
-            counts = await GroupServer(api, self._serve_plan(), hooks).run()
-            if self.eval_runner is not None:
-                await self.eval_runner
+                file = self._group_file(Path(config.data_path_to_save_groups))
+            if not config.use_wandb:  # A run on W&B takes its project from the trainer, at the first step.
+                self.write_metrics(file, default_output_folder("serve"))
+            with ServeProgress(groups) as progress:
+                hooks = ServeHooks(
+                    next_item=lambda: next(self._items),
+                    collect=self.collect_group,
+                    on_group=partial(self._keep_group, file, groups),
+                    on_step=partial(self._step, api),
+                    on_look=progress.show,
+                    share=self._share_for_training,
+                )
+                to = {"trainer": config.rollout_server_url, **({"groups": str(file.path)} if file else {})}
+                screen = start_screen("serve", {**self.roles(), **to, **self.metrics_place()})
+                progress.console.print(screen, soft_wrap=True)
+                counts = await GroupServer(api, self._serve_plan(), hooks).run()
+                if self.eval_runner is not None:
+                    await self.eval_runner
+                await self.wandb_log()  # What came in after the last step, and the last evaluation.
             return counts
         finally:
             if self.eval_runner is not None:
@@ -72,6 +70,11 @@ class AgentEnv(RolloutEnv):
                 file.close()
             await api.close()
             await self.close()
+
+    def _group_file(self, path: Path, counts: RunCounts | None = None) -> GroupFile:
+        config = self.config
+        seen = {} if counts is None else {"seen": counts.add}
+        return GroupFile(path, self.line_settings(), resume=config.resume, overwrite=config.overwrite, **seen)
 
     def _need_training_tasks(self) -> None:
         if not self.tasks:
@@ -93,18 +96,19 @@ class AgentEnv(RolloutEnv):
             skip_equal_scores=config.ensure_scores_are_not_same,
         )
 
-    async def _keep_group(self, file: GroupFile | None, group: dict[str, Any]) -> None:
+    async def _keep_group(self, file: GroupFile | None, counts: RunCounts, group: dict[str, Any]) -> None:
         if file is not None:
             file.write(group)
-        self.completion_lengths += [sum(m != IGNORED for m in mask) for mask in group["masks"]]
-        await self.add_rollouts_for_wandb(group)  # type: ignore[arg-type]
+        counts.add(group)
+        self.keep_rollouts(group)
 
     async def _step(self, api: TrajectoryApi, step: int) -> None:
         """Log what came in since the last step, and evaluate where it is time to."""
-        if self.config.use_wandb and wandb.run is None:
+        if self.config.use_wandb and self.metric_log is None:
             project, group = await api.wandb_info()
             name = self.config.wandb_name or self.name
-            wandb.init(project=project or self.name, group=group, name=name, config=self.line_settings())
+            self.metric_log = WandbLog(project or str(self.name), name, self.line_settings(), group)
+            logger.info("metrics go to %s", self.metric_log.place)
         logger.info("step %d: %s", step, self.progress_line())
         every, before, self.curr_step = self.config.steps_per_eval, self.curr_step, step
         await self.wandb_log()
@@ -127,13 +131,23 @@ class AgentEnv(RolloutEnv):
         try:
             await self.setup()
             self._need_training_tasks()
-            if config.use_wandb:
-                wandb.init(project=self.name, name=config.wandb_name, config=self.line_settings())
             count = len(self.tasks) if config.total_steps == -1 else config.total_steps
             items = list(islice(self.item_stream(), count))
-            path = Path(config.data_path_to_save_groups or default_output_folder("process") / "groups.jsonl")
-            header = f"{count} groups of {config.group_size} rollouts, to {path}{self._held_out()}\n{self.roles()}"
-            return await process(items, self.collect_group, self.log_group, path, config, self.line_settings(), header)
+            counts = RunCounts()
+            file = self._group_file(
+                Path(config.data_path_to_save_groups or default_output_folder("process") / "groups.jsonl"), counts
+            )
+            self.curr_step = len(file.finished)
+            if config.use_wandb:
+                self.metric_log = WandbLog(str(self.name), config.wandb_name, self.line_settings())
+            else:
+                self.write_metrics(file, default_output_folder("process"))
+            what = f"{count} groups of {config.group_size} rollouts{self._held_out()}"
+            header = start_screen(what, {**self.roles(), "groups": str(file.path), **self.metrics_place()})
+            summary = await process(items, self.collect_group, self.log_group, file, counts, config, header)
+            if config.report and summary.stopped is None:
+                await asyncio.to_thread(report_run, file.path, self.tokenizer)
+            return summary
         finally:
             await self.close()
 
@@ -142,22 +156,22 @@ class AgentEnv(RolloutEnv):
         return f"; {len(self.eval_tasks)} tasks are held out (env.eval_fraction)" if is_part else ""
 
     async def log_group(self, group: dict[str, Any]) -> None:
-        """Log a group's metrics to W&B where that is on; `process` has no trainer whose steps it could wait for."""
-        if not self.config.use_wandb:
-            self.forget_logged()
-            return
+        """Log a group's metrics, as one step; `process` has no trainer whose steps it could wait for."""
         self.curr_step += 1
-        self.completion_lengths += [sum(m != IGNORED for m in mask) for mask in group["masks"]]
-        await self.add_rollouts_for_wandb(group)  # type: ignore[arg-type]
+        self.keep_rollouts(group)
         await self.wandb_log()
 
     async def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         """Evaluate beside the training, as the base asks every `steps_per_eval` steps; a failure is logged."""
+        step = self.curr_step
         try:
-            return (await self.run_evaluation(lambda sample: None)).metrics
+            metrics = (await self.run_evaluation(lambda sample: None)).metrics
         except OPDError as error:
-            logger.error("the evaluation at step %d failed: %s", self.curr_step, error)
+            logger.error("the evaluation at step %d failed: %s", step, error)
             return {}
+        interval = f"{metrics['eval/pass@1_low']:.2f} to {metrics['eval/pass@1_high']:.2f}"
+        logger.info("evaluation at step %d: eval/pass@1 %.3f (%s)", step, metrics["eval/pass@1"], interval)
+        return metrics
 
     async def evaluate_manager(self) -> dict[str, float]:
         """The mode `evaluate`: set up, evaluate with progress, write metrics.json and samples.jsonl, print a table."""
@@ -171,11 +185,13 @@ class AgentEnv(RolloutEnv):
                     "env.eval_dataset_name"
                 )
             total = len(self.eval_tasks) * config.eval_samples
-            header = f"{len(self.eval_tasks)} tasks, {config.eval_samples} samples each\n{self.roles()}"
-            metrics = await evaluate(total, self.run_evaluation, Path(config.data_dir_to_save_evals), header)
+            folder = Path(config.data_dir_to_save_evals)
             if config.use_wandb:
-                wandb.init(project=self.name, name=config.wandb_name, config=self.line_settings())
-                await self.wandb_log()
+                self.metric_log = WandbLog(str(self.name), config.wandb_name, self.line_settings())
+            what = f"{len(self.eval_tasks)} tasks, {config.eval_samples} samples each"
+            header = start_screen(what, {**self.roles(), "samples": str(folder / "samples.jsonl")})
+            metrics = await evaluate(total, self.run_evaluation, folder, header)
+            await self.wandb_log()
             return metrics
         finally:
             await self.close()
@@ -205,23 +221,3 @@ class AgentEnv(RolloutEnv):
                 verbose=False,
             )
         return Evaluated(samples, metrics)
-
-    async def wandb_log(self, wandb_metrics: dict[str, Any] | None = None) -> None:
-        """Log what came in since the last time."""
-        metrics = {**(wandb_metrics or {}), **self.metrics()}
-        self.forget_logged()
-        await super().wandb_log(metrics)
-
-    def metrics(self) -> dict[str, float]:
-        """What came in since the last logging step."""
-        return {**train_metrics([one.episode for one in self.finished]), **self.eval_metrics}
-
-    def progress_line(self) -> str:
-        """What came in since the last logging step, for a person."""
-        metrics = self.metrics()
-        shown = [f"{name} {metrics[name]:.3g}" for name in self.shown_metrics if name in metrics]
-        return ", ".join([f"{len(self.finished)} rollouts since the last one", *shown])
-
-    def forget_logged(self) -> None:
-        """Start the next logging step."""
-        self.finished, self.eval_metrics = [], {}

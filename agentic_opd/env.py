@@ -3,6 +3,7 @@
 python -m agentic_opd.env serve | process | evaluate
 """
 
+import logging
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,16 +13,19 @@ from atroposlib.envs.base import APIServerConfig
 from pydantic import SecretStr
 
 from agentic_opd import cli
-from agentic_opd.agent_config import AgentEnvConfig
+from agentic_opd.agent_config import AgentEnvConfig, PolicyServerConfig
 from agentic_opd.agent_env import AgentEnv
 from agentic_opd.concurrency import gather_all
 from agentic_opd.config import DistillConfig
 from agentic_opd.distill.connect import DistilDeps, PolicyEndpoint, connect
+from agentic_opd.distill.inactivity import InactivityWatch
 from agentic_opd.distill.metrics import aggregate
 from agentic_opd.distill.pipeline import DistilledEpisode, distil_episode, group_overrides, noise_floor
 from agentic_opd.group import FinishedEpisode
 from agentic_opd.rollout.policy import PolicyServer
 from agentic_opd.types import Episode
+
+logger = logging.getLogger("agentic_opd.env")  # This module may be __main__.
 
 
 class AgenticOPDEnvConfig(DistillConfig, AgentEnvConfig):
@@ -58,12 +62,12 @@ class AgenticOPDEnv(AgentEnv):
         super().__init__(config, server_configs, slurm, testing)
         self.deps: dict[str, DistilDeps] = {}
         self.noise_floors: list[float | None] = []
+        self._inactivity = InactivityWatch()
 
     @classmethod
     def config_init(cls) -> tuple[AgenticOPDEnvConfig, list[APIServerConfig]]:
         """Default settings: a vLLM server on this machine."""
-        server = APIServerConfig(base_url="http://127.0.0.1:8000/v1", server_type="vllm", health_check=False)
-        return AgenticOPDEnvConfig(), [server]
+        return AgenticOPDEnvConfig(), [PolicyServerConfig()]
 
     @classmethod
     def cli(cls) -> NoReturn:
@@ -95,7 +99,10 @@ class AgenticOPDEnv(AgentEnv):
         """Distil a verified episode while its context is still in `server`'s KV cache."""
         if not self.config.opd_enabled:
             return await super().finish_episode(episode, server)
-        deps = self.deps[server.client.base_url]
+        return await self.distilled(episode, self.deps[server.client.base_url])
+
+    async def distilled(self, episode: Episode, deps: DistilDeps) -> OPDEpisode:
+        """Distil an episode with a judge and a teacher."""
         distilled = await distil_episode(episode, deps, self.config)
         fields = {
             "distill_token_ids": [list(row) for row in distilled.arrays.token_ids_TK],
@@ -110,7 +117,13 @@ class AgenticOPDEnv(AgentEnv):
             return {}
         floor = await noise_floor([one.episode for one in episodes], episodes[0].deps)
         self.noise_floors.append(floor)
+        self._warn(self._inactivity.saw([record for one in episodes for record in one.distilled.records]))
         return group_overrides([one.distilled for one in episodes], floor, self.config)
+
+    @staticmethod
+    def _warn(warning: str | None) -> None:
+        if warning is not None:
+            logger.warning("%s", warning)
 
     def metrics(self) -> dict[str, float]:
         """What came in since the last logging step, opd/ metrics included."""
@@ -122,17 +135,17 @@ class AgenticOPDEnv(AgentEnv):
         super().forget_logged()
         self.noise_floors = []
 
-    def roles(self) -> str:
+    def roles(self) -> dict[str, str]:
         """The policy, and who judges and scores."""
         config = self.config
         if not config.opd_enabled:
-            return f"{super().roles()}; no distillation"
+            return {**super().roles(), "hints": "none (env.opd_enabled is off)"}
         judge = f"{config.judge_model_name} at {config.judge_base_url}" if config.judge_base_url else "the policy"
-        teacher = config.teacher_base_url or "the policy"
-        return f"{super().roles()}; judge: {judge}; teacher: {teacher}"
+        return {**super().roles(), "judge": judge, "teacher": config.teacher_base_url or "the policy"}
 
     async def close(self) -> None:
-        """Close all connections."""
+        """Close all connections, and say so where a whole run distilled nothing."""
+        self._warn(self._inactivity.at_end())
         await gather_all(deps.close() for deps in self.deps.values())
         await super().close()
 

@@ -1,11 +1,4 @@
-"""Evaluated episodes -> the eval/ metrics and the rows of samples.jsonl. Pure.
-
-name                          unit    what
-eval/pass@k                   share   tasks that one of k samples solves: the unbiased estimate, mean over tasks
-eval/pass@k_low, _high        share   its 95% bootstrap interval
-eval/tasks, eval/samples      count   what was evaluated
-and every train/ metric of rollout/metrics.py over the samples, as eval/
-"""
+"""Evaluated episodes -> the eval/ metrics and the rows of samples.jsonl. Pure. `EVAL_METRICS` says what each is."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,10 +9,20 @@ from typing import Any
 import numpy as np
 
 from agentic_opd.errors import AlignmentError
-from agentic_opd.rollout.metrics import train_metrics
+from agentic_opd.metric import Metric
+from agentic_opd.rollout.metrics import EPISODE_METRICS, episode_metrics
 from agentic_opd.types import Episode, Reward, Task, Verification
 
 _RESAMPLES = 10_000
+
+EVAL_METRICS = (
+    Metric("eval/pass@<k>", "share", "tasks that one of k samples solves: the unbiased estimate, mean over tasks"),
+    Metric("eval/pass@<k>_low", "share", "lower end of its 95% bootstrap interval"),
+    Metric("eval/pass@<k>_high", "share", "upper end of it"),
+    Metric("eval/tasks", "tasks", "what was evaluated"),
+    Metric("eval/samples", "episodes", "what the metrics are over"),
+    *(Metric(m.name.replace("train/", "eval/"), m.unit, f"as {m.name}") for m in EPISODE_METRICS),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +100,7 @@ def eval_metrics(samples: Sequence[EvalSample], seed: int = 0) -> dict[str, floa
         low, high = bootstrap_interval(estimates, seed)
         metrics |= {f"eval/pass@{k}": fmean(estimates), f"eval/pass@{k}_low": low, f"eval/pass@{k}_high": high}
     metrics |= {"eval/tasks": float(len(passed)), "eval/samples": float(len(samples))}
-    inherited = train_metrics([sample.episode for sample in samples])
+    inherited = episode_metrics([sample.episode for sample in samples])
     return metrics | {name.replace("train/", "eval/"): value for name, value in inherited.items()}
 
 

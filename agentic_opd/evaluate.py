@@ -7,6 +7,7 @@ from typing import IO, Any, NamedTuple, Self
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from agentic_opd.concurrency import gather_all
 from agentic_opd.errors import OutputError
@@ -54,7 +55,7 @@ async def evaluate(
     total: int,
     run: Callable[[Callable[[EvalSample], None]], Awaitable[Evaluated]],
     folder: Path,
-    header: str,
+    header: Text,
     console: Console | None = None,
 ) -> dict[str, float]:
     """Run an evaluation of `total` samples with a progress bar, every sample on disk as it comes, and a closing table.
@@ -72,7 +73,7 @@ async def evaluate(
     file = SampleFile(folder)
     try:
         with EvalProgress(total, console) as progress:
-            progress.console.print(header, markup=False, highlight=False, soft_wrap=True)
+            progress.console.print(header, soft_wrap=True)
 
             def done(sample: EvalSample) -> None:
                 file.write(sample)

@@ -1,7 +1,7 @@
 """Finished episodes -> a scored group, as it is written and sent; and what a group says of itself. Pure."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -141,3 +141,20 @@ class RunCounts:
     def total(self) -> dict[str, float]:
         """All tasks together."""
         return {name: sum(counts[name] for counts in self.by_task.values()) for name in COUNTED}
+
+
+def rollout_rows(
+    group: Mapping[str, Any], decode: Callable[[Sequence[int]], str], most: int
+) -> list[tuple[str, float, str, str]]:
+    """(task, score, hints, text) of at most `most` rollouts of a group, those with the most hints first.
+
+    Hints are a line a turn, `turn 2 (scored): ...`; turns without one are left out.
+    """
+    task_id: str = group["group_overrides"]["task_id"]
+    rows: list[tuple[int, tuple[str, float, str, str]]] = []
+    for score, overrides, tokens in zip(group["scores"], group["overrides"], group["tokens"], strict=True):
+        turns = enumerate(overrides.get("opd", {}).get("turns", []), start=1)
+        hints = [f"turn {i} ({turn['outcome']}): {turn['hint']}" for i, turn in turns if turn["hint"] is not None]
+        rows.append((len(hints), (task_id, score, "\n".join(hints), decode(tokens))))
+    rows.sort(key=lambda row: -row[0])
+    return [row for _, row in rows[:most]]

@@ -1,12 +1,15 @@
 """What a person sees of a run: a live bar in a terminal, a line a group elsewhere, and a table at the end."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
+from agentic_opd import __version__
 from agentic_opd.group import RunCounts
 from agentic_opd.live_bar import LiveBar, log_console
 from agentic_opd.runner import RunSummary
@@ -33,11 +36,7 @@ class RunProgress:
     @property
     def counts(self) -> str:
         """The counts so far, on one line."""
-        total = self._counts.total()
-        text = f"{total['rollouts']:.0f} rollouts, {total['passed']:.0f} passed"
-        if self._counts.distilled:
-            text += f", {total['scored']:.0f} of {total['turns']:.0f} turns scored"
-        return text
+        return counts_line(self._counts)
 
     def group_done(self, item_id: str, group: Mapping[str, Any]) -> None:
         """A group is on disk."""
@@ -58,6 +57,58 @@ class RunProgress:
 
     def _refresh(self) -> None:
         self._bar.show(self.groups, self.counts)
+
+
+@dataclass(frozen=True, slots=True)
+class ServeLook:
+    """What one look at the API found: the trainer's step of `last_step`, and where groups are."""
+
+    step: int
+    last_step: int
+    sent: int
+    under_way: int
+    queued: int
+    """Groups that wait for the trainer, those of other environments included."""
+
+
+class ServeProgress:
+    """Shows how far a `serve` is: a live bar of the trainer's steps in a terminal; elsewhere its log lines are all."""
+
+    def __init__(self, counts: RunCounts, console: Console | None = None) -> None:
+        self.console = console or log_console()
+        self._counts = counts
+        self._bar = LiveBar(self.console, "steps", None)
+
+    def __enter__(self) -> Self:
+        self._bar.__enter__()
+        return self
+
+    def __exit__(self, *exc_info: Any) -> None:
+        self._bar.__exit__(*exc_info)
+
+    def show(self, look: ServeLook) -> None:
+        """Show what the last look at the API found."""
+        groups = f"{look.sent} groups sent, {look.under_way} under way, {look.queued} queued"
+        self._bar.show(look.step, f"{groups}; {counts_line(self._counts)}", look.last_step)
+
+
+def start_screen(what: str, places: Mapping[str, str]) -> Text:
+    """What a run is, and below it a line for each of `places`: what runs where, and what is written."""
+    width = max(map(len, places))
+    lines = [f"agentic_opd {__version__}: {what}", *(f"  {name:<{width}}  {text}" for name, text in places.items())]
+    return Text("\n".join(lines), no_wrap=True, overflow="ignore")
+
+
+def counts_line(counts: RunCounts) -> str:
+    """What was made so far, on one line."""
+    total = counts.total()
+    rollouts = total["rollouts"]
+    text = f"{rollouts:.0f} rollouts"
+    if rollouts:
+        text += f", {100 * total['passed'] / rollouts:.0f}% passed"
+    if counts.distilled:
+        text += f", {total['hints']:.0f} hints, {total['scored']:.0f} of {total['turns']:.0f} turns scored"
+    return text
 
 
 def show_summary(counts: RunCounts, summary: RunSummary, path: Path, console: Console) -> None:

@@ -16,16 +16,22 @@ from atroposlib.envs.base import APIServerConfig, BaseEnv
 
 from agentic_opd.agent_config import AgentEnvConfig, line_settings
 from agentic_opd.concurrency import gather_all
-from agentic_opd.errors import ConfigError
 from agentic_opd.group import FinishedEpisode, TaskItem, scored_group
 from agentic_opd.rollout.chat import Chat, check_round_trip, load_renderer
 from agentic_opd.rollout.datasets.tasks import load_train_and_eval
 from agentic_opd.rollout.episode import roll_out
 from agentic_opd.rollout.policy import PolicyServer, RenderedManagedServer
 from agentic_opd.rollout.sandboxes.sandbox import check_sandbox, sandbox_factory
+from agentic_opd.rollout.tokenizer import explained_tokenizer_errors
 from agentic_opd.rollout.tools import TOOL_SPECS
 from agentic_opd.server_info import check_caps, check_tokenizer, fetch_server_info
 from agentic_opd.types import Episode, Message, Task
+
+
+def name_of_tokenizer(config: AgentEnvConfig, server: APIServerConfig) -> str:
+    """The tokenizer that the settings name: the environment's, the server's, or that of the server's model."""
+    names = (config.tokenizer_name, server.tokenizer_name, server.model_name)
+    return next((name for name in names if name not in ("", "none")), "")
 
 
 class RolloutEnv(BaseEnv):
@@ -45,17 +51,11 @@ class RolloutEnv(BaseEnv):
             ConfigError: the tokenizer can't be loaded.
         """
         output = config.data_path_to_save_groups
-        names = [config.tokenizer_name, server_configs[0].tokenizer_name, server_configs[0].model_name]
-        tokenizer_name = next((name for name in names if name not in ("", "none")), "")
+        tokenizer_name = name_of_tokenizer(config, server_configs[0])
         # The base would open the file by itself, under another name where it exists.
         config = config.model_copy(update={"tokenizer_name": tokenizer_name, "data_path_to_save_groups": None})
-        try:
+        with explained_tokenizer_errors(tokenizer_name):
             super().__init__(config, server_configs, slurm, testing)  # type: ignore[arg-type]
-        except (OSError, ValueError) as error:
-            raise ConfigError(
-                f"the tokenizer {tokenizer_name!r} can't be loaded ({type(error).__name__}: {error}). Set "
-                "env.tokenizer_name to the policy's model, as a hub name or a folder."
-            ) from error
         config.data_path_to_save_groups = output
         self.servers = cast(list[PolicyServer], self.server.servers)
         for server in self.servers:
@@ -132,8 +132,9 @@ class RolloutEnv(BaseEnv):
     async def collect_group(self, item: TaskItem) -> dict[str, Any]:
         """The scored group of one item; see `collect_trajectories`."""
         finished = await gather_all(self.finished_episode(item.task) for _ in range(self.config.group_size))
-        self.finished += finished
         overrides = await self.group_overrides(finished)
+        # Nothing is awaited between this and the group's own logging step, which so holds this group and no other.
+        self.finished += finished
         return scored_group(item, finished, include_messages=self.config.include_messages, overrides=overrides)
 
     async def finished_episode(self, task: Task) -> FinishedEpisode:
@@ -174,10 +175,10 @@ class RolloutEnv(BaseEnv):
         """What a subclass adds to a group's overrides."""
         return {}
 
-    def roles(self) -> str:
-        """Which model does what, for the first lines that a person reads."""
+    def roles(self) -> dict[str, str]:
+        """Which model does what and where, for the first lines that a person reads."""
         places = ", ".join(server.client.base_url for server in self.servers)
-        return f"policy: {self.servers[0].config.model_name} at {places}"
+        return {"policy": f"{self.servers[0].config.model_name} at {places}"}
 
     def line_settings(self) -> dict[str, Any]:
         """The settings that a written line depends on, and the policy's model."""

@@ -18,6 +18,8 @@ class ServerInfo:
     """-1 means no limit."""
     vocab_size: int | None = None
     weight_version: int | None = None
+    plugin_version: str | None = None
+    vllm_version: str | None = None
 
 
 async def fetch_server_info(client: JsonClient) -> ServerInfo:
@@ -41,6 +43,8 @@ async def fetch_server_info(client: JsonClient) -> ServerInfo:
             max_logprobs=int(info["max_logprobs"]),
             vocab_size=int(info["vocab_size"]),
             weight_version=int(info["weight_version"]),
+            plugin_version=info.get("plugin_version"),
+            vllm_version=info.get("vllm_version"),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ServerMismatchError(

@@ -88,7 +88,7 @@ async def connect(
         policy=await _policy_info(policy, retry_s) if separate else None,
         max_concurrent=config.max_concurrent_scores,
     )
-    judge = _make_judge(config, policy, retry_s)
+    judge = make_judge(config, policy, retry_s)
     deps = DistilDeps(
         judge,
         teacher,
@@ -134,7 +134,7 @@ async def connect_teacher(
         await _check_model(client, info, model_name)
         if not info.has_plugin:
             info = replace(info, model=model_name or info.model)
-            await _check_completions(client, info, top_k)
+            await check_completions(client, info, top_k)
             logger.warning(
                 "%s has no agentic_opd plugin: scoring through /v1/completions, which is many times slower. "
                 "scripts/serve_vllm MODEL starts a server that has it.",
@@ -148,6 +148,11 @@ async def connect_teacher(
     # Ids that the policy has no weights for are no good to it, whatever the teacher thinks of them.
     sizes = [size for size in (info.vocab_size, policy.vocab_size if policy else None) if size is not None]
     info = replace(info, vocab_size=min(sizes, default=None))
+    return make_teacher(client, info, max_concurrent)
+
+
+def make_teacher(client: JsonClient, info: ServerInfo, max_concurrent: int = 32) -> TeacherClient:
+    """The quickest way to have this server score."""
     return (PluginTeacher if info.has_plugin else CompletionsTeacher)(client, info, max_concurrent)
 
 
@@ -159,7 +164,8 @@ async def _policy_info(policy: PolicyEndpoint, retry_s: float) -> ServerInfo:
         await client.close()
 
 
-def _make_judge(config: DistillConfig, policy: PolicyEndpoint, retry_s: float) -> OpenAIJudge:
+def make_judge(config: DistillConfig, policy: PolicyEndpoint, retry_s: float) -> OpenAIJudge:
+    """The judge that the settings name: the policy itself where they name none."""
     return OpenAIJudge(
         config.judge_base_url or policy.base_url.rstrip("/").removesuffix("/v1") + "/v1",
         config.judge_model_name or policy.model,
@@ -173,8 +179,12 @@ def _make_judge(config: DistillConfig, policy: PolicyEndpoint, retry_s: float) -
     )
 
 
-async def _check_completions(client: JsonClient, info: ServerInfo, top_k: int) -> None:
-    """Try whether a server without the plugin returns `top_k` prompt logprobs: it can't be asked."""
+async def check_completions(client: JsonClient, info: ServerInfo, top_k: int) -> None:
+    """Try whether a server without the plugin returns `top_k` prompt logprobs: it can't be asked.
+
+    Raises:
+        ServerMismatchError: it does not.
+    """
     try:
         await client.post("/v1/completions", completions_body(info.model, (0, 0), top_k))
     except ServerRequestError as error:

@@ -1,72 +1,178 @@
-"""EpisodeStats of many episodes -> the numbers that are logged. Pure.
+"""EpisodeStats of many episodes -> the opd/ metrics of a logging step. Pure.
 
-    name                        unit       what
-    opd/mean_hints_per_rollout  hints      accepted hints an episode
-    opd/mean_turns_scored       turns      scored turns an episode
-    opd/hint_rate               share      accepted hints of all turns
-    opd/outcome/<name>          turns      turns that ended in this outcome; they add up to all turns
-    opd/total_hints             hints      accepted hints
-    opd/total_scored_turns      turns      scored turns
-    opd/scored_token_fraction   share      scored tokens of all sampled tokens
-    opd/gap_mean, opd/gap_std   nats       teacher minus student at the scored tokens
-    opd/noise_floor             nats       largest gap without a hint, over the groups measured
-    opd/judge_s_p50, _p95       seconds    one turn's votes
-    opd/score_s_p50, _p95       seconds    one turn's teacher rows
-
-An accepted hint reached the quorum and is no leak, whether or not it could be scored. What has nothing to be computed
-from (a mean gap without a scored token) is left out: it is not 0.
+`OPD_METRICS` says what each is. What has nothing to be computed from (a mean gap without a scored token) is left out:
+it is not 0.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 import numpy as np
 
-from agentic_opd.types import TurnOutcome
+from agentic_opd.metric import Metric, percentiles
+from agentic_opd.types import TurnOutcome, TurnRecord, Vote
+
+_OUTCOMES = {
+    TurnOutcome.SCORED: "turns with a hint whose tokens the teacher scored",
+    TurnOutcome.NO_NEXT_STATE: "turns that nothing answered, so that nobody was asked",
+    TurnOutcome.VOTE_FAILED: "turns without a quorum for a hint: mostly turns that nothing is wrong with",
+    TurnOutcome.JUDGE_ERROR: "turns whose judge failed, or gave no vote that could be read",
+    TurnOutcome.LEAKED: "turns whose hint repeated hidden test code, and was dropped",
+    TurnOutcome.TOO_LONG: "turns that together with their hint do not fit the teacher's context",
+    TurnOutcome.SCORING_ERROR: "turns with a hint that the teacher gave no usable rows for",
+}
+
+OPD_METRICS = (
+    *(Metric(f"opd/outcome/{outcome.value}", "turns", text) for outcome, text in _OUTCOMES.items()),
+    Metric("opd/total_hints", "hints", "accepted hints: the quorum was reached and it is no leak, scored or not"),
+    Metric("opd/total_scored_turns", "turns", "scored turns"),
+    Metric("opd/mean_hints_per_rollout", "hints", "accepted hints an episode"),
+    Metric("opd/mean_turns_scored", "turns", "scored turns an episode"),
+    Metric("opd/hint_rate", "share", "accepted hints of all turns"),
+    Metric("opd/hint_chars", "characters", "mean length of an accepted hint"),
+    Metric(
+        "opd/vote_agreement",
+        "share",
+        "of a judged turn's readable votes, the share that agrees with the majority of them; mean over the turns with "
+        "a readable vote. 1: all agree; 0.5: half of them each way",
+    ),
+    Metric("opd/votes_readable", "share", "votes that could be read, of all votes that came back"),
+    Metric("opd/scored_token_fraction", "share", "scored tokens of all sampled tokens"),
+    Metric("opd/gap_mean", "nats", "teacher minus student at the scored tokens, mean"),
+    Metric("opd/gap_std", "nats", "its standard deviation (of the tokens at hand, not of a sample)"),
+    Metric("opd/gap_positive_share", "share", "scored tokens that the teacher finds likelier than the student did"),
+    *(Metric(f"opd/gap_p{q}", "nats", f"{q}th percentile of the gap") for q in (5, 50, 95)),
+    Metric("opd/noise_floor", "nats", "largest gap without a hint, over the groups in which it was measured"),
+    Metric(
+        "opd/teacher_entropy",
+        "nats",
+        "entropy of a scored row: its entries, and one tail bin for the rest of the vocabulary (so it is a lower bound "
+        "of the whole distribution's); mean over the scored rows",
+    ),
+    Metric("opd/teacher_topk_mass", "share", "probability that the entries of a scored row hold together; mean"),
+    *(Metric(f"opd/judge_s_p{q}", "seconds", f"one turn's votes, {q}th percentile") for q in (50, 95)),
+    *(Metric(f"opd/score_s_p{q}", "seconds", f"one turn's teacher rows, {q}th percentile") for q in (50, 95)),
+    Metric(
+        "opd/scored_tokens_per_s",
+        "tokens/s",
+        "scored tokens, by the seconds in which at least one of the step's scoring requests was under way",
+    ),
+    Metric(
+        "opd/prefix_cache_hit_share",
+        "share",
+        "tokens of the scoring requests that the server had in its cache. Left out without the plugin",
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreStats:
+    """What scoring a turn adds to the metrics: a gap, an entropy (nats) and a mass a token; what was read, and when.
+
+    `start_s` is on a clock of its own (monotonic); `cached_tokens` is None where the server does not say.
+    """
+
+    gaps: tuple[float, ...]
+    entropies: tuple[float, ...]
+    masses: tuple[float, ...]
+    prompt_tokens: int
+    cached_tokens: int | None
+    start_s: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class TurnStats:
+    """What one turn adds to the metrics; None where it did not come so far."""
+
+    record: TurnRecord
+    judge_s: float | None = None
+    scored: ScoreStats | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeStats:
-    """What one episode adds to the metrics: one outcome a turn, one gap (nats) a scored token, seconds a request."""
+    """What one episode adds to the metrics."""
 
-    outcomes: tuple[TurnOutcome, ...]
-    hints: int
     sampled_tokens: int
-    gaps: tuple[float, ...]
-    judge_s: tuple[float, ...]
-    score_s: tuple[float, ...]
+    turns: tuple[TurnStats, ...]
+
+
+def row_stats(logprobs_RK: Sequence[Sequence[float]]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Entropy (nats) and mass of each written row, [R] and [R], from the logprobs of its K entries.
+
+    The entropy is that of K + 1 bins: the entries, and the tail that is left of 1.
+    """
+    logprobs = np.asarray(logprobs_RK, np.float64)
+    masses_R = np.minimum(np.exp(logprobs).sum(axis=1), 1.0)
+    tails_R = 1.0 - masses_R
+    tail_terms_R = -tails_R * np.log(np.where(tails_R > 0, tails_R, 1.0))
+    entropies_R = -(np.exp(logprobs) * logprobs).sum(axis=1) + tail_terms_R
+    return tuple(entropies_R.tolist()), tuple(masses_R.tolist())
 
 
 def aggregate(episodes: Sequence[EpisodeStats], noise_floors: Sequence[float | None] = ()) -> dict[str, float]:
-    """Return the metrics of the table above over `episodes`; `noise_floors` has one entry a group, None if unknown."""
-    counts = Counter(outcome for episode in episodes for outcome in episode.outcomes)
-    turns, hints = counts.total(), sum(episode.hints for episode in episodes)
-    sampled = sum(episode.sampled_tokens for episode in episodes)
-    gaps = [gap for episode in episodes for gap in episode.gaps]
+    """Return the metrics of `OPD_METRICS` over `episodes`; `noise_floors` has one entry a group, None if unknown."""
+    turns = [turn for episode in episodes for turn in episode.turns]
+    counts = Counter(turn.record.outcome for turn in turns)
+    hints = [turn.record.hint for turn in turns if turn.record.hint is not None]
     floors = [floor for floor in noise_floors if floor is not None]
 
     metrics: dict[str, float] = {f"opd/outcome/{outcome.value}": counts[outcome] for outcome in TurnOutcome}
-    metrics["opd/total_hints"] = hints
+    metrics["opd/total_hints"] = len(hints)
     metrics["opd/total_scored_turns"] = counts[TurnOutcome.SCORED]
     if episodes:
-        metrics["opd/mean_hints_per_rollout"] = hints / len(episodes)
+        metrics["opd/mean_hints_per_rollout"] = len(hints) / len(episodes)
         metrics["opd/mean_turns_scored"] = counts[TurnOutcome.SCORED] / len(episodes)
     if turns:
-        metrics["opd/hint_rate"] = hints / turns
-    if sampled:
-        metrics["opd/scored_token_fraction"] = len(gaps) / sampled
-    if gaps:
-        metrics["opd/gap_mean"] = float(np.mean(gaps))
-        metrics["opd/gap_std"] = float(np.std(gaps))
+        metrics["opd/hint_rate"] = len(hints) / len(turns)
+    if hints:
+        metrics["opd/hint_chars"] = fmean(map(len, hints))
     if floors:
         metrics["opd/noise_floor"] = max(floors)
-    metrics |= _percentiles("opd/judge_s", [s for episode in episodes for s in episode.judge_s])
-    metrics |= _percentiles("opd/score_s", [s for episode in episodes for s in episode.score_s])
+    metrics |= _vote_metrics([turn.record.votes for turn in turns if turn.record.votes])
+    metrics |= percentiles("opd/judge_s", [turn.judge_s for turn in turns if turn.judge_s is not None])
+    scored = [turn.scored for turn in turns if turn.scored is not None]
+    sampled = sum(episode.sampled_tokens for episode in episodes)
+    return metrics | _score_metrics(scored, sampled)
+
+
+def _vote_metrics(judged: Sequence[Sequence[Vote]]) -> dict[str, float]:
+    """Metrics of the votes, those of each judged turn together."""
+    decisions = [[vote.decision for vote in votes if vote.decision is not None] for votes in judged]
+    agreements = [max(row.count(1), row.count(-1)) / len(row) for row in decisions if row]
+    asked = sum(map(len, judged))
+    metrics = {"opd/vote_agreement": fmean(agreements)} if agreements else {}
+    return metrics | ({"opd/votes_readable": sum(map(len, decisions)) / asked} if asked else {})
+
+
+def _score_metrics(scored: Sequence[ScoreStats], sampled_tokens: int) -> dict[str, float]:
+    gaps = [gap for turn in scored for gap in turn.gaps]
+    metrics = {"opd/scored_token_fraction": len(gaps) / sampled_tokens} if sampled_tokens else {}
+    if not gaps:
+        return metrics
+    metrics["opd/gap_mean"] = float(np.mean(gaps))
+    metrics["opd/gap_std"] = float(np.std(gaps))
+    metrics["opd/gap_positive_share"] = fmean(gap > 0 for gap in gaps)
+    metrics |= percentiles("opd/gap", gaps, (5, 50, 95))
+    metrics["opd/teacher_entropy"] = fmean(entropy for turn in scored for entropy in turn.entropies)
+    metrics["opd/teacher_topk_mass"] = fmean(mass for turn in scored for mass in turn.masses)
+    metrics |= percentiles("opd/score_s", [turn.seconds for turn in scored])
+    busy_s = _covered((turn.start_s, turn.start_s + turn.seconds) for turn in scored)
+    if busy_s > 0:
+        metrics["opd/scored_tokens_per_s"] = len(gaps) / busy_s
+    said = [(turn.cached_tokens, turn.prompt_tokens) for turn in scored if turn.cached_tokens is not None]
+    if said:
+        metrics["opd/prefix_cache_hit_share"] = sum(cached for cached, _ in said) / sum(read for _, read in said)
     return metrics
 
 
-def _percentiles(name: str, seconds: Sequence[float]) -> dict[str, float]:
-    if not seconds:
-        return {}
-    return {f"{name}_p{q}": float(np.percentile(seconds, q)) for q in (50, 95)}
+def _covered(spans: Iterable[tuple[float, float]]) -> float:
+    """Length of the union of `spans`."""
+    total, reached = 0.0, float("-inf")
+    for start, end in sorted(spans):
+        total += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return total

@@ -7,6 +7,7 @@ outcome: it stops the run (ServerUnreachableError), and nothing half done is kep
 """
 
 import logging
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,8 +18,9 @@ from agentic_opd.distill.arrays import build_arrays, gaps
 from agentic_opd.distill.connect import DistilDeps
 from agentic_opd.distill.hints import judge_messages, verdict_of
 from agentic_opd.distill.judge import JudgeReply
-from agentic_opd.distill.metrics import EpisodeStats
+from agentic_opd.distill.metrics import EpisodeStats, ScoreStats, TurnStats, row_stats
 from agentic_opd.distill.rescoring import encode_hint, hint_place, insert_hint
+from agentic_opd.distill.teacher import TeacherReply
 from agentic_opd.distill.turns import hindsight_pairs, shown_text
 from agentic_opd.errors import AlignmentError, RendererError, ServerError, ServerRequestError, ServerUnreachableError
 from agentic_opd.types import (
@@ -26,7 +28,6 @@ from agentic_opd.types import (
     Episode,
     HindsightPair,
     TeacherRequest,
-    TeacherRows,
     TurnOutcome,
     TurnRecord,
 )
@@ -52,9 +53,11 @@ class _Turn:
     """One turn's way through the pipeline so far."""
 
     record: TurnRecord
-    rows: TeacherRows | None = None
     judge_s: float | None = None
-    score_s: float | None = None
+    request: TeacherRequest | None = None
+    reply: TeacherReply | None = None
+    replied_s: float = 0.0
+    """When the reply was there, on the monotonic clock."""
 
     def ended(self, outcome: TurnOutcome, error: object = None, **fields: Any) -> "_Turn":
         """This turn with its outcome, and whatever else is known of it."""
@@ -71,18 +74,34 @@ async def distil_episode(episode: Episode, deps: DistilDeps, config: DistillConf
     pairs = hindsight_pairs(episode, config.hint_max_next_state_chars)
     public_text = shown_text(episode)
     turns = await gather_all(_distil_turn(episode, pair, public_text, deps, config) for pair in pairs)
-    scored = {index: turn.rows for index, turn in enumerate(turns) if turn.rows is not None}
+    scored = {index: turn.reply.rows for index, turn in enumerate(turns) if turn.reply is not None}
+    arrays = build_arrays(episode, scored, config.distill_topk)
     return DistilledEpisode(
-        arrays=build_arrays(episode, scored, config.distill_topk),
+        arrays=arrays,
         records=tuple(turn.record for turn in turns),
         stats=EpisodeStats(
-            outcomes=tuple(turn.record.outcome for turn in turns),
-            hints=sum(turn.record.hint is not None for turn in turns),
             sampled_tokens=sum(turn.end - turn.start for turn in episode.turns),
-            gaps=tuple(gap for index, rows in scored.items() for gap in gaps(episode, index, rows).tolist()),
-            judge_s=tuple(turn.judge_s for turn in turns if turn.judge_s is not None),
-            score_s=tuple(turn.score_s for turn in turns if turn.score_s is not None),
+            turns=tuple(
+                TurnStats(turn.record, turn.judge_s, _score_stats(episode, index, turn, arrays))
+                for index, turn in enumerate(turns)
+            ),
         ),
+    )
+
+
+def _score_stats(episode: Episode, index: int, turn: _Turn, arrays: DistillArrays) -> ScoreStats | None:
+    if turn.reply is None or turn.request is None:
+        return None
+    start, end = turn.record.span
+    entropies, masses = row_stats(arrays.logprobs_TK[start:end])
+    return ScoreStats(
+        gaps=tuple(gaps(episode, index, turn.reply.rows).tolist()),
+        entropies=entropies,
+        masses=masses,
+        prompt_tokens=len(turn.request.token_ids),
+        cached_tokens=turn.reply.cached_tokens,
+        start_s=turn.replied_s - turn.reply.latency_s,
+        seconds=turn.reply.latency_s,
     )
 
 
@@ -114,7 +133,7 @@ def group_overrides(
     distilled: Sequence[DistilledEpisode], noise: float | None, config: DistillConfig
 ) -> dict[str, Any]:
     """The fields of `group_overrides`: what a reader of the line needs to know about its distillation."""
-    outcomes = [outcome for episode in distilled for outcome in episode.stats.outcomes]
+    outcomes = [record.outcome for episode in distilled for record in episode.records]
     return {
         "opd": {
             "distill_topk": config.distill_topk,
@@ -183,7 +202,7 @@ async def _scored(
 
 async def _asked(ready: _Turn, request: TeacherRequest, deps: DistilDeps, config: DistillConfig) -> _Turn:
     try:
-        rows, latency = await deps.teacher.score(request, config.distill_topk)
+        reply = await deps.teacher.score(request, config.distill_topk)
     except (AlignmentError, ServerRequestError) as error:
         return ready.ended(TurnOutcome.SCORING_ERROR, error)
-    return ready.ended(TurnOutcome.SCORED, rows=rows, score_s=latency)
+    return ready.ended(TurnOutcome.SCORED, request=request, reply=reply, replied_s=time.monotonic())

@@ -17,10 +17,12 @@ from agentic_opd.types import TeacherRequest, TeacherRows, check_lengths
 
 
 class TeacherReply(NamedTuple):
-    """The rows of one turn, and how long the server took (waiting for a free slot not counted)."""
+    """The rows of one turn, how long the server took (waiting for a free slot not counted), and what it had cached."""
 
     rows: TeacherRows
     latency_s: float
+    cached_tokens: int | None = None
+    """Tokens of the request that were read from the prefix cache; None where the server does not say."""
 
 
 class TeacherClient(Protocol):
@@ -63,7 +65,7 @@ class PluginTeacher:
             latency = time.monotonic() - start
         rows = _plugin_rows(answer)
         check_rows(rows, request, top_k, self.info.vocab_size)
-        return TeacherReply(rows, latency)
+        return TeacherReply(rows, latency, _cached_tokens(answer))
 
     async def close(self) -> None:
         """Close pooled connections."""
@@ -117,6 +119,12 @@ def _plugin_rows(answer: Any) -> TeacherRows:
         )
     except (KeyError, TypeError, ValueError) as error:  # binascii.Error is a ValueError
         raise AlignmentError(f"the scoring answer can't be read: {type(error).__name__}: {error}") from error
+
+
+def _cached_tokens(answer: Any) -> int | None:
+    """What the plugin says of its cache; one that says nothing is no reason to lose the rows."""
+    cached = answer["results"][0].get("num_cached_tokens")
+    return cached if isinstance(cached, int) else None
 
 
 def _decode(text: str, dtype: str, shape: tuple[int, ...]) -> NDArray[Any]:

@@ -1,26 +1,63 @@
 """Episodes -> the train/ metrics of a logging step. Pure.
 
-name                          unit    what
-train/percent_correct         share   episodes whose hidden tests all passed
-train/reward                  [0, 1]  mean score
-train/reward_correctness      [0, 1]  mean of that part, unweighted; likewise _efficiency and _tool_usage
-train/turns                   turns   mean assistant turns of an episode
-train/tool_calls              calls   mean of an episode
-train/tool_errors_count       calls   tool calls that failed, in all
-train/stop/<reason>           share   episodes that ended so
+`TRAIN_METRICS` says what each is. What has nothing to be computed from is left out: it is not 0.
 """
 
 from collections.abc import Sequence
-from statistics import fmean
+from statistics import fmean, pstdev
 
+from agentic_opd.metric import Metric, percentiles
 from agentic_opd.types import Episode, StopReason
 
+_STOPS = {
+    StopReason.FINISHED: "because the model called no tool any more",
+    StopReason.MAX_TURNS: "after max_turns turns",
+    StopReason.CONTEXT_FULL: "because max_token_length left no room for another turn",
+}
 
-def train_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
-    """The metrics of verified and rewarded episodes; empty where there are none."""
+EPISODE_METRICS = (
+    Metric("train/percent_correct", "share", "episodes whose hidden tests all passed"),
+    Metric("train/reward", "in [0, 1]", "mean score: the weighted sum of the three parts"),
+    Metric("train/reward_correctness", "in [0, 1]", "mean share of hidden checks that passed, unweighted"),
+    Metric("train/reward_efficiency", "in [0, 1]", "mean of that part (turns saved, times correctness), unweighted"),
+    Metric("train/reward_tool_usage", "in [0, 1]", "mean share of tool calls that worked, unweighted"),
+    Metric("train/turns", "turns", "mean assistant turns of an episode"),
+    Metric("train/tool_calls", "calls", "mean tool calls of an episode"),
+    Metric("train/tool_errors_count", "calls", "tool calls that came back as an error, in all"),
+    Metric("train/completion_lengths", "tokens", "mean sampled tokens of an episode"),
+    Metric("train/completion_lengths_std", "tokens", "their standard deviation (of the episodes at hand)"),
+    Metric("train/completion_lengths_min", "tokens", "fewest sampled tokens of an episode"),
+    Metric("train/completion_lengths_max", "tokens", "most sampled tokens of an episode"),
+    *(Metric(f"train/stop/{stop.value}", "share", f"episodes that ended {text}") for stop, text in _STOPS.items()),
+)
+
+TRAIN_METRICS = (
+    Metric("train/episodes", "episodes", "what the step's metrics are over"),
+    *EPISODE_METRICS,
+    *(
+        Metric(f"train/sample_s_p{q}", "seconds", f"one turn's sampling, {q}th percentile of the latest requests")
+        for q in (50, 95)
+    ),
+    Metric(
+        "train/rollouts", "table", "W&B only: rollouts with their task, score, hints and text, those with hints first"
+    ),
+)
+
+
+def train_metrics(episodes: Sequence[Episode], sample_s: Sequence[float] = ()) -> dict[str, float]:
+    """The metrics of verified and rewarded episodes; `sample_s` are seconds of the latest sampling requests."""
+    if not episodes:
+        return {}
+    of_episodes = episode_metrics(episodes)
+    return {"train/episodes": float(len(episodes)), **of_episodes, **percentiles("train/sample_s", sample_s)}
+
+
+def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
+    """The metrics of `EPISODE_METRICS`; empty where no episode was verified and rewarded."""
     scored = [(e, e.reward, e.verification) for e in episodes if e.reward is not None and e.verification is not None]
     if not scored:
         return {}
+    lengths = [sum(turn.end - turn.start for turn in e.turns) for e, _, _ in scored]
     metrics = {
         "train/percent_correct": fmean(v.passed == v.total for _, _, v in scored),
         "train/reward": fmean(r.total for _, r, _ in scored),
@@ -30,7 +67,11 @@ def train_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
         "train/turns": fmean(len(e.turns) for e, _, _ in scored),
         "train/tool_calls": fmean(e.tool_calls for e, _, _ in scored),
         "train/tool_errors_count": float(sum(e.tool_errors for e, _, _ in scored)),
+        "train/completion_lengths": fmean(lengths),
+        "train/completion_lengths_std": pstdev(lengths),
+        "train/completion_lengths_min": float(min(lengths)),
+        "train/completion_lengths_max": float(max(lengths)),
     }
-    for reason in StopReason:
+    for reason in _STOPS:  # An episode that ended otherwise is not kept.
         metrics[f"train/stop/{reason.value}"] = fmean(e.stop_reason is reason for e, _, _ in scored)
     return metrics

@@ -1,18 +1,24 @@
 """One real vLLM server for the whole session, and a transformers forward pass over the same checkpoint."""
 
+import json
 import os
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from playwright.sync_api import Browser
 
 from agentic_opd.serving.local import LocalServer, end_of, local_server
+
+from .browser import chromium
 
 ROOT = Path(__file__).parents[2]
 MODEL = os.environ.get("AGENTIC_OPD_TEST_MODEL", "agentic_opd/demo/policy")
@@ -46,6 +52,38 @@ def vllm_server(start_vllm: StartVllm) -> Iterator[LocalServer]:
     """The server that most tests share: the demo policy, no API key, no weights root."""
     with start_vllm() as server:
         yield server
+
+
+class DemoRun(NamedTuple):
+    """A `process` run of configs/demo.yaml: its file of eight groups of four rollouts, and what it said."""
+
+    path: Path
+    said: str
+
+    @property
+    def groups(self) -> list[dict[str, Any]]:
+        """The groups in the file."""
+        return [json.loads(line) for line in self.path.read_text().splitlines()]
+
+
+@pytest.fixture(scope="session")
+def demo(vllm_server: LocalServer, tmp_path_factory: pytest.TempPathFactory) -> DemoRun:
+    """One run of the demo, for all who only read what it wrote."""
+    out = tmp_path_factory.mktemp("demo") / "groups.jsonl"
+    command = [
+        *(sys.executable, "-m", "agentic_opd.env", "process", "--config", "configs/demo.yaml"),
+        *("--openai.base_url", f"{vllm_server.base_url}/v1", "--env.data_path_to_save_groups", str(out)),
+    ]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return DemoRun(out, done.stderr)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """The system's Chromium; closed with the module: Playwright's loop would be in the way of other tests' loops."""
+    with chromium() as browser:
+        yield browser
 
 
 @pytest.hookimpl(wrapper=True)

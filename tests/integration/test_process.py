@@ -109,52 +109,6 @@ def test_without_opd_nothing_of_it_is_written(vllm_server: Any, tmp_path: Path) 
     assert validate(out).returncode == 0
 
 
-def wandb_records(path: Path) -> Iterator[bytes]:
-    """The records of a .wandb file: LevelDB's log format after seven bytes, blocks of 32 KiB."""
-    data, at, parts = path.read_bytes(), 7, b""
-    while at + 7 <= len(data):
-        if 32768 - at % 32768 < 7:  # A block's end that no record's head fits in is padding.
-            at += 32768 - at % 32768
-            continue
-        size, kind = int.from_bytes(data[at + 4 : at + 6], "little"), data[at + 6]
-        parts += data[at + 7 : at + 7 + size]
-        at += 7 + size
-        if kind in (1, 4):  # A whole record, or the last part of one.
-            yield parts
-            parts = b""
-
-
-def logged(folder: Path) -> dict[str, Any]:
-    """What an offline W&B run in `folder` holds: the last value of each metric."""
-    from wandb.proto import wandb_internal_pb2
-
-    (path,) = folder.glob("wandb/offline-run-*/run-*.wandb")
-    values: dict[str, Any] = {}
-    for data in wandb_records(path):
-        record = wandb_internal_pb2.Record()
-        record.ParseFromString(data)
-        for item in record.history.item:
-            values[item.key or ".".join(item.nested_key)] = json.loads(item.value_json)
-    return values
-
-
-def test_metrics_reach_wandb(vllm_server: Any, tmp_path: Path) -> None:
-    out = tmp_path / "groups.jsonl"
-    flags = ("--env.total_steps", "2", "--env.max_concurrent_groups", "1", "--env.use_wandb")
-    argv = command(vllm_server.base_url, out, *flags)
-    variables = {**os.environ, "WANDB_MODE": "offline", "WANDB_DIR": str(tmp_path), "WANDB_SILENT": "true"}
-    done = subprocess.run(argv, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    values = logged(tmp_path)
-    turns = [turn for o in groups(out)[-1]["overrides"] for turn in o["opd"]["turns"]]
-    hints = sum(turn["hint"] is not None for turn in turns)
-    assert values["opd/hint_rate"] == pytest.approx(hints / len(turns))
-    assert values["opd/mean_hints_per_rollout"] == pytest.approx(hints / 4)
-    assert values["opd/mean_turns_scored"] == pytest.approx(sum(t["outcome"] == "scored" for t in turns) / 4)
-    assert values["train/reward"] == pytest.approx(sum(groups(out)[-1]["scores"]) / 4)
-    assert values["train/rollouts._type"] == "table-file"
-
-
 def test_top_1_is_rectangular(vllm_server: Any, tmp_path: Path) -> None:
     out = tmp_path / "groups.jsonl"
     with judge_server(lambda body: [POSITIVE] * body["n"]) as judge:

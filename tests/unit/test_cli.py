@@ -2,17 +2,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import Field
 
 from agentic_opd import cli
-from agentic_opd.env import AgenticOPDEnv
+from agentic_opd.env import AgenticOPDEnv, AgenticOPDEnvConfig
 from agentic_opd.errors import ConfigError
+from agentic_opd.setting_groups import GROUPS, NO_EFFECT
+from agentic_opd.settings import Settings, read_settings
 
 ENV, SERVERS = AgenticOPDEnv.config_init()
 
 
-def read(*argv: str) -> cli.Settings:
+def read(*argv: str) -> Settings:
     parser = cli.build_parser("prog", "text", {"env": ENV, "openai": SERVERS[0]})
-    return cli.read_settings(parser.parse_args(["process", *argv]), ENV, SERVERS)
+    return read_settings(parser.parse_args(["process", *argv]), ENV, SERVERS)
 
 
 def wrong(*argv: str) -> str:
@@ -82,22 +85,81 @@ def test_several_servers_come_from_the_file_only(tmp_path: Path) -> None:
     assert "which one is meant" in wrong("--config", str(file), "--openai.model_name", "m")
 
 
-@pytest.mark.parametrize("text", ["- a\n", "env: [", "\0"])
+@pytest.mark.parametrize("text", ["- a\n", "env: [", "\0", "env: 3\n", "openai: [3]\n"])
 def test_a_broken_file_is_an_error(tmp_path: Path, text: str) -> None:
     file = tmp_path / "c.yaml"
     file.write_text(text)
     assert "c.yaml" in wrong("--config", str(file))
 
 
-def test_exit_codes_and_messages(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(AgenticOPDEnv, ["process", "--env.grop_size", "4"]) == 2
-    assert "--env.grop_size is unknown; did you mean '--env.group_size'?" in capsys.readouterr().err
+def test_a_misspelt_flag_hides_nothing_else_that_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("env: {distil_topk: 5}\n")
+    argv = ["process", "--config", str(file), "--env.grop_size", "4", "--prm_votes=3", "stray", "--env.seed"]
+    assert cli.main(AgenticOPDEnv, [*argv, "--env.max_turns", "0", "--openai.base_url", "nowhere"]) == 2
+    said = capsys.readouterr().err
+    for message in (
+        "--env.grop_size is unknown; did you mean '--env.group_size'?",
+        "--prm_votes is unknown; did you mean '--env.prm_votes'?",
+        "'stray' belongs to no flag",
+        "--env.seed needs a value",
+        "env.distil_topk is unknown; did you mean 'distill_topk'?",
+        "env.max_turns: Input should be greater than or equal to 1, got 0",
+        "openai.base_url must be http",
+    ):
+        assert message in said
+    assert said.count("\n  - ") == 7
+
+
+def test_settings_of_atropos_that_do_nothing_are_taken_and_named(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("env: {worker_timeout: 60}\nopenai: {health_check: true}\n")
+    settings = read("--config", str(file), "--env.batch_size", "8")
+    assert settings.without_effect == ("env.batch_size", "env.worker_timeout", "openai.health_check")
+    assert read().without_effect == ()
+
+
+def shown_in(mode: str, capsys: pytest.CaptureFixture[str]) -> str:
     with pytest.raises(SystemExit) as caught:
-        cli.main(AgenticOPDEnv, ["process", "--help"])
+        cli.main(AgenticOPDEnv, [mode, "--help"])
     assert caught.value.code == 0
-    text = capsys.readouterr().out
-    assert "--env.distill_topk" in text
+    return capsys.readouterr().out
+
+
+def test_help_shows_each_mode_what_it_needs_the_most_used_first(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = {mode: shown_in(mode, capsys) for mode in cli.MODES}
+    text = shown["process"]
+    assert text.index("Most used") < text.index("Policy server") < text.index("Distillation") < text.index("Sandbox")
+    assert "--env.distill_topk N" in text
     assert "(default: 50)" in text
+    assert text.index("--env.group_size") < text.index("--env.eval_seed")
+    assert "Exit code 0: done; 1: failed" in text
+    assert "--env.worker_timeout" not in text
+    assert "This environment's own" not in text, "every setting of ours has its place"
+    assert ["--env.rollout_server_url" in shown[mode] for mode in shown] == [True, False, False]
+    assert ["--env.prm_votes" in shown[mode] for mode in shown] == [True, True, False]
+
+
+def test_every_group_names_real_settings_each_once() -> None:
+    for prefix, model in (("env", type(ENV)), ("openai", type(SERVERS[0]))):
+        named = [*(name for group in GROUPS[prefix] for name in group.names), *NO_EFFECT[prefix]]
+        assert sorted(named) == sorted(model.model_fields)
+
+
+def test_the_settings_of_a_subclass_have_a_place_in_its_help(capsys: pytest.CaptureFixture[str]) -> None:
+    class Config(AgenticOPDEnvConfig):
+        levels: int = Field(default=3, description="How many levels.")
+
+    class Env(AgenticOPDEnv):
+        """Tasks with levels."""
+
+        @classmethod
+        def config_init(cls) -> Any:
+            return Config(), SERVERS
+
+    with pytest.raises(SystemExit):
+        cli.main(Env, ["process", "--help"])
+    assert "How many levels (default: 3)" in capsys.readouterr().out.partition("This environment's own")[2]
 
 
 ENV_CONFIGS = sorted(path for path in Path("configs").glob("*.yaml") if not path.name.startswith("train_"))

@@ -13,8 +13,9 @@ import pytest
 from rich.console import Console
 
 from agentic_opd.errors import AlignmentError, OutputError, ServerUnreachableError
-from agentic_opd.eval_metrics import EvalSample, bootstrap_interval, eval_metrics, pass_at_k
+from agentic_opd.eval_metrics import EVAL_METRICS, EvalSample, bootstrap_interval, eval_metrics, pass_at_k
 from agentic_opd.evaluate import Evaluated, evaluate, evaluate_tasks
+from agentic_opd.metric import Metric
 from agentic_opd.types import Episode, Reward, StopReason, Task, Turn, Verification, VerifyOutcome
 
 Done = Callable[[EvalSample], None]
@@ -70,6 +71,9 @@ def test_metrics_count_tasks_and_samples() -> None:
     passed = {"a": [2, 2, 0, 1], "b": [0, 0, 0, 0]}
     samples = [EvalSample(i, make_episode(task, n)) for task in tasks for i, n in enumerate(passed[task.task_id])]
     metrics = eval_metrics(samples)
+    described = [metric.name for metric in EVAL_METRICS]
+    assert [name for name in metrics if not any(metric.stands_for(name) for metric in EVAL_METRICS)] == []
+    assert [name for name in described if not any(Metric(name, "", "").stands_for(logged) for logged in metrics)] == []
     assert metrics["eval/pass@1"] == metrics["eval/percent_correct"] == pytest.approx(2 / 8)
     assert metrics["eval/pass@2"] == pytest.approx((1 - 1 / 6) / 2)
     assert metrics["eval/pass@4"] == pytest.approx(0.5)

@@ -1,11 +1,50 @@
+"""Two episodes whose metrics are counted by hand.
+
+episode  turn  outcome      votes   hint   gaps      judge_s  scored in (s)  read (cached)
+1        1     scored       + + -   "abcd" 1 3       0.1      0.0 to 0.5     20 (10)
+         2     vote_failed  - - ?                    0.3
+2        1     scored       + + +   "ab"   2 -2      0.2      0.25 to 1.75   30 (20)
+         2     too_long     + + +   "ab"             0.2
+         3     leaked       + + -                    0.2
+"""
+
+import math
+
 import pytest
 
-from agentic_opd.distill.metrics import EpisodeStats, aggregate
-from agentic_opd.types import TurnOutcome
+from agentic_opd.distill.metrics import OPD_METRICS, EpisodeStats, ScoreStats, TurnStats, aggregate, row_stats
+from agentic_opd.types import TurnOutcome, TurnRecord, Vote
 
 Out = TurnOutcome
-FIRST = EpisodeStats((Out.SCORED, Out.VOTE_FAILED), 1, 10, (1.0, 3.0), (0.1, 0.3), (0.5,))
-SECOND = EpisodeStats((Out.SCORED, Out.TOO_LONG, Out.LEAKED), 2, 10, (2.0, 2.0), (0.2, 0.2, 0.2), (1.5,))
+VOTES = {"+": Vote(1, "a long enough hint", "+"), "-": Vote(-1, None, "-"), "?": Vote(None, None, "?")}
+
+
+def turn(
+    outcome: Out,
+    votes: str = "",
+    hint: str | None = None,
+    judge_s: float | None = None,
+    scored: ScoreStats | None = None,
+) -> TurnStats:
+    record = TurnRecord((1, 2), outcome, "tool", tuple(VOTES[vote] for vote in votes), hint)
+    return TurnStats(record, judge_s, scored)
+
+
+FIRST = EpisodeStats(
+    10,
+    (
+        turn(Out.SCORED, "++-", "abcd", 0.1, ScoreStats((1.0, 3.0), (0.1, 0.2), (0.9, 0.8), 20, 10, 0.0, 0.5)),
+        turn(Out.VOTE_FAILED, "--?", None, 0.3),
+    ),
+)
+SECOND = EpisodeStats(
+    10,
+    (
+        turn(Out.SCORED, "+++", "ab", 0.2, ScoreStats((2.0, -2.0), (0.3, 0.2), (0.7, 0.6), 30, 20, 0.25, 1.5)),
+        turn(Out.TOO_LONG, "+++", "ab", 0.2),
+        turn(Out.LEAKED, "++-", None, 0.2),
+    ),
+)
 
 
 def test_metrics_of_two_episodes() -> None:
@@ -24,26 +63,51 @@ def test_metrics_of_two_episodes() -> None:
             "opd/mean_hints_per_rollout": 1.5,
             "opd/mean_turns_scored": 1.0,
             "opd/hint_rate": 0.6,
+            "opd/hint_chars": 8 / 3,
+            "opd/vote_agreement": (2 / 3 + 1 + 1 + 1 + 2 / 3) / 5,
+            "opd/votes_readable": 14 / 15,
             "opd/scored_token_fraction": 0.2,
-            "opd/gap_mean": 2.0,
-            "opd/gap_std": 0.5**0.5,
+            "opd/gap_mean": 1.0,
+            "opd/gap_std": math.sqrt((0 + 4 + 1 + 9) / 4),
+            "opd/gap_positive_share": 0.75,
+            "opd/gap_p5": -1.55,
+            "opd/gap_p50": 1.5,
+            "opd/gap_p95": 2.85,
+            "opd/teacher_entropy": 0.2,
+            "opd/teacher_topk_mass": 0.75,
             "opd/noise_floor": 3e-6,
             "opd/judge_s_p50": 0.2,
             "opd/judge_s_p95": 0.28,
             "opd/score_s_p50": 1.0,
             "opd/score_s_p95": 1.45,
+            "opd/scored_tokens_per_s": 4 / 1.75,
+            "opd/prefix_cache_hit_share": 0.6,
         }
     )
+    assert metrics.keys() == {metric.name for metric in OPD_METRICS}, "what is logged is described, and nothing else"
 
 
-def test_outcomes_add_up_to_the_turns() -> None:
-    metrics = aggregate([FIRST, SECOND])
-    assert sum(value for name, value in metrics.items() if name.startswith("opd/outcome/")) == 5
+def test_requests_one_after_the_other_are_busy_only_while_they_last() -> None:
+    one, other = (
+        EpisodeStats(5, (turn(Out.SCORED, scored=ScoreStats((1.0,), (0.0,), (1.0,), 9, None, start, 0.5)),))
+        for start in (100.0, 200.0)
+    )
+    metrics = aggregate([one, other])
+    assert metrics["opd/scored_tokens_per_s"] == 2.0
+    assert "opd/prefix_cache_hit_share" not in metrics
 
 
 def test_what_can_not_be_computed_is_left_out() -> None:
     nothing = {f"opd/outcome/{outcome.value}": 0 for outcome in TurnOutcome}
     assert aggregate([]) == {**nothing, "opd/total_hints": 0, "opd/total_scored_turns": 0}
-    unscored = aggregate([EpisodeStats((Out.JUDGE_ERROR,), 0, 4, (), (), ())], [None])
-    assert unscored["opd/scored_token_fraction"] == 0
-    assert not {"opd/gap_mean", "opd/gap_std", "opd/noise_floor", "opd/judge_s_p50"} & unscored.keys()
+    unread = aggregate([EpisodeStats(4, (turn(Out.JUDGE_ERROR, "???", None, 0.1),))], [None])
+    assert unread["opd/scored_token_fraction"] == unread["opd/votes_readable"] == 0
+    absent = {"opd/gap_mean", "opd/vote_agreement", "opd/hint_chars", "opd/noise_floor", "opd/teacher_entropy"}
+    assert not absent & unread.keys()
+
+
+def test_a_row_has_the_entropy_of_its_entries_and_their_tail() -> None:
+    """Entries 1/2 and 1/4 leave a tail of 1/4: 1.5 bits. All in one entry: no entropy, whatever rounding adds."""
+    entropies, masses = row_stats([[math.log(1 / 2), math.log(1 / 4)], [0.0, -50.0], [0.0, math.log(1e-5)]])
+    assert entropies == pytest.approx([1.5 * math.log(2), 0.0, 1e-5 * math.log(1e5)], abs=1e-9)
+    assert masses == pytest.approx([0.75, 1.0, 1.0])

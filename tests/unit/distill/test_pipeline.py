@@ -1,5 +1,6 @@
 import asyncio
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,7 +13,7 @@ from agentic_opd.distill.connect import DistilDeps
 from agentic_opd.distill.judge import JudgeReply
 from agentic_opd.distill.pipeline import DistilledEpisode, distil_episode, group_overrides, noise_floor
 from agentic_opd.errors import AlignmentError, ServerMismatchError, ServerRequestError, ServerUnreachableError
-from agentic_opd.types import Episode, Message, TurnOutcome
+from agentic_opd.types import Episode, Message
 from agentic_opd.wire_checks import GroupChecker
 
 from .conftest import make_qwen_tokenizer
@@ -62,14 +63,16 @@ def test_an_accepted_hint_is_scored_and_recorded() -> None:
     assert deps.teacher.top_ks == [5]
     assert request.token_ids == TOKENS[:3] + first.hint_token_ids + TOKENS[3:8], "the record rebuilds what was read"
     teacher, student = table_rows(request, 1).actual_R, make_episode().logprobs_T[5:8]
-    assert distilled.stats.gaps == pytest.approx([t - s for t, s in zip(teacher, student, strict=True)], abs=1e-6)
-    assert distilled.stats == replace(
-        distilled.stats,
-        outcomes=(TurnOutcome.SCORED, TurnOutcome.VOTE_FAILED),
-        hints=1,
-        sampled_tokens=5,
-        judge_s=(0.25, 0.25),
-        score_s=(0.5,),
+    assert distilled.stats.sampled_tokens == 5
+    scored, failed = distilled.stats.turns
+    assert (scored.record, failed.record) == distilled.records
+    assert (scored.judge_s, failed.judge_s, failed.scored) == (0.25, 0.25, None)
+    assert scored.scored is not None
+    assert scored.scored.gaps == pytest.approx([t - s for t, s in zip(teacher, student, strict=True)], abs=1e-6)
+    assert (scored.scored.prompt_tokens, scored.scored.cached_tokens) == (len(request.token_ids), 4)
+    assert scored.scored.seconds == 0.5
+    assert scored.scored.masses == pytest.approx(
+        [sum(math.exp(logprob) for logprob in row) for row in distilled.arrays.logprobs_TK[5:8]]
     )
 
 
@@ -106,7 +109,7 @@ def test_every_turn_ends_in_one_outcome_with_its_reason(
 ) -> None:
     distilled = run(make_deps({FIRST: answer, LAST: NO}, teacher))
     assert outcomes(distilled) == [outcome, "vote_failed"]
-    assert distilled.stats.outcomes == tuple(record.outcome for record in distilled.records)
+    assert [turn.record for turn in distilled.stats.turns] == list(distilled.records)
     assert any(distilled.arrays.token_ids_TK) is (outcome == "scored")
     assert (error or "") in (distilled.records[0].error or "")
     assert (error is None) == (distilled.records[0].error is None)
@@ -200,7 +203,7 @@ def test_a_written_group_passes_the_checks_of_a_file(answers: tuple[Any, Any], t
     }
     checker = GroupChecker()
     assert list(checker.check(json.loads(json.dumps(group, allow_nan=False)))) == []
-    assert checker.counts["scored rows"] == sum(len(g) for g in [distilled.stats.gaps])
+    assert checker.counts["scored rows"] == sum(len(turn.scored.gaps) for turn in distilled.stats.turns if turn.scored)
     counts = group["group_overrides"]["opd"]["outcomes"]
     assert sum(counts.values()) == len(episode.turns)
 

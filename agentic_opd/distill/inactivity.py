@@ -1,0 +1,63 @@
+"""Notices that distillation does nothing, and says why and what to do: outcomes of groups in, one warning out. Pure."""
+
+from collections import Counter, deque
+from collections.abc import Sequence
+
+from agentic_opd.types import TurnOutcome, TurnRecord
+
+QUIET_GROUPS = 8
+"""So many groups in a row without a scored row are one too many: with a judge and a policy that work, some turn of some
+rollout goes wrong and is answered."""
+
+ADVICE = {
+    TurnOutcome.NO_NEXT_STATE: "nothing answers the turns: no tool result, no user, no verdict. Does the policy call "
+    "tools at all, and is env.renderer the model's own, so that its calls are read? (`agentic-opd doctor` checks that)",
+    TurnOutcome.VOTE_FAILED: "the judge finds nothing to say about the turns. Where the policy solves nearly every "
+    "task that is as it should be: take harder tasks. Otherwise take a stronger judge (env.judge_base_url), or "
+    "accept a hint from one vote (env.hint_vote_rule any)",
+    TurnOutcome.JUDGE_ERROR: "the judge fails, or its votes can't be read. `agentic-opd doctor` shows what it answers; "
+    "a reasoning model needs a larger env.judge_max_tokens, or thinking switched off in env.judge_extra_body",
+    TurnOutcome.LEAKED: "the hints repeat hidden test code, and are dropped. Another judge (env.judge_base_url) may "
+    "keep to its instruction; tests that are also in the task's text do not count as hidden",
+    TurnOutcome.TOO_LONG: "turn and hint do not fit the teacher's context. Restart its server with a larger "
+    "--max-model-len, or lower env.max_token_length",
+    TurnOutcome.SCORING_ERROR: "the teacher gives no usable rows. `agentic-opd doctor` asks it for some; policy and "
+    "teacher must have the same vocabulary",
+}
+"""What to do where this is how most turns end."""
+
+
+class InactivityWatch:
+    """Is told of every group; answers with a warning when the last `quiet_groups` had no scored row, once a silence."""
+
+    def __init__(self, quiet_groups: int = QUIET_GROUPS) -> None:
+        self._groups: deque[list[TurnRecord]] = deque(maxlen=quiet_groups)
+        self._was_said = self._has_scored = False
+
+    def saw(self, records: Sequence[TurnRecord]) -> str | None:
+        """Take in the turns of one more group; returns a warning where one is due."""
+        if any(record.outcome is TurnOutcome.SCORED for record in records):
+            self._groups.clear()
+            self._was_said, self._has_scored = False, True
+            return None
+        self._groups.append(list(records))
+        return self._warning() if len(self._groups) == self._groups.maxlen else None
+
+    def at_end(self) -> str | None:
+        """The warning of a run without a single scored row, too short for `saw` to have given one."""
+        return None if self._has_scored else self._warning()
+
+    def _warning(self) -> str | None:
+        records = [record for group in self._groups for record in group]
+        if self._was_said or not records:
+            return None
+        self._was_said = True
+        counts = Counter(record.outcome for record in records).most_common()
+        shown = ", ".join(f"{outcome.value} {count}" for outcome, count in counts)
+        likely = counts[0][0]
+        errors = Counter(record.error for record in records if record.outcome is likely and record.error)
+        example = f" (for example: {errors.most_common(1)[0][0][:300]})" if errors else ""
+        return (
+            f"DISTILLATION IS INACTIVE: no token was scored in the last {len(self._groups)} group(s), so there is "
+            f"nothing to learn from hints. Their turns ended so: {shown}. Most likely {ADVICE[likely]}{example}."
+        )

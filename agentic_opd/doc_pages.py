@@ -1,0 +1,104 @@
+"""The pages of docs/ that are made from the code: docs/metrics.md and docs/configuration.md.
+
+`python -m agentic_opd.doc_pages` writes them; a test fails where they are not what it would write.
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from pydantic import BaseModel
+
+from agentic_opd.distill.metrics import OPD_METRICS
+from agentic_opd.env import AgenticOPDEnv
+from agentic_opd.eval_metrics import EVAL_METRICS
+from agentic_opd.flags import shown_default, sorted_settings, value_kind
+from agentic_opd.metric import Metric
+from agentic_opd.rollout.metrics import TRAIN_METRICS
+from agentic_opd.setting_groups import NO_EFFECT
+
+_MADE = "<!-- Made by python -m agentic_opd.doc_pages; edit the descriptions in the code instead. -->"
+
+METRIC_TABLES: dict[str, tuple[Metric, ...]] = {
+    "Rollouts": TRAIN_METRICS,
+    "Distillation": OPD_METRICS,
+    "Evaluation": EVAL_METRICS,
+}
+
+_METRICS_INTRO = """\
+Where they go: to Weights & Biases with `--env.use_wandb`, else to `metrics.jsonl`, beside the file of groups
+(`groups.jsonl`; any other name stands in front: `mine.metrics.jsonl`), and for a `serve` that writes no groups in
+`runs/serve/`. A line is a logging step: `step`, `time` (seconds since 1970), and the metrics. The step of `process` is
+a group, in the order in which groups are finished; that of `serve` is a step of the trainer, and its metrics are over
+what came in since the last one; at its end it logs what came in after the last step, under that step's number. A run
+that is continued goes on in the same file; `evaluate` writes `metrics.json`.
+
+What has nothing to be computed from is left out: a step without a scored token has no `opd/gap_mean`, and it is not 0.
+The reference trainer's own metrics are in [closing_the_loop.md](closing_the_loop.md)."""
+
+_CONFIGURATION_INTRO = """\
+Each setting can stand in the YAML file (`--config FILE`, sections `env` and `openai`) or on the command line
+(`--env.group_size 8`, `--openai.base_url http://127.0.0.1:8000/v1`). Flags go over the file, the file over the
+defaults. Every wrong setting is named at once, with the nearest real name; `agentic-opd doctor` with the same settings
+checks the whole set-up. Several policy servers are a list below `openai`, in the file only."""
+
+
+def pages() -> dict[Path, str]:
+    """Each page's text by its path from the project's root."""
+    return {Path("docs/metrics.md"): metrics_page(), Path("docs/configuration.md"): configuration_page()}
+
+
+def metrics_page() -> str:
+    """Every metric, its unit and its meaning."""
+    parts = ["# Metrics", _MADE, _METRICS_INTRO]
+    for title, metrics in METRIC_TABLES.items():
+        rows = [f"| `{metric.name}` | {metric.unit} | {metric.meaning} |" for metric in metrics]
+        parts += [f"## {title}", "\n".join(["| metric | unit | what |", "|---|---|---|", *rows])]
+    return "\n\n".join(parts) + "\n"
+
+
+def configuration_page() -> str:
+    """Every setting, its default and what it does, in the order of --help."""
+    env, servers = AgenticOPDEnv.config_init()
+    models: dict[str, BaseModel] = {"env": env, "openai": servers[0]}
+    parts = ["# Configuration", _MADE, _CONFIGURATION_INTRO]
+    for title, prefix, names in sorted_settings(models, mode=None):
+        if title:
+            rows = [_setting_row(models[prefix], prefix, name) for name in names]
+            parts += [f"## {title}", "\n".join(["| setting | value | default | what |", "|---|---|---|---|", *rows])]
+    idle = ", ".join(f"`{prefix}.{name}`" for prefix, names in NO_EFFECT.items() for name in sorted(names))
+    parts += [
+        "## Without effect",
+        f"These are settings of Atropos that do nothing here. They are taken, with a warning, so that files made for "
+        f"other environments load: {idle}.",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _setting_row(defaults: BaseModel, prefix: str, name: str) -> str:
+    info = type(defaults).model_fields[name]
+    default = shown_default(defaults, name)
+    cells = (
+        f"`{prefix}.{name}`",
+        f"`{value_kind(info.annotation)}`",
+        default if default == "unset" else f"`{default}`",
+        info.description or "",
+    )
+    escaped = [cell.replace("|", "\\|") for cell in cells]
+    return f"| {' | '.join(escaped)} |"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write the pages below the current folder."""
+    if list(sys.argv[1:] if argv is None else argv):
+        print("usage: python -m agentic_opd.doc_pages (from the project's root; takes no arguments)", file=sys.stderr)
+        return 2
+    for path, text in pages().items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        print(f"wrote {path}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,88 @@
+"""`agentic-opd COMMAND`: every command of the package under one name.
+
+Nothing heavy is imported before a command is chosen, so that `agentic-opd serve-vllm` works in vLLM's environment too.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from difflib import get_close_matches
+
+from agentic_opd import __version__
+
+COMMANDS = {
+    "serve": "roll out for a trainer: scored groups to the trajectory API (run-api)",
+    "process": "make a number of scored groups and write them to a JSONL file",
+    "evaluate": "measure the policy on the held-out tasks",
+    "doctor": "check a set-up in seconds, and say what to do",
+    "validate": "check a file of scored groups against the wire format",
+    "report": "make an HTML page of a file of scored groups",
+    "serve-vllm": "start a vLLM server with everything that the others need",
+}
+
+EXIT_CODES = "Exit code 0: done; 1: failed, or not all done; 2: wrong settings; 130: interrupted."
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command that the first argument names; returns its exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    command = arguments[0] if arguments else "--help"
+    if command in ("-h", "--help"):
+        print(help_text())
+        return 0 if arguments else 2
+    if command == "--version":
+        print(f"agentic_opd {__version__}")
+        return 0
+    if command not in COMMANDS:
+        close = get_close_matches(command, COMMANDS, n=1, cutoff=0.5)
+        meant = f"; did you mean {close[0]!r}?" if close else f". There are: {', '.join(COMMANDS)}."
+        print(f"error: the command {command!r} is unknown{meant}", file=sys.stderr)
+        return 2
+    return _runner(command)(arguments)
+
+
+def help_text() -> str:
+    """What `agentic-opd --help` shows."""
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {text}" for name, text in COMMANDS.items()]
+    return "\n".join(
+        [
+            *("usage: agentic-opd COMMAND ...", ""),
+            *("On-policy distillation from hindsight for agents that use tools.", ""),
+            *("commands:", *lines, ""),
+            "agentic-opd COMMAND --help says more of each; agentic-opd --version which version this is.",
+            EXIT_CODES,
+        ]
+    )
+
+
+def _runner(command: str) -> Callable[[list[str]], int]:
+    """What runs `command`, given all arguments."""
+    if command == "serve-vllm":
+        return _serve_vllm
+    if command == "validate":
+        from agentic_opd.validate import main as validate
+
+        return lambda arguments: validate(arguments[1:])
+    if command == "report":
+        from agentic_opd.report.cli import main as report
+
+        return lambda arguments: report(arguments[1:])
+    if command == "doctor":
+        from agentic_opd.doctor.cli import main as doctor
+
+        return lambda arguments: doctor(arguments[1:])
+    from agentic_opd import cli
+    from agentic_opd.env import AgenticOPDEnv
+
+    return lambda arguments: cli.main(AgenticOPDEnv, arguments, program="agentic-opd")
+
+
+def _serve_vllm(arguments: list[str]) -> int:
+    from agentic_opd.serving.launch import main as launch
+
+    launch(arguments[1:])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

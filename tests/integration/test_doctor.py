@@ -1,0 +1,112 @@
+"""`agentic-opd doctor` against real servers: a good one, none, one without the plugin, one that is too small."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentic_opd.serving.local import free_port
+
+from .scripted_judge import judge_server
+from .trajectory import trajectory_api
+
+pytestmark = pytest.mark.vllm
+
+ROOT = Path(__file__).parents[2]
+
+
+def doctor(url: str, *flags: str) -> tuple[int, dict[str, tuple[str, str]]]:
+    """Its exit code, and (status, text) of each check."""
+    argv = [
+        *(sys.executable, "-m", "agentic_opd.main", "doctor", "--json", "--config", "configs/demo.yaml"),
+        *("--openai.base_url", f"{url}/v1", "--env.rollout_server_url", f"http://127.0.0.1:{free_port()}", *flags),
+    ]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert "Traceback" not in done.stderr, done.stderr
+    findings = json.loads(done.stdout)
+    return done.returncode, {finding["name"]: (finding["status"], finding["text"]) for finding in findings}
+
+
+def statuses(findings: dict[str, tuple[str, str]], *wanted: str) -> set[str]:
+    return {name for name, (status, _) in findings.items() if status in wanted}
+
+
+def test_a_good_set_up_is_good(vllm_server: Any) -> None:
+    code, findings = doctor(vllm_server.base_url)
+    assert code == 0
+    assert statuses(findings, "warning", "failed") == {"run-api"}
+    assert statuses(findings, "skipped") == {"W&B", "teacher"}
+    assert "3 of 3 votes in the protocol" in findings["judge"][1]
+    assert "plugin" in findings["versions"][1]
+    assert float(findings["noise floor"][1].split()[0]) < 1e-4
+    assert "Only serve needs it" in findings["run-api"][1]
+
+
+def test_serve_needs_the_trajectory_api(vllm_server: Any, tmp_path: Path) -> None:
+    code, findings = doctor(vllm_server.base_url, "--serve")
+    assert (code, statuses(findings, "failed")) == (1, {"run-api"})
+    assert "run-api --host 127.0.0.1 --port PORT" in findings["run-api"][1]
+    with trajectory_api(tmp_path / "api.log") as api:
+        code, findings = doctor(vllm_server.base_url, "--serve", "--env.rollout_server_url", api.url)
+        assert (code, findings["run-api"][0]) == (0, "ok")
+        api.register_trainer(batch_size=2, num_steps=1)
+        code, findings = doctor(vllm_server.base_url, "--serve", "--env.rollout_server_url", api.url)
+        assert (code, statuses(findings, "failed")) == (1, {"run-api"})
+        assert "lower env.group_size" in findings["run-api"][1]
+
+
+def test_what_can_be_checked_without_a_server_is(tmp_path: Path) -> None:
+    nowhere = f"http://127.0.0.1:{free_port()}"
+    with judge_server(lambda body: ["\\boxed{-1}"] * body["n"]) as judge:
+        code, findings = doctor(nowhere, "--env.judge_base_url", judge, "--env.judge_model_name", "j")
+    assert code == 1
+    assert statuses(findings, "failed") == {"server"}
+    assert "scripts/serve_vllm MODEL starts one" in findings["server"][1]
+    assert statuses(findings, "ok") == {"python", "packages", "disk", "tasks", "sandbox", "judge"}
+    assert findings["tokenizer"] == ("skipped", "needs: server")
+    assert findings["noise floor"][0] == "skipped"
+
+
+def test_a_judge_that_talks_nonsense_fails(vllm_server: Any) -> None:
+    with judge_server(lambda body: ["I like turtles."] * body["n"]) as judge:
+        code, findings = doctor(vllm_server.base_url, "--env.judge_base_url", judge, "--env.judge_model_name", "j")
+    assert (code, statuses(findings, "failed")) == (1, {"judge"})
+    assert "I like turtles." in findings["judge"][1]
+    with judge_server(lambda body: ["\\boxed{-1}", "hm", "hm"]) as judge:
+        code, findings = doctor(vllm_server.base_url, "--env.judge_base_url", judge)
+    assert (code, findings["judge"][0]) == (0, "warning")
+    assert "1 of 3 votes" in findings["judge"][1]
+    with judge_server(lambda body: 401) as judge:
+        code, findings = doctor(vllm_server.base_url, "--env.judge_base_url", judge)
+    assert (code, findings["judge"][0]) == (1, "failed")
+
+
+def test_wrong_tokenizer_renderer_and_places_are_found(vllm_server: Any, tmp_path: Path) -> None:
+    code, findings = doctor(vllm_server.base_url, "--env.renderer", "llama-3", "--env.renderer_options", "{}")
+    assert code == 1 or findings["renderer"][0] == "warning"
+    assert findings["renderer"][0] in ("failed", "warning")
+    code, findings = doctor(
+        *(vllm_server.base_url, "--env.tokenizer_name", "/nowhere", "--env.max_token_length", "100000"),
+        *("--env.distill_topk", "900", "--env.data_path_to_save_groups", "/dev/null/groups.jsonl"),
+    )
+    assert code == 1
+    assert statuses(findings, "failed") == {"tokenizer", "context", "logprobs", "disk"}
+    assert "--max-model-len 100000" in findings["context"][1]
+    assert "--max-logprobs 900" in findings["logprobs"][1]
+    assert "env.tokenizer_name" in findings["tokenizer"][1]
+    assert findings["judge"][0] == "ok", "the rest goes on"
+
+
+def test_a_server_without_the_plugin_is_a_warning_unless_it_returns_too_few_logprobs(start_vllm: Any) -> None:
+    with start_vllm("--max-logprobs", "20", plugin=False) as server:
+        code, findings = doctor(server.base_url)
+        assert (code, statuses(findings, "failed")) == (1, {"logprobs"})
+        assert "--max-logprobs 50" in findings["logprobs"][1]
+        assert findings["versions"][0] == "warning"
+        assert "scripts/serve_vllm" in findings["versions"][1]
+        code, findings = doctor(server.base_url, "--env.distill_topk", "20")
+    assert code == 0
+    assert findings["noise floor"][0] == findings["renderer"][0] == "ok"

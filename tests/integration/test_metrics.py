@@ -1,0 +1,222 @@
+"""The metrics of a real run, each against a recount from the scored groups that the run wrote.
+
+`recount` knows nothing of the package's code: it counts what stands in a line of the JSONL. What a line does not hold,
+times and the server's cache, is checked for being possible.
+"""
+
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agentic_opd.distill.metrics import OPD_METRICS
+from agentic_opd.metric import Metric
+from agentic_opd.rollout.metrics import TRAIN_METRICS
+
+from .scripted_judge import judge_server
+from .wandb_run import logged_steps, tables
+
+pytestmark = pytest.mark.vllm
+
+ROOT = Path(__file__).parents[2]
+OUTCOMES = ("scored", "no_next_state", "vote_failed", "judge_error", "leaked", "too_long", "scoring_error")
+STOPS = ("finished", "max_turns", "context_full")
+IN_NO_LINE = {
+    *("opd/judge_s_p50", "opd/judge_s_p95", "opd/score_s_p50", "opd/score_s_p95", "opd/scored_tokens_per_s"),
+    *("opd/prefix_cache_hit_share", "train/sample_s_p50", "train/sample_s_p95"),
+}
+"""What no line holds: how long something took, and what the server had in its cache."""
+ROUNDED = 1e-4
+"""Teacher logprobs are written with four decimals."""
+
+
+def run(server_url: str, out: Path, *flags: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    argv = [
+        *(sys.executable, "-m", "agentic_opd.env", "process", "--config", str(ROOT / "configs" / "demo.yaml")),
+        *("--openai.base_url", f"{server_url}/v1", "--env.data_path_to_save_groups", str(out)),
+        *("--env.overwrite", "false", "--env.server_retry_s", "2", *flags),
+    ]
+    env = {**os.environ, **variables}
+    return subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300)
+
+
+def lines(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def recount(group: dict[str, Any]) -> dict[str, float]:
+    """Every metric that one line tells."""
+    rollouts = group["overrides"]
+    turns = [turn for rollout in rollouts for turn in rollout["opd"]["turns"]]
+    hints = [turn["hint"] for turn in turns if turn["hint"] is not None]
+    scored = [turn["outcome"] == "scored" for turn in turns]
+    lengths = [sum(m != -100 for m in mask) for mask in group["masks"]]
+    rewards = [rollout["reward"] for rollout in rollouts]
+    metrics: dict[str, float] = {
+        **{f"opd/outcome/{name}": sum(turn["outcome"] == name for turn in turns) for name in OUTCOMES},
+        "opd/total_hints": len(hints),
+        "opd/total_scored_turns": sum(scored),
+        "opd/mean_hints_per_rollout": len(hints) / len(rollouts),
+        "opd/mean_turns_scored": sum(scored) / len(rollouts),
+        "opd/hint_rate": len(hints) / len(turns),
+        "opd/noise_floor": group["group_overrides"]["opd"]["noise_floor"],
+        "train/episodes": len(rollouts),
+        "train/percent_correct": fmean(r["verification"]["passed"] == r["verification"]["total"] for r in rollouts),
+        "train/reward": fmean(group["scores"]),
+        **{f"train/reward_{name}": fmean(reward[name] for reward in rewards) for name in rewards[0]},
+        "train/turns": fmean(rollout["turns"] for rollout in rollouts),
+        "train/tool_calls": fmean(rollout["tool_calls"] for rollout in rollouts),
+        "train/tool_errors_count": sum(rollout["tool_errors"] for rollout in rollouts),
+        "train/completion_lengths": fmean(lengths),
+        "train/completion_lengths_std": float(np.std(lengths)),
+        "train/completion_lengths_min": min(lengths),
+        "train/completion_lengths_max": max(lengths),
+        **{f"train/stop/{name}": fmean(r["stop_reason"] == name for r in rollouts) for name in STOPS},
+    }
+    if hints:
+        metrics["opd/hint_chars"] = fmean(len(hint) for hint in hints)
+    return {**metrics, **recount_votes(turns), **recount_rows(group, sum(lengths))}
+
+
+def recount_votes(turns: list[dict[str, Any]]) -> dict[str, float]:
+    votes = [[vote["decision"] for vote in turn["votes"]] for turn in turns if turn["votes"]]
+    read = [[decision for decision in row if decision is not None] for row in votes]
+    shares = [max(sum(d == 1 for d in row), sum(d == -1 for d in row)) / len(row) for row in read if row]
+    return {"opd/vote_agreement": fmean(shares), "opd/votes_readable": sum(map(len, read)) / sum(map(len, votes))}
+
+
+def recount_rows(group: dict[str, Any], sampled: int) -> dict[str, float]:
+    pairs = [
+        (rows, student)
+        for rows_T, students_T in zip(group["distill_logprobs"], group["inference_logprobs"], strict=True)
+        for rows, student in zip(rows_T, students_T, strict=True)
+        if rows
+    ]
+    metrics = {"opd/scored_token_fraction": len(pairs) / sampled}
+    if not pairs:
+        return metrics
+    gaps = [row[0] - student for row, student in pairs]
+    entropies, masses = [], []
+    for row, _ in pairs:
+        bins = [math.exp(logprob) for logprob in row]
+        tail = 1 - sum(bins)
+        entropies.append(-sum(p * math.log(p) for p in [*bins, tail] if p > 0))
+        masses.append(min(sum(bins), 1.0))
+    return {
+        **metrics,
+        "opd/gap_mean": fmean(gaps),
+        "opd/gap_std": float(np.std(gaps)),
+        **{f"opd/gap_p{q}": float(np.percentile(gaps, q)) for q in (5, 50, 95)},
+        "opd/teacher_entropy": fmean(entropies),
+        "opd/teacher_topk_mass": fmean(masses),
+    }
+
+
+def check_step(logged: dict[str, Any], group: dict[str, Any]) -> None:
+    """One logging step against its group."""
+    expected = recount(group)
+    values = {name: value for name, value in logged.items() if name.startswith(("opd/", "train/"))}
+    share = values.pop("opd/gap_positive_share", None)
+    for name in sorted(expected):
+        assert values[name] == pytest.approx(expected[name], abs=ROUNDED), name
+    uncounted = values.keys() - expected.keys() - {name for name in values if name.startswith("train/rollouts")}
+    assert uncounted <= IN_NO_LINE
+    if "opd/gap_mean" not in expected:
+        assert share is None
+        return
+    rows = zip(group["distill_logprobs"], group["inference_logprobs"], strict=True)
+    gaps = [row[0] - own for rows_T, own_T in rows for row, own in zip(rows_T, own_T, strict=True) if row]
+    # A gap smaller than what rounding takes away may have had either sign.
+    assert fmean(gap > ROUNDED for gap in gaps) <= share <= fmean(gap > -ROUNDED for gap in gaps)
+    assert uncounted == IN_NO_LINE
+    for name in ("opd/judge_s", "opd/score_s", "train/sample_s"):
+        assert 0 < values[f"{name}_p50"] <= values[f"{name}_p95"] < 300
+    assert 0 < values["opd/prefix_cache_hit_share"] < 1
+    assert values["opd/scored_tokens_per_s"] > 0
+
+
+def check_names(logged: set[str], described: tuple[Metric, ...]) -> None:
+    """What is logged is described, and what is described is logged."""
+    assert [name for name in sorted(logged) if not any(metric.stands_for(name) for metric in described)] == []
+    assert [metric.name for metric in described if not any(metric.stands_for(name) for name in logged)] == []
+
+
+def test_every_metric_on_wandb_is_that_of_the_groups(vllm_server: Any, tmp_path: Path) -> None:
+    out = tmp_path / "groups.jsonl"
+    flags = ("--env.total_steps", "6", "--env.max_concurrent_groups", "3", "--env.use_wandb")
+    offline = {"WANDB_MODE": "offline", "WANDB_DIR": str(tmp_path)}
+    done = run(vllm_server.base_url, out, *flags, "--env.num_rollouts_per_group_for_logging", "2", **offline)
+    assert done.returncode == 0, done.stderr
+    assert "wandb:" not in done.stderr, "W&B's own lines are left out"
+    assert not (tmp_path / "metrics.jsonl").exists()
+    steps, groups = logged_steps(tmp_path), lines(out)
+    assert sorted(steps) == list(range(1, 7))
+    for step, group in enumerate(groups, start=1):
+        check_step(steps[step], group)
+    assert any("opd/gap_mean" in step for step in steps.values()), "the run has nothing to recount"
+    names = {name for step in steps.values() for name in step if name.startswith(("opd/", "train/"))}
+    names = {"train/rollouts" if name.startswith("train/rollouts") else name for name in names}
+    check_names(names, (*TRAIN_METRICS, *OPD_METRICS))
+    for table, group in zip(tables(tmp_path), groups, strict=True):
+        check_table(table, group)
+
+
+def check_table(table: dict[str, Any], group: dict[str, Any]) -> None:
+    """The table holds the two rollouts with the most hints, word for word."""
+    assert table["columns"] == ["task", "score", "hints", "text"]
+    hints = [[turn["hint"] for turn in o["opd"]["turns"] if turn["hint"]] for o in group["overrides"]]
+    most = sorted(map(len, hints), reverse=True)[:2]
+    assert [len(re.findall(r"(?m)^turn \d+ \(\w+\): ", row[2])) for row in table["data"]] == most
+    for task, score, shown, text in table["data"]:
+        assert task == group["group_overrides"]["task_id"]
+        candidates = [own for own, s in zip(hints, group["scores"], strict=True) if s == pytest.approx(score)]
+        assert any(all(hint in shown for hint in own) for own in candidates)
+        assert "<|im_start|>system" in text
+
+
+def test_without_wandb_they_are_in_a_file_that_a_continued_run_continues(vllm_server: Any, tmp_path: Path) -> None:
+    out, before = tmp_path / "groups.jsonl", time.time()
+    assert run(vllm_server.base_url, out, "--env.total_steps", "2").returncode == 0
+    file = tmp_path / "metrics.jsonl"
+    first = file.read_text()
+    file.write_text(first + '{"step": 3, "tr')  # What a run that is killed may leave behind.
+    done = run(vllm_server.base_url, out, "--env.total_steps", "4", "--env.resume")
+    assert done.returncode == 0, done.stderr
+    assert str(file) in done.stderr
+    assert file.read_text().startswith(first)
+    metrics = lines(file)
+    assert [line["step"] for line in metrics] == [1, 2, 3, 4]
+    assert before < metrics[0]["time"] <= metrics[-1]["time"] < time.time()
+    for line, group in zip(metrics, lines(out), strict=True):
+        check_step(line, group)
+    assert run(vllm_server.base_url, out, "--env.total_steps", "1", "--env.overwrite", "true").returncode == 0
+    assert [line["step"] for line in lines(file)] == [1]
+
+
+def test_a_run_that_distils_nothing_says_so_and_why(vllm_server: Any, tmp_path: Path) -> None:
+    with judge_server(lambda body: ["I like turtles."] * body["n"]) as judge:
+        done = run(vllm_server.base_url, tmp_path / "a.jsonl", "--env.judge_base_url", judge, "--env.total_steps", "2")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("DISTILLATION IS INACTIVE") == 1
+    assert "env.judge_max_tokens" in done.stderr
+    assert "no vote could be read" in done.stderr
+    logged = lines(tmp_path / "a.metrics.jsonl")
+    assert all("opd/gap_mean" not in line and line["opd/votes_readable"] == 0 for line in logged)
+
+
+def test_without_opd_no_metric_of_it_is_logged(vllm_server: Any, tmp_path: Path) -> None:
+    out = tmp_path / "groups.jsonl"
+    done = run(vllm_server.base_url, out, "--env.opd_enabled", "false", "--env.total_steps", "1")
+    assert done.returncode == 0, done.stderr
+    assert "INACTIVE" not in done.stderr
+    (line,) = lines(tmp_path / "metrics.jsonl")
+    assert not [name for name in line if name.startswith("opd/")]

@@ -1,0 +1,42 @@
+import pytest
+
+from agentic_opd.distill.inactivity import ADVICE, InactivityWatch
+from agentic_opd.types import TurnOutcome, TurnRecord
+
+Out = TurnOutcome
+
+
+def records(*outcomes: Out, error: str | None = None) -> list[TurnRecord]:
+    return [TurnRecord((1, 2), outcome, None, error=error) for outcome in outcomes]
+
+
+def test_a_silence_is_named_once_and_again_after_it_was_broken() -> None:
+    watch = InactivityWatch(quiet_groups=3)
+    silent = records(Out.JUDGE_ERROR, Out.JUDGE_ERROR, Out.NO_NEXT_STATE, error="HTTP 500")
+    said = [watch.saw(silent) for _ in range(5)]
+    assert [warning is not None for warning in said] == [False, False, True, False, False]
+    warning = said[2] or ""
+    assert "no token was scored in the last 3 group(s)" in warning
+    assert "judge_error 6, no_next_state 3" in warning
+    assert "HTTP 500" in warning
+    assert watch.saw(records(Out.SCORED, Out.VOTE_FAILED)) is None
+    assert [watch.saw(silent) is not None for _ in range(3)] == [False, False, True]
+
+
+@pytest.mark.parametrize("outcome", [outcome for outcome in Out if outcome is not Out.SCORED])
+def test_each_cause_has_its_own_advice(outcome: Out) -> None:
+    warning = InactivityWatch(quiet_groups=1).saw(records(outcome))
+    assert ADVICE[outcome] in (warning or "")
+    assert sum(advice in (warning or "") for advice in ADVICE.values()) == 1
+
+
+def test_a_short_run_that_scored_nothing_is_told_so_at_its_end() -> None:
+    watch = InactivityWatch(quiet_groups=8)
+    watch.saw(records(Out.VOTE_FAILED))
+    assert "the last 1 group(s)" in (watch.at_end() or "")
+    assert watch.at_end() is None
+    scored = InactivityWatch(quiet_groups=8)
+    scored.saw(records(Out.SCORED))
+    scored.saw(records(Out.VOTE_FAILED))
+    assert scored.at_end() is None
+    assert InactivityWatch().at_end() is None

@@ -1,0 +1,65 @@
+"""Two episodes whose metrics are counted by hand."""
+
+import pytest
+
+from agentic_opd.rollout.metrics import TRAIN_METRICS, episode_metrics, train_metrics
+from agentic_opd.types import Episode, Reward, StopReason, Task, Turn, Verification, VerifyOutcome
+
+TASK = Task("t", "Write f.", "assert f() == 1")
+
+
+def episode(turns: int, passed: int, stop: StopReason, errors: int, reward: Reward) -> Episode:
+    """Each turn samples two tokens after one that it did not."""
+    return Episode(
+        task=TASK,
+        messages=({"role": "user", "content": "u"}, *({"role": "assistant", "content": "a"},) * turns),
+        tokens_T=(1, 2, 3) * turns,
+        masks_T=(-100, 2, 3) * turns,
+        logprobs_T=(1.0, -0.1, -0.2) * turns,
+        turns=tuple(Turn(3 * i + 1, 3 * i + 3, 1, 1, i + 1) for i in range(turns)),
+        stop_reason=stop,
+        tool_calls=3,
+        tool_errors=errors,
+        verification=Verification(VerifyOutcome.RAN, passed, 4, "report"),
+        reward=reward,
+    )
+
+
+EPISODES = [
+    episode(1, 4, StopReason.FINISHED, 0, Reward(1.0, 0.8, 1.0, 0.97)),
+    episode(3, 2, StopReason.MAX_TURNS, 2, Reward(0.5, 0.0, 0.5, 0.43)),
+]
+
+
+def test_metrics_of_two_episodes() -> None:
+    metrics = train_metrics(EPISODES, [1.0, 2.0, 3.0])
+    assert metrics == pytest.approx(
+        {
+            "train/episodes": 2,
+            "train/percent_correct": 0.5,
+            "train/reward": 0.7,
+            "train/reward_correctness": 0.75,
+            "train/reward_efficiency": 0.4,
+            "train/reward_tool_usage": 0.75,
+            "train/turns": 2,
+            "train/tool_calls": 3,
+            "train/tool_errors_count": 2,
+            "train/completion_lengths": 4,
+            "train/completion_lengths_std": 2,
+            "train/completion_lengths_min": 2,
+            "train/completion_lengths_max": 6,
+            "train/stop/finished": 0.5,
+            "train/stop/max_turns": 0.5,
+            "train/stop/context_full": 0,
+            "train/sample_s_p50": 2,
+            "train/sample_s_p95": 2.9,
+        }
+    )
+    described = {metric.name for metric in TRAIN_METRICS}
+    assert metrics.keys() | {"train/rollouts"} == described, "what is logged is described, and nothing else"
+
+
+def test_what_can_not_be_computed_is_left_out() -> None:
+    assert train_metrics([], [1.0]) == {}
+    assert episode_metrics([]) == {}
+    assert "train/sample_s_p50" not in train_metrics(EPISODES)
