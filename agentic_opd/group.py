@@ -34,7 +34,7 @@ class FinishedEpisode:
 def scored_group(
     item: TaskItem, finished: Sequence[FinishedEpisode], *, include_messages: bool, overrides: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The group of one item, one entry an episode in every list; README describes the format.
+    """The group of one item, one entry an episode in every list; docs/wire_format.md describes the format.
 
     Args:
         item: What was rolled out.

@@ -299,7 +299,7 @@ class TeacherRows:
 
 @dataclass(frozen=True, slots=True)
 class TurnRecord:
-    """What `overrides[i]["opd"]["turns"]` says of one turn; see the wire format in README."""
+    """What `overrides[i]["opd"]["turns"]` says of one turn; docs/wire_format.md."""
 
     span: tuple[int, int]
     outcome: TurnOutcome

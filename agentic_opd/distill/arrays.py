@@ -1,4 +1,4 @@
-"""TeacherRows of the scored turns + Episode -> DistillArrays, in the wire format (see README). Pure.
+"""TeacherRows of the scored turns + Episode -> DistillArrays, in the wire format (docs/wire_format.md). Pure.
 
 tokens      7  8  9 | 4  5 | 6  7 | 4  4         sampled: [3, 5) scored, [7, 9) not
 K > 1       .  .  .   x  x   .  .   .  .         x: K entries, the sampled token first; .: an empty row

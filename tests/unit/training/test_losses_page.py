@@ -1,4 +1,4 @@
-"""docs/losses.md: every number of its worked example follows from the page's own inputs, and these are the README's."""
+"""docs/losses.md: every number of its worked example follows from the page's own inputs, and these are those of docs/wire_format.md."""
 
 import re
 from pathlib import Path
@@ -82,9 +82,9 @@ def check(name: str, below: str, values: Tensor) -> None:
     assert values.tolist() == pytest.approx(flat(name, below), abs=5.1e-5), name
 
 
-def test_the_inputs_are_those_of_the_readme() -> None:
-    readme = (ROOT / "README.md").read_text()
-    lines = dict(re.findall(r"^(tokens|inference_logprobs|distill_\w+) {2,}(.*)$", readme, re.MULTILINE))
+def test_the_inputs_are_those_of_the_page() -> None:
+    page = (ROOT / "docs" / "wire_format.md").read_text()
+    lines = dict(re.findall(r"^(tokens|inference_logprobs|distill_\w+) {2,}(.*)$", page, re.MULTILINE))
     for name in ("tokens", "inference_logprobs"):
         assert [float(text) for text in lines[name].split()][SPAN] == flat(f"`{name}`", "position")
     for name in ("distill_token_ids", "distill_logprobs"):
