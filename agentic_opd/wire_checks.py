@@ -1,8 +1,8 @@
 """A scored group as it stands in a file -> what is wrong with it, and counts. Pure.
 
-Knows the wire format (docs/wire_format.md) and nothing of how a group was made, so that it can judge files of any origin. What a
-group says of its turns (`overrides[i]["opd"]["turns"]`) is checked against its arrays; without it the arrays are
-checked by themselves.
+Knows the wire format (docs/wire_format.md) and nothing of how a group was made, so that it can judge files of any
+origin. What a group says of its turns (`overrides[i]["opd"]["turns"]`) is checked against its arrays; without it the
+arrays are checked by themselves.
 """
 
 import math

@@ -130,7 +130,7 @@ class Work:
             def stepped(metrics: dict[str, float]) -> None:
                 bar.show(int(metrics["step"]), f"score {metrics['score_mean']:.2f}")
 
-            weights = await asyncio.to_thread(self.laboratory.train, run, stepped)
+            weights = await self.laboratory.train(run, stepped)
         curve = [await self.point(run, weights, rollouts) for rollouts in points]
         shown = ", ".join(f"{point.rollouts}: {point.pass_rate:.2f}" for point in curve)
         self.console.print(f"{run.mode} seed {run.seed} lr {run.lr:g}: {shown}", highlight=False, soft_wrap=True)

@@ -4,6 +4,7 @@ In: a `Run` (mode, seed, learning rate). Out: its curve. The vLLM server is shar
 the first weights again.
 """
 
+import asyncio
 import json
 import shutil
 import sys
@@ -92,7 +93,7 @@ class Laboratory:
             shutil.copytree(self.model, start)
         self.load(start)
 
-    def train(self, run: Run, stepped: Callable[[dict[str, float]], None]) -> Path:
+    async def train(self, run: Run, stepped: Callable[[dict[str, float]], None]) -> Path:
         """Run the loop to the trainer's last step; `stepped` is told of each step's metrics.
 
         Returns:
@@ -122,7 +123,7 @@ class Laboratory:
                 for line in lines[said:]:
                     stepped(json.loads(line))
                     said, since = said + 1, time.monotonic()
-                time.sleep(0.2)
+                await asyncio.sleep(0.2)
         if code != 0:
             raise RunFailedError(f"{run.name}: the trainer ended with code {code}:\n{end_of(folder / 'trainer.log')}")
         return weights

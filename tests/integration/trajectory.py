@@ -82,6 +82,9 @@ class Trajectories:
     def queue_size(self) -> int:
         return self.ask("/status")["queue_size"]
 
+    def batches_made(self) -> int:
+        return self.ask("/status")["current_step"]
+
 
 @contextmanager
 def trajectory_api(log: Path, port: int | None = None) -> Generator[Trajectories]:

@@ -128,6 +128,7 @@ attempt(os.listdir)
 TRIED.append(f"left:{os.path.exists('solution.py')}")
 """,
         report="left:False",
+        timeout_s=120.0,
     ),
     "closes the work directory": Attack(
         "os.mkdir('deep')\nos.chmod('deep', 0)\nos.chmod('.', 0)\nattempt(os.listdir)", report="got '[^']*Error"

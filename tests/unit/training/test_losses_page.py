@@ -1,4 +1,4 @@
-"""docs/losses.md: every number of its worked example follows from the page's own inputs, and these are those of docs/wire_format.md."""
+"""docs/losses.md: its worked example's numbers follow from the page's own inputs, which are docs/wire_format.md's."""
 
 import re
 from pathlib import Path
