@@ -64,7 +64,7 @@ def make_batch(kind: str, place: int, rows: list[Transcript], prefix: list[int],
     width = max(len(row.token_ids) for row in rows) - cut
     ids = torch.zeros(len(rows), width, dtype=torch.long)
     weights = torch.zeros(len(rows), width)
-    hinted = kind in ("heed", "ignore")
+    hinted = kind in ("heed_first", "heed_later", "ignore")
     own, other = (JUDGE_WEIGHT if kind == "judge" else 1.0), (0.0 if hinted else other_weight)
     for i, row in enumerate(rows):
         length = len(row.token_ids) - cut

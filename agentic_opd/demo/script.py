@@ -32,9 +32,9 @@ _GIVE_UP_TEXTS = (
 class Rates:
     """How often the scripted agent does what; probabilities in [0, 1]."""
 
-    visible_fault: float = 0.47
+    visible_fault: float = 0.49
     """The first solution has a fault that the examples show."""
-    hidden_fault: float = 0.08
+    hidden_fault: float = 0.06
     """It has one that only hidden tests show."""
     repair: float = 0.25
     """Failing examples lead to a repair, not to giving up."""

@@ -28,10 +28,11 @@ _MAX_CHARS = 4000
 class Transcript:
     """One training sequence: its ids, and which of them the policy is to write.
 
-    `kind` names the skill: to act without a hint, to heed a fitting one, to ignore a foreign one, to judge.
+    `kind` names the skill: to act without a hint, to heed a fitting one before anything is written or later, to ignore
+    a foreign one, to judge.
     """
 
-    kind: Literal["act", "heed", "ignore", "judge"]
+    kind: Literal["act", "heed_first", "heed_later", "ignore", "judge"]
     token_ids: tuple[int, ...]
     is_target: tuple[bool, ...]
     decisions: tuple[int, ...] = ()
@@ -44,8 +45,8 @@ class Mix:
 
     judged_turns: float = 0.5
     """Turns of an episode that are shown to the judge, as a share."""
-    hinted_first: float = 0.7
-    """First turns that are taught again with a hint, as a share."""
+    hinted_first: float = 0.8
+    """First turns that are taught again, with two hints, as a share."""
     hinted_faulty: float = 1.0
     """Turns after a faulty solution that are taught again, once with each placement."""
     hinted_other: float = 0.15
@@ -110,7 +111,8 @@ class Author:
         target_ids = self.completion_ids(target)
         is_target = (False,) * len(prompt_ids) + (True,) * len(target_ids)
         decisions = (len(prompt_ids), *self.decisions(target, variants, len(prompt_ids)))
-        return Transcript("ignore" if foreign else "heed", (*prompt_ids, *target_ids), is_target, decisions)
+        heed = "heed_first" if step.before.solution is None else "heed_later"
+        return Transcript("ignore" if foreign else heed, (*prompt_ids, *target_ids), is_target, decisions)
 
     def decisions(self, step: Step, variants: TaskVariants, start: int) -> list[int]:
         """Where the solution that `step` writes parts from any other of the task; its first token lies at `start`."""
@@ -149,10 +151,11 @@ class Author:
 
     def _placements(self, step: Step, rng: Random) -> Sequence[Placement]:
         """Where to put a hint when the turn is taught again; empty: it is not."""
+        if step.before.solution is None:
+            return _PLACEMENTS if rng.random() < self.mix.hinted_first else ()
         if step.before.fault is not None:
             return _PLACEMENTS if rng.random() < self.mix.hinted_faulty else ()
-        share = self.mix.hinted_first if step.before.solution is None else self.mix.hinted_other
-        return (rng.choice(_PLACEMENTS),) if rng.random() < share else ()
+        return (rng.choice(_PLACEMENTS),) if rng.random() < self.mix.hinted_other else ()
 
     def _hinted(self, step: Step, variants: TaskVariants, rng: Random) -> tuple[str, Step]:
         """A fitting hint for a turn, and the turn that it should lead to."""

@@ -1,7 +1,7 @@
 """A batch as the trajectory API hands it out -> padded tensors whose alignment was checked."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -51,6 +51,16 @@ class TrainBatch:
         kept = {field.name: getattr(self, field.name) for field in fields(self)}
         return TrainBatch(**{name: t if name.endswith("_B") else t[:, position:] for name, t in kept.items()})
 
+    def before(self, ends_B: Tensor) -> "TrainBatch":
+        """The same with each sequence ending before its position in `ends_B`, int64 [B]; 0: nothing of it is left."""
+        kept_BT = torch.arange(self.tokens_BT.shape[1]) < ends_B[:, None]
+        return replace(
+            self,
+            attended_BT=self.attended_BT & kept_BT,
+            sampled_BT=self.sampled_BT & kept_BT,
+            entries_BTK=self.entries_BTK & kept_BT[..., None],
+        )
+
     def rows(self, index: Sequence[int]) -> "TrainBatch":
         """The sequences of these indices, cut to the longest of them."""
         length = int(self.attended_BT[list(index)].sum(-1).max())
@@ -60,16 +70,17 @@ class TrainBatch:
     def indexed_parts(self, max_tokens: int) -> Iterator[tuple[list[int], "TrainBatch"]]:
         """Sequences of like length together, with their indices: at most `max_tokens` padded tokens a part.
 
-        A part holds one sequence at least.
+        A part holds one sequence at least; a sequence of which nothing is left is in none.
         """
         lengths: list[int] = self.attended_BT.sum(-1).tolist()
         part: list[int] = []
-        for i in sorted(range(len(lengths)), key=lengths.__getitem__):
+        for i in sorted((i for i, length in enumerate(lengths) if length), key=lengths.__getitem__):
             if part and (len(part) + 1) * lengths[i] > max_tokens:
                 yield part, self.rows(part)
                 part = []
             part.append(i)
-        yield part, self.rows(part)
+        if part:
+            yield part, self.rows(part)
 
     def to(self, device: str | torch.device) -> "TrainBatch":
         """The same on `device`."""

@@ -140,6 +140,8 @@ def group_advantages(scores_B: Tensor, groups_B: Tensor, *, divide_by_std: bool 
     advantages = torch.zeros_like(scores_B)
     for group in groups_B.unique():
         member = groups_B == group
+        if (scores_B[member] == scores_B[member][0]).all():
+            continue
         centred = scores_B[member] - scores_B[member].mean()
         scale = centred.square().mean().sqrt() + 1e-4 if divide_by_std else 1.0
         advantages[member] = centred / scale
@@ -186,6 +188,16 @@ class LossConfig:
             raise ValueError(f"loss weights must not be negative, and one must be above 0, got {weights}")
         if min(self.gap_clip, self.importance_cap) <= 0 or not 0 < self.beta < 1:
             raise ValueError("gap_clip and importance_cap must be above 0, beta between 0 and 1")
+
+
+def trained_positions(config: LossConfig, sampled_BT: Tensor, scored_BT: Tensor, advantages_B: Tensor) -> Tensor:
+    """Where the combined loss can have a gradient, bool [B, T]; everywhere else it is zero whatever the model says."""
+    distilled = any((config.token_advantage, config.forward_kl, config.reverse_kl, config.jensen_shannon))
+    trained = scored_BT & sampled_BT if distilled else torch.zeros_like(sampled_BT)
+    if config.grpo:
+        routed = sampled_BT & ~scored_BT if config.route_by_turn else sampled_BT
+        trained = trained | (routed & (advantages_B != 0)[:, None])
+    return trained
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,41 +7,49 @@ import torch
 from agentic_opd.training.batch import TrainBatch
 from agentic_opd.training.config import TrainerConfig
 from agentic_opd.training.logprobs import selected_logprobs
-from agentic_opd.training.losses import LossInputs, combined_loss, group_advantages
+from agentic_opd.training.losses import LossInputs, combined_loss, group_advantages, trained_positions
 from agentic_opd.training.model import logits_after
 
 
 def train_step(
     model: Any, optimizer: torch.optim.Optimizer, batch: TrainBatch, config: TrainerConfig, device: str
 ) -> dict[str, float]:
-    """Update the model once.
+    """Update the model once. What no gradient can come from is not computed: sequences that the loss leaves alone, and
+    the end of a sequence after its last trained token. A batch without any leaves the model as it is.
 
     Returns:
         Metrics of the step:
             loss, loss/<part>: as `combined_loss` gives them.
             grad_norm: before clipping.
             sampled_tokens, scored_tokens: counts.
+            computed_tokens: positions that the model was run on, padding and the shared prompt not counted.
             gap_mean: mean of teacher - student (nats) at scored tokens.
-            logprob_drift: mean |now - when sampled| (nats) at sampled tokens: how stale the batch is. With fresh
-                weights it is the difference between the engine's numerics and the trainer's.
+            logprob_drift: mean |now - when sampled| (nats) at sampled tokens, as far as they were computed: how
+                stale the batch is. With fresh weights it is the difference between the engine's numerics and the
+                trainer's.
     """
     advantages_B = group_advantages(batch.scores_B, batch.groups_B, divide_by_std=config.loss.divide_by_std)
     scored, sampled = batch.scored_BT & batch.sampled_BT, batch.sampled_BT
     counts = float(scored.sum()), float(sampled.sum())
+    trained = trained_positions(config.loss, sampled, scored, advantages_B)
+    ends_B = (trained * torch.arange(1, trained.shape[1] + 1)).amax(1)
+    computed = batch.before(ends_B)
     metrics = {"loss": 0.0, "logprob_drift": 0.0, "scored_tokens": counts[0], "sampled_tokens": counts[1]}
     gaps = torch.where(scored, batch.teacher_BTK[..., 0] - batch.old_BT, 0.0)
     metrics["gap_mean"] = float(gaps.sum()) / max(counts[0], 1.0)
     optimizer.zero_grad(set_to_none=True)
     shared = batch.common_prompt if config.share_prompt else 0
     prompt_P = batch.tokens_BT[0, :shared].to(device)
-    for indices, cpu_part in batch.after(shared).indexed_parts(config.micro_tokens):
+    rest, drifting = computed.after(shared), max(float(computed.sampled_BT.sum()), 1.0)
+    metrics["computed_tokens"] = float(rest.attended_BT.sum())
+    for indices, cpu_part in rest.indexed_parts(config.micro_tokens):
         part = cpu_part.to(device)
         inputs = loss_inputs(model, prompt_P, part, advantages_B[indices].to(device), config.precision)
         loss, parts = combined_loss(inputs, config.loss, *counts)
         loss.backward()
         drift = torch.where(part.sampled_BT, (inputs.student_BT.detach() - part.old_BT).abs(), 0.0)
         metrics["loss"] += float(loss.detach())
-        metrics["logprob_drift"] += float(drift.sum()) / max(counts[1], 1.0)
+        metrics["logprob_drift"] += float(drift.sum()) / drifting
         for name, value in parts.items():
             metrics[f"loss/{name}"] = metrics.get(f"loss/{name}", 0.0) + value
     metrics["grad_norm"] = float(torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm))

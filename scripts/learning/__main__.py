@@ -1,10 +1,12 @@
 """Does the demo policy learn from its hints, and how many rollouts does that take?
 
-The whole loop on this machine: vLLM on the CPU with the demo policy, run-api, `serve`, and the reference trainer. Five
-modes see the same number of rollouts: opd (top-K divergence from the teacher that read the hint), grpo (the scores),
-opd+grpo (hints where there are some, scores elsewhere), and two controls, wrong-hint (each hint is one of another task)
-and no-hint (the teacher reads none). First a sweep chooses each mode's learning rate, on a seed of its own; then every
-seed trains. Along the way `evaluate` measures the pass rate without hints at temperature 1.
+The whole loop on this machine: vLLM on the CPU with the demo policy, a second vLLM that keeps the first weights, judges
+and teaches, run-api, `serve`, and the reference trainer. Five modes see the same number of rollouts: opd (top-K
+divergence from the teacher that read the hint), grpo (the scores), opd+grpo (hints where there are some, scores
+elsewhere), and two controls, wrong-hint (each hint is one of another task) and no-hint (the teacher reads none). First
+a sweep chooses the learning rate of each mode on a seed of its own; a control takes that of opd, from which it is to
+differ in its hints alone. Then every seed trains. Along the way `evaluate` measures the pass rate without hints at
+temperature 1.
 
     scripts/learn            the whole experiment: hours on two cores; started again, it goes on where it was
     scripts/learn --quick    one seed, a few steps, no sweep: minutes; shows that everything runs, and proves nothing
@@ -12,6 +14,7 @@ seed trains. Along the way `evaluate` measures the pass rate without hints at te
 
 import argparse
 import asyncio
+import json
 import signal
 import sys
 from collections.abc import Sequence
@@ -31,6 +34,9 @@ QUICK = {"seeds": [0], "rollouts": 32, "batch_size": 16, "eval_samples": 2, "poi
 def main() -> int:
     args = parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
+    if refusal := other_settings(args):
+        print(f"error: {refusal}", file=sys.stderr)
+        return 2
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         return asyncio.run(experiment(args))
@@ -74,12 +80,28 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     return args
 
 
+def other_settings(args: argparse.Namespace) -> str | None:
+    """What forbids to add to the curves of the folder, whose settings are written down; None where nothing does."""
+    kept = ("model", "rollouts", "batch_size", "points", "eval_samples", "lrs", "sweep_rollouts")
+    settings = {name: str(value) if isinstance(value := getattr(args, name), Path) else value for name in kept}
+    path = args.out / "settings.json"
+    before = json.loads(path.read_text()) if path.exists() else settings
+    if changed := [f"{name} {before[name]}" for name in kept if before[name] != settings[name]]:
+        return f"{args.out} holds curves of other settings ({', '.join(changed)}); choose another --out"
+    path.write_text(json.dumps(settings, indent=1) + "\n")
+    return None
+
+
 async def experiment(args: argparse.Namespace) -> int:
     weights = args.out / "weights"
     weights.mkdir(exist_ok=True)
-    options = ("--max-model-len", "4096", "--weights-root", str(weights.resolve()))
-    with local_server(args.model, *options, log=args.out / "vllm.log", cwd=ROOT) as vllm:
-        laboratory = Laboratory(vllm, args.model, args.out, args.batch_size, args.eval_samples)
+    size = ("--max-model-len", "4096")
+    trained = (*size, "--weights-root", str(weights.resolve()))
+    with (
+        local_server(args.model, *trained, log=args.out / "vllm.log", cwd=ROOT) as vllm,
+        local_server(args.model, *size, log=args.out / "expert.log", cwd=ROOT) as expert,
+    ):
+        laboratory = Laboratory(vllm, expert, args.model, args.out, args.batch_size, args.eval_samples)
         work = Work(args, laboratory, Examiner(laboratory))
         try:
             await work.do()
@@ -104,7 +126,7 @@ class Work:
         todo = [
             (mode, seed) for seed in args.seeds for mode in args.modes if str(seed) not in self.curves.get(mode, {})
         ]
-        for mode in {mode: None for mode, _ in todo} if len(args.lrs) > 1 else ():
+        for mode in {tuned_as(mode): None for mode, _ in todo} if len(args.lrs) > 1 else ():
             for lr in args.lrs:
                 if f"{lr:g}" not in self.sweep.get(mode, {}):
                     run = Run(mode, SWEEP_SEED, lr, args.sweep_rollouts // args.batch_size)
@@ -120,7 +142,8 @@ class Work:
         """The learning rate whose curve lies highest on average."""
         if len(self.args.lrs) == 1:
             return self.args.lrs[0]
-        means = {lr: sum(point.pass_rate for point in points) for lr, points in self.sweep[mode].items()}
+        swept = self.sweep[tuned_as(mode)]
+        means = {lr: sum(point.pass_rate for point in points) for lr, points in swept.items()}
         return float(max(means, key=means.__getitem__))
 
     async def curve(self, run: Run, points: Sequence[int]) -> list[Point]:
@@ -159,6 +182,11 @@ class Work:
         reached = {mode: rollouts_to(mean_curve(seeds)) for mode, seeds in ordered.items()}
         if (opd := reached.get("opd")) and (grpo := reached.get("grpo")):
             self.console.print(f"opd needs {grpo / opd:.1f} times fewer rollouts than grpo", highlight=False)
+
+
+def tuned_as(mode: str) -> str:
+    """The mode whose learning rate this one takes: a control differs from opd in its hints alone."""
+    return "opd" if mode.endswith("-hint") else mode
 
 
 if __name__ == "__main__":

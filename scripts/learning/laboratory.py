@@ -1,7 +1,7 @@
 """One run of the experiment on one machine: run-api, `serve` and the trainer as processes, then a pass rate a point.
 
-In: a `Run` (mode, seed, learning rate). Out: its curve. The vLLM server is shared by all runs: each starts by giving it
-the first weights again.
+In: a `Run` (mode, seed, learning rate). Out: its curve. The policy's vLLM server is shared by all runs: each starts by
+giving it the first weights again.
 """
 
 import asyncio
@@ -64,9 +64,14 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Laboratory:
-    """What all runs share."""
+    """What all runs share.
+
+    The expert is a second server, which keeps the first weights: it judges and it is the teacher. A policy this small
+    that judges its own turns while it trains forgets how to judge, and its hints with it.
+    """
 
     vllm: LocalServer
+    expert: LocalServer
     model: Path
     out: Path
     batch_size: int
@@ -144,6 +149,9 @@ class Laboratory:
             "max_concurrent_groups": self.batch_size // GROUP_SIZE,
             "seed": run.seed,
             "steps_per_eval": 0,
+            "judge_base_url": f"{self.expert.base_url}/v1",
+            "judge_model_name": self.model,
+            "teacher_base_url": f"{self.expert.base_url}/v1",
             **MODES[run.mode].get("env", {}),
         }
         flags = [text for name, value in settings.items() for text in (f"--env.{name}", str(value))]

@@ -52,6 +52,10 @@ def test_every_mode_trains_and_is_measured(tmp_path: Path) -> None:
     assert again.returncode == 0, again.stderr
     assert json.loads((tmp_path / "results.json").read_text()) == curves  # Nothing was left to do.
 
+    other = learn("--out", str(tmp_path))
+    assert other.returncode == 2
+    assert "holds curves of other settings (rollouts 32, batch_size 16" in other.stderr
+
 
 def test_wrong_settings_are_refused() -> None:
     done = learn("--batch-size", "6")

@@ -100,11 +100,11 @@ def test_a_hint_changes_nothing_once_all_is_well():
 
 
 def test_a_foreign_hint_leaves_the_turn_as_it_was():
-    """The first turn is taught once, the one after the fault with each placement."""
+    """Each turn is taught twice: with two hints, or with both placements."""
     author = make_author(replace(NO_HINTS, hinted_first=1.0, hinted_faulty=1.0, foreign_hints=1.0), SURE_FAULT)
     act, *hinted = author.write(Random(7))
     first, last = (act.token_ids[start:end] for start, end in targets(act))
-    assert [row.token_ids[start:end] for row in hinted for start, end in targets(row)] == [first, last, last]
+    assert [row.token_ids[start:end] for row in hinted for start, end in targets(row)] == [first, first, last, last]
     for row in hinted:
         assert row.kind == "ignore"
         assert HINT_HEADER in author.chat.tokenizer.decode(row.token_ids)

@@ -90,14 +90,21 @@ def test_curves_survive_the_file_and_are_drawn(tmp_path: Path) -> None:
 
 def test_modes_differ_in_what_they_name_and_nothing_else() -> None:
     run = laboratory.Run("wrong-hint", 3, 1e-3, 8)
-    place = laboratory.Laboratory(FakeServer(), Path("policy"), Path("out"), 32, 16)
+    place = laboratory.Laboratory(FakeServer(2), FakeServer(3), Path("policy"), Path("out"), 32, 16)
     commands = {mode: place.serve_command(run._replace(mode=mode), "http://127.0.0.1:1") for mode in laboratory.MODES}
     plain = commands["opd"]
     assert commands["opd+grpo"] == plain
     assert commands["wrong-hint"] == [*plain, "--env.hint_control", "wrong"]
     assert commands["no-hint"] == [*plain, "--env.hint_control", "none"]
     assert commands["grpo"] == [*plain, "--env.opd_enabled", "false"]
+    urls = {name: plain[plain.index(name) + 1] for name in plain if name.endswith("base_url")}
+    assert urls == {
+        "--openai.base_url": "http://127.0.0.1:2/v1",
+        "--env.judge_base_url": "http://127.0.0.1:3/v1",
+        "--env.teacher_base_url": "http://127.0.0.1:3/v1",
+    }
 
 
 class FakeServer:
-    base_url = "http://127.0.0.1:2"
+    def __init__(self, port: int) -> None:
+        self.base_url = f"http://127.0.0.1:{port}"

@@ -47,9 +47,11 @@ def make_groups() -> list[dict[str, Any]]:
     return groups
 
 
-def gradient(batch: TrainBatch, *, share_prompt: bool) -> tuple[torch.Tensor, dict[str, float]]:
+ALL = LossConfig(forward_kl=1.0, grpo=1.0, route_by_turn=False)
+
+
+def gradient(batch: TrainBatch, *, share_prompt: bool, loss: LossConfig = ALL) -> tuple[torch.Tensor, dict[str, float]]:
     model = make_model()
-    loss = LossConfig(forward_kl=1.0, grpo=1.0, route_by_turn=False)
     config = TrainerConfig(model="tiny", micro_tokens=8, share_prompt=share_prompt, loss=loss)
     metrics = train_step(model, torch.optim.AdamW(model.parameters()), batch, config, "cpu")
     return torch.cat([parameter.grad.flatten() for parameter in model.parameters()]), metrics
@@ -62,7 +64,46 @@ def test_a_shared_prompt_changes_neither_loss_nor_gradient() -> None:
     shared, shared_metrics = gradient(batch, share_prompt=True)
     assert alone.abs().max() > 1e-2
     torch.testing.assert_close(shared, alone, atol=1e-6, rtol=1e-5)
+    assert shared_metrics.pop("computed_tokens") == metrics.pop("computed_tokens") - 4 * batch.common_prompt
     assert shared_metrics == pytest.approx(metrics, abs=1e-5)
+
+
+LOSSES = {
+    "distillation": LossConfig(forward_kl=1.0),
+    "grpo": LossConfig(grpo=1.0, route_by_turn=False),
+    "both, by turn": LossConfig(token_advantage=1.0, grpo=1.0),
+}
+
+
+def partly_scored() -> TrainBatch:
+    """The second sequence has no row, the fourth none at its last token; the second group has no advantage."""
+    groups = make_groups()
+    for name in ("distill_token_ids", "distill_logprobs"):
+        groups[0][name][1] = [[] for _ in groups[0][name][1]]
+        groups[1][name][1][-1] = []
+    groups[1]["scores"] = [0.7, 0.7]
+    return make_batch(groups)
+
+
+@pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES.keys())
+def test_what_no_gradient_comes_from_is_not_computed(loss: LossConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = partly_scored()
+    cut, metrics = gradient(batch, share_prompt=True, loss=loss)
+    monkeypatch.setattr("agentic_opd.training.step.trained_positions", lambda config, sampled, *_: sampled)
+    whole, whole_metrics = gradient(batch, share_prompt=True, loss=loss)
+    assert whole.abs().max() > 1e-2
+    torch.testing.assert_close(cut, whole, atol=1e-6, rtol=1e-5)
+    assert metrics["loss"] == pytest.approx(whole_metrics["loss"], abs=1e-6)
+    assert metrics["computed_tokens"] < whole_metrics["computed_tokens"]
+
+
+def test_a_batch_that_teaches_nothing_leaves_the_model() -> None:
+    batch, model = partly_scored(), make_model()
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    config = TrainerConfig(model="tiny", loss=LossConfig(grpo=1.0, route_by_turn=False))
+    metrics = train_step(model, torch.optim.AdamW(model.parameters()), batch.rows([2, 3]), config, "cpu")
+    assert (metrics["loss"], metrics["computed_tokens"], metrics["grad_norm"]) == (0.0, 0.0, 0.0)
+    assert all(torch.equal(now, then) for now, then in zip(model.parameters(), before, strict=True))
 
 
 def test_logits_after_a_prompt_are_those_of_the_whole() -> None:
