@@ -24,6 +24,10 @@ _PLACEMENTS: tuple[Placement, Placement] = ("end", "last_user")
 _MAX_CHARS = 4000
 
 
+Kind = Literal["act", "heed_first", "heed_later", "ignore", "judge"]
+"""The skills that a transcript may teach."""
+
+
 @dataclass(frozen=True, slots=True)
 class Transcript:
     """One training sequence: its ids, and which of them the policy is to write.
@@ -32,7 +36,7 @@ class Transcript:
     a foreign one, to judge.
     """
 
-    kind: Literal["act", "heed_first", "heed_later", "ignore", "judge"]
+    kind: Kind
     token_ids: tuple[int, ...]
     is_target: tuple[bool, ...]
     decisions: tuple[int, ...] = ()
