@@ -52,6 +52,12 @@ class TrainerConfig(BaseModel):
         description="Compute what all sequences of a batch start with once a forward pass, not once a sequence; the "
         "gradient is the same. Not with gradient_checkpointing, nor with models whose layers keep no key-value cache.",
     )
+    updates_per_batch: int = Field(
+        default=1,
+        ge=1,
+        description="Optimizer updates on each batch. More take more from the same rollouts: the divergences' targets "
+        "stay what they are, and the surrogates are clipped.",
+    )
     lr: float = Field(default=1e-5, gt=0, description="Learning rate after the warm-up.")
     warmup_steps: int = Field(default=0, ge=0, description="Steps over which the learning rate rises to lr.")
     weight_decay: float = Field(default=0.0, ge=0)

@@ -82,7 +82,11 @@ class Trainer:
     async def _step(self, groups: Sequence[Mapping[str, Any]]) -> None:
         config, start = self.config, time.monotonic()
         batch = make_batch(groups)
-        metrics = await asyncio.to_thread(train_step, self.model, self.optimizer, batch, config, self.device)
+        updates = [
+            await asyncio.to_thread(train_step, self.model, self.optimizer, batch, config, self.device)
+            for _ in range(config.updates_per_batch)
+        ]
+        metrics = {**updates[0], "loss_last": updates[-1]["loss"], "grad_norm_last": updates[-1]["grad_norm"]}
         metrics["lr"] = float(self.schedule.get_last_lr()[0])
         self.schedule.step()
         metrics |= {"staleness": _staleness(groups, self.step), "score_mean": float(batch.scores_B.mean())}

@@ -57,7 +57,8 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--modes", nargs="+", choices=list(MODES), default=list(MODES), help="default: all five")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], help="default: 0 1 2")
     parser.add_argument("--rollouts", type=int, default=512, help="of each run: %(default)s")
-    parser.add_argument("--batch-size", type=int, default=32, help="rollouts of an optimizer step: %(default)s")
+    parser.add_argument("--batch-size", type=int, default=32, help="rollouts of a batch: %(default)s")
+    parser.add_argument("--updates", type=int, default=4, help="optimizer updates on each batch: %(default)s")
     parser.add_argument(
         "--points",
         nargs="+",
@@ -82,7 +83,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 def other_settings(args: argparse.Namespace) -> str | None:
     """What forbids to add to the curves of the folder, whose settings are written down; None where nothing does."""
-    kept = ("model", "rollouts", "batch_size", "points", "eval_samples", "lrs", "sweep_rollouts")
+    kept = ("model", "rollouts", "batch_size", "updates", "points", "eval_samples", "lrs", "sweep_rollouts")
     settings = {name: str(value) if isinstance(value := getattr(args, name), Path) else value for name in kept}
     path = args.out / "settings.json"
     before = json.loads(path.read_text()) if path.exists() else settings
@@ -101,7 +102,7 @@ async def experiment(args: argparse.Namespace) -> int:
         local_server(args.model, *trained, log=args.out / "vllm.log", cwd=ROOT) as vllm,
         local_server(args.model, *size, log=args.out / "expert.log", cwd=ROOT) as expert,
     ):
-        laboratory = Laboratory(vllm, expert, args.model, args.out, args.batch_size, args.eval_samples)
+        laboratory = Laboratory(vllm, expert, args.model, args.out, args.batch_size, args.eval_samples, args.updates)
         work = Work(args, laboratory, Examiner(laboratory))
         try:
             await work.do()

@@ -76,6 +76,8 @@ class Laboratory:
     out: Path
     batch_size: int
     eval_samples: int
+    updates: int
+    """Optimizer updates on each batch."""
 
     @property
     def weights(self) -> Path:
@@ -168,7 +170,7 @@ class Laboratory:
             *(f"model={self.model}", f"output_dir={self.out / run.name}", f"weights_dir={weights}"),
             *(f"api_url={api}", f"vllm_urls=[{self.vllm.base_url}]", f"pushes_kept={run.steps + 1}"),
             *(f"total_steps={run.steps}", f"batch_size={self.batch_size}", f"seed={run.seed}", f"lr={run.lr}"),
-            *("warmup_steps=0", f"save_every={run.steps}", f"loss={loss}"),
+            *("warmup_steps=0", f"updates_per_batch={self.updates}", f"save_every={run.steps}", f"loss={loss}"),
         ]
 
 
