@@ -73,15 +73,14 @@ def test_a_step_goes_the_teachers_way(top_k: int, kind: str, batches: dict[int, 
     model = load_model(config, "cpu")
     before = logprobs(model, real)
     scored, gaps = real.scored_BT, (real.teacher_BTK[..., 0] - real.old_BT).clamp(-5, 5)
-    preferred, disliked = scored & (gaps > 0.5), scored & (gaps < -0.5)
+    preferred, disliked = scored & (gaps > 0.1), scored & (gaps < -0.1)
     assert min(int(preferred.sum()), int(disliked.sum())) >= 3
     metrics = train_step(model, torch.optim.AdamW(model.parameters(), lr=config.lr), real, config, "cpu")
     assert metrics["scored_tokens"] == int(scored.sum()) > 20
     assert metrics["logprob_drift"] < 1e-3  # The trainer's numbers are the engine's, at the right positions.
     moved = logprobs(model, real) - before
-    assert float(moved[preferred][:, 0].mean()) > 0
-    assert float(moved[disliked][:, 0].mean()) < 0
-    assert float((moved[..., 0] * gaps)[scored].mean()) > 0
+    for chosen in (preferred, disliked, scored):
+        assert float((moved[..., 0] * gaps)[chosen].mean()) > 0
 
 
 @pytest.mark.parametrize(("top_k", "kind"), CASES)

@@ -19,7 +19,7 @@ from agentic_opd.main import COMMANDS
 from agentic_opd.serving.launch import parse_args as parse_serve_vllm
 from agentic_opd.settings import read_settings
 
-PAGES = [Path("README.md"), Path("CONTRIBUTING.md"), *sorted(Path("docs").glob("*.md"))]
+PAGES = [Path("README.md"), Path("CONTRIBUTING.md"), *sorted(Path("docs").rglob("*.md"))]
 TEXTS = [*PAGES, *sorted(Path("configs").glob("*.yaml"))]
 OTHERS = {"cd", "export", "git", "mkdir", "pip", "source", "wandb", "docker", "swerex-remote"}
 """Programs that are not this project's; what is typed for them is not looked at."""

@@ -108,3 +108,18 @@ def test_modes_differ_in_what_they_name_and_nothing_else() -> None:
 class FakeServer:
     def __init__(self, port: int) -> None:
         self.base_url = f"http://127.0.0.1:{port}"
+
+
+LEARNED = Path("docs/learning")
+
+
+def test_the_committed_result_is_what_the_pages_show() -> None:
+    curves = results.read_curves(LEARNED / "results.json")
+    assert list(curves) == list(laboratory.MODES)
+    assert all(len(seeds) >= 3 for seeds in curves.values())
+    points = [curve for seeds in curves.values() for curve in seeds.values()]
+    assert len({tuple(point.rollouts for point in curve) for curve in points}) == 1
+    assert min(point.episodes for curve in points for point in curve) >= 128
+    assert (LEARNED / "results.md").read_text() == results.markdown(curves)
+    for page in (LEARNED / "README.md", Path("README.md")):
+        assert results.markdown(curves) in page.read_text(), page
