@@ -28,7 +28,10 @@ from agentic_opd.live_bar import LiveBar
 from agentic_opd.serving.local import ServerFailedError, local_server
 
 SWEEP_SEED = 1000
-QUICK = {"seeds": [0], "rollouts": 32, "batch_size": 16, "eval_samples": 2, "points": [0, 32], "lrs": [3e-4]}
+QUICK = {
+    **{"seeds": [0], "rollouts": 32, "points": [0, 32], "eval_samples": 2},
+    **{"batch_size": 16, "updates": 2, "lrs": [3e-4]},
+}
 
 
 def main() -> int:
@@ -94,6 +97,9 @@ def other_settings(args: argparse.Namespace) -> str | None:
 
 
 async def experiment(args: argparse.Namespace) -> int:
+    if not missing(args, read_curves(args.out / "results.json")):
+        print(f"nothing is left to do; {args.out / 'results.json'} is whole", file=sys.stderr)
+        return 0
     weights = args.out / "weights"
     weights.mkdir(exist_ok=True)
     size = ("--max-model-len", "4096")
@@ -124,9 +130,7 @@ class Work:
     async def do(self) -> None:
         """Do what is missing, then show all of it."""
         args = self.args
-        todo = [
-            (mode, seed) for seed in args.seeds for mode in args.modes if str(seed) not in self.curves.get(mode, {})
-        ]
+        todo = missing(args, self.curves)
         for mode in {tuned_as(mode): None for mode, _ in todo} if len(args.lrs) > 1 else ():
             for lr in args.lrs:
                 if f"{lr:g}" not in self.sweep.get(mode, {}):
@@ -183,6 +187,11 @@ class Work:
         reached = {mode: rollouts_to(mean_curve(seeds)) for mode, seeds in ordered.items()}
         if (opd := reached.get("opd")) and (grpo := reached.get("grpo")):
             self.console.print(f"opd needs {grpo / opd:.1f} times fewer rollouts than grpo", highlight=False)
+
+
+def missing(args: argparse.Namespace, curves: Curves) -> list[tuple[str, int]]:
+    """The modes and seeds that no curve is there for yet."""
+    return [(mode, seed) for seed in args.seeds for mode in args.modes if str(seed) not in curves.get(mode, {})]
 
 
 def tuned_as(mode: str) -> str:
