@@ -1,4 +1,4 @@
-"""What a training run resumes from: weights, optimizer, schedule, random state and step, whole or not at all."""
+"""What a training run resumes from: weights, optimizer, random state and step, whole or not at all."""
 
 import json
 import shutil

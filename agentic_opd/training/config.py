@@ -1,5 +1,6 @@
 """Settings of the reference trainer."""
 
+import math
 from pathlib import Path
 from typing import Literal
 
@@ -60,6 +61,10 @@ class TrainerConfig(BaseModel):
     )
     lr: float = Field(default=1e-5, gt=0, description="Learning rate after the warm-up.")
     warmup_steps: int = Field(default=0, ge=0, description="Steps over which the learning rate rises to lr.")
+    lr_schedule: Literal["constant", "linear", "cosine"] = Field(
+        default="constant",
+        description="After the warm-up: stay at lr, or fall towards 0 at total_steps in a line or half a cosine.",
+    )
     weight_decay: float = Field(default=0.0, ge=0)
     adam_betas: tuple[float, float] = (0.9, 0.98)
     max_grad_norm: float = Field(default=1.0, gt=0)
@@ -71,6 +76,14 @@ class TrainerConfig(BaseModel):
     use_wandb: bool = False
     wandb_project: str = "agentic_opd"
     wandb_group: str = "agentic_opd"
+
+    def lr_at(self, step: int) -> float:
+        """The learning rate of a step, counted from 0."""
+        if step < self.warmup_steps:
+            return self.lr * (step + 1) / (self.warmup_steps + 1)
+        left = 1.0 - (step - self.warmup_steps) / (self.total_steps - self.warmup_steps)
+        shares = {"constant": 1.0, "linear": left, "cosine": (1.0 - math.cos(math.pi * left)) / 2.0}
+        return self.lr * shares[self.lr_schedule]
 
     @model_validator(mode="after")
     def _check_together(self) -> "TrainerConfig":

@@ -24,7 +24,7 @@ from agentic_opd.training.batch import make_batch
 from agentic_opd.training.checkpoint import load_checkpoint, save_checkpoint
 from agentic_opd.training.client import TrainerClient
 from agentic_opd.training.config import TrainerConfig
-from agentic_opd.training.model import load_model, pick_device, save_weights
+from agentic_opd.training.model import leave_cores_to_others, load_model, pick_device, save_weights
 from agentic_opd.training.push import Probe, WeightPusher
 from agentic_opd.training.step import train_step
 
@@ -44,15 +44,14 @@ class Trainer:
         self.config = config
         torch.manual_seed(config.seed)
         self.device = pick_device(config.device)
+        if self.device == "cpu":
+            leave_cores_to_others()
         self.model = load_model(config, self.device)
         trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self.optimizer = torch.optim.AdamW(
             trained, lr=config.lr, betas=config.adam_betas, weight_decay=config.weight_decay
         )
-        self.schedule = torch.optim.lr_scheduler.LambdaLR(
-            self.optimizer, lambda done: min(1.0, (done + 1) / (config.warmup_steps + 1))
-        )
-        self.parts = {"model": self.model, "optimizer": self.optimizer, "schedule": self.schedule}
+        self.parts = {"model": self.model, "optimizer": self.optimizer}
         self.checkpoints = config.output_dir / "checkpoints"
         self.step = load_checkpoint(self.checkpoints, self.parts, self.device) if config.resume else 0
         self.client = TrainerClient(config)
@@ -81,15 +80,15 @@ class Trainer:
 
     async def _step(self, groups: Sequence[Mapping[str, Any]]) -> None:
         config, start = self.config, time.monotonic()
-        batch = make_batch(groups)
+        batch, lr = make_batch(groups), config.lr_at(self.step)
+        for parameters in self.optimizer.param_groups:
+            parameters["lr"] = lr
         updates = [
             await asyncio.to_thread(train_step, self.model, self.optimizer, batch, config, self.device)
             for _ in range(config.updates_per_batch)
         ]
         metrics = {**updates[0], "loss_last": updates[-1]["loss"], "grad_norm_last": updates[-1]["grad_norm"]}
-        metrics["lr"] = float(self.schedule.get_last_lr()[0])
-        self.schedule.step()
-        metrics |= {"staleness": _staleness(groups, self.step), "score_mean": float(batch.scores_B.mean())}
+        metrics |= {"lr": lr, "staleness": _staleness(groups, self.step), "score_mean": float(batch.scores_B.mean())}
         metrics |= {"groups": len(groups), "duplicates": self.client.duplicates}
         self.step += 1
         metrics["step_s"] = time.monotonic() - start

@@ -1,7 +1,7 @@
 """One run of the experiment on one machine: run-api, `serve` and the trainer as processes, then a pass rate a point.
 
-In: a `Run` (mode, seed, learning rate). Out: its curve. The policy's vLLM server is shared by all runs: each starts by
-giving it the first weights again.
+In: a `Run` (mode, seed, setting, rollouts). Out: its curve. The policy's vLLM server is shared by all runs: each starts
+by giving it the first weights again.
 """
 
 import asyncio
@@ -40,18 +40,34 @@ class RunFailedError(Exception):
     """A process of a run ended badly; the message holds the end of its log."""
 
 
+class Setting(NamedTuple):
+    """What the sweep chooses."""
+
+    lr: float
+    """Learning rate of the first batch."""
+    batch_size: int
+
+    def __str__(self) -> str:
+        return f"lr {self.lr:g}, batch {self.batch_size}"
+
+
 class Run(NamedTuple):
     """One training run."""
 
     mode: str
     seed: int
-    lr: float
-    steps: int
+    setting: Setting
+    rollouts: int
 
     @property
     def name(self) -> str:
         """The run's folder."""
-        return f"{self.mode}/seed-{self.seed}-lr-{self.lr:g}"
+        return f"{self.mode}/seed-{self.seed}-lr-{self.setting.lr:g}-batch-{self.setting.batch_size}"
+
+    @property
+    def steps(self) -> int:
+        """Batches that it trains on."""
+        return self.rollouts // self.setting.batch_size
 
 
 class Point(NamedTuple):
@@ -74,10 +90,11 @@ class Laboratory:
     expert: LocalServer
     model: Path
     out: Path
-    batch_size: int
     eval_samples: int
     updates: int
     """Optimizer updates on each batch."""
+    lr_schedule: str
+    """Of the trainer."""
 
     @property
     def weights(self) -> Path:
@@ -148,7 +165,7 @@ class Laboratory:
             "data_path_to_save_groups": "null",
             "group_size": GROUP_SIZE,
             "max_batches_offpolicy": 1,
-            "max_concurrent_groups": self.batch_size // GROUP_SIZE,
+            "max_concurrent_groups": run.setting.batch_size // GROUP_SIZE,
             "seed": run.seed,
             "steps_per_eval": 0,
             "judge_base_url": f"{self.expert.base_url}/v1",
@@ -169,8 +186,15 @@ class Laboratory:
             *("--config", str(ROOT / "configs" / "train_demo.yaml")),
             *(f"model={self.model}", f"output_dir={self.out / run.name}", f"weights_dir={weights}"),
             *(f"api_url={api}", f"vllm_urls=[{self.vllm.base_url}]", f"pushes_kept={run.steps + 1}"),
-            *(f"total_steps={run.steps}", f"batch_size={self.batch_size}", f"seed={run.seed}", f"lr={run.lr}"),
-            *("warmup_steps=0", f"updates_per_batch={self.updates}", f"save_every={run.steps}", f"loss={loss}"),
+            *(f"total_steps={run.steps}", f"batch_size={run.setting.batch_size}", f"seed={run.seed}"),
+            *(
+                "warmup_steps=0",
+                f"lr={run.setting.lr}",
+                f"lr_schedule={self.lr_schedule}",
+                f"updates_per_batch={self.updates}",
+                f"save_every={run.steps}",
+                f"loss={loss}",
+            ),
         ]
 
 

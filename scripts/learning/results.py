@@ -10,7 +10,15 @@ from rich.table import Table
 
 TARGET = 0.9
 """The pass rate that the modes race to."""
-COLUMNS = ("mode", "seeds", "start", "end (range)", f"rollouts to {TARGET:.0%}, by seed", "of the mean curve")
+COLUMNS = (
+    "mode",
+    "setting",
+    "seeds",
+    "start",
+    "end (range)",
+    f"rollouts to {TARGET:.0%}, by seed",
+    "of the mean curve",
+)
 
 Curves = dict[str, dict[str, list[Point]]]
 """Mode -> seed -> points."""
@@ -39,6 +47,16 @@ def rollouts_to(points: Sequence[Point], target: float = TARGET) -> int | None:
     return next((point.rollouts for point in points if point.pass_rate >= target), None)
 
 
+def best(swept: Mapping[str, Sequence[Point]]) -> str:
+    """The setting whose curve lies highest on average."""
+    return max(swept, key=lambda setting: mean(point.pass_rate for point in swept[setting]))
+
+
+def tuned_as(mode: str) -> str:
+    """The mode whose setting this one takes: a control differs from opd in its hints alone."""
+    return "opd" if mode.endswith("-hint") else mode
+
+
 def mean_curve(seeds: Mapping[str, Sequence[Point]]) -> list[Point]:
     """The mean over seeds at each number of rollouts that all of them have; episodes are added up."""
     columns = zip(*seeds.values(), strict=False)
@@ -48,27 +66,28 @@ def mean_curve(seeds: Mapping[str, Sequence[Point]]) -> list[Point]:
     ]
 
 
-def table(curves: Curves) -> Table:
-    """A row a mode: the start, the end, and how many rollouts it took to the target."""
+def table(curves: Curves, settings: Mapping[str, str]) -> Table:
+    """A row a mode: its setting, the start, the end, and how many rollouts it took to the target."""
     result = Table(title=f"Pass rate without hints, and rollouts until it reaches {TARGET:.0%}")
     for name in COLUMNS:
         result.add_column(name)
-    for row in rows(curves):
+    for row in rows(curves, settings):
         result.add_row(*row)
     return result
 
 
-def markdown(curves: Curves) -> str:
+def markdown(curves: Curves, settings: Mapping[str, str]) -> str:
     """The same table for a page."""
-    lines = [COLUMNS, ("---",) * len(COLUMNS), *rows(curves)]
+    lines = [COLUMNS, ("---",) * len(COLUMNS), *rows(curves, settings)]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def rows(curves: Curves) -> list[tuple[str, ...]]:
+def rows(curves: Curves, settings: Mapping[str, str]) -> list[tuple[str, ...]]:
     """The cells of the table."""
     return [
         (
             mode,
+            settings[mode],
             str(len(seeds)),
             _percent([points[0] for points in seeds.values()]),
             _percent([points[-1] for points in seeds.values()]),

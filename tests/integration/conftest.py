@@ -18,7 +18,8 @@ from playwright.sync_api import Browser
 
 from agentic_opd.serving.local import LocalServer, end_of, local_server
 
-from .browser import chromium
+from .browser import Report, chromium, opened
+from .report_facts import Scored, scored_tokens
 
 ROOT = Path(__file__).parents[2]
 MODEL = os.environ.get("AGENTIC_OPD_TEST_MODEL", "agentic_opd/demo/policy")
@@ -80,10 +81,29 @@ def demo(vllm_server: LocalServer, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 @pytest.fixture(scope="module")
+def groups(demo: DemoRun) -> list[dict[str, Any]]:
+    """What stands in the demo run's file."""
+    return demo.groups
+
+
+@pytest.fixture(scope="module")
+def tokens(groups: list[dict[str, Any]]) -> list[Scored]:
+    """The scored tokens of it, the largest gap first."""
+    return scored_tokens(groups)
+
+
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     """The system's Chromium; closed with the module: Playwright's loop would be in the way of other tests' loops."""
     with chromium() as browser:
         yield browser
+
+
+@pytest.fixture
+def report(browser: Browser, demo: DemoRun) -> Iterator[Report]:
+    """The report of the demo run, open in a tab."""
+    with opened(browser, demo.path.with_suffix(".html")) as report:
+        yield report
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,34 +1,16 @@
 """The report of a real run, in a real browser: what it shows is what stands in the file."""
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser
 from transformers import AutoTokenizer
 
-from .browser import Report, opened
+from .browser import Report
 from .conftest import MODEL, ROOT, DemoRun
-from .report_facts import Scored, peak_x, sampled_before, scored_tokens
+from .report_facts import Scored, peak_x, sampled_before
 
 pytestmark = pytest.mark.vllm
-
-
-@pytest.fixture(scope="module")
-def groups(demo: DemoRun) -> list[dict[str, Any]]:
-    return demo.groups
-
-
-@pytest.fixture
-def report(browser: Browser, demo: DemoRun) -> Iterator[Report]:
-    with opened(browser, demo.path.with_suffix(".html")) as report:
-        yield report
-
-
-@pytest.fixture(scope="module")
-def tokens(groups: list[dict[str, Any]]) -> list[Scored]:
-    return scored_tokens(groups)
 
 
 def number(text: str) -> float:

@@ -1,7 +1,6 @@
 """The report of a real run, in a real browser: finding one's way, by mouse, keys and links, in any colours."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,25 +9,9 @@ from playwright.sync_api import Browser
 
 from .browser import Report, opened
 from .conftest import DemoRun
-from .report_facts import Scored, first_scored, place, sampled_before, scored_tokens
+from .report_facts import Scored, first_scored, place, sampled_before
 
 pytestmark = pytest.mark.vllm
-
-
-@pytest.fixture(scope="module")
-def groups(demo: DemoRun) -> list[dict[str, Any]]:
-    return demo.groups
-
-
-@pytest.fixture
-def report(browser: Browser, demo: DemoRun) -> Iterator[Report]:
-    with opened(browser, demo.path.with_suffix(".html")) as report:
-        yield report
-
-
-@pytest.fixture(scope="module")
-def tokens(groups: list[dict[str, Any]]) -> list[Scored]:
-    return scored_tokens(groups)
 
 
 def test_rollouts_are_filtered_sorted_and_searched(

@@ -134,6 +134,8 @@ def checker_of(program: str) -> Callable[[list[str]], None]:
         return check_flags(sys.executable, "-m", "atroposlib.cli.run_api")
     if program.startswith("python -m "):
         return check_flags(sys.executable, "-m", program.split()[-1])
+    if program == "scripts/learn":
+        return check_source(Path("scripts/learning/__main__.py").read_text())
     source = Path(program).read_text()
     return check_source(source) if "python" in source.splitlines()[0] else check_flags(program)
 

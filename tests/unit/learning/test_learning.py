@@ -73,10 +73,16 @@ def test_curves_are_averaged_and_raced_to_the_target() -> None:
     assert results.mean_curve(CURVES["opd"]) == [Point(0, 0.55, 256), Point(64, pytest.approx(0.88), 256)]
     assert results.rollouts_to(CURVES["opd"]["0"]) == 64
     assert results.rollouts_to(CURVES["opd"]["1"]) is None
-    assert results.rows(CURVES) == [
-        ("opd", "2", "55% (50% to 60%)", "88% (84% to 92%)", "64, not in 64", "not in 64"),
-        ("grpo", "1", "50% (50% to 50%)", "70% (70% to 70%)", "not in 64", "not in 64"),
+    assert results.rows(CURVES, {"opd": "lr 1", "grpo": "lr 2"}) == [
+        ("opd", "lr 1", "2", "55% (50% to 60%)", "88% (84% to 92%)", "64, not in 64", "not in 64"),
+        ("grpo", "lr 2", "1", "50% (50% to 50%)", "70% (70% to 70%)", "not in 64", "not in 64"),
     ]
+
+
+def test_the_sweep_takes_the_curve_that_lies_highest_and_a_control_takes_that_of_opd() -> None:
+    swept = {"lr 1": [Point(32, 0.7, 128), Point(64, 0.9, 128)], "lr 2": [Point(32, 0.8, 128), Point(64, 0.82, 128)]}
+    assert results.best(swept) == "lr 2"
+    assert [results.tuned_as(mode) for mode in laboratory.MODES] == ["opd", "grpo", "opd+grpo", "opd", "opd"]
 
 
 def test_curves_survive_the_file_and_are_drawn(tmp_path: Path) -> None:
@@ -89,8 +95,8 @@ def test_curves_survive_the_file_and_are_drawn(tmp_path: Path) -> None:
 
 
 def test_modes_differ_in_what_they_name_and_nothing_else() -> None:
-    run = laboratory.Run("wrong-hint", 3, 1e-3, 8)
-    place = laboratory.Laboratory(FakeServer(2), FakeServer(3), Path("policy"), Path("out"), 32, 16, 4)
+    run = laboratory.Run("wrong-hint", 3, laboratory.Setting(1e-3, 32), 256)
+    place = laboratory.Laboratory(FakeServer(2), FakeServer(3), Path("policy"), Path("out"), 16, 4, "linear")
     commands = {mode: place.serve_command(run._replace(mode=mode), "http://127.0.0.1:1") for mode in laboratory.MODES}
     plain = commands["opd"]
     assert commands["opd+grpo"] == plain
@@ -120,6 +126,8 @@ def test_the_committed_result_is_what_the_pages_show() -> None:
     points = [curve for seeds in curves.values() for curve in seeds.values()]
     assert len({tuple(point.rollouts for point in curve) for curve in points}) == 1
     assert min(point.episodes for curve in points for point in curve) >= 128
-    assert (LEARNED / "results.md").read_text() == results.markdown(curves)
+    sweep = results.read_curves(LEARNED / "sweep.json")
+    table = results.markdown(curves, {mode: results.best(sweep[results.tuned_as(mode)]) for mode in curves})
+    assert (LEARNED / "results.md").read_text() == table
     for page in (LEARNED / "README.md", Path("README.md")):
-        assert results.markdown(curves) in page.read_text(), page
+        assert table in page.read_text(), page
