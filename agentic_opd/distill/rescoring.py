@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 from renderers import Renderer
 
+from agentic_opd.control_tokens import control_tokens, without_control_tokens
 from agentic_opd.errors import RendererError
 from agentic_opd.types import Episode, TeacherRequest, Turn
 
@@ -49,8 +50,8 @@ def encode_hint(renderer: Renderer, tokenizer: Any, hint: str, *, as_message: bo
             tokens with it.
     """
     encode = _encode_message if as_message else _encode_text
-    ids = encode(renderer, tokenizer, HINT_HEADER + _without_control_tokens(tokenizer, hint))
-    control = _control_tokens(tokenizer).keys()
+    control = control_tokens(tokenizer)
+    ids = encode(renderer, tokenizer, HINT_HEADER + without_control_tokens(control.values(), hint))
     # The message's own opening and close may hold control tokens: a harmless hint shows which.
     allowed = [i for i in encode(renderer, tokenizer, HINT_HEADER + _PROBE) if i in control]
     found = [i for i in ids if i in control]
@@ -89,23 +90,3 @@ def _encode_message(renderer: Renderer, _tokenizer: Any, content: str) -> list[i
             "the chat template rewrites a tool result when a user message follows it; use hint_placement: last_user"
         )
     return whole[len(without) :]
-
-
-def _control_tokens(tokenizer: Any) -> dict[int, str]:
-    """Ids and spelling of the tokens that structure a conversation: special ones, and bracketed added ones.
-
-    Qwen3's `</tool_call>` and `</think>` are added tokens that are not marked special; runs of spaces, which some
-    tokenizers add too, are text.
-    """
-    return {
-        token_id: token.content
-        for token_id, token in tokenizer.added_tokens_decoder.items()
-        if len(token.content.strip()) > 1 and (token.special or token.content.startswith(("<", "[")))
-    }
-
-
-def _without_control_tokens(tokenizer: Any, text: str) -> str:
-    spellings = _control_tokens(tokenizer).values()
-    while found := next((spelling for spelling in spellings if spelling in text), None):
-        text = text.replace(found, f"{found[0]} {found[1:]}")
-    return text

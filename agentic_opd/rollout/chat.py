@@ -1,5 +1,8 @@
 """Messages to token ids and back: prompts that extend what was sampled, and turns parsed from sampled ids.
 
+What users, tasks and tools wrote is text: a `<|im_end|>` that a program prints is broken by a space before it is
+rendered, so that it can't end a message or open one in another's name. The messages themselves stay as they are.
+
 In: a `renderers` renderer and chat messages. Out: `Prompt` (ids and the two places where a hint may enter) and
 `ParsedTurn`. Sampled ids are never rendered again: every prompt of a conversation starts with the ids of the one
 before it and of its completion.
@@ -21,6 +24,7 @@ from renderers import (
     create_renderer,
 )
 
+from agentic_opd.control_tokens import control_tokens, without_control_tokens
 from agentic_opd.errors import AlignmentError, ConfigError, RendererError
 from agentic_opd.types import IGNORED, PROMPT_LOGPROB, Message, ToolCall, check_lengths
 
@@ -103,11 +107,12 @@ class Chat:
         self.tokenizer = tokenizer
         self.tools: list[Any] = list(tools)
         self.stop_token_ids = list(renderer.get_stop_token_ids())
+        self._control = tuple(control_tokens(tokenizer).values())
         self._special_ids: frozenset[int] = frozenset(getattr(tokenizer, "all_special_ids", ()))
 
     def first_prompt(self, messages: Sequence[Message]) -> Prompt:
         """Render the messages before the first turn; at least one must be the user's."""
-        rendered = self.renderer.render(list(messages), tools=self.tools, add_generation_prompt=True)  # type: ignore[arg-type]
+        rendered = self.renderer.render(self._as_text(messages), tools=self.tools, add_generation_prompt=True)  # type: ignore[arg-type]
         return self._place(rendered, messages, offset=0, before=None)
 
     def next_prompt(
@@ -131,11 +136,11 @@ class Chat:
         rendered = self.renderer.bridge_to_next_turn(
             list(prompt.token_ids),
             list(completion_ids),
-            list(new),  # type: ignore[arg-type]
+            self._as_text(new),  # type: ignore[arg-type]
             tools=self.tools,
         )
         if rendered is None:
-            rendered = self._extend_by_template(prompt, completion_ids, history, new)
+            rendered = self._extend_by_template(prompt, completion_ids, self._as_text(history), self._as_text(new))
         if rendered.token_ids[: len(sampled)] != sampled:
             raise RendererError("the renderer changed ids that were already sampled; name another renderer")
         return self._place(rendered, new, offset=len(sampled), before=prompt)
@@ -174,6 +179,15 @@ class Chat:
             message_indices=[-1] * len(sampled) + indices,
             is_content=[False] * len(sampled) + full.is_content[after:] if full.is_content else [],
         )
+
+    def _as_text(self, messages: Sequence[Message]) -> list[Message]:
+        """The messages, with no control token spelled out in what users and tools wrote."""
+        return [
+            {**message, "content": without_control_tokens(self._control, message["content"])}
+            if message["role"] in ("user", "tool") and isinstance(message["content"], str)
+            else message
+            for message in messages
+        ]
 
     def _place(
         self, rendered: RenderedTokens, messages: Sequence[Message], *, offset: int, before: Prompt | None
