@@ -167,4 +167,6 @@ def closing_lines(summary: RunSummary, path: Path) -> list[str]:
         why = str(summary.stopped) or "interrupted"
         lines.append(f"stopped early: {why}")
         lines.append("what is finished is on disk; run again with --env.resume to complete it")
+        if summary.skipped + summary.done:
+            lines.append(f"to look at it now: python -m agentic_opd.report {path}")
     return lines

@@ -1,10 +1,12 @@
 import io
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from agentic_opd.group import RunCounts
-from agentic_opd.progress import RunProgress, ServeLook, ServeProgress, counts_line, start_screen
+from agentic_opd.progress import RunProgress, ServeLook, ServeProgress, closing_lines, counts_line, start_screen
+from agentic_opd.runner import RunSummary
 
 
 def group(passed: int, hint: str | None = None) -> dict[str, Any]:
@@ -23,6 +25,19 @@ def counts_of(*groups: dict[str, Any]) -> RunCounts:
     for one in groups:
         counts.add(one)
     return counts
+
+
+def test_a_run_that_was_stopped_says_how_to_go_on_and_how_to_look() -> None:
+    path = Path("groups.jsonl")
+    whole, begun = RunSummary(8, done=8), RunSummary(8, done=3, stopped=KeyboardInterrupt())
+    assert closing_lines(whole, path) == ["8 of 8 groups in groups.jsonl"]
+    assert closing_lines(begun, path) == [
+        "3 of 8 groups in groups.jsonl",
+        "stopped early: interrupted",
+        "what is finished is on disk; run again with --env.resume to complete it",
+        "to look at it now: python -m agentic_opd.report groups.jsonl",
+    ]
+    assert len(closing_lines(RunSummary(8, stopped=KeyboardInterrupt()), path)) == 3  # There is nothing to look at.
 
 
 def test_counts_on_one_line() -> None:
