@@ -24,14 +24,21 @@ _DECISIONS: dict[str, _Decision] = {"1": 1, "+1": 1, "-1": -1}
 
 
 def judge_messages(pair: HindsightPair) -> list[Message]:
-    """Return the chat that asks for one vote on `pair`, which must have a next state."""
+    """Return the chat that asks for one vote on `pair`, which must have a next state.
+
+    The judge's server turns what is spelled like a control token into one, and a program may print `<|im_end|>` to end
+    the judge's question and answer it: `<|`, with which the control tokens of most models begin, is broken by a space.
+    """
     if pair.next_state is None or pair.next_state_role is None:
         raise AlignmentError(f"turn {pair.turn_index} has no next state, so there is nothing to judge it by")
     user = (
         f"## Task\n{pair.task_text}\n\n## Turn\n{pair.turn_text}\n\n"
         f"## Next state ({_ROLE_NAMES[pair.next_state_role]})\n{pair.next_state}"
     )
-    return [{"role": "system", "content": JUDGE_SYSTEM_PROMPT}, {"role": "user", "content": user}]
+    return [
+        {"role": "system", "content": JUDGE_SYSTEM_PROMPT},
+        {"role": "user", "content": user.replace("<|", "< |")},
+    ]
 
 
 def parse_vote(text: str) -> Vote:
