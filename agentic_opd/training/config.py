@@ -31,6 +31,11 @@ class TrainerConfig(BaseModel):
     weights_dir: Path = Field(
         default=Path("runs/train/weights"), description="The servers' --weights-root: where pushed weights are written."
     )
+    server_retry_s: float = Field(
+        default=300.0,
+        ge=0,
+        description="Seconds to go on asking a server that does not answer, as while it starts again.",
+    )
     push_every: int = Field(default=1, ge=1, description="Steps between two pushes.")
     pushes_kept: int = Field(
         default=2, ge=2, description="Pushed weights that stay on disk; a server may be reading those before the last."

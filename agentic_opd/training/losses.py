@@ -220,17 +220,17 @@ class LossInputs:
 
 
 def combined_loss(
-    inputs: LossInputs, config: LossConfig, sampled_count: float | None = None
+    inputs: LossInputs, config: LossConfig, scored_count: float | None = None, sampled_count: float | None = None
 ) -> tuple[Tensor, dict[str, float]]:
     """The weighted sum of the parts, a scalar, and each part's own mean by name.
 
-    All parts are means over sampled positions, which are worth the same whatever they are trained by. With a mean over
-    the scored ones alone, one hint in a batch would pull as hard as twenty do.
+    The distillation parts are means over scored positions, GRPO is one over sampled positions.
 
     Args:
         inputs: Aligned tensors.
         config: Weights and bounds.
-        sampled_count: Sampled positions of the whole step, where this is a part of one.
+        scored_count: Scored positions of the whole step, where this is a part of one.
+        sampled_count: Likewise sampled positions.
     """
     scored_BT = inputs.entries_BTK.any(-1) & inputs.sampled_BT
     entries = inputs.entries_BTK & scored_BT[..., None]
@@ -241,7 +241,7 @@ def combined_loss(
     if config.token_advantage:
         gaps = token_advantage(inputs.teacher_BTK[..., 0], inputs.old_BT, scored_BT, config.gap_clip)
         values = clipped_surrogate(inputs.student_BT, inputs.old_BT, gaps, scored_BT, *clips)
-        parts["token_advantage"] = config.token_advantage, mean_of(values, inputs.sampled_BT, sampled_count)
+        parts["token_advantage"] = config.token_advantage, mean_of(values, scored_BT, scored_count)
     divergences = {
         "forward_kl": (config.forward_kl, forward_kl),
         "reverse_kl": (config.reverse_kl, reverse_kl),
@@ -249,7 +249,7 @@ def combined_loss(
     }
     for name, (weight, divergence) in divergences.items():
         if weight:
-            parts[name] = weight, mean_of(weights * divergence(*rows), inputs.sampled_BT, sampled_count)
+            parts[name] = weight, mean_of(weights * divergence(*rows), scored_BT, scored_count)
     if config.grpo:
         routed = inputs.sampled_BT & ~scored_BT if config.route_by_turn else inputs.sampled_BT
         advantages = inputs.advantages_B[:, None].expand_as(inputs.student_BT)

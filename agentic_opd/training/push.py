@@ -61,7 +61,7 @@ class WeightPusher:
         """Make a client for each server; nothing is asked yet."""
         self._config, self._device = config, device
         key = config.vllm_api_key.get_secret_value() if config.vllm_api_key else None
-        self._clients = [JsonClient(url, key) for url in config.vllm_urls]
+        self._clients = [JsonClient(url, key, retry_s=config.server_retry_s) for url in config.vllm_urls]
 
     async def push(self, model: Any, version: int, probe: Probe) -> float | None:
         """Write the weights as `version`, load them on all servers, and probe them.

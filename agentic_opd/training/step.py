@@ -45,7 +45,7 @@ def train_step(
     for indices, cpu_part in rest.indexed_parts(config.micro_tokens):
         part = cpu_part.to(device)
         inputs = loss_inputs(model, prompt_P, part, advantages_B[indices].to(device), config.precision)
-        loss, parts = combined_loss(inputs, config.loss, counts[1])
+        loss, parts = combined_loss(inputs, config.loss, *counts)
         loss.backward()
         drift = torch.where(part.sampled_BT, (inputs.student_BT.detach() - part.old_BT).abs(), 0.0)
         metrics["loss"] += float(loss.detach())

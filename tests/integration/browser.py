@@ -42,6 +42,9 @@ class Report:
         """Go to the part of the report behind `#`."""
         self.page.goto(f"{self.url}{place}")
         self.page.wait_for_selector("main section:not([hidden]) h1", state="attached")
+        if place.startswith("#r="):  # The view before it has a heading too; a rollout is unpacked first.
+            name = place.removeprefix("#r=").partition("&")[0]
+            self.wait_until(f"document.title.includes(' {name},')")
 
     def texts(self, selector: str) -> list[str]:
         """The texts of all elements that match, each on one line."""

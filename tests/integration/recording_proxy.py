@@ -5,6 +5,7 @@ import gzip
 import http.client
 import json
 import threading
+import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -35,14 +36,37 @@ class RecordingProxy:
     to_lose: list[str] = field(default_factory=list)
     """Paths: the next answer of each never reaches the client, though the server gave it."""
     lock: threading.Lock = field(default_factory=threading.Lock)
+    under_way: set[object] = field(default_factory=set[object])
 
     def of(self, path: str) -> list[Exchange]:
         """The exchanges of one route."""
         with self.lock:
             return [exchange for exchange in self.exchanges if exchange.path == path]
 
+    def settled(self) -> list[Exchange]:
+        """All exchanges, once those that are under way have ended: after the server was killed, no other follows."""
+        with self.lock:
+            waited_for = set(self.under_way)
+        deadline = time.monotonic() + 60
+        while True:
+            with self.lock:
+                if not waited_for & self.under_way:
+                    return list(self.exchanges)
+            assert time.monotonic() < deadline, "an exchange does not end"
+            time.sleep(0.01)
+
     def forward(self, method: str, path: str, body: bytes, headers: dict[str, str]) -> tuple[int, bytes] | None:
         """Ask the server. None where the client is to see a lost connection: nobody answered, or the answer is lost."""
+        this = object()
+        with self.lock:
+            self.under_way.add(this)
+        try:
+            return self._ask(method, path, body, headers)
+        finally:
+            with self.lock:
+                self.under_way.discard(this)
+
+    def _ask(self, method: str, path: str, body: bytes, headers: dict[str, str]) -> tuple[int, bytes] | None:
         place = urlsplit(self.target)
         connection = http.client.HTTPConnection(place.hostname or "", place.port, timeout=600)
         with contextlib.closing(connection):

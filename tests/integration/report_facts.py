@@ -36,16 +36,19 @@ class ScoredTurn(NamedTuple):
     line: int
     index: int
     turn: int
+    nth: int
+    """How many scored turns its rollout has up to it, itself counted."""
 
 
-def first_scored(groups: list[dict[str, Any]]) -> ScoredTurn:
-    """The first scored turn of the first rollout whose own first turn is not scored."""
+def later_scored(groups: list[dict[str, Any]]) -> ScoredTurn:
+    """The first rollout's scored turn that is not its first turn."""
     return next(
-        ScoredTurn(line, index, outcomes.index("scored"))
+        ScoredTurn(line, index, turn, outcomes[: turn + 1].count("scored"))
         for line, group in enumerate(groups, start=1)
         for index, overrides in enumerate(group["overrides"])
         for outcomes in [[turn["outcome"] for turn in overrides["opd"]["turns"]]]
-        if "scored" in outcomes[1:] and outcomes[0] != "scored"
+        for turn, outcome in enumerate(outcomes)
+        if turn and outcome == "scored"
     )
 
 

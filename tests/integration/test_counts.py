@@ -82,7 +82,7 @@ def test_counts_agree_when_everything_was_killed_once(start_vllm: StartVllm, tmp
             second = stack.enter_context(training(tmp_path, proxy, vllm_url, "resume=true"))
             until(lambda: trained(tmp_path) >= 3 * GROUPS, second, log)
             api.kill()
-            before = list(proxy.exchanges)
+            before = proxy.settled()
             assert api.received() == len(accepted(before))
         with trajectory_api(tmp_path / "second.log", api_port) as api:
             until(lambda: trained(tmp_path) >= 4 * GROUPS, second, log)

@@ -1,6 +1,7 @@
 """`agentic-opd doctor` against real servers: a good one, none, one without the plugin, one that is too small."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -39,7 +40,7 @@ def test_a_good_set_up_is_good(vllm_server: Any) -> None:
     assert code == 0
     assert statuses(findings, "warning", "failed") == {"run-api"}
     assert statuses(findings, "skipped") == {"W&B", "teacher"}
-    assert "3 of 3 votes in the protocol" in findings["judge"][1]
+    assert re.search("[23] of 3 votes in the protocol", findings["judge"][1])  # It is the policy, which errs at times.
     assert "plugin" in findings["versions"][1]
     assert float(findings["noise floor"][1].split()[0]) < 1e-4
     assert "Only serve needs it" in findings["run-api"][1]
@@ -79,6 +80,10 @@ def test_a_judge_that_talks_nonsense_fails(vllm_server: Any) -> None:
         code, findings = doctor(vllm_server.base_url, "--env.judge_base_url", judge)
     assert (code, findings["judge"][0]) == (0, "warning")
     assert "1 of 3 votes" in findings["judge"][1]
+    with judge_server(lambda body: ["\\boxed{-1}"] * body["n"]) as judge:
+        code, findings = doctor(vllm_server.base_url, "--env.judge_base_url", judge)
+    assert (code, findings["judge"][0]) == (0, "ok")
+    assert "3 of 3 votes in the protocol" in findings["judge"][1]
     with judge_server(lambda body: 401) as judge:
         code, findings = doctor(vllm_server.base_url, "--env.judge_base_url", judge)
     assert (code, findings["judge"][0]) == (1, "failed")

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -77,17 +78,19 @@ def test_groups_are_what_the_api_takes(demo_run: tuple[Path, str]) -> None:
 def test_the_arrays_take_a_tenth_of_the_padded_ones(demo_run: tuple[Path, str]) -> None:
     """The distillation arrays as JSON, against the same with 50 zeros at each unscored position.
 
-    An unscored position costs 2% of a padded one; the rest depends on the share of scored tokens.
+    An unscored position costs 2% of a padded one. The rest depends on the share of scored tokens, which chance moves
+    around 4% from run to run; so it is the mean sizes of a run that are put together at 4%.
     """
-    ours = padded = scored = 0
+    scored, unscored, padded = [], [], []
     for group in groups(demo_run[0]):
         for name, zero in (("distill_token_ids", 0), ("distill_logprobs", 0.0)):
             rows = [row for sequence in group[name] for row in sequence]
-            ours += len(json.dumps(rows))
-            padded += len(json.dumps([row or [zero] * 50 for row in rows]))
-            scored += len(json.dumps([row for row in rows if row]))
-    assert ours - scored <= 0.02 * (padded - scored)
-    assert ours <= padded / 10
+            scored += [len(json.dumps(row)) for row in rows if row]
+            unscored += [len(json.dumps(row)) for row in rows if not row]
+            padded.append(len(json.dumps([zero] * 50)))
+    assert fmean(unscored) <= 0.02 * fmean(padded)
+    ours, others = (0.04 * fmean(scored) + 0.96 * (fmean(blank) + len(", ")) for blank in (unscored, padded))
+    assert ours <= others / 10
 
 
 def test_without_opd_nothing_of_it_is_written(vllm_server: Any, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from playwright.sync_api import Browser
 
 from .browser import Report, opened
 from .conftest import DemoRun
-from .report_facts import Scored, first_scored, place, sampled_before
+from .report_facts import Scored, later_scored, place, sampled_before
 
 pytestmark = pytest.mark.vllm
 
@@ -90,11 +90,12 @@ def test_everything_can_be_done_with_keys(report: Report, groups: list[dict[str,
         assert f"position {position}," in report.texts("#detail .note")[0]
     page.keyboard.press("Escape")
     assert page.locator("#detail").is_hidden()
-    scored = first_scored(groups)
+    scored = later_scored(groups)
     report.go(f"#r={scored.line}.{scored.index}")
     page.wait_for_selector(f"#turn-{scored.turn} .t")
     page.evaluate("scrollTo(0, 0)")
-    page.keyboard.press("n")
+    for _ in range(scored.nth):
+        page.keyboard.press("n")
     assert 0 < page.locator(f"#turn-{scored.turn}").bounding_box()["y"] < 430
     page.keyboard.press("/")
     report.wait_until("document.activeElement.id === 'search'")

@@ -211,7 +211,7 @@ def test_counts_agree_over_a_killed_api_whose_queue_is_lost(tmp_path: Path) -> N
         with trajectory_api(tmp_path / "first.log", port) as api:
             until(lambda: len(handed_out(proxy.exchanges)) >= 6)
             api.kill()
-            before = list(proxy.exchanges)
+            before = proxy.settled()
             assert api.received() == len(sent(before))
         with trajectory_api(tmp_path / "second.log", port) as api:
             counts = running.result(120)

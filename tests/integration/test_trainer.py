@@ -14,6 +14,7 @@ import pytest
 
 from agentic_opd.serving.local import stop
 
+from .scripted_judge import POSITIVE, judge_server
 from .test_serve import serving
 from .trajectory import Trajectories, trajectory_api
 
@@ -44,8 +45,12 @@ def test_the_loop_runs_and_every_push_is_proved(start_vllm: Any, tmp_path: Path)
     weights.mkdir()
     with (
         start_vllm("--weights-root", str(weights)) as vllm,
+        judge_server(lambda body: [POSITIVE] * body["n"]) as judge,
         trajectory_api(tmp_path / "api.log") as api,
-        serving(api.url, vllm.base_url, tmp_path, "--env.max_batches_offpolicy", "1", "--env.total_steps", "20"),
+        serving(
+            *(api.url, vllm.base_url, tmp_path, "--env.max_batches_offpolicy", "1", "--env.total_steps", "20"),
+            *("--env.judge_base_url", judge, "--env.judge_model_name", "j"),
+        ),
     ):
         done = subprocess.run(
             trainer(tmp_path, api, vllm.base_url), cwd=ROOT, capture_output=True, text=True, timeout=150

@@ -2,7 +2,6 @@
 
 import asyncio
 import importlib
-import json
 import sys
 from pathlib import Path
 from random import Random
@@ -132,15 +131,3 @@ def test_the_committed_result_is_what_the_pages_show() -> None:
     assert (LEARNED / "results.md").read_text() == table
     for page in (LEARNED / "README.md", Path("README.md")):
         assert table in page.read_text(), page
-
-
-def test_the_committed_race_is_what_its_page_shows() -> None:
-    curves = results.read_curves(LEARNED / "race" / "results.json")
-    assert list(curves) == ["opd", "grpo"]
-    assert all(len(seeds) >= 3 for seeds in curves.values())
-    assert min(point.episodes for seeds in curves.values() for curve in seeds.values() for point in curve) >= 128
-    used = json.loads((LEARNED / "race" / "settings.json").read_text())
-    ((lr, batch_size),) = zip(used["lrs"], used["batch_sizes"], strict=True)
-    table = results.markdown(curves, dict.fromkeys(curves, str(laboratory.Setting(lr, batch_size))))
-    assert (LEARNED / "race" / "results.md").read_text() == table
-    assert table in (LEARNED / "README.md").read_text()

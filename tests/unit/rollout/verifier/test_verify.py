@@ -1,6 +1,7 @@
 """Verdicts of the real verifier in real sandboxes."""
 
 import asyncio
+import re
 
 import pytest
 
@@ -76,12 +77,16 @@ def test_an_end_or_an_endless_check_costs_only_that_check() -> None:
     ]
     hung = verify_source(DOUBLE, "def f(x):\n    while x == 2: pass\n    return 2 * x", timeout_s=4.0)
     assert result(hung) == (VerifyOutcome.TIMEOUT, 3, 4)
-    assert hung.report.splitlines()[1:] == ["1 check did not end in time.", "FAIL f(2): no end after 0.9 s"]
+    counted, failed = hung.report.splitlines()[1:]
+    assert counted == "1 check did not end in time."
+    seconds = re.fullmatch(r"FAIL f\(2\): no end after ([0-9.]+) s", failed)
+    assert seconds is not None
+    assert 0 < float(seconds[1]) <= 0.9  # A quarter of what is left, of the four seconds.
 
 
 def test_checks_that_are_all_endless_leave_time_for_each_other() -> None:
     tests = "from solution import f\n" + "".join(f"assert f({n}) == {n}\n" for n in range(5))
-    verdict = verify_source(tests, "def f(x):\n    while x != 4: pass\n    return x", timeout_s=3.0)
+    verdict = verify_source(tests, "def f(x):\n    while x != 4: pass\n    return x", timeout_s=8.0)
     assert result(verdict) == (VerifyOutcome.TIMEOUT, 1, 5), verdict.report
     assert "4 checks did not end in time." in verdict.report
 
