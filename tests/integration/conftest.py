@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import warnings
@@ -24,6 +25,12 @@ from .report_facts import Scored, scored_tokens
 ROOT = Path(__file__).parents[2]
 MODEL = os.environ.get("AGENTIC_OPD_TEST_MODEL", "agentic_opd/demo/policy")
 """What is served; a path relative to the project's root."""
+
+
+def hear_sigint() -> None:
+    """For `preexec_fn`: a child of a background job of a shell would ignore Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
 
 Forward = Callable[..., NDArray[np.float32]]
 StartVllm = Callable[..., AbstractContextManager[LocalServer]]

@@ -26,6 +26,8 @@ from agentic_opd.rollout.sandboxes.process import CommandResult
 from agentic_opd.rollout.sandboxes.sandbox import Sandbox, SandboxFactory, check_sandbox, sandbox_factory
 from tests.unit.rollout.sandbox_helpers import processes_with
 
+from .conftest import hear_sigint
+
 T = TypeVar("T")
 
 BACKENDS = ("bubblewrap", "docker", "swerex", "unsafe-local")
@@ -132,7 +134,7 @@ def stop_environment(backend: Backend, how: signal.Signals, marker: str) -> int:
     settings = json.dumps({"sandbox_backend": backend.name, **backend.settings})
     command = f"echo > file; setsid {marker} & {marker}"
     argv = [sys.executable, "-c", _ENVIRONMENT, settings, command]
-    environment = subprocess.Popen(argv, stderr=subprocess.PIPE, text=True)
+    environment = subprocess.Popen(argv, stderr=subprocess.PIPE, text=True, preexec_fn=hear_sigint)
     deadline = time.monotonic() + 30
     # Two that are nothing but the marker: not the environment or a shell, whose command lines hold it too.
     while sum(line.strip() == marker for line in processes_with(marker)) < 2:

@@ -16,6 +16,8 @@ import pytest
 from tests.unit.rollout.sandbox_helpers import needs_bwrap
 from tests.unit.rollout.verifier.test_humaneval import DATA
 
+from .conftest import hear_sigint
+
 ROOT = Path(__file__).parents[2]
 SCRIPT = str(ROOT / "scripts" / "check_tasks")
 KEYS = ["id", "correctness", "passed", "total", "outcome", "seconds"]
@@ -337,7 +339,9 @@ def test_an_interrupt_leaves_whole_lines_and_nothing_running(tmp_path: Path) -> 
     dataset = write(tmp_path / "a.jsonl", [*GENERIC, {**GENERIC[0], "id": "d"}])
     given, out = solutions(tmp_path / "s.jsonl", sources), tmp_path / "out.jsonl"
     command = [SCRIPT, str(dataset), "--solutions", str(given), "--out", str(out), "--workers", "2", "--timeout", "100"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={"TMPDIR": str(tmp_path)}) as process:
+    with subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True, env={"TMPDIR": str(tmp_path)}, preexec_fn=hear_sigint
+    ) as process:
         assert process.stderr is not None
         for line in process.stderr:
             if " c: " in line:

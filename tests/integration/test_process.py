@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from atroposlib.api.server import ScoredData
 
+from .conftest import hear_sigint
 from .scripted_judge import POSITIVE, judge_server
 
 pytestmark = pytest.mark.vllm
@@ -149,7 +150,7 @@ def start(server_url: str, out: Path, *flags: str) -> subprocess.Popen[str]:
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        preexec_fn=hear_sigint,
     )
 
 
