@@ -5,12 +5,12 @@ import asyncio
 import logging
 import signal
 import sys
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from pydantic import BaseModel
 
-from agentic_opd.errors import ConfigError, OPDError
+from agentic_opd.exit_codes import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, exit_code
 from agentic_opd.flags import HelpFormatter, add_settings, misunderstood
 from agentic_opd.http import JsonClient
 from agentic_opd.logs import set_up_logging
@@ -19,8 +19,6 @@ from agentic_opd.setting_groups import Mode
 from agentic_opd.settings import Settings, read_settings
 
 logger = logging.getLogger(__name__)
-
-EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
 
 MODES: dict[Mode, str] = {
     "serve": "roll out for a trainer: registers with the trajectory API (run-api) and sends it scored groups",
@@ -72,22 +70,7 @@ def main(env_class: Any, argv: Sequence[str] | None = None, program: str | None 
             logger.warning("%s is a setting of Atropos that does nothing here", name)
         return await _run(env_class, settings, arguments.mode)
 
-    return exit_code(run)
-
-
-def exit_code(run: Callable[[], Coroutine[Any, Any, int]]) -> int:
-    """Run a command to its exit code; its errors are shown without a traceback."""
-    try:
-        return asyncio.run(run())
-    except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return EXIT_USAGE
-    except OPDError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return EXIT_FAILED
-    except (KeyboardInterrupt, asyncio.CancelledError):
-        print("interrupted", file=sys.stderr)
-        return EXIT_INTERRUPTED
+    return exit_code(lambda: asyncio.run(run()))
 
 
 async def name_models(servers: list[Any], retry_s: float) -> list[Any]:

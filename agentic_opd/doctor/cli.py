@@ -1,6 +1,7 @@
 """`agentic-opd doctor`: the command line, and what a person or a program reads."""
 
 import argparse
+import asyncio
 import json
 from collections import Counter
 from collections.abc import Sequence
@@ -8,7 +9,6 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.text import Text
 
-from agentic_opd.cli import EXIT_FAILED, EXIT_OK, exit_code
 from agentic_opd.doctor.distilling import check_judge, check_noise, check_teacher, check_trajectories
 from agentic_opd.doctor.findings import Check, Finding, Status, run_checks
 from agentic_opd.doctor.machine import (
@@ -29,6 +29,7 @@ from agentic_opd.doctor.policy import (
 )
 from agentic_opd.doctor.setup import Setup
 from agentic_opd.env import AgenticOPDEnv
+from agentic_opd.exit_codes import EXIT_FAILED, EXIT_OK, exit_code
 from agentic_opd.flags import add_settings, misunderstood
 from agentic_opd.logs import set_up_logging
 from agentic_opd.settings import read_settings
@@ -94,7 +95,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             console.print(", ".join(f"{counts[status]} {status.value}" for status in Status), highlight=False)
         return EXIT_FAILED if counts[Status.FAILED] else EXIT_OK
 
-    return exit_code(run)
+    return exit_code(lambda: asyncio.run(run()))
 
 
 def line(finding: Finding) -> Text:

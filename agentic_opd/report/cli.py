@@ -1,7 +1,6 @@
 """The command line of the report: `python -m agentic_opd.report groups.jsonl [-o report.html] [--tokenizer NAME]`."""
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
@@ -9,24 +8,21 @@ from typing import BinaryIO
 from rich.console import Console
 from rich.progress import Progress
 
-from agentic_opd.errors import ConfigError, OutputError
+from agentic_opd.exit_codes import EXIT_OK, EXIT_USAGE, exit_code
 from agentic_opd.live_bar import LiveBar, log_console
 from agentic_opd.report.page import choose_tokenizer, write_report
 from agentic_opd.report.read import read_run, report_path
-
-EXIT_OK, EXIT_UNREADABLE = 0, 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     args = _parser().parse_args(argv)
-    console = log_console()
-    try:
-        make_report(args.file, args.output or report_path(args.file), args.tokenizer, console)
-    except (OutputError, ConfigError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return EXIT_UNREADABLE
-    return EXIT_OK
+
+    def run() -> int:
+        make_report(args.file, args.output or report_path(args.file), args.tokenizer, log_console())
+        return EXIT_OK
+
+    return exit_code(run, interrupted="interrupted: no report was written", on_error=EXIT_USAGE)
 
 
 def make_report(file: Path, output: Path, tokenizer_name: str | None, console: Console) -> None:

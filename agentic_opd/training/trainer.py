@@ -18,8 +18,8 @@ import torch
 import yaml
 from pydantic import ValidationError
 
-from agentic_opd.cli import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE
-from agentic_opd.errors import ConfigError, OPDError
+from agentic_opd.errors import ConfigError
+from agentic_opd.exit_codes import EXIT_OK, exit_code
 from agentic_opd.training.batch import make_batch
 from agentic_opd.training.checkpoint import load_checkpoint, save_checkpoint
 from agentic_opd.training.client import TrainerClient
@@ -171,26 +171,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     logging.basicConfig(level=logging.ERROR, format="%(name)s: %(message)s")
     logging.getLogger("agentic_opd").setLevel(logging.INFO)
-    try:
-        config = read_config(arguments.config, arguments.changes)
-        return asyncio.run(_run(config))
-    except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return EXIT_USAGE
-    except OPDError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return EXIT_FAILED
-    except (KeyboardInterrupt, asyncio.CancelledError):
-        print("interrupted; with resume=true a later run goes on from the last checkpoint", file=sys.stderr)
-        return EXIT_INTERRUPTED
 
+    async def run() -> int:
+        task = asyncio.current_task()
+        assert task is not None
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+        await Trainer(read_config(arguments.config, arguments.changes)).run()
+        return EXIT_OK
 
-async def _run(config: TrainerConfig) -> int:
-    task = asyncio.current_task()
-    assert task is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    await Trainer(config).run()
-    return EXIT_OK
+    said = "interrupted; with resume=true a later run goes on from the last checkpoint"
+    return exit_code(lambda: asyncio.run(run()), interrupted=said)
 
 
 if __name__ == "__main__":

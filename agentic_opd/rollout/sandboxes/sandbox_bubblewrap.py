@@ -3,22 +3,21 @@
 bubblewrap.py says what a command sees and may use. The files lie in a folder of the temporary directory.
 """
 
-import asyncio
 import math
 import os
 import secrets
 import shutil
-import tempfile
 from pathlib import Path
 from typing import Self
 
 from agentic_opd.errors import SandboxError
 from agentic_opd.rollout.sandboxes.bubblewrap import HOST_ENV, PRIVATE_DIRS, Identity, build_argv
 from agentic_opd.rollout.sandboxes.disk import run_within
-from agentic_opd.rollout.sandboxes.leftovers import make_folder, remove_leftovers, remove_tree
+from agentic_opd.rollout.sandboxes.leftovers import remove_leftovers
 from agentic_opd.rollout.sandboxes.limits import Limits
+from agentic_opd.rollout.sandboxes.private_folder import PrivateFolder
 from agentic_opd.rollout.sandboxes.process import CommandResult, run_process
-from agentic_opd.rollout.sandboxes.trial import TRIAL, TRIAL_TIMEOUT_S, not_entered, why_trial_failed
+from agentic_opd.rollout.sandboxes.trial import TRIAL, TRIAL_TIMEOUT_S, why_trial_failed
 
 _INSTALL_HINT = (
     "bubblewrap is not installed: bwrap was not found. Install it with the system's package manager, for example "
@@ -40,28 +39,24 @@ class BubblewrapSandbox:
     def __init__(self, limits: Limits | None = None) -> None:
         self._limits = limits or Limits()
         self._identity = Identity.choose(secrets.randbits(48))
-        self._folder: Path | None = None
+        self._folder = PrivateFolder()
 
     async def __aenter__(self) -> Self:
-        try:
-            self._folder = make_folder()
-            for name in PRIVATE_DIRS:
-                (self._folder / name).mkdir()
-                if self._identity.uid is not None:
-                    os.chown(self._folder / name, self._identity.uid, self._identity.uid)
-        except OSError as error:
-            await self.close()
-            raise SandboxError(f"no work directory can be made in {tempfile.gettempdir()}: {error}") from error
+        await self._folder.make(self._fill)
         return self
+
+    def _fill(self, folder: Path) -> None:
+        for name in PRIVATE_DIRS:
+            (folder / name).mkdir()
+            if self._identity.uid is not None:
+                os.chown(folder / name, self._identity.uid, self._identity.uid)
 
     async def __aexit__(self, *exc_info: object) -> None:
         await self.close()
 
     async def close(self) -> None:
         """Remove the work directory; every command's processes ended with it."""
-        if self._folder is not None:
-            folder, self._folder = self._folder, None
-            await asyncio.shield(asyncio.to_thread(remove_tree, folder))
+        await self._folder.remove()
 
     async def run(self, command: str, timeout_s: float, stdin: bytes | None = None) -> CommandResult:
         """Run a shell command in the work directory; see `Sandbox.run`."""
@@ -85,18 +80,17 @@ class BubblewrapSandbox:
             raise SandboxError(f"bubblewrap does not work here: {why}. {_advice(result.text)}")
 
     async def _run(self, command: str, timeout_s: float, stdin: bytes | None = None) -> CommandResult:
-        if self._folder is None:
-            raise not_entered()
-        (self._folder / "work").chmod(0o755)  # An earlier command may have closed it: bwrap could not enter it then.
+        folder = self._folder.path
+        (folder / "work").chmod(0o755)  # An earlier command may have closed it: bwrap could not enter it then.
         cpu_s = math.ceil(timeout_s) + 1
         running = run_process(
-            build_argv(self._folder, command, cpu_s, self._identity, self._limits),
+            build_argv(folder, command, cpu_s, self._identity, self._limits),
             timeout_s=timeout_s,
             max_output_bytes=self._limits.output_bytes,
             env=HOST_ENV,
             stdin=stdin,
         )
-        return await run_within(running, [self._folder / name for name in PRIVATE_DIRS], self._limits.disk_mb)
+        return await run_within(running, [folder / name for name in PRIVATE_DIRS], self._limits.disk_mb)
 
 
 def _advice(output: str) -> str:

@@ -11,7 +11,6 @@ supervisor defeats this).
 import asyncio
 import contextlib
 import logging
-import tempfile
 from functools import cache
 from pathlib import Path
 from typing import Self
@@ -19,11 +18,12 @@ from typing import Self
 from agentic_opd.errors import SandboxError
 from agentic_opd.rollout.sandboxes.bubblewrap import HOST_ENV, SYSTEM_PATH, host_python
 from agentic_opd.rollout.sandboxes.disk import run_within
-from agentic_opd.rollout.sandboxes.leftovers import make_folder, remove_leftovers, remove_tree
+from agentic_opd.rollout.sandboxes.leftovers import remove_leftovers
 from agentic_opd.rollout.sandboxes.limits import Limits
+from agentic_opd.rollout.sandboxes.private_folder import PrivateFolder
 from agentic_opd.rollout.sandboxes.process import CommandResult, kill_process, start_process
 from agentic_opd.rollout.sandboxes.supervised import FOLDERS, KILLED, job_line, program, read_answer
-from agentic_opd.rollout.sandboxes.trial import TRIAL, TRIAL_TIMEOUT_S, not_entered, why_trial_failed
+from agentic_opd.rollout.sandboxes.trial import TRIAL, TRIAL_TIMEOUT_S, why_trial_failed
 
 _END_S = 15.0
 """Seconds the supervisor may take to end a command's processes."""
@@ -46,18 +46,10 @@ class UnsafeLocalSandbox:
 
     def __init__(self, limits: Limits | None = None) -> None:
         self._limits = limits or Limits()
-        self._folder: Path | None = None
+        self._folder = PrivateFolder()
 
     async def __aenter__(self) -> Self:
-        try:
-            self._folder = make_folder()
-            for name in FOLDERS:
-                (self._folder / name).mkdir()
-            for name in ("python", "python3"):
-                (self._folder / "bin" / name).symlink_to(host_python())
-        except OSError as error:
-            await self.close()
-            raise SandboxError(f"no work directory can be made in {tempfile.gettempdir()}: {error}") from error
+        await self._folder.make(_fill)
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
@@ -65,9 +57,7 @@ class UnsafeLocalSandbox:
 
     async def close(self) -> None:
         """Remove the folder; every command's processes ended with it."""
-        if self._folder is not None:
-            folder, self._folder = self._folder, None
-            await asyncio.shield(asyncio.to_thread(remove_tree, folder))
+        await self._folder.remove()
 
     async def check(self) -> None:
         """Remove what killed runs left and run a trivial command; see `Sandbox.check`."""
@@ -78,13 +68,18 @@ class UnsafeLocalSandbox:
 
     async def run(self, command: str, timeout_s: float, stdin: bytes | None = None) -> CommandResult:
         """Run a shell command in the work directory; see `Sandbox.run`."""
-        if self._folder is None:
-            raise not_entered()
-        folder = str(self._folder)
+        folder = str(self._folder.path)
         path = f"{host_python().parent}:{SYSTEM_PATH}"
         job = job_line(command, timeout_s, stdin, folder=folder, path=path, limits=self._limits)
-        written = [self._folder / name for name in ("work", "tmp", "home")]
+        written = [self._folder.path / name for name in ("work", "tmp", "home")]
         return await run_within(_supervise(job.encode(), timeout_s, folder), written, self._limits.disk_mb)
+
+
+def _fill(folder: Path) -> None:
+    for name in FOLDERS:
+        (folder / name).mkdir()
+    for name in ("python", "python3"):
+        (folder / "bin" / name).symlink_to(host_python())
 
 
 async def _supervise(job: bytes, timeout_s: float, folder: str) -> CommandResult:

@@ -18,7 +18,8 @@ from pydantic import ValidationError
 
 from agentic_opd.concurrency import gather_all
 from agentic_opd.config import DatasetFormat, RolloutConfig
-from agentic_opd.errors import ConfigError, OPDError
+from agentic_opd.errors import ConfigError
+from agentic_opd.exit_codes import EXIT_FAILED, EXIT_OK, EXIT_USAGE, exit_code
 from agentic_opd.rollout.datasets.tasks import load_tasks
 from agentic_opd.rollout.sandboxes.sandbox import SandboxFactory, check_sandbox, sandbox_factory
 from agentic_opd.rollout.verifier.check_report import CheckedTask, CheckProgress, ResultLines
@@ -26,7 +27,6 @@ from agentic_opd.rollout.verifier.given_solutions import Files, GivenSolutions, 
 from agentic_opd.rollout.verifier.verify import SOLUTION_FILE, checks_of, verify
 from agentic_opd.types import Task
 
-EXIT_PASSED, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
 _SHOWN = 20
 
 
@@ -80,14 +80,8 @@ def reference_solutions(tasks: Sequence[Task]) -> GivenSolutions:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     arguments = _parser().parse_args(argv)
-    try:
-        return asyncio.run(_run(arguments))
-    except OPDError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return EXIT_USAGE
-    except (KeyboardInterrupt, asyncio.CancelledError):
-        print("interrupted: the lines of what was checked before are written", file=sys.stderr)
-        return EXIT_INTERRUPTED
+    said = "interrupted: the lines of what was checked before are written"
+    return exit_code(lambda: asyncio.run(_run(arguments)), interrupted=said, on_error=EXIT_USAGE)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -164,7 +158,7 @@ async def _run(arguments: argparse.Namespace) -> int:
         lines.close()
     _say_what_is_missing(tasks, solutions, arguments.solutions, progress)
     print(progress.counts, flush=True)
-    return EXIT_FAILED if progress.failed or solutions.unknown else EXIT_PASSED
+    return EXIT_FAILED if progress.failed or solutions.unknown else EXIT_OK
 
 
 def _config(arguments: argparse.Namespace) -> RolloutConfig:
