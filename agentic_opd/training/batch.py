@@ -82,6 +82,13 @@ class TrainBatch:
         if part:
             yield part, self.rows(part)
 
+    def minibatches(self, count: int, order: torch.Generator) -> list["TrainBatch"]:
+        """All groups, shuffled and dealt into `count` parts of as equal a size as can be; fewer where groups are."""
+        groups = self.groups_B.unique()
+        shuffled = groups[torch.randperm(len(groups), generator=order)]
+        parts = (torch.isin(self.groups_B, part).nonzero()[:, 0] for part in shuffled.tensor_split(count) if len(part))
+        return [self.rows(part.tolist()) for part in parts]
+
     def to(self, device: str | torch.device) -> "TrainBatch":
         """The same on `device`."""
         return TrainBatch(**{field.name: getattr(self, field.name).to(device) for field in fields(self)})

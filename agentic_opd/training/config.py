@@ -47,8 +47,10 @@ class TrainerConfig(BaseModel):
         "bf16 it is 0.25 unless set: what rounding makes of unlikely tokens.",
     )
 
-    total_steps: int = Field(default=100, ge=1, description="Optimizer steps.")
-    batch_size: int = Field(default=32, ge=1, description="Sequences a step; a multiple of the group size.")
+    total_steps: int = Field(default=100, ge=1, description="Batches to train on.")
+    batch_size: int = Field(
+        default=32, ge=1, description="Sequences of a batch, which a step trains on; a multiple of the group size."
+    )
     max_token_len: int = Field(default=16384, ge=16, description="Longest sequence that is taken.")
     micro_tokens: int = Field(
         default=16384, ge=1, description="Padded tokens of one forward pass, a shared prompt not counted."
@@ -58,11 +60,17 @@ class TrainerConfig(BaseModel):
         description="Compute what all sequences of a batch start with once a forward pass, not once a sequence; the "
         "gradient is the same. Not with gradient_checkpointing, nor with models whose layers keep no key-value cache.",
     )
-    updates_per_batch: int = Field(
+    epochs_per_batch: int = Field(
         default=1,
         ge=1,
-        description="Optimizer updates on each batch. More take more from the same rollouts: the divergences' targets "
-        "stay what they are, and the surrogates are clipped.",
+        description="Passes over each batch. More take more from the same rollouts: the divergences' targets stay what "
+        "they are, and the surrogates are clipped.",
+    )
+    minibatches: int = Field(
+        default=1,
+        ge=1,
+        description="Parts of whole groups that each pass cuts the batch into, in an order that the seed decides; each "
+        "is one optimizer update.",
     )
     lr: float = Field(default=1e-5, gt=0, description="Learning rate after the warm-up.")
     warmup_steps: int = Field(default=0, ge=0, description="Steps over which the learning rate rises to lr.")

@@ -1,5 +1,8 @@
 """One optimizer step on one batch: forward passes of its parts, the combined loss, the gradient."""
 
+import math
+from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -55,6 +58,18 @@ def train_step(
     metrics["grad_norm"] = float(torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm))
     optimizer.step()
     return metrics
+
+
+def mean_metrics(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The metrics of several updates as one: counts are added up, `gap_mean` is that of all scored tokens together,
+    and of all else it is the mean over the updates.
+    """
+    result = {
+        name: math.fsum(update.get(name, 0.0) for update in updates) / (1 if name.endswith("_tokens") else len(updates))
+        for name in chain.from_iterable(updates)
+    }
+    gaps = math.fsum(update["gap_mean"] * update["scored_tokens"] for update in updates)
+    return result | {"gap_mean": gaps / max(result["scored_tokens"], 1.0)}
 
 
 def loss_inputs(

@@ -20,13 +20,13 @@ from pydantic import ValidationError
 
 from agentic_opd.errors import ConfigError
 from agentic_opd.exit_codes import EXIT_OK, exit_code
-from agentic_opd.training.batch import make_batch
+from agentic_opd.training.batch import TrainBatch, make_batch
 from agentic_opd.training.checkpoint import load_checkpoint, save_checkpoint
 from agentic_opd.training.client import TrainerClient
 from agentic_opd.training.config import TrainerConfig
 from agentic_opd.training.model import leave_cores_to_others, load_model, pick_device, save_weights
 from agentic_opd.training.push import Probe, WeightPusher
-from agentic_opd.training.step import train_step
+from agentic_opd.training.step import mean_metrics, train_step
 
 logger = logging.getLogger(__name__)
 
@@ -83,11 +83,9 @@ class Trainer:
         batch, lr = make_batch(groups), config.lr_at(self.step)
         for parameters in self.optimizer.param_groups:
             parameters["lr"] = lr
-        updates = [
-            await asyncio.to_thread(train_step, self.model, self.optimizer, batch, config, self.device)
-            for _ in range(config.updates_per_batch)
-        ]
-        metrics = {**updates[0], "loss_last": updates[-1]["loss"], "grad_norm_last": updates[-1]["grad_norm"]}
+        order = torch.Generator().manual_seed(config.seed * 1_000_003 + self.step)
+        epochs = [await self._epoch(batch, order) for _ in range(config.epochs_per_batch)]
+        metrics = {**epochs[0], "loss_last": epochs[-1]["loss"], "grad_norm_last": epochs[-1]["grad_norm"]}
         metrics |= {"lr": lr, "staleness": _staleness(groups, self.step), "score_mean": float(batch.scores_B.mean())}
         metrics |= {"groups": len(groups), "duplicates": self.client.duplicates}
         self.step += 1
@@ -98,6 +96,15 @@ class Trainer:
             if difference is not None:
                 metrics |= {"push_s": time.monotonic() - start, "push_difference": difference}
         self._log(metrics)
+
+    async def _epoch(self, batch: TrainBatch, order: torch.Generator) -> dict[str, float]:
+        """One pass over the batch; each of its minibatches is an update."""
+        parts = batch.minibatches(self.config.minibatches, order)
+        updates = [
+            await asyncio.to_thread(train_step, self.model, self.optimizer, part, self.config, self.device)
+            for part in parts
+        ]
+        return mean_metrics(updates)
 
     def _log(self, metrics: Mapping[str, float]) -> None:
         shown = ("loss", "score_mean", "gap_mean", "scored_tokens", "logprob_drift", "grad_norm", "staleness")

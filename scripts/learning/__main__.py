@@ -30,7 +30,7 @@ from agentic_opd.serving.local import ServerFailedError, local_server
 SWEEP_SEED = 1000
 QUICK = {
     **{"seeds": [0], "rollouts": 32, "points": [0, 32], "eval_samples": 2},
-    **{"batch_sizes": [16], "updates": 2, "lrs": [3e-4]},
+    **{"batch_sizes": [16], "epochs": 2, "minibatches": 2, "lrs": [3e-4]},
 }
 
 
@@ -60,7 +60,8 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--modes", nargs="+", choices=list(MODES), default=list(MODES), help="default: all five")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], help="default: 0 1 2")
     parser.add_argument("--rollouts", type=int, default=256, help="of each run: %(default)s")
-    parser.add_argument("--updates", type=int, default=4, help="optimizer updates on each batch: %(default)s")
+    parser.add_argument("--epochs", type=int, default=4, help="passes over each batch: %(default)s")
+    parser.add_argument("--minibatches", type=int, default=4, help="optimizer updates of each pass: %(default)s")
     parser.add_argument(
         "--points",
         nargs="+",
@@ -90,7 +91,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 def other_settings(args: argparse.Namespace) -> str | None:
     """What forbids to add to the curves of the folder, whose settings are written down; None where nothing does."""
     kept = (
-        *("model", "rollouts", "updates", "points", "eval_samples"),
+        *("model", "rollouts", "epochs", "minibatches", "points", "eval_samples"),
         *("lrs", "lr_schedule", "batch_sizes", "sweep_rollouts"),
     )
     settings = {name: str(value) if isinstance(value := getattr(args, name), Path) else value for name in kept}
@@ -114,7 +115,10 @@ async def experiment(args: argparse.Namespace) -> int:
         local_server(args.model, *trained, log=args.out / "vllm.log", cwd=ROOT) as vllm,
         local_server(args.model, *size, log=args.out / "expert.log", cwd=ROOT) as expert,
     ):
-        laboratory = Laboratory(vllm, expert, args.model, args.out, args.eval_samples, args.updates, args.lr_schedule)
+        laboratory = Laboratory(
+            *(vllm, expert, args.model, args.out, args.eval_samples),
+            *(args.epochs, args.minibatches, args.lr_schedule),
+        )
         work = Work(args, laboratory, Examiner(laboratory))
         try:
             await work.do()

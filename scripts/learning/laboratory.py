@@ -6,6 +6,7 @@ by giving it the first weights again.
 
 import asyncio
 import json
+import os
 import shutil
 import sys
 import time
@@ -32,6 +33,8 @@ MODES = {
 }
 """What each mode changes: the trainer's loss, and the environment's settings."""
 GROUP_SIZE = 4
+THREADS = {"OMP_NUM_THREADS": str(os.cpu_count()), "OMP_WAIT_POLICY": "PASSIVE"}
+"""The trainer may use every core: threads that do not wait in busy loops take nothing from vLLM."""
 PATIENCE_S = 900.0
 """A trainer that says nothing new for so long ends the experiment."""
 
@@ -91,8 +94,10 @@ class Laboratory:
     model: Path
     out: Path
     eval_samples: int
-    updates: int
-    """Optimizer updates on each batch."""
+    epochs: int
+    """Passes over each batch."""
+    minibatches: int
+    """Optimizer updates of each pass."""
     lr_schedule: str
     """Of the trainer."""
 
@@ -135,7 +140,7 @@ class Laboratory:
         with (
             child_process(self.api_command(api), folder / "api.log", cwd=ROOT),
             child_process(self.serve_command(run, api), folder / "serve.log", cwd=ROOT) as serve,
-            child_process(self.trainer_command(run, api, weights), folder / "trainer.log", cwd=ROOT) as trainer,
+            child_process(self.trainer_command(run, api, weights), folder / "trainer.log", THREADS, ROOT) as trainer,
         ):
             metrics, said, since = folder / "metrics.jsonl", 0, time.monotonic()
             while (code := trainer.poll()) is None:
@@ -191,7 +196,8 @@ class Laboratory:
                 "warmup_steps=0",
                 f"lr={run.setting.lr}",
                 f"lr_schedule={self.lr_schedule}",
-                f"updates_per_batch={self.updates}",
+                f"epochs_per_batch={self.epochs}",
+                f"minibatches={self.minibatches}",
                 f"save_every={run.steps}",
                 f"loss={loss}",
             ),

@@ -54,7 +54,7 @@ def test_every_mode_trains_and_is_measured(tmp_path: Path) -> None:
 
     other = learn("--out", str(tmp_path))
     assert other.returncode == 2
-    assert "holds curves of other settings (rollouts 32, updates 2" in other.stderr
+    assert "holds curves of other settings (rollouts 32, epochs 2, minibatches 2" in other.stderr
 
 
 def test_wrong_settings_are_refused() -> None:

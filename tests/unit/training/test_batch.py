@@ -138,3 +138,22 @@ def test_parts_hold_every_sequence_once_and_little_padding() -> None:
     assert sorted(i for indices, _ in batch.indexed_parts(max_tokens=16) for i in indices) == list(range(10))
     assert parts[0].tokens_BT.shape[1] == 3
     assert [part.tokens_BT.shape[0] for _, part in batch.indexed_parts(max_tokens=1)] == [1] * 10
+
+
+def test_minibatches_hold_every_group_once_and_whole_in_an_order_that_is_told() -> None:
+    batch = make_batch([make_group() for _ in range(7)])
+
+    def dealt(count: int, seed: int) -> list[list[int]]:
+        parts = batch.minibatches(count, torch.Generator().manual_seed(seed))
+        return [part.groups_B.tolist() for part in parts]
+
+    parts = dealt(3, seed=1)
+    assert [len(part) for part in parts] == [6, 4, 4]
+    assert sorted(group for part in parts for group in part) == [group for group in range(7) for _ in range(2)]
+    assert all(part.count(group) == 2 for part in parts for group in part)
+    assert dealt(3, seed=1) == parts
+    assert any(dealt(3, seed=seed) != parts for seed in range(2, 6))
+    assert len(dealt(9, seed=1)) == 7
+    (whole,) = batch.minibatches(1, torch.Generator().manual_seed(1))
+    assert torch.equal(whole.tokens_BT, batch.tokens_BT)
+    assert torch.equal(whole.teacher_BTK, batch.teacher_BTK)

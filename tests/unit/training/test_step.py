@@ -10,7 +10,7 @@ from agentic_opd.training.batch import TrainBatch, make_batch
 from agentic_opd.training.config import TrainerConfig
 from agentic_opd.training.losses import LossConfig
 from agentic_opd.training.model import logits_after, logits_of
-from agentic_opd.training.step import train_step
+from agentic_opd.training.step import mean_metrics, train_step
 
 PROMPT = [1, 2, 3, 4, 5, 6]
 
@@ -104,6 +104,15 @@ def test_a_batch_that_teaches_nothing_leaves_the_model() -> None:
     metrics = train_step(model, torch.optim.AdamW(model.parameters()), batch.rows([2, 3]), config, "cpu")
     assert (metrics["loss"], metrics["computed_tokens"], metrics["grad_norm"]) == (0.0, 0.0, 0.0)
     assert all(torch.equal(now, then) for now, then in zip(model.parameters(), before, strict=True))
+
+
+def test_the_metrics_of_several_updates_count_every_token_alike() -> None:
+    few = {"loss": 1.0, "gap_mean": -4.0, "scored_tokens": 1.0, "loss/forward_kl": 1.0}
+    many = {"loss": 3.0, "gap_mean": 0.0, "scored_tokens": 3.0}
+    assert mean_metrics([few, many]) == {"loss": 2.0, "gap_mean": -1.0, "scored_tokens": 4.0, "loss/forward_kl": 0.5}
+    assert mean_metrics([few]) == few
+    nothing = {"gap_mean": 0.0, "scored_tokens": 0.0}
+    assert mean_metrics([nothing, nothing]) == nothing
 
 
 def test_logits_after_a_prompt_are_those_of_the_whole() -> None:
