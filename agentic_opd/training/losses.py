@@ -5,7 +5,7 @@ takes a mask [B, T] and returns a value for each position [B, T] that is exactly
 the mask is False; `mean_of` makes a scalar of it. Logprobs are in nats. `student` carries the gradient.
 
 Sources: OpenClaw-RL (arXiv 2603.10165), SDFT (2601.19897), SDPO (2601.20802), GRPO (2402.03300), DAPO (2503.14476) for
-the two clip bounds, truncated importance sampling as in IMPALA (1802.01561).
+the two clip bounds, truncated importance sampling as V-trace in IMPALA (1802.01561).
 """
 
 import math
@@ -14,6 +14,7 @@ from functools import partial
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from agentic_opd.training.logprobs import wide
 
@@ -151,14 +152,24 @@ def group_advantages(scores_B: Tensor, groups_B: Tensor, *, divide_by_std: bool 
 # ------------------------------------------------------------------------------------------------------------ staleness
 
 
-def importance_weights(student_BT: Tensor, old_BT: Tensor, mask_BT: Tensor, cap: float = 2.0) -> Tensor:
-    """min(exp(student - old), cap) of the sampled token, no gradient, [B, T]; 1 outside of the mask.
+def importance_weights(student_BT: Tensor, old_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """Product of min(exp(student - old), 1) over the turn's earlier tokens, no gradient, [B, T]; 1 outside of the mask.
 
-    What a loss without a ratio of its own (the divergences) is weighted with when rollouts are stale: positions that
-    today's policy would hardly reach count less, and none counts more than `cap` times.
+    What the divergences are weighted with, which are means over the states that the policy reaches: how much of its
+    chance to reach this one today's policy has kept. The position's own token has no part in it: with its ratio, the
+    loss would fade just where the policy learns to sample another token. Each ratio is truncated at 1, as in V-trace
+    (IMPALA), so that a product over hundreds of tokens stays bounded.
+
+    Args:
+        student_BT: The policy's logprob of the sampled token now.
+        old_BT: The engine's logprob when it was sampled (`inference_logprobs`).
+        mask_BT: Scored positions; those that follow one another are a turn.
     """
-    ratio = torch.where(mask_BT, student_BT - old_BT, 0.0).detach().exp()
-    return ratio.clamp_max(cap)
+    kept = torch.where(mask_BT, student_BT - old_BT, 0.0).detach().clamp_max(0.0)
+    before = kept.cumsum(1) - kept
+    starts = mask_BT & ~pad(mask_BT[:, :-1], (1, 0))
+    before_turn = torch.where(starts, before, 0.0).cummin(1).values
+    return torch.where(mask_BT, (before - before_turn).clamp_max(0.0).exp(), 1.0)
 
 
 # ------------------------------------------------------------------------------------------------------------- combined
@@ -177,7 +188,6 @@ class LossConfig:
     beta: float = 0.5
     clip_low: float = 0.2
     clip_high: float = 0.2
-    importance_cap: float = 2.0
     route_by_turn: bool = True
     """GRPO applies to turns without a hint only; off, it applies to all sampled tokens."""
     divide_by_std: bool = True
@@ -186,8 +196,8 @@ class LossConfig:
         weights = (self.token_advantage, self.forward_kl, self.reverse_kl, self.jensen_shannon, self.grpo)
         if min(weights) < 0 or max(weights) == 0:
             raise ValueError(f"loss weights must not be negative, and one must be above 0, got {weights}")
-        if min(self.gap_clip, self.importance_cap) <= 0 or not 0 < self.beta < 1:
-            raise ValueError("gap_clip and importance_cap must be above 0, beta between 0 and 1")
+        if self.gap_clip <= 0 or not 0 < self.beta < 1:
+            raise ValueError("gap_clip must be above 0, beta between 0 and 1")
 
 
 def trained_positions(config: LossConfig, sampled_BT: Tensor, scored_BT: Tensor, advantages_B: Tensor) -> Tensor:
@@ -234,7 +244,7 @@ def combined_loss(
     """
     scored_BT = inputs.entries_BTK.any(-1) & inputs.sampled_BT
     entries = inputs.entries_BTK & scored_BT[..., None]
-    weights = importance_weights(inputs.student_BT, inputs.old_BT, scored_BT, config.importance_cap)
+    weights = importance_weights(inputs.student_BT, inputs.old_BT, scored_BT)
     clips = (config.clip_low, config.clip_high)
     rows = (inputs.student_BTK, inputs.teacher_BTK, entries)
     parts: dict[str, tuple[float, Tensor]] = {}

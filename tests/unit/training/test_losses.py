@@ -1,5 +1,7 @@
 """The losses against dense formulas and finite differences; unscored positions add exactly nothing."""
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
@@ -228,10 +230,23 @@ def test_group_advantages_compare_within_a_group_only() -> None:
     assert group_advantages(scores, groups, divide_by_std=False).tolist() == [0.5, -0.5, 0.0, 0.0, 0.5, -0.5]
 
 
-def test_importance_weights_are_truncated() -> None:
-    student, old = torch.tensor([[0.0, -3.0, 0.0]]), torch.tensor([[-3.0, -2.0, 1.0]])
-    weights = importance_weights(student, old, torch.tensor([[True, True, False]]), cap=2.0)
-    assert weights.tolist() == [[2.0, pytest.approx(0.3679, abs=1e-4), 1.0]]
+def test_importance_weights_are_those_of_the_turns_earlier_tokens() -> None:
+    """Two turns of three tokens. In the first the second token became e times rarer, the first one twice as likely."""
+    now = torch.tensor([[9.0, -0.3, -2.0, -1.0, 9.0, -1.5, -1.0, -2.5, 9.0]], requires_grad=True)
+    old = torch.tensor([[0.0, -1.0, -1.0, -1.0, 0.0, -1.0, -1.0, -1.0, 0.0]])
+    turns = torch.tensor([[False, True, True, True, False, True, True, True, False]])
+    weights = importance_weights(now, old, turns)
+    expected = [1.0, 1.0, 1.0, math.exp(-1.0), 1.0, 1.0, math.exp(-0.5), math.exp(-0.5), 1.0]
+    assert weights[0].tolist() == pytest.approx(expected, abs=1e-6)
+    assert not weights.requires_grad
+
+
+def test_a_token_that_was_learned_away_keeps_its_own_weight_and_takes_that_of_what_follows() -> None:
+    old = torch.full((1, 4), -0.1)
+    now = torch.tensor([[-0.1, -20.0, -0.1, -0.1]])
+    weights = importance_weights(now, old, torch.ones(1, 4, dtype=torch.bool))
+    assert weights[0, :2].tolist() == [1.0, 1.0]
+    assert float(weights[0, 2:].max()) < 1e-8
 
 
 def test_mean_of_divides_by_what_counts() -> None:
