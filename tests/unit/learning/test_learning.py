@@ -96,7 +96,7 @@ def test_curves_survive_the_file_and_are_drawn(tmp_path: Path) -> None:
 
 def test_modes_differ_in_what_they_name_and_nothing_else() -> None:
     run = laboratory.Run("wrong-hint", 3, laboratory.Setting(1e-3, 32), 256)
-    place = laboratory.Laboratory(FakeServer(2), FakeServer(3), Path("policy"), Path("out"), 16, 4, "linear")
+    place = laboratory.Laboratory(FakeServer(2), FakeServer(3), Path("policy"), Path("out"), 16, 4, 2, "linear")
     commands = {mode: place.serve_command(run._replace(mode=mode), "http://127.0.0.1:1") for mode in laboratory.MODES}
     plain = commands["opd"]
     assert commands["opd+grpo"] == plain
