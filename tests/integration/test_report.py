@@ -102,7 +102,8 @@ def test_what_the_model_saw_and_said_is_all_there(report: Report, groups: list[d
     assert said == tokenizer.decode(group["tokens"][0][slice(*first["span"])])
     assert report.texts("#turn-0 .verdict .chip") == [first["outcome"].replace("_", " ")]
     answer = next(message for message in group["messages"][0] if message["role"] == "tool")
-    assert answer["content"] in report.page.locator(".r-tool pre").first.evaluate("element => element.textContent")
+    shown = report.page.locator(".r-tool pre").first.evaluate("element => element.textContent")
+    assert answer["content"].rstrip("\n") in shown
     votes = report.page.locator("#turn-0 .votes")
     votes.locator("summary").click()
     assert votes.locator("pre").all_inner_texts() == [vote["text"] for vote in first["votes"]]
