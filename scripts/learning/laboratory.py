@@ -34,7 +34,7 @@ MODES = {
 """What each mode changes: the trainer's loss, and the environment's settings."""
 GROUP_SIZE = 4
 THREADS = {"OMP_NUM_THREADS": str(os.cpu_count()), "OMP_WAIT_POLICY": "PASSIVE"}
-"""The trainer may use every core: threads that do not wait in busy loops take nothing from vLLM."""
+"""The trainer may use every core: threads that do not wait in busy loops take little from vLLM."""
 PATIENCE_S = 900.0
 """A trainer that says nothing new for so long ends the experiment."""
 
