@@ -30,7 +30,7 @@ from agentic_opd.serving.local import ServerFailedError, local_server
 SWEEP_SEED = 1000
 QUICK = {
     **{"seeds": [0], "rollouts": 32, "points": [0, 32], "eval_samples": 2},
-    **{"batch_sizes": [16], "epochs": 2, "minibatches": 2, "lrs": [3e-4]},
+    **{"batch_sizes": [16], "epochs": 1, "minibatches": 1, "lrs": [3e-4]},
 }
 
 

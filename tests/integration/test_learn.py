@@ -44,9 +44,9 @@ def test_every_mode_trains_and_is_measured(tmp_path: Path) -> None:
     assert all(step["scored_tokens"] == 0 for step in rows["grpo"])
     for mode in ("opd", "opd+grpo", "no-hint"):
         assert sum(step["scored_tokens"] for step in rows[mode]) > 0
-    # Without a hint the teacher is the student, with one it is not. The second minibatch is after a first update.
+    # Without a hint the teacher is the student, with one it is not.
     assert abs(rows["no-hint"][0]["gap_mean"]) < 1e-3 < abs(rows["opd"][0]["gap_mean"])
-    assert rows["no-hint"][0]["grad_norm"] < 0.2 * rows["opd"][0]["grad_norm"]
+    assert rows["no-hint"][0]["grad_norm"] < 1e-2 * rows["opd"][0]["grad_norm"]
 
     again = learn("--quick", "--out", str(tmp_path))
     assert again.returncode == 0, again.stderr
@@ -54,7 +54,7 @@ def test_every_mode_trains_and_is_measured(tmp_path: Path) -> None:
 
     other = learn("--out", str(tmp_path))
     assert other.returncode == 2
-    assert "holds curves of other settings (rollouts 32, epochs 2, minibatches 2" in other.stderr
+    assert "holds curves of other settings (rollouts 32, epochs 1, minibatches 1" in other.stderr
 
 
 def test_wrong_settings_are_refused() -> None:
