@@ -4,7 +4,7 @@
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from pydantic import BaseModel
@@ -16,6 +16,8 @@ from agentic_opd.flags import shown_default, sorted_settings, value_kind
 from agentic_opd.metric import Metric
 from agentic_opd.rollout.metrics import TRAIN_METRICS
 from agentic_opd.setting_groups import NO_EFFECT
+from agentic_opd.training.config import all_settings
+from agentic_opd.training.metrics import TRAINER_METRICS
 
 _MADE = "<!-- Made by python -m agentic_opd.doc_pages; edit the descriptions in the code instead. -->"
 
@@ -23,6 +25,7 @@ METRIC_TABLES: dict[str, tuple[Metric, ...]] = {
     "Rollouts": TRAIN_METRICS,
     "Distillation": OPD_METRICS,
     "Evaluation": EVAL_METRICS,
+    "The reference trainer": TRAINER_METRICS,
 }
 
 _METRICS_INTRO = """\
@@ -34,13 +37,21 @@ what came in since the last one; at its end it logs what came in after the last 
 that is continued goes on in the same file; `evaluate` writes `metrics.json`.
 
 What has nothing to be computed from is left out: a step without a scored token has no `opd/gap_mean`, and it is not 0.
-The reference trainer's own metrics are in [closing_the_loop.md](closing_the_loop.md)."""
+
+The reference trainer writes its own, the last table, to `metrics.jsonl` in its `output_dir`, and to Weights & Biases
+with `train/` in front."""
 
 _CONFIGURATION_INTRO = """\
 Each setting can stand in the YAML file (`--config FILE`, sections `env` and `openai`) or on the command line
 (`--env.group_size 8`, `--openai.base_url http://127.0.0.1:8000/v1`). Flags go over the file, the file over the
 defaults. Every wrong setting is named at once, with the nearest real name; `agentic-opd doctor` with the same settings
 checks the whole set-up. Several policy servers are a list below `openai`, in the file only."""
+
+
+_TRAINER_INTRO = """\
+The trainer has a file of its own: `python -m agentic_opd.training.trainer --config FILE NAME=VALUE ...`. It holds these
+names, without a section; pairs on the command line go over it, as in `lr=1e-4 loss.grpo=0.5`.
+[losses.md](losses.md) says what the parts of the loss are."""
 
 
 def pages() -> dict[Path, str]:
@@ -64,8 +75,8 @@ def configuration_page() -> str:
     parts = ["# Configuration", _MADE, _CONFIGURATION_INTRO]
     for title, prefix, names in sorted_settings(models, mode=None):
         if title:
-            rows = [_setting_row(models[prefix], prefix, name) for name in names]
-            parts += [f"## {title}", "\n".join(["| setting | value | default | what |", "|---|---|---|---|", *rows])]
+            parts += [f"## {title}", _settings_table((f"{prefix}.{name}", models[prefix], name) for name in names)]
+    parts += ["## The reference trainer", _TRAINER_INTRO, _settings_table(all_settings())]
     idle = ", ".join(f"`{prefix}.{name}`" for prefix, names in NO_EFFECT.items() for name in sorted(names))
     parts += [
         "## Without effect",
@@ -75,17 +86,16 @@ def configuration_page() -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _setting_row(defaults: BaseModel, prefix: str, name: str) -> str:
-    info = type(defaults).model_fields[name]
-    default = shown_default(defaults, name)
-    cells = (
-        f"`{prefix}.{name}`",
-        f"`{value_kind(info.annotation)}`",
-        default if default == "unset" else f"`{default}`",
-        info.description or "",
-    )
-    escaped = [cell.replace("|", "\\|") for cell in cells]
-    return f"| {' | '.join(escaped)} |"
+def _settings_table(settings: Iterable[tuple[str, BaseModel, str]]) -> str:
+    """A row for each setting, given as how it is written, the defaults that it is one of, and its name in there."""
+    rows: list[str] = []
+    for written, defaults, name in settings:
+        info, default = type(defaults).model_fields[name], shown_default(defaults, name)
+        shown = default if default in ("unset", "needed") else f"`{default}`"
+        cells = (f"`{written}`", f"`{value_kind(info.annotation)}`", shown, info.description or "")
+        escaped = [cell.replace("|", "\\|") for cell in cells]
+        rows.append(f"| {' | '.join(escaped)} |")
+    return "\n".join(["| setting | value | default | what |", "|---|---|---|---|", *rows])
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -81,12 +81,18 @@ def describe(defaults: BaseModel, name: str) -> str:
     """What a setting is, and its default."""
     text = (type(defaults).model_fields[name].description or "").rstrip(".")
     default = shown_default(defaults, name)
+    if default == "needed":
+        return f"{text} (needed)"
     return text if "Unset:" in text and default == "unset" else f"{text} (default: {default})".lstrip()
 
 
 def shown_default(defaults: BaseModel, name: str) -> str:
     """The default as a person writes it; a secret is not shown."""
+    if type(defaults).model_fields[name].is_required():
+        return "needed"
     default = getattr(defaults, name)
+    if isinstance(default, BaseModel):
+        default = default.model_dump(exclude_unset=True)
     if isinstance(default, SecretStr):
         return "hidden"
     if isinstance(default, Enum):
@@ -99,8 +105,12 @@ def shown_default(defaults: BaseModel, name: str) -> str:
 def value_kind(annotation: Any) -> str:
     """What a flag's value looks like."""
     kinds = [kind for kind in get_args(annotation) or (annotation,) if kind is not type(None)]
-    if get_origin(annotation) is dict:
+    if get_origin(annotation) is dict or (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
         return "{KEY: VALUE}"
+    if hasattr(annotation, "__metadata__"):
+        return "URL"
+    if get_origin(annotation) in (list, tuple):
+        return f"[{value_kind(kinds[0])}, ...]"
     if all(isinstance(kind, str) for kind in kinds):
         return "{" + ",".join(kinds) + "}"
     kind = kinds[0]

@@ -59,16 +59,49 @@ def read_settings(
         if server is not None and not server.api_key:
             server.api_key = os.environ.get("VLLM_API_KEY", "")
     if wrong:
-        raise ConfigError("settings are wrong:\n" + "\n".join(f"  - {line}" for line in dict.fromkeys(wrong)))
+        raise refusal(wrong)
     idle = {f"env.{name}" for name in NO_EFFECT["env"] & env_values.keys()}
     idle |= {f"openai.{name}" for row in server_values for name in NO_EFFECT["openai"] & row.keys()}
     return Settings(env, servers, tuple(sorted(idle)))
 
 
+def refusal(wrong: Sequence[str]) -> ConfigError:
+    """The error that names each thing that is wrong."""
+    return ConfigError("settings are wrong:\n" + "\n".join(f"  - {line}" for line in dict.fromkeys(wrong)))
+
+
+def read_yaml(path: Path, holds: str) -> dict[str, Any]:
+    """What a file of settings holds; `holds` is what the error says that it should.
+
+    Raises:
+        ConfigError: it can't be read, or does not hold names and values.
+    """
+    try:
+        data = yaml.safe_load(path.read_text()) or {}
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"the file {str(path)!r} can't be read: {error}") from error
+    if not isinstance(data, dict):
+        raise ConfigError(f"the file {str(path)!r} must hold {holds}, got {type(data).__name__}")
+    return cast(dict[str, Any], data)
+
+
+def wrong_values(error: ValidationError, section: str = "", known: Sequence[str] = ()) -> list[str]:
+    """What is wrong with each setting and what it was; of secrets, only what is wrong. `known` are all real names."""
+    lines: list[str] = []
+    for entry in error.errors(include_url=False, include_context=False):
+        where = ".".join([*filter(None, [section]), *(str(part) for part in entry["loc"])])
+        if entry["type"] == "extra_forbidden":
+            lines.append(f"{where} is unknown{nearest(where, known)}")
+            continue
+        got = "" if not entry["loc"] or "key" in where else f", got {entry['input']!r}"
+        lines.append(f"{where or 'settings'}: {entry['msg'].removeprefix('Value error, ')}{got}")
+    return lines
+
+
 def _sections(path: Path | None, wrong: list[str]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The file's settings of the environment, and of each server: one without settings where the file names none."""
     try:
-        sections = _read_yaml(path) if path else {}
+        sections = read_yaml(path, "the sections env and openai") if path else {}
     except ConfigError as error:
         wrong.append(str(error))
         sections = {}
@@ -88,24 +121,11 @@ def _own_values(defaults: BaseModel) -> dict[str, Any]:
     return {name: getattr(defaults, name) for name in type(defaults).model_fields}
 
 
-def _read_yaml(path: Path) -> dict[str, Any]:
-    try:
-        data = yaml.safe_load(path.read_text()) or {}
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"the file {str(path)!r} can't be read: {error}") from error
-    if not isinstance(data, dict):
-        raise ConfigError(f"the file {str(path)!r} must hold the sections env and openai, got {type(data).__name__}")
-    return cast(dict[str, Any], data)
-
-
 def _validate(model: type[BaseModel], section: str, values: dict[str, Any], wrong: list[str]) -> Any:
     known = list(model.model_fields)
     wrong += [f"{section}.{name} is unknown{nearest(name, known)}" for name in values if name not in known]
     try:
         return model.model_validate({name: value for name, value in values.items() if name in known})
     except ValidationError as error:
-        for entry in error.errors(include_url=False, include_context=False):
-            where = ".".join([section, *(str(part) for part in entry["loc"])])
-            got = "" if not entry["loc"] or "key" in where else f", got {entry['input']!r}"
-            wrong.append(f"{where}: {entry['msg'].removeprefix('Value error, ')}{got}")
+        wrong += wrong_values(error, section)
     return None

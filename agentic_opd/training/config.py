@@ -1,13 +1,46 @@
-"""Settings of the reference trainer."""
+"""Settings of the reference trainer: what they are, and how a file and the command line give them. Without torch."""
 
 import math
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
 
 from agentic_opd.config import Url
-from agentic_opd.training.losses import LossConfig
+from agentic_opd.settings import read_yaml, refusal, wrong_values
+
+
+class LossConfig(BaseModel):
+    """Weights and bounds of the combined loss; a weight of 0 leaves a part out."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    token_advantage: float = Field(
+        default=0.0, ge=0, description="Weight of the clipped surrogate on teacher - student at the sampled token."
+    )
+    forward_kl: float = Field(default=0.0, ge=0, description="Weight of KL(teacher || student) over the top K.")
+    reverse_kl: float = Field(default=0.0, ge=0, description="Weight of KL(student || teacher) over the top K.")
+    jensen_shannon: float = Field(default=0.0, ge=0, description="Weight of the mix of both.")
+    grpo: float = Field(default=0.0, ge=0, description="Weight of GRPO on the scores.")
+    gap_clip: float = Field(default=5.0, gt=0, description="token_advantage: largest gap in nats.")
+    beta: float = Field(default=0.5, gt=0, lt=1, description="jensen_shannon: the teacher's share of the mixture.")
+    clip_low: float = Field(default=0.2, ge=0, le=1, description="Surrogates: how far below 1 the ratio may fall.")
+    clip_high: float = Field(default=0.2, ge=0, description="Surrogates: how far above 1 the ratio may rise.")
+    route_by_turn: bool = Field(
+        default=True,
+        description="GRPO applies to turns without a hint only; false: to all sampled tokens.",
+    )
+    divide_by_std: bool = Field(
+        default=True, description="GRPO: divide advantages by the standard deviation of the group's scores."
+    )
+
+    @model_validator(mode="after")
+    def _check_weights(self) -> "LossConfig":
+        if not any((self.token_advantage, self.forward_kl, self.reverse_kl, self.jensen_shannon, self.grpo)):
+            raise ValueError("one of the loss weights must be above 0")
+        return self
 
 
 class TrainerConfig(BaseModel):
@@ -20,7 +53,7 @@ class TrainerConfig(BaseModel):
     resume: bool = Field(default=False, description="Continue from the last checkpoint in output_dir.")
     device: str = Field(default="auto", description="cuda, cpu, or auto: cuda where there is one.")
     precision: Literal["fp32", "bf16"] = Field(default="fp32", description="Of the forward pass; weights stay float32.")
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, description="Of the order of minibatches, and of new adapters' weights.")
 
     api_url: Url = Field(default="http://127.0.0.1:8001", description="The trajectory API (run-api).")
     vllm_urls: list[Url] = Field(
@@ -78,17 +111,20 @@ class TrainerConfig(BaseModel):
         default="constant",
         description="After the warm-up: stay at lr, or fall towards 0 at total_steps in a line or half a cosine.",
     )
-    weight_decay: float = Field(default=0.0, ge=0)
-    adam_betas: tuple[float, float] = (0.9, 0.98)
-    max_grad_norm: float = Field(default=1.0, gt=0)
+    weight_decay: float = Field(default=0.0, ge=0, description="Of AdamW.")
+    adam_betas: tuple[float, float] = Field(default=(0.9, 0.98), description="Of AdamW.")
+    max_grad_norm: float = Field(default=1.0, gt=0, description="Gradients are scaled down to this norm.")
     lora_rank: int | None = Field(default=None, ge=1, description="Train adapters of this rank with peft.")
     gradient_checkpointing: bool = Field(default=False, description="Trade time for memory.")
-    loss: LossConfig = Field(default_factory=lambda: LossConfig(token_advantage=1.0, grpo=1.0))
+    loss: LossConfig = Field(
+        default_factory=lambda: LossConfig(token_advantage=1.0, grpo=1.0),
+        description="The parts of the loss. Where any is given, the defaults of all others are those below.",
+    )
 
     save_every: int = Field(default=50, ge=1, description="Steps between two checkpoints that a run resumes from.")
-    use_wandb: bool = False
-    wandb_project: str = "agentic_opd"
-    wandb_group: str = "agentic_opd"
+    use_wandb: bool = Field(default=False, description="Log metrics to Weights & Biases too.")
+    wandb_project: str = Field(default="agentic_opd", description="Project there.")
+    wandb_group: str = Field(default="agentic_opd", description="Group of runs there.")
 
     def lr_at(self, step: int) -> float:
         """The learning rate of a step, counted from 0."""
@@ -107,3 +143,43 @@ class TrainerConfig(BaseModel):
         if self.gradient_checkpointing and self.share_prompt:
             raise ValueError("gradient_checkpointing keeps no cache to share a prompt with: set share_prompt to false")
         return self
+
+
+def all_settings() -> Iterator[tuple[str, BaseModel, str]]:
+    """Each setting as it is written on the command line, the defaults that it is one of, and its name in there."""
+    defaults = TrainerConfig(model="")
+    yield from ((name, defaults, name) for name in TrainerConfig.model_fields)
+    yield from ((f"loss.{name}", LossConfig.model_construct(), name) for name in LossConfig.model_fields)
+
+
+def read_config(path: Path, changes: Sequence[str]) -> TrainerConfig:
+    """The settings of a YAML file, changed by `name=value` pairs (`loss.grpo=0.5` reaches inside).
+
+    Raises:
+        ConfigError: names every wrong setting.
+    """
+    values = read_yaml(path, "settings")
+    wrong: list[str] = []
+    for change in changes:
+        name, given, text = change.partition("=")
+        if not given:
+            wrong.append(f"{change!r} is not name=value")
+            continue
+        *outer, last = name.split(".")
+        place = values
+        for part in outer:
+            if not isinstance(place.get(part), dict):
+                place[part] = {}
+            place = place[part]
+        try:
+            place[last] = yaml.safe_load(text)
+        except yaml.YAMLError:
+            place[last] = text
+    known = [name for name, _, _ in all_settings()]
+    try:
+        config = TrainerConfig.model_validate(values)
+    except ValidationError as error:
+        raise refusal([*wrong, *wrong_values(error, known=known)]) from error
+    if wrong:
+        raise refusal(wrong)
+    return config

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from agentic_opd.training.config import LossConfig
 from agentic_opd.training.logprobs import wide
 
 _LEAST_TAIL = 1e-6
@@ -173,31 +174,6 @@ def importance_weights(student_BT: Tensor, old_BT: Tensor, mask_BT: Tensor) -> T
 
 
 # ------------------------------------------------------------------------------------------------------------- combined
-
-
-@dataclass(frozen=True, slots=True)
-class LossConfig:
-    """Weights and bounds of the combined loss; a weight of 0 leaves a part out."""
-
-    token_advantage: float = 0.0
-    forward_kl: float = 0.0
-    reverse_kl: float = 0.0
-    jensen_shannon: float = 0.0
-    grpo: float = 0.0
-    gap_clip: float = 5.0
-    beta: float = 0.5
-    clip_low: float = 0.2
-    clip_high: float = 0.2
-    route_by_turn: bool = True
-    """GRPO applies to turns without a hint only; off, it applies to all sampled tokens."""
-    divide_by_std: bool = True
-
-    def __post_init__(self) -> None:
-        weights = (self.token_advantage, self.forward_kl, self.reverse_kl, self.jensen_shannon, self.grpo)
-        if min(weights) < 0 or max(weights) == 0:
-            raise ValueError(f"loss weights must not be negative, and one must be above 0, got {weights}")
-        if self.gap_clip <= 0 or not 0 < self.beta < 1:
-            raise ValueError("gap_clip must be above 0, beta between 0 and 1")
 
 
 def trained_positions(config: LossConfig, sampled_BT: Tensor, scored_BT: Tensor, advantages_B: Tensor) -> Tensor:

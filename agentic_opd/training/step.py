@@ -21,15 +21,8 @@ def train_step(
     the end of a sequence after its last trained token. A batch without any leaves the model as it is.
 
     Returns:
-        Metrics of the step:
-            loss, loss/<part>: as `combined_loss` gives them.
-            grad_norm: before clipping.
-            sampled_tokens, scored_tokens: counts.
-            computed_tokens: positions that the model was run on, padding and the shared prompt not counted.
-            gap_mean: mean of teacher - student (nats) at scored tokens.
-            logprob_drift: mean |now - when sampled| (nats) at sampled tokens, as far as they were computed: how
-                stale the batch is. With fresh weights it is the difference between the engine's numerics and the
-                trainer's.
+        Metrics of the update, as metrics.py describes them: loss and its parts, grad_norm, gap_mean, logprob_drift,
+        and the counts of tokens.
     """
     advantages_B = group_advantages(batch.scores_B, batch.groups_B, divide_by_std=config.loss.divide_by_std)
     scored, sampled = batch.scored_BT & batch.sampled_BT, batch.sampled_BT
@@ -37,24 +30,27 @@ def train_step(
     trained = trained_positions(config.loss, sampled, scored, advantages_B)
     ends_B = (trained * torch.arange(1, trained.shape[1] + 1)).amax(1)
     computed = batch.before(ends_B)
-    metrics = {"loss": 0.0, "logprob_drift": 0.0, "scored_tokens": counts[0], "sampled_tokens": counts[1]}
-    gaps = torch.where(scored, batch.teacher_BTK[..., 0] - batch.old_BT, 0.0)
-    metrics["gap_mean"] = float(gaps.sum()) / max(counts[0], 1.0)
+    metrics = {"loss": 0.0, "scored_tokens": counts[0], "sampled_tokens": counts[1]}
+    if counts[0]:
+        gaps = torch.where(scored, batch.teacher_BTK[..., 0] - batch.old_BT, 0.0)
+        metrics["gap_mean"] = float(gaps.sum()) / counts[0]
     optimizer.zero_grad(set_to_none=True)
     shared = batch.common_prompt if config.share_prompt else 0
     prompt_P = batch.tokens_BT[0, :shared].to(device)
-    rest, drifting = computed.after(shared), max(float(computed.sampled_BT.sum()), 1.0)
+    rest, drift = computed.after(shared), 0.0
     metrics["computed_tokens"] = float(rest.attended_BT.sum())
     for indices, cpu_part in rest.indexed_parts(config.micro_tokens):
         part = cpu_part.to(device)
         inputs = loss_inputs(model, prompt_P, part, advantages_B[indices].to(device), config.precision)
         loss, parts = combined_loss(inputs, config.loss, *counts)
         loss.backward()
-        drift = torch.where(part.sampled_BT, (inputs.student_BT.detach() - part.old_BT).abs(), 0.0)
+        moved = torch.where(part.sampled_BT, (inputs.student_BT.detach() - part.old_BT).abs(), 0.0)
+        drift += float(moved.sum())
         metrics["loss"] += float(loss.detach())
-        metrics["logprob_drift"] += float(drift.sum()) / drifting
         for name, value in parts.items():
             metrics[f"loss/{name}"] = metrics.get(f"loss/{name}", 0.0) + value
+    if drifting := float(computed.sampled_BT.sum()):
+        metrics["logprob_drift"] = drift / drifting
     metrics["grad_norm"] = float(torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm))
     optimizer.step()
     return metrics
@@ -62,14 +58,19 @@ def train_step(
 
 def mean_metrics(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """The metrics of several updates as one: counts are added up, `gap_mean` is that of all scored tokens together,
-    and of all else it is the mean over the updates.
+    `logprob_drift` the mean over the updates that have one, and all else the mean over all updates.
     """
+    size = len(updates)
     result = {
-        name: math.fsum(update.get(name, 0.0) for update in updates) / (1 if name.endswith("_tokens") else len(updates))
+        name: math.fsum(update.get(name, 0.0) for update in updates) / (1 if name.endswith("_tokens") else size)
         for name in chain.from_iterable(updates)
     }
-    gaps = math.fsum(update["gap_mean"] * update["scored_tokens"] for update in updates)
-    return result | {"gap_mean": gaps / max(result["scored_tokens"], 1.0)}
+    if "gap_mean" in result:
+        gaps = math.fsum(update.get("gap_mean", 0.0) * update["scored_tokens"] for update in updates)
+        result["gap_mean"] = gaps / result["scored_tokens"]
+    if "logprob_drift" in result:
+        result["logprob_drift"] *= size / sum("logprob_drift" in update for update in updates)
+    return result
 
 
 def loss_inputs(

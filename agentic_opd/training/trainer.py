@@ -9,21 +9,20 @@ import json
 import logging
 import signal
 import sys
+import textwrap
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
-import yaml
-from pydantic import ValidationError
 
-from agentic_opd.errors import ConfigError
 from agentic_opd.exit_codes import EXIT_OK, exit_code
+from agentic_opd.flags import HelpFormatter, describe, value_kind
 from agentic_opd.training.batch import TrainBatch, make_batch
 from agentic_opd.training.checkpoint import load_checkpoint, save_checkpoint
 from agentic_opd.training.client import TrainerClient
-from agentic_opd.training.config import TrainerConfig
+from agentic_opd.training.config import TrainerConfig, all_settings, read_config
 from agentic_opd.training.model import leave_cores_to_others, load_model, pick_device, save_weights
 from agentic_opd.training.push import Probe, WeightPusher
 from agentic_opd.training.step import mean_metrics, train_step
@@ -86,7 +85,7 @@ class Trainer:
         order = torch.Generator().manual_seed(config.seed * 1_000_003 + self.step)
         epochs = [await self._epoch(batch, order) for _ in range(config.epochs_per_batch)]
         metrics = {**epochs[0], "loss_last": epochs[-1]["loss"], "grad_norm_last": epochs[-1]["grad_norm"]}
-        metrics |= {"lr": lr, "staleness": _staleness(groups, self.step), "score_mean": float(batch.scores_B.mean())}
+        metrics |= {"lr": lr, "score_mean": float(batch.scores_B.mean()), **_staleness(groups, self.step)}
         metrics |= {"groups": len(groups), "duplicates": self.client.duplicates}
         self.step += 1
         metrics["step_s"] = time.monotonic() - start
@@ -108,7 +107,7 @@ class Trainer:
 
     def _log(self, metrics: Mapping[str, float]) -> None:
         shown = ("loss", "score_mean", "gap_mean", "scored_tokens", "logprob_drift", "grad_norm", "staleness")
-        line = ", ".join(f"{name} {metrics[name]:.4g}" for name in shown)
+        line = ", ".join(f"{name} {metrics[name]:.4g}" for name in shown if name in metrics)
         logger.info("step %d of %d: %s", self.step, self.config.total_steps, line)
         with (self.config.output_dir / "metrics.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps({"step": self.step, **metrics}) + "\n")
@@ -124,44 +123,34 @@ class Trainer:
             wandb.log({f"train/{name}": value for name, value in metrics.items()}, step=self.step)
 
 
-def _staleness(groups: Sequence[Mapping[str, Any]], version: int) -> float:
-    """Mean number of weight versions that the batch's sequences are behind; 0 where groups do not say."""
+def _staleness(groups: Sequence[Mapping[str, Any]], version: int) -> dict[str, float]:
+    """Mean number of weight versions that the batch's sequences are behind; nothing where no group says."""
     behind = [
-        float(version - group["group_overrides"]["weight_version"])
+        version - group["group_overrides"]["weight_version"]
         for group in groups
         for _ in group["tokens"]
         if "weight_version" in (group.get("group_overrides") or {})
     ]
-    return sum(behind) / len(behind) if behind else 0.0
+    return {"staleness": sum(behind) / len(behind)} if behind else {}
 
 
-def read_config(path: Path, changes: Sequence[str]) -> TrainerConfig:
-    """The settings of a YAML file, changed by `name=value` pairs (`loss.grpo=0.5` reaches inside).
-
-    Raises:
-        ConfigError: names every wrong setting.
-    """
-    try:
-        values = yaml.safe_load(path.read_text()) or {}
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"the file {str(path)!r} can't be read: {error}") from error
-    if not isinstance(values, dict):
-        raise ConfigError(f"the file {str(path)!r} must hold settings, got {type(values).__name__}")
-    for change in changes:
-        name, _, text = change.partition("=")
-        place = cast(dict[str, Any], values)
-        *outer, last = name.split(".")
-        for part in outer:
-            place = place.setdefault(part, {})
-        place[last] = yaml.safe_load(text)
-    try:
-        return TrainerConfig.model_validate(values)
-    except ValidationError as error:
-        lines = [
-            f"  - {'.'.join(map(str, entry['loc'])) or 'settings'}: {entry['msg'].removeprefix('Value error, ')}"
-            for entry in error.errors(include_url=False)
-        ]
-        raise ConfigError("settings are wrong:\n" + "\n".join(lines)) from error
+def build_parser() -> argparse.ArgumentParser:
+    """The command line; its help lists the settings."""
+    parser = argparse.ArgumentParser(
+        prog="python -m agentic_opd.training.trainer",
+        description="Train on scored groups from the trajectory API.",
+        formatter_class=HelpFormatter,
+    )
+    parser.add_argument("--config", type=Path, required=True, metavar="FILE", help="YAML file with settings")
+    parser.add_argument("changes", nargs="*", metavar="NAME=VALUE", help="settings over the file, e.g. lr=1e-4")
+    shown = [
+        f"  {name}={value_kind(type(defaults).model_fields[field].annotation)}\n"
+        + textwrap.fill(describe(defaults, field), 112, initial_indent=" " * 8, subsequent_indent=" " * 8)
+        for name, defaults, field in all_settings()
+    ]
+    ends = "Exit code 0: done; 1: failed; 2: wrong settings; 130: interrupted."
+    parser.epilog = "\n".join(["settings:", *shown, "", ends])
+    return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -170,12 +159,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code: 0 done, 1 failed, 2 wrong settings, 130 interrupted.
     """
-    parser = argparse.ArgumentParser(
-        prog="python -m agentic_opd.training.trainer", description="Train on scored groups from the trajectory API."
-    )
-    parser.add_argument("--config", type=Path, required=True, help="YAML file with the settings of TrainerConfig")
-    parser.add_argument("changes", nargs="*", metavar="name=value", help="settings over the file, e.g. lr=1e-4")
-    arguments = parser.parse_args(argv)
+    arguments = build_parser().parse_args(argv)
     logging.basicConfig(level=logging.ERROR, format="%(name)s: %(message)s")
     logging.getLogger("agentic_opd").setLevel(logging.INFO)
 

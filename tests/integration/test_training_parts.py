@@ -1,4 +1,4 @@
-"""The trainer's parts without servers: a step that learns, checkpoints that resume exactly, settings that complain."""
+"""The trainer's parts without servers: a step that learns, checkpoints that resume exactly."""
 
 from pathlib import Path
 from typing import Any
@@ -11,11 +11,9 @@ from agentic_opd.errors import ConfigError, OutputError
 from agentic_opd.training.batch import TrainBatch, make_batch
 from agentic_opd.training.checkpoint import load_checkpoint, save_checkpoint
 from agentic_opd.training.config import TrainerConfig
-from agentic_opd.training.losses import LossConfig
 from agentic_opd.training.model import load_model, logits_of, save_weights
 from agentic_opd.training.push import Probe
 from agentic_opd.training.step import train_step
-from agentic_opd.training.trainer import read_config
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -136,36 +134,6 @@ def test_the_probe_is_the_longest_sequence_without_its_padding() -> None:
     rows = own_logprobs(model, list(probe.token_ids))
     own = probe.own_logprobs(model, "cpu", "fp32")
     assert own == pytest.approx([float(rows[p - 1, probe.token_ids[p]]) for p in range(1, 30)], abs=1e-4)
-
-
-def test_the_demo_config_loads() -> None:
-    config = read_config(Path(__file__).parents[2] / "configs" / "train_demo.yaml", [])
-    assert config.loss.token_advantage == 1.0
-
-
-def test_settings_come_from_a_file_and_then_from_pairs(tmp_path: Path) -> None:
-    path = tmp_path / "train.yaml"
-    path.write_text("model: m\nlr: 0.1\nloss: {forward_kl: 1.0}\n")
-    config = read_config(path, ["lr=1e-4", "loss.grpo=0.5", "vllm_urls=[]"])
-    assert (config.model, config.lr, config.vllm_urls) == ("m", 1e-4, [])
-    assert config.loss == LossConfig(forward_kl=1.0, grpo=0.5)
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("model: m\nlearning_rate: 1", "learning_rate"),
-        ("model: m\nlr: -1\nbatch_size: 0", "(?s)batch_size.*lr|lr.*batch_size"),
-        ("model: m\nloss: {}", "one must be above 0"),
-        ("model: m\nwarmup_steps: 100", "must be below total_steps"),
-        ("- a list", "must hold settings"),
-    ],
-)
-def test_wrong_settings_are_named(text: str, said: str, tmp_path: Path) -> None:
-    path = tmp_path / "train.yaml"
-    path.write_text(text)
-    with pytest.raises(ConfigError, match=said):
-        read_config(path, [])
 
 
 def test_a_model_that_is_not_there_is_said(tmp_path: Path) -> None:

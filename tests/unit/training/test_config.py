@@ -1,8 +1,13 @@
+"""The trainer's settings: from a file and pairs, every wrong one named, each described. Without torch."""
+
+from pathlib import Path
+
 import pytest
 
-pytest.importorskip("torch", reason="the trainer's settings hold those of its losses")
+from agentic_opd.errors import ConfigError
+from agentic_opd.training.config import LossConfig, TrainerConfig, all_settings, read_config
 
-from agentic_opd.training.config import TrainerConfig
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.parametrize(
@@ -20,3 +25,61 @@ def test_the_rate_rises_over_the_warm_up_and_then_does_what_the_schedule_says(
         {"model": "m", "lr": 2.0, "warmup_steps": 3, "total_steps": 7, "lr_schedule": schedule}
     )
     assert [config.lr_at(step) / 2.0 for step in range(7)] == pytest.approx(expected, abs=1e-6)
+
+
+def test_the_demo_config_loads() -> None:
+    config = read_config(ROOT / "configs" / "train_demo.yaml", [])
+    assert config.loss.token_advantage == 1.0
+
+
+def test_settings_come_from_a_file_and_then_from_pairs(tmp_path: Path) -> None:
+    path = tmp_path / "train.yaml"
+    path.write_text("model: m\nlr: 0.1\nloss: {forward_kl: 1.0}\n")
+    config = read_config(path, ["lr=1e-4", "loss.grpo=0.5", "vllm_urls=[]"])
+    assert (config.model, config.lr, config.vllm_urls) == ("m", 1e-4, [])
+    assert config.loss == LossConfig(forward_kl=1.0, grpo=0.5)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("model: m\nlearning_rate: 1", "learning_rate is unknown"),
+        ("model: m\nlr: -1\nbatch_size: 0", "(?s)batch_size.*lr|lr.*batch_size"),
+        ("model: m\nloss: {}", "one of the loss weights must be above 0"),
+        ("model: m\nwarmup_steps: 100", "must be below total_steps"),
+        ("- a list", "must hold settings"),
+        ("model: m\nbatch_sice: 4", "did you mean 'batch_size'"),
+        ("model: m\nloss: {forward_k: 1}", "loss.forward_k is unknown; did you mean 'loss.forward_kl'"),
+        ("model: m\nloss: {grpo: 1, clip_low: 2}", "loss.clip_low: .*got 2"),
+        ("lr: 1", "model: Field required"),
+    ],
+)
+def test_wrong_settings_are_named(text: str, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "train.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=said):
+        read_config(path, [])
+
+
+@pytest.mark.parametrize(
+    ("pair", "said"),
+    [
+        ("lr", "'lr' is not name=value"),
+        ("lr.x=1", "lr: Input should be a valid number"),
+        ("loss={", "loss: .*got '{'"),
+        ("total_step=3", "did you mean 'total_steps'"),
+        ("vllm_api_key=[a]", "vllm_api_key: Input should be a valid string$"),
+    ],
+)
+def test_wrong_pairs_are_named(pair: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        read_config(ROOT / "configs" / "train_demo.yaml", [pair])
+
+
+def test_each_setting_says_what_it_is() -> None:
+    names = [name for name, _, _ in all_settings()]
+    assert {"lr", "loss", "loss.grpo"} <= set(names)
+    assert len(names) == len(set(names))
+    assert [
+        name for name, defaults, field in all_settings() if not type(defaults).model_fields[field].description
+    ] == []

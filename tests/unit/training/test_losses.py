@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from pydantic import ValidationError
 from torch import Tensor
 
 from agentic_opd.training.logprobs import selected_logprobs
@@ -259,5 +260,5 @@ def test_mean_of_divides_by_what_counts() -> None:
     "wrong", [{}, {"grpo": -1.0}, {"grpo": 1.0, "gap_clip": 0.0}, {"grpo": 1.0, "beta": 1.0}], ids=str
 )
 def test_bad_weights_are_refused(wrong: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match="must"):
+    with pytest.raises(ValidationError, match=r"above 0|greater than|less than"):
         LossConfig(**wrong)  # type: ignore[arg-type]

@@ -145,7 +145,8 @@ def test_whatever_the_shape_unscored_positions_add_exactly_nothing(case: dict[st
     logits, teacher, ids, entries = rows_of(case)
     B, T, _, _ = case["shape"]
     sampled = (torch.arange(T) < torch.tensor(case["lengths"])[:, None]) & (torch.arange(T) > 0)
-    config = LossConfig(1.0, 1.0, 1.0, 1.0, 1.0, route_by_turn=route)
+    weights = dict.fromkeys(("token_advantage", "forward_kl", "reverse_kl", "jensen_shannon", "grpo"), 1.0)
+    config = LossConfig(**weights, route_by_turn=route)
     results = []
     for garbage in (0.0, 77.0):
         leaf = logits.clone().requires_grad_()
@@ -190,7 +191,7 @@ def test_two_tokens_and_a_tail_by_hand(name: str) -> None:
     assert float(value) == pytest.approx(BY_HAND[name], abs=1e-12)
 
 
-def test_the_surrogate_grpo_and_the_weights_by_hand() -> None:
+def test_the_surrogate_and_grpo_by_hand() -> None:
     """Two sequences of one token, scores 1 and 0: advantages +-1 (but for 1e-4 in the division), ratios 2 and 1/2.
 
     -min(2 * 1, 1.2 * 1) = -1.2 and -min(1/2 * -1, 0.8 * -1) = 0.8; the mean is -0.2.

@@ -24,7 +24,9 @@ from agentic_opd.training.losses import (
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "losses.md").read_text()
 SPAN = slice(4, 7)
-CONFIG = LossConfig(1.0, 1.0, 1.0, 1.0, 1.0, route_by_turn=False)
+CONFIG = LossConfig(
+    token_advantage=1.0, forward_kl=1.0, reverse_kl=1.0, jensen_shannon=1.0, grpo=1.0, route_by_turn=False
+)
 
 
 def numbers(cell: str) -> list[float]:

@@ -103,6 +103,7 @@ def test_a_batch_that_teaches_nothing_leaves_the_model() -> None:
     config = TrainerConfig(model="tiny", loss=LossConfig(grpo=1.0, route_by_turn=False))
     metrics = train_step(model, torch.optim.AdamW(model.parameters()), batch.rows([2, 3]), config, "cpu")
     assert (metrics["loss"], metrics["computed_tokens"], metrics["grad_norm"]) == (0.0, 0.0, 0.0)
+    assert "logprob_drift" not in metrics  # There is nothing to compute it from.
     assert all(torch.equal(now, then) for now, then in zip(model.parameters(), before, strict=True))
 
 
@@ -111,8 +112,10 @@ def test_the_metrics_of_several_updates_count_every_token_alike() -> None:
     many = {"loss": 3.0, "gap_mean": 0.0, "scored_tokens": 3.0}
     assert mean_metrics([few, many]) == {"loss": 2.0, "gap_mean": -1.0, "scored_tokens": 4.0, "loss/forward_kl": 0.5}
     assert mean_metrics([few]) == few
-    nothing = {"gap_mean": 0.0, "scored_tokens": 0.0}
+    nothing = {"loss": 0.0, "scored_tokens": 0.0}
     assert mean_metrics([nothing, nothing]) == nothing
+    drifted = {"loss": 2.0, "scored_tokens": 1.0, "gap_mean": 1.0, "logprob_drift": 0.5}
+    assert mean_metrics([nothing, drifted]) == {**drifted, "loss": 1.0}
 
 
 def test_logits_after_a_prompt_are_those_of_the_whole() -> None:

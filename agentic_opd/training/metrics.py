@@ -1,0 +1,36 @@
+"""The reference trainer's metrics: what each is. They are computed in step.py, push.py and trainer.py."""
+
+from agentic_opd.metric import Metric
+
+TRAINER_METRICS = (
+    Metric("loss", "none", "combined loss: the weighted sum of its parts, mean over the updates of the first pass"),
+    *(
+        Metric(f"loss/{part}", "none", f"the part `loss.{part}` by itself, where it has a weight")
+        for part in ("token_advantage", "forward_kl", "reverse_kl", "jensen_shannon", "grpo")
+    ),
+    Metric("loss_last", "none", "combined loss of the last pass over the batch"),
+    Metric("grad_norm", "none", "norm of the gradient before it is clipped, mean over the updates of the first pass"),
+    Metric("grad_norm_last", "none", "the same of the last pass"),
+    Metric("gap_mean", "nats", "teacher - student when it sampled, mean over scored tokens"),
+    Metric(
+        "logprob_drift",
+        "nats",
+        "size of (logprob now - when sampled), mean over sampled tokens, as far as they were computed, in the first "
+        "pass: how stale the batch is, and with fresh weights and one update how far engine and trainer differ",
+    ),
+    Metric("sampled_tokens", "tokens", "sampled by the policy in this batch"),
+    Metric("scored_tokens", "tokens", "of these, those with a row of the teacher"),
+    Metric(
+        "computed_tokens",
+        "tokens",
+        "positions that the model was run on in the first pass, padding and a shared prompt not counted",
+    ),
+    Metric("score_mean", "score", "mean of the batch's scores"),
+    Metric("groups", "groups", "in this batch"),
+    Metric("duplicates", "groups", "that came twice and were left out, since the start"),
+    Metric("staleness", "versions", "how many pushes the weights that sampled the batch are behind, mean"),
+    Metric("lr", "none", "learning rate of the step"),
+    Metric("step_s", "s", "all updates of the step"),
+    Metric("push_s", "s", "writing the weights, loading them into every server, and the probe"),
+    Metric("push_difference", "nats", "largest difference between a server's logprobs and the trainer's own then"),
+)
