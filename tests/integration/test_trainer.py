@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from agentic_opd.serving.local import stop
+from agentic_opd.training.metrics import TRAINER_METRICS
 
 from .scripted_judge import POSITIVE, judge_server
 from .test_serve import serving
@@ -64,6 +65,8 @@ def test_the_loop_runs_and_every_push_is_proved(start_vllm: Any, tmp_path: Path)
         assert rows[0]["staleness"] == 0
         assert all(0 <= row["staleness"] <= 3 for row in rows)
         assert all(row["scored_tokens"] > 0 for row in rows)
+        weightless = {f"loss/{part}" for part in ("forward_kl", "reverse_kl", "jensen_shannon", "grpo")}
+        assert {name for row in rows for name in row} == {m.name for m in TRAINER_METRICS} - weightless | {"step"}
         assert (tmp_path / "train" / "final" / "model.safetensors").exists()
         assert len(list(weights.glob("step-*"))) == 2
         more = trainer(tmp_path, api, vllm.base_url, "total_steps=4", "resume=true", "probe_tolerance=1e-12")
