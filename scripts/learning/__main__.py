@@ -66,13 +66,13 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
         "--points",
         nargs="+",
         type=int,
-        default=[0, 32, 64, 128, 256],
-        help="rollouts after which the pass rate is measured, multiples of each batch size: 0 32 64 128 256",
+        default=[0, 64, 128, 256],
+        help="rollouts after which the pass rate is measured, multiples of each batch size: 0 64 128 256",
     )
     parser.add_argument("--eval-samples", type=int, default=16, help="episodes of each of the 8 tasks: %(default)s")
-    parser.add_argument("--lrs", nargs="+", type=float, default=[1e-4, 2e-4], help="learning rates of the sweep")
-    parser.add_argument("--batch-sizes", nargs="+", type=int, default=[16, 32], help="rollouts of a batch, likewise")
-    parser.add_argument("--sweep-rollouts", type=int, default=128, help="of each run of the sweep: %(default)s")
+    parser.add_argument("--lrs", nargs="+", type=float, default=[5e-5, 1e-4], help="learning rates of the sweep")
+    parser.add_argument("--batch-sizes", nargs="+", type=int, default=[32], help="rollouts of a batch, likewise")
+    parser.add_argument("--sweep-rollouts", type=int, default=64, help="of each run of the sweep: %(default)s")
     parser.add_argument(
         "--lr-schedule", choices=["constant", "linear", "cosine"], default="linear", help="of the trainer: %(default)s"
     )
@@ -179,9 +179,11 @@ class Work:
             return self.starts[run.seed]
         if rollouts == 0:
             self.laboratory.load_start()
+            folder = self.args.out / "start" / f"seed-{run.seed}"
         else:
             self.laboratory.load(weights / f"step-{rollouts // run.setting.batch_size:06d}")
-        point = Point(rollouts, *await self.examiner.pass_rate())
+            folder = self.args.out / run.name / f"eval-{rollouts:06d}"
+        point = Point(rollouts, *await self.examiner.pass_rate(folder))
         if rollouts == 0:
             self.starts[run.seed] = point
         return point

@@ -21,6 +21,7 @@ from atroposlib.envs.base import APIServerConfig
 from controlled_env import LearnConfig, LearnEnv
 
 from agentic_opd.eval_metrics import EvalSample
+from agentic_opd.evaluate import SampleFile
 from agentic_opd.serving.local import LocalServer, child_process, end_of, free_port
 
 ROOT = Path(__file__).parents[2]
@@ -224,11 +225,15 @@ class Examiner:
         )
         self.env = LearnEnv(config, [server])
 
-    async def pass_rate(self) -> tuple[float, int]:
-        """The share of episodes that pass, and how many there were."""
+    async def pass_rate(self, folder: Path) -> tuple[float, int]:
+        """The share of episodes that pass, and how many there were; each of them goes to samples.jsonl in `folder`."""
         if not self.env.eval_tasks:
             await self.env.setup()
-        samples: Sequence[EvalSample] = (await self.env.run_evaluation(lambda sample: None)).samples
+        file = SampleFile(folder)
+        try:
+            samples: Sequence[EvalSample] = (await self.env.run_evaluation(file.write)).samples
+        finally:
+            file.close()
         return sum(sample.passed for sample in samples) / len(samples), len(samples)
 
     async def close(self) -> None:

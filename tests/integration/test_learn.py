@@ -33,6 +33,8 @@ def test_every_mode_trains_and_is_measured(tmp_path: Path) -> None:
         assert 0 <= first <= 1
         assert 0 <= last <= 1
     assert {curves[mode]["0"][0][1] for mode in MODES} == {curves["opd"]["0"][0][1]}  # One start, measured once.
+    samples = [path.read_text().splitlines() for path in tmp_path.rglob("samples.jsonl")]
+    assert [len(lines) for lines in samples] == [16] * (1 + len(MODES))  # The start, and where each mode came.
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
     for mode in MODES:
         assert mode in (tmp_path / "results.md").read_text()
