@@ -4,8 +4,9 @@ Nothing heavy is imported before a command is chosen, so that `agentic-opd serve
 """
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from difflib import get_close_matches
+from importlib import import_module
 
 from agentic_opd import __version__
 
@@ -13,11 +14,21 @@ COMMANDS = {
     "serve": "roll out for a trainer: scored groups to the trajectory API (run-api)",
     "process": "make a number of scored groups and write them to a JSONL file",
     "evaluate": "measure the policy on the held-out tasks",
+    "train": "train on scored groups with the reference trainer (extra [train])",
     "doctor": "check a set-up in seconds, and say what to do",
     "validate": "check a file of scored groups against the wire format",
     "report": "make an HTML page of a file of scored groups",
     "serve-vllm": "start a vLLM server with everything that the others need",
 }
+
+_MODULES = {
+    "train": "agentic_opd.training.trainer",
+    "doctor": "agentic_opd.doctor.cli",
+    "validate": "agentic_opd.validate",
+    "report": "agentic_opd.report.cli",
+    "serve-vllm": "agentic_opd.serving.launch",
+}
+"""Where the `main` of each command is that is no mode of the environment."""
 
 EXIT_CODES = "Exit code 0: done; 1: failed, or not all done; 2: wrong settings; 130: interrupted."
 
@@ -37,7 +48,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         meant = f"; did you mean {close[0]!r}?" if close else f". There are: {', '.join(COMMANDS)}."
         print(f"error: the command {command!r} is unknown{meant}", file=sys.stderr)
         return 2
-    return _runner(command)(arguments)
+    if command in _MODULES:
+        code = import_module(_MODULES[command]).main(arguments[1:])
+        return code or 0
+    from agentic_opd import cli
+    from agentic_opd.env import AgenticOPDEnv
+
+    return cli.main(AgenticOPDEnv, arguments, program="agentic-opd")
 
 
 def help_text() -> str:
@@ -53,35 +70,6 @@ def help_text() -> str:
             EXIT_CODES,
         ]
     )
-
-
-def _runner(command: str) -> Callable[[list[str]], int]:
-    """What runs `command`, given all arguments."""
-    if command == "serve-vllm":
-        return _serve_vllm
-    if command == "validate":
-        from agentic_opd.validate import main as validate
-
-        return lambda arguments: validate(arguments[1:])
-    if command == "report":
-        from agentic_opd.report.cli import main as report
-
-        return lambda arguments: report(arguments[1:])
-    if command == "doctor":
-        from agentic_opd.doctor.cli import main as doctor
-
-        return lambda arguments: doctor(arguments[1:])
-    from agentic_opd import cli
-    from agentic_opd.env import AgenticOPDEnv
-
-    return lambda arguments: cli.main(AgenticOPDEnv, arguments, program="agentic-opd")
-
-
-def _serve_vllm(arguments: list[str]) -> int:
-    from agentic_opd.serving.launch import main as launch
-
-    launch(arguments[1:])
-    return 0
 
 
 if __name__ == "__main__":
