@@ -75,7 +75,7 @@ class RolloutConfig(BaseModel):
     )
     max_tokens_per_turn: int = Field(default=1024, ge=1, description="Tokens one assistant turn may sample.")
     temperature: float = Field(default=1.0, ge=0.0, le=2.0, description="Sampling temperature of training rollouts.")
-    top_p: float = Field(default=1.0, gt=0.0, le=1.0, description="Nucleus sampling of training rollouts.")
+    top_p: float = Field(default=1.0, gt=0.0, le=1.0, description="Nucleus sampling, in training and evaluation.")
 
     sandbox_backend: Literal["bubblewrap", "docker", "swerex", "unsafe-local"] = Field(
         default="bubblewrap",
@@ -113,12 +113,12 @@ class RolloutConfig(BaseModel):
     eval_temperature: float = Field(default=0.0, ge=0.0, le=2.0, description="Sampling temperature of evaluations.")
 
     max_concurrent_episodes: int = Field(default=64, ge=1, description="Episodes that run at the same time.")
-    max_concurrent_groups: int = Field(default=8, ge=1, description="Groups that `process` runs at the same time.")
+    max_concurrent_groups: int = Field(default=8, ge=1, description="Groups that run at the same time.")
     server_retry_s: float = Field(
         default=60.0, ge=0, description="Seconds to go on asking a server that does not answer before giving up."
     )
-    resume: bool = Field(default=False, description="Continue the file of an earlier `process` run.")
-    overwrite: bool = Field(default=False, description="Replace the file of an earlier `process` run.")
+    resume: bool = Field(default=False, description="Continue the file of an earlier run; goes before overwrite.")
+    overwrite: bool = Field(default=False, description="Replace the file of an earlier run.")
 
     @model_validator(mode="after")
     def _check_together(self) -> "RolloutConfig":
@@ -135,8 +135,6 @@ class RolloutConfig(BaseModel):
             raise ValueError("eval_dataset_split is set, but neither eval_dataset_name nor dataset_name is")
         if self.sandbox_backend == "swerex" and None in (self.sandbox_swerex_url, self.sandbox_swerex_token):
             raise ValueError("sandbox_backend swerex needs sandbox_swerex_url and sandbox_swerex_token")
-        if self.resume and self.overwrite:
-            raise ValueError("resume and overwrite exclude each other")
         return self
 
 

@@ -50,7 +50,7 @@ checks the whole set-up. Several policy servers are a list below `openai`, in th
 
 _TRAINER_INTRO = """\
 The trainer has a file of its own: `python -m agentic_opd.training.trainer --config FILE NAME=VALUE ...`. It holds these
-names, without a section; pairs on the command line go over it, as in `lr=1e-4 loss.grpo=0.5`.
+names, without a section; pairs on the command line go over it, as in `lr=1e-4 loss.forward_kl=1`.
 [losses.md](losses.md) says what the parts of the loss are."""
 
 

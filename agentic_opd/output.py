@@ -28,15 +28,15 @@ class GroupFile:
         """Open `path`; `seen` is told of every group in it, those of an earlier run first.
 
         Raises:
-            OutputError: it can't be written; it holds lines already and neither `resume` nor `overwrite` is set; or
-                it was written with other settings.
+            OutputError: it can't be written; it holds lines already and neither `resume` nor `overwrite` is set (where
+                both are, it is continued); or it was written with other settings.
         """
         self.path = path
         self._seen = seen
         self.finished: set[str] = set()
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            if path.exists() and path.stat().st_size > 0 and not overwrite:
+            if path.exists() and path.stat().st_size > 0 and (resume or not overwrite):
                 self._continue(settings, resume=resume)
             else:
                 path.write_bytes(b"")
@@ -91,14 +91,14 @@ class GroupFile:
         except (FileNotFoundError, json.JSONDecodeError) as error:
             raise OutputError(
                 f"{str(self._settings_path)!r}, the settings that {str(self.path)!r} was written with, can't be read; "
-                "without them the run can't be continued. Use --env.overwrite to start again."
+                "without them the run can't be continued. Use --env.overwrite, without --env.resume, to start again."
             ) from error
         changed = [name for name in sorted({*earlier, *settings}) if earlier.get(name) != settings.get(name)]
         if changed:
             shown = "; ".join(f"{name} was {earlier.get(name)!r}, is {settings.get(name)!r}" for name in changed)
             raise OutputError(
                 f"{str(self.path)!r} was written with other settings ({shown}). Set them back to continue, or use "
-                "--env.overwrite to start again."
+                "--env.overwrite, without --env.resume, to start again."
             )
 
 

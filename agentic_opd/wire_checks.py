@@ -48,6 +48,7 @@ class GroupChecker:
             sequence = {name: values[index] for name, values in group.items() if _per_sequence(name, values)}
             for place, message in self._sequence(sequence, has_rows):
                 yield Problem(f"sequence {index}{place}", message)
+        yield from _count_problems(group)
 
     def _read_top_k(self, group: dict[str, Any]) -> None:
         opd = group["group_overrides"].get("opd")
@@ -125,6 +126,23 @@ def _group_problems(group: dict[str, Any], size: int) -> Iterator[Problem]:
         yield Problem("", f"group_overrides: expected an object, got {_kind(group, 'group_overrides')}")
 
 
+def _count_problems(group: dict[str, Any]) -> Iterator[Problem]:
+    """Whether the group counts its turns' outcomes as their records say them; nothing where it does not count them."""
+    opd = group["group_overrides"].get("opd")
+    said = opd.get("outcomes") if isinstance(opd, dict) else None
+    overrides = group.get("overrides")
+    if said is None or not isinstance(overrides, list):
+        return
+    found = Counter(
+        record["outcome"]
+        for one in overrides
+        for record in _records({"overrides": one}) or ()
+        if isinstance(record, dict) and isinstance(record.get("outcome"), str)
+    )
+    if not isinstance(said, dict) or {name: count for name, count in said.items() if count} != dict(found):
+        yield Problem("", f"group_overrides: outcomes {said!r}, but the turns' records say {dict(found)!r}")
+
+
 def _is_chat(messages: object) -> bool:
     return isinstance(messages, list) and all(isinstance(m, dict) and {"role", "content"} <= m.keys() for m in messages)
 
@@ -200,6 +218,8 @@ def _entries_problem(token: int, ids: Sequence[Any], logprobs: Sequence[Any]) ->
     for logprob in logprobs:
         if not is_number(logprob) or logprob > 0:
             return f"row: logprob {logprob!r}, expected a finite number, at most 0"
+    if (rise := next((k for k in range(2, len(logprobs)) if logprobs[k] > logprobs[k - 1]), None)) is not None:
+        return f"row: entry {rise} is likelier than entry {rise - 1}; the others stand most likely first"
     total = sum(map(math.exp, logprobs))
     return f"row: probabilities sum to {total:.6f}, expected at most 1" if total > 1 + SUM_SLACK else None
 

@@ -60,7 +60,9 @@ class TrainerConfig(BaseModel):
         default_factory=lambda: ["http://127.0.0.1:8000"],
         description="Servers that get the new weights. Empty: none, the weights are only saved.",
     )
-    vllm_api_key: SecretStr | None = Field(default=None, description="Key of those servers.")
+    vllm_api_key: SecretStr | None = Field(
+        default=None, description="Key of those servers. Unset: the variable VLLM_API_KEY, or none."
+    )
     weights_dir: Path = Field(
         default=Path("runs/train/weights"), description="The servers' --weights-root: where pushed weights are written."
     )
@@ -118,7 +120,7 @@ class TrainerConfig(BaseModel):
     gradient_checkpointing: bool = Field(default=False, description="Trade time for memory.")
     loss: LossConfig = Field(
         default_factory=lambda: LossConfig(token_advantage=1.0, grpo=1.0),
-        description="The parts of the loss. Where any is given, the defaults of all others are those below.",
+        description="The parts of the loss. If any part is set, each part that is not named has weight 0.",
     )
 
     save_every: int = Field(default=50, ge=1, description="Steps between two checkpoints that a run resumes from.")

@@ -28,7 +28,7 @@ TRAINER_METRICS = (
     Metric("score_mean", "score", "mean of the batch's scores"),
     Metric("groups", "groups", "in this batch"),
     Metric("duplicates", "groups", "that came twice and were left out, since the start"),
-    Metric("staleness", "versions", "how many pushes the weights that sampled the batch are behind, mean"),
+    Metric("staleness", "steps", "how many of the trainer's steps the weights that sampled the batch are behind, mean"),
     Metric("lr", "none", "learning rate of the step"),
     Metric("step_s", "s", "all updates of the step"),
     Metric("push_s", "s", "writing the weights, loading them into every server, and the probe"),

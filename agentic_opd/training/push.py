@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -60,7 +61,8 @@ class WeightPusher:
     def __init__(self, config: TrainerConfig, device: str) -> None:
         """Make a client for each server; nothing is asked yet."""
         self._config, self._device = config, device
-        key = config.vllm_api_key.get_secret_value() if config.vllm_api_key else None
+        given = config.vllm_api_key
+        key = given.get_secret_value() if given else os.environ.get("VLLM_API_KEY")
         self._clients = [JsonClient(url, key, retry_s=config.server_retry_s) for url in config.vllm_urls]
 
     async def push(self, model: Any, version: int, probe: Probe) -> float | None:

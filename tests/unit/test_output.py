@@ -49,6 +49,9 @@ def test_an_earlier_file_is_neither_continued_nor_replaced_unasked(tmp_path: Pat
     file.close()
     with pytest.raises(OutputError, match=r"--env\.resume"):
         GroupFile(path, SETTINGS)
+    whole = path.read_bytes()
+    GroupFile(path, SETTINGS, overwrite=True, resume=True).close()  # The file of settings says one, a flag the other.
+    assert path.read_bytes() == whole
     GroupFile(path, SETTINGS, overwrite=True).close()
     assert path.read_bytes() == b""
 

@@ -59,7 +59,8 @@ def group() -> dict[str, Any]:
         "distill_logprobs": LOGPROBS,
     }
     whole: dict[str, Any] = {name: [copy.deepcopy(value), copy.deepcopy(value)] for name, value in one.items()}
-    return {**whole, "group_overrides": {"task_id": "t", "opd": {"distill_topk": 2}}}
+    outcomes = {"scored": 2, "vote_failed": 2, "leaked": 0}
+    return {**whole, "group_overrides": {"task_id": "t", "opd": {"distill_topk": 2, "outcomes": outcomes}}}
 
 
 def k_1_group() -> dict[str, Any]:
@@ -95,6 +96,20 @@ def test_good_groups_pass_and_are_counted(tmp_path: Path, capsys: pytest.Capture
         "no violation",
     ):
         assert part in printed
+
+
+def test_the_others_of_a_row_stand_most_likely_first(tmp_path: Path) -> None:
+    one = {name: values[:1] if isinstance(values, list) else values for name, values in group().items()}
+    del one["overrides"], one["messages"]
+    one["group_overrides"] = {}
+    ids = [[10, 7, 8], [11, 8, 7], [12, 1, 2], [13, 1, 2]]
+    logprobs = [[-0.2, -4.0, -4.0], [-6.0, -0.2, -4.0], [-0.2, -5.0, -4.0], [-0.2, -4.0, -5.0]]
+    rows = zip((3, 4, 6, 7), ids, logprobs, strict=True)
+    one["distill_token_ids"], one["distill_logprobs"] = ([[[] for _ in TOKENS]] for _ in range(2))
+    for position, row_ids, row_logprobs in rows:
+        one["distill_token_ids"][0][position], one["distill_logprobs"][0][position] = row_ids, row_logprobs
+    said = "line 1, sequence 0, position 6: row: entry 2 is likelier than entry 1; the others stand most likely first"
+    assert violations(tmp_path, one) == [said]
 
 
 def test_k_1_groups_pass(tmp_path: Path) -> None:
@@ -179,6 +194,11 @@ TURN_1 = ("overrides", 1, "opd", "turns", 1)
         (change("distill_logprobs", 1, 3, to=[-0.1, 0.2]), "position 3: row: logprob 0.2, expected"),
         (change("distill_logprobs", 1, 3, to=[-0.1, None]), "position 3: row: logprob None, expected"),
         (change("distill_logprobs", 1, 3, to=[-0.1, -0.1]), "position 3: row: probabilities sum to 1.80"),
+        (
+            change("group_overrides", "opd", "outcomes", to={"scored": 3, "vote_failed": 1}),
+            "line 2: group_overrides: outcomes {'scored': 3, 'vote_failed': 1}, but the turns' records say",
+        ),
+        (change("group_overrides", "opd", "outcomes", to=[]), "line 2: group_overrides: outcomes []"),
     ],
 )
 def test_each_violation_is_named_with_its_place(tmp_path: Path, mutate: Any, expected: str) -> None:
