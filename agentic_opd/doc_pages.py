@@ -3,6 +3,7 @@
 `python -m agentic_opd.doc_pages` writes them; a test fails where they are not what it would write.
 """
 
+import argparse
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -29,12 +30,11 @@ METRIC_TABLES: dict[str, tuple[Metric, ...]] = {
 }
 
 _METRICS_INTRO = """\
-Where they go: to Weights & Biases with `--env.use_wandb`, else to `metrics.jsonl`, beside the file of groups
-(`groups.jsonl`; any other name stands in front: `mine.metrics.jsonl`), and for a `serve` that writes no groups in
-`runs/serve/`. A line is a logging step: `step`, `time` (seconds since 1970), and the metrics. The step of `process` is
-a group, in the order in which groups are finished; that of `serve` is a step of the trainer, and its metrics are over
-what came in since the last one; at its end it logs what came in after the last step, under that step's number. A run
-that is continued goes on in the same file; `evaluate` writes `metrics.json`.
+Where they go: to Weights & Biases with `--env.use_wandb`, else to a file. Beside `groups.jsonl` it is `metrics.jsonl`,
+beside `mine.jsonl` `mine.metrics.jsonl`; a `serve` without a file of groups writes `runs/serve/metrics.jsonl`. A line
+has `step`, `time` (seconds since 1970) and the metrics. `process` logs one a group, in the order in which they are
+finished; `serve` one a step of the trainer, over what came in since the last one, and at its end one more, with the last
+step's number. A run that is continued goes on in the same file; `evaluate` writes `metrics.json`.
 
 What has nothing to be computed from is left out: a step without a scored token has no `opd/gap_mean`, and it is not 0.
 
@@ -100,9 +100,10 @@ def _settings_table(settings: Iterable[tuple[str, BaseModel, str]]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Write the pages below the current folder."""
-    if list(sys.argv[1:] if argv is None else argv):
-        print("usage: python -m agentic_opd.doc_pages (from the project's root; takes no arguments)", file=sys.stderr)
-        return 2
+    argparse.ArgumentParser(
+        prog="python -m agentic_opd.doc_pages",
+        description=f"Write {' and '.join(map(str, pages()))} from the code; run it in the project's root.",
+    ).parse_args(argv)
     for path, text in pages().items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)

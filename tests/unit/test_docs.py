@@ -22,7 +22,7 @@ from agentic_opd.training.config import read_config
 
 PAGES = [Path("README.md"), Path("CONTRIBUTING.md"), *sorted(Path("docs").rglob("*.md"))]
 TEXTS = [*PAGES, *sorted(Path("configs").glob("*.yaml"))]
-OTHERS = {"cd", "export", "git", "mkdir", "pip", "source", "wandb", "docker", "swerex-remote"}
+OTHERS = {"cd", "export", "git", "mkdir", "pip", "python3", "source", "wandb", "docker", "swerex-remote"}
 """Programs that are not this project's; what is typed for them is not looked at."""
 WITHOUT_FLAGS = {"scripts/check", "scripts/setup", "scripts/test"}
 """They hand what follows to pytest, or take nothing."""
