@@ -46,7 +46,7 @@ class AgentEnvConfig(RolloutConfig, BaseEnvConfig):
     )
     include_messages: bool = Field(default=True, description="Send the messages along with the tokens.")
     inference_weight: float = Field(
-        default=1.0, description="serve: share of the trainer's batches, against other environments' weights."
+        default=1.0, gt=0, description="serve: share of the trainer's batches, against other environments' weights."
     )
     min_batch_allocation: float | None = Field(
         default=None, ge=0, le=1, description="serve: least share of each batch that is this environment's."

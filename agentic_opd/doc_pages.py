@@ -33,8 +33,8 @@ _METRICS_INTRO = """\
 Where they go: to Weights & Biases with `--env.use_wandb`, else to a file. Beside `groups.jsonl` it is `metrics.jsonl`,
 beside `mine.jsonl` `mine.metrics.jsonl`; a `serve` without a file of groups writes `runs/serve/metrics.jsonl`. A line
 has `step`, `time` (seconds since 1970) and the metrics. `process` logs one a group, in the order in which they are
-finished; `serve` one a step of the trainer, over what came in since the last one, and at its end one more, with the last
-step's number. A run that is continued goes on in the same file; `evaluate` writes `metrics.json`.
+finished; `serve` one a step of the trainer, over what came in since the last one, and one more at its end with the
+last step's number. A run that is continued goes on in the same file; `evaluate` writes `metrics.json`.
 
 What has nothing to be computed from is left out: a step without a scored token has no `opd/gap_mean`, and it is not 0.
 

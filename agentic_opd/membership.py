@@ -89,6 +89,12 @@ class Membership:
                 f"a group of {self.env.group_size} rollouts does not fit the trainer's batches of "
                 f"{self.trainer.batch_size}: lower env.group_size, or raise the trainer's batch size"
             )
+        if self.trainer.batch_size > 0 and self.trainer.batch_size % self.env.group_size:
+            logger.warning(
+                "the trainer's batches of %d are no multiple of env.group_size (%d): the API makes one only where "
+                "groups of other environments fill it up",
+                *(self.trainer.batch_size, self.env.group_size),
+            )
 
     async def status(self) -> QueueStatus:
         """How far the trainer is, asked as our own environment; registers again where that is needed.

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from agentic_opd.errors import ConfigError, OPDError, ServerError, ServerRequestError, ServerUnreachableError
+from agentic_opd.errors import ConfigError, OPDError, ServerRequestError, ServerUnreachableError
 from agentic_opd.membership import Membership
 from agentic_opd.notices import Notices
 from agentic_opd.progress import ServeLook
@@ -30,6 +30,8 @@ _PATIENCE_S = 1.0
 """Pause between two attempts to reach a vLLM server that is away."""
 _FAREWELL_S = 10.0
 """At the end, how long finished groups are still offered to the API."""
+_LEAVING_S = 2.0
+"""At the end, how long an API that does not answer is asked to strike this environment off, where nothing is left."""
 _LEAST_PART = 0.01
 """Where others were promised whole batches; as the API does with weights."""
 _MOST_FAILURES = 20
@@ -140,6 +142,12 @@ class GroupServer(Generic[ItemT]):
             self._unanswered = None
             self._outbox.popleft()
 
+    async def _send_the_rest(self) -> None:
+        """Send all that is finished. A request that was cancelled took its connection along, so the API may be new."""
+        while self._outbox or not self._member.is_sure:
+            await self._member.ensure()
+            await self._send_finished()
+
     def _last_step(self) -> int:
         registration = self._member.registration
         assert registration is not None
@@ -234,9 +242,10 @@ class GroupServer(Generic[ItemT]):
         for worker in self._workers:
             worker.cancel()
         await asyncio.gather(*self._workers, return_exceptions=True)
-        with suppress(ServerError, TimeoutError):
-            async with asyncio.timeout(_FAREWELL_S):
-                await self._send_finished()
-                await self._member.leave()
+        if self._member.registration is not None:
+            with suppress(OPDError, TimeoutError):
+                async with asyncio.timeout(_FAREWELL_S if self._outbox else _LEAVING_S):
+                    await self._send_the_rest()
+                    await self._member.leave()
         self.counts.unsent = len(self._outbox)
         logger.info("%s", self.counts)

@@ -3,7 +3,7 @@
 import ast
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
 LEAK_TOKENS = 6
@@ -11,7 +11,12 @@ LEAK_TOKENS = 6
 
 _MIN_UNIT_TOKENS = 4
 _TOKEN = re.compile(r"\w+|[^\w\s]")
+_LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
+"""A line as Python's parser counts them; str.splitlines also ends one at form feeds and the like."""
 _DATA = re.compile(r"'[^'\n]*'|\"[^\"\n]*\"|\b\d+")
+
+_KEPT_SOURCES = 32
+"""Tests whose tokens are kept, for those of one task are asked about again and again; they may be megabytes."""
 
 _Tokens = tuple[str, ...]
 
@@ -33,7 +38,9 @@ def leaks(hint: str, hidden_tests: str, public_text: str) -> bool:
     grams = _data_grams(hidden_tests) & set(_grams(hint_tokens, LEAK_TOKENS))
     if grams - set(_grams(public_tokens, LEAK_TOKENS)):
         return True
-    return any(_contains(hint_tokens, unit) and not _contains(public_tokens, unit) for unit in _units(hidden_tests))
+    units = _units(hidden_tests)
+    quoted = {run for length in set(map(len, units)) for run in _grams(hint_tokens, length)} & units
+    return any(not _contains(public_tokens, unit) for unit in quoted)
 
 
 def _tokens(text: str) -> _Tokens:
@@ -49,16 +56,19 @@ def _contains(tokens: _Tokens, part: _Tokens) -> bool:
     return part in _grams(tokens, len(part))
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=_KEPT_SOURCES)
 def _data_grams(source: str) -> frozenset[_Tokens]:
     """All runs of LEAK_TOKENS tokens of `source` that hold test data: code alone (`for i in range(`) is anyone's."""
     tokens: list[str] = []
     is_data: list[bool] = []
     for line in source.splitlines():
-        spans = [match.span() for match in _DATA.finditer(line)]
+        in_data = bytearray(len(line))
+        for match in _DATA.finditer(line):
+            start, end = match.span()
+            in_data[start:end] = b"\1" * (end - start)
         for match in _TOKEN.finditer(line.replace("`", " ")):
             tokens.append(match.group().replace('"', "'"))
-            is_data.append(match.group() not in "'\"" and any(a <= match.start() < b for a, b in spans))
+            is_data.append(match.group() not in "'\"" and bool(in_data[match.start()]))
     return frozenset(
         tuple(tokens[i : i + LEAK_TOKENS])
         for i in range(len(tokens) - LEAK_TOKENS + 1)
@@ -66,7 +76,7 @@ def _data_grams(source: str) -> frozenset[_Tokens]:
     )
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=_KEPT_SOURCES)
 def _units(source: str) -> frozenset[_Tokens]:
     """The asserted expressions of `source`, and the calls in them that have literal arguments."""
     try:
@@ -77,8 +87,19 @@ def _units(source: str) -> frozenset[_Tokens]:
         return frozenset()  # tests in another language: the runs of tokens remain
     asserts = [node.test for node in ast.walk(tree) if isinstance(node, ast.Assert)]
     calls = [call for test in asserts for call in ast.walk(test) if isinstance(call, ast.Call) and _has_data(call)]
-    units = (_tokens(ast.get_source_segment(source, node) or "") for node in (*asserts, *calls))
+    lines = [line.encode() for line in _LINE.findall(source)]
+    units = (_tokens(_segment(lines, node)) for node in (*asserts, *calls))
     return frozenset(unit for unit in units if len(unit) >= _MIN_UNIT_TOKENS)
+
+
+def _segment(lines: Sequence[bytes], node: ast.expr) -> str:
+    """The source of a node, as `ast.get_source_segment` returns it, which splits the whole source for each node."""
+    assert node.end_lineno is not None
+    assert node.end_col_offset is not None
+    spanned = list(lines[node.lineno - 1 : node.end_lineno])
+    spanned[-1] = spanned[-1][: node.end_col_offset]
+    spanned[0] = spanned[0][node.col_offset :]
+    return b"".join(spanned).decode()
 
 
 def _has_data(call: ast.Call) -> bool:

@@ -6,6 +6,7 @@ Each step may end the turn; where it ended is the turn's one `TurnOutcome`. A de
 outcome: it stops the run (ServerUnreachableError), and nothing half done is kept.
 """
 
+import asyncio
 import logging
 import time
 from collections.abc import Sequence
@@ -109,7 +110,8 @@ async def noise_floor(episodes: Sequence[Episode], deps: DistilDeps) -> float | 
     """Score one turn of a group without a hint and return the largest gap, in nats: the engine's noise.
 
     The first turn is used: its prompt is the shortest, and reading it again, which the prefix cache can't help with,
-    costs the least. None where the teacher is another model, where there is no turn, or where the server refuses.
+    costs the least. None where the teacher is another model or has new weights since, where there is no turn, or where
+    the server refuses.
 
     Raises:
         ServerUnreachableError: the teacher is gone.
@@ -122,11 +124,13 @@ async def noise_floor(episodes: Sequence[Episode], deps: DistilDeps) -> float | 
     if len(request.token_ids) >= deps.teacher.info.max_model_len:
         return None
     try:
-        rows = (await deps.teacher.score(request, 1)).rows
+        reply = await deps.teacher.score(request, 1)
     except (AlignmentError, ServerRequestError) as error:
         logger.warning("the noise floor of a group was not measured: %s", error)
         return None
-    return float(abs(gaps(episode, 0, rows)).max())
+    if episode.weight_version is not None and reply.weight_version not in (None, episode.weight_version):
+        return None
+    return float(abs(gaps(episode, 0, reply.rows)).max())
 
 
 def group_overrides(
@@ -154,7 +158,8 @@ async def _distil_turn(
     reply = await _judged(pair, deps, config)
     if isinstance(reply, ServerError):
         return start.ended(TurnOutcome.JUDGE_ERROR, reply)
-    verdict = verdict_of(
+    verdict = await asyncio.to_thread(  # Tests of megabytes take a while to search for quotations.
+        verdict_of,
         reply.votes,
         config.prm_votes,
         config.hint_vote_rule,

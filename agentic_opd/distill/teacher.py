@@ -23,6 +23,8 @@ class TeacherReply(NamedTuple):
     latency_s: float
     cached_tokens: int | None = None
     """Tokens of the request that were read from the prefix cache; None where the server does not say."""
+    weight_version: int | None = None
+    """Of the weights that gave the rows; None where the server does not say."""
 
 
 class TeacherClient(Protocol):
@@ -65,7 +67,7 @@ class PluginTeacher:
             latency = time.monotonic() - start
         rows = _plugin_rows(answer)
         check_rows(rows, request, top_k, self.info.vocab_size)
-        return TeacherReply(rows, latency, _cached_tokens(answer))
+        return TeacherReply(rows, latency, _cached_tokens(answer), answer.get("weight_version"))
 
     async def close(self) -> None:
         """Close pooled connections."""

@@ -4,7 +4,7 @@ import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -14,7 +14,15 @@ _STATE = "state.pt"
 _KEPT = 2
 
 
-def save_checkpoint(folder: Path, step: int, parts: Mapping[str, Any]) -> Path:
+class Resumed(NamedTuple):
+    """Where a run was when it was saved."""
+
+    step: int
+    total_steps: int
+    """What it was to end at then."""
+
+
+def save_checkpoint(folder: Path, step: int, total_steps: int, parts: Mapping[str, Any]) -> Path:
     """Write `step-NNNNNN` into `folder`: the state of each part (all have `state_dict`), and torch's random state.
 
     Raises:
@@ -27,25 +35,25 @@ def save_checkpoint(folder: Path, step: int, parts: Mapping[str, Any]) -> Path:
         state = {name: part.state_dict() for name, part in parts.items()}
         state["random"] = {"cpu": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state_all()}
         torch.save(state, fresh / _STATE)
-        (fresh / "step.json").write_text(json.dumps({"step": step}) + "\n")
+        (fresh / "step.json").write_text(json.dumps({"step": step, "total_steps": total_steps}) + "\n")
         shutil.rmtree(target, ignore_errors=True)
         fresh.rename(target)
-    except OSError as error:
-        raise OutputError(f"cannot write {str(target)!r}: {error.strerror or error}") from error
+    except (OSError, RuntimeError) as error:  # torch.save says with a RuntimeError that the disk is full.
+        raise OutputError(f"cannot write {str(target)!r}: {error}") from error
     for old in _saved(folder)[:-_KEPT]:
         shutil.rmtree(old, ignore_errors=True)
     return target
 
 
-def load_checkpoint(folder: Path, parts: Mapping[str, Any], device: str) -> int:
-    """Restore the last checkpoint in `folder` and return its step.
+def load_checkpoint(folder: Path, parts: Mapping[str, Any], device: str) -> Resumed:
+    """Restore the last checkpoint in `folder`.
 
     Raises:
         OutputError: there is none, or it does not fit.
     """
     saved = _saved(folder)
     if not saved:
-        raise OutputError(f"there is no checkpoint in {str(folder)!r} to resume from; set resume to false")
+        raise OutputError(f"there is no checkpoint in {str(folder)!r} to resume from; start anew with overwrite=true")
     try:
         state = torch.load(saved[-1] / _STATE, map_location=device, weights_only=True)
         for name, part in parts.items():
@@ -53,8 +61,8 @@ def load_checkpoint(folder: Path, parts: Mapping[str, Any], device: str) -> int:
         torch.set_rng_state(state["random"]["cpu"].cpu())
         if torch.cuda.is_available():
             torch.cuda.set_rng_state_all([one.cpu() for one in state["random"]["cuda"]])
-        return int(json.loads((saved[-1] / "step.json").read_text())["step"])
-    except (OSError, KeyError, ValueError, RuntimeError) as error:
+        return Resumed(**json.loads((saved[-1] / "step.json").read_text()))
+    except (OSError, KeyError, TypeError, ValueError, RuntimeError) as error:
         raise OutputError(f"{str(saved[-1])!r} can't be resumed from: {error}") from error
 
 

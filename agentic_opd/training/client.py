@@ -25,9 +25,15 @@ class TrainerClient:
     same `group_overrides["group_id"]`, and the API can't tell. `duplicates` counts them; such a batch is smaller.
     """
 
-    def __init__(self, config: TrainerConfig) -> None:
-        """Make a client; nothing is asked yet."""
+    def __init__(self, config: TrainerConfig, *, is_known: bool = False) -> None:
+        """Make a client; nothing is asked yet.
+
+        Args:
+            config: What is registered.
+            is_known: Whether an API that is at our step already knows all of that, from the run that is resumed.
+        """
         self._config = config
+        self._is_known = is_known
         self.duplicates = 0
         self._seen: dict[str, None] = {}
         self._client = JsonClient(
@@ -37,8 +43,8 @@ class TrainerClient:
     async def register(self, step: int) -> None:
         """Present this trainer, which is at `step`. The first request for a batch opens the API to environments.
 
-        An API that an earlier run has left at another step, or with batches of another size, is reset, and what it had
-        queued is dropped: it counts batches that no trainer has, so environments would end before the trainer does.
+        An API that holds another run's registration, or is at another step, is reset, and what it had queued is
+        dropped: it would tell environments the other run's last step, or count batches that no trainer has.
 
         Raises:
             ServerRequestError: the API refused it.
@@ -60,6 +66,7 @@ class TrainerClient:
                 await self._reset_what_is_not(step)
                 await self._client.post("/register", registration)
                 if (await self._client.get("/info"))["batch_size"] > 0:
+                    self._is_known = True
                     return
                 await self._reset()  # A group that came between the two keeps the API from taking a registration in.
             except ServerUnreachableError as error:
@@ -70,12 +77,14 @@ class TrainerClient:
 
     async def _reset_what_is_not(self, step: int) -> None:
         status, info = await self._client.get("/status"), await self._client.get("/info")
-        found, ours = (status["current_step"], info["batch_size"]), (step, self._config.batch_size)
-        if info["batch_size"] > 0 and found != ours:
+        found = status["current_step"], info["batch_size"], info["max_token_len"]
+        ours = step, self._config.batch_size, self._config.max_token_len
+        if info["batch_size"] > 0 and (found != ours or not self._is_known):
             logger.warning(
-                "the trajectory API is at step %d with batches of %d, this trainer at %d with batches of %d: it is "
-                "reset, and the groups that it has queued are dropped (%d, and batches that it has made up already)",
-                *(*found, *ours, status["queue_size"]),
+                "the trajectory API is at step %d with batches of %d, left by %s; this trainer is at step %d with "
+                "batches of %d: it is reset, and the groups that it has queued are dropped (%d, and batches that it "
+                "has made up already)",
+                *(*found[:2], "this run" if self._is_known else "another run", *ours[:2], status["queue_size"]),
             )
             await self._reset()
 
@@ -84,7 +93,7 @@ class TrainerClient:
             await self._client.get("/reset_data")
 
     async def batch(self, step: int) -> list[dict[str, Any]]:
-        """The next batch, a list of scored groups, for the trainer's `step`.
+        """The next batch, a list of scored groups, for the trainer's `step`; empty where all of them came before.
 
         Raises:
             ServerRequestError: the API refused it.
@@ -98,14 +107,13 @@ class TrainerClient:
                     logger.warning("the trajectory API is away, waiting for it: %s", error)
                 said = True
                 await asyncio.sleep(_PATIENCE_S)
+                await self.register(step)  # The batch may have gone down with the answer: then the API is a step ahead.
                 continue
             if answer.get("status") == "error":
                 logger.warning("the trajectory API knows no trainer (it was restarted): registering again")
                 await self.register(step)
             elif answer["batch"] is not None:
-                fresh = [group for group in answer["batch"] if self._is_fresh(group)]
-                if fresh:
-                    return fresh
+                return [group for group in answer["batch"] if self._is_fresh(group)]
             await asyncio.sleep(_POLL_S)
 
     def _is_fresh(self, group: Mapping[str, Any]) -> bool:

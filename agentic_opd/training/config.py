@@ -51,6 +51,7 @@ class TrainerConfig(BaseModel):
     model: str = Field(description="Checkpoint to start from: a folder or a name on the hub.")
     output_dir: Path = Field(default=Path("runs/train"), description="Where checkpoints and metrics.jsonl are written.")
     resume: bool = Field(default=False, description="Continue from the last checkpoint in output_dir.")
+    overwrite: bool = Field(default=False, description="Replace what an earlier run left there; resume goes before it.")
     device: str = Field(default="auto", description="cuda, cpu, or auto: cuda where there is one.")
     precision: Literal["fp32", "bf16"] = Field(default="fp32", description="Of the forward pass; weights stay float32.")
     seed: int = Field(default=0, ge=0, description="Of the order of minibatches, and of new adapters' weights.")

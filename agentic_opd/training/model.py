@@ -1,15 +1,20 @@
 """The trained model: loading it, adapters, and a checkpoint that vLLM can read."""
 
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from agentic_opd.errors import ConfigError
+from agentic_opd.errors import ConfigError, OutputError
 from agentic_opd.training.config import TrainerConfig
+
+_WEIGHTS = re.compile(r"\.(safetensors|bin|pt|pth|gguf|h5|msgpack|onnx)$|\.index\.json$")
+"""Names of files that hold weights, or say which file holds which; all else that lies beside them is small."""
 
 
 def pick_device(name: str) -> str:
@@ -92,7 +97,17 @@ def save_weights(model: Any, source: str, folder: Path) -> None:
         model: The trained model.
         source: Where it came from: a local folder's tokenizer and configuration are copied along.
         folder: The checkpoint's folder; one that is there is replaced.
+
+    Raises:
+        OutputError: it can't be written.
     """
+    try:
+        _write_weights(model, source, folder)
+    except (OSError, SafetensorError) as error:
+        raise OutputError(f"cannot write {str(folder)!r}: {error}") from error
+
+
+def _write_weights(model: Any, source: str, folder: Path) -> None:
     fresh = folder.with_name(folder.name + ".new")
     shutil.rmtree(fresh, ignore_errors=True)
     base = model.get_base_model() if hasattr(model, "merge_adapter") else model
@@ -104,7 +119,7 @@ def save_weights(model: Any, source: str, folder: Path) -> None:
             state[f"{name}.weight"] = merged.detach().cpu()
     base.save_pretrained(fresh, state_dict=state, safe_serialization=True)
     for file in Path(source).glob("*") if Path(source).is_dir() else ():
-        if file.is_file() and file.suffix != ".safetensors" and not (fresh / file.name).exists():
+        if file.is_file() and not _WEIGHTS.search(file.name) and not (fresh / file.name).exists():
             shutil.copyfile(file, fresh / file.name)
     shutil.rmtree(folder, ignore_errors=True)
     fresh.rename(folder)

@@ -65,11 +65,11 @@ class WeightPusher:
         key = given.get_secret_value() if given else os.environ.get("VLLM_API_KEY")
         self._clients = [JsonClient(url, key, retry_s=config.server_retry_s) for url in config.vllm_urls]
 
-    async def push(self, model: Any, version: int, probe: Probe) -> float | None:
+    async def push(self, model: Any, version: int, probe: Probe | None) -> float | None:
         """Write the weights as `version`, load them on all servers, and probe them.
 
         Returns:
-            The largest difference in nats; None where there is no server.
+            The largest difference in nats; None where there is no server or no probe.
 
         Raises:
             PushMismatchError: a server's logprobs are not the trainer's.
@@ -82,8 +82,8 @@ class WeightPusher:
         await asyncio.to_thread(save_weights, model, self._config.model, folder)
         body = {"path": str(folder), "version": version}
         await asyncio.gather(*(client.post("/v1/opd/reload_weights", body) for client in self._clients))
-        worst = await self.compare(model, probe)
-        self._forget_old()
+        worst = None if probe is None else await self.compare(model, probe)
+        self._forget_old(folder)
         return worst
 
     async def compare(self, model: Any, probe: Probe) -> float:
@@ -113,9 +113,10 @@ class WeightPusher:
         for client in self._clients:
             await client.close()
 
-    def _forget_old(self) -> None:
-        pushed: Sequence[Path] = sorted(self._config.weights_dir.glob("step-??????"))
-        for folder in pushed[: -self._config.pushes_kept]:
+    def _forget_old(self, newest: Path) -> None:
+        """Later ones, which another run left here, are no reason to remove what was written just now."""
+        pushed: Sequence[Path] = sorted(newest.parent.glob("step-??????"))
+        for folder in pushed[: pushed.index(newest) + 1][: -self._config.pushes_kept]:
             shutil.rmtree(folder, ignore_errors=True)
 
 

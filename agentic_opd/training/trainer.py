@@ -7,6 +7,7 @@ import argparse
 import asyncio
 import json
 import logging
+import shutil
 import signal
 import sys
 import textwrap
@@ -17,6 +18,7 @@ from typing import Any
 
 import torch
 
+from agentic_opd.errors import OutputError
 from agentic_opd.exit_codes import EXIT_OK, exit_code
 from agentic_opd.flags import HelpFormatter, describe, value_kind
 from agentic_opd.training.batch import TrainBatch, make_batch
@@ -38,9 +40,12 @@ class Trainer:
 
         Raises:
             ConfigError: the model or the device is not to be had.
-            OutputError: there is no checkpoint to resume from.
+            OutputError: there is no checkpoint to resume from; or an earlier run's output is there, and neither
+                `resume` nor `overwrite` is set.
         """
         self.config = config
+        self.checkpoints, self.metrics = config.output_dir / "checkpoints", config.output_dir / "metrics.jsonl"
+        self._make_room()
         torch.manual_seed(config.seed)
         self.device = pick_device(config.device)
         if self.device == "cpu":
@@ -51,13 +56,15 @@ class Trainer:
             trained, lr=config.lr, betas=config.adam_betas, weight_decay=config.weight_decay
         )
         self.parts = {"model": self.model, "optimizer": self.optimizer}
-        self.checkpoints = config.output_dir / "checkpoints"
-        self.step = load_checkpoint(self.checkpoints, self.parts, self.device) if config.resume else 0
-        self.client = TrainerClient(config)
+        earlier = load_checkpoint(self.checkpoints, self.parts, self.device) if config.resume else None
+        self.step = earlier.step if earlier else 0
+        self.client = TrainerClient(config, is_known=earlier is not None and earlier.total_steps == config.total_steps)
         self.pusher = WeightPusher(config, self.device)
 
     async def run(self) -> None:
         """Train until the last step; the final weights are in `output_dir/final`.
+
+        The servers get today's weights before the first batch: they may hold another run's, or the first ones again.
 
         Raises:
             AlignmentError: a batch is misaligned.
@@ -67,17 +74,36 @@ class Trainer:
         config = self.config
         config.output_dir.mkdir(parents=True, exist_ok=True)
         try:
+            await self.pusher.push(self.model, self.step, None)
             await self.client.register(self.step)
             while self.step < config.total_steps:
                 await self._step(await self.client.batch(self.step))
                 if self.step % config.save_every == 0 or self.step == config.total_steps:
-                    await asyncio.to_thread(save_checkpoint, self.checkpoints, self.step, self.parts)
+                    to = (self.checkpoints, self.step, config.total_steps, self.parts)
+                    await asyncio.to_thread(save_checkpoint, *to)
             await asyncio.to_thread(save_weights, self.model, config.model, config.output_dir / "final")
         finally:
             await self.client.close()
             await self.pusher.close()
 
+    def _make_room(self) -> None:
+        """See to it that the lines and checkpoints of two runs do not mix."""
+        config = self.config
+        if config.resume or not (self.metrics.exists() or self.checkpoints.exists()):
+            return
+        if not config.overwrite:
+            raise OutputError(
+                f"{str(config.output_dir)!r} holds an earlier run. Continue it with resume=true, replace it with "
+                "overwrite=true, or choose another output_dir."
+            )
+        shutil.rmtree(self.checkpoints, ignore_errors=True)
+        self.metrics.unlink(missing_ok=True)
+
     async def _step(self, groups: Sequence[Mapping[str, Any]]) -> None:
+        if not groups:  # All of them came twice. The API counts such a batch, and environments end by its count.
+            self.step += 1
+            self._log({"groups": 0, "duplicates": self.client.duplicates})
+            return
         config, start = self.config, time.monotonic()
         batch, lr = make_batch(groups), config.lr_at(self.step)
         for parameters in self.optimizer.param_groups:
@@ -109,8 +135,11 @@ class Trainer:
         shown = ("loss", "score_mean", "gap_mean", "scored_tokens", "logprob_drift", "grad_norm", "staleness")
         line = ", ".join(f"{name} {metrics[name]:.4g}" for name in shown if name in metrics)
         logger.info("step %d of %d: %s", self.step, self.config.total_steps, line)
-        with (self.config.output_dir / "metrics.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"step": self.step, **metrics}) + "\n")
+        try:
+            with self.metrics.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"step": self.step, **metrics}) + "\n")
+        except OSError as error:
+            raise OutputError(f"cannot write to {str(self.metrics)!r}: {error.strerror or error}") from error
         if self.config.use_wandb:
             import wandb
 

@@ -97,7 +97,7 @@ def other_settings(args: argparse.Namespace) -> str | None:
     settings = {name: str(value) if isinstance(value := getattr(args, name), Path) else value for name in kept}
     path = args.out / "settings.json"
     before = json.loads(path.read_text()) if path.exists() else settings
-    if changed := [f"{name} {before[name]}" for name in kept if before[name] != settings[name]]:
+    if changed := [f"{name} {before.get(name)}" for name in kept if before.get(name) != settings[name]]:
         return f"{args.out} holds curves of other settings ({', '.join(changed)}); choose another --out"
     path.write_text(json.dumps(settings, indent=1) + "\n")
     return None
@@ -135,7 +135,7 @@ class Work:
         self.console = Console(stderr=True)
         self.sweep: Curves = read_curves(args.out / "sweep.json")
         self.curves: Curves = read_curves(args.out / "results.json")
-        self.starts: dict[int, Point] = {}
+        self.starts = {int(seed): points[0] for seeds in self.curves.values() for seed, points in seeds.items()}
 
     async def do(self) -> None:
         """Do what is missing, then show all of it."""
@@ -144,7 +144,7 @@ class Work:
         for mode in {tuned_as(mode): None for mode, _ in todo} if len(args.settings) > 1 else ():
             for setting in args.settings:
                 if str(setting) not in self.sweep.get(mode, {}):
-                    points = [n for n in args.points if 0 < n <= args.sweep_rollouts]
+                    points = sorted({n for n in args.points if 0 < n <= args.sweep_rollouts} | {args.sweep_rollouts})
                     curve = await self.curve(Run(mode, SWEEP_SEED, setting, args.sweep_rollouts), points)
                     self.sweep.setdefault(mode, {})[str(setting)] = curve
                     write_json(args.out / "sweep.json", self.sweep)

@@ -1,4 +1,4 @@
-"""An HTTP proxy on a port of its own that forwards to one server, keeps what passed, and can lose an answer."""
+"""An HTTP proxy on a port of its own that forwards to one server, keeps what passed, and can lose or hold answers."""
 
 import contextlib
 import gzip
@@ -35,6 +35,9 @@ class RecordingProxy:
     exchanges: list[Exchange] = field(default_factory=list)
     to_lose: list[str] = field(default_factory=list)
     """Paths: the next answer of each never reaches the client, though the server gave it."""
+    to_hold: list[str] = field(default_factory=list)
+    """Paths: the next answer of each waits until `release` is set."""
+    release: threading.Event = field(default_factory=threading.Event)
     lock: threading.Lock = field(default_factory=threading.Lock)
     under_way: set[object] = field(default_factory=set[object])
 
@@ -82,6 +85,11 @@ class RecordingProxy:
             is_lost = path in self.to_lose
             if is_lost:
                 self.to_lose.remove(path)
+            is_held = path in self.to_hold
+            if is_held:
+                self.to_hold.remove(path)
+        if is_held:
+            self.release.wait(60)
         return None if is_lost else (status, answer)
 
 

@@ -123,6 +123,8 @@ class Loop:
 
     steps: int
     trainer_s: float = 0.0
+    batch_size: int = BATCH_SIZE
+    counts: ServeCounts = field(default_factory=ServeCounts)
     trained: list[str] = field(default_factory=list)
     duplicates: int = 0
     made: int = 0
@@ -137,8 +139,10 @@ class Loop:
             api = TrajectoryApi(url)
             plan = ServePlan(describe("env"), 8, 3, None, False)
             hooks = ServeHooks(self.next_item, self.collect, self.ignore, self.ignore, lambda look: None, lambda: 1.0)
+            server = GroupServer(api, plan, hooks)
+            self.counts = server.counts
             try:
-                return await GroupServer(api, plan, hooks).run()
+                return await server.run()
             finally:
                 await api.close()
 
@@ -154,8 +158,7 @@ class Loop:
         pass
 
     async def train(self, url: str) -> None:
-        config = {"model": "none", "api_url": url, "batch_size": BATCH_SIZE, "total_steps": self.steps}
-        client = TrainerClient(TrainerConfig.model_validate(config))
+        client = TrainerClient(trainer_config(url, self.steps, self.batch_size))
         try:
             await client.register(0)
             for step in range(self.steps):
@@ -164,6 +167,11 @@ class Loop:
         finally:
             self.duplicates = client.duplicates
             await client.close()
+
+
+def trainer_config(url: str, steps: int, batch_size: int = BATCH_SIZE) -> TrainerConfig:
+    settings = {"model": "none", "api_url": url, "batch_size": batch_size, "total_steps": steps}
+    return TrainerConfig.model_validate(settings)
 
 
 def ids_of(groups: Sequence[dict[str, Any]]) -> list[str]:
@@ -242,3 +250,71 @@ def test_a_trainer_that_comes_back_at_an_earlier_step_gets_all_its_batches(tmp_p
         assert len(loop.trained) == 3 * BATCH_SIZE // GROUP_SIZE
         assert not set(in_hand) & set(loop.trained)
         assert counts.sent == len(sent(proxy.exchanges)) == api.received()
+
+
+def test_a_batch_of_nothing_new_is_a_step_too(tmp_path: Path) -> None:
+    """The API counts it, and `serve` ends by that count: a trainer that asked for another one would wait forever."""
+    loop = Loop(steps=4, batch_size=GROUP_SIZE)
+    with trajectory_api(tmp_path / "api.log") as api, recording_proxy(api.url) as proxy:
+        proxy.to_lose.append("/scored_data")
+        counts = asyncio.run(loop.run(proxy.url))
+        assert (counts.repeated, loop.duplicates) == (1, 1)
+        assert len(set(loop.trained)) == len(loop.trained) == 3
+
+
+def test_a_batch_whose_answer_was_lost_is_made_up_for(tmp_path: Path) -> None:
+    loop = Loop(steps=6, trainer_s=0.3)
+    with trajectory_api(tmp_path / "api.log") as api, recording_proxy(api.url) as proxy, ThreadPoolExecutor(1) as pool:
+        running = pool.submit(lambda: asyncio.run(loop.run(proxy.url)))
+        until(lambda: len(handed_out(proxy.exchanges)) >= 4)
+        proxy.to_lose += ["/batch"] * 2  # An HTTP client may ask once more by itself.
+        running.result(120)
+        assert not proxy.to_lose
+    assert len(set(loop.trained)) == len(loop.trained) == 6 * BATCH_SIZE // GROUP_SIZE
+
+
+def test_another_run_of_the_trainer_is_told_to_the_environments(tmp_path: Path) -> None:
+    """An API that has a queue takes no second registration in, and would tell them the earlier run's last step."""
+
+    async def run(api: Trajectories) -> None:
+        api.register_trainer(batch_size=BATCH_SIZE, num_steps=1, max_token_len=16384)
+        async with member(api.url, "env") as env:
+            await env.status()
+            await env.send(scripted_group(1))
+            for is_known, last_step, queued in ((True, 1, 1), (False, 80, 0)):
+                client = TrainerClient(trainer_config(api.url, steps=80), is_known=is_known)
+                await client.register(0)
+                assert api.ask("/batch") == {"batch": None}  # Opens the API to environments.
+                await client.close()
+                assert api.queue_size() == queued
+                async with member(api.url, "new") as new:
+                    assert (await new.ensure()).num_steps == last_step
+
+    with trajectory_api(tmp_path / "api.log") as api:
+        asyncio.run(run(api))
+
+
+def test_what_is_finished_is_sent_and_the_place_given_back_when_a_request_is_cancelled(tmp_path: Path) -> None:
+    """The cancelled request takes its connection along; the API behind the next one is asked who it is first."""
+    loop = Loop(steps=50)
+
+    async def run(url: str) -> None:
+        serving = asyncio.create_task(loop.serve(url))
+        await asyncio.to_thread(until, lambda: not proxy.to_hold)
+        await asyncio.sleep(0.5)  # More groups are finished meanwhile.
+        serving.cancel()
+        await asyncio.wait([serving])
+        assert serving.cancelled()
+
+    with trajectory_api(tmp_path / "api.log") as api, recording_proxy(api.url) as proxy:
+        api.register_trainer(batch_size=BATCH_SIZE, num_steps=50)
+        proxy.to_hold.append("/scored_data")
+        try:
+            asyncio.run(run(proxy.url))
+        finally:
+            proxy.release.set()
+        assert loop.counts.sent > 1
+        assert (loop.counts.repeated, loop.counts.unsent) == (1, 0)
+        assert api.received() == loop.counts.sent + 1
+        gone = {one.request["env_id"] for one in proxy.of("/disconnect-env")}
+        assert gone == {one.answer["env_id"] for one in proxy.of("/register-env") if one.answer["status"] == "success"}

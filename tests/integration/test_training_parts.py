@@ -1,5 +1,8 @@
 """The trainer's parts without servers: a step that learns, checkpoints that resume exactly."""
 
+import os
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +15,9 @@ from agentic_opd.training.batch import TrainBatch, make_batch
 from agentic_opd.training.checkpoint import load_checkpoint, save_checkpoint
 from agentic_opd.training.config import TrainerConfig
 from agentic_opd.training.model import load_model, logits_of, save_weights
-from agentic_opd.training.push import Probe
+from agentic_opd.training.push import Probe, WeightPusher
 from agentic_opd.training.step import train_step
+from agentic_opd.training.trainer import Trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -87,10 +91,10 @@ def test_a_checkpoint_resumes_exactly(tmp_path: Path) -> None:
     batch = make_rollout(model)
     for _ in range(2):
         train_step(model, optimizer, batch, config, "cpu")
-    save_checkpoint(tmp_path, 2, parts)
+    save_checkpoint(tmp_path, 2, 9, parts)
     straight = train_step(model, optimizer, batch, config, "cpu")
     resumed_model, resumed_optimizer, resumed_parts = fresh()
-    assert load_checkpoint(tmp_path, resumed_parts, "cpu") == 2
+    assert load_checkpoint(tmp_path, resumed_parts, "cpu") == (2, 9)
     assert train_step(resumed_model, resumed_optimizer, batch, config, "cpu") == straight
     for a, b in zip(model.parameters(), resumed_model.parameters(), strict=True):
         assert torch.equal(a, b)
@@ -109,6 +113,51 @@ def test_saved_weights_come_back_with_what_vllm_needs(tmp_path: Path) -> None:
     again = load_model(make_config(model=str(tmp_path / "saved")), "cpu")
     for name, value in model.state_dict().items():
         assert torch.equal(value, again.state_dict()[name]), name
+
+
+def test_no_other_weights_are_copied_along(tmp_path: Path) -> None:
+    """An index beside the one file that is written now would name files that are not there."""
+    source = tmp_path / "source"
+    shutil.copytree(POLICY_DIR, source)
+    old = ("model.safetensors.index.json", "model-00001-of-00002.safetensors", "pytorch_model.bin", "extra.gguf")
+    for name in old:
+        (source / name).write_text("{}")
+    save_weights(load_model(make_config(), "cpu"), str(source), tmp_path / "saved")
+    assert {path.name for path in (tmp_path / "saved").iterdir()} == {path.name for path in POLICY_DIR.iterdir()}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small disk")
+def test_a_full_disk_is_said(tmp_path: Path) -> None:
+    model = load_model(make_config(), "cpu")
+    parts = {"model": model}
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(tmp_path)], check=True)
+    try:
+        with pytest.raises(OutputError, match="cannot write"):
+            save_checkpoint(tmp_path, 1, 1, parts)
+        with pytest.raises(OutputError, match="cannot write"):
+            save_weights(model, str(POLICY_DIR), tmp_path / "weights")
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True)
+
+
+def test_two_runs_do_not_mix_in_one_folder(tmp_path: Path) -> None:
+    config = {"output_dir": str(tmp_path), "vllm_urls": []}
+    Trainer(make_config(**config))
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
+    save_checkpoint(tmp_path / "checkpoints", 70, 100, Trainer(make_config(**config, overwrite=True)).parts)
+    with pytest.raises(OutputError, match="holds an earlier run"):
+        Trainer(make_config(**config))
+    assert Trainer(make_config(**config, resume=True, overwrite=True)).step == 70
+    assert Trainer(make_config(**config, overwrite=True)).step == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_pushes_of_another_run_do_not_push_todays_out(tmp_path: Path) -> None:
+    pusher = WeightPusher(make_config(weights_dir=str(tmp_path), vllm_urls=["http://127.0.0.1:1"]), "cpu")
+    for step in (1, 2, 3, 90):
+        (tmp_path / f"step-{step:06d}").mkdir()
+    pusher._forget_old(tmp_path / "step-000003")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000002", "step-000003", "step-000090"]
 
 
 def test_adapters_are_merged_into_what_is_saved(tmp_path: Path) -> None:

@@ -96,9 +96,11 @@ def table_rows(request: TeacherRequest, top_k: int) -> TeacherRows:
 class TableTeacher:
     """Knows `next_token_logprobs`, as the policy of `make_episode` does; or fails with `error`."""
 
-    def __init__(self, max_model_len: int = 1000, error: Exception | None = None) -> None:
+    def __init__(
+        self, max_model_len: int = 1000, error: Exception | None = None, weight_version: int | None = None
+    ) -> None:
         self.info = ServerInfo("table", max_model_len, has_plugin=True, max_logprobs=VOCAB, vocab_size=VOCAB)
-        self.error = error
+        self.error, self.weight_version = error, weight_version
         self.requests: list[TeacherRequest] = []
         self.top_ks: list[int] = []
         self.closed = False
@@ -109,7 +111,7 @@ class TableTeacher:
         await asyncio.sleep(0)
         if self.error is not None:
             raise self.error
-        return TeacherReply(table_rows(request, top_k), 0.5, cached_tokens=4)
+        return TeacherReply(table_rows(request, top_k), 0.5, cached_tokens=4, weight_version=self.weight_version)
 
     async def close(self) -> None:
         self.closed = True

@@ -1,8 +1,11 @@
+import ast
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentic_opd.distill.leaks import leaks
+from agentic_opd.distill.leaks import _LINE, _segment, leaks
 
 TASK = """Write `fizzbuzz(n)` in solution.py: return 'Fizz' if n is divisible by 3, 'Buzz' if by 5, 'FizzBuzz' if by
 both, else str(n).
@@ -101,3 +104,24 @@ words = st.lists(st.from_regex(r"[a-z]{3,9}[,.;]?", fullmatch=True), min_size=1,
 @given(words, st.lists(asserts, max_size=4))
 def test_words_alone_never_leak(prose: str, expressions: list[str]) -> None:
     assert not leaks(prose, "".join(f"assert {expression}\n" for expression in expressions), "")
+
+
+def test_source_is_cut_out_as_the_parser_counts_it() -> None:
+    """Columns are bytes, and a form feed ends no line."""
+    source = "assert f('é', x) == 1\x0c\r\nassert (g(\n 'ü', 2)\n == 3)\rassert h('ß', [1,\x0c 2])"
+    lines = [line.encode() for line in _LINE.findall(source)]
+    nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.expr)]
+    assert len(nodes) > 10
+    for node in nodes:
+        assert _segment(lines, node) == ast.get_source_segment(source, node)
+
+
+def test_a_long_line_of_data_costs_time_in_proportion() -> None:
+    """It was the square once: ten lists of 3,000 numbers took ten seconds."""
+    taken: list[float] = []
+    for size in (1_000, 16_000):
+        source = f"from solution import f\nassert f({list(range(size))}) == 1\n"
+        start = time.process_time()
+        assert not leaks("Look at the order of the numbers.", source, "")
+        taken.append(time.process_time() - start)
+    assert taken[1] < 100 * taken[0]

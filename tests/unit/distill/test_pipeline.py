@@ -173,13 +173,16 @@ def test_noise_floor_is_unknown_where_it_can_not_be_measured() -> None:
     other = make_deps({}, teacher_is_policy=False)
     refusing = make_deps({}, TableTeacher(error=REFUSED))
     short = make_deps({}, TableTeacher(max_model_len=8))
+    newer = make_deps({}, TableTeacher(weight_version=8))
     for episode, deps in [
         (no_turns, make_deps({})),
         (make_episode(), other),
         (make_episode(), refusing),
         (make_episode(), short),
+        (replace(make_episode(), weight_version=7), newer),  # A push came between: the gap is no noise.
     ]:
         assert asyncio.run(noise_floor([episode], deps)) is None
+    assert asyncio.run(noise_floor([replace(make_episode(), weight_version=8)], newer)) is not None
     with pytest.raises(ServerUnreachableError):
         asyncio.run(noise_floor([make_episode()], make_deps({}, TableTeacher(error=GONE))))
 

@@ -82,10 +82,10 @@ BOTH = pytest.mark.parametrize(("path", "answer"), [("/v1/opd/score", plugin), (
 @pytest.mark.parametrize("top_k", [1, 5])
 def test_both_ways_give_the_same_rows(path: str, answer: Any, top_k: int) -> None:
     script = Script(answer)
-    rows, latency, cached = score(script, path, top_k)
+    rows, latency, cached, version = score(script, path, top_k)
     expected = table_rows(REQUEST, top_k)
     assert latency > 0
-    assert cached == (0 if path == "/v1/opd/score" else None)
+    assert (cached, version) == ((0, 0) if path == "/v1/opd/score" else (None, None))
     assert rows.actual_R.tolist() == expected.actual_R.tolist()
     assert rows.top_ids_RK.tolist() == expected.top_ids_RK.tolist()
     assert rows.top_logprobs_RK.tolist() == expected.top_logprobs_RK.tolist()
