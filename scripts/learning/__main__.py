@@ -8,7 +8,7 @@ a sweep chooses the learning rate and the batch size of each mode on a seed of i
 from which it is to differ in its hints alone. Then every seed trains. Along the way `evaluate` measures the pass rate
 without hints at temperature 1.
 
-    scripts/learn            the whole experiment: 2 to 3 hours on two cores; started again, it goes on where it was
+    scripts/learn            the whole experiment: under two hours on two cores; started again, it goes on where it was
     scripts/learn --quick    one seed, a few steps, no sweep: minutes; shows that everything runs, and proves nothing
 """
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import importlib
+import json
 import sys
 from pathlib import Path
 from random import Random
@@ -10,11 +11,12 @@ from typing import Any
 import pytest
 
 from agentic_opd.distill.judge import JudgeReply
+from agentic_opd.rollout.datasets.builtin_tasks import builtin_tasks
 from agentic_opd.types import TeacherRequest, Vote
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "scripts" / "learning"))
-controlled_env, laboratory, results = (
-    importlib.import_module(name) for name in ("controlled_env", "laboratory", "results")
+controlled_env, first_solutions, laboratory, results = (
+    importlib.import_module(name) for name in ("controlled_env", "first_solutions", "laboratory", "results")
 )
 Point = laboratory.Point
 
@@ -131,3 +133,24 @@ def test_the_committed_result_is_what_the_pages_show() -> None:
     assert (LEARNED / "results.md").read_text() == table
     for page in (LEARNED / "README.md", Path("README.md")):
         assert table in page.read_text(), page
+
+
+def test_first_solutions_are_told_from_repairs() -> None:
+    task = next(task for task in builtin_tasks() if task.task_id == "builtin/is_palindrome")
+    assert task.reference_solution is not None
+
+    def row(passed: bool, *texts: str | None) -> dict[str, Any]:
+        calls = [json.dumps({"path": "solution.py", "content": text}) if text else "{no JSON" for text in texts]
+        messages = [
+            {
+                "role": "assistant",
+                "content": "",
+                "tool_calls": [{"function": {"name": "write_file", "arguments": call}}],
+            }
+            for call in calls
+        ]
+        return {"task_id": task.task_id, "passed": passed, "messages": messages}
+
+    right, wrong = task.reference_solution, "def is_palindrome(s): return None"
+    rows = [row(True, right), row(True, None, right), row(True, wrong, right), row(False, wrong), row(False, None)]
+    assert asyncio.run(first_solutions.first_solutions(rows)) == (2, 1)

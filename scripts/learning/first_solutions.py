@@ -1,0 +1,66 @@
+"""Which first solutions pass, and which of the others are repaired: what is behind a pass rate.
+
+    .venv/bin/python scripts/learning/first_solutions.py runs/learn/*/seed-?-*/eval-000256/samples.jsonl
+
+A first solution is the first text that an episode wrote to solution.py; it is run against the hidden tests.
+"""
+
+import asyncio
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from agentic_opd.concurrency import gather_all
+from agentic_opd.config import RolloutConfig
+from agentic_opd.rollout.datasets.builtin_tasks import builtin_tasks
+from agentic_opd.rollout.sandboxes.sandbox import sandbox_factory
+from agentic_opd.rollout.verifier.verify import verify
+
+
+def first_solution(messages: Sequence[dict[str, Any]]) -> str | None:
+    """The first text that was written to solution.py; None where there was none."""
+    for call in (call for message in messages for call in message.get("tool_calls") or ()):
+        try:
+            arguments = json.loads(call["function"]["arguments"])
+        except json.JSONDecodeError:
+            continue  # What the model wrote is not always JSON.
+        if isinstance(arguments, dict) and arguments.get("path") == "solution.py" and "content" in arguments:
+            return str(arguments["content"])
+    return None
+
+
+async def first_solutions(rows: Sequence[dict[str, Any]]) -> tuple[int, int]:
+    """How many first solutions pass, and how many of the other episodes pass in the end.
+
+    Args:
+        rows: Lines of a samples.jsonl of the built-in tasks.
+    """
+    config, tasks = RolloutConfig(), {task.task_id: task for task in builtin_tasks()}
+    new_sandbox, slots = sandbox_factory(config), asyncio.Semaphore(8)
+    firsts = [(row["task_id"], first_solution(row["messages"])) for row in rows]
+    different = sorted({(task_id, text) for task_id, text in firsts if text is not None})
+
+    async def passes(task_id: str, text: str) -> bool:
+        async with slots:
+            files = {"solution.py": text.encode()}
+            verification = await verify(tasks[task_id], new_sandbox, files, config.verify_timeout_s)
+            return verification.passed == verification.total
+
+    verdicts = await gather_all(passes(task_id, text) for task_id, text in different)
+    passing = {kind for kind, passed in zip(different, verdicts, strict=True) if passed}
+    repaired = sum(row["passed"] and first not in passing for row, first in zip(rows, firsts, strict=True))
+    return sum(first in passing for first in firsts), repaired
+
+
+def main() -> None:
+    """A line for each file."""
+    for name in sys.argv[1:]:
+        rows = [json.loads(line) for line in Path(name).read_text().splitlines()]
+        passing, repaired = asyncio.run(first_solutions(rows))
+        print(f"{name}: {passing} of {len(rows)} pass at once, {repaired} of the other {len(rows) - passing} later")
+
+
+if __name__ == "__main__":
+    main()
