@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections import Counter
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
@@ -53,7 +54,11 @@ def grown(group: dict[str, Any], index: int, random: Random) -> dict[str, Any]:
         arrays[name] = [varied(value, random) for value in arrays[name]]
     one = {name: [values] for name, values in arrays.items()}
     overrides = {**group["overrides"][index], "opd": {"turns": turns}}
-    return {**group, **one, "scores": [group["scores"][index]], "messages": [messages], "overrides": [overrides]}
+    counted = {**group["group_overrides"]["opd"], "outcomes": Counter(turn["outcome"] for turn in turns)}
+    return {
+        **{**group, **one, "scores": [group["scores"][index]], "messages": [messages], "overrides": [overrides]},
+        "group_overrides": {**group["group_overrides"], "opd": counted},
+    }
 
 
 @pytest.fixture(scope="module")
