@@ -93,7 +93,9 @@ def wrong_values(error: ValidationError, section: str = "", known: Sequence[str]
         if entry["type"] == "extra_forbidden":
             lines.append(f"{where} is unknown{nearest(where, known)}")
             continue
-        got = "" if not entry["loc"] or "key" in where else f", got {entry['input']!r}"
+        # What is missing has all other settings as its input, keys among them.
+        is_shown = entry["loc"] and entry["type"] != "missing" and "key" not in where
+        got = "" if not is_shown else f", got {entry['input']!r}"
         lines.append(f"{where or 'settings'}: {entry['msg'].removeprefix('Value error, ')}{got}")
     return lines
 

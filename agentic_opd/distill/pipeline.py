@@ -6,7 +6,6 @@ Each step may end the turn; where it ended is the turn's one `TurnOutcome`. A de
 outcome: it stops the run (ServerUnreachableError), and nothing half done is kept.
 """
 
-import asyncio
 import logging
 import time
 from collections.abc import Sequence
@@ -158,8 +157,7 @@ async def _distil_turn(
     reply = await _judged(pair, deps, config)
     if isinstance(reply, ServerError):
         return start.ended(TurnOutcome.JUDGE_ERROR, reply)
-    verdict = await asyncio.to_thread(  # Tests of megabytes take a while to search for quotations.
-        verdict_of,
+    verdict = verdict_of(
         reply.votes,
         config.prm_votes,
         config.hint_vote_rule,

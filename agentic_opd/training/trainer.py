@@ -45,7 +45,7 @@ class Trainer:
         """
         self.config = config
         self.checkpoints, self.metrics = config.output_dir / "checkpoints", config.output_dir / "metrics.jsonl"
-        self._make_room()
+        self._check_room()
         torch.manual_seed(config.seed)
         self.device = pick_device(config.device)
         if self.device == "cpu":
@@ -60,6 +60,9 @@ class Trainer:
         self.step = earlier.step if earlier else 0
         self.client = TrainerClient(config, is_known=earlier is not None and earlier.total_steps == config.total_steps)
         self.pusher = WeightPusher(config, self.device)
+        if config.overwrite and not config.resume:  # Last of all: a model that can't be loaded costs no earlier run.
+            shutil.rmtree(self.checkpoints, ignore_errors=True)
+            self.metrics.unlink(missing_ok=True)
 
     async def run(self) -> None:
         """Train until the last step; the final weights are in `output_dir/final`.
@@ -86,18 +89,14 @@ class Trainer:
             await self.client.close()
             await self.pusher.close()
 
-    def _make_room(self) -> None:
-        """See to it that the lines and checkpoints of two runs do not mix."""
+    def _check_room(self) -> None:
+        """Refuse to mix the lines and checkpoints of two runs."""
         config = self.config
-        if config.resume or not (self.metrics.exists() or self.checkpoints.exists()):
-            return
-        if not config.overwrite:
+        if not (config.resume or config.overwrite) and (self.metrics.exists() or self.checkpoints.exists()):
             raise OutputError(
                 f"{str(config.output_dir)!r} holds an earlier run. Continue it with resume=true, replace it with "
                 "overwrite=true, or choose another output_dir."
             )
-        shutil.rmtree(self.checkpoints, ignore_errors=True)
-        self.metrics.unlink(missing_ok=True)
 
     async def _step(self, groups: Sequence[Mapping[str, Any]]) -> None:
         if not groups:  # All of them came twice. The API counts such a batch, and environments end by its count.

@@ -148,6 +148,9 @@ def test_two_runs_do_not_mix_in_one_folder(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="holds an earlier run"):
         Trainer(make_config(**config))
     assert Trainer(make_config(**config, resume=True, overwrite=True)).step == 70
+    with pytest.raises(ConfigError, match="can't be loaded"):
+        Trainer(make_config(**config, overwrite=True, model=str(tmp_path / "none")))
+    assert (tmp_path / "checkpoints" / "step-000070").exists()
     assert Trainer(make_config(**config, overwrite=True)).step == 0
     assert list(tmp_path.iterdir()) == []
 

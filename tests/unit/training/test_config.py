@@ -76,6 +76,13 @@ def test_wrong_pairs_are_named(pair: str, said: str) -> None:
         read_config(ROOT / "configs" / "train_demo.yaml", [pair])
 
 
+def test_no_key_is_shown_where_another_setting_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "train.yaml").write_text("vllm_api_key: s3cret\nlr: 1\n")
+    with pytest.raises(ConfigError, match="model: Field required") as caught:
+        read_config(tmp_path / "train.yaml", [])
+    assert "s3cret" not in str(caught.value)
+
+
 def test_each_setting_says_what_it_is() -> None:
     names = [name for name, _, _ in all_settings()]
     assert {"lr", "loss", "loss.grpo"} <= set(names)
