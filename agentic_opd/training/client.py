@@ -2,18 +2,28 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
 from agentic_opd.errors import ServerUnreachableError
 from agentic_opd.http import JsonClient
+from agentic_opd.notices import Notices
 from agentic_opd.training.config import TrainerConfig
 
 logger = logging.getLogger(__name__)
 
 _POLL_S = 0.2
 _PATIENCE_S = 1.0
+_LONG_S = 60.0
+"""So long without a batch is worth a word."""
+_WAITING = "waiting for the trajectory API"
+_NO_BATCH = "waiting for a batch"
+_NO_BATCH_HINT = (
+    "Groups come from environments: is one serving to this trajectory API? `serve` ends once the API has counted the "
+    "last batch; after that, a trainer or an API that was started again needs it to be started again too."
+)
 _REMEMBERED = 100_000
 """Groups whose ids are kept, to know them again."""
 
@@ -23,6 +33,7 @@ class TrainerClient:
 
     A group that comes twice is handed out once: where the API's answer to it was lost, `serve` sends it again, with the
     same `group_overrides["group_id"]`, and the API can't tell. `duplicates` counts them; such a batch is smaller.
+    A batch whose answer was lost is gone, and the API has counted it: `lost_batches` counts it too, as an empty step.
     """
 
     def __init__(self, config: TrainerConfig, *, is_known: bool = False) -> None:
@@ -34,7 +45,10 @@ class TrainerClient:
         """
         self._config = config
         self._is_known = is_known
+        self._is_registered = False
         self.duplicates = 0
+        self.lost_batches = 0
+        self._notices = Notices()
         self._seen: dict[str, None] = {}
         self._client = JsonClient(
             config.api_url, retry_s=0.0, hint="run-api --host 127.0.0.1 --port PORT starts a trajectory API."
@@ -60,26 +74,26 @@ class TrainerClient:
             "starting_step": step,
             "num_steps": config.total_steps,
         }
-        said = False
         while True:
             try:
                 await self._reset_what_is_not(step)
                 await self._client.post("/register", registration)
                 if (await self._client.get("/info"))["batch_size"] > 0:
-                    self._is_known = True
+                    self._is_known = self._is_registered = True
+                    self._notices.forget(_WAITING)
                     return
                 await self._reset()  # A group that came between the two keeps the API from taking a registration in.
             except ServerUnreachableError as error:
-                if not said:
-                    logger.warning("waiting for the trajectory API: %s", error)
-                said = True
+                self._notices.say_once(_WAITING, str(error))
                 await asyncio.sleep(_PATIENCE_S)
 
     async def _reset_what_is_not(self, step: int) -> None:
         status, info = await self._client.get("/status"), await self._client.get("/info")
         found = status["current_step"], info["batch_size"], info["max_token_len"]
         ours = step, self._config.batch_size, self._config.max_token_len
-        if info["batch_size"] > 0 and (found != ours or not self._is_known):
+        # Once we have registered, an API that is ahead of us holds batches for us, or lost one on the way.
+        is_same = found[1:] == ours[1:] and (found[0] >= step if self._is_registered else found[0] == step)
+        if info["batch_size"] > 0 and not (is_same and self._is_known):
             logger.warning(
                 "the trajectory API is at step %d with batches of %d, left by %s; this trainer is at step %d with "
                 "batches of %d: it is reset, and the groups that it has queued are dropped (%d, and batches that it "
@@ -93,28 +107,44 @@ class TrainerClient:
             await self._client.get("/reset_data")
 
     async def batch(self, step: int) -> list[dict[str, Any]]:
-        """The next batch, a list of scored groups, for the trainer's `step`; empty where all of them came before.
+        """The next batch, a list of scored groups, for the trainer's `step`.
+
+        Empty where all of them came before, or where the API counts a batch for this step that was lost on its way.
 
         Raises:
             ServerRequestError: the API refused it.
         """
-        said = False
+        start = time.monotonic()
         while True:
             try:
-                answer = await self._client.get("/batch")
+                batch = await self._ask_for_batch(step)
             except ServerUnreachableError as error:
-                if not said:
-                    logger.warning("the trajectory API is away, waiting for it: %s", error)
-                said = True
+                self._notices.say_once(_WAITING, str(error))
                 await asyncio.sleep(_PATIENCE_S)
-                await self.register(step)  # The batch may have gone down with the answer: then the API is a step ahead.
-                continue
-            if answer.get("status") == "error":
-                logger.warning("the trajectory API knows no trainer (it was restarted): registering again")
                 await self.register(step)
-            elif answer["batch"] is not None:
-                return [group for group in answer["batch"] if self._is_fresh(group)]
+                continue
+            self._notices.forget(_WAITING)
+            if batch is not None:
+                self._notices.forget(_NO_BATCH)
+                return batch
+            if time.monotonic() - start > _LONG_S:
+                self._notices.say_once(_NO_BATCH, f"at least {_LONG_S:g} s by now. {_NO_BATCH_HINT}")
             await asyncio.sleep(_POLL_S)
+
+    async def _ask_for_batch(self, step: int) -> list[dict[str, Any]] | None:
+        answer = await self._client.get("/batch")
+        if answer.get("status") == "error":
+            logger.warning("the trajectory API knows no trainer (it was restarted): registering again")
+            await self.register(step)
+            return None
+        if answer["batch"] is not None:
+            return [group for group in answer["batch"] if self._is_fresh(group)]
+        # It has nothing in hand now, so what it counts more than we have seen went down with an answer.
+        if (await self._client.get("/status"))["current_step"] <= step:
+            return None
+        self.lost_batches += 1
+        logger.warning("the batch of step %d was lost with an answer of the trajectory API: no update", step + 1)
+        return []
 
     def _is_fresh(self, group: Mapping[str, Any]) -> bool:
         group_id = (group.get("group_overrides") or {}).get("group_id")

@@ -28,6 +28,11 @@ TRAINER_METRICS = (
     Metric("score_mean", "score", "mean of the batch's scores"),
     Metric("groups", "groups", "in this batch"),
     Metric("duplicates", "groups", "that came twice and were left out, since the start"),
+    Metric(
+        "lost_batches",
+        "batches",
+        "that the API counts but whose answer never came, since the start: each is a step without an update",
+    ),
     Metric("staleness", "steps", "how many of the trainer's steps the weights that sampled the batch are behind, mean"),
     Metric("lr", "none", "learning rate of the step"),
     Metric("step_s", "s", "all updates of the step"),

@@ -99,9 +99,10 @@ class Trainer:
             )
 
     async def _step(self, groups: Sequence[Mapping[str, Any]]) -> None:
-        if not groups:  # All of them came twice. The API counts such a batch, and environments end by its count.
+        missed = {"duplicates": self.client.duplicates, "lost_batches": self.client.lost_batches}
+        if not groups:  # The API counts such a batch, and environments end by its count.
             self.step += 1
-            self._log({"groups": 0, "duplicates": self.client.duplicates})
+            self._log({"groups": 0, **missed})
             return
         config, start = self.config, time.monotonic()
         batch, lr = make_batch(groups), config.lr_at(self.step)
@@ -111,7 +112,7 @@ class Trainer:
         epochs = [await self._epoch(batch, order) for _ in range(config.epochs_per_batch)]
         metrics = {**epochs[0], "loss_last": epochs[-1]["loss"], "grad_norm_last": epochs[-1]["grad_norm"]}
         metrics |= {"lr": lr, "score_mean": float(batch.scores_B.mean()), **_staleness(groups, self.step)}
-        metrics |= {"groups": len(groups), "duplicates": self.client.duplicates}
+        metrics |= {"groups": len(groups), **missed}
         self.step += 1
         metrics["step_s"] = time.monotonic() - start
         if self.step % config.push_every == 0 or self.step == config.total_steps:

@@ -34,7 +34,7 @@ class RecordingProxy:
     url: str = ""
     exchanges: list[Exchange] = field(default_factory=list)
     to_lose: list[str] = field(default_factory=list)
-    """Paths: the next answer of each never reaches the client, though the server gave it."""
+    """Paths: the next answer of each never reaches the client, though the server gave it. No batch is no answer."""
     to_hold: list[str] = field(default_factory=list)
     """Paths: the next answer of each waits until `release` is set."""
     release: threading.Event = field(default_factory=threading.Event)
@@ -82,7 +82,7 @@ class RecordingProxy:
         plain = gzip.decompress(body) if headers.get("Content-Encoding") == "gzip" else body
         with self.lock:
             self.exchanges.append(Exchange(path, parsed(plain), status, parsed(answer)))
-            is_lost = path in self.to_lose
+            is_lost = path in self.to_lose and self.exchanges[-1].answer != {"batch": None}
             if is_lost:
                 self.to_lose.remove(path)
             is_held = path in self.to_hold
