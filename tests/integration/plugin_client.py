@@ -35,6 +35,13 @@ def ask(server: LocalServer, path: str, body: Any = None, key: str | None = None
             return Reply(error.code, json.load(error))
 
 
+def running_requests(server: LocalServer) -> float:
+    """Requests that the engine is at work on."""
+    with urllib.request.urlopen(f"{server.base_url}/metrics", timeout=30) as answer:
+        lines = answer.read().decode().splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:num_requests_running{"))
+
+
 class Scored(NamedTuple):
     """One decoded result."""
 

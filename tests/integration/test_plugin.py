@@ -16,7 +16,7 @@ from atroposlib.envs.server_handling.vllm_server import VLLMServer
 from agentic_opd.serving.local import LocalServer
 
 from .conftest import MODEL, ROOT, Forward
-from .plugin_client import TOLERANCE, ask, check, random_ids, score
+from .plugin_client import TOLERANCE, ask, check, random_ids, running_requests, score
 
 pytestmark = pytest.mark.vllm
 
@@ -197,12 +197,6 @@ def test_bad_requests_are_refused(vllm_server: LocalServer, path: str, body: Any
     reply = ask(vllm_server, path, body)
     assert reply.status in (400, 403)
     assert field in f"{reply.body['error']['field']} {reply.body['error']['message']}"
-
-
-def running_requests(server: LocalServer) -> float:
-    with urllib.request.urlopen(f"{server.base_url}/metrics", timeout=30) as answer:
-        lines = answer.read().decode().splitlines()
-    return sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:num_requests_running{"))
 
 
 def test_what_nobody_waits_for_is_not_sampled_on(vllm_server: LocalServer) -> None:

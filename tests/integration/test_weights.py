@@ -6,6 +6,7 @@ import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,7 +17,7 @@ from safetensors.numpy import load_file, save_file
 from agentic_opd.serving.local import LocalServer
 
 from .conftest import MODEL, ROOT, Forward, StartVllm
-from .plugin_client import Scored, ask, check, random_ids, score
+from .plugin_client import Scored, ask, check, random_ids, running_requests, score
 
 pytestmark = pytest.mark.vllm
 
@@ -104,11 +105,13 @@ def test_a_dead_engine_is_an_error_of_the_server(guarded: Guarded) -> None:
     with ThreadPoolExecutor(1) as pool:
         body = {"prompt": [1, 2, 3], "max_tokens": 8000, "ignore_eos": True}
         sampled = pool.submit(ask, guarded.server, "/generate", body, KEY)
-        time.sleep(1)
-
+        deadline = time.monotonic() + 60
+        while not running_requests(guarded.server) and time.monotonic() < deadline:
+            time.sleep(0.05)
         os.kill(engines[0], signal.SIGKILL)
-        assert sampled.result().status >= 500
-    guarded.server.process.wait(30)
+        with suppress(OSError):  # The server may end before it has said so.
+            assert sampled.result().status >= 500
+    guarded.server.process.wait(60)
 
 
 def comm(pid: int) -> bytes:
