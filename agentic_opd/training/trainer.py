@@ -57,7 +57,9 @@ class Trainer:
         )
         self.parts = {"model": self.model, "optimizer": self.optimizer}
         earlier = load_checkpoint(self.checkpoints, self.parts, self.device) if config.resume else None
-        self.step = earlier.step if earlier else 0
+        self.step = self._saved_step = earlier.step if earlier else 0
+        self._is_busy = self._is_stopping = False
+        self._running: asyncio.Task[Any] | None = None
         self.client = TrainerClient(config, is_known=earlier is not None and earlier.total_steps == config.total_steps)
         self.pusher = WeightPusher(config, self.device)
         if config.overwrite and not config.resume:  # Last of all: a model that can't be loaded costs no earlier run.
@@ -68,6 +70,7 @@ class Trainer:
         """Train until the last step; the final weights are in `output_dir/final`.
 
         The servers get today's weights before the first batch: they may hold another run's, or the first ones again.
+        When it is cancelled between two steps, as `stop` does, it saves a checkpoint first.
 
         Raises:
             AlignmentError: a batch is misaligned.
@@ -76,18 +79,42 @@ class Trainer:
         """
         config = self.config
         config.output_dir.mkdir(parents=True, exist_ok=True)
+        self._running = asyncio.current_task()
         try:
             await self.pusher.push(self.model, self.step, None)
             await self.client.register(self.step)
             while self.step < config.total_steps:
-                await self._step(await self.client.batch(self.step))
-                if self.step % config.save_every == 0 or self.step == config.total_steps:
-                    to = (self.checkpoints, self.step, config.total_steps, self.parts)
-                    await asyncio.to_thread(save_checkpoint, *to)
+                groups = await self.client.batch(self.step)
+                self._is_busy = True
+                await self._step(groups)
+                if self._is_stopping or self.step % config.save_every == 0 or self.step == config.total_steps:
+                    await self._save()
+                self._is_busy = False
+                if self._is_stopping:
+                    raise asyncio.CancelledError
             await asyncio.to_thread(save_weights, self.model, config.model, config.output_dir / "final")
+        except asyncio.CancelledError:
+            if not self._is_busy:  # Else the weights are on their way from one step to the next.
+                await self._save()
+            raise
         finally:
             await self.client.close()
             await self.pusher.close()
+
+    def stop(self) -> None:
+        """End `run`: where it waits, at once, else after the step under way. A second call ends that one too."""
+        assert self._running is not None
+        if self._is_busy and not self._is_stopping:
+            self._is_stopping = True
+            logger.warning("saving a checkpoint after the step under way; interrupt again to end at once")
+        else:
+            self._running.cancel()
+
+    async def _save(self) -> None:
+        if self._saved_step < self.step:
+            to = (self.checkpoints, self.step, self.config.total_steps, self.parts)
+            await asyncio.to_thread(save_checkpoint, *to)
+            self._saved_step = self.step
 
     def _check_room(self) -> None:
         """Refuse to mix the lines and checkpoints of two runs."""
@@ -192,15 +219,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.ERROR, format="%(name)s: %(message)s")
     logging.getLogger("agentic_opd").setLevel(logging.INFO)
 
-    async def run() -> int:
-        task = asyncio.current_task()
-        assert task is not None
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-        await Trainer(read_config(arguments.config, arguments.changes)).run()
+    def train() -> int:
+        asyncio.run(_run(Trainer(read_config(arguments.config, arguments.changes))))
         return EXIT_OK
 
-    said = "interrupted; with resume=true a later run goes on from the last checkpoint"
-    return exit_code(lambda: asyncio.run(run()), interrupted=said)
+    return exit_code(train, interrupted="interrupted; with resume=true a later run goes on from the last checkpoint")
+
+
+async def _run(trainer: Trainer) -> None:
+    running = asyncio.create_task(trainer.run())
+    await asyncio.sleep(0)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, trainer.stop)
+    await running
 
 
 if __name__ == "__main__":

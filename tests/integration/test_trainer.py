@@ -80,11 +80,12 @@ def test_a_trainer_that_is_stopped_resumes_where_it_was(vllm_server: Any, tmp_pa
         trajectory_api(tmp_path / "api.log") as api,
         serving(api.url, vllm_server.base_url, tmp_path, "--env.total_steps", "999"),
     ):
-        argv = trainer(tmp_path, api, vllm_server.base_url, "vllm_urls=[]", "warmup_steps=0", "total_steps=50")
+        settings = ("vllm_urls=[]", "warmup_steps=0", "save_every=50")
+        argv = trainer(tmp_path, api, vllm_server.base_url, *settings, "total_steps=50")
         process = subprocess.Popen(argv, cwd=ROOT, stderr=subprocess.PIPE, start_new_session=True)
         try:
             deadline = time.monotonic() + 120
-            while not (tmp_path / "train" / "checkpoints" / "step-000001").exists():
+            while not (tmp_path / "train" / "metrics.jsonl").exists():
                 assert process.poll() is None
                 assert time.monotonic() < deadline
                 time.sleep(0.1)
@@ -94,11 +95,10 @@ def test_a_trainer_that_is_stopped_resumes_where_it_was(vllm_server: Any, tmp_pa
             assert process.stderr is not None
             process.stderr.close()
             stop(process)
-        before = metrics(tmp_path)[-1]["step"]
-        last = f"total_steps={int(before) + 1}"
-        argv = trainer(tmp_path, api, vllm_server.base_url, "vllm_urls=[]", "warmup_steps=0", "resume=true", last)
+        before = int(metrics(tmp_path)[-1]["step"])
+        assert [path.name for path in (tmp_path / "train" / "checkpoints").iterdir()] == [f"step-{before:06d}"]
+        more = ("resume=true", f"total_steps={before + 1}")
+        argv = trainer(tmp_path, api, vllm_server.base_url, *settings, *more)
         done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=150)
         assert done.returncode == 0, done.stderr
-        steps = [row["step"] for row in metrics(tmp_path)]
-        assert steps[-1] == before + 1
-        assert sorted(set(steps)) == list(range(1, int(before) + 2))
+        assert [row["step"] for row in metrics(tmp_path)] == list(range(1, before + 2))

@@ -1,5 +1,6 @@
 """The trainer's parts without servers: a step that learns, checkpoints that resume exactly."""
 
+import asyncio
 import os
 import shutil
 import subprocess
@@ -13,6 +14,7 @@ from agentic_opd.demo import POLICY_DIR
 from agentic_opd.errors import ConfigError, OutputError
 from agentic_opd.training.batch import TrainBatch, make_batch
 from agentic_opd.training.checkpoint import load_checkpoint, save_checkpoint
+from agentic_opd.training.client import TrainerClient
 from agentic_opd.training.config import TrainerConfig
 from agentic_opd.training.model import load_model, logits_of, save_weights
 from agentic_opd.training.push import Probe, WeightPusher
@@ -32,6 +34,10 @@ def own_logprobs(model: Any, tokens: list[int]) -> torch.Tensor:
 
 
 def make_rollout(model: Any) -> TrainBatch:
+    return make_batch([make_group(model)])
+
+
+def make_group(model: Any) -> dict[str, Any]:
     """Two sequences of the model's own making; in each, the teacher would rather see another token at one place."""
     torch.manual_seed(3)
     group: dict[str, Any] = {name: [] for name in ("tokens", "masks", "inference_logprobs", "distill_token_ids")}
@@ -47,7 +53,7 @@ def make_rollout(model: Any) -> TrainBatch:
         group["inference_logprobs"].append(logprobs)
         group["distill_token_ids"].append([[tokens[p], other] if p == 10 else [] for p in range(length)])
         group["distill_logprobs"].append([[-8.0, -0.01] if p == 10 else [] for p in range(length)])
-    return make_batch([group])
+    return group
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -98,6 +104,47 @@ def test_a_checkpoint_resumes_exactly(tmp_path: Path) -> None:
     assert train_step(resumed_model, resumed_optimizer, batch, config, "cpu") == straight
     for a, b in zip(model.parameters(), resumed_model.parameters(), strict=True):
         assert torch.equal(a, b)
+
+
+class OneBatchClient(TrainerClient):
+    """One batch, and then none for ever."""
+
+    def __init__(self, config: TrainerConfig, group: dict[str, Any]) -> None:
+        super().__init__(config)
+        self.group, self.asked = group, [asyncio.Event(), asyncio.Event()]
+
+    async def register(self, step: int) -> None:
+        pass
+
+    async def batch(self, step: int) -> list[dict[str, Any]]:
+        self.asked[step].set()
+        if step:
+            await asyncio.Event().wait()
+        return [self.group]
+
+
+@pytest.mark.parametrize(("waits_for_batch", "stops", "saved"), [(0, 1, 1), (0, 2, 0), (1, 1, 1)])
+def test_a_stopped_trainer_finishes_its_step_and_saves(
+    waits_for_batch: int, stops: int, saved: int, tmp_path: Path
+) -> None:
+    """In a step: after it. Stopped again in it: at once, and weights between two steps are no checkpoint."""
+    config = make_config(output_dir=tmp_path, vllm_urls=[], total_steps=9, save_every=50, epochs_per_batch=20)
+    trainer = Trainer(config)
+    client = OneBatchClient(trainer.config, make_group(trainer.model))
+    trainer.client = client
+
+    async def run() -> None:
+        running = asyncio.create_task(trainer.run())
+        await client.asked[waits_for_batch].wait()
+        await asyncio.sleep(0.1)
+        for _ in range(stops):
+            trainer.stop()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+
+    asyncio.run(run())
+    assert trainer.step == saved
+    assert sorted(path.name for path in (tmp_path / "checkpoints").glob("*")) == ["step-000001"] * saved
 
 
 def test_without_a_checkpoint_resuming_is_refused(tmp_path: Path) -> None:
