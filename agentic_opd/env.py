@@ -19,7 +19,7 @@ from agentic_opd.concurrency import gather_all
 from agentic_opd.config import DistillConfig
 from agentic_opd.distill.connect import DistilDeps, PolicyEndpoint, connect
 from agentic_opd.distill.inactivity import InactivityWatch
-from agentic_opd.distill.metrics import aggregate
+from agentic_opd.distill.metrics import EpisodeStats, aggregate
 from agentic_opd.distill.pipeline import DistilledEpisode, distil_episode, group_overrides, noise_floor
 from agentic_opd.group import FinishedEpisode
 from agentic_opd.rollout.policy import PolicyServer
@@ -61,6 +61,7 @@ class AgenticOPDEnv(AgentEnv):
         """See `AgentEnv`."""
         super().__init__(config, server_configs, slurm, testing)
         self.deps: dict[str, DistilDeps] = {}
+        self.stats: list[EpisodeStats] = []
         self.noise_floors: list[float | None] = []
         self._inactivity = InactivityWatch()
 
@@ -120,6 +121,11 @@ class AgenticOPDEnv(AgentEnv):
         self._warn(self._inactivity.saw([record for one in episodes for record in one.distilled.records]))
         return group_overrides([one.distilled for one in episodes], floor, self.config)
 
+    def keep_for_metrics(self, finished: Sequence[FinishedEpisode]) -> None:
+        """Keep the statistics of distilling too."""
+        super().keep_for_metrics(finished)
+        self.stats += [one.distilled.stats for one in finished if isinstance(one, OPDEpisode)]
+
     @staticmethod
     def _warn(warning: str | None) -> None:
         if warning is not None:
@@ -127,13 +133,12 @@ class AgenticOPDEnv(AgentEnv):
 
     def metrics(self) -> dict[str, float]:
         """What came in since the last logging step, opd/ metrics included."""
-        stats = [one.distilled.stats for one in self.finished if isinstance(one, OPDEpisode)]
-        return {**super().metrics(), **(aggregate(stats, self.noise_floors) if stats else {})}
+        return {**super().metrics(), **(aggregate(self.stats, self.noise_floors) if self.stats else {})}
 
     def forget_logged(self) -> None:
         """Start the next logging step."""
         super().forget_logged()
-        self.noise_floors = []
+        self.stats, self.noise_floors = [], []
 
     def roles(self) -> dict[str, str]:
         """The policy, and who judges and scores."""

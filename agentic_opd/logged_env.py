@@ -57,17 +57,17 @@ class LoggedEnv(RolloutEnv):
     def metrics(self) -> dict[str, float]:
         """What came in since the last logging step."""
         sample_s = [seconds for server in self.servers for seconds in server.request_timings]
-        return {**train_metrics([one.episode for one in self.finished], sample_s), **self.eval_metrics}
+        return {**train_metrics(self.episodes, sample_s), **self.eval_metrics}
 
     def progress_line(self) -> str:
         """What came in since the last logging step, for a person."""
         metrics = self.metrics()
         shown = [f"{name} {metrics[name]:.3g}" for name in self.shown_metrics if name in metrics]
-        return ", ".join([f"{len(self.finished)} rollouts since the last one", *shown])
+        return ", ".join([f"{len(self.episodes)} rollouts since the last one", *shown])
 
     def forget_logged(self) -> None:
         """Start the next logging step."""
-        self.finished, self.eval_metrics, self._rollout_rows = [], {}, []
+        self.episodes, self.eval_metrics, self._rollout_rows = [], {}, []
 
     async def close(self) -> None:
         """Finish the metrics and close connections."""

@@ -65,7 +65,8 @@ class RolloutEnv(BaseEnv):
         self.active = dict.fromkeys((server.client.base_url for server in self.servers), 0)
         self.tasks: list[Task] = []
         self.eval_tasks: list[Task] = []
-        self.finished: list[FinishedEpisode] = []
+        self.episodes: list[Episode] = []
+        """Those of groups that came in since the last logging step."""
         self._items: Iterator[TaskItem] = iter(())
 
     # ------------------------------------------------------------------------------------------------------ set-up
@@ -134,8 +135,12 @@ class RolloutEnv(BaseEnv):
         finished = await gather_all(self.finished_episode(item.task) for _ in range(self.config.group_size))
         overrides = await self.group_overrides(finished)
         # Nothing is awaited between this and the group's own logging step, which so holds this group and no other.
-        self.finished += finished
+        self.keep_for_metrics(finished)
         return scored_group(item, finished, include_messages=self.config.include_messages, overrides=overrides)
+
+    def keep_for_metrics(self, finished: Sequence[FinishedEpisode]) -> None:
+        """Keep what the next logging step needs: not the arrays, many megabytes an episode."""
+        self.episodes += [one.episode for one in finished]
 
     async def finished_episode(self, task: Task) -> FinishedEpisode:
         """One rollout, from the task to everything that its group holds of it."""
