@@ -128,7 +128,7 @@ class TrainerClient:
                 self._notices.forget(_NO_BATCH)
                 return batch
             if time.monotonic() - start > _LONG_S:
-                self._notices.say_once(_NO_BATCH, f"at least {_LONG_S:g} s by now. {_NO_BATCH_HINT}")
+                self._notices.say_once(_NO_BATCH, f"none for {_LONG_S:g} s. {_NO_BATCH_HINT}")
             await asyncio.sleep(_POLL_S)
 
     async def _ask_for_batch(self, step: int) -> list[dict[str, Any]] | None:

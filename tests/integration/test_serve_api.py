@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from agentic_opd.membership import Membership
 from agentic_opd.notices import Notices
 from agentic_opd.serve import GroupServer, ServeCounts, ServeHooks, ServePlan
@@ -279,6 +281,23 @@ def test_a_batch_whose_answer_was_lost_is_a_step_too(tmp_path: Path) -> None:
         assert len(set(handed)) == len(handed) == 6 * BATCH_SIZE // GROUP_SIZE
         assert counts.sent == len(handed) + api.left_over()
         assert not proxy.of("/reset_data")
+
+
+def test_a_trainer_that_nobody_serves_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("agentic_opd.training.client._LONG_S", 0.5)
+    loop = Loop(steps=1)
+
+    async def run(url: str) -> None:
+        training = asyncio.create_task(loop.train(url))
+        await asyncio.to_thread(until, lambda: "waiting for a batch: none for 0.5 s" in caplog.text)
+        await asyncio.gather(training, loop.serve(url))
+
+    with trajectory_api(tmp_path / "api.log") as api:
+        asyncio.run(run(api.url))
+    assert caplog.text.count("waiting for a batch: none for 0.5 s") == 1
+    assert "no longer waiting for a batch" in caplog.text
 
 
 def test_another_run_of_the_trainer_is_told_to_the_environments(tmp_path: Path) -> None:
