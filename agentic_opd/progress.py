@@ -66,6 +66,7 @@ class ServeLook:
     step: int
     last_step: int
     sent: int
+    skipped: int
     under_way: int
     queued: int
     """Groups that wait for the trainer, those of other environments included."""
@@ -88,7 +89,8 @@ class ServeProgress:
 
     def show(self, look: ServeLook) -> None:
         """Show what the last look at the API found."""
-        groups = f"{look.sent} groups sent, {look.under_way} under way, {look.queued} queued"
+        skipped = f"{look.skipped} skipped, " if look.skipped else ""
+        groups = f"{look.sent} groups sent, {skipped}{look.under_way} under way, {look.queued} queued"
         self._bar.show(look.step, f"{groups}; {counts_line(self._counts)}", look.last_step)
 
 

@@ -36,6 +36,8 @@ _LEAST_PART = 0.01
 """Where others were promised whole batches; as the API does with weights."""
 _MOST_FAILURES = 20
 """So many groups in a row that come to nothing end the run."""
+_MANY_SKIPPED = 20
+"""Each time that so many more groups in a row were not sent, that is said."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +101,7 @@ class GroupServer(Generic[ItemT]):
         self._unanswered: dict[str, Any] | None = None
         self._workers: set[asyncio.Task[None]] = set()
         self._failures_in_a_row = 0
+        self._skips_in_a_row = 0
 
     async def run(self) -> ServeCounts:
         """Serve. When it is cancelled, groups under way end, and finished ones are still sent if the API answers.
@@ -207,6 +210,7 @@ class GroupServer(Generic[ItemT]):
         elif self.plan.skip_equal_scores and len(set(group["scores"])) == 1:
             self._skip("equal_scores", "all its scores are equal (env.ensure_scores_are_not_same)")
         else:
+            self._skips_in_a_row = 0
             self._outbox.append(group)
 
     def _look(self, status: QueueStatus) -> ServeLook:
@@ -214,6 +218,7 @@ class GroupServer(Generic[ItemT]):
             step=status.current_step,
             last_step=self._last_step(),
             sent=self.counts.sent,
+            skipped=self.counts.skipped.total(),
             under_way=len(self._workers),
             queued=status.queue_size,
         )
@@ -227,7 +232,10 @@ class GroupServer(Generic[ItemT]):
 
     def _skip(self, reason: str, why: str) -> None:
         self.counts.skipped[reason] += 1
+        self._skips_in_a_row += 1
         self._notices.say_once(f"groups that the trainer can't take are not sent ({reason})", why)
+        if self._skips_in_a_row % _MANY_SKIPPED == 0:
+            logger.warning("the last %d groups were all not sent: the trainer waits. %s", self._skips_in_a_row, why)
 
     async def _wait_a_little(self) -> None:
         """Wait for a worker or for the next look at the API; a worker's error is raised."""

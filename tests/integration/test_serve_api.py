@@ -300,6 +300,26 @@ def test_a_trainer_that_nobody_serves_says_so(
     assert "no longer waiting for a batch" in caplog.text
 
 
+def test_many_groups_in_a_row_that_are_not_sent_are_said_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The trainer's step does not change then, so that no other line would come."""
+    loop = Loop(steps=9)
+
+    async def run(url: str) -> None:
+        serving = asyncio.create_task(loop.serve(url))
+        await asyncio.to_thread(until, lambda: "the last 40 groups were all not sent" in caplog.text)
+        serving.cancel()
+        await asyncio.wait([serving])
+
+    with trajectory_api(tmp_path / "api.log") as api:
+        api.register_trainer(batch_size=BATCH_SIZE, num_steps=9, max_token_len=3)
+        asyncio.run(run(api.url))
+        assert api.received() == loop.counts.sent == 0
+    assert caplog.text.count("groups were all not sent") == loop.counts.skipped["too_long"] // 20
+    assert caplog.text.count("groups that the trainer can't take are not sent (too_long)") == 1
+
+
 def test_another_run_of_the_trainer_is_told_to_the_environments(tmp_path: Path) -> None:
     """An API that has a queue takes no second registration in, and would tell them the earlier run's last step."""
 

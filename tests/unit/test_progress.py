@@ -57,12 +57,12 @@ def test_without_a_terminal_each_group_is_a_line() -> None:
 
 def test_in_a_terminal_serve_has_a_live_line_of_the_trainers_steps() -> None:
     text = io.StringIO()
-    console = Console(file=text, width=160, force_terminal=True, color_system=None)
+    console = Console(file=text, width=180, force_terminal=True, color_system=None)
     with ServeProgress(counts_of(group(2, "h")), console) as progress:
-        progress.show(ServeLook(step=3, last_step=40, sent=12, under_way=4, queued=6))
+        progress.show(ServeLook(step=3, last_step=40, sent=12, skipped=2, under_way=4, queued=6))
     shown = text.getvalue()
     assert "3/40" in shown
-    assert "12 groups sent, 4 under way, 6 queued; 1 rollouts, 100% passed, 1 hints" in shown
+    assert "12 groups sent, 2 skipped, 4 under way, 6 queued; 1 rollouts, 100% passed, 1 hints" in shown
 
 
 def test_the_start_screen_says_what_runs_where_and_what_is_written() -> None:
