@@ -4,6 +4,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -59,9 +60,8 @@ def comes_from(one: Scored, turns: Sequence[Sampled]) -> bool:
 
 
 def is_prompt_with_hint(longer: list[int], prompt: list[int]) -> bool:
-    same = 0
-    while same < len(prompt) and longer[same] == prompt[same]:
-        same += 1
+    pairs = zip(longer, prompt, strict=False)
+    same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
     rest = len(prompt) - same
     return len(longer) >= len(prompt) and (rest == 0 or longer[-rest:] == prompt[-rest:])
 
