@@ -90,7 +90,7 @@ class Trainer:
                 if self._is_stopping or self.step % config.save_every == 0 or self.step == config.total_steps:
                     await self._save()
                 self._is_busy = False
-                if self._is_stopping:
+                if self._is_stopping and self.step < config.total_steps:
                     raise asyncio.CancelledError
             await asyncio.to_thread(save_weights, self.model, config.model, config.output_dir / "final")
         except asyncio.CancelledError:
