@@ -316,9 +316,12 @@ def f():
     needle, found = ''.join(['n33', 'dle']), []
     for path in glob.glob('/*/*') + glob.glob('/proc/[0-9]*/*') + glob.glob('/proc/[0-9]*/fd/*'):
         try:
-            data = os.read(os.open(path, os.O_RDONLY | os.O_NONBLOCK), 10**6)
-            if needle.encode() in data: found.append(path)
+            handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        except OSError: continue
+        try:
+            if needle.encode() in os.read(handle, 10**5): found.append(path)
         except OSError: pass
+        os.close(handle)
     frame = sys._getframe().f_back
     while frame:
         if needle in repr((frame.f_locals, frame.f_code.co_consts)): found.append('a frame')
@@ -326,7 +329,7 @@ def f():
     if any(needle in thing for thing in gc.get_objects() if type(thing) in (list, tuple, dict)): found.append('gc')
     return found
 """
-    verdict = verify_source("from solution import f\nassert f() == 'n33dle'", source, timeout_s=20.0)
+    verdict = verify_source("from solution import f\nassert f() == 'n33dle'", source, timeout_s=120.0)
     assert verdict.report.endswith("FAIL f(): expected 'n33dle', got []")
 
 
