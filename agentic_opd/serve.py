@@ -142,6 +142,7 @@ class GroupServer(Generic[ItemT]):
                 self._skip("refused", str(error))
             else:
                 self.counts.sent += 1
+                self._skips_in_a_row = 0
             self._unanswered = None
             self._outbox.popleft()
 
@@ -210,7 +211,6 @@ class GroupServer(Generic[ItemT]):
         elif self.plan.skip_equal_scores and len(set(group["scores"])) == 1:
             self._skip("equal_scores", "all its scores are equal (env.ensure_scores_are_not_same)")
         else:
-            self._skips_in_a_row = 0
             self._outbox.append(group)
 
     def _look(self, status: QueueStatus) -> ServeLook:
