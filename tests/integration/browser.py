@@ -46,9 +46,20 @@ class Report:
             name = place.removeprefix("#r=").partition("&")[0]
             self.wait_until(f"document.title.includes(' {name},')")
 
+    def place(self) -> str:
+        """The part of the address behind the file, as the tab has it now (`page.url` is a later copy)."""
+        return self.page.evaluate("location.href").removeprefix(self.url)
+
     def texts(self, selector: str) -> list[str]:
-        """The texts of all elements that match, each on one line."""
-        return [" ".join(text.split()) for text in self.page.locator(selector).all_inner_texts()]
+        """The texts of all elements that match, each on one line; painted or not, which `inner_text` depends on."""
+        return self.page.locator(selector).evaluate_all(
+            """elements => elements.map(element => {
+              const texts = [];
+              const nodes = document.createTreeWalker(element, NodeFilter.SHOW_TEXT);
+              while (nodes.nextNode()) texts.push(nodes.currentNode.data);
+              return texts.join(' ').split(/\\s+/).filter(Boolean).join(' ');
+            })"""
+        )
 
     def wait_until(self, expression: str) -> None:
         """Wait for a JavaScript expression to be true; the page's policy forbids Playwright's own way of waiting."""

@@ -9,7 +9,7 @@ from transformers import AutoTokenizer
 
 from .browser import Report
 from .conftest import MODEL, ROOT, DemoRun
-from .report_facts import Scored, peak_x, sampled_before
+from .report_facts import Scored, peak_x, place, sampled_before
 
 pytestmark = pytest.mark.vllm
 
@@ -82,7 +82,7 @@ def test_colours_are_the_sign_and_size_of_the_gap(
     assert report.texts(".scale output") == ["±20 nats"]
     card = report.page.locator(".turn", has=element)
     card.locator(".strip").click(position={"x": peak_x(card, groups[token.line - 1], token), "y": 5})
-    assert report.page.url.endswith(f"&p={token.position}")
+    assert report.place() == place(token)
     report.page.locator("h1").last.click()
     assert report.page.locator("#detail").is_hidden()
     group = groups[token.line - 1]
@@ -106,4 +106,4 @@ def test_what_the_model_saw_and_said_is_all_there(report: Report, groups: list[d
     assert answer["content"].rstrip("\n") in shown
     votes = report.page.locator("#turn-0 .votes")
     votes.locator("summary").click()
-    assert votes.locator("pre").all_inner_texts() == [vote["text"] for vote in first["votes"]]
+    assert votes.locator("pre").all_text_contents() == [vote["text"] for vote in first["votes"]]
