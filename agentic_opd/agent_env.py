@@ -23,7 +23,8 @@ from agentic_opd.process import process
 from agentic_opd.progress import ServeProgress, start_screen
 from agentic_opd.report.after_run import report_run
 from agentic_opd.runner import RunSummary
-from agentic_opd.serve import GroupServer, ServeCounts, ServeHooks, ServePlan
+from agentic_opd.serve import GroupServer, ServeCounts, ServeHooks
+from agentic_opd.serve_plan import ServePlan
 from agentic_opd.trajectory_api import EnvDescription, TrajectoryApi
 from agentic_opd.types import Episode, Task
 

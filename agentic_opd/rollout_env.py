@@ -17,10 +17,11 @@ from atroposlib.envs.base import APIServerConfig, BaseEnv
 from agentic_opd.agent_config import AgentEnvConfig, line_settings
 from agentic_opd.concurrency import gather_all
 from agentic_opd.group import FinishedEpisode, TaskItem, scored_group
-from agentic_opd.rollout.chat import Chat, check_round_trip, load_renderer
+from agentic_opd.rollout.chat import Chat
 from agentic_opd.rollout.datasets.tasks import load_train_and_eval
 from agentic_opd.rollout.episode import roll_out
 from agentic_opd.rollout.policy import PolicyServer, RenderedManagedServer
+from agentic_opd.rollout.renderer import check_round_trip, load_renderer
 from agentic_opd.rollout.sandboxes.sandbox import check_sandbox, sandbox_factory
 from agentic_opd.rollout.tokenizer import explained_tokenizer_errors
 from agentic_opd.rollout.tools import TOOL_SPECS

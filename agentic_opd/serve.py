@@ -7,7 +7,6 @@ end: where the queue is full, no new group is started.
 
 import asyncio
 import logging
-import math
 import uuid
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable
@@ -19,7 +18,8 @@ from agentic_opd.errors import ConfigError, OPDError, ServerRequestError, Server
 from agentic_opd.membership import Membership
 from agentic_opd.notices import Notices
 from agentic_opd.progress import ServeLook
-from agentic_opd.trajectory_api import EnvDescription, QueueStatus, TrajectoryApi
+from agentic_opd.serve_plan import ServePlan
+from agentic_opd.trajectory_api import QueueStatus, TrajectoryApi
 
 logger = logging.getLogger(__name__)
 
@@ -32,25 +32,10 @@ _FAREWELL_S = 10.0
 """At the end, how long finished groups are still offered to the API."""
 _LEAVING_S = 2.0
 """At the end, how long an API that does not answer is asked to strike this environment off, where nothing is left."""
-_LEAST_PART = 0.01
-"""Where others were promised whole batches; as the API does with weights."""
 _MOST_FAILURES = 20
 """So many groups in a row that come to nothing end the run."""
 _MANY_SKIPPED = 20
 """Each time that so many more groups in a row were not sent, that is said."""
-
-
-@dataclass(frozen=True, slots=True)
-class ServePlan:
-    """How much to make."""
-
-    env: EnvDescription
-    max_groups: int
-    """Groups under way at the same time, where this environment has the servers to itself."""
-    max_batches_offpolicy: int
-    total_steps: int | None
-    """The trainer's step at which to end; None: its own last one."""
-    skip_equal_scores: bool
 
 
 @dataclass
@@ -163,30 +148,14 @@ class GroupServer(Generic[ItemT]):
     # ------------------------------------------------------------------------------------------------------ groups
 
     def _start_groups(self, status: QueueStatus) -> None:
-        most = min(self.plan.max_groups, self._ahead())
-        limit = math.ceil(most * self._part(status) * self.hooks.share())
-        for _ in range(min(limit, self._room(status)) - len(self._workers)):
+        most = self.plan.most_under_way(
+            status,
+            batch_size=self._member.trainer.batch_size,
+            finished=len(self._outbox),
+            share=self.hooks.share(),
+        )
+        for _ in range(most - len(self._workers)):
             self._workers.add(asyncio.create_task(self._make(self.hooks.next_item())))
-
-    def _ahead(self) -> int:
-        """Groups that may wait for the trainer, those of all environments together."""
-        return self.plan.max_batches_offpolicy * self._member.trainer.batch_size // self.plan.env.group_size
-
-    def _room(self, status: QueueStatus) -> int:
-        """How many groups may be under way without making more than the trainer will take soon."""
-        room = self._ahead() - status.queue_size
-        own_room = math.ceil(self._part(status) * self._ahead()) - status.self_queue_size
-        if self.plan.env.min_batch_allocation is not None:  # Others may fill the queue; this part of it is ours.
-            room = max(room, own_room)
-        elif status.unallocated_fraction < 1.0:  # A part of it is theirs.
-            room = min(room, own_room)
-        return room - len(self._outbox)
-
-    def _part(self, status: QueueStatus) -> float:
-        """Which part of all groups this environment should make: what it was promised, or else its weight's part."""
-        if self.plan.env.min_batch_allocation is not None:
-            return min(1.0, max(self.plan.env.min_batch_allocation, status.env_weight))
-        return min(1.0, status.env_weight, max(status.unallocated_fraction, _LEAST_PART))
 
     async def _make(self, item: ItemT) -> None:
         waiting = "waiting for vLLM"

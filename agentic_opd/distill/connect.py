@@ -1,6 +1,7 @@
 """Settings -> what distilling needs besides them: a judge, a teacher, a renderer, all checked to fit (I/O)."""
 
 import logging
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -75,34 +76,33 @@ async def connect(
     """
     encode_hint(renderer, tokenizer, "A plain hint.", as_message=config.hint_placement == "end")
     separate = config.teacher_base_url is not None
-    teacher = await connect_teacher(
-        JsonClient(
-            config.teacher_base_url or policy.base_url,
-            _plain(config.teacher_api_key if separate else policy.api_key),
-            retry_s=retry_s,
-        ),
-        tokenizer,
-        top_k=config.distill_topk,
-        max_token_length=max_token_length,
-        model_name=config.teacher_model_name,
-        policy=await _policy_info(policy, retry_s) if separate else None,
-        max_concurrent=config.max_concurrent_scores,
-    )
-    judge = make_judge(config, policy, retry_s)
-    deps = DistilDeps(
-        judge,
-        teacher,
-        renderer,
-        tokenizer,
-        judge_is_policy=config.judge_base_url is None,
-        teacher_is_policy=not separate,
-    )
-    try:
+    async with AsyncExitStack() as undo:
+        teacher = await connect_teacher(
+            JsonClient(
+                config.teacher_base_url or policy.base_url,
+                _plain(config.teacher_api_key if separate else policy.api_key),
+                retry_s=retry_s,
+            ),
+            tokenizer,
+            top_k=config.distill_topk,
+            max_token_length=max_token_length,
+            model_name=config.teacher_model_name,
+            policy=await _policy_info(policy, retry_s) if separate else None,
+            max_concurrent=config.max_concurrent_scores,
+        )
+        undo.push_async_callback(teacher.close)
+        judge = make_judge(config, policy, retry_s)
+        undo.push_async_callback(judge.close)
         await judge.check()
-    except BaseException:
-        await deps.close()
-        raise
-    return deps
+        undo.pop_all()
+        return DistilDeps(
+            judge,
+            teacher,
+            renderer,
+            tokenizer,
+            judge_is_policy=config.judge_base_url is None,
+            teacher_is_policy=not separate,
+        )
 
 
 async def connect_teacher(
@@ -129,7 +129,8 @@ async def connect_teacher(
     Raises:
         ServerMismatchError, ServerRequestError, ServerUnreachableError: as `connect`.
     """
-    try:
+    async with AsyncExitStack() as undo:
+        undo.push_async_callback(client.close)
         info = await fetch_server_info(client)
         await _check_model(client, info, model_name)
         if not info.has_plugin:
@@ -142,9 +143,7 @@ async def connect_teacher(
             )
         check_caps(client.base_url, info, context=max_token_length, vocab_size=len(tokenizer), top_k=top_k)
         await _check_vocabulary(client, info, tokenizer)
-    except BaseException:
-        await client.close()
-        raise
+        undo.pop_all()
     # Ids that the policy has no weights for are no good to it, whatever the teacher thinks of them.
     sizes = [size for size in (info.vocab_size, policy.vocab_size if policy else None) if size is not None]
     info = replace(info, vocab_size=min(sizes, default=None))

@@ -14,8 +14,9 @@ from agentic_opd.doctor.findings import Note, Status
 from agentic_opd.doctor.setup import Setup
 from agentic_opd.errors import RendererError, ServerRequestError
 from agentic_opd.http import JsonClient
-from agentic_opd.rollout.chat import Chat, check_round_trip, load_renderer
+from agentic_opd.rollout.chat import Chat
 from agentic_opd.rollout.prompts import SYSTEM_PROMPT
+from agentic_opd.rollout.renderer import check_round_trip, load_renderer
 from agentic_opd.rollout.tokenizer import explained_tokenizer_errors
 from agentic_opd.rollout.tools import TOOL_SPECS
 from agentic_opd.rollout_env import name_of_tokenizer

@@ -13,19 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from renderers import (
-    AutoRendererConfig,
-    DefaultRenderer,
-    ParsedToolCall,
-    RenderedTokens,
-    Renderer,
-    ToolCallParseStatus,
-    config_from_name,
-    create_renderer,
-)
+from renderers import ParsedToolCall, RenderedTokens, Renderer, ToolCallParseStatus
 
 from agentic_opd.control_tokens import control_tokens, without_control_tokens
-from agentic_opd.errors import AlignmentError, ConfigError, RendererError
+from agentic_opd.errors import AlignmentError, RendererError
 from agentic_opd.types import IGNORED, PROMPT_LOGPROB, Message, ToolCall, check_lengths
 
 _PARSE_ERRORS = {
@@ -74,29 +65,6 @@ class TokenRecord:
             (*self.masks_T, *[IGNORED] * added, *ids),
             (*self.logprobs_T, *[PROMPT_LOGPROB] * added, *logprobs),
         )
-
-
-def load_renderer(tokenizer: Any, name: str, options: dict[str, Any]) -> Renderer:
-    """Make the renderer `name` for `tokenizer`, one that keeps earlier reasoning so that prompts can be extended.
-
-    Raises:
-        ConfigError: the name or an option is unknown, or no parser for tool calls is known.
-    """
-    make: Any = create_renderer
-    try:
-        renderer: Any = make(tokenizer, type(config_from_name(name) or AutoRendererConfig())(**options))
-        resolved = renderer.config
-        if not isinstance(renderer, DefaultRenderer) and resolved.thinking_retention is None:
-            renderer = make(tokenizer, resolved.model_copy(update={"thinking_retention": "all"}))
-    except (ValueError, TypeError, AssertionError, NotImplementedError) as error:
-        raise ConfigError(f"renderer {name!r} with options {options!r}: {error}") from error
-    if isinstance(renderer, DefaultRenderer) and not renderer.supports_tools:
-        raise ConfigError(
-            f"no renderer is known for tokenizer {getattr(tokenizer, 'name_or_path', '?')!r}, so tool calls could not "
-            "be parsed. Name the model family in `renderer` (for example qwen3), or use renderer: default with "
-            "renderer_options: {tool_parser: ...}."
-        )
-    return renderer
 
 
 class Chat:
@@ -218,33 +186,6 @@ class Chat:
 
     def _is_scaffold(self, token_id: int) -> bool:
         return token_id in self._special_ids or not self.tokenizer.decode([token_id]).strip()
-
-
-def check_round_trip(chat: Chat) -> None:
-    """Render, parse and extend a small conversation, to find at start-up what would fail in every rollout.
-
-    Raises:
-        RendererError: a tool call does not survive the way to tokens and back, or prompts can't be extended.
-    """
-    name = chat.tools[0]["function"]["name"]
-    before: list[Message] = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
-    call = {"id": "call_0_0", "type": "function", "function": {"name": name, "arguments": '{"command": "ls"}'}}
-    turn: Message = {"role": "assistant", "content": "", "tool_calls": [call]}
-    prompt = chat.first_prompt(before)
-    whole = chat.renderer.render_ids([*before, turn], tools=chat.tools)  # type: ignore[list-item]
-    closes = [i for i, token in enumerate(whole) if token in chat.stop_token_ids]
-    shared = 0
-    while shared < min(len(prompt.token_ids), len(whole)) and prompt.token_ids[shared] == whole[shared]:
-        shared += 1
-    completion = whole[shared : closes[-1] + 1] if closes else []
-    parsed = chat.parse(prompt, completion, 0) if completion else None
-    if parsed is None or [c.arguments for c in parsed.tool_calls] != [{"command": "ls"}]:
-        raise RendererError(
-            f"renderer {type(chat.renderer).__name__} does not read back the tool call it wrote; name the model's "
-            "own renderer in `renderer`, or another renderer_options.tool_parser"
-        )
-    answer: Message = {"role": "tool", "tool_call_id": "call_0_0", "name": name, "content": "ok"}
-    chat.next_prompt(prompt, completion, [*before, turn], [answer])
 
 
 def _tool_call(call: ParsedToolCall, call_id: str) -> ToolCall:

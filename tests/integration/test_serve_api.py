@@ -16,7 +16,8 @@ import pytest
 
 from agentic_opd.membership import Membership
 from agentic_opd.notices import Notices
-from agentic_opd.serve import GroupServer, ServeCounts, ServeHooks, ServePlan
+from agentic_opd.serve import GroupServer, ServeCounts, ServeHooks
+from agentic_opd.serve_plan import ServePlan
 from agentic_opd.serving.local import free_port
 from agentic_opd.training.client import TrainerClient
 from agentic_opd.training.config import TrainerConfig

@@ -9,7 +9,8 @@ from transformers import AutoTokenizer
 
 from agentic_opd.demo import POLICY_DIR
 from agentic_opd.demo.tokenizer import CHAT_TEMPLATE
-from agentic_opd.rollout.chat import Chat, check_round_trip, load_renderer
+from agentic_opd.rollout.chat import Chat
+from agentic_opd.rollout.renderer import check_round_trip, load_renderer
 from agentic_opd.rollout.tools import TOOL_SPECS
 
 

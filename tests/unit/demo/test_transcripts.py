@@ -13,8 +13,9 @@ from agentic_opd.demo.transcripts import Author, Mix, Transcript
 from agentic_opd.demo.variants import Fault, load_variants
 from agentic_opd.distill.hints import parse_vote
 from agentic_opd.distill.rescoring import HINT_HEADER
-from agentic_opd.rollout.chat import Chat, Prompt, load_renderer
+from agentic_opd.rollout.chat import Chat, Prompt
 from agentic_opd.rollout.datasets.builtin_tasks import builtin_tasks
+from agentic_opd.rollout.renderer import load_renderer
 from agentic_opd.rollout.tools import TOOL_SPECS
 
 TASK = builtin_tasks()[0]

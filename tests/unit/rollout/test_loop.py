@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from agentic_opd.errors import ServerUnreachableError
-from agentic_opd.rollout.chat import Chat, Prompt, TokenRecord, load_renderer
+from agentic_opd.rollout.chat import Chat, Prompt, TokenRecord
 from agentic_opd.rollout.loop import LoopLimits, Rollout
 from agentic_opd.rollout.policy import Sample
+from agentic_opd.rollout.renderer import load_renderer
 from agentic_opd.rollout.sandboxes.sandbox import BubblewrapSandbox
 from agentic_opd.rollout.tools import TOOL_SPECS, ToolLimits
 from agentic_opd.types import Episode, Message, StopReason, Task, Turn

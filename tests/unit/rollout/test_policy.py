@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 
 from agentic_opd.errors import AlignmentError
-from agentic_opd.rollout.chat import Chat, load_renderer
+from agentic_opd.rollout.chat import Chat
 from agentic_opd.rollout.policy import RenderedManagedServer
+from agentic_opd.rollout.renderer import load_renderer
 from agentic_opd.rollout.tools import TOOL_SPECS
 
 START = [{"role": "system", "content": "s"}, {"role": "user", "content": "Write f."}]

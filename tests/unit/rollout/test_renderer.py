@@ -1,0 +1,38 @@
+"""Renderers that keep what was sampled are found by name; others are refused at start-up."""
+
+from typing import Any
+
+import pytest
+from renderers import DefaultRendererConfig, Qwen3RendererConfig, create_renderer
+
+from agentic_opd.errors import ConfigError, RendererError
+from agentic_opd.rollout.chat import Chat
+from agentic_opd.rollout.renderer import check_round_trip, load_renderer
+from agentic_opd.rollout.tools import TOOL_SPECS
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("qwen33", {}, "No renderer config"),
+        ("qwen3", {"enable_thinkin": False}, "enable_thinkin"),
+        ("default", {}, "tool_parser"),
+        ("auto", {}, "Name the model family"),
+    ],
+)
+def test_a_wrong_renderer_is_a_config_error(tokenizer: Any, name: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_renderer(tokenizer, name, options)
+
+
+def test_thinking_is_kept_so_that_prompts_can_be_extended(tokenizer: Any) -> None:
+    renderer: Any = load_renderer(tokenizer, "qwen3", {})
+    assert renderer.config == Qwen3RendererConfig(thinking_retention="all")
+
+
+def test_the_round_trip_check_passes_and_fails(tokenizer: Any) -> None:
+    for name, options in (("qwen3", {"enable_thinking": False}), ("default", {"tool_parser": "qwen3"})):
+        check_round_trip(Chat(load_renderer(tokenizer, name, options), tokenizer, TOOL_SPECS))
+    blind = Chat(create_renderer(tokenizer, DefaultRendererConfig()), tokenizer, TOOL_SPECS)
+    with pytest.raises(RendererError, match="does not read back"):
+        check_round_trip(blind)
