@@ -1,11 +1,14 @@
 """What README, docs/ and configs/ tell a person to type, and quote, is what the code understands and says."""
 
 import re
+import runpy
 import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import redirect_stdout
 from functools import cache
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -61,8 +64,22 @@ def words_of(command: str) -> list[str]:
 
 @cache
 def help_of(*argv: str) -> str:
+    if argv[0] == "-m":
+        return help_of_module(argv[1])
     done = subprocess.run([*argv, "--help"], capture_output=True, text=True, timeout=120, check=True)
     return done.stdout
+
+
+def help_of_module(name: str) -> str:
+    """As `python -m` would show it, without another Python: the imports of some take seconds."""
+    said = StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(said):
+        patch.setattr(sys, "argv", [name, "--help"])
+        patch.delitem(sys.modules, name, raising=False)
+        with pytest.raises(SystemExit) as end:
+            runpy.run_module(name, run_name="__main__", alter_sys=True)
+    assert not end.value.code
+    return said.getvalue()
 
 
 def check_mode(words: list[str]) -> None:
@@ -129,9 +146,9 @@ def checker_of(program: str) -> Callable[[list[str]], None]:
     if program == "python -m agentic_opd.training.trainer":
         return check_trainer
     if program == "run-api":
-        return check_flags(sys.executable, "-m", "atroposlib.cli.run_api")
+        return check_flags("-m", "atroposlib.cli.run_api")
     if program.startswith("python -m "):
-        return check_flags(sys.executable, "-m", program.split()[-1])
+        return check_flags("-m", program.split()[-1])
     if program == "scripts/learn":
         return check_source(Path("scripts/learning/__main__.py").read_text())
     source = Path(program).read_text()
