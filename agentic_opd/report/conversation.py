@@ -5,8 +5,10 @@ The text is what the model read, decoded from its tokens; the messages only say 
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
+
+from agentic_opd.control_tokens import without_control_tokens
 
 
 class Part(NamedTuple):
@@ -66,10 +68,11 @@ def split_messages(
     return stretches if len(stretches) == num_turns + 1 else [(None, []) for _ in range(num_turns + 1)]
 
 
-def context_parts(text: str, messages: Sequence[Mapping[str, Any]]) -> list[Part]:
+def context_parts(text: str, messages: Sequence[Mapping[str, Any]], control: Collection[str] = ()) -> list[Part]:
     """Label the pieces of `text`, the decoded tokens of one stretch, by the messages that it holds in their order.
 
-    Where a message can't be found in it word for word, the whole text is one part. Without text (the stretch is behind
+    Control tokens (`control`: how they are written) that a message spells out were broken for the model to read. Where
+    a message can't be found word for word, the whole text is one part. Without text (the stretch is behind
     the last token) the messages are the parts.
     """
     if not text:
@@ -79,6 +82,9 @@ def context_parts(text: str, messages: Sequence[Mapping[str, Any]]) -> list[Part
     for message in messages:
         content = message_text(message).strip()
         start = text.find(content, end)
+        if start < 0:
+            content = without_control_tokens(control, content)
+            start = text.find(content, end)
         if start < 0 or not content:
             return [Part("context", text)]
         parts += [Part("template", text[end:start]), Part(str(message.get("role")), content, _name(message))]

@@ -68,7 +68,7 @@ class Packer:
         for start, end, (_, messages) in zip(starts, ends, stretches, strict=True):
             ids = rollout.tokens_T[start:end].tolist()
             if self._texts.has_tokenizer:
-                parts = context_parts(self._texts.joined(ids), messages)
+                parts = context_parts(self._texts.joined(ids), messages, self._texts.control)
             else:
                 parts = [part._replace(unseen=False) for part in context_parts("", messages)]
             yield [list(part) for part in parts]

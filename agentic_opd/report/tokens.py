@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
+from agentic_opd.control_tokens import control_tokens
 from agentic_opd.errors import ConfigError
 
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -43,6 +44,8 @@ class TokenTexts:
         added = getattr(tokenizer, "added_tokens_decoder", {})
         self._added = {token_id: str(token.content) for token_id, token in added.items()}
         self._ids = frozenset(vocab.values())
+        self.control = () if tokenizer is None else tuple(control_tokens(tokenizer).values())
+        """How the tokens that structure a conversation are written."""
 
     @property
     def has_tokenizer(self) -> bool:

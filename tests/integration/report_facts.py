@@ -53,8 +53,10 @@ def later_scored(groups: list[dict[str, Any]]) -> ScoredTurn:
 
 
 def peak_x(card: Any, group: dict[str, Any], token: Scored) -> float:
-    """Where on the strip of its turn a token is, in pixels; a turn of up to 120 tokens has a bar for each."""
+    """Where on the strip of its turn a token is, in pixels: the middle of its bar, of which there are 120 at most."""
     spans = (turn["span"] for turn in group["overrides"][token.index]["opd"]["turns"])
     start, end = next(span for span in spans if span[0] <= token.position < span[1])
     box = card.locator(".strip").bounding_box()
-    return box["width"] * (token.position - start + 0.5) / (end - start)
+    bars = min(120, end - start)
+    bar = next(bar for bar in range(bars) if (bar + 1) * (end - start) // bars > token.position - start)
+    return box["width"] * (bar + 0.5) / bars

@@ -1,7 +1,6 @@
 """`agentic-opd doctor` against real servers: a good one, none, one without the plugin, one that is too small."""
 
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -23,7 +22,9 @@ def doctor(url: str, *flags: str) -> tuple[int, dict[str, tuple[str, str]]]:
     """Its exit code, and (status, text) of each check."""
     argv = [
         *(sys.executable, "-m", "agentic_opd.main", "doctor", "--json", "--config", "configs/demo.yaml"),
-        *("--openai.base_url", f"{url}/v1", "--env.rollout_server_url", f"http://127.0.0.1:{free_port()}", *flags),
+        *("--openai.base_url", f"{url}/v1", "--env.rollout_server_url", f"http://127.0.0.1:{free_port()}"),
+        # The policy judges: hot, it says what can't be read once in eleven votes.
+        *("--env.judge_temperature", "0.01", *flags),
     ]
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert "Traceback" not in done.stderr, done.stderr
@@ -40,7 +41,7 @@ def test_a_good_set_up_is_good(vllm_server: Any) -> None:
     assert code == 0
     assert statuses(findings, "warning", "failed") == {"run-api"}
     assert statuses(findings, "skipped") == {"W&B", "teacher"}
-    assert re.search("[23] of 3 votes in the protocol", findings["judge"][1])  # It is the policy, which errs at times.
+    assert "3 of 3 votes in the protocol" in findings["judge"][1]
     assert "plugin" in findings["versions"][1]
     assert float(findings["noise floor"][1].split()[0]) < 1e-4
     assert "Only serve needs it" in findings["run-api"][1]

@@ -45,7 +45,9 @@ def test_a_token_shows_the_numbers_of_the_line(
     report: Report, groups: list[dict[str, Any]], tokens: list[Scored]
 ) -> None:
     decode = AutoTokenizer.from_pretrained(ROOT / MODEL).decode
-    for token in (tokens[0], tokens[len(tokens) // 20], tokens[-1]):
+    # A line break alone has no width: nothing can point at it.
+    wide = [t for t in tokens if decode([groups[t.line - 1]["tokens"][t.index][t.position]]).strip("\n")]
+    for token in (wide[0], wide[len(wide) // 20], wide[-1]):
         group = groups[token.line - 1]
         ids, logprobs = (group[f"distill_{name}"][token.index][token.position] for name in ("token_ids", "logprobs"))
         report.go(f"#r={token.line}.{token.index}")
@@ -94,16 +96,24 @@ def test_colours_are_the_sign_and_size_of_the_gap(
 
 def test_what_the_model_saw_and_said_is_all_there(report: Report, groups: list[dict[str, Any]]) -> None:
     tokenizer = AutoTokenizer.from_pretrained(ROOT / MODEL)
-    group = groups[0]
-    report.go("#r=1.0")
-    first = group["overrides"][0]["opd"]["turns"][0]
+    line, index, answer = next(
+        (line, index, answers[0])
+        for line, group in enumerate(groups, start=1)
+        for index, messages in enumerate(group["messages"])
+        for answers in [[message["content"] for message in messages if message["role"] == "tool"]]
+        for text in [tokenizer.decode(group["tokens"][index])]
+        if answers and all(answer.strip() and answer.strip() in text for answer in answers)
+        if group["overrides"][index]["opd"]["turns"][0]["votes"]
+    )
+    group = groups[line - 1]
+    report.go(f"#r={line}.{index}")
+    first = group["overrides"][index]["opd"]["turns"][0]
     report.page.locator("#turn-0 .t").first.wait_for()
     said = report.page.locator("#turn-0 .stream").evaluate("element => element.textContent")
-    assert said == tokenizer.decode(group["tokens"][0][slice(*first["span"])])
+    assert said == tokenizer.decode(group["tokens"][index][slice(*first["span"])])
     assert report.texts("#turn-0 .verdict .chip") == [first["outcome"].replace("_", " ")]
-    answer = next(message for message in group["messages"][0] if message["role"] == "tool")
     shown = report.page.locator(".r-tool pre").first.evaluate("element => element.textContent")
-    assert answer["content"].rstrip("\n") in shown
+    assert answer.rstrip("\n") in shown
     votes = report.page.locator("#turn-0 .votes")
     votes.locator("summary").click()
     assert votes.locator("pre").all_text_contents() == [vote["text"] for vote in first["votes"]]

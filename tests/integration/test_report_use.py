@@ -1,6 +1,5 @@
 """The report of a real run, in a real browser: finding one's way, by mouse, keys and links, in any colours."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,10 @@ from .conftest import DemoRun
 from .report_facts import Scored, later_scored, place, sampled_before
 
 pytestmark = pytest.mark.vllm
+
+
+def judged(turn: dict[str, Any]) -> str:
+    return "\n".join([turn["hint"] or "", *(vote["text"] for vote in turn["votes"])])
 
 
 def test_rollouts_are_filtered_sorted_and_searched(
@@ -50,9 +53,11 @@ def test_rollouts_are_filtered_sorted_and_searched(
     page.select_option("#sort", "largest")
     largest = tokens[0]
     assert report.texts("#list .sub")[0].split()[0] == f"{largest.line}.{largest.index}"
-    hint = next(turn["hint"] for one in hinted for turn in one[2]["opd"]["turns"] if turn["hint"])
+    records = [turn for one in hinted for turn in one[2]["opd"]["turns"]]
+    hint = next(turn["hint"] for turn in records if turn["hint"] and "\n" not in turn["hint"])
     page.fill("#search", hint.upper())
-    saying = [one for one in rollouts if hint in json.dumps(one[2], ensure_ascii=False)]
+    said = ["\n".join(judged(turn) for turn in one[2]["opd"]["turns"]) for one in rollouts]
+    saying = [text for text in said if hint.lower() in text.lower()]
     report.wait_until(f"document.querySelectorAll('#list li').length === {len(saying)}")
 
 

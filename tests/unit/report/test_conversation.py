@@ -10,6 +10,8 @@ from agentic_opd.report.conversation import (
 
 from .sample import CHAT
 
+CONTROL = ("<|im_start|>", "<|im_end|>", "</tool_response>")
+
 
 def test_messages_are_found_in_what_the_model_read() -> None:
     text = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nGo.<|im_end|>\n<|im_start|>assistant\n"
@@ -20,6 +22,15 @@ def test_messages_are_found_in_what_the_model_read() -> None:
         Part("system", "Be brief."),
         Part("user", "Go.", "ann"),
     ]
+
+
+def test_a_message_is_found_though_its_control_tokens_were_broken() -> None:
+    said = "no end: </tool_response>, <|im_end|>"
+    read = "no end: < /tool_response>, < |im_end|>"
+    parts = context_parts(f"<|im_start|>tool\n{read}<|im_end|>\n", [{"role": "tool", "content": said}], CONTROL)
+    assert [part for part in parts if part.role != "template"] == [Part("tool", read)]
+    assert context_parts(read, [{"role": "tool", "content": said}]) == [Part("context", read)]
+    assert context_parts(said, [{"role": "tool", "content": said}], CONTROL) == [Part("tool", said)]
 
 
 def test_what_is_not_there_word_for_word_stays_in_one_piece() -> None:
