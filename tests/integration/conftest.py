@@ -82,7 +82,7 @@ def demo(vllm_server: LocalServer, tmp_path_factory: pytest.TempPathFactory) -> 
         *(sys.executable, "-m", "agentic_opd.env", "process", "--config", "configs/demo.yaml"),
         *("--openai.base_url", f"{vllm_server.base_url}/v1", "--env.data_path_to_save_groups", str(out)),
     ]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1200)
     assert done.returncode == 0, done.stderr
     return DemoRun(out, done.stderr)
 

@@ -145,7 +145,7 @@ TRIED[:] = [f"{links} reached:" + str(any(one.startswith("did:") for one in TRIE
     ),
     "kills its parent": Attack(_signal("parent()", "SIGKILL"), report="The solution ended the tests' process."),
     "stops its parent": Attack(
-        _signal("parent()", "SIGSTOP"), timeout_s=2.0, report="The tests did not end within 2 s."
+        _signal("parent()", "SIGSTOP"), timeout_s=5.0, report="The tests did not end within 5 s."
     ),
     "interrupts its parent": Attack(_signal("parent()", "SIGINT"), _HURT),
     "alarms its parent": Attack(_signal("parent()", "SIGALRM"), _HURT),
@@ -205,7 +205,7 @@ def f(x): return g(x) if x < 2 else os._exit(0)
 """,
         2,
         "no end after",
-        timeout_s=3.0,
+        timeout_s=6.0,
     ),
     "zombies": Attack(
         """

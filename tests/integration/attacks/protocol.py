@@ -37,7 +37,7 @@ def f(x):
         _CHANNEL + "g = f\ndef f(x):\n    if x > 1: os.write(channel()._write_fd, struct.pack('<Q', 1000) + b'x')\n"
         "    while x > 1: pass\n    return g(x)",
         report="no end after",
-        timeout_s=4.0,
+        timeout_s=6.0,
     ),
     "frames of nonsense": Attack(
         _CHANNEL

@@ -39,6 +39,7 @@ attempt(bomb)
     "a memory bomb": Attack(
         "g = f\ndef f(x):\n    if x < 2: return g(x)\n    data = []\n    while True: data.append(bytearray(2**26))",
         report="MemoryError",
+        timeout_s=120.0,
     ),
     "memory shared beyond its limit": Attack(
         """
@@ -52,13 +53,15 @@ attempt(fill)
     ),
     "an endless import": Attack("while True: pass", 0, "could not be imported: no end after", timeout_s=2.0),
     "an endless call": Attack(
-        "g = f\ndef f(x):\n    while x > 1: pass\n    return g(x)", report="8 checks did not end in time", timeout_s=4.0
+        "g = f\ndef f(x):\n    while x > 1: pass\n    return g(x)",
+        report="8 checks did not end in time",
+        timeout_s=6.0,
     ),
     "an endless call that cannot be interrupted": Attack(
         "import signal\nfor number in range(1, 65):\n    attempt(signal.signal, number, signal.SIG_IGN)\n"
         "def f(x):\n    while x > 1:\n        try: 9 ** 9 ** 9 ** 9\n        except BaseException: pass\n    return x",
         report="8 checks did not end in time",
-        timeout_s=4.0,
+        timeout_s=6.0,
     ),
     "an endless stream of quick answers": Attack(
         "def endless():\n    while True: yield 1\ng = f\ndef f(x): return g(x) if x < 2 else endless()",
@@ -66,7 +69,7 @@ attempt(fill)
         "assert sorted(f(3)) == [%(needle)s]\nassert f(1) == %(needle)s",
         total=5,
         report="2 checks did not end in time",
-        timeout_s=4.0,
+        timeout_s=6.0,
     ),
     "an endless stream of calls back": Attack(
         "def apply(function):\n    while True: function(1)",
@@ -75,7 +78,7 @@ attempt(fill)
         tests="from solution import f, apply\nassert f(0) == 0\ndef back(x):\n    assert x == 2\n"
         "assert apply(back) == %(needle)s\nassert f(2) == %(needle)s\n",
         total=4,
-        timeout_s=4.0,
+        timeout_s=6.0,
     ),
     "never reads what it is sent": Attack(
         "import time\ng = f\ndef f(x):\n    if type(x) is str: time.sleep(60)\n    return g(x)",
@@ -83,7 +86,7 @@ attempt(fill)
         "assert f('x' * 10**6) == %(needle)s\n",
         total=4,
         report="no end after",
-        timeout_s=4.0,
+        timeout_s=6.0,
     ),
     "gigabytes of output": Attack(
         """
@@ -122,13 +125,13 @@ attempt(fill)
     "deletes the work directory": Attack(
         """
 import shutil
-for path in (os.getcwd(), "/tmp", os.path.expanduser("~"), "/usr", "/"):
+for path in (os.getcwd(), "/tmp", os.path.expanduser("~"), "/"):
     attempt(shutil.rmtree, path, ignore_errors=True)
 attempt(os.listdir)
 TRIED.append(f"left:{os.path.exists('solution.py')}")
 """,
         report="left:False",
-        timeout_s=120.0,
+        timeout_s=1200.0,  # A hundred thousand names and more to try, read from a disk.
     ),
     "closes the work directory": Attack(
         "os.mkdir('deep')\nos.chmod('deep', 0)\nos.chmod('.', 0)\nattempt(os.listdir)", report="got '[^']*Error"
@@ -139,5 +142,6 @@ TRIED.append(f"left:{os.path.exists('solution.py')}")
     "a million names": Attack(
         "def names():\n    for number in range(20000): open(f'/tmp/n{number}', 'w').close()\nattempt(names)",
         report="got 'did:None'",
+        timeout_s=600.0,  # A file system that was just cleared makes new files slowly.
     ),
 }

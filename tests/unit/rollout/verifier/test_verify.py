@@ -75,13 +75,13 @@ def test_an_end_or_an_endless_check_costs_only_that_check() -> None:
         "The solution ended its process in 1 check.",
         "FAIL f(2): the solution's process ended",
     ]
-    hung = verify_source(DOUBLE, "def f(x):\n    while x == 2: pass\n    return 2 * x", timeout_s=4.0)
+    hung = verify_source(DOUBLE, "def f(x):\n    while x == 2: pass\n    return 2 * x", timeout_s=6.0)
     assert result(hung) == (VerifyOutcome.TIMEOUT, 3, 4)
     counted, failed = hung.report.splitlines()[1:]
     assert counted == "1 check did not end in time."
     seconds = re.fullmatch(r"FAIL f\(2\): no end after ([0-9.]+) s", failed)
     assert seconds is not None
-    assert 0 < float(seconds[1]) <= 0.9  # A quarter of what is left, of the four seconds.
+    assert 0 < float(seconds[1]) <= 1.35  # A quarter of nine tenths of the six seconds.
 
 
 def test_checks_that_are_all_endless_leave_time_for_each_other() -> None:
@@ -329,7 +329,7 @@ def f():
     if any(needle in thing for thing in gc.get_objects() if type(thing) in (list, tuple, dict)): found.append('gc')
     return found
 """
-    verdict = verify_source("from solution import f\nassert f() == 'n33dle'", source, timeout_s=120.0)
+    verdict = verify_source("from solution import f\nassert f() == 'n33dle'", source, timeout_s=600.0)
     assert verdict.report.endswith("FAIL f(): expected 'n33dle', got []")
 
 
