@@ -55,14 +55,17 @@ def is_rich(batch: TrainBatch) -> bool:
 
 @pytest.fixture(scope="module")
 def batches(vllm_server: LocalServer, tmp_path_factory: pytest.TempPathFactory) -> dict[int, TrainBatch]:
-    """K -> a batch of the demo policy's own rollouts, 16 sequences, for both forms of the wire format."""
+    """K -> a batch of the demo policy's own rollouts, for both forms of the wire format.
+
+    32 sequences: with fewer, one odd token may decide which way a mean goes.
+    """
     made: dict[int, TrainBatch] = {}
     for top_k in (50, 1):
         folder = tmp_path_factory.mktemp("step")
         with trajectory_api(folder / "api.log") as api:
             flags = ("--env.total_steps", "4", "--env.distill_topk", str(top_k), "--env.max_batches_offpolicy", "1")
             with serving(api.url, vllm_server.base_url, folder, *flags):
-                made[top_k] = asyncio.run(take(make_config(api_url=api.url, batch_size=16)))
+                made[top_k] = asyncio.run(take(make_config(api_url=api.url, batch_size=32)))
     return made
 
 

@@ -267,20 +267,37 @@ def test_a_batch_of_nothing_new_is_a_step_too(tmp_path: Path) -> None:
 
 
 def test_a_batch_whose_answer_was_lost_is_a_step_too(tmp_path: Path) -> None:
-    """The API counts it. Those that it has made up already are still taken, and all ends though `serve` may be gone."""
-    loop = Loop(steps=6, trainer_s=0.3)
-    with trajectory_api(tmp_path / "api.log") as api, recording_proxy(api.url) as proxy, ThreadPoolExecutor(1) as pool:
-        running = pool.submit(lambda: asyncio.run(loop.run(proxy.url)))
-        until(lambda: len(handed_out(proxy.exchanges)) >= 4)
-        proxy.to_lose += ["/batch"] * 2
-        counts = running.result(120)
+    """The API counts it: groups for six batches are all that comes, and all six steps are taken."""
+    trained: list[list[str]] = []
+
+    async def feed(url: str) -> None:
+        async with member(url, "env") as env:
+            await env.ensure()
+            for number in range(6 * BATCH_SIZE // GROUP_SIZE):
+                await env.send({**scripted_group(number), "group_overrides": {"group_id": str(number)}})
+
+    async def run(url: str, proxy: RecordingProxy) -> int:
+        client = TrainerClient(trainer_config(proxy.url, steps=6))
+        try:
+            await client.register(0)
+            feeding = asyncio.create_task(feed(url))
+            for step in range(6):
+                if step == 2:
+                    proxy.to_lose += ["/batch"] * 2
+                trained.append(ids_of(await client.batch(step)))
+            await feeding
+            return client.lost_batches
+        finally:
+            await client.close()
+
+    with trajectory_api(tmp_path / "api.log") as api, recording_proxy(api.url) as proxy:
+        assert asyncio.run(asyncio.wait_for(run(api.url, proxy), 120)) == 2
         assert not proxy.to_lose
         handed = handed_out(proxy.exchanges)
-        assert loop.lost_batches == 2
-        assert len(loop.trained) == 4 * BATCH_SIZE // GROUP_SIZE
-        assert set(loop.trained) < set(handed)
-        assert len(set(handed)) == len(handed) == 6 * BATCH_SIZE // GROUP_SIZE
-        assert counts.sent == len(handed) + api.left_over()
+        size = BATCH_SIZE // GROUP_SIZE
+        assert len(set(handed)) == len(handed) == 6 * size
+        assert [group for step in trained for group in step] == handed[: 2 * size] + handed[4 * size :]
+        assert sorted(map(len, trained)) == [0] * 2 + [size] * 4
         assert not proxy.of("/reset_data")
 
 
