@@ -243,15 +243,15 @@ def test_counts_agree_over_a_killed_api_whose_queue_is_lost(tmp_path: Path) -> N
 
 def test_a_trainer_that_comes_back_at_an_earlier_step_gets_all_its_batches(tmp_path: Path) -> None:
     """The one before it was killed with a batch in hand: the API counts that one, and would end one batch early."""
-    loop = Loop(steps=3)
+    loop = Loop(steps=12)
     with trajectory_api(tmp_path / "api.log") as api, recording_proxy(api.url) as proxy:
-        api.register_trainer(batch_size=BATCH_SIZE, num_steps=3)
+        api.register_trainer(batch_size=BATCH_SIZE, num_steps=12)
         with ThreadPoolExecutor(1) as pool:
             serving = pool.submit(lambda: asyncio.run(loop.serve(proxy.url)))
             in_hand = ids_of(api.batch())
             asyncio.run(loop.train(proxy.url))
             counts = serving.result(60)
-        assert len(loop.trained) == 3 * BATCH_SIZE // GROUP_SIZE
+        assert len(loop.trained) == 12 * BATCH_SIZE // GROUP_SIZE
         assert not set(in_hand) & set(loop.trained)
         assert counts.sent == len(sent(proxy.exchanges)) == api.received()
 

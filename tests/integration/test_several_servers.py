@@ -16,7 +16,7 @@ from .recording_proxy import RecordingProxy, recording_proxy
 
 pytestmark = pytest.mark.vllm
 
-GROUPS, GROUP_SIZE = 6, 4
+GROUPS, GROUP_SIZE = 8, 4
 
 
 class Sampled(NamedTuple):
