@@ -149,5 +149,5 @@ def test_a_restarted_vllm_is_waited_for(start_vllm: Any, api: Trajectories, tmp_
 def test_a_group_that_no_batch_can_hold_is_refused(vllm_server: Any, api: Trajectories, tmp_path: Path) -> None:
     api.register_trainer(batch_size=2, num_steps=1)
     with serving(api.url, vllm_server.base_url, tmp_path) as env:
-        assert env.process.wait(60) == 2, env.said()
+        assert env.process.wait(240) == 2, env.said()
         assert "does not fit the trainer's batches of 2" in env.said()

@@ -164,10 +164,11 @@ class Loop:
     async def train(self, url: str) -> None:
         client = TrainerClient(trainer_config(url, self.steps, self.batch_size))
         try:
-            await client.register(0)
-            for step in range(self.steps):
-                self.trained += ids_of(await client.batch(step))
-                await asyncio.sleep(self.trainer_s)
+            async with asyncio.timeout(120):
+                await client.register(0)
+                for step in range(self.steps):
+                    self.trained += ids_of(await client.batch(step))
+                    await asyncio.sleep(self.trainer_s)
         finally:
             self.duplicates, self.lost_batches = client.duplicates, client.lost_batches
             await client.close()

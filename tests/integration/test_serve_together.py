@@ -85,6 +85,7 @@ def test_an_allocation_holds_in_every_batch_and_after_a_restart_of_the_api(pair:
     with pair(f"http://127.0.0.1:{port}", "--env.min_batch_allocation", "0.5") as both:
         for name, said in (("first", "registered at"), ("second", "registered again")):
             with trajectory_api(tmp_path / f"{name}.log", port) as api:
+                both.wait_for("waiting for a trainer")
                 api.register_trainer(batch_size=BATCH_SIZE, num_steps=999)
                 both.wait_for(said)
                 promised: list[int] = []
