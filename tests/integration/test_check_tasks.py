@@ -3,7 +3,6 @@
 import base64
 import gzip
 import json
-import os
 import pickle
 import signal
 import subprocess
@@ -362,12 +361,10 @@ def test_an_interrupt_leaves_whole_lines_and_nothing_running(tmp_path: Path) -> 
 
 @pytest.mark.skipif(not DATA.exists(), reason=f"{DATA} is not there")
 def test_all_of_humaneval_in_under_two_minutes(tmp_path: Path) -> None:
-    before = os.times()
+    start = time.monotonic()
     done = run(DATA, "--format", "humaneval", "--workers", "2", "--out", tmp_path / "out.jsonl")
-    after = os.times()
     assert (done.returncode, done.stdout) == (0, "164 passed, 0 failed\n"), done.stderr
-    spent = after.children_user + after.children_system - before.children_user - before.children_system
-    assert spent < 2 * 120, "processor time of two workers, whatever else runs here"
+    assert time.monotonic() - start < 120
     assert [*verdicts(tmp_path / "out.jsonl")] == [f"HumanEval/{number}" for number in range(164)]
 
 

@@ -140,9 +140,8 @@ def check_step(logged: dict[str, Any], group: dict[str, Any]) -> None:
     assert uncounted == IN_NO_LINE
     for name in ("opd/judge_s", "opd/score_s", "train/sample_s"):
         assert 0 < values[f"{name}_p50"] <= values[f"{name}_p95"] < 300
-    assert (
-        0 <= values["opd/prefix_cache_hit_share"] < 1
-    )  # 0 where all of it was scored before: then it is computed anew
+    # 0 where all of it was scored before: then it is computed anew.
+    assert 0 <= values["opd/prefix_cache_hit_share"] < 1
     assert values["opd/scored_tokens_per_s"] > 0
 
 

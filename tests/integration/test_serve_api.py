@@ -127,6 +127,9 @@ class Loop:
     steps: int
     trainer_s: float = 0.0
     batch_size: int = BATCH_SIZE
+    ahead: int = 3
+    before: dict[int, Callable[[], None]] = field(default_factory=dict)
+    """What is done before the trainer asks for the batch of a step."""
     counts: ServeCounts = field(default_factory=ServeCounts)
     trained: list[str] = field(default_factory=list)
     duplicates: int = 0
@@ -141,7 +144,7 @@ class Loop:
     async def serve(self, url: str) -> ServeCounts:
         async with asyncio.timeout(120):
             api = TrajectoryApi(url)
-            plan = ServePlan(describe("env"), 8, 3, None, False)
+            plan = ServePlan(describe("env"), 8, self.ahead, None, False)
             hooks = ServeHooks(self.next_item, self.collect, self.ignore, self.ignore, lambda look: None, lambda: 1.0)
             server = GroupServer(api, plan, hooks)
             self.counts = server.counts
@@ -167,6 +170,7 @@ class Loop:
             async with asyncio.timeout(120):
                 await client.register(0)
                 for step in range(self.steps):
+                    self.before.get(step, lambda: None)()
                     self.trained += ids_of(await client.batch(step))
                     await asyncio.sleep(self.trainer_s)
         finally:
@@ -268,37 +272,22 @@ def test_a_batch_of_nothing_new_is_a_step_too(tmp_path: Path) -> None:
 
 
 def test_a_batch_whose_answer_was_lost_is_a_step_too(tmp_path: Path) -> None:
-    """The API counts it: groups for six batches are all that comes, and all six steps are taken."""
-    trained: list[list[str]] = []
-
-    async def feed(url: str) -> None:
-        async with member(url, "env") as env:
-            await env.ensure()
-            for number in range(6 * BATCH_SIZE // GROUP_SIZE):
-                await env.send({**scripted_group(number), "group_overrides": {"group_id": str(number)}})
-
-    async def run(url: str, proxy: RecordingProxy) -> int:
-        client = TrainerClient(trainer_config(proxy.url, steps=6))
-        try:
-            await client.register(0)
-            feeding = asyncio.create_task(feed(url))
-            for step in range(6):
-                if step == 2:
-                    proxy.to_lose += ["/batch"] * 2
-                trained.append(ids_of(await client.batch(step)))
-            await feeding
-            return client.lost_batches
-        finally:
-            await client.close()
-
-    with trajectory_api(tmp_path / "api.log") as api, recording_proxy(api.url) as proxy:
-        assert asyncio.run(asyncio.wait_for(run(api.url, proxy), 120)) == 2
+    """The API counts it. `serve` has ended by that count, with groups for six batches: all steps are taken still."""
+    size = BATCH_SIZE // GROUP_SIZE
+    with trajectory_api(tmp_path / "api.log") as api, recording_proxy(api.url) as proxy, ThreadPoolExecutor(1) as pool:
+        loop = Loop(steps=6, ahead=6, before={2: lambda: proxy.to_lose.extend(["/batch"] * 2)})
+        # The held one opens the API; the next finds all groups there, and cuts them into six batches.
+        proxy.to_hold.append("/batch")
+        running = pool.submit(lambda: asyncio.run(loop.run(proxy.url)))
+        until(lambda: api.queue_size() == 6 * size)
+        proxy.release.set()
+        counts = running.result(120)
         assert not proxy.to_lose
         handed = handed_out(proxy.exchanges)
-        size = BATCH_SIZE // GROUP_SIZE
         assert len(set(handed)) == len(handed) == 6 * size
-        assert [group for step in trained for group in step] == handed[: 2 * size] + handed[4 * size :]
-        assert sorted(map(len, trained)) == [0] * 2 + [size] * 4
+        assert loop.lost_batches == 2
+        assert loop.trained == handed[: 2 * size] + handed[4 * size :]
+        assert counts.sent == len(handed) + api.left_over()
         assert not proxy.of("/reset_data")
 
 

@@ -125,8 +125,10 @@ def test_a_timeout_kills_everything_and_keeps_the_output() -> None:
 
 
 def test_nothing_outlives_its_command() -> None:
+    started = time.monotonic()
     (result,) = run_all(f"setsid nohup {SLEEP} >/dev/null 2>&1 & {SLEEP} & echo done")
     assert (result.text, result.timed_out) == ("done\n", False)
+    assert time.monotonic() - started < 5
     assert gone(SLEEP)
 
 
@@ -209,7 +211,7 @@ def test_a_command_that_fills_the_disk_is_stopped() -> None:
         timeout_s=60.0,
         limits=Limits(disk_mb=20),
     )
-    assert time.monotonic() - started < 60
+    assert time.monotonic() - started < 20
     assert (endless.exit_code, endless.timed_out) == (1, False)
     assert endless.text.startswith("the files take ")
     assert after.text == ""
