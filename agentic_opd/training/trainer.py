@@ -58,6 +58,7 @@ class Trainer:
         self.parts = {"model": self.model, "optimizer": self.optimizer}
         earlier = load_checkpoint(self.checkpoints, self.parts, self.device) if config.resume else None
         self.step = self._saved_step = earlier.step if earlier else 0
+        self._unpushed: Probe | None = None  # What proves the next push, where there is something to push.
         self._is_busy = self._is_stopping = False
         self._running: asyncio.Task[Any] | None = None
         self.client = TrainerClient(config, is_known=earlier is not None and earlier.total_steps == config.total_steps)
@@ -126,28 +127,32 @@ class Trainer:
             )
 
     async def _step(self, groups: Sequence[Mapping[str, Any]]) -> None:
-        missed = {"duplicates": self.client.duplicates, "lost_batches": self.client.lost_batches}
-        if not groups:  # The API counts such a batch, and environments end by its count.
-            self.step += 1
-            self._log({"groups": 0, **missed})
-            return
+        """Train on a batch. One without groups is a step too: the API counts it, and environments end by its count."""
+        config = self.config
+        metrics = await self._train(groups) if groups else {}
+        metrics |= {"groups": len(groups), "duplicates": self.client.duplicates}
+        metrics["lost_batches"] = self.client.lost_batches
+        self.step += 1
+        is_due = self.step % config.push_every == 0 or self.step == config.total_steps
+        if self._unpushed is not None and is_due:
+            start = time.monotonic()
+            difference = await self.pusher.push(self.model, self.step, self._unpushed)
+            self._unpushed = None
+            if difference is not None:
+                metrics |= {"push_s": time.monotonic() - start, "push_difference": difference}
+        self._log(metrics)
+
+    async def _train(self, groups: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         config, start = self.config, time.monotonic()
         batch, lr = make_batch(groups), config.lr_at(self.step)
         for parameters in self.optimizer.param_groups:
             parameters["lr"] = lr
         order = torch.Generator().manual_seed(config.seed * 1_000_003 + self.step)
         epochs = [await self._epoch(batch, order) for _ in range(config.epochs_per_batch)]
-        metrics = {**epochs[0], "loss_last": epochs[-1]["loss"], "grad_norm_last": epochs[-1]["grad_norm"]}
-        metrics |= {"lr": lr, "score_mean": float(batch.scores_B.mean()), **_staleness(groups, self.step)}
-        metrics |= {"groups": len(groups), **missed}
-        self.step += 1
-        metrics["step_s"] = time.monotonic() - start
-        if self.step % config.push_every == 0 or self.step == config.total_steps:
-            start = time.monotonic()
-            difference = await self.pusher.push(self.model, self.step, Probe.of(batch))
-            if difference is not None:
-                metrics |= {"push_s": time.monotonic() - start, "push_difference": difference}
-        self._log(metrics)
+        self._unpushed = Probe.of(batch)
+        metrics = {**epochs[0], "loss_last": epochs[-1]["loss"], "grad_norm_last": epochs[-1]["grad_norm"], "lr": lr}
+        metrics |= {"score_mean": float(batch.scores_B.mean()), **_staleness(groups, self.step)}
+        return metrics | {"step_s": time.monotonic() - start}
 
     async def _epoch(self, batch: TrainBatch, order: torch.Generator) -> dict[str, float]:
         """One pass over the batch; each of its minibatches is an update."""

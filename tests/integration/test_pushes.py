@@ -1,6 +1,7 @@
 """Weights into a real vLLM server after a step on the demo policy: merged adapters, and training in bfloat16."""
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,14 +10,16 @@ import pytest
 import torch
 
 from agentic_opd.serving.local import LocalServer
+from agentic_opd.training.batch import make_batch
 from agentic_opd.training.config import TrainerConfig
 from agentic_opd.training.model import load_model
 from agentic_opd.training.push import Probe, PushMismatchError, WeightPusher
 from agentic_opd.training.step import train_step
+from agentic_opd.training.trainer import Trainer
 
 from .conftest import StartVllm
 from .plugin_client import score
-from .test_training_parts import make_config, make_rollout
+from .test_training_parts import ScriptedClient, make_config, make_group, make_rollout
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
@@ -95,3 +98,25 @@ def test_in_bfloat16_the_tolerance_covers_the_rounding_and_not_a_missed_step(roo
     run.step()
     with pytest.raises(PushMismatchError, match="In bf16 raise probe_tolerance"):
         pushing(run.config, lambda pusher: pusher.compare(run.model, run.probe))
+
+
+def test_what_was_trained_is_pushed_though_the_step_of_the_push_brought_nothing(rooted: Rooted, tmp_path: Path) -> None:
+    """A push is due at every third step, and the third batch and the last were lost."""
+    config = make_config(
+        output_dir=tmp_path, weights_dir=rooted.root, vllm_urls=[rooted.server.base_url], push_every=3, total_steps=5
+    )
+    trainer = Trainer(config)
+    group = make_group(trainer.model)
+    trainer.client = ScriptedClient(trainer.config, [[group], [group], [], [group], []])
+    asyncio.run(trainer.run())
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [(line["groups"], "push_difference" in line) for line in lines] == [
+        (1, False),
+        (1, False),
+        (0, True),
+        (1, False),
+        (0, True),
+    ]
+    probe = Probe.of(make_batch([group]))
+    own = torch.tensor(probe.own_logprobs(trainer.model, "cpu", "fp32"))
+    torch.testing.assert_close(served(rooted, probe), own, atol=1e-3, rtol=0)

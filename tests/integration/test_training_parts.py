@@ -106,21 +106,22 @@ def test_a_checkpoint_resumes_exactly(tmp_path: Path) -> None:
         assert torch.equal(a, b)
 
 
-class OneBatchClient(TrainerClient):
-    """One batch, and then none for ever."""
+class ScriptedClient(TrainerClient):
+    """These batches, and then none for ever."""
 
-    def __init__(self, config: TrainerConfig, group: dict[str, Any]) -> None:
+    def __init__(self, config: TrainerConfig, batches: list[list[dict[str, Any]]]) -> None:
         super().__init__(config)
-        self.group, self.asked = group, [asyncio.Event(), asyncio.Event()]
+        self.batches = batches
+        self.asked = [asyncio.Event() for _ in range(len(batches) + 1)]
 
     async def register(self, step: int) -> None:
         pass
 
     async def batch(self, step: int) -> list[dict[str, Any]]:
         self.asked[step].set()
-        if step:
+        if step == len(self.batches):
             await asyncio.Event().wait()
-        return [self.group]
+        return self.batches[step]
 
 
 @pytest.mark.parametrize(("waits_for_batch", "stops", "saved"), [(0, 1, 1), (0, 2, 0), (1, 1, 1)])
@@ -130,7 +131,7 @@ def test_a_stopped_trainer_finishes_its_step_and_saves(
     """In a step: after it. Stopped again in it: at once, and weights between two steps are no checkpoint."""
     config = make_config(output_dir=tmp_path, vllm_urls=[], total_steps=9, save_every=50, epochs_per_batch=20)
     trainer = Trainer(config)
-    client = OneBatchClient(trainer.config, make_group(trainer.model))
+    client = ScriptedClient(trainer.config, [[make_group(trainer.model)]])
     trainer.client = client
 
     async def run() -> None:
