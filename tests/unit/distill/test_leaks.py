@@ -1,4 +1,5 @@
 import ast
+import gc
 import time
 
 import pytest
@@ -118,10 +119,19 @@ def test_source_is_cut_out_as_the_parser_counts_it() -> None:
 
 def test_a_long_line_of_data_costs_time_in_proportion() -> None:
     """It was the square once: ten lists of 3,000 numbers took ten seconds."""
-    taken: list[float] = []
-    for size in (1_000, 16_000):
-        source = f"from solution import f\nassert f({list(range(size))}) == 1\n"
-        start = time.process_time()
-        assert not leaks("Look at the order of the numbers.", source, "")
-        taken.append(time.process_time() - start)
-    assert taken[1] < 100 * taken[0]
+
+    def least(size: int) -> float:
+        """Processor seconds, the least of three sources: what else a process holds makes its garbage collector slow."""
+        taken: list[float] = []
+        for first in range(3):
+            source = f"from solution import f\nassert f({list(range(first, first + size))}) == 1\n"
+            start = time.process_time()
+            assert not leaks("Look at the order of the numbers.", source, "")
+            taken.append(time.process_time() - start)
+        return min(taken)
+
+    gc.disable()
+    try:
+        assert least(16_000) < 100 * least(1_000)
+    finally:
+        gc.enable()
