@@ -84,7 +84,7 @@ def logprobs(model: Any, batch: TrainBatch) -> Tensor:
 def test_a_step_goes_the_teachers_way(top_k: int, kind: str, batches: dict[int, TrainBatch]) -> None:
     """Sampled tokens that the teacher finds likelier gain probability, others lose it; by the gap's own weight.
 
-    Probability, not logprob: a token of one in a million may fall by far more nats than all the others rise.
+    In logprobs the first is not certain: a token of one in a million may fall by more nats than all the others rise.
     """
     real = batches[top_k]
     config = make_config(loss={kind: 1.0}, lr=1e-5, micro_tokens=8192)
@@ -96,9 +96,16 @@ def test_a_step_goes_the_teachers_way(top_k: int, kind: str, batches: dict[int, 
     metrics = train_step(model, torch.optim.AdamW(model.parameters(), lr=config.lr), real, config, "cpu")
     assert metrics["scored_tokens"] == int(scored.sum()) > 20
     assert metrics["logprob_drift"] < 1e-3  # The trainer's numbers are the engine's, at the right positions.
-    gained = logprobs(model, real).exp() - before.exp()
-    for chosen in (preferred, disliked, scored):
-        assert float((gained[..., 0] * gaps)[chosen].mean()) > 0
+    after = logprobs(model, real)
+    moved, gained = (after - before)[..., 0], (after.exp() - before.exp())[..., 0]
+    for change, chosen in (
+        (gained, preferred),
+        (gained, disliked),
+        (gained, scored),
+        (moved, disliked),
+        (moved, scored),
+    ):
+        assert float((change * gaps)[chosen].mean()) > 0
 
 
 @pytest.mark.parametrize(("top_k", "kind"), CASES)
