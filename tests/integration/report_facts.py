@@ -1,5 +1,7 @@
 """What stands in a file of scored groups, recounted for the tests of the report."""
 
+from collections.abc import Callable
+from decimal import ROUND_HALF_UP, Decimal
 from typing import Any, NamedTuple
 
 
@@ -22,6 +24,21 @@ def scored_tokens(groups: list[dict[str, Any]]) -> list[Scored]:
         if row
     ]
     return sorted(found, key=lambda token: -abs(token.gap))
+
+
+def wide(tokens: list[Scored], groups: list[dict[str, Any]], decode: Callable[[list[int]], str]) -> list[Scored]:
+    """Those that a mouse can point at: a line break alone has no width."""
+    return [t for t in tokens if decode([groups[t.line - 1]["tokens"][t.index][t.position]]).strip("\n")]
+
+
+def fixed(value: float, digits: int) -> str:
+    """A number as a browser writes it, ties away from 0 (Python: to the even digit); and without "-0.00"."""
+    rounded = Decimal(value).quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP)
+    return str(rounded if rounded else abs(rounded))
+
+
+def signed(value: float, digits: int) -> str:
+    return ("+" if value > 0 else "") + fixed(value, digits)
 
 
 def place(token: Scored) -> str:

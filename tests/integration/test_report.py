@@ -9,7 +9,7 @@ from transformers import AutoTokenizer
 
 from .browser import Report
 from .conftest import MODEL, ROOT, DemoRun
-from .report_facts import Scored, peak_x, place, sampled_before
+from .report_facts import Scored, fixed, peak_x, place, sampled_before, signed, wide
 
 pytestmark = pytest.mark.vllm
 
@@ -33,7 +33,7 @@ def test_the_overview_counts_what_the_file_holds(
     said = re.match(rf"{hints} on ([0-9.]+)% of {len(turns)} turns", facts["hints"])
     assert said is not None
     assert float(said[1]) == pytest.approx(100 * hints / len(turns), abs=0.0501)  # Ties are rounded either way.
-    assert facts["mean gap"].split()[0] == f"{sum(token.gap for token in tokens) / len(tokens):.3f}"
+    assert facts["mean gap"].split()[0] == signed(sum(token.gap for token in tokens) / len(tokens), 3)
     stages = dict(zip(report.texts(".funnel .name"), report.texts(".funnel .value"), strict=True))
     scored = sum(turn["outcome"] == "scored" for turn in turns)
     assert (stages["all turns"], stages["scored"]) == (str(len(turns)), str(scored))
@@ -45,9 +45,8 @@ def test_a_token_shows_the_numbers_of_the_line(
     report: Report, groups: list[dict[str, Any]], tokens: list[Scored]
 ) -> None:
     decode = AutoTokenizer.from_pretrained(ROOT / MODEL).decode
-    # A line break alone has no width: nothing can point at it.
-    wide = [t for t in tokens if decode([groups[t.line - 1]["tokens"][t.index][t.position]]).strip("\n")]
-    for token in (wide[0], wide[len(wide) // 20], wide[-1]):
+    choice = wide(tokens, groups, decode)
+    for token in (choice[0], choice[len(choice) // 20], choice[-1]):
         group = groups[token.line - 1]
         ids, logprobs = (group[f"distill_{name}"][token.index][token.position] for name in ("token_ids", "logprobs"))
         report.go(f"#r={token.line}.{token.index}")
@@ -55,12 +54,12 @@ def test_a_token_shows_the_numbers_of_the_line(
         shown = dict(zip(report.texts("#detail .numbers dt"), report.texts("#detail .numbers dd"), strict=True))
         student = group["inference_logprobs"][token.index][token.position]
         assert number(shown["student"].split()[1]) == pytest.approx(student, abs=5.1e-5)
-        assert shown["teacher"].split()[1] == f"{logprobs[0]:.4f}"
+        assert shown["teacher"].split()[1] == fixed(logprobs[0], 4)
         assert number(shown["gap"].split()[0]) == pytest.approx(logprobs[0] - student, abs=5.1e-5)
         assert f"id {ids[0]}, position {token.position}" in report.texts("#detail .note")[0]
         rows = report.texts("#detail .teacher li")
-        expected = sorted(zip(logprobs[: len(rows)], ids, strict=False), reverse=True)
-        assert [row.split()[-1] for row in rows] == [f"{logprob:.4f}" for logprob, _ in expected]
+        expected = sorted(zip(logprobs[: len(rows)], ids, strict=False), key=lambda entry: -entry[0])
+        assert [row.split()[-1] for row in rows] == [fixed(logprob, 4) for logprob, _ in expected]
         for row, (logprob, token_id) in zip(rows, expected, strict=True):
             text = decode([token_id]).replace(" ", "·").replace("\n", "↵")
             assert row.startswith(text)

@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 from playwright.sync_api import Browser
+from transformers import AutoTokenizer
 
 from .browser import Report, opened
-from .conftest import DemoRun
-from .report_facts import Scored, later_scored, place, sampled_before
+from .conftest import MODEL, ROOT, DemoRun
+from .report_facts import Scored, fixed, later_scored, place, sampled_before, wide
 
 pytestmark = pytest.mark.vllm
 
@@ -48,11 +49,12 @@ def test_rollouts_are_filtered_sorted_and_searched(
     page.select_option("#filter-score", "any")
     page.select_option("#sort", "score")
     assert page.locator("#list .score").all_text_contents() == [
-        f"{score:.2f}" for score in sorted(one[1] for one in rollouts)
+        fixed(score, 2) for score in sorted(one[1] for one in rollouts)
     ]
     page.select_option("#sort", "largest")
-    largest = tokens[0]
-    assert report.texts("#list .sub")[0].split()[0] == f"{largest.line}.{largest.index}"
+    # Rollouts that are word for word the same may share the largest gap, but for the engine's noise.
+    largest = {f"{one.line}.{one.index}" for one in tokens if abs(one.gap) > abs(tokens[0].gap) - 1e-4}
+    assert report.texts("#list .sub")[0].split()[0] in largest
     records = [turn for one in hinted for turn in one[2]["opd"]["turns"]]
     hint = next(turn["hint"] for turn in records if turn["hint"] and "\n" not in turn["hint"])
     page.fill("#search", hint.upper())
@@ -64,7 +66,7 @@ def test_rollouts_are_filtered_sorted_and_searched(
 def test_a_link_comes_back_to_the_token(
     report: Report, browser: Browser, groups: list[dict[str, Any]], tokens: list[Scored]
 ) -> None:
-    token = tokens[1]
+    _, token, other_token, *_ = wide(tokens, groups, AutoTokenizer.from_pretrained(ROOT / MODEL).decode)
     report.go(f"#r={token.line}.{token.index}")
     at = sampled_before(groups[token.line - 1], token)
     report.page.locator(f'.t[data-at="{at}"]').click()
@@ -77,8 +79,10 @@ def test_a_link_comes_back_to_the_token(
         box = other.page.locator(f'.t[data-at="{at}"]').bounding_box()
         assert box is not None
         assert 0 < box["y"] < 860
-        other.page.evaluate(f"location.hash = '{place(tokens[2])}'")
-        other.wait_until(f"document.querySelector('#detail .note').textContent.includes('{tokens[2].position},')")
+        other.page.evaluate(f"location.hash = '{place(other_token)}'")
+        other.wait_until(
+            f"document.querySelector('#detail .note').textContent.includes('position {other_token.position},')"
+        )
 
 
 def test_everything_can_be_done_with_keys(report: Report, groups: list[dict[str, Any]]) -> None:
