@@ -2,7 +2,7 @@
 
 from atroposlib.envs.base import APIServerConfig
 
-from agentic_opd.env import AgenticOPDEnv, AgenticOPDEnvConfig
+from agentic_opd.env.opd import AgenticOPDEnv, AgenticOPDEnvConfig
 
 
 class HumanEvalEnv(AgenticOPDEnv):

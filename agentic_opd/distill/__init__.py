@@ -1,1 +1,4 @@
-"""Distillation: an episode becomes hindsight hints, teacher rows and distillation arrays."""
+"""Distillation: an episode becomes hindsight hints, teacher rows and distillation arrays.
+
+In: a verified episode. Out: its arrays, one record a turn, and what the metrics are made of.
+"""

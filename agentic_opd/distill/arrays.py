@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from agentic_opd.errors import AlignmentError
-from agentic_opd.types import IGNORED, DistillArrays, Episode, TeacherRequest, TeacherRows, check_lengths
+from agentic_opd.core.errors import AlignmentError
+from agentic_opd.core.types import IGNORED, DistillArrays, Episode, TeacherRequest, TeacherRows, check_lengths
 
 LOGPROB_DECIMALS = 4
 """Teacher logprobs are written with an error of at most 5e-5 nats, near the engine's noise."""

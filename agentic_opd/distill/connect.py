@@ -8,13 +8,13 @@ from typing import Any
 from pydantic import SecretStr
 from renderers import Renderer
 
-from agentic_opd.config import DistillConfig
+from agentic_opd.core.errors import ServerMismatchError, ServerRequestError
+from agentic_opd.core.http import JsonClient
+from agentic_opd.core.server_info import ServerInfo, check_caps, check_tokenizer, fetch_server_info
+from agentic_opd.distill.config import DistillConfig
 from agentic_opd.distill.judge import Judge, OpenAIJudge
 from agentic_opd.distill.rescoring import encode_hint
 from agentic_opd.distill.teacher import CompletionsTeacher, PluginTeacher, TeacherClient, completions_body
-from agentic_opd.errors import ServerMismatchError, ServerRequestError
-from agentic_opd.http import JsonClient
-from agentic_opd.server_info import ServerInfo, check_caps, check_tokenizer, fetch_server_info
 
 logger = logging.getLogger(__name__)
 

@@ -4,9 +4,9 @@ import re
 from collections.abc import Sequence
 from typing import Literal
 
+from agentic_opd.core.errors import AlignmentError
+from agentic_opd.core.types import HindsightPair, Message, TurnOutcome, Verdict, Vote
 from agentic_opd.distill.leaks import leaks
-from agentic_opd.errors import AlignmentError
-from agentic_opd.types import HindsightPair, Message, TurnOutcome, Verdict, Vote
 
 MIN_HINT_CHARS = 10
 """A hint must be longer than this to be one (OpenClaw-RL's bound)."""

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple, Protocol
 import openai
 from pydantic import SecretStr
 
+from agentic_opd.core.errors import ServerError, ServerMismatchError, ServerRequestError, ServerUnreachableError
+from agentic_opd.core.types import Message, Vote
 from agentic_opd.distill.hints import parse_vote
-from agentic_opd.errors import ServerError, ServerMismatchError, ServerRequestError, ServerUnreachableError
-from agentic_opd.types import Message, Vote
 
 _BACKOFF_S = (0.1, 5.0)
 """First and longest pause between two attempts; each pause doubles the one before and is jittered."""

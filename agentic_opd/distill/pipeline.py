@@ -12,18 +12,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from agentic_opd.concurrency import gather_all
-from agentic_opd.config import DistillConfig
-from agentic_opd.distill.arrays import build_arrays, gaps
-from agentic_opd.distill.connect import DistilDeps
-from agentic_opd.distill.hints import judge_messages, verdict_of
-from agentic_opd.distill.judge import JudgeReply
-from agentic_opd.distill.metrics import EpisodeStats, ScoreStats, TurnStats, row_stats
-from agentic_opd.distill.rescoring import encode_hint, hint_place, insert_hint
-from agentic_opd.distill.teacher import TeacherReply
-from agentic_opd.distill.turns import hindsight_pairs, shown_text
-from agentic_opd.errors import AlignmentError, RendererError, ServerError, ServerRequestError, ServerUnreachableError
-from agentic_opd.types import (
+from agentic_opd.core.concurrency import gather_all
+from agentic_opd.core.errors import (
+    AlignmentError,
+    RendererError,
+    ServerError,
+    ServerRequestError,
+    ServerUnreachableError,
+)
+from agentic_opd.core.types import (
     DistillArrays,
     Episode,
     HindsightPair,
@@ -31,6 +28,15 @@ from agentic_opd.types import (
     TurnOutcome,
     TurnRecord,
 )
+from agentic_opd.distill.arrays import build_arrays, gaps
+from agentic_opd.distill.config import DistillConfig
+from agentic_opd.distill.connect import DistilDeps
+from agentic_opd.distill.hints import judge_messages, verdict_of
+from agentic_opd.distill.judge import JudgeReply
+from agentic_opd.distill.metrics import EpisodeStats, ScoreStats, TurnStats, row_stats
+from agentic_opd.distill.rescoring import encode_hint, hint_place, insert_hint
+from agentic_opd.distill.teacher import TeacherReply
+from agentic_opd.distill.turns import hindsight_pairs, shown_text
 
 logger = logging.getLogger(__name__)
 

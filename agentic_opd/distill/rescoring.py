@@ -11,9 +11,9 @@ from typing import Any, Literal, NamedTuple
 
 from renderers import Renderer
 
-from agentic_opd.control_tokens import control_tokens, without_control_tokens
-from agentic_opd.errors import RendererError
-from agentic_opd.types import Episode, TeacherRequest, Turn
+from agentic_opd.core.errors import RendererError
+from agentic_opd.core.text import control_tokens, without_control_tokens
+from agentic_opd.core.types import Episode, TeacherRequest, Turn
 
 HINT_HEADER = "[user's hint / instruction]\n"
 

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from agentic_opd.core.errors import AlignmentError
+from agentic_opd.core.http import JsonClient
+from agentic_opd.core.server_info import ServerInfo
+from agentic_opd.core.types import TeacherRequest, TeacherRows, check_lengths
 from agentic_opd.distill.arrays import check_rows
-from agentic_opd.errors import AlignmentError
-from agentic_opd.http import JsonClient
-from agentic_opd.server_info import ServerInfo
-from agentic_opd.types import TeacherRequest, TeacherRows, check_lengths
 
 
 class TeacherReply(NamedTuple):

@@ -7,8 +7,8 @@ import json
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from agentic_opd.text import cut_middle
-from agentic_opd.types import Episode, HindsightPair, Message
+from agentic_opd.core.text import cut_middle
+from agentic_opd.core.types import Episode, HindsightPair, Message
 
 Role = Literal["tool", "user", "verdict"]
 

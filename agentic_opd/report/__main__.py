@@ -2,7 +2,7 @@
 
 import sys
 
-from agentic_opd.report.cli import main
+from agentic_opd.report.command import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from agentic_opd.core.types import TurnOutcome
 from agentic_opd.report.numbers import Overview
 from agentic_opd.report.rollouts import Rollout, TurnView
-from agentic_opd.types import TurnOutcome
 
 ROUNDING = 5e-5
 """Teacher's logprobs are written with an error of at most this many nats."""

@@ -12,7 +12,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from agentic_opd.errors import ConfigError, OutputError
+from agentic_opd.core.errors import ConfigError, OutputError
 from agentic_opd.report.payload import Packer, head
 from agentic_opd.report.rollouts import Run
 from agentic_opd.report.tokens import TokenTexts, load_tokenizer

@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from agentic_opd.report.conversation import called_names, context_parts, regions, split_messages
 from agentic_opd.report.findings import findings
 from agentic_opd.report.numbers import GapRow, Overview, overview, turn_gaps
 from agentic_opd.report.rollouts import Rollout, Run, TurnView
 from agentic_opd.report.tokens import TokenTexts
-from agentic_opd.setting_groups import NO_EFFECT
+from agentic_opd.report.transcript import called_names, context_parts, regions, split_messages
+from agentic_opd.settings.groups import NO_EFFECT
 
 LOGPROB_UNIT = 1e-4
 """Teacher's logprobs are packed in units of this, which is how they are written in the file."""

@@ -15,11 +15,10 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from agentic_opd.errors import OutputError
+from agentic_opd.core.errors import OutputError
+from agentic_opd.core.types import IGNORED
 from agentic_opd.report.rollouts import Rollout, Run, TeacherTop, TurnView, Vote
-from agentic_opd.types import IGNORED
-from agentic_opd.wire_checks import GroupChecker
-from agentic_opd.wire_turns import is_number, scored_positions
+from agentic_opd.wire.checks import GroupChecker, is_number, scored_positions
 
 TOP_SHOWN = 8
 """Entries of a teacher's row that are kept at most."""

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from agentic_opd.types import check_lengths
+from agentic_opd.core.types import check_lengths
 
 
 class Vote(NamedTuple):

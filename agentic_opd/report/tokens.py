@@ -9,8 +9,8 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from agentic_opd.control_tokens import control_tokens
-from agentic_opd.errors import ConfigError
+from agentic_opd.core.errors import ConfigError
+from agentic_opd.core.text import control_tokens
 
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _MIN_ALPHABET = 240

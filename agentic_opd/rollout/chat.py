@@ -15,9 +15,9 @@ from typing import Any
 
 from renderers import ParsedToolCall, RenderedTokens, Renderer, ToolCallParseStatus
 
-from agentic_opd.control_tokens import control_tokens, without_control_tokens
-from agentic_opd.errors import AlignmentError, RendererError
-from agentic_opd.types import IGNORED, PROMPT_LOGPROB, Message, ToolCall, check_lengths
+from agentic_opd.core.errors import AlignmentError, RendererError
+from agentic_opd.core.text import control_tokens, without_control_tokens
+from agentic_opd.core.types import IGNORED, PROMPT_LOGPROB, Message, ToolCall, check_lengths
 
 _PARSE_ERRORS = {
     ToolCallParseStatus.INVALID_JSON: "the arguments are not valid JSON",

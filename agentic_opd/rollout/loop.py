@@ -1,19 +1,28 @@
-"""The agent loop: a task, a policy and a sandbox in, an `Episode` out."""
+"""The agent loop: a task, a policy and a world in, an `Episode` out, verified and rewarded."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
-from agentic_opd.errors import ServerError
+from agentic_opd.core.errors import ServerError
+from agentic_opd.core.types import Episode, Message, Session, StopReason, Task, ToolCall, Turn, World
 from agentic_opd.rollout.chat import Prompt, TokenRecord
-from agentic_opd.rollout.policy import Sample
-from agentic_opd.rollout.sandboxes.sandbox import Sandbox
-from agentic_opd.rollout.tools import ToolLimits, run_tool
-from agentic_opd.types import Episode, Message, StopReason, Task, ToolCall
+from agentic_opd.rollout.config import RolloutConfig
+from agentic_opd.rollout.reward import RewardWeights, compute_reward
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One sampled turn: the message it stands for, its calls, its place in the tokens, and all tokens up to its end."""
+
+    message: Message
+    tool_calls: tuple[ToolCall, ...]
+    turn: Turn
+    record: TokenRecord
 
 
 class Policy(Protocol):
-    """What the loop needs of a policy; `policy.RenderedManagedServer` is one."""
+    """What the loop needs of a policy; `env.policy_server.RenderedManagedServer` is one."""
 
     def prompt(self, messages: Sequence[Message]) -> Prompt:
         """The ids that the next turn is sampled from; they start with everything sampled so far."""
@@ -41,7 +50,7 @@ class LoopLimits:
     max_tokens_per_turn: int
 
 
-class Rollout:
+class AgentLoop:
     """One episode in the making: `run` it once."""
 
     def __init__(
@@ -49,18 +58,16 @@ class Rollout:
         task: Task,
         system_prompt: str,
         policy: Policy,
-        sandbox: Sandbox,
+        session: Session,
         limits: LoopLimits,
-        tool_limits: ToolLimits,
         *,
         user_reply: UserReply | None = None,
         on_turn: Callable[[], None] = lambda: None,
     ) -> None:
         self.task = task
         self.policy = policy
-        self.sandbox = sandbox
+        self.session = session
         self.limits = limits
-        self.tool_limits = tool_limits
         self.user_reply = user_reply
         self.on_turn = on_turn
         self.messages: list[Message] = [
@@ -112,7 +119,7 @@ class Rollout:
 
     async def run_tool(self, call: ToolCall) -> Message:
         """Run one call; whatever goes wrong is the result that the model reads."""
-        result = await run_tool(call, self.sandbox, self.tool_limits)
+        result = await self.session.run_tool(call)
         self.tool_calls += 1
         self.tool_errors += result.is_error
         return {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": result.content}
@@ -132,3 +139,32 @@ class Rollout:
             tool_errors=self.tool_errors,
             error=failure,
         )
+
+
+async def run_episode(
+    task: Task, policy: Policy, world: World, config: RolloutConfig, user_reply: UserReply | None = None
+) -> Episode:
+    """Run the agent on `task`, verify what it left behind, and reward it.
+
+    Returns:
+        A verified and rewarded episode, or one whose `error` says how the policy server failed.
+
+    Raises:
+        SandboxError: the world itself does not work.
+    """
+    limits = LoopLimits(config.max_turns, config.max_token_length, config.max_tokens_per_turn)
+    async with world.session(task) as session:
+        episode = await AgentLoop(task, world.system_prompt, policy, session, limits, user_reply=user_reply).run()
+        if episode.error is not None:
+            return episode
+        left = await session.collect()
+    verification = await world.verify(task, left)
+    reward = compute_reward(
+        verification,
+        turns_used=len(episode.turns),
+        max_turns=config.max_turns,
+        tool_calls=episode.tool_calls,
+        tool_errors=episode.tool_errors,
+        weights=RewardWeights.from_config(config),
+    )
+    return replace(episode, verification=verification, reward=reward)

@@ -6,8 +6,8 @@
 from collections.abc import Sequence
 from statistics import fmean, pstdev
 
-from agentic_opd.metric import Metric, percentiles
-from agentic_opd.types import Episode, StopReason
+from agentic_opd.core.metric import Metric, percentiles
+from agentic_opd.core.types import Episode, StopReason
 
 _STOPS = {
     StopReason.FINISHED: "because the model called no tool any more",

@@ -3,13 +3,27 @@
 In: a tokenizer and the settings. Out: a `renderers` renderer for `chat.Chat`.
 """
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Any
 
 from renderers import AutoRendererConfig, DefaultRenderer, Renderer, config_from_name, create_renderer
 
-from agentic_opd.errors import ConfigError, RendererError
+from agentic_opd.core.errors import ConfigError, RendererError
+from agentic_opd.core.types import Message
 from agentic_opd.rollout.chat import Chat
-from agentic_opd.types import Message
+
+
+@contextmanager
+def explained_tokenizer_errors(name: str) -> Generator[None]:
+    """Turn what loading the tokenizer `name` can raise into a ConfigError that says what to do."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"the tokenizer {name!r} can't be loaded ({type(error).__name__}: {error}). Set "
+            "env.tokenizer_name to the policy's model, as a hub name or a folder."
+        ) from error
 
 
 def load_renderer(tokenizer: Any, name: str, options: dict[str, Any]) -> Renderer:

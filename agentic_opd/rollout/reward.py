@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from agentic_opd.config import RolloutConfig
-from agentic_opd.errors import ConfigError
-from agentic_opd.types import Reward, Verification
+from agentic_opd.core.errors import ConfigError
+from agentic_opd.core.types import Reward, Verification
+from agentic_opd.rollout.config import RolloutConfig
 
 
 @dataclass(frozen=True, slots=True)

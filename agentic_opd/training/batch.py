@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from agentic_opd.errors import AlignmentError
-from agentic_opd.types import IGNORED
-from agentic_opd.wire_turns import scored_positions
+from agentic_opd.core.errors import AlignmentError
+from agentic_opd.core.types import IGNORED
+from agentic_opd.wire.checks import scored_positions
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from agentic_opd.errors import OutputError
+from agentic_opd.core.errors import OutputError
 
 _STATE = "state.pt"
 _KEPT = 2

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from agentic_opd.errors import ServerUnreachableError
-from agentic_opd.http import JsonClient
-from agentic_opd.notices import Notices
+from agentic_opd.core.errors import ServerUnreachableError
+from agentic_opd.core.http import JsonClient
+from agentic_opd.core.notices import Notices
 from agentic_opd.training.config import TrainerConfig
 
 logger = logging.getLogger(__name__)

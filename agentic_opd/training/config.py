@@ -8,8 +8,8 @@ from typing import Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
 
-from agentic_opd.config import Url
-from agentic_opd.settings import read_yaml, refusal, wrong_values
+from agentic_opd.settings.fields import Url
+from agentic_opd.settings.read import read_yaml, refusal, wrong_values
 
 
 class LossConfig(BaseModel):

@@ -1,6 +1,6 @@
 """The reference trainer's metrics: what each is. They are computed in step.py, push.py and trainer.py."""
 
-from agentic_opd.metric import Metric
+from agentic_opd.core.metric import Metric
 
 TRAINER_METRICS = (
     Metric("loss", "none", "combined loss: the weighted sum of its parts, mean over the updates of the first pass"),

@@ -10,7 +10,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from agentic_opd.errors import ConfigError, OutputError
+from agentic_opd.core.errors import ConfigError, OutputError
 from agentic_opd.training.config import TrainerConfig
 
 _WEIGHTS = re.compile(r"\.(safetensors|bin|pt|pth|gguf|h5|msgpack|onnx)$|\.index\.json$")

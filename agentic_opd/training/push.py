@@ -11,15 +11,15 @@ from typing import Any
 
 import torch
 
+from agentic_opd.core.errors import ServerMismatchError
+from agentic_opd.core.http import JsonClient
+from agentic_opd.core.server_info import fetch_server_info
+from agentic_opd.core.types import TeacherRequest
 from agentic_opd.distill.teacher import PluginTeacher
-from agentic_opd.errors import ServerMismatchError
-from agentic_opd.http import JsonClient
-from agentic_opd.server_info import fetch_server_info
 from agentic_opd.training.batch import TrainBatch
 from agentic_opd.training.config import TrainerConfig
 from agentic_opd.training.logprobs import selected_logprobs
 from agentic_opd.training.model import logits_of, save_weights
-from agentic_opd.types import TeacherRequest
 
 logger = logging.getLogger(__name__)
 

@@ -18,9 +18,9 @@ from typing import Any
 
 import torch
 
-from agentic_opd.errors import OutputError
-from agentic_opd.exit_codes import EXIT_OK, exit_code
-from agentic_opd.flags import HelpFormatter, describe, value_kind
+from agentic_opd.core.errors import OutputError
+from agentic_opd.core.exit_codes import EXIT_OK, exit_code
+from agentic_opd.settings.flags import HelpFormatter, describe, value_kind
 from agentic_opd.training.batch import TrainBatch, make_batch
 from agentic_opd.training.checkpoint import load_checkpoint, save_checkpoint
 from agentic_opd.training.client import TrainerClient

@@ -20,12 +20,23 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from laboratory import GROUP_SIZE, MODES, ROOT, Examiner, Laboratory, Point, Run, RunFailedError, Setting
-from results import Curves, best, draw, markdown, mean_curve, read_curves, rollouts_to, table, tuned_as, write_json
 from rich.console import Console
 
-from agentic_opd.live_bar import LiveBar
+from agentic_opd.core.console import LiveBar
 from agentic_opd.serving.local import ServerFailedError, local_server
+from learning.laboratory import GROUP_SIZE, MODES, ROOT, Examiner, Laboratory, Point, Run, RunFailedError, Setting
+from learning.results import (
+    Curves,
+    best,
+    draw,
+    markdown,
+    mean_curve,
+    read_curves,
+    rollouts_to,
+    table,
+    tuned_as,
+    write_json,
+)
 
 SWEEP_SEED = 1000
 QUICK = {
@@ -56,7 +67,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
         prog="scripts/learn", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, default=Path("runs/learn"), help="where everything is written: %(default)s")
-    parser.add_argument("--model", type=Path, default=Path("agentic_opd/demo/policy"), help="start: %(default)s")
+    parser.add_argument("--model", type=Path, default=Path("scripts/demo_policy/policy"), help="start: %(default)s")
     parser.add_argument("--modes", nargs="+", choices=list(MODES), default=list(MODES), help="default: all five")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], help="default: 0 1 2")
     parser.add_argument("--rollouts", type=int, default=256, help="of each run: %(default)s")

@@ -13,14 +13,14 @@ from typing import Literal
 
 from pydantic import Field
 
+from agentic_opd.core.server_info import ServerInfo
+from agentic_opd.core.types import Episode, Message, TeacherRequest, Vote
 from agentic_opd.distill.connect import DistilDeps
 from agentic_opd.distill.judge import Judge, JudgeReply
 from agentic_opd.distill.teacher import TeacherClient, TeacherReply
-from agentic_opd.env import AgenticOPDEnv, AgenticOPDEnvConfig
-from agentic_opd.group import FinishedEpisode
-from agentic_opd.rollout.policy import PolicyServer
-from agentic_opd.server_info import ServerInfo
-from agentic_opd.types import Episode, Message, TeacherRequest, Vote
+from agentic_opd.env.opd import AgenticOPDEnv, AgenticOPDEnvConfig
+from agentic_opd.env.policy_server import PolicyServer
+from agentic_opd.wire.group import FinishedEpisode
 
 KEPT_HINTS = 64
 """Hints that are remembered of each task: the latest."""

@@ -1,6 +1,6 @@
 """Which first solutions pass, and which of the others are repaired: what is behind a pass rate.
 
-    .venv/bin/python scripts/learning/first_solutions.py runs/learn/*/seed-?-*/eval-000256/samples.jsonl
+    PYTHONPATH=scripts .venv/bin/python -m learning.first_solutions runs/learn/*/seed-?-*/eval-000256/samples.jsonl
 
 A first solution is the first text that an episode wrote to solution.py; it is run against the hidden tests.
 """
@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from agentic_opd.concurrency import gather_all
-from agentic_opd.config import RolloutConfig
-from agentic_opd.rollout.datasets.builtin_tasks import builtin_tasks
-from agentic_opd.rollout.sandboxes.sandbox import sandbox_factory
-from agentic_opd.rollout.verifier.verify import verify
+from agentic_opd.core.concurrency import gather_all
+from agentic_opd.sandboxes.sandbox import sandbox_factory
+from agentic_opd.worlds.coding.config import CodingConfig
+from agentic_opd.worlds.coding.tasks.builtin import builtin_tasks
+from agentic_opd.worlds.coding.verifier.verify import verify
 
 
 def first_solution(messages: Sequence[dict[str, Any]]) -> str | None:
@@ -37,7 +37,7 @@ async def first_solutions(rows: Sequence[dict[str, Any]]) -> tuple[int, int]:
     Args:
         rows: Lines of a samples.jsonl of the built-in tasks.
     """
-    config, tasks = RolloutConfig(), {task.task_id: task for task in builtin_tasks()}
+    config, tasks = CodingConfig(), {task.task_id: task for task in builtin_tasks()}
     new_sandbox, slots = sandbox_factory(config), asyncio.Semaphore(8)
     firsts = [(row["task_id"], first_solution(row["messages"])) for row in rows]
     different = sorted({(task_id, text) for task_id, text in firsts if text is not None})

@@ -18,11 +18,10 @@ from typing import NamedTuple
 
 import yaml
 from atroposlib.envs.base import APIServerConfig
-from controlled_env import LearnConfig, LearnEnv
 
-from agentic_opd.eval_metrics import EvalSample
-from agentic_opd.evaluate import SampleFile
+from agentic_opd.runs.evaluate import EvalSample, SampleFile
 from agentic_opd.serving.local import LocalServer, child_process, end_of, free_port
+from learning.controlled_env import LearnConfig, LearnEnv
 
 ROOT = Path(__file__).parents[2]
 MODES = {
@@ -180,7 +179,7 @@ class Laboratory:
             **MODES[run.mode].get("env", {}),
         }
         flags = [text for name, value in settings.items() for text in (f"--env.{name}", str(value))]
-        script = [sys.executable, str(ROOT / "scripts" / "learning" / "controlled_env.py"), "serve"]
+        script = [sys.executable, "-m", "learning.controlled_env", "serve"]
         config = ["--config", str(ROOT / "configs" / "demo.yaml"), "--openai.base_url", f"{self.vllm.base_url}/v1"]
         return [*script, *config, *flags]
 

@@ -5,8 +5,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean
 
-from laboratory import Point
 from rich.table import Table
+
+from learning.laboratory import Point
 
 TARGET = 0.9
 """The pass rate that the modes race to."""

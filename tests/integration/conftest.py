@@ -23,7 +23,7 @@ from .browser import Report, chromium, opened
 from .report_facts import Scored, scored_tokens
 
 ROOT = Path(__file__).parents[2]
-MODEL = os.environ.get("AGENTIC_OPD_TEST_MODEL", "agentic_opd/demo/policy")
+MODEL = os.environ.get("AGENTIC_OPD_TEST_MODEL", "scripts/demo_policy/policy")
 """What is served; a path relative to the project's root."""
 
 

@@ -20,11 +20,11 @@ from typing import Any, TypeVar
 
 import pytest
 
-from agentic_opd.config import RolloutConfig
-from agentic_opd.errors import SandboxError
-from agentic_opd.rollout.sandboxes.process import CommandResult
-from agentic_opd.rollout.sandboxes.sandbox import Sandbox, SandboxFactory, check_sandbox, sandbox_factory
-from tests.unit.rollout.sandbox_helpers import processes_with
+from agentic_opd.core.errors import SandboxError
+from agentic_opd.sandboxes.host_process import CommandResult
+from agentic_opd.sandboxes.sandbox import Sandbox, SandboxFactory, check_sandbox, sandbox_factory
+from agentic_opd.worlds.coding.config import CodingConfig
+from tests.unit.sandboxes.helpers import processes_with
 
 from .conftest import hear_sigint
 
@@ -42,7 +42,7 @@ class Backend:
     settings: dict[str, Any]
 
     def factory(self, **changes: Any) -> SandboxFactory:
-        return sandbox_factory(RolloutConfig(sandbox_backend=self.name, **self.settings | changes))  # type: ignore[arg-type]
+        return sandbox_factory(CodingConfig(sandbox_backend=self.name, **self.settings | changes))  # type: ignore[arg-type]
 
     def use(self, use: Callable[[Sandbox], Awaitable[T]], **changes: Any) -> T:
         async def main() -> T:
@@ -118,11 +118,11 @@ def _listens(port: int) -> bool:
 
 _ENVIRONMENT = """
 import asyncio, json, sys
-from agentic_opd.config import RolloutConfig
-from agentic_opd.rollout.sandboxes.sandbox import sandbox_factory
+from agentic_opd.worlds.coding.config import CodingConfig
+from agentic_opd.sandboxes.sandbox import sandbox_factory
 
 async def main():
-    async with sandbox_factory(RolloutConfig(**json.loads(sys.argv[1])))() as box:
+    async with sandbox_factory(CodingConfig(**json.loads(sys.argv[1])))() as box:
         await box.run(sys.argv[2], 600.0)
 
 asyncio.run(main())

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.rollout.sandbox_helpers import needs_bwrap
+from tests.unit.sandboxes.helpers import needs_bwrap
 
 ROOT = Path(__file__).parents[2]
 AS_NOBODY = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--"]
@@ -35,7 +35,7 @@ def python_of_nobody(folder: Path) -> str:
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     tried: list[str] = []
     for python in (sys.executable, f"/usr/bin/{version}", f"/usr/local/bin/{version}"):
-        result = run_as_nobody(folder, python, "-c", "import pytest, agentic_opd.rollout.verifier.verify")
+        result = run_as_nobody(folder, python, "-c", "import pytest, agentic_opd.worlds.coding.verifier.verify")
         if result.returncode == 0:
             return python
         tried.append(f"{python}: {result.stderr.strip()[-100:]}")

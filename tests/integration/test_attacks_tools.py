@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from agentic_opd.rollout.sandboxes.sandbox import BubblewrapSandbox
-from agentic_opd.rollout.sandboxes.workdir import get_files, put_files
-from agentic_opd.rollout.tools import ToolLimits, run_tool
-from agentic_opd.rollout.verifier.verify import verify
-from agentic_opd.types import Task, ToolCall, ToolResult, Verification, VerifyOutcome
+from agentic_opd.core.types import Task, ToolCall, ToolResult, Verification, VerifyOutcome
+from agentic_opd.sandboxes.sandbox import BubblewrapSandbox
+from agentic_opd.sandboxes.workdir import get_files, put_files
+from agentic_opd.worlds.coding.tools import ToolLimits, run_tool
+from agentic_opd.worlds.coding.verifier.verify import verify
 from tests.integration.attacks.arena import MARK, Arena, arena
 from tests.integration.attacks.resources import SMALL
-from tests.unit.rollout.sandbox_helpers import needs_bwrap
+from tests.unit.sandboxes.helpers import needs_bwrap
 
 pytestmark = needs_bwrap
 

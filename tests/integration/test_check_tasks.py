@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from tests.unit.rollout.sandbox_helpers import needs_bwrap
-from tests.unit.rollout.verifier.test_humaneval import DATA
+from tests.unit.sandboxes.helpers import needs_bwrap
+from tests.unit.worlds.coding.verifier.test_humaneval import DATA
 
 from .conftest import hear_sigint
 

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 def doctor(url: str, *flags: str) -> tuple[int, dict[str, tuple[str, str]]]:
     """Its exit code, and (status, text) of each check."""
     argv = [
-        *(sys.executable, "-m", "agentic_opd.main", "doctor", "--json", "--config", "configs/demo.yaml"),
+        *(sys.executable, "-m", "agentic_opd.cli.main", "doctor", "--json", "--config", "configs/demo.yaml"),
         *("--openai.base_url", f"{url}/v1", "--env.rollout_server_url", f"http://127.0.0.1:{free_port()}"),
         # The policy judges: hot, it says what can't be read once in eleven votes.
         *("--env.judge_temperature", "0.01", *flags),

@@ -2,13 +2,13 @@
 
 from dataclasses import replace
 
-from agentic_opd.config import RolloutConfig
-from agentic_opd.rollout.datasets.tasks import load_tasks
-from tests.unit.rollout.verifier.test_humaneval import DATA, correctness, pytestmark  # noqa: F401 - the mark applies here too
+from agentic_opd.worlds.coding.config import CodingConfig
+from agentic_opd.worlds.coding.tasks.load import load_tasks
+from tests.unit.worlds.coding.verifier.test_humaneval import DATA, correctness, pytestmark  # noqa: F401 - the mark applies here too
 
 
 def test_all_references_pass_and_no_pass_does() -> None:
-    tasks = load_tasks(RolloutConfig(dataset_name=str(DATA), dataset_format="humaneval"))
+    tasks = load_tasks(CodingConfig(dataset_name=str(DATA), dataset_format="humaneval"))
     assert correctness(tasks) == [1.0] * 164
     empty = [replace(task, reference_solution=f"def {task.entry_point}(*args): pass") for task in tasks]
     assert max(correctness(empty)) < 1.0

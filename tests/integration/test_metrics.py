@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from agentic_opd.core.metric import Metric
 from agentic_opd.distill.metrics import OPD_METRICS
-from agentic_opd.metric import Metric
 from agentic_opd.rollout.metrics import TRAIN_METRICS
 
 from .scripted_judge import judge_server

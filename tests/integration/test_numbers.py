@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agentic_opd.env import AgenticOPDEnv
-from agentic_opd.group import TaskItem
-from agentic_opd.rollout.datasets.builtin_tasks import builtin_tasks
-from agentic_opd.rollout.policy import PolicyServer
-from agentic_opd.types import Message, Task
+from agentic_opd.core.types import Message, Task
+from agentic_opd.env.opd import AgenticOPDEnv
+from agentic_opd.env.policy_server import PolicyServer
+from agentic_opd.wire.group import TaskItem
+from agentic_opd.worlds.coding.tasks.builtin import builtin_tasks
 
 from .scripted_judge import POSITIVE, judge_server
 

@@ -38,7 +38,7 @@ def test_the_overview_counts_what_the_file_holds(
     scored = sum(turn["outcome"] == "scored" for turn in turns)
     assert (stages["all turns"], stages["scored"]) == (str(len(turns)), str(scored))
     assert len(report.texts("#overview tbody tr")) == 8 + len({turn["hint"] for turn in turns} - {None})
-    assert "agentic_opd/demo/policy" in report.texts(".settings dd")
+    assert "scripts/demo_policy/policy" in report.texts(".settings dd")
 
 
 def test_a_token_shows_the_numbers_of_the_line(

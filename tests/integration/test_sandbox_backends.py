@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from agentic_opd.errors import SandboxError
-from agentic_opd.rollout.sandboxes.sandbox import Sandbox, check_sandbox
-from agentic_opd.rollout.sandboxes.workdir import get_files, put_files
-from agentic_opd.rollout.tools import ToolLimits, run_tool
-from agentic_opd.rollout.verifier.verify import verify
-from agentic_opd.types import Task, ToolCall, VerifyOutcome
+from agentic_opd.core.errors import SandboxError
+from agentic_opd.core.types import Task, ToolCall, VerifyOutcome
+from agentic_opd.sandboxes.sandbox import Sandbox, check_sandbox
+from agentic_opd.sandboxes.workdir import get_files, put_files
+from agentic_opd.worlds.coding.tools import ToolLimits, run_tool
+from agentic_opd.worlds.coding.verifier.verify import verify
 from tests.integration.sandbox_backends import (
     BACKENDS,
     SECRET,
@@ -23,7 +23,7 @@ from tests.integration.sandbox_backends import (
     stop_environment,
     swerex_server,
 )
-from tests.unit.rollout.sandbox_helpers import gone, processes_with
+from tests.unit.sandboxes.helpers import gone, processes_with
 
 SLEEP = f"sleep 57{os.getpid()}"
 

@@ -14,14 +14,13 @@ from typing import Any
 
 import pytest
 
-from agentic_opd.membership import Membership
-from agentic_opd.notices import Notices
-from agentic_opd.serve import GroupServer, ServeCounts, ServeHooks
-from agentic_opd.serve_plan import ServePlan
+from agentic_opd.core.notices import Notices
+from agentic_opd.core.trajectory_api import EnvDescription, TrajectoryApi
+from agentic_opd.runs.membership import Membership
+from agentic_opd.runs.serve import GroupServer, ServeCounts, ServeHooks, ServePlan
 from agentic_opd.serving.local import free_port
 from agentic_opd.training.client import TrainerClient
 from agentic_opd.training.config import TrainerConfig
-from agentic_opd.trajectory_api import EnvDescription, TrajectoryApi
 
 from .recording_proxy import Exchange, RecordingProxy, recording_proxy
 from .trajectory import Trajectories, trajectory_api

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+from demo_policy import POLICY_DIR
 
-from agentic_opd.demo import POLICY_DIR
-from agentic_opd.errors import ConfigError, OutputError
+from agentic_opd.core.errors import ConfigError, OutputError
 from agentic_opd.training.batch import TrainBatch, make_batch
 from agentic_opd.training.checkpoint import load_checkpoint, save_checkpoint
 from agentic_opd.training.client import TrainerClient

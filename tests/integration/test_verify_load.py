@@ -2,10 +2,10 @@
 
 import asyncio
 
-from agentic_opd.rollout.sandboxes.sandbox import BubblewrapSandbox
-from agentic_opd.rollout.verifier.verify import verify
-from agentic_opd.types import Task, Verification, VerifyOutcome
-from tests.unit.rollout.sandbox_helpers import needs_bwrap
+from agentic_opd.core.types import Task, Verification, VerifyOutcome
+from agentic_opd.sandboxes.sandbox import BubblewrapSandbox
+from agentic_opd.worlds.coding.verifier.verify import verify
+from tests.unit.sandboxes.helpers import needs_bwrap
 
 pytestmark = needs_bwrap
 

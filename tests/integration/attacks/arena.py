@@ -18,10 +18,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from agentic_opd.rollout.sandboxes.limits import Limits
-from agentic_opd.rollout.sandboxes.sandbox import BubblewrapSandbox
-from agentic_opd.rollout.verifier.verify import verify
-from agentic_opd.types import Task, Verification
+from agentic_opd.core.types import Task, Verification
+from agentic_opd.sandboxes.limits import Limits
+from agentic_opd.sandboxes.sandbox import BubblewrapSandbox
+from agentic_opd.worlds.coding.verifier.verify import verify
 
 MARK = "opd-attack-process"
 """In the command line of every process that an attack leaves behind."""

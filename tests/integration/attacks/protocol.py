@@ -4,7 +4,7 @@ from tests.integration.attacks.arena import Attack
 
 _CHANNEL = """
 import gc, struct
-wire = sys.modules["agentic_opd.rollout.verifier.harness.wire"]
+wire = sys.modules["agentic_opd.worlds.coding.verifier.harness.pipe"]
 def channel():
     return next(thing for thing in gc.get_objects() if type(thing) is wire.Channel)
 def put(*messages):

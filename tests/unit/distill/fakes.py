@@ -17,11 +17,8 @@ import numpy as np
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from agentic_opd.distill.hints import parse_vote
-from agentic_opd.distill.judge import JudgeReply
-from agentic_opd.distill.teacher import TeacherReply
-from agentic_opd.server_info import ServerInfo
-from agentic_opd.types import (
+from agentic_opd.core.server_info import ServerInfo
+from agentic_opd.core.types import (
     Episode,
     Message,
     StopReason,
@@ -32,6 +29,9 @@ from agentic_opd.types import (
     Verification,
     VerifyOutcome,
 )
+from agentic_opd.distill.hints import parse_vote
+from agentic_opd.distill.judge import JudgeReply
+from agentic_opd.distill.teacher import TeacherReply
 
 VOCAB = 512
 TOKENS = (1, 2, 3, 4, 9, 40, 41, 42, 5, 6, 9, 40, 41)

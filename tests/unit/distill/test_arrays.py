@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agentic_opd.core.errors import AlignmentError
+from agentic_opd.core.types import TeacherRequest, TeacherRows
 from agentic_opd.distill.arrays import LOGPROB_DECIMALS, build_arrays, check_rows, gaps
 from agentic_opd.distill.rescoring import insert_hint
-from agentic_opd.errors import AlignmentError
-from agentic_opd.types import TeacherRequest, TeacherRows
 
 from .fakes import MASKS, TOKENS, TURNS, VOCAB, make_episode, table_rows
 

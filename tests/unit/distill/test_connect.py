@@ -6,11 +6,11 @@ import pytest
 from pydantic import SecretStr
 from renderers import Qwen3RendererConfig, create_renderer
 
-from agentic_opd import http
-from agentic_opd.config import DistillConfig
+from agentic_opd.core import http
+from agentic_opd.core.errors import ServerMismatchError, ServerRequestError, ServerUnreachableError
+from agentic_opd.distill.config import DistillConfig
 from agentic_opd.distill.connect import DistilDeps, PolicyEndpoint, connect
 from agentic_opd.distill.teacher import CompletionsTeacher, PluginTeacher
-from agentic_opd.errors import ServerMismatchError, ServerRequestError, ServerUnreachableError
 
 from .conftest import make_qwen_tokenizer
 from .fakes import Handler, Script, served

@@ -2,9 +2,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agentic_opd.core.errors import AlignmentError
+from agentic_opd.core.types import HindsightPair, TurnOutcome, Vote
 from agentic_opd.distill.hints import decide, judge_messages, parse_vote, verdict_of
-from agentic_opd.errors import AlignmentError
-from agentic_opd.types import HindsightPair, TurnOutcome, Vote
 
 from .fakes import HINT, NEGATIVE, POSITIVE
 

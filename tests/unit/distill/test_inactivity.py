@@ -1,7 +1,7 @@
 import pytest
 
+from agentic_opd.core.types import TurnOutcome, TurnRecord
 from agentic_opd.distill.inactivity import ADVICE, InactivityWatch
-from agentic_opd.types import TurnOutcome, TurnRecord
 
 Out = TurnOutcome
 

@@ -8,10 +8,10 @@ import pytest
 from aiohttp import web
 from pydantic import SecretStr
 
+from agentic_opd.core.errors import ServerMismatchError, ServerRequestError, ServerUnreachableError
+from agentic_opd.core.types import Message
 from agentic_opd.distill import judge as judge_module
 from agentic_opd.distill.judge import OpenAIJudge
-from agentic_opd.errors import ServerMismatchError, ServerRequestError, ServerUnreachableError
-from agentic_opd.types import Message
 
 from .fakes import HINT, NEGATIVE, POSITIVE, Script, served
 

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from renderers import Qwen3RendererConfig, create_renderer
 
-from agentic_opd.config import DistillConfig
+from agentic_opd.core.errors import AlignmentError, ServerMismatchError, ServerRequestError, ServerUnreachableError
+from agentic_opd.core.types import Episode, Message
+from agentic_opd.distill.config import DistillConfig
 from agentic_opd.distill.connect import DistilDeps
 from agentic_opd.distill.judge import JudgeReply
 from agentic_opd.distill.pipeline import DistilledEpisode, distil_episode, group_overrides, noise_floor
-from agentic_opd.errors import AlignmentError, ServerMismatchError, ServerRequestError, ServerUnreachableError
-from agentic_opd.types import Episode, Message
-from agentic_opd.wire_checks import GroupChecker
+from agentic_opd.wire.checks import GroupChecker
 
 from .conftest import make_qwen_tokenizer
 from .fakes import HINT, NEGATIVE, POSITIVE, TOKENS, ScriptedJudge, TableTeacher, make_episode, table_rows

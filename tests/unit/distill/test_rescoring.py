@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from renderers import DefaultRendererConfig, Qwen3RendererConfig, Renderer, create_renderer
 
+from agentic_opd.core.errors import RendererError
+from agentic_opd.core.types import Turn
 from agentic_opd.distill.rescoring import encode_hint, hint_place, insert_hint
-from agentic_opd.errors import RendererError
-from agentic_opd.types import Turn
 
 from .conftest import make_qwen_tokenizer
 from .fakes import TOKENS, TURNS, make_episode, messages

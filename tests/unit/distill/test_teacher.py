@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from aiohttp import web
 
-from agentic_opd import http
+from agentic_opd.core import http
+from agentic_opd.core.errors import AlignmentError, ServerRequestError, ServerUnreachableError
+from agentic_opd.core.http import JsonClient
+from agentic_opd.core.server_info import ServerInfo
+from agentic_opd.core.types import TeacherRequest, TeacherRows
 from agentic_opd.distill.rescoring import insert_hint
 from agentic_opd.distill.teacher import CompletionsTeacher, PluginTeacher, TeacherReply
-from agentic_opd.errors import AlignmentError, ServerRequestError, ServerUnreachableError
-from agentic_opd.http import JsonClient
-from agentic_opd.server_info import ServerInfo
-from agentic_opd.types import TeacherRequest, TeacherRows
 
 from .fakes import TOKENS, TURNS, VOCAB, Script, next_token_logprobs, served, table_rows
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agentic_opd.errors import OutputError
+from agentic_opd.core.errors import OutputError
 from agentic_opd.report.page import choose_tokenizer, write_report
 from agentic_opd.report.payload import Packer
 from agentic_opd.report.rollouts import Rollout, Run

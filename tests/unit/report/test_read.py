@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from agentic_opd.errors import OutputError
+from agentic_opd.core.errors import OutputError
 from agentic_opd.report.read import read_groups, read_run, report_path, settings_path
 
 from .sample import HINT, TOKENS, group, rollouts

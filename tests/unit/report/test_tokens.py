@@ -3,7 +3,7 @@ from typing import Any, ClassVar
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from agentic_opd.errors import ConfigError
+from agentic_opd.core.errors import ConfigError
 from agentic_opd.report.tokens import TokenTexts, load_tokenizer
 
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from renderers import DefaultRendererConfig, create_renderer
 
-from agentic_opd.errors import AlignmentError, RendererError
+from agentic_opd.core.errors import AlignmentError, RendererError
 from agentic_opd.rollout.chat import Chat, TokenRecord
 from agentic_opd.rollout.renderer import load_renderer
-from agentic_opd.rollout.tools import TOOL_SPECS
+from agentic_opd.worlds.coding.tools import TOOL_SPECS
 
 START = [{"role": "system", "content": "s"}, {"role": "user", "content": "Write f."}]
 

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from agentic_opd.errors import ServerUnreachableError
+from agentic_opd.core.errors import ServerUnreachableError
+from agentic_opd.core.types import Episode, Message, StopReason, Task, Turn
 from agentic_opd.rollout.chat import Chat, Prompt, TokenRecord
-from agentic_opd.rollout.loop import LoopLimits, Rollout
-from agentic_opd.rollout.policy import Sample
+from agentic_opd.rollout.loop import AgentLoop, LoopLimits, Sample
 from agentic_opd.rollout.renderer import load_renderer
-from agentic_opd.rollout.sandboxes.sandbox import BubblewrapSandbox
-from agentic_opd.rollout.tools import TOOL_SPECS, ToolLimits
-from agentic_opd.types import Episode, Message, StopReason, Task, Turn
+from agentic_opd.worlds.coding.config import CodingConfig
+from agentic_opd.worlds.coding.tools import TOOL_SPECS
+from agentic_opd.worlds.coding.world import CodingWorld
 
 TASK = Task("t", "Write f.", "assert True")
 
@@ -57,9 +57,9 @@ def run(
     policy: ScriptedPolicy, *, max_turns: int = 5, room: int = 8192, per_turn: int = 1024, **kwargs: Any
 ) -> Episode:
     async def episode() -> Episode:
-        async with BubblewrapSandbox() as sandbox:
+        async with CodingWorld(CodingConfig()).session(TASK) as session:
             limits = LoopLimits(max_turns, room, per_turn)
-            return await Rollout(TASK, "You are an agent.", policy, sandbox, limits, ToolLimits(), **kwargs).run()
+            return await AgentLoop(TASK, "You are an agent.", policy, session, limits, **kwargs).run()
 
     return asyncio.run(episode())
 

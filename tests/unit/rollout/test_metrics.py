@@ -2,8 +2,8 @@
 
 import pytest
 
+from agentic_opd.core.types import Episode, Reward, StopReason, Task, Turn, Verification, VerifyOutcome
 from agentic_opd.rollout.metrics import TRAIN_METRICS, episode_metrics, train_metrics
-from agentic_opd.types import Episode, Reward, StopReason, Task, Turn, Verification, VerifyOutcome
 
 TASK = Task("t", "Write f.", "assert f() == 1")
 

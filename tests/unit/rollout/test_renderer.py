@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 from renderers import DefaultRendererConfig, Qwen3RendererConfig, create_renderer
 
-from agentic_opd.errors import ConfigError, RendererError
+from agentic_opd.core.errors import ConfigError, RendererError
 from agentic_opd.rollout.chat import Chat
 from agentic_opd.rollout.renderer import check_round_trip, load_renderer
-from agentic_opd.rollout.tools import TOOL_SPECS
+from agentic_opd.worlds.coding.tools import TOOL_SPECS
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentic_opd.config import RolloutConfig
-from agentic_opd.errors import ConfigError
+from agentic_opd.core.errors import ConfigError
+from agentic_opd.core.types import Reward, Verification, VerifyOutcome
+from agentic_opd.rollout.config import RolloutConfig
 from agentic_opd.rollout.reward import RewardWeights, compute_reward
-from agentic_opd.types import Reward, Verification, VerifyOutcome
 
 
 def reward(passed: int, total: int, *, turns: int, max_turns: int = 9, calls: int = 0, errors: int = 0) -> Reward:

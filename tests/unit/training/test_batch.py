@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from agentic_opd.errors import AlignmentError
+from agentic_opd.core.errors import AlignmentError
 from agentic_opd.training.batch import make_batch
 from agentic_opd.training.losses import LossConfig, LossInputs, combined_loss
 

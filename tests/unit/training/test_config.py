@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from agentic_opd.errors import ConfigError
+from agentic_opd.core.errors import ConfigError
 from agentic_opd.training.config import LossConfig, TrainerConfig, all_settings, read_config
 
 ROOT = Path(__file__).parents[3]

@@ -1,0 +1,1 @@
+"""`scripts/check_tasks`: solutions of a dataset's tasks, run through the verifier of training."""

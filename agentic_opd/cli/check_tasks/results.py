@@ -1,0 +1,152 @@
+"""What a person and a program see of `check_tasks`: a bar or plain lines, and one JSON line a task (I/O)."""
+
+import json
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Self
+
+from rich.console import Console
+
+from agentic_opd.core.console import LiveBar
+from agentic_opd.core.errors import OutputError
+from agentic_opd.core.types import Verification, VerifyOutcome
+
+_NOT_PASSED = frozenset({VerifyOutcome.NO_SOLUTION, VerifyOutcome.CRASHED, VerifyOutcome.TIMEOUT})
+_SHOWN_LINES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedTask:
+    """A task's verdict, and the seconds it took."""
+
+    task_id: str
+    verification: Verification
+    seconds: float
+
+    @property
+    def is_passed(self) -> bool:
+        """Whether the tests came to their end and every one of them passed."""
+        verdict = self.verification
+        return verdict.outcome not in _NOT_PASSED and verdict.passed == verdict.total
+
+    @property
+    def outcome(self) -> str:
+        """How the tests ended: `ran`, or `ran, in_process` where they shared a process with the solution."""
+        verdict = self.verification
+        return verdict.outcome.value + (", in_process" if verdict.in_process else "")
+
+    def to_line(self) -> str:
+        """The JSON line, with its end."""
+        verdict = self.verification
+        row = {
+            "id": self.task_id,
+            "correctness": verdict.correctness,
+            "passed": verdict.passed,
+            "total": verdict.total,
+            "outcome": self.outcome,
+            "seconds": round(self.seconds, 3),
+        }
+        return json.dumps(row, ensure_ascii=False) + "\n"
+
+    def to_text(self) -> str:
+        """The same for a person; a failure with the first lines of its report."""
+        verdict = self.verification
+        text = f"{self.task_id}: {verdict.passed} of {verdict.total} passed ({self.seconds:.1f} s), {self.outcome}"
+        if self.is_passed:
+            return text
+        report = "".join(f"\n    {line[:300]}" for line in verdict.report.splitlines()[1 : 1 + _SHOWN_LINES])
+        return f"FAIL {text}{report}"
+
+
+class ResultLines:
+    """Writes one JSON line a task, in the order of the tasks, whole lines only; to a file, or to standard output.
+
+    A task's line is written once those of all tasks before it are; `close` writes what is still waiting.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        """Open `path` anew.
+
+        Raises:
+            OutputError: It cannot be written.
+        """
+        self._path = path
+        self._next = 0
+        self._waiting: dict[int, str] = {}
+        try:
+            if path is not None:
+                path.parent.mkdir(parents=True, exist_ok=True)
+            self._file: IO[str] = sys.stdout if path is None else path.open("w", encoding="utf-8")
+        except OSError as error:
+            raise OutputError(
+                f"cannot write {str(path)!r}: {error.strerror or error}. Choose another --out."
+            ) from error
+
+    def add(self, number: int, line: str) -> None:
+        """The line of task `number`, counted from 0.
+
+        Raises:
+            OutputError: The disk, or the reader of standard output, refused.
+        """
+        self._waiting[number] = line
+        while self._next in self._waiting:
+            self._write(self._waiting.pop(self._next))
+            self._next += 1
+
+    def close(self) -> None:
+        """Write what is waiting, in order, and close the file."""
+        for number in sorted(self._waiting):
+            self._write(self._waiting.pop(number))
+        if self._path is not None:
+            self._file.close()
+
+    def _write(self, line: str) -> None:
+        try:
+            self._file.write(line)
+            self._file.flush()
+        except OSError as error:
+            self._waiting.clear()
+            with suppress(OSError):  # It tries once more to write what the disk has just refused.
+                self._file.close()
+            where = "standard output" if self._path is None else repr(str(self._path))
+            raise OutputError(f"cannot write to {where}: {error.strerror or error}") from error
+
+
+class CheckProgress:
+    """A live bar in a terminal, with the failures above it; a line a task elsewhere."""
+
+    def __init__(self, total: int) -> None:
+        self._console = Console(stderr=True, highlight=False)
+        self._total = total
+        self.passed = 0
+        self.failed = 0
+        self._bar = LiveBar(self._console, "tasks", total)
+
+    def __enter__(self) -> Self:
+        self._bar.__enter__()
+        return self
+
+    def __exit__(self, *exc_info: Any) -> None:
+        self._bar.__exit__(*exc_info)
+
+    @property
+    def counts(self) -> str:
+        """How many passed and failed so far."""
+        return f"{self.passed} passed, {self.failed} failed"
+
+    def done(self, checked: CheckedTask) -> None:
+        """A task is checked."""
+        self.passed += checked.is_passed
+        self.failed += not checked.is_passed
+        if not self._bar.is_live:
+            self.say(f"{self.passed + self.failed}/{self._total} {checked.to_text()}")
+            return
+        if not checked.is_passed:
+            self.say(checked.to_text())
+        self._bar.show(self.passed + self.failed, self.counts)
+
+    def say(self, text: str) -> None:
+        """Print for a person."""
+        self._console.print(text, markup=False, soft_wrap=True)

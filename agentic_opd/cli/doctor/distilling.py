@@ -1,0 +1,130 @@
+"""Checks of what distils: the judge keeps to the protocol, the teacher scores, without a hint it equals the policy."""
+
+from agentic_opd.cli.doctor.diagnosis import Note, Status
+from agentic_opd.cli.doctor.servers import FIRST_MESSAGES
+from agentic_opd.cli.doctor.setup import Setup
+from agentic_opd.core.errors import ServerMismatchError, ServerUnreachableError
+from agentic_opd.core.trajectory_api import TrajectoryApi
+from agentic_opd.core.types import HindsightPair, TeacherRequest
+from agentic_opd.distill.connect import connect_teacher, make_judge, make_teacher
+from agentic_opd.distill.hints import judge_messages
+from agentic_opd.distill.teacher import TeacherClient
+from agentic_opd.distill.turns import turn_text
+from agentic_opd.env.policy_server import PolicyServer
+
+NOISE_LIMIT = 0.1
+"""Nats: a tenth more or less of a token's probability, in which no hint's effect of that size could be seen."""
+_SAMPLED = 32
+
+_CALL = {"name": "terminal", "arguments": '{"command": "python test_solution.py"}'}
+PAIR = HindsightPair(
+    turn_index=0,
+    task_text="Write `fizzbuzz(n)` in solution.py: return 'Fizz' if n is divisible by 3, 'Buzz' if by 5, 'FizzBuzz' "
+    "if by both, else str(n).\n\nExamples (test_solution.py runs them):\nfizzbuzz(3) == 'Fizz'\n"
+    "fizzbuzz(15) == 'FizzBuzz'",
+    turn_text=turn_text({"role": "assistant", "content": "I run the examples.", "tool_calls": [{"function": _CALL}]}),
+    next_state="AssertionError: fizzbuzz(15) == 'FizzBuzz', got 'Fizz'\n[exit code 1]",
+    next_state_role="tool",
+)
+"""A turn that any judge has something to say about."""
+
+
+async def check_judge(setup: Setup) -> Note:
+    """The judge answers, in the protocol."""
+    if not setup.config.opd_enabled:
+        return Note("distillation is off", Status.SKIPPED)
+    if setup.config.judge_base_url is None and not setup.infos:
+        return Note("needs: server", Status.SKIPPED)
+    judge, asked = make_judge(setup.config, setup.policy, setup.retry_s), setup.config.prm_votes
+    try:
+        await judge.check()
+        votes, seconds = await judge.ask(judge_messages(PAIR), asked)
+    finally:
+        await judge.close()
+    readable = [vote for vote in votes if vote.decision is not None]
+    who = f"{judge.model} at {judge.base_url}"
+    if not readable:
+        raise ServerMismatchError(
+            f"{who}: none of {asked} votes keeps to the protocol; the first begins {votes[0].text[:120]!r}. Take "
+            "another judge (env.judge_base_url, env.judge_model_name); a reasoning model needs a larger "
+            "env.judge_max_tokens, or thinking switched off in env.judge_extra_body"
+        )
+    text = f"{who}: {len(readable)} of {asked} votes in the protocol, {seconds:.1f} s"
+    if 2 * len(readable) <= asked:
+        return Note(f"{text}. A majority can't come about like this: see env.judge_max_tokens", Status.WARNING)
+    return Note(text)
+
+
+async def check_teacher(setup: Setup) -> Note:
+    """A separate teacher fits the policy."""
+    config = setup.config
+    if not config.opd_enabled or config.teacher_base_url is None:
+        return Note("the policy's server scores" if config.opd_enabled else "distillation is off", Status.SKIPPED)
+    teacher = await _separate_teacher(setup, config.teacher_base_url)
+    await teacher.close()
+    return Note(f"{teacher.info.model} at {config.teacher_base_url}")
+
+
+async def _separate_teacher(setup: Setup, url: str) -> TeacherClient:
+    config, key = setup.config, setup.config.teacher_api_key
+    return await connect_teacher(
+        setup.client(url, key.get_secret_value() if key else None),
+        setup.tokenizer,
+        top_k=config.distill_topk,
+        max_token_length=config.max_token_length,
+        model_name=config.teacher_model_name,
+        policy=setup.infos[0],
+    )
+
+
+async def check_noise(setup: Setup) -> Note:
+    """Tokens sampled now have, scored without a hint, the logprobs that they were sampled with."""
+    config = setup.config
+    if not config.opd_enabled:
+        return Note("distillation is off", Status.SKIPPED)
+    if config.teacher_base_url is not None:
+        return Note("the teacher is another model, so there is nothing to compare with", Status.SKIPPED)
+    prompt = setup.known_chat().first_prompt(FIRST_MESSAGES).token_ids
+    server = PolicyServer(setup.servers[0].model_copy())
+    server.client.retry_s, server.has_plugin = setup.retry_s, setup.infos[0].has_plugin
+    server.config.model_name = setup.infos[0].model
+    try:
+        _, (ids,), (logprobs,), _ = await server.tokens_and_logprobs_completion(
+            input_ids=list(prompt), max_tokens=_SAMPLED, temperature=1.0
+        )
+    finally:
+        await server.client.close()
+    request = TeacherRequest((*prompt, *ids), len(ids), len(prompt), ())
+    rows = (await make_teacher(setup.clients[0], setup.infos[0]).score(request, 1)).rows
+    noise = max(abs(float(a) - b) for a, b in zip(rows.actual_R, logprobs, strict=True))
+    text = f"{noise:.1e} nats at most, over {len(ids)} sampled tokens"
+    if noise > NOISE_LIMIT:
+        return Note(
+            f"{text}: gaps below that say nothing. Serve in a higher precision, or without what changes logprobs "
+            "between sampling and scoring (quantised KV cache, another attention backend for prompts)",
+            Status.WARNING,
+        )
+    return Note(text)
+
+
+async def check_trajectories(setup: Setup) -> Note:
+    """The trajectory API is there, which only `serve` needs."""
+    url = setup.config.rollout_server_url
+    api = TrajectoryApi(url)
+    try:
+        trainer = await api.info()
+    except ServerUnreachableError as error:
+        if setup.is_serve:
+            raise
+        return Note(f"{error} Only serve needs it.", Status.WARNING)
+    finally:
+        await api.close()
+    if trainer.batch_size < 0:
+        return Note(f"{url} answers; no trainer has registered yet")
+    if trainer.batch_size < setup.config.group_size:
+        return Note(
+            f"{url}: a group of {setup.config.group_size} does not fit the trainer's batches of {trainer.batch_size}: "
+            "lower env.group_size",
+            Status.FAILED if setup.is_serve else Status.WARNING,
+        )
+    return Note(f"{url}: a trainer takes batches of {trainer.batch_size}")

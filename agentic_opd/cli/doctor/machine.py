@@ -1,0 +1,123 @@
+"""Checks of this machine: Python, packages, where a run writes, tasks, sandbox, W&B."""
+
+import os
+import platform
+import shutil
+import sys
+import tempfile
+from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
+
+import wandb
+from packaging.requirements import Requirement
+
+from agentic_opd import __version__
+from agentic_opd.cli.doctor.diagnosis import Note, Status
+from agentic_opd.cli.doctor.setup import Setup
+from agentic_opd.core.errors import ConfigError, OutputError
+from agentic_opd.runs.files import default_output_folder
+from agentic_opd.sandboxes.sandbox import check_sandbox, sandbox_factory
+from agentic_opd.worlds.coding.tasks.load import load_train_and_eval
+
+_OLDEST, _NEWEST = (3, 11), (3, 13)
+_LEAST_FREE_GIB = 1.0
+_SHOWN = ("atroposlib", "renderers", "transformers", "openai", "wandb")
+
+
+async def check_python(setup: Setup) -> Note:
+    """The interpreter is one that the package is tested on."""
+    if sys.version_info[:2] < _OLDEST:
+        raise ConfigError(f"Python {platform.python_version()} is too old: 3.11 to 3.13 are tested")
+    if sys.version_info[:2] > _NEWEST:
+        return Note(f"Python {platform.python_version()} is newer than what is tested (3.11 to 3.13)", Status.WARNING)
+    return Note(f"Python {platform.python_version()}, {platform.system()}, agentic_opd {__version__}")
+
+
+async def check_packages(setup: Setup) -> Note:
+    """The installed packages are those that this package asks for."""
+    try:
+        wanted = [Requirement(text) for text in requires("agentic-opd") or ()]
+    except PackageNotFoundError:
+        return Note("agentic-opd itself is not installed, so what it asks for is not known here", Status.WARNING)
+    wrong: list[str] = []
+    for requirement in wanted:
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+            continue
+        try:
+            found = version(requirement.name)
+        except PackageNotFoundError:
+            wrong.append(f"{requirement} is not installed")
+        else:
+            if not requirement.specifier.contains(found, prereleases=True):
+                wrong.append(f"{requirement} is asked for, {found} is installed")
+    if wrong:
+        raise ConfigError(f"{'; '.join(wrong)}. Install the package again: scripts/setup, or pip install -e .")
+    return Note(", ".join(f"{name} {version(name)}" for name in _SHOWN))
+
+
+async def check_disk(setup: Setup) -> Note:
+    """The places that a run writes to can be written, and are not full."""
+    config = setup.config
+    groups = Path(config.data_path_to_save_groups or default_output_folder("process") / "groups.jsonl")
+    evals = Path(config.data_dir_to_save_evals or default_output_folder("evaluate"))
+    free = min(_free_gib(folder) for folder in (groups.parent, evals))
+    if free < _LEAST_FREE_GIB:
+        return Note(f"only {free:.1f} GiB are free for {groups.parent} or {evals}", Status.WARNING)
+    if _holds_something(groups) and not (config.resume or config.overwrite):
+        return Note(
+            f"{groups} holds groups of an earlier run: process wants --env.resume, --env.overwrite, or another "
+            "env.data_path_to_save_groups",
+            Status.WARNING,
+        )
+    return Note(f"{groups.parent} and {evals} can be written, {free:.0f} GiB free")
+
+
+def _holds_something(file: Path) -> bool:
+    return file.exists() and file.stat().st_size > 0
+
+
+def _free_gib(folder: Path) -> float:
+    """What is free where `folder` is or will be.
+
+    Raises:
+        OutputError: nothing can be written there.
+    """
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    try:
+        with tempfile.TemporaryFile(dir=existing):
+            return shutil.disk_usage(existing).free / 2**30
+    except OSError as error:
+        raise OutputError(
+            f"{str(folder)!r} can't be written: {error.strerror or error}. Choose another "
+            "env.data_path_to_save_groups or env.data_dir_to_save_evals."
+        ) from error
+
+
+async def check_tasks(setup: Setup) -> Note:
+    """The tasks can be loaded."""
+    tasks, held_out = load_train_and_eval(setup.config)
+    text = f"{len(tasks)} tasks of {setup.config.dataset_name or 'the built-in ones'}, {len(held_out)} to evaluate on"
+    if not tasks or not held_out:
+        return Note(f"{text}: mind env.eval_fraction ({setup.config.eval_fraction:g})", Status.WARNING)
+    return Note(text)
+
+
+async def check_isolation(setup: Setup) -> Note:
+    """Model-written code can run where the settings want it to."""
+    backend = setup.config.sandbox_backend
+    await check_sandbox(sandbox_factory(setup.config))
+    if backend == "unsafe-local":
+        return Note("unsafe-local works, and isolates nothing: env.sandbox_backend bubblewrap does", Status.WARNING)
+    return Note(f"{backend} runs Python, pipes and files")
+
+
+async def check_wandb(setup: Setup) -> Note:
+    """W&B knows who logs, where it is on."""
+    if not setup.config.use_wandb:
+        return Note("off: metrics go to metrics.jsonl", Status.SKIPPED)
+    mode = os.environ.get("WANDB_MODE", "online")
+    if mode != "online":
+        return Note(f"WANDB_MODE is {mode}")
+    if not wandb.api.api_key:
+        raise ConfigError("nobody is logged in: run `wandb login`, set WANDB_API_KEY, or WANDB_MODE=offline")
+    return Note("logged in")

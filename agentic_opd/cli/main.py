@@ -1,0 +1,72 @@
+"""`agentic-opd COMMAND`: every command of the package under one name.
+
+Nothing heavy is imported before a command is chosen, so that `agentic-opd serve-vllm` works in vLLM's environment too.
+"""
+
+import sys
+from collections.abc import Sequence
+from difflib import get_close_matches
+from importlib import import_module
+
+from agentic_opd import __version__
+
+COMMANDS = {
+    "serve": "roll out for a trainer: scored groups to the trajectory API (run-api)",
+    "process": "make a number of scored groups and write them to a JSONL file",
+    "evaluate": "measure the policy on the held-out tasks",
+    "train": "train on scored groups with the reference trainer (extra [train])",
+    "doctor": "check a set-up in seconds, and say what to do",
+    "validate": "check a file of scored groups against the wire format",
+    "report": "make an HTML page of a file of scored groups",
+    "serve-vllm": "start a vLLM server with everything that the others need",
+}
+
+_MODULES = {
+    "train": "agentic_opd.training.trainer",
+    "doctor": "agentic_opd.cli.doctor.command",
+    "validate": "agentic_opd.cli.validate",
+    "report": "agentic_opd.report.command",
+    "serve-vllm": "agentic_opd.serving.launch",
+}
+"""Where the `main` of each command is that is no mode of the environment."""
+
+EXIT_CODES = "Exit code 0: done; 1: failed, or not all done; 2: wrong settings; 130: interrupted."
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command that the first argument names; returns its exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    command = arguments[0] if arguments else "--help"
+    if command in ("-h", "--help"):
+        print(help_text())
+        return 0 if arguments else 2
+    if command == "--version":
+        print(f"agentic_opd {__version__}")
+        return 0
+    if command not in COMMANDS:
+        close = get_close_matches(command, COMMANDS, n=1, cutoff=0.5)
+        meant = f"; did you mean {close[0]!r}?" if close else f". There are: {', '.join(COMMANDS)}."
+        print(f"error: the command {command!r} is unknown{meant}", file=sys.stderr)
+        return 2
+    if command in _MODULES:
+        code = import_module(_MODULES[command]).main(arguments[1:])
+        return code or 0
+    from agentic_opd.env import command
+    from agentic_opd.env.opd import AgenticOPDEnv
+
+    return command.main(AgenticOPDEnv, arguments, program="agentic-opd")
+
+
+def help_text() -> str:
+    """What `agentic-opd --help` shows."""
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {text}" for name, text in COMMANDS.items()]
+    return "\n".join(
+        [
+            *("usage: agentic-opd COMMAND ...", ""),
+            *("On-policy distillation from hindsight for agents that use tools.", ""),
+            *("commands:", *lines, ""),
+            "agentic-opd COMMAND --help says more of each; agentic-opd --version which version this is.",
+            EXIT_CODES,
+        ]
+    )

@@ -1,0 +1,109 @@
+"""Check files of scored groups: `python -m agentic_opd.validate FILE` (I/O).
+
+Prints what the file holds and the first violations of the wire format, as `line 3, sequence 1, position 812: ...`.
+Exit code 0: no violation; 1: violations; 2: the file can't be read.
+"""
+
+import argparse
+import gzip
+import json
+import sys
+import zlib
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, NamedTuple, NoReturn
+
+from agentic_opd.wire.checks import GroupChecker
+
+SHOWN = 20
+"""Violations that are printed; of the rest the number."""
+
+
+class Report(NamedTuple):
+    """What a file holds, its first violations, and how many there are in all."""
+
+    counts: dict[str, int]
+    shown: list[str]
+    violations: int
+
+
+def validate(path: Path) -> Report:
+    """Read `path` (JSONL, or gzipped where its name ends in .gz) line by line and check every group.
+
+    Raises:
+        OSError, EOFError, zlib.error, UnicodeDecodeError: it can't be read.
+    """
+    checker = GroupChecker()
+    shown: list[str] = []
+    violations = 0
+    with _opened(path) as lines:
+        for violation in _violations(lines, checker):
+            violations += 1
+            if len(shown) < SHOWN:
+                shown.append(violation)
+    counts = dict(checker.counts)
+    if checker.top_k is not None:
+        counts["entries of a row (K)"] = checker.top_k
+    return Report(counts, shown, violations)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m agentic_opd.validate",
+        description="Check a file of scored groups against the wire format: lengths, masks, logprob conventions, turn "
+        "records and distillation rows. Works on files that this package did not write: without turn records only "
+        "the arrays are checked.",
+        epilog="Exit code 0: no violation; 1: violations, the first of which are printed; 2: the file can't be read.",
+    )
+    parser.add_argument("file", type=Path, metavar="FILE", help="JSONL of scored groups; .gz is unpacked")
+    path: Path = parser.parse_args(argv).file
+    try:
+        report = validate(path)
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        print(f"cannot read {str(path)!r}: {error}", file=sys.stderr)
+        return 2
+    _show(path, report)
+    return 1 if report.violations else 0
+
+
+def _violations(lines: IO[str], checker: GroupChecker) -> Iterator[str]:
+    is_empty = True
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        is_empty = False
+        try:
+            group = json.loads(line, parse_constant=_refuse_constant)
+        except (ValueError, RecursionError) as error:
+            yield f"line {number}: not JSON: {error}"
+            continue
+        for where, message in checker.check(group):
+            yield f"line {number}{', ' if where else ''}{where}: {message}"
+    if is_empty:
+        yield "line 1: the file holds no group"
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON number")
+
+
+@contextmanager
+def _opened(path: Path) -> Generator[IO[str]]:
+    opener: Any = gzip.open if path.suffix == ".gz" else open
+    with opener(path, "rt", encoding="utf-8") as file:
+        yield file
+
+
+def _show(path: Path, report: Report) -> None:
+    width = max(map(len, report.counts), default=0)
+    for name, count in report.counts.items():
+        print(f"{name:<{width}}  {count:>10,}")
+    if "groups with distillation" not in report.counts:
+        print("Distillation is absent: no group holds distillation arrays.")
+    for violation in report.shown:
+        print(violation)
+    if report.violations > len(report.shown):
+        print(f"... and {report.violations - len(report.shown):,} more")
+    print(f"{path!s}: {'no violation' if not report.violations else f'{report.violations:,} violations'}")

@@ -1,0 +1,387 @@
+"""What crosses each arrow of the flow, as frozen dataclasses whose lengths are checked on construction.
+
+    Task -> Episode -> HindsightPair -> Verdict -> TeacherRequest -> TeacherRows -> DistillArrays -> ScoredDataGroup
+
+Shape suffixes: `_T` positions of a sequence, `_R` rows of one turn (its sampled tokens), `_K` top-k entries.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agentic_opd.core.errors import AlignmentError
+
+Message = dict[str, Any]
+"""A chat message as OpenAI writes it: `role`, `content` (always there), `tool_calls`, `tool_call_id`, `name`."""
+
+IGNORED = -100
+"""The mask value of positions that the policy did not sample."""
+
+PROMPT_LOGPROB = 1.0
+"""What `inference_logprobs` holds at positions that the policy did not sample, as ManagedServer writes it."""
+
+
+def check_lengths(what: str, **lengths: int) -> None:
+    """Raise AlignmentError unless all `lengths` are equal; the message holds every one of them."""
+    if len(set(lengths.values())) > 1:
+        pairs = ", ".join(f"{name}={length}" for name, length in lengths.items())
+        raise AlignmentError(f"{what}: lengths differ ({pairs})")
+
+
+# --------------------------------------------------------------------------------------------------------- rollout
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One coding task.
+
+    `files` (path -> text) lie in the agent's sandbox from the start; `hidden_tests` are only ever seen by the verifier.
+    """
+
+    task_id: str
+    prompt: str
+    hidden_tests: str
+    entry_point: str | None = None
+    files: Mapping[str, str] = field(default_factory=dict[str, str])
+    reference_solution: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("task_id", "prompt", "hidden_tests"):
+            if not getattr(self, name).strip():
+                raise AlignmentError(f"task {self.task_id!r}: {name} is empty")
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One tool call of a turn, as parsed from the sampled tokens.
+
+    `arguments` is None exactly when the call could not be parsed; `error` then says why, for the model to read.
+    """
+
+    id: str
+    name: str
+    arguments: dict[str, Any] | None
+    raw: str
+    error: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.arguments is None) != (self.error is not None):
+            raise AlignmentError(f"tool call {self.id!r}: exactly one of arguments and error must be given")
+
+
+@dataclass(frozen=True, slots=True)
+class ToolResult:
+    """What a tool gave back, as the model reads it; `is_error` counts into the tool-usage reward."""
+
+    content: str
+    is_error: bool = False
+
+
+class StopReason(StrEnum):
+    """Why an episode ended."""
+
+    FINISHED = "finished"
+    """The model ended a turn without calling a tool."""
+    MAX_TURNS = "max_turns"
+    """`max_turns` assistant turns were sampled."""
+    CONTEXT_FULL = "context_full"
+    """No room was left for another turn within `max_token_length`."""
+    SERVER_ERROR = "server_error"
+    """The policy server failed; the episode is not training data."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One assistant turn: where its sampled tokens lie, and the two places where a hint may enter its prompt.
+
+    All are indices into the episode's tokens. `tokens[:start]` is the prompt the turn was sampled from,
+    `tokens[start:end]` what was sampled. `assistant_open <= start` is where the assistant's opening begins;
+    `last_user_end <= assistant_open` is where the content of the last user message ends.
+    `message_index` is the assistant message's place in the episode's messages.
+    """
+
+    start: int
+    end: int
+    assistant_open: int
+    last_user_end: int
+    message_index: int
+    truncated: bool = False
+    """The turn was cut off (token limit) before the model ended it."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.last_user_end <= self.assistant_open <= self.start < self.end:
+            raise AlignmentError(
+                "turn: expected 0 < last_user_end <= assistant_open <= start < end, got "
+                f"{self.last_user_end}, {self.assistant_open}, {self.start}, {self.end}"
+            )
+
+
+class VerifyOutcome(StrEnum):
+    """How the hidden tests ended."""
+
+    RAN = "ran"
+    """All of them ran to their end; some may have failed."""
+    NO_SOLUTION = "no_solution"
+    """The agent left no solution file."""
+    CRASHED = "crashed"
+    """The solution could not be imported, left early, or raised outside of a check."""
+    TIMEOUT = "timeout"
+    """A check took too long, or all of them together did."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """The hidden tests' verdict; `report` is the text that the judge reads as the last turn's next state."""
+
+    outcome: VerifyOutcome
+    passed: int
+    total: int
+    report: str
+    in_process: bool = False
+    """Tests and solution shared a process, because the tests need the solution's own classes: easier to cheat."""
+
+    def __post_init__(self) -> None:
+        if not (self.total > 0 and 0 <= self.passed <= self.total):
+            raise AlignmentError(f"verification: expected 0 <= passed <= total > 0, got {self.passed} of {self.total}")
+
+    @property
+    def correctness(self) -> float:
+        """Share of checks that passed, in [0, 1]."""
+        return self.passed / self.total
+
+
+@dataclass(frozen=True, slots=True)
+class Reward:
+    """The parts of the reward, each in [0, 1], and their weighted sum."""
+
+    correctness: float
+    efficiency: float
+    tool_usage: float
+    total: float
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """One rollout: what was sampled, what it was sampled from, and what came of it.
+
+    `tokens_T` is one linear sequence; `masks_T` holds the token at sampled positions and -100 elsewhere;
+    `logprobs_T` (nats) holds the engine's logprob at sampled positions and 1.0 elsewhere.
+    """
+
+    task: Task
+    messages: tuple[Message, ...]
+    tokens_T: tuple[int, ...]
+    masks_T: tuple[int, ...]
+    logprobs_T: tuple[float, ...]
+    turns: tuple[Turn, ...]
+    stop_reason: StopReason
+    tool_calls: int = 0
+    tool_errors: int = 0
+    error: Exception | None = None
+    """What the server failed with, where `stop_reason` is SERVER_ERROR."""
+    verification: Verification | None = None
+    reward: Reward | None = None
+    weight_version: int | None = None
+    """The oldest of the policy's weights that sampled it; None where the server does not say."""
+
+    def __post_init__(self) -> None:
+        if (self.stop_reason is StopReason.SERVER_ERROR) != (self.error is not None):
+            raise AlignmentError(f"episode: stop reason {self.stop_reason!r} with error {self.error!r}")
+        check_lengths("episode", tokens=len(self.tokens_T), masks=len(self.masks_T), logprobs=len(self.logprobs_T))
+        for turn in self.turns:
+            if turn.end > len(self.tokens_T):
+                raise AlignmentError(f"episode: turn ends at {turn.end}, but there are {len(self.tokens_T)} tokens")
+            if self.masks_T[turn.start : turn.end] != self.tokens_T[turn.start : turn.end]:
+                raise AlignmentError(f"episode: the mask does not cover the turn [{turn.start}, {turn.end})")
+            if self.messages[turn.message_index].get("role") != "assistant":
+                raise AlignmentError(f"episode: message {turn.message_index} is not the assistant's")
+
+
+# ------------------------------------------------------------------------------------------------------------- world
+
+
+class Session(Protocol):
+    """One episode's place in a world: where its tool calls act."""
+
+    async def run_tool(self, call: ToolCall) -> ToolResult:
+        """Run one call; whatever the model does wrong is in the result.
+
+        Raises:
+            SandboxError: the world itself does not work.
+        """
+        ...
+
+    async def collect(self) -> Mapping[str, bytes]:
+        """What the agent leaves behind (relative path -> content), for the verifier."""
+        ...
+
+
+class World(Protocol):
+    """What an agent acts in: how it is told of its task, its tools, and the verdict on what it leaves behind."""
+
+    @property
+    def system_prompt(self) -> str:
+        """What the agent is told before its task."""
+        ...
+
+    @property
+    def tools(self) -> Sequence[dict[str, Any]]:
+        """The tools as OpenAI writes them, for the chat template."""
+        ...
+
+    def session(self, task: Task) -> AbstractAsyncContextManager[Session]:
+        """A fresh place for one episode, with what the task starts from; gone when it is left."""
+        ...
+
+    async def verify(self, task: Task, left: Mapping[str, bytes]) -> Verification:
+        """Judge what an agent left behind, apart from the session that it was made in.
+
+        Raises:
+            SandboxError: the verifier itself does not work.
+        """
+        ...
+
+    async def check(self) -> None:
+        """Raise SandboxError, saying why and what to do, unless sessions work on this machine."""
+        ...
+
+
+# -------------------------------------------------------------------------------------------------------- distilling
+
+
+class TurnOutcome(StrEnum):
+    """What became of a turn; every turn ends in exactly one."""
+
+    SCORED = "scored"
+    """It had a hint, and the teacher's rows are written."""
+    NO_NEXT_STATE = "no_next_state"
+    """Nothing answered the turn."""
+    VOTE_FAILED = "vote_failed"
+    """Too few votes said that the next state shows what the turn should have done."""
+    JUDGE_ERROR = "judge_error"
+    """The judge gave no answer, or no vote that could be read."""
+    LEAKED = "leaked"
+    """The hint repeated hidden test code."""
+    TOO_LONG = "too_long"
+    """The hint and the turn together do not fit the teacher's context."""
+    SCORING_ERROR = "scoring_error"
+    """The teacher gave no rows, or rows that do not fit the turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class HindsightPair:
+    """A turn and what answered it, both as text for the judge. `next_state` is None where nothing answered."""
+
+    turn_index: int
+    task_text: str
+    turn_text: str
+    next_state: str | None
+    next_state_role: Literal["tool", "user", "verdict"] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Vote:
+    """One answer of the judge. `decision` is None where it could not be read: the vote abstains."""
+
+    decision: Literal[1, -1] | None
+    hint: str | None
+    text: str
+
+    def __post_init__(self) -> None:
+        if (self.decision == 1) != (self.hint is not None):
+            raise AlignmentError(f"vote: a hint belongs to decision 1 and to no other, got {self.decision!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """All votes on one pair and what follows: an accepted hint, or the outcome that ends the turn here."""
+
+    votes: tuple[Vote, ...]
+    hint: str | None
+    outcome: TurnOutcome | None
+
+    def __post_init__(self) -> None:
+        if (self.hint is None) == (self.outcome is None):
+            raise AlignmentError("verdict: exactly one of hint and outcome must be given")
+
+
+@dataclass(frozen=True, slots=True)
+class TeacherRequest:
+    """The ids that the teacher reads, `tokens[:insert_at] + hint_token_ids + tokens[insert_at:end]`.
+
+    Their last `num_scored` entries are the turn's sampled tokens.
+    """
+
+    token_ids: tuple[int, ...]
+    num_scored: int
+    insert_at: int
+    hint_token_ids: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if not 0 < self.num_scored < len(self.token_ids):
+            raise AlignmentError(f"teacher request: {self.num_scored} of {len(self.token_ids)} tokens to score")
+
+
+@dataclass(frozen=True, slots=True)
+class TeacherRows:
+    """The teacher's logprobs (nats) for one turn.
+
+    `actual_R` [R] of the sampled tokens; `top_ids_RK` [R, K] and `top_logprobs_RK` [R, K] of its most likely tokens,
+    most likely first.
+    """
+
+    actual_R: NDArray[np.float32]
+    top_ids_RK: NDArray[np.int32]
+    top_logprobs_RK: NDArray[np.float32]
+
+    def __post_init__(self) -> None:
+        if self.top_ids_RK.ndim != 2 or self.top_ids_RK.shape != self.top_logprobs_RK.shape:
+            raise AlignmentError(
+                f"teacher rows: ids of shape {self.top_ids_RK.shape}, logprobs of shape {self.top_logprobs_RK.shape}"
+            )
+        check_lengths("teacher rows", actual=len(self.actual_R), top=len(self.top_ids_RK))
+
+
+@dataclass(frozen=True, slots=True)
+class TurnRecord:
+    """What `overrides[i]["opd"]["turns"]` says of one turn; docs/wire_format.md."""
+
+    span: tuple[int, int]
+    outcome: TurnOutcome
+    next_state_role: str | None
+    votes: tuple[Vote, ...] = ()
+    hint: str | None = None
+    hint_token_ids: tuple[int, ...] = ()
+    insert_at: int | None = None
+    error: str | None = None
+
+    def to_wire(self) -> dict[str, Any]:
+        """The record as plain JSON data."""
+        return {
+            "span": list(self.span),
+            "outcome": self.outcome.value,
+            "next_state_role": self.next_state_role,
+            "votes": [{"decision": v.decision, "hint": v.hint, "text": v.text} for v in self.votes],
+            "hint": self.hint,
+            "hint_token_ids": list(self.hint_token_ids),
+            "insert_at": self.insert_at,
+            "error": self.error,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class DistillArrays:
+    """The distillation rows of one sequence, one entry per position; unscored rows are empty (see the wire format)."""
+
+    token_ids_TK: Sequence[Sequence[int]]
+    logprobs_TK: Sequence[Sequence[float]]
+
+    def __post_init__(self) -> None:
+        check_lengths("distill arrays", token_ids=len(self.token_ids_TK), logprobs=len(self.logprobs_TK))
+        for position, (ids, logprobs) in enumerate(zip(self.token_ids_TK, self.logprobs_TK, strict=True)):
+            check_lengths(f"distill row {position}", token_ids=len(ids), logprobs=len(logprobs))

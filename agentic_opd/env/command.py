@@ -1,0 +1,113 @@
+"""The command line of an environment: `serve`, `process` and `evaluate`, with settings from YAML, then flags."""
+
+import argparse
+import asyncio
+import logging
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from pydantic import BaseModel
+
+from agentic_opd.core.console import set_up_logging
+from agentic_opd.core.exit_codes import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, exit_code
+from agentic_opd.core.http import JsonClient
+from agentic_opd.core.server_info import fetch_model_path
+from agentic_opd.settings.flags import HelpFormatter, add_settings, misunderstood
+from agentic_opd.settings.groups import Mode
+from agentic_opd.settings.read import Settings, read_settings
+
+logger = logging.getLogger(__name__)
+
+MODES: dict[Mode, str] = {
+    "serve": "roll out for a trainer: registers with the trajectory API (run-api) and sends it scored groups",
+    "process": "make a number of scored groups and write them to a JSONL file",
+    "evaluate": "measure the policy on the held-out tasks, without training data",
+}
+
+_EPILOG = """\
+{program} MODE --help lists the settings. A first run, beside a vLLM server at the usual place:
+  {program} process --openai.base_url http://127.0.0.1:8000/v1 --env.total_steps 8
+Exit code 0: done; 1: failed, or not all done; 2: wrong settings; 130: interrupted."""
+
+
+def build_parser(program: str, description: str, models: Mapping[str, BaseModel]) -> argparse.ArgumentParser:
+    """A parser with a sub-command for each mode and a flag for each field of `models` (prefix -> defaults)."""
+    parser = argparse.ArgumentParser(
+        prog=program,
+        description=description,
+        epilog=_EPILOG.format(program=program),
+        formatter_class=HelpFormatter,
+        allow_abbrev=False,
+    )
+    modes = parser.add_subparsers(dest="mode", required=True, metavar="MODE", title="modes")
+    for mode, text in MODES.items():
+        sub = modes.add_parser(mode, help=text, description=f"{text[0].upper()}{text[1:]}.", allow_abbrev=False)
+        add_settings(sub, models, mode)
+    return parser
+
+
+def main(env_class: Any, argv: Sequence[str] | None = None, program: str | None = None) -> int:
+    """Run one mode of `env_class`.
+
+    Returns:
+        The exit code: 0 done, 1 not all done, 2 wrong settings, 130 interrupted.
+    """
+    env_defaults, server_defaults = env_class.config_init()
+    parser = build_parser(
+        program or _program(),
+        env_class.__doc__.splitlines()[0],
+        {"env": env_defaults, "openai": server_defaults[0]},
+    )
+    arguments, unknown = parser.parse_known_args(argv)
+    set_up_logging(verbose=arguments.verbose)
+
+    async def run() -> int:
+        wrong = misunderstood(unknown, _mode_parser(parser, arguments.mode))
+        settings = read_settings(arguments, env_defaults, server_defaults, wrong)
+        for name in settings.without_effect:
+            logger.warning("%s is a setting of Atropos that does nothing here", name)
+        return await _run(env_class, settings, arguments.mode)
+
+    return exit_code(lambda: asyncio.run(run()))
+
+
+async def name_models(servers: list[Any], retry_s: float) -> list[Any]:
+    """Fill in the model of servers that the settings do not name a model for, by asking them."""
+    for server in servers:
+        if server.model_name == "default":
+            client = JsonClient(server.base_url, server.api_key, retry_s=retry_s)
+            try:
+                server.model_name = await fetch_model_path(client)
+            finally:
+                await client.close()
+    return servers
+
+
+async def _run(env_class: Any, settings: Settings, mode: Mode) -> int:
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    env = env_class(settings.env, await name_models(settings.servers, settings.env.server_retry_s))
+    if mode == "serve":
+        counts = await env.env_manager()
+        return EXIT_OK if counts.unsent == 0 else EXIT_FAILED
+    if mode == "evaluate":
+        await env.evaluate_manager()
+        return EXIT_OK
+    summary = await env.process_manager()
+    if isinstance(summary.stopped, asyncio.CancelledError):
+        return EXIT_INTERRUPTED
+    return EXIT_OK if summary.complete else EXIT_FAILED
+
+
+def _program() -> str:
+    """How this process was started, as a person types it."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    return f"python -m {spec.name.removesuffix('.__main__')}" if spec else f"python {sys.argv[0]}"
+
+
+def _mode_parser(parser: argparse.ArgumentParser, mode: Mode) -> argparse.ArgumentParser:
+    choices = next(action.choices for action in parser._actions if action.dest == "mode")
+    return cast(dict[str, argparse.ArgumentParser], choices)[mode]

@@ -1,0 +1,123 @@
+"""What stands between the turns, and what a turn is made of, as labelled parts to be shown. Pure.
+
+The text is what the model read, decoded from its tokens; the messages only say which part of it is whose.
+"""
+
+import json
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from agentic_opd.core.text import without_control_tokens
+
+
+class Part(NamedTuple):
+    """A piece of context: `role` is a message's, `template` for what the chat template put around it, `context` where
+    that can't be told apart; `unseen` where it came after the last token.
+    """
+
+    role: str
+    text: str
+    name: str | None = None
+    unseen: bool = False
+
+
+class Region(NamedTuple):
+    """Tokens `[start, end)` of a turn that are a tool call (`call`) or reasoning (`think`)."""
+
+    kind: str
+    start: int
+    end: int
+
+
+_MARKS = (
+    ("think", "<think>", "</think>"),
+    ("call", "<tool_call>", "</tool_call>"),
+    ("call", "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
+    ("call", "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),  # noqa: RUF001 - the family's own letters
+    ("call", "<|channel|>commentary to=", "<|call|>"),
+    ("call", "[TOOL_CALLS]", None),
+    ("call", "<|python_tag|>", None),
+)
+"""How the model families mark what they say: kind, opening, and closing (None: the turn's end)."""
+_REGION = re.compile(
+    "|".join(f"{re.escape(a)}.*?(?:{re.escape(b)}|$)" if b else f"{re.escape(a)}.*$" for _, a, b in _MARKS), re.S
+)
+
+
+def message_text(message: Mapping[str, Any]) -> str:
+    """A message's content as text; content that is no text as JSON."""
+    content = message.get("content")
+    return content if isinstance(content, str) else "" if content is None else json.dumps(content, ensure_ascii=False)
+
+
+def split_messages(
+    messages: Sequence[Mapping[str, Any]], num_turns: int
+) -> list[tuple[Mapping[str, Any] | None, list[Mapping[str, Any]]]]:
+    """The messages before each turn and those behind the last: `num_turns + 1` pairs of the assistant's message that
+    the stretch follows (None at the start) and the others.
+
+    Without messages, or with another number of the assistant's than turns, all stretches are empty.
+    """
+    stretches: list[tuple[Mapping[str, Any] | None, list[Mapping[str, Any]]]] = [(None, [])]
+    for message in messages:
+        if message.get("role") == "assistant":
+            stretches.append((message, []))
+        else:
+            stretches[-1][1].append(message)
+    return stretches if len(stretches) == num_turns + 1 else [(None, []) for _ in range(num_turns + 1)]
+
+
+def context_parts(text: str, messages: Sequence[Mapping[str, Any]], control: Collection[str] = ()) -> list[Part]:
+    """Label the pieces of `text`, the decoded tokens of one stretch, by the messages that it holds in their order.
+
+    Control tokens (`control`: how they are written) that a message spells out were broken for the model to read. Where
+    a message can't be found word for word, the whole text is one part. Without text (the stretch is behind
+    the last token) the messages are the parts.
+    """
+    if not text:
+        return [Part(str(message.get("role")), message_text(message), _name(message), True) for message in messages]
+    parts: list[Part] = []
+    end = 0
+    for message in messages:
+        content = message_text(message).strip()
+        start = text.find(content, end)
+        if start < 0:
+            content = without_control_tokens(control, content)
+            start = text.find(content, end)
+        if start < 0 or not content:
+            return [Part("context", text)]
+        parts += [Part("template", text[end:start]), Part(str(message.get("role")), content, _name(message))]
+        end = start + len(content)
+    return [part for part in (*parts, Part("template", text[end:])) if part.text]
+
+
+def called_names(message: Mapping[str, Any] | None) -> list[str]:
+    """The names of the tools that an assistant's message calls."""
+    calls = message.get("tool_calls") if message is not None else None
+    functions = [call.get("function") for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
+    return [str(function.get("name")) for function in functions if isinstance(function, dict)]
+
+
+def regions(token_texts: Sequence[str]) -> list[Region]:
+    """Where tool calls and reasoning lie in a turn, by the marks that model families put around them."""
+    ends = [0]
+    for text in token_texts:
+        ends.append(ends[-1] + len(text))
+    found: list[Region] = []
+    at = 0
+    for match in _REGION.finditer("".join(token_texts)):
+        while at < len(token_texts) and ends[at + 1] <= match.start():
+            at += 1
+        start = at
+        while at < len(token_texts) and ends[at] < match.end():
+            at += 1
+        kind = next(kind for kind, opening, _ in _MARKS if match.group().startswith(opening))
+        if at > start:
+            found.append(Region(kind, start, at))
+    return found
+
+
+def _name(message: Mapping[str, Any]) -> str | None:
+    name = message.get("name")
+    return name if isinstance(name, str) else None

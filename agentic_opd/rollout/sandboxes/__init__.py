@@ -1,1 +1,0 @@
-"""Where model-written code runs: one protocol, four backends, their limits and what a killed run leaves behind."""

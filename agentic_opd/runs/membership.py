@@ -1,0 +1,152 @@
+"""An environment's place at a trajectory API: taken, kept while the API is the same one, and then taken anew (I/O).
+
+The API hands out ids from 0 and keeps them in memory only. After a restart it may give ours to another environment, and
+would then answer for that one. So whenever it may be another API, because it was away or the connection to it is new,
+the environment registers again. Its name is its own, and the API numbers the registrations of a name. The first number
+says that the API is a new one; a later one that it is not, and then the place that was held before is given back, which
+else would count in the weights.
+"""
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any, TypeVar
+
+from agentic_opd.core.errors import ConfigError, ServerUnreachableError
+from agentic_opd.core.notices import Notices
+from agentic_opd.core.trajectory_api import (
+    EnvDescription,
+    QueueStatus,
+    Registration,
+    TrainerInfo,
+    TrajectoryApi,
+    UnknownEnvError,
+)
+
+logger = logging.getLogger(__name__)
+
+AnswerT = TypeVar("AnswerT")
+
+_PATIENCE_S = 1.0
+"""Pause between two attempts to reach an API that is away."""
+
+
+class Membership:
+    """One environment at one API; `registration` and `trainer` hold what the API said last."""
+
+    def __init__(self, api: TrajectoryApi, env: EnvDescription, notices: Notices) -> None:
+        """Choose a name of its own; nothing is asked yet."""
+        self.api = api
+        self.env = replace(env, name=f"{env.name}-{secrets.token_hex(4)}")
+        self.registration: Registration | None = None
+        self.trainer = TrainerInfo(batch_size=-1, max_token_len=-1)
+        self._notices = notices
+        self._is_sure = False
+        self._connections = 0
+        self._step = 0
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether the API is certainly the one that gave us our id."""
+        return self._is_sure and self.api.connections == self._connections
+
+    async def ensure(self) -> Registration:
+        """Register, unless the API is certainly the one that did already; waits for it, and for a trainer.
+
+        Raises:
+            ConfigError: the trainer's batches can't hold a group.
+            ServerRequestError: what answers is no trajectory API.
+        """
+        waiting = f"waiting for a trainer to ask {self.api.url} for a batch"
+        while self.registration is None or not self.is_sure:
+            registration = await self._until_answered(partial(self.api.register, self.env))
+            if registration is None:
+                self._notices.say_once(waiting)
+                await asyncio.sleep(_PATIENCE_S)
+                continue
+            self._notices.forget(waiting)
+            before, self.registration = self.registration, registration
+            self._is_sure, self._connections = True, self.api.connections
+            if before is not None:
+                await self._replace(before, registration)
+            self.trainer = await self._until_answered(self.api.info)
+            self._step = registration.starting_step
+            self._check_sizes()
+        return self.registration
+
+    async def _replace(self, before: Registration, now: Registration) -> None:
+        if now.wandb_name == f"{self.env.name}_0":
+            logger.warning("%s is a new API, or its data was reset: registered again", self.api.url)
+        else:
+            await self._until_answered(partial(self.api.disconnect, before.env_id))
+
+    def _check_sizes(self) -> None:
+        if 0 < self.trainer.batch_size < self.env.group_size:
+            raise ConfigError(
+                f"a group of {self.env.group_size} rollouts does not fit the trainer's batches of "
+                f"{self.trainer.batch_size}: lower env.group_size, or raise the trainer's batch size"
+            )
+        if self.trainer.batch_size > 0 and self.trainer.batch_size % self.env.group_size:
+            logger.warning(
+                "the trainer's batches of %d are no multiple of env.group_size (%d): the API makes one only where "
+                "groups of other environments fill it up",
+                *(self.trainer.batch_size, self.env.group_size),
+            )
+
+    async def status(self) -> QueueStatus:
+        """How far the trainer is, asked as our own environment; registers again where that is needed.
+
+        Raises:
+            ConfigError, ServerRequestError: as `ensure`.
+        """
+        while True:
+            registration = await self.ensure()
+            try:
+                status = await self._until_answered(partial(self.api.status, registration.env_id))
+            except UnknownEnvError:
+                self._is_sure = False
+                await asyncio.sleep(_PATIENCE_S)
+                continue
+            if status.current_step >= self._step and self.is_sure:
+                self._step = status.current_step
+                return status
+            self._is_sure = False
+
+    async def send(self, group: Mapping[str, Any]) -> None:
+        """One attempt to send a group; to be called where `is_sure`.
+
+        Raises:
+            ServerUnreachableError: no answer; the API may have the group nevertheless.
+            ServerRequestError: it refused the group.
+        """
+        assert self.registration is not None
+        try:
+            await self.api.send(group, self.registration.env_id)
+        except ServerUnreachableError:
+            self._is_sure = False
+            raise
+
+    async def leave(self) -> None:
+        """Give the place back.
+
+        Raises:
+            ServerUnreachableError, ServerRequestError: as `JsonClient.request`.
+        """
+        if self.registration is not None and self.is_sure:
+            await self.api.disconnect(self.registration.env_id)
+
+    async def _until_answered(self, ask: Callable[[], Awaitable[AnswerT]]) -> AnswerT:
+        waiting = f"waiting for the trajectory API at {self.api.url}"
+        while True:
+            try:
+                answer = await ask()
+            except ServerUnreachableError as error:
+                self._is_sure = False
+                self._notices.say_once(waiting, str(error))
+                await asyncio.sleep(_PATIENCE_S)
+            else:
+                self._notices.forget(waiting)
+                return answer

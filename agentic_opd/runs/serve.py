@@ -1,0 +1,310 @@
+"""The `serve` mode: items to groups, groups to the trajectory API, for as long as the trainer wants them (I/O).
+
+Groups are made ahead of the trainer by `max_batches_offpolicy` batches at most: far enough that it never waits, and no
+further (`ServePlan`). A server that goes away is waited for, the API as well as vLLM; what is finished is kept and sent
+when it is back. Nothing under way is thrown away before the end: where the queue is full, no new group is started.
+"""
+
+import asyncio
+import logging
+import math
+import uuid
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Generic, Self, TypeVar
+
+from rich.console import Console
+
+from agentic_opd.core.console import LiveBar, log_console
+from agentic_opd.core.errors import ConfigError, OPDError, ServerRequestError, ServerUnreachableError
+from agentic_opd.core.notices import Notices
+from agentic_opd.core.trajectory_api import EnvDescription, QueueStatus, TrajectoryApi
+from agentic_opd.runs.membership import Membership
+from agentic_opd.runs.progress import counts_line
+from agentic_opd.wire.group import RunCounts
+
+_LEAST_PART = 0.01
+"""Where others were promised whole batches; as the API does with weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServePlan:
+    """What one environment makes for one trainer."""
+
+    env: EnvDescription
+    max_groups: int
+    """Groups under way at the same time, where this environment has the servers to itself."""
+    max_batches_offpolicy: int
+    total_steps: int | None
+    """The trainer's step at which to end; None: its own last one."""
+    skip_equal_scores: bool
+
+    def most_under_way(self, status: QueueStatus, *, batch_size: int, finished: int, share: float) -> int:
+        """How many groups may be under way now; 0 or less where the queue is full.
+
+        Args:
+            status: What the API said last.
+            batch_size: Sequences that the trainer takes a step.
+            finished: Groups of this environment that wait to be sent.
+            share: Which part of `max_groups` may be under way at all, in [0, 1].
+        """
+        # Sequences of all environments together, as groups of this one's size.
+        ahead = self.max_batches_offpolicy * batch_size // self.env.group_size
+        part = self._part(status)
+        own_room = math.ceil(part * ahead) - status.self_queue_size
+        room = ahead - status.queue_size
+        if self.env.min_batch_allocation is not None:  # Others may fill the queue; this part of it is ours.
+            room = max(room, own_room)
+        elif status.unallocated_fraction < 1.0:  # A part of it is theirs.
+            room = min(room, own_room)
+        return min(math.ceil(min(self.max_groups, ahead) * part * share), room - finished)
+
+    def _part(self, status: QueueStatus) -> float:
+        """Which part of all groups this environment should make: what it was promised, or else its weight's part."""
+        if self.env.min_batch_allocation is not None:
+            return min(1.0, max(self.env.min_batch_allocation, status.env_weight))
+        return min(1.0, status.env_weight, max(status.unallocated_fraction, _LEAST_PART))
+
+
+logger = logging.getLogger(__name__)
+
+ItemT = TypeVar("ItemT")
+
+_POLL_S = 0.2
+_PATIENCE_S = 1.0
+"""Pause between two attempts to reach a vLLM server that is away."""
+_FAREWELL_S = 10.0
+"""At the end, how long finished groups are still offered to the API."""
+_LEAVING_S = 2.0
+"""At the end, how long an API that does not answer is asked to strike this environment off, where nothing is left."""
+_MOST_FAILURES = 20
+"""So many groups in a row that come to nothing end the run."""
+_MANY_SKIPPED = 20
+"""Each time that so many more groups in a row were not sent, that is said."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServeLook:
+    """What one look at the API found: the trainer's step of `last_step`, and where groups are."""
+
+    step: int
+    last_step: int
+    sent: int
+    skipped: int
+    under_way: int
+    queued: int
+    """Groups that wait for the trainer, those of other environments included."""
+
+
+class ServeProgress:
+    """Shows how far a `serve` is: a live bar of the trainer's steps in a terminal; elsewhere its log lines are all."""
+
+    def __init__(self, counts: RunCounts, console: Console | None = None) -> None:
+        self.console = console or log_console()
+        self._counts = counts
+        self._bar = LiveBar(self.console, "steps", None)
+
+    def __enter__(self) -> Self:
+        self._bar.__enter__()
+        return self
+
+    def __exit__(self, *exc_info: Any) -> None:
+        self._bar.__exit__(*exc_info)
+
+    def show(self, look: ServeLook) -> None:
+        """Show what the last look at the API found."""
+        skipped = f"{look.skipped} skipped, " if look.skipped else ""
+        groups = f"{look.sent} groups sent, {skipped}{look.under_way} under way, {look.queued} queued"
+        self._bar.show(look.step, f"{groups}; {counts_line(self._counts)}", look.last_step)
+
+
+@dataclass
+class ServeCounts:
+    """What became of groups; as a string, a line for a person."""
+
+    sent: int = 0
+    repeated: int = 0
+    """Of these, sent again because the first answer was lost: the API may hold them twice, with one `group_id`."""
+    failed: int = 0
+    skipped: Counter[str] = field(default_factory=Counter[str])
+    """Groups that were made and not sent, by reason: too_long, equal_scores, refused."""
+    unsent: int = 0
+    """Finished groups that the API could not be given before the end."""
+
+    def __str__(self) -> str:
+        skipped = "".join(f", {count} skipped ({reason})" for reason, count in sorted(self.skipped.items()))
+        return f"{self.sent} groups sent ({self.repeated} twice), {self.failed} failed{skipped}, {self.unsent} unsent"
+
+
+@dataclass(frozen=True, slots=True)
+class ServeHooks(Generic[ItemT]):
+    """What the environment does for `GroupServer`."""
+
+    next_item: Callable[[], ItemT]
+    collect: Callable[[ItemT], Awaitable[dict[str, Any]]]
+    """Makes the group of an item."""
+    on_group: Callable[[dict[str, Any]], Awaitable[None]]
+    """Told of each finished group, before it is sent."""
+    on_step: Callable[[int], Awaitable[None]]
+    """Told of each new step of the trainer, the one at the start included."""
+    on_look: Callable[[ServeLook], None]
+    """Told what each look at the API found, for a person to see."""
+    share: Callable[[], float]
+    """Which part of `max_groups` may be under way now, in [0, 1]; an evaluation may want the servers for itself."""
+
+
+class GroupServer(Generic[ItemT]):
+    """Serves one trainer until it has taken its last batch, or until it is cancelled."""
+
+    def __init__(self, api: TrajectoryApi, plan: ServePlan, hooks: ServeHooks[ItemT]) -> None:
+        """Prepare to serve; nothing is asked yet."""
+        self.plan, self.hooks = plan, hooks
+        self.counts = ServeCounts()
+        self._notices = Notices()
+        self._member = Membership(api, plan.env, self._notices)
+        self._outbox: deque[dict[str, Any]] = deque()
+        self._unanswered: dict[str, Any] | None = None
+        self._workers: set[asyncio.Task[None]] = set()
+        self._failures_in_a_row = 0
+        self._skips_in_a_row = 0
+
+    async def run(self) -> ServeCounts:
+        """Serve. When it is cancelled, groups under way end, and finished ones are still sent if the API answers.
+
+        Raises:
+            ConfigError: the trainer's batches can't hold a group, or nobody says how many steps there are.
+            OPDError: one group after the other came to nothing; or a finished one can't be written.
+        """
+        try:
+            await self._member.ensure()
+            logger.info("registered at %s as %s", self._member.api.url, self._member.env.name)
+            step = -1
+            while True:
+                await self._send_finished()
+                status = await self._member.status()  # After sending: what was sent counts as queued.
+                if status.current_step != step:
+                    step = status.current_step
+                    await self.hooks.on_step(step)
+                if step >= self._last_step():
+                    return self.counts
+                self._start_groups(status)
+                self.hooks.on_look(self._look(status))
+                await self._wait_a_little()
+        finally:
+            await self._end()
+
+    async def _send_finished(self) -> None:
+        """Send what is finished, oldest first; what can't be sent now stays."""
+        while self._outbox and self._member.is_sure:
+            group = self._outbox[0]
+            self.counts.repeated += group is self._unanswered
+            self._unanswered = group
+            try:
+                await self._member.send(group)
+            except ServerUnreachableError:
+                return
+            except ServerRequestError as error:
+                self._skip("refused", str(error))
+            else:
+                self.counts.sent += 1
+                self._skips_in_a_row = 0
+            self._unanswered = None
+            self._outbox.popleft()
+
+    async def _send_the_rest(self) -> None:
+        """Send all that is finished. A request that was cancelled took its connection along, so the API may be new."""
+        while self._outbox or not self._member.is_sure:
+            await self._member.ensure()
+            await self._send_finished()
+
+    def _last_step(self) -> int:
+        registration = self._member.registration
+        assert registration is not None
+        last = registration.num_steps if self.plan.total_steps is None else self.plan.total_steps
+        if last < 0:
+            raise ConfigError("the trainer does not say how many steps it takes: set env.total_steps")
+        return last
+
+    # ------------------------------------------------------------------------------------------------------ groups
+
+    def _start_groups(self, status: QueueStatus) -> None:
+        most = self.plan.most_under_way(
+            status,
+            batch_size=self._member.trainer.batch_size,
+            finished=len(self._outbox),
+            share=self.hooks.share(),
+        )
+        for _ in range(most - len(self._workers)):
+            self._workers.add(asyncio.create_task(self._make(self.hooks.next_item())))
+
+    async def _make(self, item: ItemT) -> None:
+        waiting = "waiting for vLLM"
+        while True:
+            try:
+                group = await self.hooks.collect(item)
+            except ServerUnreachableError as error:
+                self._notices.say_once(waiting, str(error))
+                await asyncio.sleep(_PATIENCE_S)
+            except OPDError as error:
+                self._fail(error)
+                return
+            else:
+                break
+        self._notices.forget(waiting)
+        self._failures_in_a_row = 0
+        group["group_overrides"]["group_id"] = uuid.uuid4().hex
+        await self.hooks.on_group(group)
+        longest, most = max(map(len, group["tokens"])), self._member.trainer.max_token_len
+        if 0 < most <= longest:
+            self._skip("too_long", f"it has {longest} tokens, the trainer takes less than {most}")
+        elif self.plan.skip_equal_scores and len(set(group["scores"])) == 1:
+            self._skip("equal_scores", "all its scores are equal (env.ensure_scores_are_not_same)")
+        else:
+            self._outbox.append(group)
+
+    def _look(self, status: QueueStatus) -> ServeLook:
+        return ServeLook(
+            step=status.current_step,
+            last_step=self._last_step(),
+            sent=self.counts.sent,
+            skipped=self.counts.skipped.total(),
+            under_way=len(self._workers),
+            queued=status.queue_size,
+        )
+
+    def _fail(self, error: OPDError) -> None:
+        self.counts.failed += 1
+        self._failures_in_a_row += 1
+        logger.error("a group failed: %s", error)
+        if self._failures_in_a_row >= _MOST_FAILURES:
+            raise error
+
+    def _skip(self, reason: str, why: str) -> None:
+        self.counts.skipped[reason] += 1
+        self._skips_in_a_row += 1
+        self._notices.say_once(f"groups that the trainer can't take are not sent ({reason})", why)
+        if self._skips_in_a_row % _MANY_SKIPPED == 0:
+            logger.warning("the last %d groups were all not sent: the trainer waits. %s", self._skips_in_a_row, why)
+
+    async def _wait_a_little(self) -> None:
+        """Wait for a worker or for the next look at the API; a worker's error is raised."""
+        if not self._workers:
+            await asyncio.sleep(_POLL_S)
+            return
+        done, self._workers = await asyncio.wait(self._workers, timeout=_POLL_S, return_when=asyncio.FIRST_COMPLETED)
+        for worker in done:
+            worker.result()
+
+    async def _end(self) -> None:
+        for worker in self._workers:
+            worker.cancel()
+        await asyncio.gather(*self._workers, return_exceptions=True)
+        if self._member.registration is not None:
+            with suppress(OPDError, TimeoutError):
+                async with asyncio.timeout(_FAREWELL_S if self._outbox else _LEAVING_S):
+                    await self._send_the_rest()
+                    await self._member.leave()
+        self.counts.unsent = len(self._outbox)
+        logger.info("%s", self.counts)

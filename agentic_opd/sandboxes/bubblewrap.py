@@ -1,0 +1,240 @@
+"""The bubblewrap command line: what a sandboxed process may see and use, as pure argv building.
+
+What it gets: the system read-only, the host's Python (read-only, on PATH as `python` and `python3`, with the packages
+that lie in its own site-packages, not those of a virtual environment), no network, its own process tree, a fixed
+environment, and writable directories of its own (PRIVATE_DIRS), which last as long as the sandbox.
+"""
+
+import math
+import os
+import re
+import secrets
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from agentic_opd.core.errors import SandboxError
+from agentic_opd.sandboxes.disk import run_within
+from agentic_opd.sandboxes.folders import PrivateFolder, remove_leftovers
+from agentic_opd.sandboxes.host_process import CommandResult, run_process
+from agentic_opd.sandboxes.limits import Limits
+from agentic_opd.sandboxes.trial import TRIAL, TRIAL_TIMEOUT_S, why_trial_failed
+
+WORKDIR = "/workspace"
+HOME = "/home/agent"
+
+_SYSTEM_DIRS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store")
+_ETC = ("/etc/alternatives", "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/localtime")
+SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
+
+PRIVATE_DIRS = {"work": WORKDIR, "tmp": "/tmp", "home": HOME, "shm": "/dev/shm"}
+"""The writable directories: their name in the sandbox's folder on the host -> where the sandbox sees them."""
+
+# For root: a user id of its own for each sandbox. The kernel exempts root from the process limit, and root's files on
+# the host (such as /etc/shadow, were it bound) would be readable. Far above the ids that systems and containers use.
+_FIRST_UID = 1_500_000_000
+_NUM_UIDS = 500_000_000
+_SANDBOX_UID = 1000
+_OTHER_PROCESSES = 10_000
+
+HOST_ENV = {"PATH": SYSTEM_PATH, "LANG": "C.UTF-8"}
+"""Environment of bwrap itself. The sandbox can read it in /proc/1/environ, so the caller's must not be in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Whom the sandboxed processes run as: `uid` on the host where root gave them one, else the caller mapped to 1000.
+
+    `uid` None means a user namespace of their own.
+    """
+
+    uid: int | None
+
+    @staticmethod
+    def choose(number: int) -> "Identity":
+        """The identity for a sandbox; `number` (any non-negative int) tells sandboxes of root apart."""
+        uid = _FIRST_UID + number % _NUM_UIDS
+        return Identity(uid if os.geteuid() == 0 and _is_mapped(uid) else None)
+
+
+def _is_mapped(uid: int) -> bool:
+    """Whether this process's user namespace knows `uid`; inside a container `root` may be the only id there is."""
+    for line in Path("/proc/self/uid_map").read_text().splitlines():
+        first, _, count = (int(part) for part in line.split())
+        if first <= uid < first + count:
+            return True
+    return False
+
+
+def build_argv(folder: Path, command: str, cpu_s: int, identity: Identity, limits: Limits) -> list[str]:
+    """The argv that runs `command` in a shell inside a new sandbox whose PRIVATE_DIRS lie in the host's `folder`."""
+    return [
+        "bwrap",
+        *_namespaces(identity),
+        *_mounts(folder),
+        *("--clearenv", "--setenv", "PATH", f"/run/python:{host_python().parent}:{SYSTEM_PATH}"),
+        *("--setenv", "HOME", HOME, "--setenv", "LANG", "C.UTF-8", "--setenv", "PYTHONDONTWRITEBYTECODE", "1"),
+        *("--setenv", "PYTHONHASHSEED", "0", "--setenv", "TERM", "dumb"),
+        *("--chdir", WORKDIR, "--"),
+        *_drop_privileges(identity),
+        "prlimit",
+        f"--as={limits.memory_mb * 2**20}",
+        f"--fsize={limits.file_mb * 2**20}",
+        f"--nproc={process_limit(limits.processes, identity, os.uname().release)}",
+        f"--cpu={cpu_s}",
+        "--core=0",
+        "--",
+        *("bash" if shutil.which("bash", path=SYSTEM_PATH) else "sh", "-c", command),
+    ]
+
+
+def process_limit(processes: int, identity: Identity, kernel: str) -> int:
+    """The limit on processes to set so that a sandbox may have `processes` of them.
+
+    Before Linux 5.14 the kernel counts all processes and threads of a user, those outside of the sandbox too; where the
+    sandbox runs as the caller, the limit must leave room for them.
+    """
+    major, minor = (int(part) for part in re.findall(r"\d+", kernel)[:2])
+    return processes if identity.uid is not None or (major, minor) >= (5, 14) else processes + _OTHER_PROCESSES
+
+
+def _namespaces(identity: Identity) -> list[str]:
+    argv = ["--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
+    # No --new-session: run_process already gives the command a session without a terminal, and while bwrap leaves the
+    # process group it could be missed by the kill of that group.
+    argv += ["--hostname", "sandbox", "--die-with-parent", "--cap-drop", "ALL"]
+    if identity.uid is None:
+        return [*argv, "--unshare-user", "--uid", str(_SANDBOX_UID), "--gid", str(_SANDBOX_UID)]
+    return [*argv, "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
+
+
+def _drop_privileges(identity: Identity) -> list[str]:
+    if identity.uid is None:
+        return []
+    return ["setpriv", f"--reuid={identity.uid}", f"--regid={identity.uid}", "--clear-groups", "--inh-caps=-all", "--"]
+
+
+def _mounts(folder: Path) -> list[str]:
+    python = host_python()
+    prefixes = {Path(sys.base_prefix).resolve(), python.parent.parent}
+    prefixes = sorted(prefix for prefix in prefixes if not prefix.is_relative_to("/usr"))
+    argv: list[str] = []
+    # bwrap would make missing parents with mode 0700, closed to the sandbox's user.
+    for parent in sorted({parent for path in (*prefixes, Path(HOME)) for parent in [*path.parents][:-1]}):
+        argv += ["--dir", str(parent)]
+    argv += ["--dir", "/etc"]
+    for directory in map(Path, _SYSTEM_DIRS):
+        if directory.is_symlink():
+            argv += ["--symlink", str(directory.readlink()), str(directory)]
+        elif directory.is_dir():
+            argv += ["--ro-bind", str(directory), str(directory)]
+    for path in _ETC:
+        argv += ["--ro-bind-try", path, path]
+    argv += ["--proc", "/proc", "--dev", "/dev"]
+    for prefix in prefixes:
+        argv += ["--ro-bind", str(prefix), str(prefix)]
+    for name in ("python", "python3"):
+        argv += ["--symlink", str(python), f"/run/python/{name}"]
+    for name, path in PRIVATE_DIRS.items():
+        argv += ["--bind", str(folder / name), path]
+    return [*argv, "--remount-ro", "/", "--remount-ro", "/dev"]
+
+
+def host_python() -> Path:
+    """The interpreter behind this one's virtual environment."""
+    name = f"bin/python{sys.version_info.major}.{sys.version_info.minor}"
+    return (Path(sys.base_prefix) / name).resolve()
+
+
+_INSTALL_HINT = (
+    "bubblewrap is not installed: bwrap was not found. Install it with the system's package manager, for example "
+    "`apt-get install bubblewrap`, `dnf install bubblewrap` or `pacman -S bubblewrap`."
+)
+_SYSCTLS = {
+    "kernel/unprivileged_userns_clone": ("0", "sysctl kernel.unprivileged_userns_clone=1"),
+    "user/max_user_namespaces": ("0", "sysctl user.max_user_namespaces=15000"),
+    "kernel/apparmor_restrict_unprivileged_userns": (
+        "1",
+        "sysctl kernel.apparmor_restrict_unprivileged_userns=0 (or an AppArmor profile that lets bwrap use them)",
+    ),
+}
+
+
+class BubblewrapSandbox:
+    """A sandbox of Linux namespaces, one `bwrap` process a command; bubblewrap.py says what it sees and may use."""
+
+    def __init__(self, limits: Limits | None = None) -> None:
+        self._limits = limits or Limits()
+        self._identity = Identity.choose(secrets.randbits(48))
+        self._folder = PrivateFolder()
+
+    async def __aenter__(self) -> Self:
+        await self._folder.make(self._fill)
+        return self
+
+    def _fill(self, folder: Path) -> None:
+        for name in PRIVATE_DIRS:
+            (folder / name).mkdir()
+            if self._identity.uid is not None:
+                os.chown(folder / name, self._identity.uid, self._identity.uid)
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Remove the work directory; every command's processes ended with it."""
+        await self._folder.remove()
+
+    async def run(self, command: str, timeout_s: float, stdin: bytes | None = None) -> CommandResult:
+        """Run a shell command in the work directory; see `Sandbox.run`."""
+        result = await self._run(command, timeout_s, stdin)
+        # bwrap's own failures look like a failed command of that output, and an agent can print the like. So ask anew.
+        if result.exit_code != 0 and result.output.startswith((b"bwrap: ", b"setpriv: ", b"prlimit: ")):
+            await self._try()
+        return result
+
+    async def check(self) -> None:
+        """Remove what killed runs left and run a trivial command; see `Sandbox.check`."""
+        await remove_leftovers()
+        await self._try()
+
+    async def _try(self) -> None:
+        if shutil.which("bwrap", path=HOST_ENV["PATH"]) is None:
+            raise SandboxError(_INSTALL_HINT)
+        result = await self._run(TRIAL, TRIAL_TIMEOUT_S)
+        why = why_trial_failed(result)
+        if why is not None:
+            raise SandboxError(f"bubblewrap does not work here: {why}. {_advice(result.text)}")
+
+    async def _run(self, command: str, timeout_s: float, stdin: bytes | None = None) -> CommandResult:
+        folder = self._folder.path
+        (folder / "work").chmod(0o755)  # An earlier command may have closed it: bwrap could not enter it then.
+        cpu_s = math.ceil(timeout_s) + 1
+        running = run_process(
+            build_argv(folder, command, cpu_s, self._identity, self._limits),
+            timeout_s=timeout_s,
+            max_output_bytes=self._limits.output_bytes,
+            env=HOST_ENV,
+            stdin=stdin,
+        )
+        return await run_within(running, [folder / name for name in PRIVATE_DIRS], self._limits.disk_mb)
+
+
+def _advice(output: str) -> str:
+    """What to do about a bwrap that fails with this output."""
+    for name, (off, remedy) in _SYSCTLS.items():
+        path = Path("/proc/sys") / name
+        if os.geteuid() != 0 and path.exists() and path.read_text().strip() == off:
+            return f"Unprivileged user namespaces are disabled on this machine; enable them as root with `{remedy}`."
+    if "Unknown option" in output:
+        return "This bubblewrap is too old: version 0.5 or later is needed."
+    if "execvp" in output:
+        return "The programs setpriv and prlimit are needed inside the sandbox: install util-linux."
+    if "namespace" in output or "permitted" in output or "denied" in output:
+        return (
+            "Inside a container, allow it to make namespaces (Docker: `--cap-add SYS_ADMIN --security-opt "
+            "seccomp=unconfined --security-opt apparmor=unconfined`), or run outside of it."
+        )
+    return "Run `bwrap --unshare-all --ro-bind / / true` by hand to see what is missing."

@@ -1,0 +1,144 @@
+"""Run one host process with bounded time and output: argv in, CommandResult out.
+
+Whatever happens (timeout, too much output, cancellation), the process and its group are dead when `run_process` ends.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from agentic_opd.core.errors import SandboxError
+
+
+@dataclass(frozen=True, slots=True)
+class CommandResult:
+    """How a command ended. `output` is stdout and stderr in the order in which they were written."""
+
+    exit_code: int
+    """128 + n where signal n ended it; meaningless where it was stopped (`timed_out` or `output_exceeded`)."""
+    output: bytes
+    timed_out: bool = False
+    """It did not end within its time and was killed; `output` is what came until then."""
+    output_exceeded: bool = False
+    """It wrote more than is allowed and was killed; `output` is its beginning."""
+    disk_exceeded: bool = False
+    """Its files took more than is allowed: it was killed where it still ran, and all files of the sandbox are gone."""
+
+    @property
+    def text(self) -> str:
+        """The output as text; bytes that are not UTF-8 become U+FFFD."""
+        return self.output.decode("utf-8", errors="replace")
+
+
+async def run_process(
+    argv: Sequence[str],
+    *,
+    timeout_s: float,
+    max_output_bytes: int,
+    env: Mapping[str, str],
+    cwd: str = "/",
+    stdin: bytes | None = None,
+) -> CommandResult:
+    """Run `argv` in a process group of its own.
+
+    Args:
+        argv: Program and arguments.
+        timeout_s: Seconds until it is killed.
+        max_output_bytes: It is killed when it has written more than this; nothing beyond is ever held in memory.
+        env: Its whole environment; nothing is inherited.
+        cwd: Its working directory.
+        stdin: What it reads; None is an empty input.
+
+    Raises:
+        SandboxError: The program cannot be started.
+    """
+    process = await start_process(argv, env, cwd, has_input=stdin is not None)
+    output = bytearray()
+    timed_out = exceeded = False
+    feeding = asyncio.create_task(_feed(process, stdin))
+    try:
+        async with asyncio.timeout(timeout_s):
+            exceeded = not await _read(process, output, max_output_bytes)
+            if not exceeded:
+                await process.wait()
+    except TimeoutError:
+        timed_out = True
+    finally:
+        feeding.cancel()
+        await kill_process(process)
+    code = process.returncode if process.returncode is not None else -signal.SIGKILL
+    return CommandResult(
+        exit_code=128 - code if code < 0 else code,
+        output=bytes(output),
+        timed_out=timed_out,
+        output_exceeded=exceeded,
+    )
+
+
+async def start_process(
+    argv: Sequence[str], env: Mapping[str, str], cwd: str, has_input: bool
+) -> asyncio.subprocess.Process:
+    """Start `argv` in a session of its own, stderr into stdout; a start that is cancelled leaves nothing behind.
+
+    Raises:
+        SandboxError: The program cannot be started.
+    """
+    starting = asyncio.create_task(
+        asyncio.create_subprocess_exec(
+            *argv,
+            stdin=asyncio.subprocess.PIPE if has_input else asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            env=dict(env),
+            cwd=cwd,
+            start_new_session=True,
+        )
+    )
+    try:
+        return await asyncio.shield(starting)
+    except OSError as error:
+        raise SandboxError(f"{argv[0]} cannot be started: {error}") from error
+    except asyncio.CancelledError:
+        # Were the start itself cancelled, asyncio would kill the process alone, and leave what it had started.
+        await kill_process(await starting)
+        raise
+
+
+async def _feed(process: asyncio.subprocess.Process, stdin: bytes | None) -> None:
+    """Write the input; a process that does not read it to its end is no error."""
+    if stdin is None or process.stdin is None:
+        return
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        process.stdin.write(stdin)
+        await process.stdin.drain()
+    process.stdin.close()
+
+
+async def _read(process: asyncio.subprocess.Process, output: bytearray, limit: int) -> bool:
+    """Read into `output` until the end (True) or until more than `limit` bytes have come (False)."""
+    assert process.stdout is not None
+    while chunk := await process.stdout.read(65536):
+        output += chunk
+        if len(output) > limit:
+            del output[limit:]
+            return False
+    return True
+
+
+async def kill_process(process: asyncio.subprocess.Process) -> None:
+    """Kill the process's group and reap the process, also while this task is being cancelled."""
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    await asyncio.shield(_reap(process))
+
+
+async def _reap(process: asyncio.subprocess.Process) -> None:
+    # asyncio's wait ends only when the pipe is read to its end.
+    assert process.stdout is not None
+    while await process.stdout.read(65536):
+        pass
+    await process.wait()

@@ -1,0 +1,98 @@
+"""What goes to supervisor.py and comes back: a command in, a line of JSON out; its line of JSON in, a result out."""
+
+import base64
+import json
+import math
+from collections.abc import Mapping
+from functools import cache
+from importlib import resources
+
+from agentic_opd.core.errors import SandboxError
+from agentic_opd.sandboxes.host_process import CommandResult
+from agentic_opd.sandboxes.limits import Limits
+
+FOLDERS = ("work", "tmp", "home", "bin")
+"""What lies in a supervised sandbox's folder."""
+
+KILLED = CommandResult(128 + 9, b"")
+"""What a command gets that killed its own supervisor."""
+
+
+@cache
+def program() -> str:
+    """The source text of the supervisor."""
+    return (resources.files("agentic_opd.sandboxes") / "supervisor.py").read_text(encoding="utf-8")
+
+
+def job_line(
+    command: str,
+    timeout_s: float,
+    stdin: bytes | None,
+    *,
+    folder: str,
+    path: str,
+    limits: Limits,
+    result: str | None = None,
+) -> str:
+    """The supervisor's input.
+
+    Args:
+        command: For a shell in `folder`'s work directory.
+        timeout_s: Seconds until it is ended.
+        stdin: What it reads; None is an empty input.
+        folder: A folder on the supervisor's machine that holds FOLDERS.
+        path: Where commands are looked for.
+        limits: What each process may use.
+        result: The file for the answer. Without one it comes on stdout, and closing the supervisor's stdin ends all.
+    """
+    job = {
+        "command": command,
+        "timeout_s": timeout_s,
+        "stdin": None if stdin is None else base64.b64encode(stdin).decode(),
+        "cwd": f"{folder}/work",
+        "env": _environment(folder, path),
+        "limits": {
+            "RLIMIT_AS": limits.memory_mb * 2**20,
+            "RLIMIT_FSIZE": limits.file_mb * 2**20,
+            "RLIMIT_CPU": math.ceil(timeout_s) + 1,
+            "RLIMIT_CORE": 0,
+        },
+        "output_bytes": limits.output_bytes,
+        "result": result,
+        "lifeline": result is None,
+    }
+    return json.dumps(job) + "\n"
+
+
+def read_answer(answer: bytes) -> CommandResult:
+    """The supervisor's answer.
+
+    Raises:
+        SandboxError: It is none, or some process could not be ended.
+    """
+    try:
+        fields = json.loads(answer)
+        result = CommandResult(
+            exit_code=fields["exit_code"],
+            output=base64.b64decode(fields["output"]),
+            timed_out=fields["timed_out"],
+            output_exceeded=fields["output_exceeded"],
+        )
+    except (ValueError, KeyError, TypeError) as error:
+        text = answer.decode(errors="replace").strip()[-500:]
+        raise SandboxError(f"the program that runs the sandbox's commands failed: {text!r}") from error
+    if fields["survivors"]:
+        raise SandboxError(f"{fields['survivors']} processes of a sandboxed command could not be killed")
+    return result
+
+
+def _environment(folder: str, path: str) -> Mapping[str, str]:
+    return {
+        "PATH": f"{folder}/bin:{path}",
+        "HOME": f"{folder}/home",
+        "TMPDIR": f"{folder}/tmp",
+        "LANG": "C.UTF-8",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONHASHSEED": "0",
+        "TERM": "dumb",
+    }

@@ -1,0 +1,286 @@
+"""A row of APPS, LiveCodeBench or the like -> a Task: a program from input to output, or a function to call. Pure.
+
+The first test is public (LiveCodeBench: its public ones), shown in the prompt where it is short and run by
+`test_solution.py`, unless it is the only test there is. All tests count, so at least one is always unseen.
+
+The tests of a row of APPS, LiveCodeBench or the like -> inputs, outputs and how they are to be run. Pure.
+
+Three forms are read: `input_output`, an object with `inputs`, `outputs` and perhaps `fn_name`; the same three as fields
+of the row; and `public_test_cases` with `private_test_cases`, lists of `{input, output, testtype}`. Each may be JSON
+text.
+"""
+
+import base64
+import io
+import json
+import pickle
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, NoReturn, cast
+
+from agentic_opd.core.types import Task
+from agentic_opd.worlds.coding.tasks.example_files import TEST_FILE, calls_file, program_file
+from agentic_opd.worlds.coding.tasks.row_values import FieldMap, RowValues
+from agentic_opd.worlds.coding.verifier.hidden_tests import call_tests, io_tests
+from agentic_opd.worlds.coding.verifier.names import undefined_names
+
+TEST_NAMES = ("input_output", "inputs", "outputs", "public_tests", "private_tests")
+
+
+@dataclass(frozen=True, slots=True)
+class IoTests:
+    """Tests of a program (`fn_name` is None; texts) or of a function (argument lists; values).
+
+    The first `shown` of them are public.
+    """
+
+    fn_name: str | None
+    inputs: list[Any]
+    outputs: list[Any]
+    shown: int
+
+
+def read_tests(values: RowValues, *, unwrap: bool) -> IoTests:
+    """The tests of a row.
+
+    Args:
+        values: The row.
+        unwrap: Outputs of a function that all are lists of one element stand for that element, as in APPS' rows
+            of plain functions.
+
+    Raises:
+        DatasetError: There are none, or they are not of one of the three forms.
+    """
+    if values.has("public_tests") or values.has("private_tests"):
+        return _listed_cases(values)
+    name, found = "inputs", {"inputs": values.data("inputs"), "outputs": values.data("outputs")}
+    if values.has("input_output"):
+        name, found = "input_output", values.data("input_output")
+    elif not (values.has("inputs") and values.has("outputs")):
+        raise values.missing("input_output", "inputs", "public_tests")
+    if not isinstance(found, dict):
+        raise values.wrong(name, f"must be an object with inputs and outputs, got {type(found).__name__}")
+    fields = cast(dict[str, Any], found)
+    inputs, outputs = fields.get("inputs"), fields.get("outputs")
+    if not isinstance(inputs, list) or not isinstance(outputs, list):
+        raise values.wrong(name, f"must hold the lists inputs and outputs; there is {', '.join(fields) or 'nothing'}")
+    inputs, outputs = cast(list[Any], inputs), cast(list[Any], outputs)
+    if len(inputs) != len(outputs) or not inputs:
+        raise values.wrong(
+            name, f"must hold as many outputs as inputs, got {len(inputs)} inputs, {len(outputs)} outputs"
+        )
+    fn_name = values.text("entry_point") or fields.get("fn_name")
+    shown = 1 if len(inputs) > 1 else 0
+    if fn_name is None:
+        return IoTests(None, _texts(inputs, values, name), _texts(outputs, values, name), shown)
+    if not all(isinstance(arguments, list) for arguments in inputs):
+        raise values.wrong(name, f"must hold a list of arguments for each call of {fn_name}")
+    if unwrap and all(isinstance(output, list) and len(cast(list[Any], output)) == 1 for output in outputs):
+        outputs = [output[0] for output in outputs]
+    inputs = [[_int_keys(argument) for argument in arguments] for arguments in inputs]
+    return IoTests(str(fn_name), inputs, [_int_keys(output) for output in outputs], shown)
+
+
+def _texts(found: Sequence[Any], values: RowValues, name: str) -> list[str]:
+    """Inputs or outputs of a program; a list of lines is joined."""
+    texts = ["\n".join(one) if _is_lines(one) else one for one in found]
+    for text in texts:
+        if not isinstance(text, str):
+            raise values.wrong(
+                name,
+                f"must hold texts, or lists of lines, where there is no fn_name; got {type(text).__name__}",
+            )
+    return texts
+
+
+def _is_lines(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(line, str) for line in cast(list[Any], value))
+
+
+def _int_keys(value: Any) -> Any:
+    """JSON's keys are texts: a mapping whose keys all look like integers had integers there."""
+    if not isinstance(value, dict):
+        return value
+    mapping = cast(dict[str, Any], value)
+    is_int = mapping and all(key.removeprefix("-").isdecimal() for key in mapping)
+    return {int(key): one for key, one in mapping.items()} if is_int else mapping
+
+
+# ------------------------------------------------------------------------------------------ public and private tests
+
+
+def _listed_cases(values: RowValues) -> IoTests:
+    public, private = _cases(values, "public_tests"), _cases(values, "private_tests")
+    cases = [*public, *private]
+    name = "public_tests" if public else "private_tests"
+    kinds = {case.get("testtype", "stdin") for case in cases}
+    if len(kinds) != 1 or not kinds <= {"stdin", "functional"}:
+        raise values.wrong(name, f"must be of one testtype, stdin or functional, got {sorted(map(str, kinds))}")
+    shown = len(public) if private else min(1, len(cases) - 1)
+    if kinds == {"stdin"}:
+        return IoTests(None, [case["input"] for case in cases], [case["output"] for case in cases], shown)
+    metadata = values.data("metadata")
+    fn_name = values.text("entry_point") or (metadata.get("func_name") if isinstance(metadata, dict) else None)
+    if not isinstance(fn_name, str):
+        raise values.error("the tests are functional, and neither entry_point nor metadata's func_name is there")
+    try:
+        inputs = [[json.loads(line) for line in case["input"].splitlines() if line.strip()] for case in cases]
+        outputs = [json.loads(case["output"]) for case in cases]
+    except (ValueError, RecursionError) as error:
+        raise values.wrong(name, f"is functional, and an input or output is not JSON: {error}") from error
+    return IoTests(fn_name, inputs, outputs, shown)
+
+
+def _cases(values: RowValues, name: str) -> list[dict[str, str]]:
+    """The cases of a field: a list, JSON, or JSON that LiveCodeBench packed (pickle, zlib, base64)."""
+    raw = values.raw(name)
+    is_packed = isinstance(raw, str) and raw.strip()[:1] not in ("", "[", "{")
+    found = _unpacked(raw, values, name) if is_packed else values.data(name)
+    if found is None:
+        return []
+    cases = cast(list[Any], found) if isinstance(found, list) else [found]
+    for case in cases:
+        if not isinstance(case, dict) or not all(isinstance(case.get(key), str) for key in ("input", "output")):
+            raise values.wrong(
+                name, f"must be a list of objects with the texts input and output, got {str(case)[:100]!r}"
+            )
+    return cast(list[dict[str, str]], cases)
+
+
+class _TextUnpickler(pickle.Unpickler):
+    """Unpickles built-in values only: what a dataset holds must not run code here."""
+
+    def find_class(self, module_name: str, global_name: str, /) -> NoReturn:
+        raise pickle.UnpicklingError(f"it names {module_name}.{global_name}, and only plain text is accepted")
+
+
+def _unpacked(packed: str, values: RowValues, name: str) -> Any:
+    try:
+        pickled = zlib.decompress(base64.b64decode(packed, validate=True))
+        return json.loads(_TextUnpickler(io.BytesIO(pickled)).load())
+    except (zlib.error, pickle.UnpicklingError, EOFError, ValueError, TypeError, LookupError, AttributeError) as error:
+        raise values.wrong(name, f"is neither JSON nor packed as LiveCodeBench packs its tests: {error}") from error
+
+
+IO_FIELDS = FieldMap(
+    {
+        "task_id": ("task_id", "problem_id", "question_id", "id"),
+        "prompt": ("question", "question_content", "prompt", "task", "problem", "description"),
+        "input_output": ("input_output",),
+        "inputs": ("inputs",),
+        "outputs": ("outputs",),
+        "public_tests": ("public_test_cases", "public_tests"),
+        "private_tests": ("private_test_cases", "private_tests"),
+        "metadata": ("metadata",),
+        "entry_point": ("fn_name", "entry_point"),
+        "starter_code": ("starter_code",),
+        "reference_solution": ("solutions", "solution", "reference_solution"),
+    }
+)
+
+_SHOWN_CHARS = 1000
+"""Longer examples are only in test_solution.py."""
+
+_USUAL_MODULES = (
+    "collections", "typing", "itertools", "functools", "heapq", "bisect", "math", "operator", "string", "random", "re",
+    "sys", "copy", "datetime", "time", "fractions", "decimal", "statistics",
+)  # fmt: skip
+
+
+def io_task(task_id: str, values: RowValues) -> Task:
+    """The task of a row with inputs and outputs.
+
+    Raises:
+        DatasetError: A field is missing or broken, or there is no test.
+    """
+    question, starter, solution = values.need("prompt"), values.text("starter_code"), _solution(values)
+    in_class = "class Solution" in (starter or solution or "")
+    tests = read_tests(values, unwrap=not in_class)
+    prompt = [question.strip()]
+    if starter is not None:
+        prompt.append(f"Start from this code:\n\n```python\n{_starter_with_imports(starter)}\n```")
+    if tests.fn_name is None:
+        hidden = io_tests(tests.inputs, tests.outputs)
+        prompt.append("Write a program in solution.py that reads standard input and prints to standard output.")
+        files = _program_examples(tests, prompt)
+    else:
+        call = f"Solution().{tests.fn_name}" if in_class else tests.fn_name
+        try:
+            hidden = call_tests(call, tests.inputs, tests.outputs)
+        except ValueError as error:
+            raise values.error(f"the tests {error}") from error
+        of_class = " as a method of the class `Solution`" if in_class else ""
+        prompt.append(f"Write the function `{tests.fn_name}`{of_class} in solution.py.")
+        files = _call_examples(tests, call, prompt)
+    return Task(
+        task_id=task_id,
+        prompt="\n\n".join(prompt),
+        hidden_tests=hidden,
+        entry_point=tests.fn_name,
+        files=files,
+        reference_solution=solution,
+    )
+
+
+def _program_examples(tests: IoTests, prompt: list[str]) -> dict[str, str]:
+    """The test file of the public examples, where there are any; the first is added to `prompt`."""
+    shown = list(zip(tests.inputs[: tests.shown], tests.outputs[: tests.shown], strict=True))
+    if not shown:
+        return {}
+    text, expected = (one.strip("\n") for one in shown[0])
+    _say(f"Input:\n```\n{text}\n```\nOutput:\n```\n{expected}\n```", prompt)
+    return {TEST_FILE: program_file(shown)}
+
+
+def _call_examples(tests: IoTests, call: str, prompt: list[str]) -> dict[str, str]:
+    """As `_program_examples`, for the calls of a function."""
+    shown = zip(tests.inputs[: tests.shown], tests.outputs[: tests.shown], strict=True)
+    checks = [f"assert {call}({', '.join(map(repr, arguments))}) == {output!r}" for arguments, output in shown]
+    if not checks:
+        return {}
+    _say(f"```python\n{checks[0]}\n```", prompt)
+    return {TEST_FILE: calls_file(f"from solution import {call.partition('(')[0]}\n", checks, as_json=True)}
+
+
+def _say(example: str, prompt: list[str]) -> None:
+    if len(example) <= _SHOWN_CHARS:
+        prompt.append(f"An example ({TEST_FILE} runs it):\n\n{example}")
+    else:
+        prompt.append(f"{TEST_FILE} runs an example.")
+
+
+# --------------------------------------------------------------------------------------------- starter and solution
+
+
+def _solution(values: RowValues) -> str | None:
+    """The first of the row's solutions, with the imports that such datasets take for granted."""
+    raw = values.raw("reference_solution")
+    is_list = not isinstance(raw, str) or raw.lstrip().startswith(("[", '"'))
+    first = next(iter(values.texts("reference_solution")), None) if is_list else raw
+    return None if first is None or not first.strip() else _with_imports(first)
+
+
+def _starter_with_imports(starter: str) -> str:
+    """Starter code ends in an open function, so it gets a body while its names are looked at."""
+    body = " pass"
+    code = _with_imports(f"{starter.rstrip()}{body}")
+    return code.removesuffix(body)
+
+
+def _with_imports(code: str) -> str:
+    """`code` with imports for the names of usual modules that it neither defines nor imports, such as `List`."""
+    try:
+        names = undefined_names(code)
+    except (SyntaxError, RecursionError):
+        return code
+    lines = [line for name in names if (line := _import_of(name)) is not None]
+    return "\n".join([*lines, "", code]) if lines else code
+
+
+def _import_of(name: str) -> str | None:
+    if name in _USUAL_MODULES:
+        return f"import {name}"
+    module = next((module for module in _USUAL_MODULES if hasattr(import_module(module), name)), None)
+    return None if module is None else f"from {module} import {name}"

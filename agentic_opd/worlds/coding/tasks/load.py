@@ -1,0 +1,152 @@
+"""Settings -> tasks: the built-in ones or the rows of a dataset, and those held out for evaluation (I/O).
+
+Which tasks are held out is decided by a task's id and the seed alone. So every worker and every restart draws the same
+line, whatever the order of the rows and however many of them are read.
+"""
+
+import logging
+from collections.abc import Iterable
+from hashlib import blake2b
+from itertools import islice
+
+from agentic_opd.core.errors import DatasetError
+from agentic_opd.core.types import Task
+from agentic_opd.worlds.coding.config import CodingConfig
+from agentic_opd.worlds.coding.tasks.builtin import builtin_tasks
+from agentic_opd.worlds.coding.tasks.presets import PRESETS
+from agentic_opd.worlds.coding.tasks.row_values import RowValues
+from agentic_opd.worlds.coding.tasks.rows import Row, read_rows
+
+
+def split_tasks(tasks: Iterable[Task], fraction: float, seed: int) -> tuple[list[Task], list[Task]]:
+    """Divide tasks into those to train on and those to evaluate on, each in the order given.
+
+    Args:
+        tasks: What to divide.
+        fraction: Expected share of evaluation tasks, in [0, 1]; 0 holds out none, 1 holds out all. A larger fraction
+            only adds to those that a smaller one holds out.
+        seed: Another seed holds out others.
+    """
+    train: list[Task] = []
+    evaluation: list[Task] = []
+    for task in tasks:
+        (evaluation if split_position(task.task_id, seed) < fraction else train).append(task)
+    return train, evaluation
+
+
+def split_position(task_id: str, seed: int) -> float:
+    """A number in [0, 1), evenly spread over ids, that only depends on the id and the seed."""
+    digest = blake2b(f"{seed}/{task_id}".encode(), digest_size=8).digest()
+    # 53 bits are what a float holds: with more of them the quotient could be rounded up to 1.
+    return (int.from_bytes(digest, "big") >> 11) / 2**53
+
+
+_SHOWN = 5
+
+_log = logging.getLogger(__name__)
+
+
+def load_train_and_eval(config: CodingConfig) -> tuple[list[Task], list[Task]]:
+    """The tasks to train on and those to evaluate on, which never overlap unless they are the built-in ones.
+
+    With a dataset to evaluate on (`eval_dataset_name` or `eval_dataset_split`) all other tasks are for training. Else
+    `eval_fraction` of the dataset's tasks is held out. Without any dataset both lists hold the built-in tasks. The
+    evaluation list is empty at `eval_fraction` 0, and may be in a small dataset, which is logged as a warning; the
+    training list is empty at 1.
+
+    Raises:
+        DatasetError: As `load_tasks`; the two datasets share tasks; or all tasks of a small one are held out.
+    """
+    tasks = load_tasks(config)
+    if config.eval_dataset_name is not None or config.eval_dataset_split is not None:
+        evaluation = load_tasks(_eval_config(config))
+        _check_disjoint(tasks, evaluation)
+        return tasks, evaluation
+    if config.dataset_name is None:
+        return tasks, tasks
+    train, evaluation = split_tasks(tasks, config.eval_fraction, config.eval_seed)
+    if not train and config.eval_fraction < 1:
+        raise DatasetError(
+            f"dataset {config.dataset_name!r}: with eval_fraction {config.eval_fraction:g} and eval_seed "
+            f"{config.eval_seed} all of its {len(tasks)} tasks are held out for evaluation. Set eval_fraction to 0 to "
+            "train on all of them."
+        )
+    if not evaluation and config.eval_fraction > 0:
+        _log.warning(
+            "dataset %r: with eval_fraction %g none of its %d tasks is held out, so there is nothing to evaluate on. "
+            "Set a larger eval_fraction, or eval_dataset_name.",
+            config.dataset_name,
+            config.eval_fraction,
+            len(tasks),
+        )
+    return train, evaluation
+
+
+def load_tasks(config: CodingConfig) -> list[Task]:
+    """All tasks of `dataset_name`, in the dataset's order; the built-in tasks where it is unset.
+
+    A row without an id is known by its number, counted from 0.
+
+    Raises:
+        DatasetError: The dataset is missing, empty or broken, a row lacks a field, or two rows have one id.
+    """
+    if config.dataset_name is None:
+        return builtin_tasks()[: config.dataset_limit]
+    rows = islice(read_rows(config.dataset_name, config.dataset_split), config.dataset_limit)
+    tasks, broken = _make_tasks(rows, config)
+    if broken and not config.dataset_skip_broken:
+        more = f" ({len(broken) - 1} more rows fail.)" if len(broken) > 1 else ""
+        other = " Set dataset_skip_broken to leave such rows out." if tasks else ""
+        raise DatasetError(f"{broken[0]}{more}{other}")
+    if broken:
+        shown = "\n".join(f"  {error}" for error in broken[:_SHOWN])
+        rest = f"\n  and {len(broken) - _SHOWN} more" if len(broken) > _SHOWN else ""
+        _log.warning("dataset %r: %d rows are left out:\n%s%s", config.dataset_name, len(broken), shown, rest)
+    if not tasks:
+        what = "no row of it can become a task" if broken else "it has no rows"
+        raise DatasetError(f"dataset {config.dataset_name!r} is empty: {what}")
+    return tasks
+
+
+def _make_tasks(rows: Iterable[Row], config: CodingConfig) -> tuple[list[Task], list[DatasetError]]:
+    """The tasks of rows, and what is wrong with the rows that cannot become tasks."""
+    preset = PRESETS[config.dataset_format]
+    fields = preset.fields.mapped_by(config.dataset_fields)
+    tasks: dict[str, Task] = {}
+    places: dict[str, str] = {}
+    broken: list[DatasetError] = []
+    for number, row in enumerate(rows):
+        values = RowValues(row, fields)
+        try:
+            task_id = values.text("task_id") or str(number)
+            if task_id in tasks:
+                raise values.error(f"the id {task_id!r} is already that of {places[task_id]}")
+            tasks[task_id] = preset.make_task(task_id, values)
+            places[task_id] = row.place
+        except DatasetError as error:
+            broken.append(error)
+    return [*tasks.values()], broken
+
+
+def _eval_config(config: CodingConfig) -> CodingConfig:
+    """Settings under which `load_tasks` loads the dataset to evaluate on."""
+    is_same = config.eval_dataset_format == "same"
+    changes = {
+        "dataset_name": config.eval_dataset_name or config.dataset_name,
+        "dataset_split": config.eval_dataset_split or config.dataset_split,
+        "dataset_format": config.dataset_format if config.eval_dataset_format == "same" else config.eval_dataset_format,
+        "dataset_fields": {**(config.dataset_fields if is_same else {}), **config.eval_dataset_fields},
+    }
+    return config.model_copy(update=changes)
+
+
+def _check_disjoint(train: list[Task], evaluation: list[Task]) -> None:
+    """Raise DatasetError where a task is in both lists: two datasets may use the same ids for different tasks."""
+    trained = {(task.prompt, task.hidden_tests) for task in train}
+    shared = [task.task_id for task in evaluation if (task.prompt, task.hidden_tests) in trained]
+    if shared:
+        shown = ", ".join(map(repr, shared[:_SHOWN])) + (", ..." if len(shared) > _SHOWN else "")
+        raise DatasetError(
+            f"{len(shared)} tasks of the dataset to evaluate on are also in the one to train on ({shown}). Name "
+            "another eval_dataset_name or eval_dataset_split; or unset both, and eval_fraction holds tasks out."
+        )

@@ -1,0 +1,120 @@
+"""A row of MBPP -> a Task. Pure.
+
+The first of `test_list` is the public example, shown in the prompt and run by `test_solution.py`, unless it is the only
+test there is: then only the function's name and its number of arguments are shown. All tests count, `test_list` and
+`challenge_test_list`, so at least one is always unseen.
+"""
+
+import ast
+import builtins
+
+from agentic_opd.core.types import Task
+from agentic_opd.worlds.coding.tasks.example_files import TEST_FILE, calls_file
+from agentic_opd.worlds.coding.tasks.row_values import FieldMap, RowValues
+from agentic_opd.worlds.coding.verifier.hidden_tests import complete_tests
+from agentic_opd.worlds.coding.verifier.names import undefined_names
+
+MBPP_FIELDS = FieldMap(
+    {
+        "task_id": ("task_id", "id"),
+        "prompt": ("text", "prompt"),
+        "reference_solution": ("code",),
+        "entry_point": ("entry_point",),
+        "test_list": ("test_list",),
+        "challenge_test_list": ("challenge_test_list",),
+        "test_setup_code": ("test_setup_code",),
+        "test_imports": ("test_imports",),
+    }
+)
+
+
+def mbpp_task(task_id: str, values: RowValues) -> Task:
+    """The task of a row of MBPP, in its full or its sanitized form.
+
+    Raises:
+        DatasetError: A field is missing or broken, or there is no test.
+    """
+    prompt, solution = values.need("prompt"), values.text("reference_solution")
+    if not values.has("test_list") and not values.has("challenge_test_list"):
+        raise values.missing("test_list")
+    tests = [*values.texts("test_list"), *values.texts("challenge_test_list")]
+    setup = _newlines("\n".join([*values.texts("test_imports"), values.text("test_setup_code") or ""])).strip()
+    try:
+        ast.parse(setup)
+        calls = [_calls(test) for test in tests]
+        entry_point = values.text("entry_point") or _called(calls[0], solution)
+    except (SyntaxError, RecursionError) as error:
+        raise values.error(f"the tests are not valid Python: {error}") from error
+    source = "\n".join([setup, *tests]).strip()
+    hidden = _complete(source, entry_point, values)
+    names = undefined_names(source)
+    if entry_point is not None and entry_point not in names:
+        names = sorted([*names, entry_point])
+    is_shown = len(tests) > 1
+    wanted = _wanted(entry_point, names, None if is_shown else calls[0])
+    asked = f"{prompt.strip()}\n\nWrite {wanted} in solution.py."
+    files: dict[str, str] = {}
+    if is_shown:
+        setup_and_import = f"from solution import {', '.join(names)}\n\n{setup}" if names else setup
+        files = {TEST_FILE: calls_file(setup_and_import, tests[:1])}
+        example = "\n".join([setup, tests[0].strip()]).strip()
+        asked += f"\n\nAn example ({TEST_FILE} runs it):\n\n```python\n{example}\n```"
+    return Task(
+        task_id=task_id,
+        prompt=asked,
+        hidden_tests=hidden,
+        entry_point=entry_point,
+        files=files,
+        reference_solution=None if solution is None else _newlines(solution) + "\n",
+    )
+
+
+def _newlines(code: str) -> str:
+    """MBPP's code has DOS line ends."""
+    return code.replace("\r\n", "\n")
+
+
+def _complete(tests: str, entry_point: str | None, values: RowValues) -> str:
+    # Some tasks ask for a function that is named like a built-in one, such as `sum`; nothing else imports it then.
+    if entry_point is not None and hasattr(builtins, entry_point):
+        tests = f"from solution import {entry_point}\n{tests}"
+    try:
+        return complete_tests(tests, entry_point)
+    except ValueError as error:
+        raise values.error(f"the hidden tests {error}") from error
+
+
+def _wanted(entry_point: str | None, names: list[str], calls: list[ast.Call] | None) -> str:
+    """What is asked for, in words; with the number of arguments where `calls` show it and no example does."""
+    if entry_point is None:
+        return "your code"
+    count = next((len(call.args) + len(call.keywords) for call in calls or () if _name(call) == entry_point), None)
+    arguments = "" if count is None else f" of {count} argument{'' if count == 1 else 's'}"
+    others = ", ".join(f"`{name}`" for name in names if name != entry_point)
+    return f"the function `{entry_point}`{arguments}" + (f", and {others}, which the tests use," if others else "")
+
+
+def _calls(test: str) -> list[ast.Call]:
+    """The calls of plain names in `test`, the outer ones first."""
+    return [node for node in ast.walk(ast.parse(test)) if isinstance(node, ast.Call) and _name(node)]
+
+
+def _called(calls: list[ast.Call], solution: str | None) -> str | None:
+    """The function that a test is about: one that the solution defines, else the first that is not built in."""
+    names = [name for call in calls if (name := _name(call))]
+    defined = _functions(solution or "")
+    return next(
+        (name for name in names if name in defined),
+        next((name for name in names if not hasattr(builtins, name)), names[0] if names else None),
+    )
+
+
+def _name(call: ast.Call) -> str | None:
+    return call.func.id if isinstance(call.func, ast.Name) else None
+
+
+def _functions(code: str) -> set[str]:
+    try:
+        return {node.name for node in ast.parse(code).body if isinstance(node, ast.FunctionDef)}
+    except (SyntaxError, RecursionError):
+        return set()

@@ -1,0 +1,130 @@
+"""A dataset row read by our own names of what it may hold: texts, lists of texts, and JSON. Pure."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any, cast
+
+from agentic_opd.core.errors import DatasetError
+from agentic_opd.worlds.coding.tasks.rows import Row
+
+
+@dataclass(frozen=True, slots=True)
+class FieldMap:
+    """Which field of a row holds what."""
+
+    candidates: Mapping[str, tuple[str, ...]]
+    """Our name -> the fields that may hold it; the first that is there and not null counts."""
+    mapped: frozenset[str] = frozenset()
+    """Names that the settings mapped: their field must be there."""
+
+    def mapped_by(self, mapping: Mapping[str, str]) -> "FieldMap":
+        """This map with `mapping` (our name, or a field's usual name -> the row's field) on top.
+
+        Raises:
+            DatasetError: A name is unknown, or two of them mean the same.
+        """
+        candidates, mapped = dict(self.candidates), set[str]()
+        for given, field in mapping.items():
+            name = self._our_name(given)
+            if name in mapped:
+                raise DatasetError(f"dataset_fields: {given!r} is named twice: it means {name}")
+            candidates[name] = (field,)
+            mapped.add(name)
+        return FieldMap(candidates, frozenset(mapped))
+
+    def _our_name(self, given: str) -> str:
+        if given in self.candidates:
+            return given
+        for name, fields in self.candidates.items():
+            if given in fields:
+                return name
+        raise DatasetError(f"dataset_fields: unknown name {given!r}: {there_is(tuple(self.candidates), given)}")
+
+
+@dataclass(frozen=True, slots=True)
+class RowValues:
+    """A row by our names. What is missing or of another kind than asked for is a DatasetError with the row's place."""
+
+    row: Row
+    fields: FieldMap
+
+    def has(self, name: str) -> bool:
+        """Whether the row holds something under `name`."""
+        value = self.raw(name)
+        return bool(value.strip() if isinstance(value, str) else value)
+
+    def raw(self, name: str) -> Any:
+        """The value as the row holds it; None where there is none."""
+        field = self._field(name)
+        return None if field is None else self.row.fields[field]
+
+    def text(self, name: str) -> str | None:
+        """A text; None where there is none, or a blank one."""
+        value = self.raw(name)
+        if name == "task_id" and type(value) is int:
+            value = str(value)
+        if value is not None and not isinstance(value, str):
+            raise self.wrong(name, f"must be a text, got {type(value).__name__}")
+        return value if value is not None and value.strip() else None
+
+    def need(self, name: str) -> str:
+        """A text that every row must have."""
+        if self._field(name) is None:
+            raise self.missing(name)
+        text = self.text(name)
+        if text is None:
+            got = "an empty text" if isinstance(self.raw(name), str) else "NoneType"
+            raise self.wrong(name, f"must be a text, got {got}")
+        return text
+
+    def texts(self, name: str) -> list[str]:
+        """A list of texts, as a list or as JSON; empty where there is none."""
+        value = self.data(name)
+        if value is None:
+            return []
+        if not isinstance(value, list) or not all(isinstance(one, str) for one in cast(list[Any], value)):
+            raise self.wrong(name, f"must be a list of texts, got {str(value)[:100]!r}")
+        return cast(list[str], value)
+
+    def data(self, name: str) -> Any:
+        """A value of any kind; a text is read as JSON. None where there is none, or a blank text."""
+        value = self.raw(name)
+        if not isinstance(value, str):
+            return value
+        if not value.strip():
+            return None
+        try:
+            return json.loads(value)
+        except (ValueError, RecursionError) as error:
+            raise self.wrong(name, f"is not valid JSON: {error}") from error
+
+    def wrong(self, name: str, what: str) -> DatasetError:
+        """The error that the field of `name` is not as it must be."""
+        return self.error(f"field {self._field(name)!r} ({name}) {what}")
+
+    def error(self, what: str) -> DatasetError:
+        """An error with the row's place."""
+        return DatasetError(f"{self.row.place}: {what}")
+
+    def missing(self, *names: str) -> DatasetError:
+        """The error that the row has none of the fields of `names`; lists what it has."""
+        wanted = " or ".join(repr(field) for name in names for field in self.fields.candidates[name])
+        there = there_is((*self.row.fields,), self.fields.candidates[names[0]][0])
+        return self.error(
+            f"no field {wanted} for {' or '.join(names)}; {there}. Name it in dataset_fields, for example "
+            f"{{{names[0]}: FIELD}}."
+        )
+
+    def _field(self, name: str) -> str | None:
+        there = [field for field in self.fields.candidates[name] if field in self.row.fields]
+        if not there and name in self.fields.mapped:
+            raise self.missing(name)
+        return next((field for field in there if self.row.fields[field] is not None), there[0] if there else None)
+
+
+def there_is(names: tuple[str, ...], wanted: str) -> str:
+    """`there is a, b, c (did you mean b?)`."""
+    close = get_close_matches(wanted, names, n=1)
+    return f"there is {', '.join(names) or 'nothing'}" + (f" (did you mean {close[0]!r}?)" if close else "")

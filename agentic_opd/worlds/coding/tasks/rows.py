@@ -1,0 +1,192 @@
+"""A dataset's name -> its rows as plain dicts, each with the place it came from. Nothing is made of them here.
+
+A name is one of these, the first that fits:
+
+    tasks.jsonl, .jsonl.gz, .parquet    a file
+    a folder of such files              all of them in sorted order; where files are named after splits (`test.jsonl`,
+                                        `x-test-00000-of-00002.parquet`), those of the split asked for
+    a folder of `save_to_disk`          as `datasets` wrote it
+    any other folder                    whatever `datasets.load_dataset` reads: a copy of a dataset on the hub
+    OWNER/NAME, OWNER/NAME:CONFIG       a dataset on the hub, and one of its configurations
+"""
+
+import gzip
+import json
+import re
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agentic_opd.core.errors import DatasetError
+
+FILE_SUFFIXES = (".jsonl", ".jsonl.gz", ".parquet")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row; `place` says where it stands, for messages: `tasks.jsonl, line 3`."""
+
+    place: str
+    fields: dict[str, Any]
+
+
+def is_data_file(path: Path) -> bool:
+    """Whether `path` is a file that `read_file` reads, by its name."""
+    return path.name.endswith(FILE_SUFFIXES) and path.is_file()
+
+
+def read_file(path: Path) -> Iterator[Row]:
+    """The rows of a .jsonl, .jsonl.gz or .parquet file.
+
+    Raises:
+        DatasetError: It cannot be read, or a line is no JSON object.
+    """
+    return _read_parquet(path) if path.suffix == ".parquet" else _read_jsonl(path)
+
+
+def _read_jsonl(path: Path) -> Iterator[Row]:
+    opener = gzip.open if path.suffix == ".gz" else open
+    number = 0
+    try:
+        with opener(path, "rt", encoding="utf-8-sig") as file:
+            for number, line in enumerate(file, start=1):
+                if line.strip():
+                    yield Row(f"{path.name}, line {number}", _parse_line(line, f"{path.name}, line {number}"))
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
+        raise DatasetError(f"dataset {str(path)!r} cannot be read after line {number}: {error}") from error
+
+
+def _parse_line(line: str, place: str) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise DatasetError(f"{place}: not valid JSON: {error}") from error
+    if not isinstance(row, dict):
+        raise DatasetError(f"{place}: expected a JSON object, got {type(row).__name__}")
+    return row
+
+
+def _read_parquet(path: Path) -> Iterator[Row]:
+    from pyarrow import ArrowException, parquet
+
+    try:
+        with parquet.ParquetFile(path) as file:
+            number = 0
+            for batch in file.iter_batches():
+                for fields in batch.to_pylist():
+                    number += 1
+                    yield Row(f"{path.name}, row {number}", fields)
+    except (OSError, ArrowException) as error:
+        raise DatasetError(f"dataset {str(path)!r} cannot be read: {error}") from error
+
+
+_HUB_NAME = re.compile(r"(?P<path>[\w-][\w.-]*(/[\w-][\w.-]*)?)(:(?P<config>[\w.+-]+))?")
+_SPLIT_NAME = re.compile(r"(?<![a-zA-Z])(train|test|validation|valid|val|dev|eval)(?![a-zA-Z])")
+_SHOWN = 20
+
+
+def read_rows(name: str, split: str) -> Iterator[Row]:
+    """The rows of a dataset.
+
+    Args:
+        name: A file, a folder or a name on the hub; the module says which.
+        split: The split to read, where the dataset has splits. A file has none.
+
+    Raises:
+        DatasetError: There is no such dataset or split, or it cannot be read.
+    """
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return _read_folder(path, split)
+    if name.endswith(FILE_SUFFIXES):
+        if not path.is_file():
+            raise DatasetError(f"dataset {name!r}: there is no such file (the current directory is {Path.cwd()})")
+        return read_file(path)
+    if path.exists():
+        raise DatasetError(f"dataset {name!r}: expected a file that ends in {', '.join(FILE_SUFFIXES)}, or a folder")
+    if (match := _HUB_NAME.fullmatch(name)) is None:
+        raise DatasetError(
+            f"dataset {name!r} is neither a file or folder here nor a name on the hub (OWNER/NAME or OWNER/NAME:CONFIG)"
+        )
+    return _read_hub(match["path"], match["config"], split)
+
+
+# -------------------------------------------------------------------------------------------------------------- folders
+
+
+def _read_folder(folder: Path, split: str) -> Iterator[Row]:
+    if (folder / "dataset_dict.json").exists() or (folder / "state.json").exists():
+        return _read_saved(folder, split)
+    files = sorted(path for path in folder.iterdir() if is_data_file(path))
+    if files and not _has_hub_card(folder):
+        return (row for path in _files_of(files, split, folder) for row in read_file(path))
+    if not any(path.is_file() for path in folder.rglob("*")):
+        raise DatasetError(f"dataset {str(folder)!r}: the folder is empty")
+    return _read_hub(str(folder), None, split, f"In the folder there is {_listed(folder)}.")
+
+
+def _files_of(files: Sequence[Path], split: str, folder: Path) -> list[Path]:
+    """The files of `split` where files are named after splits, else all of them."""
+    named = {path: match[0] for path in files if (match := _SPLIT_NAME.search(path.name))}
+    if not named:
+        return list(files)
+    chosen = [path for path, found in named.items() if found == split]
+    if not chosen:
+        raise DatasetError(
+            f"dataset {str(folder)!r}: no file of the split {split!r}; there is {_listed(folder)}. Name another split, "
+            "or one file."
+        )
+    return chosen
+
+
+def _has_hub_card(folder: Path) -> bool:
+    """Whether a README.md says which files belong to which split."""
+    card = folder / "README.md"
+    return card.is_file() and "data_files:" in card.read_text(encoding="utf-8", errors="replace")
+
+
+def _listed(folder: Path) -> str:
+    names = sorted(f"{path.name}/" if path.is_dir() else path.name for path in folder.iterdir())
+    return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+
+
+# ------------------------------------------------------------------------------------------------- through `datasets`
+
+
+def _read_saved(folder: Path, split: str) -> Iterator[Row]:
+    import datasets
+
+    there_is = f"In the folder there is {_listed(folder)}."
+    loaded = _load(lambda: datasets.load_from_disk(str(folder)), f"dataset {str(folder)!r} cannot be loaded", there_is)
+    if isinstance(loaded, datasets.DatasetDict):
+        if split not in loaded:
+            raise DatasetError(
+                f"dataset {str(folder)!r}: no split {split!r}; there is {', '.join(map(str, loaded)) or 'none'}"
+            )
+        loaded = loaded[split]
+    return _rows(loaded, folder.name)
+
+
+def _read_hub(name: str, config: str | None, split: str, in_folder: str = "") -> Iterator[Row]:
+    import datasets
+
+    shown = f"{name}:{config}" if config else name
+    what = f"dataset {shown!r}, split {split!r}, cannot be loaded" + ("" if in_folder else " from the hub")
+    there_is = in_folder or "There is no file or folder of that name here either."
+    loaded = _load(lambda: datasets.load_dataset(name, config, split=split), what, there_is)
+    return _rows(loaded, Path(name).name if in_folder else shown)
+
+
+def _load(load: Callable[[], Any], what: str, there_is: str) -> Any:
+    try:
+        return load()
+    except Exception as error:  # Network, hub, cache, parsing: the library's errors have no common root.
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise DatasetError(f"{what}: {reason.rstrip('.')}. {there_is}") from error
+
+
+def _rows(loaded: Any, name: str) -> Iterator[Row]:
+    for number, fields in enumerate(loaded, start=1):
+        yield Row(f"{name}, row {number}", fields)

@@ -1,0 +1,247 @@
+"""The agent's tools: a parsed call in, the text that the model reads out.
+
+Whatever the model does wrong comes back as a result that starts with `Error: ` and says what to do. The file tools act
+inside the sandbox, so a path reaches exactly what a terminal command reaches.
+"""
+
+import shlex
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from agentic_opd.core.text import cut_middle
+from agentic_opd.core.types import ToolCall, ToolResult
+from agentic_opd.sandboxes.host_process import CommandResult
+from agentic_opd.sandboxes.sandbox import Sandbox
+from agentic_opd.worlds.coding.config import CodingConfig
+
+_MAX_COMMAND_CHARS = 30_000
+"""The kernel takes 128 KiB in one argument, and a character is up to four bytes."""
+
+_BROKEN_READ = {
+    11: "there is no file {path!r}",
+    12: "{path!r} is a directory",
+    13: "{path!r} is not a regular file",
+    14: "{path!r} may not be read",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ToolLimits:
+    """How long one tool call may take (seconds) and how much of its result the model reads (characters)."""
+
+    timeout_s: float = 30.0
+    output_max_chars: int = 4000
+
+    @staticmethod
+    def from_config(config: CodingConfig) -> "ToolLimits":
+        """The limits that the settings name."""
+        return ToolLimits(config.tool_timeout_s, config.tool_output_max_chars)
+
+
+class _ToolError(Exception):
+    """A tool call that did not work; its text is for the model."""
+
+
+async def run_tool(call: ToolCall, sandbox: Sandbox, limits: ToolLimits) -> ToolResult:
+    """Run one tool call.
+
+    Raises:
+        SandboxError: The sandbox itself does not work. Nothing that the model does raises.
+    """
+    try:
+        if call.arguments is None:
+            raise _ToolError(f"{call.error}. The call was: {call.raw}")
+        tool = _TOOLS.get(call.name)
+        if tool is None:
+            raise _ToolError(f"unknown tool {call.name!r}. Tools: {', '.join(_TOOLS)}.")
+        arguments = _check_arguments(call.name, call.arguments, tool)
+        return ToolResult(await tool.run(sandbox, limits, **arguments))
+    except _ToolError as error:
+        return ToolResult(f"Error: {cut_middle(str(error), limits.output_max_chars)}", is_error=True)
+
+
+# ------------------------------------------------------------------------------------------------------ the four tools
+
+
+async def _terminal(sandbox: Sandbox, limits: ToolLimits, command: str) -> str:
+    if len(command) > _MAX_COMMAND_CHARS:
+        raise _ToolError(
+            f"the command has {len(command)} characters, at most {_MAX_COMMAND_CHARS} are possible. "
+            "Write long texts with write_file."
+        )
+    result = await sandbox.run(command, limits.timeout_s)
+    text = result.text.rstrip()
+    if result.timed_out or result.output_exceeded:
+        raise _ToolError(_stopped(result, limits) + (f" Its output:\n{text}" if text else ""))
+    text = cut_middle(text, limits.output_max_chars)
+    if result.exit_code != 0:
+        return f"{text}\n[exit code {result.exit_code}]".lstrip("\n")
+    return text or "[no output]"
+
+
+async def _read_file(sandbox: Sandbox, limits: ToolLimits, path: str) -> str:
+    text = (await _read(sandbox, limits, path)).decode("utf-8", errors="replace")
+    return cut_middle(text, limits.output_max_chars) or "[empty file]"
+
+
+async def _write_file(sandbox: Sandbox, limits: ToolLimits, path: str, content: str) -> str:
+    await _write(sandbox, limits, path, content.encode("utf-8", errors="replace"))
+    num_lines = content.count("\n") + (not content.endswith("\n") and content != "")
+    return f"wrote {num_lines} lines to {path}"
+
+
+async def _patch(sandbox: Sandbox, limits: ToolLimits, path: str, old: str, new: str) -> str:
+    if not old:
+        raise _ToolError("'old' is empty. Give the text to replace, or use write_file for a whole file.")
+    # Bytes, so that what surrounds the text stays as it is even where it is not UTF-8.
+    held, old_bytes = await _read(sandbox, limits, path), old.encode("utf-8", errors="replace")
+    count = held.count(old_bytes)
+    if count == 0:
+        raise _ToolError(f"the text was not found in {path}; nothing was changed. Use read_file to see what it holds.")
+    if count > 1:
+        raise _ToolError(
+            f"the text occurs {count} times in {path}; nothing was changed. Add lines around it so that it is unique."
+        )
+    await _write(sandbox, limits, path, held.replace(old_bytes, new.encode("utf-8", errors="replace")))
+    return f"patched {path}"
+
+
+# ------------------------------------------------------------------------------------------- files, inside the sandbox
+
+
+async def _read(sandbox: Sandbox, limits: ToolLimits, path: str) -> bytes:
+    quoted = _quote(path)
+    command = (
+        f"[ -e {quoted} ] || exit 11; [ -d {quoted} ] && exit 12; [ -f {quoted} ] || exit 13; "
+        f"[ -r {quoted} ] || exit 14; exec cat -- {quoted}"
+    )
+    result = await sandbox.run(command, limits.timeout_s)
+    if result.output_exceeded:
+        raise _ToolError(f"{path!r} is too large to read. Use terminal, for example with head, tail or grep.")
+    if result.timed_out:
+        raise _ToolError(_stopped(result, limits))
+    if result.exit_code != 0:
+        what = _BROKEN_READ.get(result.exit_code, "{path!r} cannot be read").format(path=path)
+        raise _ToolError(f"{what}. Use terminal with `ls -la` to see what is there.")
+    return result.output
+
+
+async def _write(sandbox: Sandbox, limits: ToolLimits, path: str, content: bytes) -> None:
+    quoted = _quote(path)
+    command = f'mkdir -p -- "$(dirname -- {quoted})" && cat > {quoted}'
+    result = await sandbox.run(command, limits.timeout_s, stdin=content)
+    if result.timed_out:
+        raise _ToolError(_stopped(result, limits))
+    if result.exit_code != 0:
+        # The shell says `bash: line 1: PATH: reason`.
+        lines = result.text.strip().splitlines()
+        reason = lines[-1].rpartition(": ")[2] if lines else f"exit code {result.exit_code}"
+        raise _ToolError(f"{path!r} cannot be written: {reason}. Write below the current directory.")
+
+
+def _quote(path: str) -> str:
+    """The path for a shell line; `./` keeps a relative one from being taken for an option."""
+    if not path:
+        raise _ToolError("'path' is empty. Give a file's path, for example 'solution.py'.")
+    return shlex.quote(path if path.startswith("/") else f"./{path}")
+
+
+def _stopped(result: CommandResult, limits: ToolLimits) -> str:
+    if result.timed_out:
+        return f"timed out after {limits.timeout_s:g} s; the command was stopped."
+    return f"more than {len(result.output) // 2**20} MiB of output; the command was stopped."
+
+
+# ------------------------------------------------------------------------------------------------------------- schemas
+
+
+@dataclass(frozen=True, slots=True)
+class _Tool:
+    """A tool: what the model is told of it, and what runs. `parameters` maps each name to its description."""
+
+    description: str
+    parameters: dict[str, str]
+    run: Callable[..., Awaitable[str]]
+
+    def spec(self, name: str) -> dict[str, Any]:
+        """The tool in OpenAI's form."""
+        properties = {key: {"type": "string", "description": text} for key, text in self.parameters.items()}
+        parameters = {
+            "type": "object",
+            "properties": properties,
+            "required": [*properties],
+            "additionalProperties": False,
+        }
+        return {
+            "type": "function",
+            "function": {"name": name, "description": self.description, "parameters": parameters},
+        }
+
+
+def _check_arguments(tool_name: str, arguments: dict[str, Any], tool: _Tool) -> dict[str, str]:
+    """The call's arguments, exactly the tool's parameters, each a string that a command line can hold."""
+    for name in tool.parameters:
+        value = arguments.get(name)
+        if not isinstance(value, str):
+            got = "" if name not in arguments else f", got {_JSON_TYPES.get(type(value), type(value).__name__)}"
+            raise _ToolError(f"{tool_name} needs '{name}' (string){got}.")
+        if name in ("command", "path") and ("\0" in value or not _is_unicode(value)):
+            raise _ToolError(f"'{name}' holds a character that it may not hold (NUL, or half of a surrogate pair).")
+    extra = [repr(name) for name in arguments if name not in tool.parameters]
+    if extra:
+        raise _ToolError(f"{tool_name} does not take {', '.join(extra)}. It takes {', '.join(tool.parameters)}.")
+    return arguments
+
+
+def _is_unicode(text: str) -> bool:
+    return not any(0xD800 <= ord(char) <= 0xDFFF for char in text)
+
+
+_JSON_TYPES = {
+    dict: "object",
+    list: "array",
+    int: "integer",
+    float: "number",
+    bool: "boolean",
+    type(None): "null",
+}
+
+_PATH = "Path of the file, relative to the current directory, for example: solution.py"
+
+_TOOLS = {
+    "terminal": _Tool(
+        "Run a shell command with bash in the current directory and return what it prints, stdout and stderr together. "
+        "A command that fails returns its exit code in the last line. Each call starts a new shell: files are kept, "
+        "changed directories and variables are not. There is no network and no input. A command that takes too long is "
+        "stopped, and a long output is cut in the middle.",
+        {"command": "The command line, for example: python test_solution.py"},
+        _terminal,
+    ),
+    "read_file": _Tool(
+        "Return the text of a file. A long file is cut in the middle; use terminal with head, tail or sed -n to read a "
+        "part of it.",
+        {"path": _PATH},
+        _read_file,
+    ),
+    "write_file": _Tool(
+        "Write a text file. It is made where it is missing, with its directories, and everything that it held before "
+        "is replaced: give the whole text, not only what changes.",
+        {"path": _PATH, "content": "The whole new text of the file, with its line breaks and indentation."},
+        _write_file,
+    ),
+    "patch": _Tool(
+        "Replace one piece of text in a file by another. The piece must occur exactly once, character by character, "
+        "indentation and line breaks included: take in lines around it until it does. Where it is missing or occurs "
+        "more than once, nothing is changed.",
+        {
+            "path": _PATH,
+            "old": "The text to replace, exactly as it stands in the file.",
+            "new": "The text to put in its place; an empty text deletes it.",
+        },
+        _patch,
+    ),
+}
+
+TOOL_SPECS: list[dict[str, Any]] = [tool.spec(name) for name, tool in _TOOLS.items()]
+"""The tools as OpenAI writes them, for the chat template."""

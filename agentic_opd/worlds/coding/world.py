@@ -1,0 +1,81 @@
+"""The coding world: a private directory with the task's files, four tools on it, hidden tests as the verdict (I/O)."""
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from agentic_opd.core.types import Task, ToolCall, ToolResult, Verification
+from agentic_opd.sandboxes.sandbox import Sandbox, check_sandbox, sandbox_factory
+from agentic_opd.sandboxes.workdir import get_files, put_files
+from agentic_opd.worlds.coding.config import CodingConfig
+from agentic_opd.worlds.coding.tools import TOOL_SPECS, ToolLimits, run_tool
+from agentic_opd.worlds.coding.verifier.verify import verify
+
+SYSTEM_PROMPT = """\
+You are a coding agent. You work in the current directory of a Linux machine, with the tools you are given, \
+until the task is solved.
+
+How to work:
+- Read the task to its end first. Work out from it and from its examples what the function takes, what it \
+returns, and what it does at the edges: empty input, a single element, repeated values, negative numbers, nested \
+containers.
+- Write the whole solution to solution.py with write_file. Keep the name and the parameters that the task gives. \
+Use the standard library only, and neither read input nor print anything unless the task asks for it.
+- Run `python test_solution.py` right after writing; both calls fit into one turn. It runs the examples of the \
+task, a line each, and says what was expected and what came. Other tests, which you do not see, decide in the \
+end: an example that passes is a start and not the goal.
+- When something fails, find the cause before you change anything. Compare what was expected with what came, and \
+follow the code with that input by hand. Then mend the cause with patch or write_file and run the tests again. \
+Do not change test_solution.py, and do not treat its examples as special cases.
+- Take as few turns as you need. Several tool calls may stand in one turn: they are run in their order, and you \
+see all of their results.
+
+How to end:
+- When the tests pass and you have thought of the edges, answer with one short sentence and no tool call. If you \
+cannot find the fault, say so in one sentence."""
+
+
+class CodingSession:
+    """One episode's work directory; see `core.types.Session`."""
+
+    def __init__(self, sandbox: Sandbox, limits: ToolLimits) -> None:
+        self._sandbox, self._limits = sandbox, limits
+
+    async def run_tool(self, call: ToolCall) -> ToolResult:
+        """Run one call in the sandbox."""
+        return await run_tool(call, self._sandbox, self._limits)
+
+    async def collect(self) -> Mapping[str, bytes]:
+        """The files in the work directory."""
+        return await get_files(self._sandbox)
+
+
+class CodingWorld:
+    """Python tasks in the sandbox that the settings name; see `core.types.World`."""
+
+    tools: Sequence[dict[str, Any]] = TOOL_SPECS
+
+    def __init__(self, config: CodingConfig, system_prompt: str | None = None) -> None:
+        """Prepare sessions; nothing is started yet.
+
+        Raises:
+            SandboxError: the sandbox's extra is not installed.
+        """
+        self.system_prompt = system_prompt or SYSTEM_PROMPT
+        self._config = config
+        self._new_sandbox = sandbox_factory(config)
+
+    @asynccontextmanager
+    async def session(self, task: Task) -> AsyncGenerator[CodingSession]:
+        """A fresh sandbox that holds the task's files."""
+        async with self._new_sandbox() as sandbox:
+            await put_files(sandbox, task.files)
+            yield CodingSession(sandbox, ToolLimits.from_config(self._config))
+
+    async def verify(self, task: Task, left: Mapping[str, bytes]) -> Verification:
+        """Run the hidden tests on the agent's files, in a fresh sandbox."""
+        return await verify(task, self._new_sandbox, left, self._config.verify_timeout_s)
+
+    async def check(self) -> None:
+        """Raise SandboxError unless the sandbox works here."""
+        await check_sandbox(self._new_sandbox)

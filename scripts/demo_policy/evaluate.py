@@ -1,0 +1,179 @@
+"""What the demo policy can do, measured: acting, heeding hints, judging. Sampling is handed in, tools are real.
+
+In: a function that samples completions of prompts. Out: rates by task, as a table.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from random import Random
+
+from agentic_opd.core.types import Task
+from agentic_opd.distill.hints import judge_messages, parse_vote
+from agentic_opd.distill.rescoring import hint_place, insert_hint
+from agentic_opd.distill.turns import hindsight_pairs
+from agentic_opd.rollout.chat import Prompt
+from agentic_opd.worlds.coding.tasks.builtin import builtin_tasks
+from demo_policy.episodes import Conversation
+from demo_policy.script import Rates, plan_episode
+from demo_policy.transcripts import Author, Placement
+from demo_policy.variants import Fault, load_variants
+
+Sampler = Callable[[Sequence[Sequence[int]], int, float], list[list[int]]]
+"""Prompts, most tokens, temperature -> completions, each with its stop token."""
+
+_FAULTY = Rates(visible_fault=0.8, hidden_fault=0.2, repair=0.0, read_first=0.0, stumble_first=0.0, write_alone=0.0)
+"""A fault at once, and then the last turn."""
+
+_MAX_TURNS = 6
+_MAX_TOKENS = 320
+
+
+@dataclass(slots=True)
+class Rate:
+    """Hits out of tries."""
+
+    hits: int = 0
+    tries: int = 0
+
+    def add(self, hit: bool) -> None:
+        """Count one try."""
+        self.hits += hit
+        self.tries += 1
+
+    def __str__(self) -> str:
+        return f"{self.hits / self.tries:4.0%}" if self.tries else "   -"
+
+
+@dataclass(slots=True)
+class Scores:
+    """Rates by what was measured, then by task."""
+
+    rates: defaultdict[str, defaultdict[str, Rate]] = field(
+        default_factory=lambda: defaultdict(lambda: defaultdict(Rate))
+    )
+
+    def add(self, column: str, task: Task, hit: bool) -> None:
+        """Count one try of `task` in `column`."""
+        self.rates[column][task.entry_point or ""].add(hit)
+
+    def total(self, column: str) -> Rate:
+        """The rate over all tasks."""
+        rates = self.rates[column].values()
+        return Rate(sum(rate.hits for rate in rates), sum(rate.tries for rate in rates))
+
+    def table(self) -> str:
+        """One line for each thing measured: the rate over all tasks, the tries, then each task's rate."""
+        names = [task.entry_point or "" for task in builtin_tasks()]
+        lines = [f"{'':32}{'all':>6} {'n':>5}  " + " ".join(f"{name[:8]:>8}" for name in names)]
+        for column, rates in self.rates.items():
+            total = self.total(column)
+            cells = " ".join(f"{rates[name]!s:>8}" for name in names)
+            lines.append(f"{column:32}{total!s:>6} {total.tries:>5}  {cells}")
+        return "\n".join(lines)
+
+
+class Examiner:
+    """Measures one policy; results add up in `scores`."""
+
+    def __init__(self, author: Author, sample: Sampler, seed: int = 0) -> None:
+        self.author = author
+        self.sample = sample
+        self.rng = Random(seed)
+        self.scores = Scores()
+
+    def examine(self, episodes: int) -> Scores:
+        """Run everything with so many episodes a task."""
+        self.act(episodes)
+        self.heed_first(episodes, foreign=False)
+        self.heed_first(episodes, foreign=True)
+        self.heed_next(episodes, "end", foreign=False)
+        self.heed_next(episodes, "last_user", foreign=False)
+        self.heed_next(episodes, "end", foreign=True)
+        self.judge(episodes)
+        return self.scores
+
+    def act(self, episodes: int) -> None:
+        """Whole episodes without a hint, at temperature 1."""
+        tasks = [task for task in builtin_tasks() for _ in range(episodes)]
+        talks = [Conversation(self.author.chat, self.author.memory, task) for task in tasks]
+        first: dict[int, bool] = {}
+        for _ in range(_MAX_TURNS):
+            active = [talk for talk in talks if not talk.over]
+            if not active:
+                break
+            for talk, ids in zip(active, self._sample([list(t.prompt.token_ids) for t in active], 1.0), strict=True):
+                talk.take(ids)
+                if id(talk) not in first and talk.solution is not None:
+                    first[id(talk)] = self._passes(talk.task, talk.solution)
+        for talk in talks:
+            self.scores.add("first attempt passes", talk.task, first.get(id(talk), False))
+            self.scores.add("episode passes", talk.task, self._passes(talk.task, talk.solution))
+            variants = load_variants()[talk.task.entry_point or ""]
+            known = talk.solution in (*variants.correct, *(fault.solution for fault in variants.faults))
+            self.scores.add("solution is a known variant", talk.task, known)
+            self.scores.add("episode finished", talk.task, talk.over)
+
+    def heed_first(self, episodes: int, *, foreign: bool) -> None:
+        """The first turn, with a hint appended to the task (both placements are one there)."""
+        prompts: list[list[int]] = []
+        tasks = [task for task in builtin_tasks() for _ in range(episodes)]
+        for task in tasks:
+            talk = Conversation(self.author.chat, self.author.memory, task)
+            hint = self.author.hint_ids(self._hint(task, None, foreign=foreign), as_message=False)
+            ids, place = talk.prompt.token_ids, talk.prompt.last_user_end
+            prompts.append([*ids[:place], *hint, *ids[place:]])
+        column = "first turn, foreign hint" if foreign else "first turn, its hint"
+        for task, prompt, ids in zip(tasks, prompts, self._sample(prompts, 1.0), strict=True):
+            self.scores.add(column, task, self._writes_correct(task, None, prompt, ids))
+
+    def heed_next(self, episodes: int, placement: Placement, *, foreign: bool) -> None:
+        """The turn after a faulty solution, with the fault's hint; ends in a correct solution or not."""
+        rows: list[tuple[Task, str, list[int]]] = []
+        for task in (task for task in builtin_tasks() for _ in range(episodes)):
+            steps = plan_episode(load_variants()[task.entry_point or ""], self.rng, _FAULTY)
+            episode = self.author.play(task, steps)
+            turn, before = episode.turns[-1], steps[-1].before
+            insert_at, as_message = hint_place(episode, turn, placement)
+            hint = self.author.hint_ids(self._hint(task, before.fault, foreign=foreign), as_message=as_message)
+            request = insert_hint(episode.tokens_T, turn, insert_at, hint)
+            rows.append((task, before.solution or "", list(request.token_ids[: -request.num_scored])))
+        column = f"next turn, {'foreign' if foreign else 'its'} hint, {placement}"
+        for (task, solution, prompt), ids in zip(rows, self._sample([row[2] for row in rows], 1.0), strict=True):
+            self.scores.add(column, task, self._writes_correct(task, solution, prompt, ids))
+
+    def judge(self, episodes: int) -> None:
+        """Votes on the turns of scripted episodes, at temperature 0.7."""
+        rows = []
+        for task in (task for task in builtin_tasks() for _ in range(episodes)):
+            steps = plan_episode(load_variants()[task.entry_point or ""], self.rng, Rates())
+            pairs = hindsight_pairs(self.author.play(task, steps), 4000)
+            index = self.rng.randrange(len(steps))
+            rows.append((task, steps[index], self.author.judge_prompt(judge_messages(pairs[index]))))
+        for (task, step, _), ids in zip(rows, self._sample([row[2] for row in rows], 0.7), strict=True):
+            vote = parse_vote(self.author.chat.tokenizer.decode(ids[:-1]))
+            self.scores.add("judge: vote can be read", task, vote.decision is not None)
+            self.scores.add("judge: decision is right", task, vote.decision == (1 if step.hints else -1))
+            if step.hints and step.kind != "stumble":
+                hints = [hint for fault in load_variants()[task.entry_point or ""].faults for hint in fault.hints]
+                self.scores.add("judge: hint of this task", task, vote.hint in hints)
+                self.scores.add("judge: hint of this fault", task, vote.hint in step.hints)
+
+    def _hint(self, task: Task, fault: Fault | None, *, foreign: bool) -> str:
+        variants = load_variants()
+        if foreign:
+            name = self.rng.choice([name for name in variants if name != task.entry_point])
+            return self.rng.choice(self.rng.choice(variants[name].faults).hints)
+        return self.rng.choice((fault or self.rng.choice(variants[task.entry_point or ""].faults)).hints)
+
+    def _writes_correct(self, task: Task, solution: str | None, prompt: list[int], ids: list[int]) -> bool:
+        place = Prompt(tuple(prompt), assistant_open=len(prompt), last_user_end=len(prompt), last_role="user")
+        for call in self.author.chat.parse(place, ids, 0).tool_calls:
+            _, solution = self.author.memory.call(task, solution, call)
+        return self._passes(task, solution)
+
+    def _passes(self, task: Task, solution: str | None) -> bool:
+        return self.author.memory.verdict(task, solution).correctness == 1.0
+
+    def _sample(self, prompts: Sequence[Sequence[int]], temperature: float) -> list[list[int]]:
+        return self.sample(prompts, _MAX_TOKENS, temperature)

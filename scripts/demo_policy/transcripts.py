@@ -1,0 +1,192 @@
+"""Scripted turns -> training sequences, token for token what rollouts, judge requests and teacher requests hold.
+
+In: tasks, variants and a random generator. Out: `Transcript`s, rows of ids that say which of them the policy writes.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Literal
+
+from agentic_opd.core.types import IGNORED, Episode, Message, Task, Turn
+from agentic_opd.distill.hints import judge_messages
+from agentic_opd.distill.rescoring import encode_hint, hint_place, insert_hint
+from agentic_opd.distill.turns import hindsight_pairs
+from agentic_opd.rollout.chat import Chat
+from agentic_opd.worlds.coding.tasks.builtin import builtin_tasks
+from demo_policy.episodes import Conversation, ToolMemory
+from demo_policy.script import STUMBLE_HINTS, Rates, State, Step, plan_episode, plan_hinted, write_call
+from demo_policy.variants import TaskVariants, load_variants
+
+Placement = Literal["end", "last_user"]
+
+_PLACEMENTS: tuple[Placement, Placement] = ("end", "last_user")
+_MAX_CHARS = 4000
+
+
+Kind = Literal["act", "heed_first", "heed_later", "ignore", "judge"]
+"""The skills that a transcript may teach."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transcript:
+    """One training sequence: its ids, and which of them the policy is to write.
+
+    `kind` names the skill: to act without a hint, to heed a fitting one before anything is written or later, to ignore
+    a foreign one, to judge.
+    """
+
+    kind: Kind
+    token_ids: tuple[int, ...]
+    is_target: tuple[bool, ...]
+    decisions: tuple[int, ...] = ()
+    """Positions at which one solution parts from another: few among many, and all that a hint has to change."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """How often an episode becomes which transcripts."""
+
+    judged_turns: float = 0.5
+    """Turns of an episode that are shown to the judge, as a share."""
+    hinted_first: float = 0.8
+    """First turns that are taught again, with two hints, as a share."""
+    hinted_faulty: float = 1.0
+    """Turns after a faulty solution that are taught again, once with each placement."""
+    hinted_other: float = 0.15
+    """Other turns that are taught again."""
+    foreign_hints: float = 0.25
+    """Hints of another task among them, which change nothing."""
+
+
+class Author:
+    """Writes transcripts with one tokenizer; the tools' results come from `memory`."""
+
+    def __init__(self, chat: Chat, memory: ToolMemory, rates: Rates | None = None, mix: Mix | None = None) -> None:
+        self.chat = chat
+        self.memory = memory
+        self.rates = rates or Rates()
+        self.mix = mix or Mix()
+        self.tasks = builtin_tasks()
+        self._hints: dict[tuple[str, bool], tuple[int, ...]] = {}
+        self._partings: dict[str, list[int]] = {}
+
+    def write(self, rng: Random) -> Iterator[Transcript]:
+        """Write one episode of a task drawn at random, and what is taught along with it."""
+        task = rng.choice(self.tasks)
+        variants = load_variants()[task.entry_point or ""]
+        steps = plan_episode(variants, rng, self.rates)
+        episode = self.play(task, steps)
+        is_target = tuple(mask != IGNORED for mask in episode.masks_T)
+        decisions = [
+            position
+            for turn, step in zip(episode.turns, steps, strict=True)
+            for position in self.decisions(step, variants, turn.start)
+        ]
+        yield Transcript("act", episode.tokens_T, is_target, tuple(decisions))
+        for turn, step in zip(episode.turns, steps, strict=True):
+            for placement in self._placements(step, rng):
+                yield self.heed(episode, turn, step, placement, variants, rng)
+        pairs = hindsight_pairs(episode, _MAX_CHARS)
+        for pair, step in zip(pairs, steps, strict=True):
+            if rng.random() < self.mix.judged_turns:
+                yield self.judge(judge_messages(pair), step, rng)
+
+    def play(self, task: Task, steps: Sequence[Step]) -> Episode:
+        """Run scripted turns through the real rendering, parsing and tools."""
+        conversation = Conversation(self.chat, self.memory, task)
+        for step in steps:
+            conversation.take(self.completion_ids(step))
+        return conversation.episode()
+
+    def completion_ids(self, step: Step) -> list[int]:
+        """The turn as sampled ids, its end token included."""
+        return [*self._encode(step.completion()), self.chat.stop_token_ids[0]]
+
+    def heed(
+        self, episode: Episode, turn: Turn, step: Step, placement: Placement, variants: TaskVariants, rng: Random
+    ) -> Transcript:
+        """Teach a turn again with a hint in its prompt: the turn is changed if the hint fits, else it stays."""
+        foreign = rng.random() < self.mix.foreign_hints
+        hint, target = (self._foreign_hint(variants, rng), step) if foreign else self._hinted(step, variants, rng)
+        insert_at, as_message = hint_place(episode, turn, placement)
+        request = insert_hint(episode.tokens_T, turn, insert_at, self.hint_ids(hint, as_message=as_message))
+        prompt_ids = request.token_ids[: -request.num_scored]
+        target_ids = self.completion_ids(target)
+        is_target = (False,) * len(prompt_ids) + (True,) * len(target_ids)
+        decisions = (len(prompt_ids), *self.decisions(target, variants, len(prompt_ids)))
+        heed = "heed_first" if step.before.solution is None else "heed_later"
+        return Transcript("ignore" if foreign else heed, (*prompt_ids, *target_ids), is_target, decisions)
+
+    def decisions(self, step: Step, variants: TaskVariants, start: int) -> list[int]:
+        """Where the solution that `step` writes parts from any other of the task; its first token lies at `start`."""
+        solution = next((args.get("content") for name, args in step.calls if name == "write_file"), None)
+        if solution is None:
+            return []
+        ids, block = self.completion_ids(step), self._block_ids(solution)
+        offset = next((i for i in range(len(ids)) if ids[i : i + len(block)] == block), None)
+        assert offset is not None, "a call is the same ids wherever it stands"
+        if solution not in self._partings:
+            solutions = {*variants.correct, *(fault.solution for fault in variants.faults)} - {solution}
+            self._partings[solution] = sorted({_common(block, self._block_ids(other)) for other in solutions})
+        return [start + offset + place for place in self._partings[solution] if place < len(block)]
+
+    def _block_ids(self, solution: str) -> list[int]:
+        return self._encode(Step(State(), State(), "", (write_call(solution),)).completion())
+
+    def hint_ids(self, hint: str, *, as_message: bool) -> tuple[int, ...]:
+        """The hint as the teacher reads it."""
+        key = (hint, as_message)
+        if key not in self._hints:
+            self._hints[key] = encode_hint(self.chat.renderer, self.chat.tokenizer, hint, as_message=as_message)
+        return self._hints[key]
+
+    def judge(self, messages: list[Message], step: Step, rng: Random) -> Transcript:
+        """Teach the judge's answer to one turn."""
+        answer = f"\\boxed{{1}}\n[HINT_START]{rng.choice(step.hints)}[HINT_END]" if step.hints else "\\boxed{-1}"
+        prompt_ids = self.judge_prompt(messages)
+        answer_ids = [*self._encode(answer), self.chat.stop_token_ids[0]]
+        is_target = (False,) * len(prompt_ids) + (True,) * len(answer_ids)
+        return Transcript("judge", (*prompt_ids, *answer_ids), is_target)
+
+    def judge_prompt(self, messages: list[Message]) -> list[int]:
+        """The judge's messages as the server renders them."""
+        return self.chat.renderer.render_ids(messages, add_generation_prompt=True)  # type: ignore[arg-type]
+
+    def _placements(self, step: Step, rng: Random) -> Sequence[Placement]:
+        """Where to put a hint when the turn is taught again; empty: it is not."""
+        if step.before.solution is None:
+            return _PLACEMENTS if rng.random() < self.mix.hinted_first else ()
+        if step.before.fault is not None:
+            return _PLACEMENTS if rng.random() < self.mix.hinted_faulty else ()
+        return (rng.choice(_PLACEMENTS),) if rng.random() < self.mix.hinted_other else ()
+
+    def _hinted(self, step: Step, variants: TaskVariants, rng: Random) -> tuple[str, Step]:
+        """A fitting hint for a turn, and the turn that it should lead to."""
+        if step.kind == "stumble" and rng.random() < 0.5:
+            return rng.choice(step.hints), self._without_stumble(variants, rng)
+        if step.before.solution is None and rng.random() < 0.1:
+            return rng.choice(STUMBLE_HINTS), self._without_stumble(variants, rng)
+        fault = step.before.fault or (step.after.fault if step.before.solution is None else None)
+        if fault is None or rng.random() < 0.2:
+            fault = rng.choice(variants.faults)
+        return rng.choice(fault.hints), plan_hinted(step, fault)
+
+    @staticmethod
+    def _foreign_hint(variants: TaskVariants, rng: Random) -> str:
+        others = [v for v in load_variants().values() if v.entry_point != variants.entry_point]
+        return rng.choice(rng.choice(rng.choice(others).faults).hints)
+
+    def _without_stumble(self, variants: TaskVariants, rng: Random) -> Step:
+        """What a hint about tool calls leads to: a first turn that works, with a solution as often wrong as ever."""
+        return plan_episode(variants, rng, replace(self.rates, stumble_first=0.0))[0]
+
+    def _encode(self, text: str) -> list[int]:
+        return self.chat.tokenizer.encode(text, add_special_tokens=False)
+
+
+def _common(first: Sequence[int], second: Sequence[int]) -> int:
+    """How many ids both start with."""
+    return next(
+        (i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second))
+    )

@@ -1,0 +1,89 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from agentic_opd.cli.check_tasks.results import CheckedTask, CheckProgress, ResultLines
+from agentic_opd.core.errors import OutputError
+from agentic_opd.core.types import Verification, VerifyOutcome
+
+
+def checked(outcome: VerifyOutcome = VerifyOutcome.RAN, passed: int = 2, total: int = 2) -> CheckedTask:
+    return CheckedTask("é/1", Verification(outcome, passed, total, "Hidden tests: ...\nFAIL f(1): no"), 0.12345)
+
+
+def test_a_line_says_what_came_of_a_task() -> None:
+    line = checked(passed=1).to_line()
+    assert line.endswith("\n")
+    assert json.loads(line) == {
+        "id": "é/1",
+        "correctness": 0.5,
+        "passed": 1,
+        "total": 2,
+        "outcome": "ran",
+        "seconds": 0.123,
+    }
+
+
+def test_the_outcome_says_when_tests_and_solution_shared_a_process() -> None:
+    shared = CheckedTask("a", Verification(VerifyOutcome.CRASHED, 0, 2, "", in_process=True), 0.1)
+    assert json.loads(shared.to_line())["outcome"] == "crashed, in_process"
+    shared = CheckedTask("a", Verification(VerifyOutcome.RAN, 2, 2, "", in_process=True), 0.1)
+    assert json.loads(shared.to_line())["outcome"] == "ran, in_process"
+    assert shared.is_passed
+
+
+def test_only_tests_that_came_to_their_end_pass() -> None:
+    assert checked().is_passed
+    assert not checked(passed=1).is_passed
+    for outcome in (VerifyOutcome.CRASHED, VerifyOutcome.TIMEOUT, VerifyOutcome.NO_SOLUTION):
+        assert not checked(outcome).is_passed
+
+
+def test_lines_come_in_the_order_of_the_tasks(tmp_path: Path) -> None:
+    """Done: 2, 0 (writes 0), 3, 1 (writes 1, 2, 3), 5; 4 never comes, and closing writes 5."""
+    path = tmp_path / "new" / "out.jsonl"
+    lines = ResultLines(path)
+    there: list[str] = []
+    for number in (2, 0, 3, 1, 5):
+        lines.add(number, f"{number}\n")
+        there.append(path.read_text().replace("\n", ""))
+    lines.close()
+    assert there == ["", "0", "0", "0123", "0123"]
+    assert path.read_text() == "0\n1\n2\n3\n5\n"
+
+
+def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError, match="Choose another --out"):
+        ResultLines(tmp_path / "file" / "out.jsonl")
+    if Path("/dev/full").exists():
+        lines = ResultLines(Path("/dev/full"))
+        with pytest.raises(OutputError, match="cannot write to '/dev/full': No space"):
+            lines.add(0, "0\n")
+
+
+def test_plain_lines_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    with CheckProgress(2) as progress:
+        progress.done(checked())
+        progress.done(checked(VerifyOutcome.CRASHED, passed=0))
+    printed = capsys.readouterr()
+    assert printed.err == (
+        "1/2 é/1: 2 of 2 passed (0.1 s), ran\n2/2 FAIL é/1: 0 of 2 passed (0.1 s), crashed\n    FAIL f(1): no\n"
+    )
+    assert printed.out == ""
+    assert progress.counts == "1 passed, 1 failed"
+
+
+def test_a_bar_in_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    monkeypatch.setenv("TTY_INTERACTIVE", "1")
+    monkeypatch.setenv("COLUMNS", "120")
+    with CheckProgress(2) as progress:
+        progress.done(checked())
+        progress.done(checked(passed=1))
+    printed = capsys.readouterr().err
+    assert "2/2" in printed
+    assert "1 passed, 1 failed" in printed
+    assert "FAIL é/1: 1 of 2 passed (0.1 s), ran" in printed
+    assert "é/1: 2 of 2" not in printed

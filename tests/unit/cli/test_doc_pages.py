@@ -1,0 +1,226 @@
+"""What README, docs/ and configs/ tell a person to type, and quote, is what the code understands and says."""
+
+import re
+import runpy
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import redirect_stdout
+from functools import cache
+from io import StringIO
+from pathlib import Path
+
+import pytest
+
+from agentic_opd.cli.doc_pages import pages
+from agentic_opd.cli.doctor.command import build_parser as doctor_parser
+from agentic_opd.cli.main import COMMANDS
+from agentic_opd.env.command import MODES, build_parser
+from agentic_opd.env.opd import AgenticOPDEnv
+from agentic_opd.serving.launch import parse_args as parse_serve_vllm
+from agentic_opd.settings.flags import misunderstood
+from agentic_opd.settings.read import read_settings
+from agentic_opd.training.config import read_config
+
+PAGES = [Path("README.md"), Path("CONTRIBUTING.md"), *sorted(Path("docs").rglob("*.md"))]
+TEXTS = [*PAGES, *sorted(Path("configs").glob("*.yaml"))]
+OTHERS = {"cd", "export", "git", "mkdir", "pip", "python3", "source", "wandb", "docker", "swerex-remote"}
+"""Programs that are not this project's; what is typed for them is not looked at."""
+WITHOUT_FLAGS = {"scripts/check", "scripts/setup", "scripts/test"}
+"""They hand what follows to pytest, or take nothing."""
+NEEDS_A_GPU = {"scripts/serve_vllm Qwen/Qwen3-4B-Instruct-2507"}
+"""How commands begin that no test can run to their end here; their options are looked at all the same."""
+
+
+def commands_in(path: Path) -> Iterator[str]:
+    """What stands in shell blocks, in backticks, and in the comments that a config begins with."""
+    text = path.read_text()
+    if path.suffix == ".yaml":
+        header = re.match(r"(#.*\n)*", text)
+        lines = [line.lstrip("# ") for line in (header[0] if header else "").splitlines()]
+        yield from (line for line in lines if program_of(line))
+        return
+    for block in re.findall(r"```bash\n(.*?)```", text, re.DOTALL):
+        for line in block.replace("\\\n", " ").splitlines():
+            yield from (part.strip() for part in line.split("&&") if part.strip() and not part.strip().startswith("#"))
+    # In running text a bare name is a name; with arguments it is something to type.
+    for quoted in re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL)):
+        if " " in quoted and program_of(quoted) and "..." not in quoted:
+            yield quoted
+
+
+def program_of(line: str) -> str | None:
+    """The program that a line starts, where it is one of the project's."""
+    found = re.match(
+        r"(python -m agentic_opd[\w.]*|python environments/\w+\.py|scripts/\w+|agentic-opd|run-api)\b", line
+    )
+    return found[1] if found else None
+
+
+def words_of(command: str) -> list[str]:
+    return shlex.split(command, comments=True)
+
+
+@cache
+def help_of(*argv: str) -> str:
+    if argv[0] == "-m":
+        return help_of_module(argv[1])
+    done = subprocess.run([*argv, "--help"], capture_output=True, text=True, timeout=120, check=True)
+    return done.stdout
+
+
+def help_of_module(name: str) -> str:
+    """As `python -m` would show it, without another Python: the imports of some take seconds."""
+    said = StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(said):
+        patch.setattr(sys, "argv", [name, "--help"])
+        patch.delitem(sys.modules, name, raising=False)
+        with pytest.raises(SystemExit) as end:
+            runpy.run_module(name, run_name="__main__", alter_sys=True)
+    assert not end.value.code
+    return said.getvalue()
+
+
+def check_mode(words: list[str]) -> None:
+    """Parse a mode's settings, up to the point at which a server would be asked."""
+    env, servers = AgenticOPDEnv.config_init()
+    parser = build_parser("prog", "text", {"env": env, "openai": servers[0]})
+    arguments, unknown = parser.parse_known_args(words)
+    read_settings(arguments, env, servers, misunderstood(unknown, parser))
+
+
+def check_doctor(words: list[str]) -> None:
+    parser = doctor_parser()
+    arguments, unknown = parser.parse_known_args(words)
+    read_settings(arguments, *AgenticOPDEnv.config_init(), misunderstood(unknown, parser))
+
+
+def check_flags(*argv: str) -> Callable[[list[str]], None]:
+    """Every option is one that the program's own help knows."""
+
+    def check(words: list[str]) -> None:
+        text = help_of(*argv)
+        for word in words:
+            if word.startswith("--") and word != "--help":
+                assert re.search(rf"{re.escape(word.partition('=')[0])}\b", text), f"{' '.join(argv)} has no {word}"
+
+    return check
+
+
+def check_trainer(words: list[str]) -> None:
+    read_config(Path(words[words.index("--config") + 1]), [word for word in words if "=" in word])
+
+
+def check_serve_vllm(words: list[str]) -> None:
+    if words != ["--help"]:
+        # The folder is made by the command before, or is an example's.
+        parse_serve_vllm(
+            ["." if before == "--weights-root" else word for before, word in zip(["", *words[:-1]], words, strict=True)]
+        )
+
+
+def check_console_script(words: list[str]) -> None:
+    command, *rest = words
+    assert command in {*COMMANDS, "--help", "--version", "COMMAND"}
+    if command in MODES:
+        check_mode(words)
+    elif command == "doctor":
+        check_doctor(rest)
+    elif command == "serve-vllm":
+        check_serve_vllm(rest)
+    elif command in COMMANDS:
+        check_flags(sys.executable, "-m", "agentic_opd", command)(rest)
+
+
+def checker_of(program: str) -> Callable[[list[str]], None]:
+    """How to look at what follows a program's name."""
+    if program == "scripts/demo":
+        return lambda words: check_mode(["process", *words])
+    if program in ("python -m agentic_opd.env",) or program.startswith("python environments/"):
+        return check_mode
+    if program == "agentic-opd":
+        return check_console_script
+    if program == "scripts/serve_vllm":
+        return check_serve_vllm
+    if program == "python -m agentic_opd.training.trainer":
+        return check_trainer
+    if program == "run-api":
+        return check_flags("-m", "atroposlib.cli.run_api")
+    if program.startswith("python -m "):
+        return check_flags("-m", program.split()[-1])
+    if program == "scripts/learn":
+        return check_source(Path("scripts/learning/__main__.py").read_text())
+    source = Path(program).read_text()
+    return check_source(source) if "python" in source.splitlines()[0] else check_flags(program)
+
+
+def check_source(source: str) -> Callable[[list[str]], None]:
+    """Every option stands in the script itself: some import torch before they can say what they know."""
+
+    def check(words: list[str]) -> None:
+        assert [word for word in words if word.startswith("--") and f'"{word.partition("=")[0]}"' not in source] == []
+
+    return check
+
+
+COMMAND_LINES = sorted({(command, path) for path in TEXTS for command in commands_in(path)})
+
+
+@pytest.mark.parametrize(("command", "path"), COMMAND_LINES, ids=lambda value: str(value)[:70])
+def test_every_command_is_understood(command: str, path: Path) -> None:
+    words = words_of(command.rstrip("&"))
+    program = program_of(command)
+    if program is None:
+        assert words[0] in OTHERS, f"{path}: {command!r} starts a program that this test does not know"
+        return
+    if program not in WITHOUT_FLAGS:
+        checker_of(program)(words[len(program.split()) :])
+
+
+def test_commands_that_need_a_gpu_are_those_listed() -> None:
+    """A model of the hub is downloaded and served by none of the tests."""
+    served = {
+        words_of(c)[:2] and " ".join(words_of(c)[:2]) for c, _ in COMMAND_LINES if c.startswith("scripts/serve_vllm")
+    }
+    assert {start for start in served if "/" in start.split()[1] and not Path(start.split()[1]).exists()} == NEEDS_A_GPU
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=str)
+def test_every_setting_that_is_named_exists(path: Path) -> None:
+    env, servers = AgenticOPDEnv.config_init()
+    known = {f"env.{name}" for name in type(env).model_fields} | {
+        f"openai.{name}" for name in type(servers[0]).model_fields
+    }
+    named = set(re.findall(r"(?:--|`)((?:env|openai)\.[a-z_]+)\b(?!\.py)", path.read_text()))
+    assert named - known - {"env.py"} == set()
+
+
+@pytest.mark.parametrize("path", list(pages()), ids=str)
+def test_pages_made_from_the_code_are_up_to_date(path: Path) -> None:
+    assert path.read_text() == pages()[path], "run: python -m agentic_opd.cli.doc_pages"
+
+
+@pytest.mark.parametrize("path", PAGES, ids=str)
+def test_links_between_pages_lead_somewhere(path: Path) -> None:
+    targets = re.findall(r"\]\((?!https?:)([^)#]+)", path.read_text())
+    assert [target for target in targets if not (path.parent / target).exists()] == []
+
+
+def said_by_the_code() -> str:
+    """All source text, with string literals that are broken over lines put together."""
+    source = "\n".join(file.read_text() for file in sorted(Path("agentic_opd").rglob("*.py")))
+    return re.sub(r'"\s*\n\s*f?"', "", source)
+
+
+def test_messages_in_troubleshooting_are_messages_of_the_code() -> None:
+    text = Path("docs/troubleshooting.md").read_text()
+    messages = [
+        row
+        for part in text.split("| message |")[1:]
+        for row in re.findall(r"(?m)^\| `([^`]+)`", part.partition("##")[0])
+    ]
+    assert len(messages) > 15
+    source = said_by_the_code()
+    missing = [m for m in messages if not all(piece.strip() in source for piece in m.split("..."))]
+    assert missing == []

@@ -1,0 +1,198 @@
+import asyncio
+import json
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentic_opd.cli.doctor import machine
+from agentic_opd.cli.doctor.command import CHECKS, build_parser, line, main
+from agentic_opd.cli.doctor.diagnosis import Check, Finding, Note, Status, run_checks
+from agentic_opd.cli.doctor.distilling import PAIR, check_judge
+from agentic_opd.cli.doctor.servers import check_versions
+from agentic_opd.cli.doctor.setup import Setup
+from agentic_opd.core.errors import ConfigError, OPDError, OutputError, ServerMismatchError
+from agentic_opd.core.server_info import ServerInfo
+from agentic_opd.env.opd import AgenticOPDEnv
+from agentic_opd.worlds.coding.config import CodingConfig
+from tests.unit.distill.fakes import Script, served
+
+
+def findings(*checks: Check[list[str]]) -> list[Finding]:
+    async def run() -> list[Finding]:
+        return [finding async for finding in run_checks(checks, [])]
+
+    return asyncio.run(run())
+
+
+def ends(note: Note | Exception) -> Any:
+    async def check(setup: list[str]) -> Note:
+        if isinstance(note, Exception):
+            raise note
+        return note
+
+    return check
+
+
+def test_the_rest_goes_on_after_a_failure_where_it_can() -> None:
+    """b fails; c needs it, d needs c; e needs neither, and f needs only what a check was not asked to look at."""
+    found = findings(
+        Check("a", ends(Note("unused", Status.SKIPPED))),
+        Check("b", ends(ConfigError("set it"))),
+        Check("c", ends(Note("fine")), ("b",)),
+        Check("d", ends(Note("fine")), ("c",)),
+        Check("e", ends(Note("doubtful", Status.WARNING))),
+        Check("f", ends(Note("fine")), ("a", "e")),
+    )
+    assert [(one.name, one.status.value, one.text) for one in found] == [
+        ("a", "skipped", "unused"),
+        ("b", "failed", "set it"),
+        ("c", "skipped", "needs: b"),
+        ("d", "skipped", "needs: c"),
+        ("e", "warning", "doubtful"),
+        ("f", "ok", "fine"),
+    ]
+
+
+def test_a_check_that_hangs_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def hang(setup: list[str]) -> Note:
+        await asyncio.sleep(60)
+        return Note("")
+
+    monkeypatch.setattr("agentic_opd.cli.doctor.diagnosis.PATIENCE_S", 0.01)
+    assert [one.status for one in findings(Check("a", hang))] == [Status.FAILED]
+
+
+def test_every_check_needs_earlier_ones() -> None:
+    names = [check.name for check in CHECKS]
+    assert all(needed in names[:i] for i, check in enumerate(CHECKS) for needed in check.needs)
+
+
+def setup_of(**settings: Any) -> Setup:
+    config, servers = AgenticOPDEnv.config_init()
+    return Setup(type(config).model_validate({**config.model_dump(), **settings}), servers)
+
+
+def look(check: Any, setup: Setup) -> Note:
+    async def run() -> Note:
+        try:
+            return await check(setup)
+        finally:
+            await setup.close()
+
+    return asyncio.run(run())
+
+
+def test_packages_that_do_not_fit_are_all_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "atroposlib 0.4.0" in look(machine.check_packages, setup_of()).text
+    wanted = ["numpy>=99", "no-such-package-here", "openai>=1.60", "torch>=99 ; extra == 'train'"]
+    monkeypatch.setattr(machine, "requires", lambda name: wanted)
+    with pytest.raises(ConfigError) as caught:
+        look(machine.check_packages, setup_of())
+    assert "numpy>=99 is asked for" in str(caught.value)
+    assert "no-such-package-here is not installed" in str(caught.value)
+    assert "openai" not in str(caught.value)
+    assert "torch" not in str(caught.value)
+
+
+def test_a_package_that_is_not_installed_itself_can_not_be_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> Sequence[str]:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(machine, "requires", missing)
+    assert look(machine.check_packages, setup_of()).status is Status.WARNING
+
+
+def test_places_to_write_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    groups = tmp_path / "new" / "folder" / "groups.jsonl"
+    places: dict[str, Any] = {"data_path_to_save_groups": str(groups), "data_dir_to_save_evals": str(tmp_path)}
+    assert look(machine.check_disk, setup_of(**places)).status is Status.OK
+    assert not groups.parent.exists(), "looking leaves nothing behind"
+    groups.parent.mkdir(parents=True)
+    groups.write_text("{}\n")
+    note = look(machine.check_disk, setup_of(**places))
+    assert (note.status, "--env.resume" in note.text) == (Status.WARNING, True)
+    assert look(machine.check_disk, setup_of(**places, overwrite=True)).status is Status.OK
+    monkeypatch.setattr(machine, "_LEAST_FREE_GIB", 1e9)
+    assert "GiB are free" in look(machine.check_disk, setup_of(**places)).text
+    with pytest.raises(OutputError, match="data_path_to_save_groups"):
+        look(machine.check_disk, setup_of(data_path_to_save_groups="/dev/null/groups.jsonl"))
+
+
+def test_tasks_and_sandbox(tmp_path: Path) -> None:
+    assert "8 tasks" in look(machine.check_tasks, setup_of()).text
+    with pytest.raises(OPDError, match="no such file"):
+        look(machine.check_tasks, setup_of(dataset_name=str(tmp_path / "none.jsonl")))
+    assert look(machine.check_isolation, setup_of(sandbox_backend="unsafe-local")).status is Status.WARNING
+
+
+def test_wandb_must_know_who_logs(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert look(machine.check_wandb, setup_of()).status is Status.SKIPPED
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    assert look(machine.check_wandb, setup_of(use_wandb=True)).status is Status.OK
+
+
+@pytest.mark.parametrize(
+    ("info", "doubt"),
+    [
+        (ServerInfo("m", 9, has_plugin=True, plugin_version="0.0.1", vllm_version="0.32.0"), "has plugin 0.0.1"),
+        (ServerInfo("m", 9, has_plugin=True, plugin_version="0.1.0", vllm_version="0.28.1"), "runs vLLM 0.28.1"),
+        (ServerInfo("m", 9, has_plugin=False, vllm_version="0.33.0"), "no agentic_opd plugin"),
+        (ServerInfo("m", 9, has_plugin=True, plugin_version="0.1.0", vllm_version="0.33.0.dev1+g12"), None),
+    ],
+)
+def test_versions_that_differ_are_a_doubt(info: ServerInfo, doubt: str | None) -> None:
+    setup = setup_of()
+    setup.infos = [info]
+    note = look(check_versions, setup)
+    assert note.status is (Status.OK if doubt is None else Status.WARNING)
+    assert (doubt or "") in note.text
+
+
+def test_a_judge_is_asked_what_a_run_asks_and_its_votes_are_read() -> None:
+    script = Script({"data": []}, {"choices": [{"message": {"content": "<think> hm"}}] * 3})
+
+    async def run() -> Note:
+        async with served({"/v1/models": script, "/v1/chat/completions": script}) as url:
+            setup = setup_of(judge_base_url=f"{url}/v1", judge_model_name="j")
+            try:
+                return await check_judge(setup)
+            finally:
+                await setup.close()
+
+    with pytest.raises(ServerMismatchError, match="none of 3 votes"):
+        asyncio.run(run())
+    assert PAIR.next_state is not None
+    assert PAIR.next_state in script.bodies[1]["messages"][1]["content"]
+    assert (script.bodies[1]["n"], script.bodies[1]["model"]) == (3, "j")
+
+
+def test_wrong_settings_are_named_like_those_of_a_run(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--env.grop_size", "4", "--env.prm_votes", "0"]) == 2
+    said = capsys.readouterr().err
+    assert "did you mean '--env.group_size'" in said
+    assert "env.prm_votes" in said
+
+
+def test_it_takes_every_setting_of_a_run() -> None:
+    flags = {flag for action in build_parser()._actions for flag in action.option_strings}
+    assert {f"--env.{name}" for name in CodingConfig.model_fields} <= flags
+
+
+def test_one_line_a_check() -> None:
+    text = line(Finding("noise floor", Status.OK, "1e-6 nats")).plain
+    assert text == "ok       noise floor  1e-6 nats"
+
+
+def test_json_holds_every_check_and_a_dead_server_fails(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    flags = ("--env.server_retry_s", "0", "--env.rollout_server_url", "http://127.0.0.1:9")
+    assert main(["--json", "--openai.base_url", "http://127.0.0.1:9/v1", *flags]) == 1
+    found = {one["name"]: one["status"] for one in json.loads(capsys.readouterr().out)}
+    assert list(found) == [check.name for check in CHECKS]
+    assert found["server"] == "failed"
+    assert found["judge"] == "skipped"

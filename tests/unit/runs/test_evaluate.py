@@ -1,0 +1,151 @@
+"""pass@k, its interval, and what an evaluation writes and shows while it runs."""
+
+import asyncio
+import json
+from collections.abc import Callable
+from io import StringIO
+from itertools import combinations
+from pathlib import Path
+from random import Random
+from statistics import fmean
+
+import pytest
+from rich.console import Console
+
+from agentic_opd.core.errors import AlignmentError, OutputError, ServerUnreachableError
+from agentic_opd.core.metric import Metric
+from agentic_opd.core.types import Episode, Reward, StopReason, Task, Turn, Verification, VerifyOutcome
+from agentic_opd.runs.evaluate import (
+    EVAL_METRICS,
+    EvalSample,
+    Evaluated,
+    bootstrap_interval,
+    eval_metrics,
+    evaluate,
+    evaluate_tasks,
+    pass_at_k,
+)
+
+Done = Callable[[EvalSample], None]
+
+
+def make_task(name: str) -> Task:
+    return Task(task_id=name, prompt="Write f in solution.py.", hidden_tests="assert f() == 1")
+
+
+def make_episode(task: Task, passed: int = 2, total: int = 2) -> Episode:
+    share = passed / total
+    return Episode(
+        task=task,
+        messages=({"role": "user", "content": "hi"}, {"role": "assistant", "content": "done"}),
+        tokens_T=(1, 2, 3),
+        masks_T=(-100, 2, 3),
+        logprobs_T=(1.0, -0.1, -0.2),
+        turns=(Turn(1, 3, 1, 1, 1),),
+        stop_reason=StopReason.FINISHED,
+        verification=Verification(VerifyOutcome.RAN, passed, total, "report"),
+        reward=Reward(share, 1.0, 1.0, 0.7 * share + 0.3),
+    )
+
+
+@pytest.mark.parametrize(("n", "c", "k"), [(1, 1, 1), (1, 0, 1), (5, 2, 1), (5, 2, 3), (5, 0, 5), (6, 3, 4), (4, 4, 2)])
+def test_pass_at_k_is_the_share_of_subsets_with_a_pass(n: int, c: int, k: int) -> None:
+    draws = [any(i < c for i in subset) for subset in combinations(range(n), k)]
+    assert pass_at_k(n, c, k) == pytest.approx(fmean(draws))
+
+
+@pytest.mark.parametrize(("n", "c", "k"), [(3, 4, 1), (3, -1, 1), (3, 1, 0), (3, 1, 4)])
+def test_pass_at_k_refuses_impossible_counts(n: int, c: int, k: int) -> None:
+    with pytest.raises(ValueError, match="pass@k"):
+        pass_at_k(n, c, k)
+
+
+def test_the_interval_covers_the_true_mean_about_as_often_as_it_says() -> None:
+    rng = Random(0)
+    covered = 0
+    for i in range(200):
+        low, high = bootstrap_interval([float(rng.random() < 0.6) for _ in range(60)], seed=i)
+        covered += low <= 0.6 <= high
+    assert 0.88 <= covered / 200 <= 0.99
+
+
+def test_the_interval_is_the_same_for_the_same_seed_and_a_point_where_all_agree() -> None:
+    assert bootstrap_interval([0.0, 1.0, 0.5], 3) == bootstrap_interval([0.0, 1.0, 0.5], 3)
+    assert bootstrap_interval([1.0] * 9) == (1.0, 1.0)
+
+
+def test_metrics_count_tasks_and_samples() -> None:
+    tasks = [make_task("a"), make_task("b")]
+    passed = {"a": [2, 2, 0, 1], "b": [0, 0, 0, 0]}
+    samples = [EvalSample(i, make_episode(task, n)) for task in tasks for i, n in enumerate(passed[task.task_id])]
+    metrics = eval_metrics(samples)
+    described = [metric.name for metric in EVAL_METRICS]
+    assert [name for name in metrics if not any(metric.stands_for(name) for metric in EVAL_METRICS)] == []
+    assert [name for name in described if not any(Metric(name, "", "").stands_for(logged) for logged in metrics)] == []
+    assert metrics["eval/pass@1"] == metrics["eval/percent_correct"] == pytest.approx(2 / 8)
+    assert metrics["eval/pass@2"] == pytest.approx((1 - 1 / 6) / 2)
+    assert metrics["eval/pass@4"] == pytest.approx(0.5)
+    assert metrics["eval/pass@1_low"] <= metrics["eval/pass@1"] <= metrics["eval/pass@1_high"]
+    assert (metrics["eval/tasks"], metrics["eval/samples"]) == (2, 8)
+    assert "eval/pass@3" not in metrics
+    assert not any(name.startswith("train/") for name in metrics)
+
+
+def test_uneven_samples_are_refused() -> None:
+    task, other = make_task("a"), make_task("b")
+    samples = [EvalSample(0, make_episode(task)), EvalSample(1, make_episode(task)), EvalSample(0, make_episode(other))]
+    with pytest.raises(AlignmentError, match="same number of samples"):
+        eval_metrics(samples)
+    with pytest.raises(AlignmentError, match="same number of samples"):
+        eval_metrics([])
+
+
+def test_samples_come_in_task_order_whatever_ends_first(tmp_path: Path) -> None:
+    tasks = [make_task(name) for name in "abc"]
+    rng = Random(1)
+
+    async def roll(task: Task) -> Episode:
+        await asyncio.sleep(rng.random() / 100)
+        return make_episode(task, rng.randrange(3))
+
+    async def run(done: Done) -> Evaluated:
+        samples = await evaluate_tasks(tasks, 3, roll, done)
+        return Evaluated(samples, eval_metrics(samples))
+
+    console = Console(file=StringIO(), width=100)
+    metrics = asyncio.run(evaluate(9, run, tmp_path / "new", "header", console))
+    rows = [json.loads(line) for line in (tmp_path / "new" / "samples.jsonl").read_text().splitlines()]
+    assert sorted((row["task_id"], row["sample"]) for row in rows) == [(name, i) for name in "abc" for i in range(3)]
+    assert fmean(row["passed"] for row in rows) == pytest.approx(metrics["eval/pass@1"])
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "header" in shown
+    assert "sample 9/9" in shown
+    assert "eval/pass@3" in shown
+
+
+def test_a_dead_server_ends_it_and_what_was_finished_is_kept(tmp_path: Path) -> None:
+    tasks = [make_task(name) for name in "ab"]
+
+    async def roll(task: Task) -> Episode:
+        if task.task_id == "a":
+            return make_episode(task)
+        await asyncio.sleep(0.01)
+        raise ServerUnreachableError("gone")
+
+    async def run(done: Done) -> Evaluated:
+        return Evaluated(await evaluate_tasks(tasks, 1, roll, done), {})
+
+    with pytest.raises(ServerUnreachableError):
+        asyncio.run(evaluate(2, run, tmp_path, "header", Console(file=StringIO())))
+    (line,) = (tmp_path / "samples.jsonl").read_text().splitlines()
+    assert json.loads(line)["task_id"] == "a"
+
+
+def test_a_folder_that_cannot_be_written_is_said_before_anything_runs(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+
+    async def run(done: Done) -> Evaluated:
+        raise AssertionError("it ran")
+
+    with pytest.raises(OutputError, match="data_dir_to_save_evals"):
+        asyncio.run(evaluate(1, run, tmp_path / "file" / "folder", "header", Console(file=StringIO())))

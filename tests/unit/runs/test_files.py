@@ -1,0 +1,90 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from agentic_opd.core.errors import OutputError
+from agentic_opd.runs.files import GroupFile
+
+SETTINGS = {"group_size": 2, "seed": 0}
+
+
+def group(item_id: str) -> dict[str, object]:
+    return {"scores": [1.0], "group_overrides": {"item_id": item_id}}
+
+
+def test_lines_are_whole_and_readable(tmp_path: Path) -> None:
+    file = GroupFile(tmp_path / "new" / "groups.jsonl", SETTINGS)
+    file.write(group("a#0"))
+    file.write({**group("b#0"), "text": "é\n数"})
+    assert [json.loads(line)["group_overrides"]["item_id"] for line in file.path.read_text().splitlines()] == [
+        "a#0",
+        "b#0",
+    ]
+    file.close()
+
+
+def test_resume_drops_a_torn_line_and_repeats_nothing(tmp_path: Path) -> None:
+    """groups.jsonl holds a whole line, then half of one: the half goes, the whole one counts as finished."""
+    path = tmp_path / "groups.jsonl"
+    first = GroupFile(path, SETTINGS)
+    first.write(group("a#0"))
+    first.close()
+    whole = path.read_bytes()
+    path.write_bytes(whole + b'{"scores":[1.0],"group_over')
+    seen: list[object] = []
+    second = GroupFile(path, SETTINGS, resume=True, seen=lambda one: seen.append(one["group_overrides"]))
+    assert second.finished == {"a#0"}
+    second.write(group("b#0"))
+    second.close()
+    assert path.read_bytes().startswith(whole)
+    assert len(path.read_text().splitlines()) == 2
+    assert seen == [{"item_id": "a#0"}, {"item_id": "b#0"}]
+
+
+def test_an_earlier_file_is_neither_continued_nor_replaced_unasked(tmp_path: Path) -> None:
+    path = tmp_path / "groups.jsonl"
+    file = GroupFile(path, SETTINGS)
+    file.write(group("a#0"))
+    file.close()
+    with pytest.raises(OutputError, match=r"--env\.resume"):
+        GroupFile(path, SETTINGS)
+    whole = path.read_bytes()
+    GroupFile(path, SETTINGS, overwrite=True, resume=True).close()  # The file of settings says one, a flag the other.
+    assert path.read_bytes() == whole
+    GroupFile(path, SETTINGS, overwrite=True).close()
+    assert path.read_bytes() == b""
+
+
+def test_other_settings_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "groups.jsonl"
+    file = GroupFile(path, SETTINGS)
+    file.write(group("a#0"))
+    file.close()
+    with pytest.raises(OutputError, match="group_size was 2, is 8"):
+        GroupFile(path, {**SETTINGS, "group_size": 8}, resume=True)
+
+
+def test_a_foreign_file_is_not_continued(tmp_path: Path) -> None:
+    path = tmp_path / "groups.jsonl"
+    GroupFile(path, SETTINGS).close()
+    path.write_text('{"hello": 1}\n')
+    with pytest.raises(OutputError, match="did not write"):
+        GroupFile(path, SETTINGS, resume=True)
+    path.with_suffix(".run.json").unlink()
+    with pytest.raises(OutputError, match="can't be read"):
+        GroupFile(path, SETTINGS, resume=True)
+
+
+def test_an_unwritable_path_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError, match="data_path_to_save_groups"):
+        GroupFile(tmp_path / "file" / "groups.jsonl", SETTINGS)
+
+
+def test_nan_never_reaches_the_file(tmp_path: Path) -> None:
+    file = GroupFile(tmp_path / "groups.jsonl", SETTINGS)
+    with pytest.raises(ValueError, match="JSON"):
+        file.write({"scores": [float("nan")], "group_overrides": {"item_id": "a#0"}})
+    file.close()
+    assert file.path.read_bytes() == b""

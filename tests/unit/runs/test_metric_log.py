@@ -1,0 +1,82 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentic_opd.core.errors import OutputError
+from agentic_opd.core.metric import Metric, percentiles
+from agentic_opd.runs.metric_log import MetricFile, metrics_path
+from agentic_opd.wire.group import rollout_rows
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def log(path: Path, steps: range, *, is_continued: bool) -> None:
+    file = MetricFile(path, is_continued=is_continued)
+    for step in steps:
+        file.log(step, {"opd/hint_rate": step / 10})
+    file.close()
+
+
+def test_a_line_a_step_continued_behind_the_last_whole_one(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "metrics.jsonl"
+    log(path, range(1, 3), is_continued=True)
+    with path.open("a") as file:
+        file.write('{"step": 3, "ti')
+    log(path, range(3, 5), is_continued=True)
+    assert [line["step"] for line in lines(path)] == [1, 2, 3, 4]
+    assert lines(path)[3]["opd/hint_rate"] == 0.4
+    assert lines(path)[0]["time"] <= lines(path)[3]["time"]
+    log(path, range(1, 2), is_continued=False)
+    assert [line["step"] for line in lines(path)] == [1]
+
+
+def test_a_place_that_can_not_be_written_is_an_error() -> None:
+    with pytest.raises(OutputError, match="cannot write '/dev/null/metrics"):
+        MetricFile(Path("/dev/null/metrics.jsonl"), is_continued=False)
+
+
+@pytest.mark.parametrize(
+    ("groups", "expected"),
+    [
+        ("out/groups.jsonl", "out/metrics.jsonl"),
+        ("out/mine.jsonl", "out/mine.metrics.jsonl"),
+        (None, "runs/metrics.jsonl"),
+    ],
+)
+def test_metrics_lie_beside_the_groups_and_never_on_those_of_others(groups: str | None, expected: str) -> None:
+    assert metrics_path(Path(groups) if groups else None, Path("runs")) == Path(expected)
+
+
+def test_a_name_stands_for_numbers_in_its_brackets() -> None:
+    metric = Metric("eval/pass@<k>_low", "share", "")
+    assert metric.stands_for("eval/pass@16_low")
+    assert not any(
+        metric.stands_for(name) for name in ("eval/pass@_low", "eval/pass@1", "eval/pass@k_low", "xeval/pass@1_low")
+    )
+    assert Metric("a.b", "", "").stands_for("a.b")
+    assert not Metric("a.b", "", "").stands_for("axb")
+
+
+def test_percentiles_of_nothing_are_nothing() -> None:
+    assert percentiles("x", []) == {}
+    assert percentiles("x", [1.0, 3.0], (50,)) == {"x_p50": 2.0}
+
+
+def test_rollouts_with_hints_come_first_with_their_outcomes() -> None:
+    def turns(*hints: str | None) -> dict[str, Any]:
+        return {"opd": {"turns": [{"hint": hint, "outcome": "scored" if hint else "vote_failed"} for hint in hints]}}
+
+    group = {
+        "group_overrides": {"task_id": "t"},
+        "scores": [0.1, 0.2, 0.3],
+        "tokens": [[1], [2], [3]],
+        "overrides": [{}, turns("a", None, "c"), turns(None, "b")],
+    }
+    assert rollout_rows(group, str, 2) == [
+        ("t", 0.2, "turn 1 (scored): a\nturn 3 (scored): c", "[2]"),
+        ("t", 0.3, "turn 2 (scored): b", "[3]"),
+    ]

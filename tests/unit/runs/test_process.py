@@ -1,0 +1,155 @@
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from agentic_opd.core.concurrency import gather_all
+from agentic_opd.core.errors import OutputError, ServerRequestError, ServerUnreachableError
+from agentic_opd.runs.process import RunSummary, run_items
+
+
+@dataclass(frozen=True)
+class Item:
+    item_id: str
+
+
+class Recorder:
+    """Progress that remembers."""
+
+    def __init__(self) -> None:
+        self.done: list[str] = []
+        self.failed: list[str] = []
+
+    def group_done(self, item_id: str, group: Mapping[str, Any]) -> None:
+        self.done.append(item_id)
+
+    def group_failed(self, item_id: str, error: Exception) -> None:
+        self.failed.append(item_id)
+
+
+ITEMS = [Item(name) for name in "abcdef"]
+
+
+def run(collect: Any, *, write: Any = None, finished: set[str] | None = None, concurrency: int = 2) -> Any:
+    written: list[str] = []
+    progress = Recorder()
+
+    async def keep(group: Mapping[str, Any]) -> None:
+        written.append(group["id"])
+
+    summary = asyncio.run(run_items(ITEMS, collect, write or keep, finished or set(), concurrency, progress))
+    return summary, written, progress
+
+
+async def succeed(item: Item) -> dict[str, Any]:
+    await asyncio.sleep(0)
+    return {"id": item.item_id}
+
+
+def test_everything_is_written_once() -> None:
+    summary, written, progress = run(succeed)
+    assert sorted(written) == list("abcdef")
+    assert sorted(progress.done) == list("abcdef")
+    assert summary == RunSummary(total=6, done=6)
+    assert summary.complete
+
+
+def test_finished_items_are_not_repeated() -> None:
+    summary, written, _ = run(succeed, finished={"a", "c"})
+    assert sorted(written) == list("bdef")
+    assert (summary.skipped, summary.done, summary.complete) == (2, 4, True)
+
+
+def test_concurrency_is_bounded_and_used() -> None:
+    active, most = 0, 0
+
+    async def collect(item: Item) -> dict[str, Any]:
+        nonlocal active, most
+        active += 1
+        most = max(most, active)
+        await asyncio.sleep(0.01)
+        active -= 1
+        return {"id": item.item_id}
+
+    run(collect, concurrency=3)
+    assert most == 3
+
+
+def test_a_group_that_fails_by_itself_does_not_stop_the_run() -> None:
+    async def collect(item: Item) -> dict[str, Any]:
+        if item.item_id == "b":
+            raise ServerRequestError("too long", 400)
+        return {"id": item.item_id}
+
+    summary, written, progress = run(collect)
+    assert sorted(written) == list("acdef")
+    assert progress.failed == ["b"]
+    assert summary.failed == {"b": "too long"}
+    assert not summary.complete
+
+
+def test_a_dead_server_stops_the_run_and_keeps_what_is_done() -> None:
+    async def collect(item: Item) -> dict[str, Any]:
+        if item.item_id == "c":
+            raise ServerUnreachableError("gone")
+        return {"id": item.item_id}
+
+    summary, written, _ = run(collect, concurrency=1)
+    assert written == ["a", "b"]
+    assert str(summary.stopped) == "gone"
+    assert not summary.complete
+
+
+def test_a_full_disk_stops_the_run() -> None:
+    async def write(group: Mapping[str, Any]) -> None:
+        raise OutputError("no space left")
+
+    summary, _, _ = run(succeed, write=write)
+    assert isinstance(summary.stopped, OutputError)
+    assert summary.done == 0
+
+
+def test_cancellation_ends_in_a_summary() -> None:
+    async def collect(item: Item) -> dict[str, Any]:
+        if item.item_id == "b":
+            await asyncio.sleep(60)
+        return {"id": item.item_id}
+
+    async def main() -> tuple[RunSummary, list[str]]:
+        written: list[str] = []
+
+        async def write(group: Mapping[str, Any]) -> None:
+            written.append(group["id"])
+
+        running = asyncio.create_task(run_items(ITEMS, collect, write, set(), 1, Recorder()))
+        await asyncio.sleep(0.05)
+        running.cancel()
+        return await running, written
+
+    summary, written = asyncio.run(main())
+    assert written == ["a"]
+    assert isinstance(summary.stopped, asyncio.CancelledError)
+
+
+def test_gather_all_raises_the_error_itself_and_cancels_the_rest() -> None:
+    cancelled: list[str] = []
+
+    async def wait() -> None:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            cancelled.append("yes")
+            raise
+
+    async def fail() -> None:
+        await asyncio.sleep(0)
+        raise ServerUnreachableError("gone")
+
+    async def main() -> None:
+        await gather_all([wait(), fail(), wait()])
+
+    with pytest.raises(ServerUnreachableError, match="gone"):
+        asyncio.run(main())
+    assert cancelled == ["yes", "yes"]

@@ -1,0 +1,215 @@
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyarrow import Table, parquet
+
+from agentic_opd.core.errors import DatasetError
+from agentic_opd.core.types import Task
+from agentic_opd.worlds.coding.config import CodingConfig
+from agentic_opd.worlds.coding.tasks.load import load_tasks, load_train_and_eval
+
+ROW = {"task_id": "a", "prompt": "Add.", "test_code": "assert add(1, 2) == 3", "entry_point": "add"}
+HUMANEVAL_ROW = {
+    "task_id": "H/0",
+    "prompt": 'def double(x):\n    return 2 * x\n\n\ndef f(x: int) -> int:\n    """ Doc. >>> f(1) """\n',
+    "entry_point": "f",
+    "canonical_solution": "    return double(x)\n",
+    "test": "def check(candidate):\n    assert candidate(1) == double(1)\n",
+}
+
+
+def load(path: Path | str, **settings: Any) -> list[Task]:
+    return load_tasks(CodingConfig(dataset_name=str(path), **settings))
+
+
+def write(path: Path, *rows: Any) -> Path:
+    text = "".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows)
+    if path.suffix == ".gz":
+        path.write_bytes(gzip.compress(text.encode()))
+    else:
+        path.write_text(text)
+    return path
+
+
+def test_the_built_in_tasks_are_there_without_a_dataset() -> None:
+    assert len(load_tasks(CodingConfig())) == 8
+    assert [task.entry_point for task in load_tasks(CodingConfig(dataset_limit=2))] == ["fizzbuzz", "is_palindrome"]
+
+
+@pytest.mark.parametrize("name", ["tasks.jsonl", "tasks.jsonl.gz", "tasks.parquet"])
+def test_generic_rows_of_every_kind_of_file(tmp_path: Path, name: str) -> None:
+    second = {**ROW, "task_id": "b", "prompt": "Write `add` in solution.py.", "entry_point": None}
+    path = tmp_path / name
+    if name.endswith("parquet"):
+        parquet.write_table(Table.from_pylist([ROW, second]), path)
+    else:
+        write(path, ROW, second)
+    first, last = load(path)
+    assert first == Task(
+        "a",
+        "Add.\n\nWrite the function `add` in solution.py.",
+        "from solution import add\n\nassert add(1, 2) == 3\n",
+        entry_point="add",
+    )
+    assert (last.task_id, last.prompt, last.entry_point) == ("b", "Write `add` in solution.py.", None)
+
+
+def test_ids_are_optional_and_may_be_numbers(tmp_path: Path) -> None:
+    row = {"task": "Add.", "test_code": "assert add(1, 2) == 3"}
+    tasks = load(write(tmp_path / "a.jsonl", row, {**row, "task_id": 17}))
+    assert [task.task_id for task in tasks] == ["0", "17"]
+    assert tasks[0].prompt == "Add.\n\nWrite your code in solution.py."
+
+
+def test_fields_can_be_mapped(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", {"question": "Q", "checks": "assert f(1) == 1", "prompt": "no", "answer": "A"})
+    (task,) = load(path, dataset_fields={"prompt": "question", "test_code": "checks", "reference_solution": "answer"})
+    assert task.prompt.startswith("Q\n")
+    assert task.reference_solution == "A"
+
+
+def test_a_field_s_usual_name_can_be_mapped_too(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", {"question": "Q", "checks": "assert f(1) == 1", "task": "no"})
+    (task,) = load(path, dataset_fields={"task": "question", "test_code": "checks"})
+    assert task.prompt.startswith("Q\n")
+
+
+def test_null_fields_give_way_to_others(tmp_path: Path) -> None:
+    (task,) = load(write(tmp_path / "a.jsonl", {**ROW, "prompt": None, "task": "T", "entry_point": None}))
+    assert task.prompt.startswith("T\n")
+    assert task.entry_point is None
+
+
+def test_broken_rows_are_left_out_and_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = write(tmp_path / "a.jsonl", {"a": 1}, ROW, {**ROW, "prompt": "again"})
+    assert [task.task_id for task in load(path, dataset_skip_broken=True)] == ["a"]
+    assert "2 rows are left out:\n  a.jsonl, line 1: no field" in caplog.text
+    assert "a.jsonl, line 3: the id 'a' is already that of a.jsonl, line 2" in caplog.text
+
+
+def test_the_limit_stops_the_reading(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", ROW, "{broken")
+    assert len(load(path, dataset_limit=1)) == 1
+
+
+def test_humaneval_rows(tmp_path: Path) -> None:
+    (task,) = load(write(tmp_path / "a.jsonl", HUMANEVAL_ROW), dataset_format="humaneval")
+    assert task.prompt.startswith(
+        "Complete this code in solution.py, so that it holds the whole function `f`.\n\n```python\n"
+    )
+    assert task.reference_solution == HUMANEVAL_ROW["prompt"] + "    return double(x)\n"
+    assert task.hidden_tests == (
+        "from solution import f\n\n"
+        "def double(x):\n    return 2 * x\n\n"
+        "def check(candidate):\n    assert candidate(1) == double(1)\n\n"
+        "check(f)\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("rows", "settings", "message"),
+    [
+        ([], {}, r"a\.jsonl' is empty: it has no rows"),
+        (["{broken"], {}, r"a\.jsonl, line 1: not valid JSON: Expecting property name"),
+        ([ROW, "", "[1]"], {}, r"a\.jsonl, line 3: expected a JSON object, got list"),
+        ([ROW, ROW], {}, r"a\.jsonl, line 2: the id 'a' is already that of a\.jsonl, line 1"),
+        (
+            [{"promt": "x", "test_code": "y"}],
+            {},
+            r"line 1: no field 'prompt' or 'task' for prompt; there is promt, test_code \(did you mean 'promt'\?\)",
+        ),
+        ([ROW], {"dataset_fields": {"entry_point": "entry"}}, r"no field 'entry' for entry_point; there is task_id, "),
+        ([ROW], {"dataset_fields": {"promt": "x"}}, r"unknown name 'promt': there is .*did you mean 'prompt'"),
+        ([ROW], {"dataset_fields": {"task": "a", "prompt": "b"}}, r"'prompt' is named twice: it means prompt"),
+        ([ROW], {"dataset_fields": {"test_list": "a"}}, r"unknown name 'test_list': there is "),
+        ([{**ROW, "prompt": " "}], {}, r"field 'prompt' \(prompt\) must be a text, got an empty text"),
+        ([{**ROW, "prompt": None}], {}, r"field 'prompt' \(prompt\) must be a text, got NoneType"),
+        ([{**ROW, "test_code": ["x"]}], {}, r"field 'test_code' \(test_code\) must be a text, got list"),
+        ([ROW, {"a": 1}, {"b": 1}], {}, r"line 2: no field .*\(1 more rows fail\.\) Set dataset_skip_broken to leave"),
+        ([{"a": 1}], {"dataset_skip_broken": True}, r"is empty: no row of it can become a task"),
+        ([{**ROW, "test_code": "assert f("}], {}, r"line 1: the hidden tests are not valid Python"),
+        ([{**ROW, "test_code": "print(1)"}], {}, r"line 1: the hidden tests have no `assert`"),
+        ([ROW], {"dataset_format": "humaneval"}, r"no field 'test' for test_code"),
+    ],
+)
+def test_broken_datasets(tmp_path: Path, rows: list[Any], settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(DatasetError, match=message):
+        load(write(tmp_path / "a.jsonl", *rows), **settings)
+
+
+# ------------------------------------------------------------------------------------------- training and evaluation
+
+
+def rows(count: int, prefix: str = "") -> list[dict[str, str]]:
+    return [{**ROW, "task_id": f"{prefix}{number}", "prompt": f"{prefix}{number}"} for number in range(count)]
+
+
+def split(path: Path | None, **settings: Any) -> tuple[list[str], list[str]]:
+    name = None if path is None else str(path)
+    train, evaluation = load_train_and_eval(CodingConfig(dataset_name=name, **settings))
+    return [task.task_id for task in train], [task.task_id for task in evaluation]
+
+
+def test_a_part_of_a_dataset_is_held_out_whatever_the_order_and_the_limit(tmp_path: Path) -> None:
+    there = rows(300)
+    train, evaluation = split(write(tmp_path / "a.jsonl", *there))
+    assert sorted(train + evaluation, key=int) == [row["task_id"] for row in there]
+    assert 15 <= len(evaluation) <= 45
+    turned = split(write(tmp_path / "b.jsonl", *reversed(there)))
+    assert (sorted(turned[0]), sorted(turned[1])) == (sorted(train), sorted(evaluation))
+    few = split(tmp_path / "a.jsonl", dataset_limit=100)
+    assert few == ([one for one in train if int(one) < 100], [one for one in evaluation if int(one) < 100])
+    assert split(tmp_path / "a.jsonl", eval_seed=1)[1] != evaluation
+    assert split(tmp_path / "a.jsonl", seed=1)[1] == evaluation
+
+
+def test_all_or_nothing_can_be_held_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = write(tmp_path / "a.jsonl", *rows(3))
+    assert split(path, eval_fraction=0) == (["0", "1", "2"], [])
+    assert split(path, eval_fraction=1) == ([], ["0", "1", "2"])
+    assert caplog.text == ""
+
+
+def test_small_datasets_never_lose_a_side_in_silence(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = write(tmp_path / "a.jsonl", *rows(2))
+    assert split(path, eval_fraction=0.001) == (["0", "1"], [])
+    assert "with eval_fraction 0.001 none of its 2 tasks is held out" in caplog.text
+    with pytest.raises(DatasetError, match=r"all of its 1 tasks are held out .* Set eval_fraction to 0"):
+        split(path, eval_fraction=0.9, dataset_limit=1)
+
+
+def test_the_built_in_tasks_are_for_both() -> None:
+    train, evaluation = split(None)
+    assert train == evaluation
+    assert len(train) == 8
+
+
+def test_a_dataset_of_its_own_to_evaluate_on(tmp_path: Path) -> None:
+    train = write(tmp_path / "a.jsonl", *rows(3))
+    other = write(tmp_path / "b.jsonl", *({**row, "prompt": f"other {row['prompt']}"} for row in rows(2)))
+    assert split(train, eval_dataset_name=str(other)) == (["0", "1", "2"], ["0", "1"])
+    mbpp = write(tmp_path / "c.jsonl", {"task_id": 7, "body": "T", "code": "", "test_list": ["assert f(1)"]})
+    settings = {"eval_dataset_format": "mbpp", "eval_dataset_fields": {"text": "body"}}
+    assert split(train, eval_dataset_name=str(mbpp), **settings) == (["0", "1", "2"], ["7"])
+    assert split(None, eval_dataset_name=str(other))[1] == ["0", "1"]
+
+
+def test_another_split_to_evaluate_on(tmp_path: Path) -> None:
+    write(tmp_path / "train.jsonl", *rows(3, "a"))
+    write(tmp_path / "test.jsonl", *rows(2, "b"))
+    assert split(tmp_path, eval_dataset_split="test") == (["a0", "a1", "a2"], ["b0", "b1"])
+
+
+def test_the_two_datasets_must_not_share_tasks(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", *rows(7))
+    other = write(tmp_path / "b.jsonl", *({**row, "task_id": f"x{row['task_id']}"} for row in rows(7)))
+    with pytest.raises(DatasetError, match=r"7 tasks .* also in the one to train on \('x0', .*'x4', \.\.\.\)"):
+        split(path, eval_dataset_name=str(other))
+
+
+def test_a_split_of_no_dataset_is_refused() -> None:
+    with pytest.raises(ValueError, match="neither eval_dataset_name nor dataset_name"):
+        CodingConfig(eval_dataset_split="test")

@@ -1,0 +1,142 @@
+import ast
+
+import pytest
+
+from agentic_opd.worlds.coding.verifier.checks import instrument
+from agentic_opd.worlds.coding.verifier.names import undefined_names
+
+
+def run_instrumented(tests: str, **names: object) -> list[tuple[int, bool]]:
+    """Run instrumented tests on a plain record of what each check said."""
+    seen: list[tuple[int, bool]] = []
+    scope: dict[str, object] = {
+        **names,
+        "_opd_begin": lambda: None,
+        "_opd_equal": lambda number, left, right, _: seen.append((number, left == right)),
+        "_opd_true": lambda number, value: seen.append((number, bool(value))),
+        "_opd_failed": lambda number, error: seen.append((number, False)),
+    }
+    exec(instrument(tests).source, scope)
+    return seen
+
+
+def test_asserts_become_checks_wherever_they_stand() -> None:
+    tests = """
+def check(f):
+    for i in range(2):
+        assert f(i) == i, f'message {i}'
+    if f(0):
+        assert f(5) == 5
+assert f(1) and not f(0)
+with open('/dev/null'):
+    assert (y := f(3)) == 3
+    assert y != 3
+check(f)
+"""
+    assert run_instrumented(tests, f=lambda x: x) == [(2, True), (3, True), (4, False), (0, True), (0, True)]
+    assert instrument(tests).labels == ("f(i)", "f(5)", "f(1) and (not f(0))", "(y := f(3))", "y != 3")
+
+
+def test_an_exception_fails_its_check_and_the_rest_runs() -> None:
+    def f(x: int) -> int:
+        if x == 2:
+            raise SystemExit(0)
+        return 1 // x
+
+    assert run_instrumented("assert f(0) == 0\nassert f(2) == 2\nassert f(1) == 1", f=f) == [
+        (0, False),
+        (1, False),
+        (2, True),
+    ]
+
+
+def test_sides_are_evaluated_in_order_and_once() -> None:
+    calls: list[int] = []
+
+    def f(x: int) -> int:
+        calls.append(x)
+        return x
+
+    run_instrumented("assert f(1) == f(2)\nassert 3 == f(3)", f=f)
+    assert calls == [1, 2, 3]
+    assert instrument("assert 3 == f(3)\nassert 1 == x").labels == ("f(3)", "1")
+
+
+def test_constant_asserts_are_no_checks() -> None:
+    checks = instrument("assert True, 'fine'\nassert f()\ntry:\n    f()\n    assert False\nexcept ValueError: pass")
+    assert checks.labels == ("f()",)
+    assert "assert False" in checks.source
+
+
+def test_what_may_be_reached_more_than_once() -> None:
+    checks = instrument("assert f(0)\nfor x in y:\n    assert f(1)\ndef check(g):\n    assert g(2)\ncheck(f)")
+    assert checks.labels == ("f(0)", "f(1)", "g(2)")
+    assert checks.repeated == {1}
+
+
+def test_a_file_of_tests_keeps_its_asserts_and_says_what_came() -> None:
+    checks = instrument(
+        "from solution import f\nassert f(0) == 1\ndef test_a():\n"
+        "    assert f(1) == 2\n    assert f(2)\n    assert f(3), 'm'"
+    )
+    assert checks.labels == ("f(0)", "test_a")
+    assert "_opd_require(f(1), 2, True, 'f(1)')" in checks.source
+    assert "assert f(2), 'f(2) is not true'" in checks.source
+    assert "assert f(3), 'm'" in checks.source
+    assert checks.source.endswith("_opd_test(1, 1, 'test_a', None)")
+
+
+def test_long_labels_are_cut() -> None:
+    (label,) = instrument(f"assert f({'x' * 500!r}) == 1").labels
+    assert len(label) == 200
+
+
+@pytest.mark.parametrize(
+    ("tests", "in_process"),
+    [
+        ("from solution import solve, LIMIT, Strongest_Extension", False),
+        ("from solution import TreeNode", True),
+        ("from solution import P", True),
+        ("from solution import *\nassert f() == 1", False),
+        ("from solution import *\nassert f(Pair(1)) == 1", True),
+        ("from solution import *\nfrom typing import List\nassert f(List) == 1", False),
+        ("import solution\nassert solution.solve() == 1", False),
+        ("import solution\nassert solution.Stack().pop() == 1", True),
+        ("import solution\nclass Node: pass", True),
+        ("import io, contextlib, solution\nwith contextlib.redirect_stdout(io.StringIO()): f()", True),
+        ("from fractions import Fraction", False),
+        ("import numpy as np\nimport solution", True),
+        ("import math, random", False),
+        ("from solution import Solution\nassert Solution().f() == 1", False),
+        ("import solution, unittest\nclass A(unittest.TestCase):\n    def test_a(self): pass", False),
+        ("import solution\nclass TestA:\n    def test_a(self): pass", False),
+        ("import solution\ndef test_a(capsys): pass", True),
+        ("import numpy as np", False),
+        ("assert run_program('1') == '2'", False),
+    ],
+)
+def test_the_tests_alone_decide_whether_one_process_is_needed(tests: str, in_process: bool) -> None:
+    assert instrument(tests).in_process is in_process
+
+
+def test_undefined_names() -> None:
+    tests = """
+import os.path as path, sys
+from math import sqrt as root
+def check(candidate, *rest, key=None):
+    total = sum(x for x in rest)
+    try:
+        assert candidate(total) == helper(key, path, sys, root)
+    except ValueError as error:
+        print(error)
+[other for other in LIST]
+check(solve)
+"""
+    assert undefined_names(tests) == ["LIST", "helper", "solve"]
+    with pytest.raises(SyntaxError):
+        undefined_names("def")
+
+
+def test_what_is_no_assert_stays_as_it_is() -> None:
+    source = "x = 1\n\n\ndef f():\n    return x"
+    assert ast.dump(ast.parse(instrument(source).source)) == ast.dump(ast.parse(source))

@@ -1,0 +1,84 @@
+"""Which tests a pytest or unittest file holds, from its source alone."""
+
+import ast
+
+import pytest
+
+from agentic_opd.worlds.coding.verifier.checks import asserts_run_once
+from agentic_opd.worlds.coding.verifier.collection import collect
+
+
+def labels(source: str) -> list[str]:
+    return [label for test in collect(ast.parse(source)) for label in test.labels]
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("def test_a(): pass\ndef helper(): pass\nasync def test_b(): pass", ["test_a", "test_b"]),
+        ("def test_a(): pass\ntest_a()", []),
+        ("def test_a(): pass\nif __name__ == '__main__':\n    test_a()", ["test_a"]),
+        ("def check(f): assert f(1)\n", []),
+        ("@pytest.fixture\ndef test_data(): pass\ndef test_a(test_data): pass", ["test_a"]),
+        ("@pytest.mark.skip\ndef test_a(): pass\n@unittest.skipIf(1, '')\ndef test_b(): pass", []),
+        (
+            "import unittest\nclass A(unittest.TestCase):\n    def test_x(self): pass\n    def other(self): pass",
+            ["A.test_x"],
+        ),
+        (
+            "class TestA:\n    def test_x(self): pass\nclass TestNode(Node):\n    def test_y(self): pass",
+            ["TestA.test_x"],
+        ),
+        (
+            "class Base(TestCase):\n    def test_x(self): pass\nclass B(Base):\n    def test_y(self): pass",
+            ["Base.test_x", "B.test_x", "B.test_y"],
+        ),
+        ("class TestA(TestA):\n    def test_x(self): pass", []),
+    ],
+)
+def test_what_is_a_test(source: str, expected: list[str]) -> None:
+    assert labels(source) == expected
+
+
+@pytest.mark.parametrize(
+    ("decorators", "expected"),
+    [
+        ("@pytest.mark.parametrize('a', [1, 2])", ["test_a[0]", "test_a[1]"]),
+        ("@mark.parametrize('a', argvalues=(1, 2))", ["test_a[0]", "test_a[1]"]),
+        ("@mark.parametrize('a', [1, 2])\n@mark.parametrize('b', [1, 2])", [f"test_a[{i}]" for i in range(4)]),
+        ("@mark.parametrize('a', CASES)", ["test_a[0]", "test_a[1]", "test_a[2]"]),
+        ("@mark.parametrize('a', range(5))", ["test_a"]),
+        ("@mark.parametrize('a', [*CASES])", ["test_a"]),
+        ("@mark.parametrize('a', [])", ["test_a"]),
+    ],
+)
+def test_parameters_that_are_spelled_out_are_cases(decorators: str, expected: list[str]) -> None:
+    assert labels(f"CASES = [1, 2, 3]\n{decorators}\ndef test_a(a): pass") == expected
+
+
+def test_asserts_that_run_at_most_once() -> None:
+    tree = ast.parse("""
+assert a
+if x:
+    assert b
+for i in y:
+    assert no
+    once_no()
+def check(f):
+    assert c
+    while f: assert no
+    inner()
+def inner():
+    assert d
+def twice():
+    assert no
+def once_no():
+    assert no
+def recursive():
+    assert no
+    recursive()
+check(twice() or twice())
+[check2 for check2 in z]
+""")
+    names = sorted(node.test.id for node in asserts_run_once(tree) if isinstance(node.test, ast.Name))
+    assert names == ["a", "b", "c", "d"]
