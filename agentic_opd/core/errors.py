@@ -10,6 +10,7 @@
     │   ├── ServerRequestError       it refused the request (4xx)
     │   └── ServerMismatchError      it runs, but its model, caps or plugin do not fit the settings
     ├── AlignmentError         lengths or ids that must agree do not; the message holds both
+    ├── WireError              JSON is not a scored group
     └── OutputError            a file cannot be written, read back, or continued
 
 A message names the thing, the value got, the value expected, and what to do.
@@ -61,6 +62,10 @@ class ServerMismatchError(ServerError):
 
 class AlignmentError(OPDError):
     """Lengths or ids that must agree do not."""
+
+
+class WireError(OPDError):
+    """JSON of any origin is not a scored group; the message says which field, what came and what was expected."""
 
 
 class OutputError(OPDError):

@@ -348,33 +348,6 @@ class TeacherRows:
 
 
 @dataclass(frozen=True, slots=True)
-class TurnRecord:
-    """What `overrides[i]["opd"]["turns"]` says of one turn; docs/wire_format.md."""
-
-    span: tuple[int, int]
-    outcome: TurnOutcome
-    next_state_role: str | None
-    votes: tuple[Vote, ...] = ()
-    hint: str | None = None
-    hint_token_ids: tuple[int, ...] = ()
-    insert_at: int | None = None
-    error: str | None = None
-
-    def to_wire(self) -> dict[str, Any]:
-        """The record as plain JSON data."""
-        return {
-            "span": list(self.span),
-            "outcome": self.outcome.value,
-            "next_state_role": self.next_state_role,
-            "votes": [{"decision": v.decision, "hint": v.hint, "text": v.text} for v in self.votes],
-            "hint": self.hint,
-            "hint_token_ids": list(self.hint_token_ids),
-            "insert_at": self.insert_at,
-            "error": self.error,
-        }
-
-
-@dataclass(frozen=True, slots=True)
 class DistillArrays:
     """The distillation rows of one sequence, one entry per position; unscored rows are empty (see the wire format)."""
 
