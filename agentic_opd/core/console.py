@@ -43,10 +43,14 @@ class _TwoLines(Progress):
 
 
 class LiveBar:
-    """Shows how many of `total` things are done, with `counts` below it, while its block runs."""
+    """Shows how many of `total` things are done, with `counts` below it, while its block runs: in a terminal only.
 
-    def __init__(self, console: Console, things: str, total: int | None, completed: int = 0) -> None:
-        """Prepare a bar; `completed` were done before."""
+    The base of what shows the progress of a mode or a command, which prints lines if the bar `is_live` not.
+    """
+
+    def __init__(self, things: str, total: int | None, completed: int = 0, console: Console | None = None) -> None:
+        """Prepare a bar; `completed` were done before. The console is standard error's unless given."""
+        self.console = console = console or log_console()
         self.is_live = console.is_terminal
         self._bar = _TwoLines(
             TextColumn(things),
@@ -65,6 +69,10 @@ class LiveBar:
         """Show that so many are done, of another `total` where one is given."""
         self._bar.counts = counts
         self._bar.update(self._task, completed=completed, total=total)
+
+    def say(self, text: str) -> None:
+        """Print a line above the bar, as it is: nothing in it is markup."""
+        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def __enter__(self) -> Self:
         self._bar.start()

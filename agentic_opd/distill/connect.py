@@ -20,8 +20,8 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class DistilDeps:
-    """What distilling needs besides settings; `close` it when done.
+class DistillServers:
+    """Who judges and scores one policy's turns, and what writes its hints; `close` it when done.
 
     `judge_is_policy`: the judge is the policy's server, so that its silence stops the run.
     `teacher_is_policy`: without a hint the teacher equals the student, so that a noise floor can be measured.
@@ -57,7 +57,7 @@ async def connect(
     *,
     max_token_length: int,
     retry_s: float,
-) -> DistilDeps:
+) -> DistillServers:
     """Connect to judge and teacher, and find out before the first episode what would fail in every one.
 
     Args:
@@ -95,7 +95,7 @@ async def connect(
         undo.push_async_callback(judge.close)
         await judge.check()
         undo.pop_all()
-        return DistilDeps(
+        return DistillServers(
             judge,
             teacher,
             renderer,

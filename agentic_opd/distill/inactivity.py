@@ -3,7 +3,8 @@
 from collections import Counter, deque
 from collections.abc import Sequence
 
-from agentic_opd.core.types import TurnOutcome, TurnRecord
+from agentic_opd.core.types import TurnOutcome
+from agentic_opd.wire.group import TurnRecord
 
 QUIET_GROUPS = 8
 """So many groups in a row without a scored row are one too many: with a judge and a policy that work, some turn of some

@@ -10,10 +10,10 @@ else would count in the weights.
 import asyncio
 import logging
 import secrets
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from agentic_opd.core.errors import ConfigError, ServerUnreachableError
 from agentic_opd.core.notices import Notices
@@ -25,6 +25,7 @@ from agentic_opd.core.trajectory_api import (
     TrajectoryApi,
     UnknownEnvError,
 )
+from agentic_opd.wire.group import ScoredGroup
 
 logger = logging.getLogger(__name__)
 
@@ -115,7 +116,7 @@ class Membership:
                 return status
             self._is_sure = False
 
-    async def send(self, group: Mapping[str, Any]) -> None:
+    async def send(self, group: ScoredGroup) -> None:
         """One attempt to send a group; to be called where `is_sure`.
 
         Raises:
@@ -124,7 +125,7 @@ class Membership:
         """
         assert self.registration is not None
         try:
-            await self.api.send(group, self.registration.env_id)
+            await self.api.send(await asyncio.to_thread(group.to_wire), self.registration.env_id)
         except ServerUnreachableError:
             self._is_sure = False
             raise

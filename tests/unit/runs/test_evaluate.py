@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from io import StringIO
 from itertools import combinations
 from pathlib import Path
@@ -15,18 +15,18 @@ from rich.console import Console
 from agentic_opd.core.errors import AlignmentError, OutputError, ServerUnreachableError
 from agentic_opd.core.metric import Metric
 from agentic_opd.core.types import Episode, Reward, StopReason, Task, Turn, Verification, VerifyOutcome
+from agentic_opd.runs.config import EvalHandling, RunConfig
 from agentic_opd.runs.evaluate import (
     EVAL_METRICS,
     EvalSample,
     Evaluated,
+    Evaluation,
     bootstrap_interval,
     eval_metrics,
     evaluate,
-    evaluate_tasks,
     pass_at_k,
 )
-
-Done = Callable[[EvalSample], None]
+from agentic_opd.runs.metric_log import RunMetrics
 
 
 def make_task(name: str) -> Task:
@@ -100,23 +100,29 @@ def test_uneven_samples_are_refused() -> None:
         eval_metrics([])
 
 
+def make_evaluation(names: str, roll_out: Callable[[Task], Awaitable[Episode]], samples: int = 1) -> Evaluation:
+    async def save(evaluated: Evaluated, start: float) -> None:
+        pass
+
+    config = RunConfig(eval_samples=samples, eval_temperature=1.0)
+    metrics = RunMetrics(config, lambda ids: "", list)
+    return Evaluation([make_task(name) for name in names], roll_out, save, config, metrics)
+
+
 def test_samples_come_in_task_order_whatever_ends_first(tmp_path: Path) -> None:
-    tasks = [make_task(name) for name in "abc"]
     rng = Random(1)
 
     async def roll(task: Task) -> Episode:
         await asyncio.sleep(rng.random() / 100)
         return make_episode(task, rng.randrange(3))
 
-    async def run(done: Done) -> Evaluated:
-        samples = await evaluate_tasks(tasks, 3, roll, done)
-        return Evaluated(samples, eval_metrics(samples))
-
-    console = Console(file=StringIO(), width=100)
-    metrics = asyncio.run(evaluate(9, run, tmp_path / "new", "header", console))
+    console, evaluation = Console(file=StringIO(), width=100), make_evaluation("abc", roll, 3)
+    metrics = asyncio.run(evaluate(evaluation, tmp_path / "new", {"policy": "header"}, console))
     rows = [json.loads(line) for line in (tmp_path / "new" / "samples.jsonl").read_text().splitlines()]
     assert sorted((row["task_id"], row["sample"]) for row in rows) == [(name, i) for name in "abc" for i in range(3)]
     assert fmean(row["passed"] for row in rows) == pytest.approx(metrics["eval/pass@1"])
+    samples = asyncio.run(evaluation.measure()).samples
+    assert [(sample.task.task_id, sample.index) for sample in samples] == [(n, i) for n in "abc" for i in range(3)]
     shown = console.file.getvalue()  # type: ignore[attr-defined]
     assert "header" in shown
     assert "sample 9/9" in shown
@@ -124,28 +130,47 @@ def test_samples_come_in_task_order_whatever_ends_first(tmp_path: Path) -> None:
 
 
 def test_a_dead_server_ends_it_and_what_was_finished_is_kept(tmp_path: Path) -> None:
-    tasks = [make_task(name) for name in "ab"]
-
     async def roll(task: Task) -> Episode:
         if task.task_id == "a":
             return make_episode(task)
         await asyncio.sleep(0.01)
         raise ServerUnreachableError("gone")
 
-    async def run(done: Done) -> Evaluated:
-        return Evaluated(await evaluate_tasks(tasks, 1, roll, done), {})
-
+    evaluation = make_evaluation("ab", roll)
     with pytest.raises(ServerUnreachableError):
-        asyncio.run(evaluate(2, run, tmp_path, "header", Console(file=StringIO())))
+        asyncio.run(evaluate(evaluation, tmp_path, {"policy": "m"}, Console(file=StringIO())))
     (line,) = (tmp_path / "samples.jsonl").read_text().splitlines()
     assert json.loads(line)["task_id"] == "a"
+    assert asyncio.run(evaluation.beside_training()) == {}, "beside the training a failure is logged"
 
 
 def test_a_folder_that_cannot_be_written_is_said_before_anything_runs(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
 
-    async def run(done: Done) -> Evaluated:
+    async def roll(task: Task) -> Episode:
         raise AssertionError("it ran")
 
     with pytest.raises(OutputError, match="data_dir_to_save_evals"):
-        asyncio.run(evaluate(1, run, tmp_path / "file" / "folder", "header", Console(file=StringIO())))
+        asyncio.run(evaluate(make_evaluation("a", roll), tmp_path / "file" / "folder", {}, Console(file=StringIO())))
+
+
+@pytest.mark.parametrize(("handling", "share"), [("NONE", 1.0), ("LIMIT_TRAIN", 0.25), ("STOP_TRAIN", 0.0)])
+def test_an_evaluation_takes_its_share_of_the_servers_every_few_steps(handling: str, share: float) -> None:
+    async def main() -> list[float]:
+        ended = asyncio.Event()
+
+        async def roll(task: Task) -> Episode:
+            await ended.wait()
+            return make_episode(task)
+
+        evaluation = make_evaluation("a", roll)
+        evaluation.config = RunConfig(steps_per_eval=10, eval_handling=EvalHandling(handling), eval_limit_ratio=0.25)
+        shares: list[float] = []
+        for before, now in ((0, 9), (9, 11), (11, 12)):
+            evaluation.at_step(before, now)
+            shares.append(evaluation.share())
+        ended.set()
+        await evaluation.finish()
+        return [*shares, evaluation.share()]
+
+    assert asyncio.run(main()) == [1.0, share, share, 1.0]
