@@ -3,7 +3,7 @@
     OPDError
     ├── ConfigError            a setting, or a combination of settings, is wrong
     ├── DatasetError           tasks cannot be loaded, or a row lacks a field
-    ├── SandboxError           the isolation asked for cannot be had on this machine
+    ├── SandboxError           the isolation asked for does not work on this machine
     ├── RendererError          the chat template cannot be rendered or extended token by token
     ├── ServerError            a server was asked and did not do its part
     │   ├── ServerUnreachableError   no usable answer within the retry window
@@ -30,7 +30,7 @@ class DatasetError(OPDError):
 
 
 class SandboxError(OPDError):
-    """The isolation asked for cannot be had on this machine."""
+    """The isolation asked for does not work on this machine."""
 
 
 class RendererError(OPDError):

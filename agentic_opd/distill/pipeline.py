@@ -2,8 +2,8 @@
 
     turn --judge--> votes --quorum, leaks--> hint --one insertion--> request --teacher--> rows --> arrays, record, stats
 
-Each step may end the turn; where it ended is the turn's one `TurnOutcome`. A dead policy or teacher server is no
-outcome: it stops the run (ServerUnreachableError), and nothing half done is kept.
+Each step may end the turn; where it ended is the turn's one `TurnOutcome`. A dead policy or teacher server is not
+an outcome: it stops the run (ServerUnreachableError), and nothing half done is kept.
 """
 
 import logging
@@ -73,7 +73,7 @@ async def distill_episode(episode: Episode, servers: DistillServers, config: Dis
     """Judge and score all turns of a verified episode.
 
     Raises:
-        ServerUnreachableError: the teacher, or the judge where it is the policy's server, is gone.
+        ServerUnreachableError: the teacher, or the judge if it is the policy's server, is gone.
     """
     pairs = hindsight_pairs(episode, config.hint_max_next_state_chars)
     public_text = shown_text(episode)
@@ -115,8 +115,8 @@ async def noise_floor(episodes: Sequence[Episode], servers: DistillServers) -> f
     """Score one turn of a group without a hint and return the largest gap, in nats: the engine's noise.
 
     The first turn is used: its prompt is the shortest, and reading it again, which the prefix cache can't help with,
-    costs the least. None where the teacher is another model or has new weights since, where there is no turn, or where
-    the server refuses.
+    costs the least. None if the teacher is another model or has new weights since, if there is no turn, or if the
+    server refuses.
 
     Raises:
         ServerUnreachableError: the teacher is gone.

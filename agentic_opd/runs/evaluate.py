@@ -315,7 +315,7 @@ class EvalProgress(LiveBar):
 
 
 def show_evaluation(samples: Sequence[EvalSample], metrics: dict[str, float], console: Console) -> None:
-    """Print pass@k with its interval, and a row a task where they fit on a screen or two."""
+    """Print pass@k with its interval, and a row for each task if they fit on a screen or two."""
     by_task: dict[str, list[EvalSample]] = {}
     for sample in samples:
         by_task.setdefault(sample.task.task_id, []).append(sample)

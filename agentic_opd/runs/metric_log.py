@@ -65,13 +65,13 @@ class MetricFile:
 
 
 class WandbLog:
-    """A run on Weights & Biases (or on disk, where WANDB_MODE is offline)."""
+    """A run on Weights & Biases (or on disk, if WANDB_MODE is offline)."""
 
     def __init__(self, project: str, name: str | None, settings: Mapping[str, Any], group: str | None = None) -> None:
         """Start the run; W&B's own chatter is left out, `place` holds what matters of it.
 
         Raises:
-            ConfigError: W&B takes no run, for example because nobody is logged in.
+            ConfigError: W&B refuses the run, for example because nobody is logged in.
         """
         import wandb  # Many megabytes and a second, for those who use it.
 
@@ -81,7 +81,7 @@ class WandbLog:
             self._run = wandb.init(project=project, name=name, group=group, config=dict(settings), settings=quiet)
         except wandb.Error as error:
             raise ConfigError(
-                f"W&B takes no run: {str(error).rstrip('.')}. Run `wandb login`, set WANDB_API_KEY or "
+                f"W&B refuses the run: {str(error).rstrip('.')}. Run `wandb login`, set WANDB_API_KEY or "
                 "WANDB_MODE=offline, or leave env.use_wandb off: metrics then go to metrics.jsonl."
             ) from error
         folder = Path(self._run.dir).parent
@@ -100,8 +100,8 @@ class WandbLog:
 
 
 def metrics_path(groups: Path | None, folder: Path) -> Path:
-    """metrics.jsonl beside a file of groups (with that file's name in front where it is not groups.jsonl), or else in
-    `folder`.
+    """metrics.jsonl beside a file of groups (with that file's name in front if it is not groups.jsonl), or in `folder`
+    if there is no such file.
     """
     if groups is None:
         return folder / "metrics.jsonl"

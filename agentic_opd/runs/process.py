@@ -140,7 +140,7 @@ class RunProgress(LiveBar):
             self.say(f"group {self.groups}/{self.total} {item_id}: scores {shown}; {counts}")
 
     def group_failed(self, item_id: str, error: Exception) -> None:
-        """A group came to nothing; the run goes on."""
+        """A group failed; the run goes on."""
         self.console.print(f"[red]group {item_id} failed:[/red]", end=" ")
         self.say(str(error))
 

@@ -2,7 +2,7 @@
 
 Groups are made ahead of the trainer by `max_batches_offpolicy` batches at most: far enough that it never waits, and no
 further (`ServePlan`). A server that goes away is waited for, the API as well as vLLM; what is finished is kept and sent
-when it is back. Nothing under way is thrown away before the end: where the queue is full, no new group is started.
+when it is back. Nothing under way is thrown away before the end: if the queue is full, no new group is started.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ from agentic_opd.wire.counts import RunCounts
 from agentic_opd.wire.group import ScoredGroup, TaskItem
 
 _LEAST_PART = 0.01
-"""Where others were promised whole batches; as the API does with weights."""
+"""The least part, if others were promised whole batches; the API does the same with weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +40,14 @@ class ServePlan:
 
     env: EnvDescription
     max_groups: int
-    """Groups under way at the same time, where this environment has the servers to itself."""
+    """Groups under way at the same time, if this environment has the servers to itself."""
     max_batches_offpolicy: int
     total_steps: int | None
     """The trainer's step at which to end; None: its own last one."""
     skip_equal_scores: bool
 
     def most_under_way(self, status: QueueStatus, *, batch_size: int, finished: int, share: float) -> int:
-        """How many groups may be under way now; 0 or less where the queue is full.
+        """How many groups may be under way now; 0 or less if the queue is full.
 
         Args:
             status: What the API said last.
@@ -67,7 +67,7 @@ class ServePlan:
         return min(math.ceil(min(self.max_groups, ahead) * part * share), room - finished)
 
     def _part(self, status: QueueStatus) -> float:
-        """Which part of all groups this environment should make: what it was promised, or else its weight's part."""
+        """Which part of all groups this environment should make: what it was promised, or its weight's part."""
         if self.env.min_batch_allocation is not None:
             return min(1.0, max(self.env.min_batch_allocation, status.env_weight))
         return min(1.0, status.env_weight, max(status.unallocated_fraction, _LEAST_PART))
@@ -81,9 +81,9 @@ _PATIENCE_S = 1.0
 _FAREWELL_S = 10.0
 """At the end, how long finished groups are still offered to the API."""
 _LEAVING_S = 2.0
-"""At the end, how long an API that does not answer is asked to strike this environment off, where nothing is left."""
+"""At the end, how long the API is asked to remove this environment, if no group is left to send."""
 _MOST_FAILURES = 20
-"""So many groups in a row that come to nothing end the run."""
+"""So many groups in a row that fail end the run."""
 _MANY_SKIPPED = 20
 """Each time that so many more groups in a row were not sent, that is said."""
 
@@ -144,7 +144,7 @@ async def serve(env: Environment, metrics: RunMetrics, evaluation: Evaluation, *
 
     Raises:
         ConfigError: the trainer's batches can't hold a group, or nobody says how many steps there are.
-        OPDError: one group after the other came to nothing; or a finished one can't be written.
+        OPDError: too many groups in a row failed; or a finished one can't be written.
     """
     config, counts, file = env.config, RunCounts(), None
     api, items = TrajectoryApi(config.rollout_server_url), env.items()
@@ -243,7 +243,7 @@ class GroupServer:
 
         Raises:
             ConfigError: the trainer's batches can't hold a group, or nobody says how many steps there are.
-            OPDError: one group after the other came to nothing; or a finished one can't be written.
+            OPDError: too many groups in a row failed; or a finished one can't be written.
         """
         try:
             await self._member.ensure()
