@@ -1,13 +1,9 @@
-"""One real vLLM server for the whole session, and a transformers forward pass over the same checkpoint."""
+"""What is started once and used by many: vLLM servers, a run of the demo, a browser; and in which order all runs."""
 
-import json
-import os
-import signal
 import subprocess
-import sys
 import warnings
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,22 +14,40 @@ from numpy.typing import NDArray
 from playwright.sync_api import Browser
 
 from agentic_opd.serving.local import LocalServer, end_of, local_server
+from tests.support.browser import Report, chromium, opened
+from tests.support.environment import command, read_lines
+from tests.support.machine import part_of_machine
+from tests.support.places import MODEL, ROOT
+from tests.support.report_facts import Scored, scored_tokens
+from tests.support.vllm import Forward, RootedServer, StartVllm
 
-from .browser import Report, chromium, opened
-from .report_facts import Scored, scored_tokens
+GROUPS = {
+    "learn": ("test_learn",),
+    "demo": ("test_demo", "test_report", "test_report_use", "test_report_size", "test_report_hostile"),
+    "weights": ("test_counts", "test_trainer", "test_pushes", "test_several_servers", "test_dead_server"),
+}
+"""Modules that share what is expensive run on one worker, one after the other; any other module is a group by itself.
 
-ROOT = Path(__file__).parents[2]
-MODEL = os.environ.get("AGENTIC_OPD_TEST_MODEL", "scripts/demo_policy/policy")
-"""What is served; a path relative to the project's root."""
-
-
-def hear_sigint() -> None:
-    """For `preexec_fn`: a child of a background job of a shell would ignore Ctrl-C."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+The groups that take longest come first, so that at the end no worker waits long for the other.
+"""
 
 
-Forward = Callable[..., NDArray[np.float32]]
-StartVllm = Callable[..., AbstractContextManager[LocalServer]]
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Sort the tests by group, and tell pytest-xdist the groups."""
+    place = {module: (i, j, group) for i, group in enumerate(GROUPS) for j, module in enumerate(GROUPS[group])}
+    places = {item: place.get(item.path.stem, (len(GROUPS), 0, item.path.stem)) for item in items}
+    items.sort(key=lambda item: places[item][:2])
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group(places[item][2]))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """A test that measures time has the machine to itself, where there are other workers (they share a cache)."""
+    cache = getattr(item.config, "cache", None)
+    alone = item.get_closest_marker("alone") is not None
+    with part_of_machine(cache.mkdir("machine"), alone=alone) if cache else nullcontext():
+        return (yield)
 
 
 @pytest.fixture(scope="session")
@@ -57,9 +71,24 @@ def start_vllm(tmp_path_factory: pytest.TempPathFactory) -> StartVllm:
 
 @pytest.fixture(scope="session")
 def vllm_server(start_vllm: StartVllm) -> Iterator[LocalServer]:
-    """The server that most tests share: the demo policy, no API key, no weights root."""
+    """The server that most tests of a worker share: the demo policy, no API key, no weights root."""
     with start_vllm() as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def rooted_server(start_vllm: StartVllm, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RootedServer]:
+    """The server of those that give it other weights or kill it; `rooted` hands it out as new."""
+    server = RootedServer(start_vllm, tmp_path_factory.mktemp("weights"))
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def rooted(rooted_server: RootedServer) -> RootedServer:
+    """A server with a weights root: it runs, with the first weights."""
+    rooted_server.renew()
+    return rooted_server
 
 
 class DemoRun(NamedTuple):
@@ -71,18 +100,15 @@ class DemoRun(NamedTuple):
     @property
     def groups(self) -> list[dict[str, Any]]:
         """The groups in the file."""
-        return [json.loads(line) for line in self.path.read_text().splitlines()]
+        return read_lines(self.path)
 
 
 @pytest.fixture(scope="session")
 def demo(vllm_server: LocalServer, tmp_path_factory: pytest.TempPathFactory) -> DemoRun:
     """One run of the demo, for all who only read what it wrote."""
     out = tmp_path_factory.mktemp("demo") / "groups.jsonl"
-    command = [
-        *(sys.executable, "-m", "agentic_opd.env", "process", "--config", "configs/demo.yaml"),
-        *("--openai.base_url", f"{vllm_server.base_url}/v1", "--env.data_path_to_save_groups", str(out)),
-    ]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1200)
+    argv = command("process", vllm_server.base_url, "--env.data_path_to_save_groups", str(out))
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=1200)
     assert done.returncode == 0, done.stderr
     return DemoRun(out, done.stderr)
 
@@ -117,7 +143,9 @@ def report(browser: Browser, demo: DemoRun) -> Iterator[Report]:
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Show the end of a server's log with a test that failed on it."""
     report = yield
-    servers = [value for value in getattr(item, "funcargs", {}).values() if isinstance(value, LocalServer)]
+    values = list(getattr(item, "funcargs", {}).values())
+    servers = [value for value in values if isinstance(value, LocalServer)]
+    servers += [value.server for value in values if isinstance(value, RootedServer)]
     if report.failed:
         report.sections += [(f"{server.log}", end_of(server.log)) for server in servers]
     return report

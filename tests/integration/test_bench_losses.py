@@ -4,7 +4,7 @@ import json
 import subprocess
 from pathlib import Path
 
-from .conftest import ROOT
+from tests.support.places import ROOT
 
 TOKENS, VOCAB = 256, 152_064
 LOGITS = TOKENS * VOCAB * 4

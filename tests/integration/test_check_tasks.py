@@ -13,12 +13,10 @@ from typing import Any
 
 import pytest
 
+from tests.support.places import HUMANEVAL, NO_HUMANEVAL, ROOT
+from tests.support.waiting import hear_sigint
 from tests.unit.sandboxes.helpers import needs_bwrap
-from tests.unit.worlds.coding.verifier.test_humaneval import DATA
 
-from .conftest import hear_sigint
-
-ROOT = Path(__file__).parents[2]
 SCRIPT = str(ROOT / "scripts" / "check_tasks")
 KEYS = ["id", "correctness", "passed", "total", "outcome", "seconds"]
 
@@ -359,18 +357,18 @@ def test_an_interrupt_leaves_whole_lines_and_nothing_running(tmp_path: Path) -> 
 # ------------------------------------------------------------------------------------------------------------ HumanEval
 
 
-@pytest.mark.skipif(not DATA.exists(), reason=f"{DATA} is not there")
+@pytest.mark.skipif(not HUMANEVAL.exists(), reason=NO_HUMANEVAL)
 def test_all_of_humaneval_in_under_two_minutes(tmp_path: Path) -> None:
     start = time.monotonic()
-    done = run(DATA, "--format", "humaneval", "--workers", "2", "--out", tmp_path / "out.jsonl")
+    done = run(HUMANEVAL, "--format", "humaneval", "--workers", "2", "--out", tmp_path / "out.jsonl")
     assert (done.returncode, done.stdout) == (0, "164 passed, 0 failed\n"), done.stderr
     assert time.monotonic() - start < 120
     assert [*verdicts(tmp_path / "out.jsonl")] == [f"HumanEval/{number}" for number in range(164)]
 
 
-@pytest.mark.skipif(not DATA.exists(), reason=f"{DATA} is not there")
+@pytest.mark.skipif(not HUMANEVAL.exists(), reason=NO_HUMANEVAL)
 def test_pass_in_place_of_every_solution_of_humaneval_passes_nothing(tmp_path: Path) -> None:
-    rows = [json.loads(line) for line in gzip.decompress(DATA.read_bytes()).splitlines()]
+    rows = [json.loads(line) for line in gzip.decompress(HUMANEVAL.read_bytes()).splitlines()]
     given = solutions(tmp_path / "s.jsonl", {row["task_id"]: f"{row['prompt']}    pass\n" for row in rows})
-    done = run(DATA, "--format", "humaneval", "--solutions", given, "--out", tmp_path / "out.jsonl")
+    done = run(HUMANEVAL, "--format", "humaneval", "--solutions", given, "--out", tmp_path / "out.jsonl")
     assert (done.returncode, done.stdout) == (1, "0 passed, 164 failed\n"), done.stderr

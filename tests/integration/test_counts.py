@@ -3,21 +3,20 @@
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Generator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
-from agentic_opd.serving.local import LocalServer, free_port, stop
-
-from .conftest import StartVllm
-from .recording_proxy import Exchange, RecordingProxy, recording_proxy
-from .test_serve import serving
-from .test_serve_api import handed_out, sent
-from .test_trainer import ROOT, metrics, trainer
-from .trajectory import trajectory_api
+from agentic_opd.serving.local import free_port, stop
+from tests.support.environment import serving
+from tests.support.places import ROOT
+from tests.support.recording_proxy import Exchange, RecordingProxy, recording_proxy
+from tests.support.training import metrics, trainer
+from tests.support.trajectory import handed_out, sent, trajectory_api
+from tests.support.vllm import RootedServer
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.vllm
 
@@ -27,7 +26,7 @@ STEPS, GROUPS = 6, 2
 
 @contextmanager
 def training(folder: Path, proxy: RecordingProxy, vllm_url: str, *changes: str) -> Generator[subprocess.Popen[bytes]]:
-    argv = trainer(folder, proxy, vllm_url, f"total_steps={STEPS}", *changes)  # type: ignore[arg-type]
+    argv = trainer(folder, proxy.url, vllm_url, f"total_steps={STEPS}", *changes)
     with (folder / "trainer.log").open("ab") as output:
         process = subprocess.Popen(argv, cwd=ROOT, stdout=output, stderr=output, start_new_session=True)
     try:
@@ -46,48 +45,39 @@ def trained(folder: Path) -> int:
     return sum(int(row["groups"]) for row in metrics(folder)) if (folder / "train" / "metrics.jsonl").exists() else 0
 
 
-def until(holds: Callable[[], bool], process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + 180
-    while not holds():
-        assert process.poll() is None, log.read_text()
-        assert time.monotonic() < deadline, log.read_text()
-        time.sleep(0.05)
-
-
 def accepted(exchanges: Sequence[Exchange]) -> set[str]:
     ids = sent(exchanges)
     assert len(set(ids)) == len(ids)
     return set(ids)
 
 
-def test_counts_agree_when_everything_was_killed_once(start_vllm: StartVllm, tmp_path: Path) -> None:
-    weights, log = tmp_path / "weights", tmp_path / "trainer.log"
+def test_counts_agree_when_everything_was_killed_once(rooted: RootedServer, tmp_path: Path) -> None:
+    weights, log, vllm_url = rooted.root / "counts", tmp_path / "trainer.log", rooted.base_url
     weights.mkdir()
-    api_port, vllm_port = free_port(), free_port()
-    vllm_url = f"http://127.0.0.1:{vllm_port}"
+    api_port = free_port()
 
-    def start() -> AbstractContextManager[LocalServer]:
-        return start_vllm("--weights-root", str(weights), port=vllm_port)
+    def training_until(holds: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
+        until(holds, 180, process, log.read_text)
 
     with ExitStack() as stack:
         proxy = stack.enter_context(recording_proxy(f"http://127.0.0.1:{api_port}"))
-        vllm = stack.enter_context(start())
         env = stack.enter_context(serving(proxy.url, vllm_url, tmp_path, "--env.max_batches_offpolicy", "1"))
         with trajectory_api(tmp_path / "first.log", api_port) as api:
-            with training(tmp_path, proxy, vllm_url) as first:
-                until(lambda: trained(tmp_path) >= 2 * GROUPS, first, log)
-                until(lambda: len(handed_out(proxy.exchanges)) > trained(tmp_path), first, log)
+            with training(tmp_path, proxy, vllm_url, f"weights_dir={weights}") as first:
+                training_until(lambda: trained(tmp_path) >= 2 * GROUPS, first)
+                training_until(lambda: len(handed_out(proxy.exchanges)) > trained(tmp_path), first)
                 kill(first)
             in_hand = len(handed_out(proxy.exchanges)) - trained(tmp_path)
-            second = stack.enter_context(training(tmp_path, proxy, vllm_url, "resume=true"))
-            until(lambda: trained(tmp_path) >= 3 * GROUPS, second, log)
+            second = stack.enter_context(training(tmp_path, proxy, vllm_url, f"weights_dir={weights}", "resume=true"))
+            training_until(lambda: trained(tmp_path) >= 3 * GROUPS, second)
             api.kill()
             before = proxy.settled()
             assert api.received() == len(accepted(before))
         with trajectory_api(tmp_path / "second.log", api_port) as api:
-            until(lambda: trained(tmp_path) >= 4 * GROUPS, second, log)
-            vllm.kill()
-            stack.enter_context(start())
+            training_until(lambda: trained(tmp_path) >= 4 * GROUPS, second)
+            rooted.kill()
+            env.wait_for("waiting for vLLM")
+            rooted.start()
             assert second.wait(180) == 0, log.read_text()
             assert env.process.wait(60) == 0, env.said()
             left = api.left_over()

@@ -1,39 +1,16 @@
-"""`agentic-opd doctor` against real servers: a good one, none, one without the plugin, one that is too small."""
+"""`agentic-opd doctor` against real servers: a good one, none, a judge that talks nonsense, wrong places."""
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agentic_opd.serving.local import free_port
-
-from .scripted_judge import judge_server
-from .trajectory import trajectory_api
+from tests.support.doctor import doctor, statuses
+from tests.support.scripted_judge import judge_server
+from tests.support.trajectory import trajectory_api
 
 pytestmark = pytest.mark.vllm
-
-ROOT = Path(__file__).parents[2]
-
-
-def doctor(url: str, *flags: str) -> tuple[int, dict[str, tuple[str, str]]]:
-    """Its exit code, and (status, text) of each check."""
-    argv = [
-        *(sys.executable, "-m", "agentic_opd.cli.main", "doctor", "--json", "--config", "configs/demo.yaml"),
-        *("--openai.base_url", f"{url}/v1", "--env.rollout_server_url", f"http://127.0.0.1:{free_port()}"),
-        # The policy judges: hot, it says what can't be read once in eleven votes.
-        *("--env.judge_temperature", "0.01", *flags),
-    ]
-    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert "Traceback" not in done.stderr, done.stderr
-    findings = json.loads(done.stdout)
-    return done.returncode, {finding["name"]: (finding["status"], finding["text"]) for finding in findings}
-
-
-def statuses(findings: dict[str, tuple[str, str]], *wanted: str) -> set[str]:
-    return {name for name, (status, _) in findings.items() if status in wanted}
 
 
 def test_a_good_set_up_is_good(vllm_server: Any) -> None:
@@ -104,15 +81,3 @@ def test_wrong_tokenizer_renderer_and_places_are_found(vllm_server: Any, tmp_pat
     assert "--max-logprobs 900" in findings["logprobs"][1]
     assert "env.tokenizer_name" in findings["tokenizer"][1]
     assert findings["judge"][0] == "ok", "the rest goes on"
-
-
-def test_a_server_without_the_plugin_is_a_warning_unless_it_returns_too_few_logprobs(start_vllm: Any) -> None:
-    with start_vllm("--max-logprobs", "20", plugin=False) as server:
-        code, findings = doctor(server.base_url)
-        assert (code, statuses(findings, "failed")) == (1, {"logprobs"})
-        assert "--max-logprobs 50" in findings["logprobs"][1]
-        assert findings["versions"][0] == "warning"
-        assert "scripts/serve_vllm" in findings["versions"][1]
-        code, findings = doctor(server.base_url, "--env.distill_topk", "20")
-    assert code == 0
-    assert findings["noise floor"][0] == findings["renderer"][0] == "ok"

@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import sys
 from itertools import combinations
 from pathlib import Path
 from statistics import fmean
@@ -10,22 +9,20 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.vllm
+from tests.support.environment import command, read_lines
+from tests.support.places import ROOT
 
-ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.vllm
 
 
 def evaluate(server_url: str, folder: Path, *flags: str) -> tuple[dict[str, float], list[dict[str, Any]]]:
     """Run it; the metrics and the samples that it wrote."""
-    argv = [
-        *(sys.executable, "-m", "agentic_opd.env", "evaluate", "--config", str(ROOT / "configs" / "demo.yaml")),
-        *("--openai.base_url", f"{server_url}/v1", "--env.data_dir_to_save_evals", str(folder), *flags),
-    ]
+    argv = command("evaluate", server_url, "--env.data_dir_to_save_evals", str(folder), *flags)
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "eval/pass@1" in done.stderr
     metrics = json.loads((folder / "metrics.json").read_text())["results"]["all"]
-    return metrics, [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
+    return metrics, read_lines(folder / "samples.jsonl")
 
 
 def test_greedy_runs_agree_and_count_as_their_samples_do(vllm_server: Any, tmp_path: Path) -> None:

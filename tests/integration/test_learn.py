@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.environment import read_lines
+from tests.support.places import ROOT
+
 pytestmark = pytest.mark.vllm
 
-ROOT = Path(__file__).parents[2]
 MODES = ["opd", "grpo", "opd+grpo", "wrong-hint", "no-hint"]
 
 
@@ -19,7 +21,7 @@ def learn(*options: str) -> subprocess.CompletedProcess[str]:
 
 def metrics(folder: Path, mode: str) -> list[dict[str, float]]:
     (file,) = (folder / mode).glob("seed-0-*/metrics.jsonl")
-    return [json.loads(line) for line in file.read_text().splitlines()]
+    return read_lines(file)
 
 
 def test_every_mode_trains_and_is_measured(tmp_path: Path) -> None:

@@ -4,12 +4,8 @@
 times and the server's cache, is checked for being possible.
 """
 
-import json
 import math
-import os
 import re
-import subprocess
-import sys
 import time
 from pathlib import Path
 from statistics import fmean
@@ -21,13 +17,11 @@ import pytest
 from agentic_opd.core.metric import Metric
 from agentic_opd.distill.metrics import OPD_METRICS
 from agentic_opd.rollout.metrics import TRAIN_METRICS
-
-from .scripted_judge import judge_server
-from .wandb_run import logged_steps, tables
+from tests.support.environment import process, read_lines
+from tests.support.wandb_run import logged_steps, tables
 
 pytestmark = pytest.mark.vllm
 
-ROOT = Path(__file__).parents[2]
 OUTCOMES = ("scored", "no_next_state", "vote_failed", "judge_error", "leaked", "too_long", "scoring_error")
 STOPS = ("finished", "max_turns", "context_full")
 IN_NO_LINE = {
@@ -37,20 +31,6 @@ IN_NO_LINE = {
 """What no line holds: how long something took, and what the server had in its cache."""
 ROUNDED = 1e-4
 """Teacher logprobs are written with four decimals."""
-
-
-def run(server_url: str, out: Path, *flags: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    argv = [
-        *(sys.executable, "-m", "agentic_opd.env", "process", "--config", str(ROOT / "configs" / "demo.yaml")),
-        *("--openai.base_url", f"{server_url}/v1", "--env.data_path_to_save_groups", str(out)),
-        *("--env.overwrite", "false", "--env.server_retry_s", "2", *flags),
-    ]
-    env = {**os.environ, **variables}
-    return subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300)
-
-
-def lines(file: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in file.read_text().splitlines()]
 
 
 def recount(group: dict[str, Any]) -> dict[str, float]:
@@ -155,11 +135,11 @@ def test_every_metric_on_wandb_is_that_of_the_groups(vllm_server: Any, tmp_path:
     out = tmp_path / "groups.jsonl"
     flags = ("--env.total_steps", "6", "--env.max_concurrent_groups", "3", "--env.use_wandb")
     offline = {"WANDB_MODE": "offline", "WANDB_DIR": str(tmp_path)}
-    done = run(vllm_server.base_url, out, *flags, "--env.num_rollouts_per_group_for_logging", "2", **offline)
+    done = process(vllm_server.base_url, out, *flags, "--env.num_rollouts_per_group_for_logging", "2", **offline)
     assert done.returncode == 0, done.stderr
     assert "wandb:" not in done.stderr, "W&B's own lines are left out"
     assert not (tmp_path / "metrics.jsonl").exists()
-    steps, groups = logged_steps(tmp_path), lines(out)
+    steps, groups = logged_steps(tmp_path), read_lines(out)
     assert sorted(steps) == list(range(1, 7))
     for step, group in enumerate(groups, start=1):
         check_step(steps[step], group)
@@ -187,39 +167,19 @@ def check_table(table: dict[str, Any], group: dict[str, Any]) -> None:
 
 def test_without_wandb_they_are_in_a_file_that_a_continued_run_continues(vllm_server: Any, tmp_path: Path) -> None:
     out, before = tmp_path / "groups.jsonl", time.time()
-    assert run(vllm_server.base_url, out, "--env.total_steps", "2").returncode == 0
+    assert process(vllm_server.base_url, out, "--env.total_steps", "2").returncode == 0
     file = tmp_path / "metrics.jsonl"
     first = file.read_text()
     file.write_text(first + '{"step": 3, "tr')  # What a run that is killed may leave behind.
-    done = run(vllm_server.base_url, out, "--env.total_steps", "4", "--env.resume")
+    done = process(vllm_server.base_url, out, "--env.total_steps", "4", "--env.resume")
     assert done.returncode == 0, done.stderr
     assert str(file) in done.stderr
     assert file.read_text().startswith(first)
-    metrics = lines(file)
+    metrics = read_lines(file)
     assert [line["step"] for line in metrics] == [1, 2, 3, 4]
     assert before < metrics[0]["time"] <= metrics[-1]["time"] < time.time()
-    for line, group in zip(metrics, lines(out), strict=True):
+    for line, group in zip(metrics, read_lines(out), strict=True):
         check_step(line, group)
     assert max(line.get("opd/prefix_cache_hit_share", 0) for line in metrics) > 0
-    assert run(vllm_server.base_url, out, "--env.total_steps", "1", "--env.overwrite", "true").returncode == 0
-    assert [line["step"] for line in lines(file)] == [1]
-
-
-def test_a_run_that_distils_nothing_says_so_and_why(vllm_server: Any, tmp_path: Path) -> None:
-    with judge_server(lambda body: ["I like turtles."] * body["n"]) as judge:
-        done = run(vllm_server.base_url, tmp_path / "a.jsonl", "--env.judge_base_url", judge, "--env.total_steps", "2")
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.count("DISTILLATION IS INACTIVE") == 1
-    assert "env.judge_max_tokens" in done.stderr
-    assert "no vote could be read" in done.stderr
-    logged = lines(tmp_path / "a.metrics.jsonl")
-    assert all("opd/gap_mean" not in line and line["opd/votes_readable"] == 0 for line in logged)
-
-
-def test_without_opd_no_metric_of_it_is_logged(vllm_server: Any, tmp_path: Path) -> None:
-    out = tmp_path / "groups.jsonl"
-    done = run(vllm_server.base_url, out, "--env.opd_enabled", "false", "--env.total_steps", "1")
-    assert done.returncode == 0, done.stderr
-    assert "INACTIVE" not in done.stderr
-    (line,) = lines(tmp_path / "metrics.jsonl")
-    assert not [name for name in line if name.startswith("opd/")]
+    assert process(vllm_server.base_url, out, "--env.total_steps", "1", "--env.overwrite", "true").returncode == 0
+    assert [line["step"] for line in read_lines(file)] == [1]

@@ -15,8 +15,7 @@ from agentic_opd.env.opd import AgenticOPDEnv
 from agentic_opd.env.policy_server import PolicyServer
 from agentic_opd.wire.group import TaskItem
 from agentic_opd.worlds.coding.tasks.builtin import builtin_tasks
-
-from .scripted_judge import POSITIVE, judge_server
+from tests.support.scripted_judge import POSITIVE, judge_server
 
 pytestmark = pytest.mark.vllm
 

@@ -15,10 +15,9 @@ from agentic_opd.training.logprobs import selected_logprobs
 from agentic_opd.training.losses import LossConfig, LossInputs, combined_loss
 from agentic_opd.training.model import load_model, logits_of
 from agentic_opd.training.step import train_step
-
-from .test_serve import serving
-from .test_training_parts import make_config
-from .trajectory import trajectory_api
+from tests.support.environment import serving
+from tests.support.training import make_config
+from tests.support.trajectory import trajectory_api
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 

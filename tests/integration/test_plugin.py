@@ -14,9 +14,9 @@ from atroposlib.envs.server_handling.server_baseline import APIServerConfig
 from atroposlib.envs.server_handling.vllm_server import VLLMServer
 
 from agentic_opd.serving.local import LocalServer
-
-from .conftest import MODEL, ROOT, Forward
-from .plugin_client import TOLERANCE, ask, check, random_ids, running_requests, score
+from tests.support.places import MODEL, ROOT
+from tests.support.plugin_client import TOLERANCE, ask, check, random_ids, running_requests, score
+from tests.support.vllm import Forward
 
 pytestmark = pytest.mark.vllm
 

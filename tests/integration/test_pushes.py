@@ -2,47 +2,31 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
 
-from agentic_opd.serving.local import LocalServer
 from agentic_opd.training.batch import make_batch
 from agentic_opd.training.config import TrainerConfig
 from agentic_opd.training.model import load_model
 from agentic_opd.training.push import Probe, PushMismatchError, WeightPusher
 from agentic_opd.training.step import train_step
 from agentic_opd.training.trainer import Trainer
-
-from .conftest import StartVllm
-from .plugin_client import score
-from .test_training_parts import ScriptedClient, make_config, make_group, make_rollout
+from tests.support.plugin_client import score
+from tests.support.training import ScriptedClient, make_config, make_group, make_rollout
+from tests.support.vllm import RootedServer
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
-
-
-class Rooted(NamedTuple):
-    """A server, and the folder that it takes weights from."""
-
-    server: LocalServer
-    root: Path
-
-
-@pytest.fixture(scope="module")
-def rooted(start_vllm: StartVllm, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rooted]:
-    root = tmp_path_factory.mktemp("weights")
-    with start_vllm("--weights-root", str(root)) as server:
-        yield Rooted(server, root)
 
 
 class Run:
     """A model, and steps that move it far enough to be seen."""
 
-    def __init__(self, rooted: Rooted, **changes: Any) -> None:
-        urls = [rooted.server.base_url]
+    def __init__(self, rooted: RootedServer, **changes: Any) -> None:
+        urls = [rooted.base_url]
         self.config = make_config(weights_dir=rooted.root, vllm_urls=urls, loss={"forward_kl": 1.0}, **changes)
         self.model = load_model(self.config, "cpu")
         self.batch = make_rollout(self.model)
@@ -68,13 +52,13 @@ def pushing(config: TrainerConfig, ask: Callable[[WeightPusher], Awaitable[Any]]
     return asyncio.run(run())
 
 
-def served(rooted: Rooted, probe: Probe) -> torch.Tensor:
+def served(rooted: RootedServer, probe: Probe) -> torch.Tensor:
     ids = list(probe.token_ids)
     return torch.tensor(score(rooted.server, [(ids, len(ids) - 1)])[0].actual_R)
 
 
 @pytest.mark.parametrize("changes", [{"lora_rank": 4, "lr": 1e-2}, {}], ids=["lora", "whole"])
-def test_what_was_trained_is_what_is_served(rooted: Rooted, changes: dict[str, Any]) -> None:
+def test_what_was_trained_is_what_is_served(rooted: RootedServer, changes: dict[str, Any]) -> None:
     run = Run(rooted, **changes)
     before = run.own()
     run.step()
@@ -88,7 +72,7 @@ def test_what_was_trained_is_what_is_served(rooted: Rooted, changes: dict[str, A
         pushing(run.config, lambda pusher: pusher.compare(run.model, run.probe))
 
 
-def test_in_bfloat16_the_tolerance_covers_the_rounding_and_not_a_missed_step(rooted: Rooted) -> None:
+def test_in_bfloat16_the_tolerance_covers_the_rounding_and_not_a_missed_step(rooted: RootedServer) -> None:
     """The weights stay float32, so what is served (float32 on the CPU) differs by the forward pass's rounding only."""
     run = Run(rooted, precision="bf16")
     run.step()
@@ -100,10 +84,12 @@ def test_in_bfloat16_the_tolerance_covers_the_rounding_and_not_a_missed_step(roo
         pushing(run.config, lambda pusher: pusher.compare(run.model, run.probe))
 
 
-def test_what_was_trained_is_pushed_though_the_step_of_the_push_brought_nothing(rooted: Rooted, tmp_path: Path) -> None:
+def test_what_was_trained_is_pushed_though_the_step_of_the_push_brought_nothing(
+    rooted: RootedServer, tmp_path: Path
+) -> None:
     """A push is due at every third step, and the third batch and the last were lost."""
     config = make_config(
-        output_dir=tmp_path, weights_dir=rooted.root, vllm_urls=[rooted.server.base_url], push_every=3, total_steps=5
+        output_dir=tmp_path, weights_dir=rooted.root, vllm_urls=[rooted.base_url], push_every=3, total_steps=5
     )
     trainer = Trainer(config)
     group = make_group(trainer.model)

@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from .browser import Report
-from .conftest import MODEL, ROOT, DemoRun
-from .report_facts import Scored, fixed, peak_x, place, sampled_before, signed, wide
+from tests.support.browser import Report
+from tests.support.places import MODEL, ROOT
+from tests.support.report_facts import Scored, fixed, peak_x, place, sampled_before, signed, wide
+
+from .conftest import DemoRun
 
 pytestmark = pytest.mark.vllm
 

@@ -11,8 +11,8 @@ from playwright.sync_api import Browser
 from tokenizers import AddedToken, Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
-from .browser import Report, opened
-from .conftest import ROOT
+from tests.support.browser import Report, opened
+from tests.support.places import ROOT
 
 EVIL = "</script><script>window.pwned = 1</script><img src=x onerror='window.pwned = 1'><!-- "
 ODD = "a\x00b\u200fc\u202ed\u2028e\x1bf\ud800g\U000e0041h&lt;i%SCRIPT%"

@@ -13,11 +13,12 @@ from transformers import AutoTokenizer
 
 from agentic_opd.report.page import write_report
 from agentic_opd.report.read import read_run
+from tests.support.browser import opened
+from tests.support.places import MODEL, ROOT
 
-from .browser import opened
-from .conftest import MODEL, ROOT, DemoRun
+from .conftest import DemoRun
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.alone]
 
 ROLLOUTS, TOKENS = 200, 4000
 

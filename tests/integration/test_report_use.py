@@ -7,9 +7,11 @@ import pytest
 from playwright.sync_api import Browser
 from transformers import AutoTokenizer
 
-from .browser import Report, opened
-from .conftest import MODEL, ROOT, DemoRun
-from .report_facts import Scored, fixed, later_scored, place, sampled_before, wide
+from tests.support.browser import Report, opened
+from tests.support.places import MODEL, ROOT
+from tests.support.report_facts import Scored, fixed, later_scored, place, sampled_before, wide
+
+from .conftest import DemoRun
 
 pytestmark = pytest.mark.vllm
 

@@ -16,7 +16,7 @@ from agentic_opd.sandboxes.protocol import Sandbox
 from agentic_opd.sandboxes.workdir import get_files, put_files
 from agentic_opd.worlds.coding.tools import ToolLimits, run_tool
 from agentic_opd.worlds.coding.verifier.verify import verify
-from tests.integration.sandbox_backends import (
+from tests.support.sandbox_backends import (
     BACKENDS,
     SECRET,
     Backend,

@@ -4,8 +4,7 @@ What no fake API would show: which ids it hands out after a restart, what it doe
 """
 
 import asyncio
-import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -21,9 +20,9 @@ from agentic_opd.runs.serve import GroupServer, ServeCounts, ServeHooks, ServePl
 from agentic_opd.serving.local import free_port
 from agentic_opd.training.client import TrainerClient
 from agentic_opd.training.config import TrainerConfig
-
-from .recording_proxy import Exchange, RecordingProxy, recording_proxy
-from .trajectory import Trajectories, trajectory_api
+from tests.support.recording_proxy import RecordingProxy, recording_proxy
+from tests.support.trajectory import Trajectories, handed_out, ids_of, sent, trajectory_api
+from tests.support.waiting import until
 
 GROUP_SIZE, BATCH_SIZE = 2, 4
 
@@ -182,28 +181,8 @@ def trainer_config(url: str, steps: int, batch_size: int = BATCH_SIZE) -> Traine
     return TrainerConfig.model_validate(settings)
 
 
-def ids_of(groups: Sequence[dict[str, Any]]) -> list[str]:
-    return [group["group_overrides"]["group_id"] for group in groups]
-
-
-def sent(exchanges: Sequence[Exchange]) -> list[str]:
-    return ids_of([one.request for one in exchanges if one.path == "/scored_data" and one.status == 200])
-
-
-def handed_out(exchanges: Sequence[Exchange]) -> list[str]:
-    batches = [one.answer["batch"] for one in exchanges if one.path == "/batch" and one.status == 200]
-    return [group_id for batch in batches for group_id in ids_of(batch or [])]
-
-
 def registrations(proxy: RecordingProxy) -> int:
     return sum(one.answer["status"] == "success" for one in proxy.of("/register-env"))
-
-
-def until(holds: Callable[[], bool], timeout_s: float = 60.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def test_a_group_whose_answer_was_lost_is_queued_twice_and_trained_on_once(tmp_path: Path) -> None:

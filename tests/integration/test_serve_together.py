@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from agentic_opd.serving.local import LocalServer, free_port
-
-from .test_serve import Serving, serving
-from .test_serve_api import until
-from .trajectory import trajectory_api
+from tests.support.environment import Serving, serving
+from tests.support.trajectory import trajectory_api
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.vllm
 

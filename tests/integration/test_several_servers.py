@@ -11,8 +11,10 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
-from .conftest import ROOT, StartVllm
-from .recording_proxy import RecordingProxy, recording_proxy
+from agentic_opd.serving.local import LocalServer
+from tests.support.places import ROOT
+from tests.support.recording_proxy import RecordingProxy, recording_proxy
+from tests.support.vllm import RootedServer
 
 pytestmark = pytest.mark.vllm
 
@@ -79,10 +81,11 @@ def config_for(urls: Sequence[str], folder: Path) -> Path:
     return path
 
 
-def test_episodes_are_shared_and_scored_where_they_were_sampled(start_vllm: StartVllm, tmp_path: Path) -> None:
+def test_episodes_are_shared_and_scored_where_they_were_sampled(
+    vllm_server: LocalServer, rooted: RootedServer, tmp_path: Path
+) -> None:
     with ExitStack() as stack:
-        servers = [stack.enter_context(start_vllm()) for _ in range(2)]
-        proxies = [stack.enter_context(recording_proxy(server.base_url)) for server in servers]
+        proxies = [stack.enter_context(recording_proxy(url)) for url in (vllm_server.base_url, rooted.base_url)]
         config = config_for([proxy.url for proxy in proxies], tmp_path)
         argv = [sys.executable, "-m", "agentic_opd.env", "process", "--config", str(config)]
         done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=240)

@@ -4,8 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
-import time
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -14,26 +12,15 @@ import pytest
 
 from agentic_opd.serving.local import stop
 from agentic_opd.training.metrics import TRAINER_METRICS
-
-from .scripted_judge import POSITIVE, judge_server
-from .test_serve import serving
-from .trajectory import Trajectories, trajectory_api
+from tests.support.environment import serving
+from tests.support.places import ROOT
+from tests.support.scripted_judge import POSITIVE, judge_server
+from tests.support.training import metrics, trainer
+from tests.support.trajectory import trajectory_api
+from tests.support.vllm import RootedServer
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.vllm
-
-ROOT = Path(__file__).parents[2]
-
-
-def trainer(folder: Path, api: Trajectories, vllm_url: str, *changes: str) -> list[str]:
-    return [
-        *(sys.executable, "-m", "agentic_opd.training.trainer", "--config", str(ROOT / "configs" / "train_demo.yaml")),
-        *(f"output_dir={folder / 'train'}", f"weights_dir={folder / 'weights'}", f"api_url={api.url}"),
-        *(f"vllm_urls=[{vllm_url}]", "total_steps=3", "batch_size=8", "save_every=1", *changes),
-    ]
-
-
-def metrics(folder: Path) -> list[dict[str, float]]:
-    return [json.loads(line) for line in (folder / "train" / "metrics.jsonl").read_text().splitlines()]
 
 
 def weight_version(url: str) -> int:
@@ -41,11 +28,10 @@ def weight_version(url: str) -> int:
         return json.loads(answer.read())["weight_version"]
 
 
-def test_the_loop_runs_and_every_push_is_proved(start_vllm: Any, tmp_path: Path) -> None:
-    weights = tmp_path / "weights"
+def test_the_loop_runs_and_every_push_is_proved(rooted: RootedServer, tmp_path: Path) -> None:
+    weights, vllm = rooted.root / "loop", rooted.server
     weights.mkdir()
     with (
-        start_vllm("--weights-root", str(weights)) as vllm,
         judge_server(lambda body: [POSITIVE] * body["n"]) as judge,
         trajectory_api(tmp_path / "api.log") as api,
         serving(
@@ -53,9 +39,8 @@ def test_the_loop_runs_and_every_push_is_proved(start_vllm: Any, tmp_path: Path)
             *("--env.judge_base_url", judge, "--env.judge_model_name", "j"),
         ),
     ):
-        done = subprocess.run(
-            trainer(tmp_path, api, vllm.base_url), cwd=ROOT, capture_output=True, text=True, timeout=150
-        )
+        argv = trainer(tmp_path, api.url, vllm.base_url, f"weights_dir={weights}")
+        done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=150)
         assert done.returncode == 0, done.stderr
         assert weight_version(vllm.base_url) == 3
         rows = metrics(tmp_path)
@@ -69,8 +54,8 @@ def test_the_loop_runs_and_every_push_is_proved(start_vllm: Any, tmp_path: Path)
         assert {name for row in rows for name in row} == {m.name for m in TRAINER_METRICS} - weightless | {"step"}
         assert (tmp_path / "train" / "final" / "model.safetensors").exists()
         assert len(list(weights.glob("step-*"))) == 2
-        more = trainer(tmp_path, api, vllm.base_url, "total_steps=4", "resume=true", "probe_tolerance=1e-12")
-        stopped = subprocess.run(more, cwd=ROOT, capture_output=True, text=True, timeout=150)
+        more = ("total_steps=4", "resume=true", "probe_tolerance=1e-12")
+        stopped = subprocess.run([*argv, *more], cwd=ROOT, capture_output=True, text=True, timeout=150)
         assert stopped.returncode == 1, stopped.stderr
         assert "does not compute what the trainer does" in stopped.stderr
 
@@ -81,14 +66,10 @@ def test_a_trainer_that_is_stopped_resumes_where_it_was(vllm_server: Any, tmp_pa
         serving(api.url, vllm_server.base_url, tmp_path, "--env.total_steps", "999"),
     ):
         settings = ("vllm_urls=[]", "warmup_steps=0", "save_every=50")
-        argv = trainer(tmp_path, api, vllm_server.base_url, *settings, "total_steps=50")
+        argv = trainer(tmp_path, api.url, vllm_server.base_url, *settings, "total_steps=50")
         process = subprocess.Popen(argv, cwd=ROOT, stderr=subprocess.PIPE, start_new_session=True)
         try:
-            deadline = time.monotonic() + 120
-            while not (tmp_path / "train" / "metrics.jsonl").exists():
-                assert process.poll() is None
-                assert time.monotonic() < deadline
-                time.sleep(0.1)
+            until((tmp_path / "train" / "metrics.jsonl").exists, 120, process)
             os.kill(process.pid, signal.SIGTERM)
             assert process.wait(60) == 130
         finally:
@@ -98,7 +79,7 @@ def test_a_trainer_that_is_stopped_resumes_where_it_was(vllm_server: Any, tmp_pa
         before = int(metrics(tmp_path)[-1]["step"])
         assert [path.name for path in (tmp_path / "train" / "checkpoints").iterdir()] == [f"step-{before:06d}"]
         more = ("resume=true", f"total_steps={before + 1}")
-        argv = trainer(tmp_path, api, vllm_server.base_url, *settings, *more)
+        argv = trainer(tmp_path, api.url, vllm_server.base_url, *settings, *more)
         done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=150)
         assert done.returncode == 0, done.stderr
         assert [row["step"] for row in metrics(tmp_path)] == list(range(1, before + 2))

@@ -12,48 +12,14 @@ import torch
 from demo_policy import POLICY_DIR
 
 from agentic_opd.core.errors import ConfigError, OutputError
-from agentic_opd.training.batch import TrainBatch, make_batch
 from agentic_opd.training.checkpoint import load_checkpoint, save_checkpoint
-from agentic_opd.training.client import TrainerClient
-from agentic_opd.training.config import TrainerConfig
-from agentic_opd.training.model import load_model, logits_of, save_weights
+from agentic_opd.training.model import load_model, save_weights
 from agentic_opd.training.push import Probe, WeightPusher
 from agentic_opd.training.step import train_step
 from agentic_opd.training.trainer import Trainer
+from tests.support.training import ScriptedClient, make_config, make_group, make_rollout, own_logprobs
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
-
-
-def make_config(**changes: Any) -> TrainerConfig:
-    return TrainerConfig.model_validate({"model": str(POLICY_DIR), "lr": 1e-3, "micro_tokens": 64, **changes})
-
-
-def own_logprobs(model: Any, tokens: list[int]) -> torch.Tensor:
-    with torch.no_grad():
-        return logits_of(model, torch.tensor([tokens]), torch.ones(1, len(tokens)), "fp32").log_softmax(-1)[0]
-
-
-def make_rollout(model: Any) -> TrainBatch:
-    return make_batch([make_group(model)])
-
-
-def make_group(model: Any) -> dict[str, Any]:
-    """Two sequences of the model's own making; in each, the teacher would rather see another token at one place."""
-    torch.manual_seed(3)
-    group: dict[str, Any] = {name: [] for name in ("tokens", "masks", "inference_logprobs", "distill_token_ids")}
-    group |= {"distill_logprobs": [], "scores": [0.0, 1.0]}
-    for length in (24, 30):
-        tokens = torch.randint(300, 1500, (length,)).tolist()
-        tokens[10], other = own_logprobs(model, tokens[:10])[-1].topk(2).indices.tolist()
-        rows = own_logprobs(model, tokens)
-        sampled = range(8, length)
-        group["tokens"].append(tokens)
-        group["masks"].append([token if p in sampled else -100 for p, token in enumerate(tokens)])
-        logprobs = [float(rows[p - 1, tokens[p]]) if p in sampled else 1.0 for p in range(length)]
-        group["inference_logprobs"].append(logprobs)
-        group["distill_token_ids"].append([[tokens[p], other] if p == 10 else [] for p in range(length)])
-        group["distill_logprobs"].append([[-8.0, -0.01] if p == 10 else [] for p in range(length)])
-    return group
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -104,24 +70,6 @@ def test_a_checkpoint_resumes_exactly(tmp_path: Path) -> None:
     assert train_step(resumed_model, resumed_optimizer, batch, config, "cpu") == straight
     for a, b in zip(model.parameters(), resumed_model.parameters(), strict=True):
         assert torch.equal(a, b)
-
-
-class ScriptedClient(TrainerClient):
-    """These batches, and then none for ever."""
-
-    def __init__(self, config: TrainerConfig, batches: list[list[dict[str, Any]]]) -> None:
-        super().__init__(config)
-        self.batches = batches
-        self.asked = [asyncio.Event() for _ in range(len(batches) + 1)]
-
-    async def register(self, step: int) -> None:
-        pass
-
-    async def batch(self, step: int) -> list[dict[str, Any]]:
-        self.asked[step].set()
-        if step == len(self.batches):
-            await asyncio.Event().wait()
-        return self.batches[step]
 
 
 @pytest.mark.parametrize(("waits_for_batch", "stops", "saved"), [(0, 1, 1), (0, 2, 0), (1, 1, 1)])

@@ -15,9 +15,9 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from agentic_opd.serving.local import LocalServer
-
-from .conftest import MODEL, ROOT, Forward, StartVllm
-from .plugin_client import Scored, ask, check, random_ids, running_requests, score
+from tests.support.places import MODEL, ROOT
+from tests.support.plugin_client import Scored, ask, check, random_ids, running_requests, score
+from tests.support.vllm import Forward, StartVllm
 
 pytestmark = pytest.mark.vllm
 

@@ -8,13 +8,15 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from agentic_opd.serving.local import end_of, free_port, stop
+
+from .recording_proxy import Exchange
 
 
 @dataclass
@@ -107,3 +109,19 @@ def trajectory_api(log: Path, port: int | None = None) -> Generator[Trajectories
         yield api
     finally:
         stop(process)
+
+
+def ids_of(groups: Sequence[dict[str, Any]]) -> list[str]:
+    """The groups' ids."""
+    return [group["group_overrides"]["group_id"] for group in groups]
+
+
+def sent(exchanges: Sequence[Exchange]) -> list[str]:
+    """The groups that an API took, as a proxy saw it."""
+    return ids_of([one.request for one in exchanges if one.path == "/scored_data" and one.status == 200])
+
+
+def handed_out(exchanges: Sequence[Exchange]) -> list[str]:
+    """The groups that it gave a trainer."""
+    batches = [one.answer["batch"] for one in exchanges if one.path == "/batch" and one.status == 200]
+    return [group_id for batch in batches for group_id in ids_of(batch or [])]

@@ -26,7 +26,7 @@ from agentic_opd.sandboxes.protocol import CommandResult, Sandbox, SandboxFactor
 from agentic_opd.worlds.coding.config import CodingConfig
 from tests.unit.sandboxes.helpers import processes_with
 
-from .conftest import hear_sigint
+from .waiting import hear_sigint
 
 T = TypeVar("T")
 

@@ -1,0 +1,81 @@
+"""The trainer as a person runs it, and what it is given where no environment makes it."""
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from demo_policy import POLICY_DIR
+
+from agentic_opd.training.batch import TrainBatch, make_batch
+from agentic_opd.training.client import TrainerClient
+from agentic_opd.training.config import TrainerConfig
+from agentic_opd.training.model import logits_of
+
+from .environment import read_lines
+from .places import ROOT
+
+
+def trainer(folder: Path, api_url: str, vllm_url: str, *changes: str) -> list[str]:
+    """The command of a short run in `folder`."""
+    return [
+        *(sys.executable, "-m", "agentic_opd.training.trainer", "--config", str(ROOT / "configs" / "train_demo.yaml")),
+        *(f"output_dir={folder / 'train'}", f"weights_dir={folder / 'weights'}", f"api_url={api_url}"),
+        *(f"vllm_urls=[{vllm_url}]", "total_steps=3", "batch_size=8", "save_every=1", *changes),
+    ]
+
+
+def metrics(folder: Path) -> list[dict[str, Any]]:
+    """What it has logged."""
+    return read_lines(folder / "train" / "metrics.jsonl")
+
+
+def make_config(**changes: Any) -> TrainerConfig:
+    return TrainerConfig.model_validate({"model": str(POLICY_DIR), "lr": 1e-3, "micro_tokens": 64, **changes})
+
+
+def own_logprobs(model: Any, tokens: list[int]) -> torch.Tensor:
+    with torch.no_grad():
+        return logits_of(model, torch.tensor([tokens]), torch.ones(1, len(tokens)), "fp32").log_softmax(-1)[0]
+
+
+def make_rollout(model: Any) -> TrainBatch:
+    return make_batch([make_group(model)])
+
+
+def make_group(model: Any) -> dict[str, Any]:
+    """Two sequences of the model's own making; in each, the teacher would rather see another token at one place."""
+    torch.manual_seed(3)
+    group: dict[str, Any] = {name: [] for name in ("tokens", "masks", "inference_logprobs", "distill_token_ids")}
+    group |= {"distill_logprobs": [], "scores": [0.0, 1.0]}
+    for length in (24, 30):
+        tokens = torch.randint(300, 1500, (length,)).tolist()
+        tokens[10], other = own_logprobs(model, tokens[:10])[-1].topk(2).indices.tolist()
+        rows = own_logprobs(model, tokens)
+        sampled = range(8, length)
+        group["tokens"].append(tokens)
+        group["masks"].append([token if p in sampled else -100 for p, token in enumerate(tokens)])
+        logprobs = [float(rows[p - 1, tokens[p]]) if p in sampled else 1.0 for p in range(length)]
+        group["inference_logprobs"].append(logprobs)
+        group["distill_token_ids"].append([[tokens[p], other] if p == 10 else [] for p in range(length)])
+        group["distill_logprobs"].append([[-8.0, -0.01] if p == 10 else [] for p in range(length)])
+    return group
+
+
+class ScriptedClient(TrainerClient):
+    """These batches, and then none for ever."""
+
+    def __init__(self, config: TrainerConfig, batches: list[list[dict[str, Any]]]) -> None:
+        super().__init__(config)
+        self.batches = batches
+        self.asked = [asyncio.Event() for _ in range(len(batches) + 1)]
+
+    async def register(self, step: int) -> None:
+        pass
+
+    async def batch(self, step: int) -> list[dict[str, Any]]:
+        self.asked[step].set()
+        if step == len(self.batches):
+            await asyncio.Event().wait()
+        return self.batches[step]
