@@ -268,7 +268,11 @@ class AgentEnv(BaseEnv):
                     verbose=False,
                 )
 
-        return Evaluation(self.eval_tasks, roll_out, save, self.config, self.run_metrics)
+        async def versions() -> list[int]:
+            infos = await gather_all(fetch_server_info(server.client) for server in self.servers)
+            return [info.weight_version for info in infos if info.weight_version is not None]
+
+        return Evaluation(self.eval_tasks, roll_out, save, versions, self.config, self.run_metrics)
 
     def _need_training_tasks(self) -> None:
         if not self.tasks:

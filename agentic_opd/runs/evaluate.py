@@ -8,18 +8,17 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import comb
+from math import comb, sqrt
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, pvariance
 from typing import Any, NamedTuple
 
-import numpy as np
 from rich.console import Console
 from rich.table import Table
 
 from agentic_opd.core.concurrency import gather_all
 from agentic_opd.core.console import LiveBar
-from agentic_opd.core.errors import AlignmentError, ConfigError, OPDError
+from agentic_opd.core.errors import AlignmentError, ConfigError, OPDError, OutputError
 from agentic_opd.core.metric import Metric
 from agentic_opd.core.types import Episode, Reward, Task, Verification
 from agentic_opd.rollout.metrics import EPISODE_METRICS, episode_metrics
@@ -30,14 +29,17 @@ from agentic_opd.runs.progress import start_screen
 
 logger = logging.getLogger(__name__)
 
-_RESAMPLES = 10_000
+_Z = 1.959964
+"""Standard deviations of a normal distribution that hold 95% of it around its mean."""
 
 EVAL_METRICS = (
     Metric("eval/pass@<k>", "share", "tasks that one of k samples solves: the unbiased estimate, mean over tasks"),
-    Metric("eval/pass@<k>_low", "share", "lower end of its 95% bootstrap interval"),
+    Metric("eval/pass@<k>_low", "share", "lower end of its 95% interval: Wilson's, with tasks as what is drawn"),
     Metric("eval/pass@<k>_high", "share", "upper end of it"),
     Metric("eval/tasks", "tasks", "what was evaluated"),
     Metric("eval/samples", "episodes", "what the metrics are over"),
+    Metric("eval/weight_version", "version", "oldest weights of the policy's servers when the evaluation began"),
+    Metric("eval/weight_version_after", "version", "newest weights when it ended; another one: they changed meanwhile"),
     *(Metric(m.name.replace("train/", "eval/"), m.unit, f"as {m.name}") for m in EPISODE_METRICS),
 )
 
@@ -90,16 +92,16 @@ class EvalSample:
             "turns": len(self.episode.turns),
             "tool_calls": self.episode.tool_calls,
             "tool_errors": self.episode.tool_errors,
+            "weight_version": self.episode.weight_version,
             "messages": list(self.episode.messages),
         }
 
 
-def eval_metrics(samples: Sequence[EvalSample], seed: int = 0) -> dict[str, float]:
+def eval_metrics(samples: Sequence[EvalSample]) -> dict[str, float]:
     """The metrics of a whole evaluation.
 
     Args:
         samples: The same number of samples of every task, at least one.
-        seed: Of the bootstrap.
 
     Raises:
         AlignmentError: There are none, or tasks differ in their number of samples.
@@ -114,7 +116,7 @@ def eval_metrics(samples: Sequence[EvalSample], seed: int = 0) -> dict[str, floa
     metrics: dict[str, float] = {}
     for k in _ks(n):
         estimates = [pass_at_k(n, sum(row), k) for row in passed.values()]
-        low, high = bootstrap_interval(estimates, seed)
+        low, high = interval(estimates, n)
         metrics |= {f"eval/pass@{k}": fmean(estimates), f"eval/pass@{k}_low": low, f"eval/pass@{k}_high": high}
     metrics |= {"eval/tasks": float(len(passed)), "eval/samples": float(len(samples))}
     inherited = episode_metrics([sample.episode for sample in samples])
@@ -132,20 +134,19 @@ def pass_at_k(n: int, c: int, k: int) -> float:
     return 1.0 - comb(n - c, k) / comb(n, k)
 
 
-def bootstrap_interval(values: Sequence[float], seed: int = 0, level: float = 0.95) -> tuple[float, float]:
-    """The percentile bootstrap interval of the mean of `values`, one value a task: tasks are resampled, not samples."""
-    array = np.asarray(values, dtype=np.float64)
-    rng = np.random.default_rng(seed)
-    # Draws of one resample a row; a block at a time, so that thousands of tasks take no gigabytes.
-    blocks = max(1, len(array) * _RESAMPLES // 10_000_000)
-    means = np.concatenate(
-        [
-            array[rng.integers(0, len(array), (len(rows), len(array)))].mean(axis=1)
-            for rows in np.array_split(np.arange(_RESAMPLES), blocks)
-        ]
-    )
-    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
-    return float(low), float(high)
+def interval(values: Sequence[float], samples: int = 1) -> tuple[float, float]:
+    """The 95% interval of the mean of `values`, one value in [0, 1] a task, each of so many samples.
+
+    Wilson's score interval (Wilson, 1927) with the effective sample size of the tasks (Korn and Graubard, 1998): a task
+    is drawn, not a sample of it, so as many independent draws are counted as give the variance that the tasks show. If
+    they show none (all passed, or none did), each task counts once: the interval never collapses to a point.
+    """
+    tasks, mean = len(values), fmean(values)
+    variance = pvariance(values, mean) / tasks  # of the mean; with one sample a task this gives Wilson's own interval
+    draws = min(max(mean * (1 - mean) / variance, 1.0), tasks * samples) if variance > 0 else tasks
+    centre = (mean + _Z**2 / (2 * draws)) / (1 + _Z**2 / draws)
+    half = _Z / (1 + _Z**2 / draws) * sqrt(mean * (1 - mean) / draws + _Z**2 / (4 * draws**2))
+    return max(0.0, centre - half), min(1.0, centre + half)
 
 
 def _ks(n: int) -> list[int]:
@@ -171,6 +172,7 @@ class Evaluation:
         tasks: What is evaluated.
         roll_out: Rolls out one task; it bounds how many run at the same time.
         save: Writes metrics.json and samples.jsonl, given the whole evaluation and when it began (seconds since 1970).
+        versions: Asks the policy's servers which weights they have; without those that do not say.
         config: How many samples, how often, and what training may use meanwhile.
         metrics: Where the eval/ metrics are logged.
     """
@@ -178,6 +180,7 @@ class Evaluation:
     tasks: Sequence[Task]
     roll_out: Callable[[Task], Awaitable[Episode]]
     save: Callable[[Evaluated, float], Awaitable[None]]
+    versions: Callable[[], Awaitable[list[int]]]
     config: RunConfig
     metrics: RunMetrics
     _running: asyncio.Task[dict[str, float]] | None = None
@@ -188,7 +191,7 @@ class Evaluation:
         Raises:
             ServerError: the policy server failed. `done` was told of every sample that was finished by then.
         """
-        start = time.time()
+        start, before = time.time(), await self.versions()
 
         async def one(task: Task, index: int) -> EvalSample:
             episode = await self.roll_out(task)
@@ -200,7 +203,8 @@ class Evaluation:
 
         count = self.config.eval_samples
         samples = await gather_all(one(task, index) for task in self.tasks for index in range(count))
-        evaluated = Evaluated(samples, eval_metrics(samples, self.config.seed))
+        of_weights = _of_weights(before, await self.versions())
+        evaluated = Evaluated(samples, {**eval_metrics(samples), **of_weights})
         self.metrics.evaluation = evaluated.metrics
         await self.save(evaluated, start)
         return evaluated
@@ -247,6 +251,19 @@ class Evaluation:
         return self._running is not None and not self._running.done()
 
 
+def _of_weights(before: Sequence[int], after: Sequence[int]) -> dict[str, float]:
+    """Which weights were measured; a change in between is said."""
+    if not before or not after:
+        return {}
+    if {*before, *after} != {before[0]}:
+        logger.warning(
+            "the weights changed while they were evaluated, from version %d to %d: the metrics are of both",
+            min(before),
+            max(after),
+        )
+    return {"eval/weight_version": float(min(before)), "eval/weight_version_after": float(max(after))}
+
+
 async def evaluate(
     evaluation: Evaluation, folder: Path, roles: Mapping[str, str], console: Console | None = None
 ) -> dict[str, float]:
@@ -260,13 +277,19 @@ async def evaluate(
 
     Raises:
         ConfigError: no task is held out for evaluation.
-        OutputError: samples.jsonl can't be written.
+        OutputError: samples.jsonl can't be written, or holds an earlier evaluation and `overwrite` is off.
     """
     if not evaluation.tasks:
         raise ConfigError(
             "no task is held out for evaluation: raise env.eval_fraction, or name a dataset with env.eval_dataset_name"
         )
     tasks, samples = len(evaluation.tasks), evaluation.config.eval_samples
+    earlier = folder / "samples.jsonl"
+    if earlier.exists() and earlier.stat().st_size > 0 and not evaluation.config.overwrite:
+        raise OutputError(
+            f"{str(earlier)!r} holds an earlier evaluation. Replace it with --env.overwrite, or choose another "
+            "env.data_dir_to_save_evals."
+        )
     file = sample_file(folder)
     try:
         with EvalProgress(tasks * samples, console) as progress:
