@@ -1,10 +1,12 @@
 """Files of JSON lines, whole lines only; and the file of scored groups, from which a run can be continued (I/O)."""
 
+import fcntl
 import json
 import os
+import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -75,11 +77,47 @@ def whole_lines(path: Path) -> Iterator[tuple[bytes, int]]:
             yield line, end
 
 
+class FileLock:
+    """Keeps other processes from writing a file; released by the system if its holder dies.
+
+    The lock is held on `FILE.lock` beside the file, which names the holder for a process that is refused.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Take the lock of `path`.
+
+        Raises:
+            OutputError: another process has it; the message says which.
+            OSError: the folder can't be written.
+        """
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.with_name(f"{path.name}.lock").open("a+", encoding="utf-8")
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            self._file.seek(0)
+            holder = self._file.read().strip() or "another process"
+            self._file.close()
+            raise OutputError(
+                f"{str(path)!r} is being written by {holder}. Wait for its end, or choose another "
+                "env.data_path_to_save_groups."
+            ) from error
+        self._file.truncate(0)
+        self._file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+        self._file.flush()
+
+    def release(self) -> None:
+        """Let others write; the empty lock file stays, because another process may be opening it."""
+        if not self._file.closed:
+            self._file.truncate(0)
+            self._file.close()
+
+
 class GroupFile:
     """Appends scored groups to a JSONL file; a group is on disk when `write` returns.
 
     Beside `groups.jsonl` lies `groups.run.json` with the settings that its lines depend on, so that a continued run
-    can't mix two kinds of lines.
+    can't mix two kinds of lines; and no other process can write it meanwhile.
     """
 
     def __init__(
@@ -94,22 +132,26 @@ class GroupFile:
         """Open `path`; `seen` is told of every group in it, those of an earlier run first.
 
         Raises:
-            OutputError: it can't be written; it holds lines already and neither `resume` nor `overwrite` is set (if
-                both are, it is continued); or it was written with other settings.
+            OutputError: it can't be written, or another process writes it; it holds lines already and neither `resume`
+                nor `overwrite` is set (if both are, it is continued); or it was written with other settings.
         """
         self.path = path
         self._seen = seen
         self.finished: set[str] = set()
         hint = "Choose another env.data_path_to_save_groups."
-        try:
-            is_continued = path.exists() and path.stat().st_size > 0 and (resume or not overwrite)
-            if is_continued:
-                self._read_earlier(settings, resume=resume)
-            self._lines = JsonLines(path, is_continued=is_continued, hint=hint)
-            if not is_continued:
-                self._settings_path.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
-        except OSError as error:
-            raise OutputError(f"cannot write {str(path)!r}: {error.strerror or error}. {hint}") from error
+        with ExitStack() as undo:
+            try:
+                self._lock = FileLock(path)
+                undo.callback(self._lock.release)
+                is_continued = path.exists() and path.stat().st_size > 0 and (resume or not overwrite)
+                if is_continued:
+                    self._read_earlier(settings, resume=resume)
+                self._lines = JsonLines(path, is_continued=is_continued, hint=hint)
+                if not is_continued:
+                    self._settings_path.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
+            except OSError as error:
+                raise OutputError(f"cannot write {str(path)!r}: {error.strerror or error}. {hint}") from error
+            undo.pop_all()
 
     @property
     def _settings_path(self) -> Path:
@@ -125,8 +167,9 @@ class GroupFile:
         self._seen(group)
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file, and let others write it."""
         self._lines.close()
+        self._lock.release()
 
     def _read_earlier(self, settings: Mapping[str, Any], *, resume: bool) -> None:
         if not resume:

@@ -1,4 +1,6 @@
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -110,3 +112,28 @@ def test_standard_output_is_written_and_stays_open(capfdbinary: pytest.CaptureFi
         lines.write({"a": number})
         lines.close()
     assert capfdbinary.readouterr().out == b'{"a":1}\n{"a":2}\n'
+
+
+def test_one_process_writes_a_file_and_a_dead_one_holds_it_no_longer(tmp_path: Path) -> None:
+    path = tmp_path / "groups.jsonl"
+    code = f"""
+import sys, pathlib
+from agentic_opd.runs.files import GroupFile
+file = GroupFile(pathlib.Path({str(path)!r}), {SETTINGS!r}, resume=True)
+print("held", flush=True)
+sys.stdin.read()
+"""
+    holder = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    with holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(OutputError, match=rf"is being written by process {holder.pid} on "):
+            GroupFile(path, SETTINGS, resume=True)
+        holder.kill()
+        holder.wait()
+        file = GroupFile(path, SETTINGS, resume=True)
+        file.write(group("a#0"))
+        file.close()
+    again = GroupFile(path, SETTINGS, resume=True)
+    assert again.finished == {"a#0"}
+    again.close()
