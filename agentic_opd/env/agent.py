@@ -9,11 +9,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from atroposlib.envs.base import EvalHandlingEnum
-
 from agentic_opd.core.errors import ConfigError, OPDError
 from agentic_opd.core.trajectory_api import EnvDescription, TrajectoryApi
 from agentic_opd.core.types import Episode, Task
+from agentic_opd.env.config import EvalHandling
 from agentic_opd.env.logged_env import LoggedEnv
 from agentic_opd.report.command import report_run
 from agentic_opd.runs.evaluate import EvalSample, Evaluated, eval_metrics, evaluate, evaluate_tasks
@@ -119,7 +118,7 @@ class AgentEnv(LoggedEnv):
         """Which part of the servers training may use while an evaluation runs."""
         if self.eval_runner is None or self.eval_runner.done():
             return 1.0
-        shares = {EvalHandlingEnum.STOP_TRAIN: 0.0, EvalHandlingEnum.LIMIT_TRAIN: self.config.eval_limit_ratio}
+        shares = {EvalHandling.STOP_TRAIN: 0.0, EvalHandling.LIMIT_TRAIN: self.config.eval_limit_ratio}
         return shares.get(self.config.eval_handling, 1.0)
 
     async def process_manager(self) -> RunSummary:  # type: ignore[override]

@@ -4,9 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from atroposlib.envs.base import APIServerConfig
-
-from agentic_opd.env.config import AgentEnvConfig
+from agentic_opd.env.config import AgentEnvConfig, PolicyServerConfig
 from agentic_opd.env.rollout_env import RolloutEnv
 from agentic_opd.rollout.metrics import train_metrics
 from agentic_opd.runs.files import GroupFile
@@ -21,7 +19,11 @@ class LoggedEnv(RolloutEnv):
     """What a line about a training step says."""
 
     def __init__(
-        self, config: AgentEnvConfig, server_configs: list[APIServerConfig], slurm: bool = False, testing: bool = False
+        self,
+        config: AgentEnvConfig,
+        server_configs: list[PolicyServerConfig],
+        slurm: bool = False,
+        testing: bool = False,
     ) -> None:
         """See `RolloutEnv`."""
         super().__init__(config, server_configs, slurm, testing)

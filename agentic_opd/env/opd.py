@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from atroposlib.envs.base import APIServerConfig
 from pydantic import SecretStr
 
 from agentic_opd.core.concurrency import gather_all
@@ -17,7 +16,7 @@ from agentic_opd.distill.metrics import EpisodeStats, aggregate
 from agentic_opd.distill.pipeline import DistilledEpisode, distil_episode, group_overrides, noise_floor
 from agentic_opd.env import command
 from agentic_opd.env.agent import AgentEnv
-from agentic_opd.env.config import AgenticOPDEnvConfig, PolicyServerConfig
+from agentic_opd.env.config import AgenticOPDEnvConfig, PolicyServerConfig, default_settings
 from agentic_opd.env.policy_server import PolicyServer
 from agentic_opd.wire.group import FinishedEpisode
 
@@ -46,7 +45,7 @@ class AgenticOPDEnv(AgentEnv):
     def __init__(
         self,
         config: AgenticOPDEnvConfig,
-        server_configs: list[APIServerConfig],
+        server_configs: list[PolicyServerConfig],
         slurm: bool = False,
         testing: bool = False,
     ) -> None:
@@ -58,9 +57,9 @@ class AgenticOPDEnv(AgentEnv):
         self._inactivity = InactivityWatch()
 
     @classmethod
-    def config_init(cls) -> tuple[AgenticOPDEnvConfig, list[APIServerConfig]]:
+    def config_init(cls) -> tuple[AgenticOPDEnvConfig, list[PolicyServerConfig]]:  # type: ignore[override]
         """Default settings: a vLLM server on this machine."""
-        return AgenticOPDEnvConfig(), [PolicyServerConfig()]
+        return default_settings()
 
     @classmethod
     def cli(cls) -> NoReturn:

@@ -27,7 +27,7 @@ STEPS, GROUPS = 6, 2
 
 @contextmanager
 def training(folder: Path, proxy: RecordingProxy, vllm_url: str, *changes: str) -> Generator[subprocess.Popen[bytes]]:
-    argv = trainer(folder, proxy, vllm_url, f"total_steps={STEPS}", *changes)  # type: ignore[arg-type]
+    argv = trainer(folder, proxy, vllm_url, f"--total_steps={STEPS}", *changes)  # type: ignore[arg-type]
     with (folder / "trainer.log").open("ab") as output:
         process = subprocess.Popen(argv, cwd=ROOT, stdout=output, stderr=output, start_new_session=True)
     try:
@@ -79,7 +79,7 @@ def test_counts_agree_when_everything_was_killed_once(start_vllm: StartVllm, tmp
                 until(lambda: len(handed_out(proxy.exchanges)) > trained(tmp_path), first, log)
                 kill(first)
             in_hand = len(handed_out(proxy.exchanges)) - trained(tmp_path)
-            second = stack.enter_context(training(tmp_path, proxy, vllm_url, "resume=true"))
+            second = stack.enter_context(training(tmp_path, proxy, vllm_url, "--resume"))
             until(lambda: trained(tmp_path) >= 3 * GROUPS, second, log)
             api.kill()
             before = proxy.settled()

@@ -27,8 +27,8 @@ ROOT = Path(__file__).parents[2]
 def trainer(folder: Path, api: Trajectories, vllm_url: str, *changes: str) -> list[str]:
     return [
         *(sys.executable, "-m", "agentic_opd.training.trainer", "--config", str(ROOT / "configs" / "train_demo.yaml")),
-        *(f"output_dir={folder / 'train'}", f"weights_dir={folder / 'weights'}", f"api_url={api.url}"),
-        *(f"vllm_urls=[{vllm_url}]", "total_steps=3", "batch_size=8", "save_every=1", *changes),
+        *("--output_dir", str(folder / "train"), "--weights_dir", str(folder / "weights"), "--api_url", api.url),
+        *(f"--vllm_urls=[{vllm_url}]", "--total_steps=3", "--batch_size=8", "--save_every=1", *changes),
     ]
 
 
@@ -69,7 +69,7 @@ def test_the_loop_runs_and_every_push_is_proved(start_vllm: Any, tmp_path: Path)
         assert {name for row in rows for name in row} == {m.name for m in TRAINER_METRICS} - weightless | {"step"}
         assert (tmp_path / "train" / "final" / "model.safetensors").exists()
         assert len(list(weights.glob("step-*"))) == 2
-        more = trainer(tmp_path, api, vllm.base_url, "total_steps=4", "resume=true", "probe_tolerance=1e-12")
+        more = trainer(tmp_path, api, vllm.base_url, "--total_steps=4", "--resume", "--probe_tolerance=1e-12")
         stopped = subprocess.run(more, cwd=ROOT, capture_output=True, text=True, timeout=150)
         assert stopped.returncode == 1, stopped.stderr
         assert "does not compute what the trainer does" in stopped.stderr
@@ -80,8 +80,8 @@ def test_a_trainer_that_is_stopped_resumes_where_it_was(vllm_server: Any, tmp_pa
         trajectory_api(tmp_path / "api.log") as api,
         serving(api.url, vllm_server.base_url, tmp_path, "--env.total_steps", "999"),
     ):
-        settings = ("vllm_urls=[]", "warmup_steps=0", "save_every=50")
-        argv = trainer(tmp_path, api, vllm_server.base_url, *settings, "total_steps=50")
+        settings = ("--vllm_urls=[]", "--warmup_steps=0", "--save_every=50")
+        argv = trainer(tmp_path, api, vllm_server.base_url, *settings, "--total_steps=50")
         process = subprocess.Popen(argv, cwd=ROOT, stderr=subprocess.PIPE, start_new_session=True)
         try:
             deadline = time.monotonic() + 120
@@ -97,7 +97,7 @@ def test_a_trainer_that_is_stopped_resumes_where_it_was(vllm_server: Any, tmp_pa
             stop(process)
         before = int(metrics(tmp_path)[-1]["step"])
         assert [path.name for path in (tmp_path / "train" / "checkpoints").iterdir()] == [f"step-{before:06d}"]
-        more = ("resume=true", f"total_steps={before + 1}")
+        more = ("--resume", f"--total_steps={before + 1}")
         argv = trainer(tmp_path, api, vllm_server.base_url, *settings, *more)
         done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=150)
         assert done.returncode == 0, done.stderr
