@@ -1,6 +1,6 @@
 """The eight built-in tasks: `python environments/builtin_tasks_env.py process --openai.base_url URL`."""
 
-from agentic_opd.env.opd import AgenticOPDEnv
+from agentic_opd.env import AgenticOPDEnv
 
 
 class BuiltinTasksEnv(AgenticOPDEnv):

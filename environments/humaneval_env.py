@@ -1,8 +1,6 @@
 """HumanEval: `python environments/humaneval_env.py process --openai.base_url URL --env.dataset_name FILE`."""
 
-from atroposlib.envs.base import APIServerConfig
-
-from agentic_opd.env.opd import AgenticOPDEnv, AgenticOPDEnvConfig
+from agentic_opd.env import AgenticOPDEnv, AgenticOPDEnvConfig, PolicyServerConfig
 
 
 class HumanEvalEnv(AgenticOPDEnv):
@@ -11,7 +9,7 @@ class HumanEvalEnv(AgenticOPDEnv):
     name = "humaneval_opd"
 
     @classmethod
-    def config_init(cls) -> tuple[AgenticOPDEnvConfig, list[APIServerConfig]]:
+    def config_init(cls) -> tuple[AgenticOPDEnvConfig, list[PolicyServerConfig]]:
         """The hub's copy, unless `dataset_name` names a file."""
         config, servers = super().config_init()
         update = {"dataset_name": "openai/openai_humaneval", "dataset_split": "test", "dataset_format": "humaneval"}

@@ -8,16 +8,14 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from pydantic import BaseModel
-
 from agentic_opd.core.metric import Metric
 from agentic_opd.distill.metrics import OPD_METRICS
-from agentic_opd.env.opd import AgenticOPDEnv
+from agentic_opd.env.config import default_settings
 from agentic_opd.rollout.metrics import TRAIN_METRICS
 from agentic_opd.runs.evaluate import EVAL_METRICS
-from agentic_opd.settings.flags import shown_default, sorted_settings, value_kind
+from agentic_opd.settings.flags import GroupedSettings, grouped_settings, shown_default, value_kind
 from agentic_opd.settings.groups import NO_EFFECT
-from agentic_opd.training.config import all_settings
+from agentic_opd.training.config import DEFAULTS
 from agentic_opd.training.metrics import TRAINER_METRICS
 
 _MADE = "<!-- Made by python -m agentic_opd.cli.doc_pages; edit the descriptions in the code instead. -->"
@@ -49,8 +47,8 @@ checks the whole set-up. Several policy servers are a list below `openai`, in th
 
 
 _TRAINER_INTRO = """\
-The trainer has a file of its own: `python -m agentic_opd.training.trainer --config FILE NAME=VALUE ...`. It holds these
-names, without a section; pairs on the command line go over it, as in `lr=1e-4 loss.forward_kl=1`.
+The trainer has a file of its own: `agentic-opd train --config configs/train_demo.yaml`. It holds these names, without
+a section; flags go over it, as in `--lr 1e-4 --loss.forward_kl 1`.
 [losses.md](losses.md) says what the parts of the loss are."""
 
 
@@ -70,31 +68,32 @@ def metrics_page() -> str:
 
 def configuration_page() -> str:
     """Every setting, its default and what it does, in the order of --help."""
-    env, servers = AgenticOPDEnv.config_init()
-    models: dict[str, BaseModel] = {"env": env, "openai": servers[0]}
+    env, servers = default_settings()
+    groups = grouped_settings({"env": env, "openai": servers[0]})
+    idle = [row for row in groups if row.group is NO_EFFECT]
     parts = ["# Configuration", _MADE, _CONFIGURATION_INTRO]
-    for title, prefix, names in sorted_settings(models, mode=None):
-        if title:
-            parts += [f"## {title}", _settings_table((f"{prefix}.{name}", models[prefix], name) for name in names)]
-    parts += ["## The reference trainer", _TRAINER_INTRO, _settings_table(all_settings())]
-    idle = ", ".join(f"`{prefix}.{name}`" for prefix, names in NO_EFFECT.items() for name in sorted(names))
+    for row in groups:
+        if row not in idle:
+            parts += [f"## {row.group.title}", _settings_table([row])]
+    parts += ["## The reference trainer", _TRAINER_INTRO, _settings_table(grouped_settings(DEFAULTS))]
     parts += [
-        "## Without effect",
-        f"These are settings of Atropos that do nothing here. They are taken, with a warning, so that files made for "
-        f"other environments load: {idle}.",
+        f"## {NO_EFFECT.title}",
+        "These are settings of Atropos that do nothing here. They are taken, with a warning, so that files made for "
+        f"other environments load: {', '.join(f'`{name}`' for row in idle for name in sorted(row.written))}.",
     ]
     return "\n\n".join(parts) + "\n"
 
 
-def _settings_table(settings: Iterable[tuple[str, BaseModel, str]]) -> str:
-    """A row for each setting, given as how it is written, the defaults that it is one of, and its name in there."""
+def _settings_table(groups: Iterable[GroupedSettings]) -> str:
+    """A row for each setting."""
     rows: list[str] = []
-    for written, defaults, name in settings:
-        info, default = type(defaults).model_fields[name], shown_default(defaults, name)
-        shown = default if default in ("unset", "needed") else f"`{default}`"
-        cells = (f"`{written}`", f"`{value_kind(info.annotation)}`", shown, info.description or "")
-        escaped = [cell.replace("|", "\\|") for cell in cells]
-        rows.append(f"| {' | '.join(escaped)} |")
+    for group in groups:
+        for written, name in group.written.items():
+            info, default = type(group.defaults).model_fields[name], shown_default(group.defaults, name)
+            shown = default if default in ("unset", "needed") else f"`{default}`"
+            cells = (f"`{written}`", f"`{value_kind(info.annotation)}`", shown, info.description or "")
+            escaped = [cell.replace("|", "\\|") for cell in cells]
+            rows.append(f"| {' | '.join(escaped)} |")
     return "\n".join(["| setting | value | default | what |", "|---|---|---|---|", *rows])
 
 

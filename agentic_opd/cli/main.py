@@ -22,7 +22,7 @@ COMMANDS = {
 }
 
 _MODULES = {
-    "train": "agentic_opd.training.trainer",
+    "train": "agentic_opd.training.command",
     "doctor": "agentic_opd.cli.doctor.command",
     "validate": "agentic_opd.cli.validate",
     "report": "agentic_opd.report.command",
@@ -48,13 +48,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         meant = f"; did you mean {close[0]!r}?" if close else f". There are: {', '.join(COMMANDS)}."
         print(f"error: the command {command!r} is unknown{meant}", file=sys.stderr)
         return 2
-    if command in _MODULES:
-        code = import_module(_MODULES[command]).main(arguments[1:])
-        return code or 0
-    from agentic_opd.env import command
-    from agentic_opd.env.opd import AgenticOPDEnv
-
-    return command.main(AgenticOPDEnv, arguments, program="agentic-opd")
+    if command not in _MODULES:
+        return import_module("agentic_opd.env.command").main(None, arguments, "agentic-opd")
+    return import_module(_MODULES[command]).main(arguments[1:]) or 0
 
 
 def help_text() -> str:

@@ -5,6 +5,7 @@ warning once, and other libraries' only if something failed.
 """
 
 import logging
+import os
 import re
 import sys
 from collections import Counter
@@ -14,7 +15,6 @@ from functools import cache
 from types import TracebackType
 from typing import BinaryIO, Self
 
-import transformers
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
@@ -139,4 +139,5 @@ def set_up_logging(*, verbose: bool) -> None:
     logging.getLogger("agentic_opd").setLevel(logging.INFO)
     logging.captureWarnings(True)
     if not verbose:
-        transformers.logging.set_verbosity_error()
+        logging.getLogger("transformers").setLevel(logging.ERROR)
+        os.environ["TRANSFORMERS_VERBOSITY"] = "error"  # It sets its level when it is imported, which may be later.

@@ -1,9 +1,19 @@
 """The Atropos environments: `AgentEnv` rolls out and rewards, `AgenticOPDEnv` distils too.
 
 In: settings and policy servers. Out: scored groups for a trainer or a file, and evaluations.
-`python -m agentic_opd.env serve | process | evaluate` runs one. Nothing heavy is imported before a name is asked for.
+`python -m agentic_opd.env serve | process | evaluate` runs one. Nothing heavy is imported before an environment's
+class is asked for.
+
+torch is kept out of the process: transformers loads it if it is installed, for 300 MB and 5 s, and an environment
+needs nothing but tokenizers of it. So transformers is imported here as if torch were not installed, and then has no
+models. `import torch` itself works as ever. An environment that needs transformers' models imports torch before this
+package, or is started with USE_TORCH=1. Importing a class from its own module (`agentic_opd.env.opd`) hides nothing.
 """
 
+import logging
+import os
+import sys
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -13,12 +23,26 @@ if TYPE_CHECKING:
 
 __all__ = ["AgentEnv", "AgentEnvConfig", "AgenticOPDEnv", "AgenticOPDEnvConfig", "PolicyServerConfig"]
 
-_HOMES = {"AgentEnv": "agent", "AgenticOPDEnv": "opd"}
+_ENVIRONMENTS = {"AgentEnv": "agent", "AgenticOPDEnv": "opd"}
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
+    if name in _ENVIRONMENTS:
+        keep_torch_out()
+    return getattr(import_module(f"{__name__}.{_ENVIRONMENTS.get(name, 'config')}"), name)
 
-    return getattr(import_module(f"{__name__}.{_HOMES.get(name, 'config')}"), name)
+
+def keep_torch_out() -> None:
+    """Import transformers without torch, unless one of them is imported already or USE_TORCH=1 is set."""
+    if {"torch", "transformers"} & sys.modules.keys() or os.environ.get("USE_TORCH") == "1":
+        return
+    disabled = logging.root.manager.disable
+    logging.disable(logging.WARNING)  # transformers warns that it has no models.
+    sys.modules["torch"] = None  # type: ignore[assignment]  # How Python is told that a module can't be imported.
+    try:
+        import_module("transformers")
+    finally:
+        del sys.modules["torch"]
+        logging.disable(disabled)

@@ -1,6 +1,8 @@
 """`python -m agentic_opd.env serve | process | evaluate`."""
 
-from agentic_opd.env.opd import AgenticOPDEnv
+import sys
+
+from agentic_opd.env.command import main
 
 if __name__ == "__main__":
-    AgenticOPDEnv.cli()
+    sys.exit(main())

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from atroposlib.envs.base import APIServerConfig, BaseEnv
+from atroposlib.envs.base import APIServerConfig, BaseEnv, BaseEnvConfig
 from pydantic import SecretStr
 
 from agentic_opd.core.concurrency import gather_all
@@ -23,7 +23,7 @@ from agentic_opd.core.types import Episode, Message, Task, World
 from agentic_opd.distill.connect import PolicyEndpoint
 from agentic_opd.distill.distiller import Distiller
 from agentic_opd.distill.pipeline import DistilledEpisode
-from agentic_opd.env.config import AgentEnvConfig, line_settings
+from agentic_opd.env.config import AgentEnvConfig, PolicyServerConfig, joined, line_settings
 from agentic_opd.env.policy_server import PolicyServer, RenderedManagedServer
 from agentic_opd.rollout.chat import Chat
 from agentic_opd.rollout.loop import run_episode
@@ -39,7 +39,7 @@ from agentic_opd.worlds.coding.tasks.load import load_train_and_eval
 from agentic_opd.worlds.coding.world import CodingWorld
 
 
-def name_of_tokenizer(config: AgentEnvConfig, server: APIServerConfig) -> str:
+def name_of_tokenizer(config: AgentEnvConfig, server: PolicyServerConfig) -> str:
     """The tokenizer that the settings name: the environment's, the server's, or that of the server's model."""
     names = (config.tokenizer_name, server.tokenizer_name, server.model_name)
     return next((name for name in names if name not in ("", "none")), "")
@@ -57,7 +57,11 @@ class AgentEnv(BaseEnv):
     chat: Chat
 
     def __init__(
-        self, config: AgentEnvConfig, server_configs: list[APIServerConfig], slurm: bool = False, testing: bool = False
+        self,
+        config: AgentEnvConfig,
+        server_configs: list[PolicyServerConfig],
+        slurm: bool = False,
+        testing: bool = False,
     ) -> None:
         """Load the tokenizer and make a client for each server; nothing is asked of them before `setup`.
 
@@ -69,8 +73,9 @@ class AgentEnv(BaseEnv):
         # The base would open the file by itself, under another name if it exists.
         config = config.model_copy(update={"tokenizer_name": tokenizer_name, "data_path_to_save_groups": None})
         with explained_tokenizer_errors(tokenizer_name):
-            super().__init__(config, server_configs, slurm, testing)  # type: ignore[arg-type]
-        config.data_path_to_save_groups = output
+            servers = [joined(server, APIServerConfig) for server in server_configs]
+            super().__init__(joined(config, BaseEnvConfig), servers, slurm, testing)
+        self.config.data_path_to_save_groups = output
         self.servers = cast(list[PolicyServer], self.server.servers)
         for server in self.servers:
             server.client.retry_s = config.server_retry_s
@@ -78,7 +83,7 @@ class AgentEnv(BaseEnv):
         self.distiller = self.make_distiller()
         self.tasks: list[Task] = []
         self.eval_tasks: list[Task] = []
-        self.run_metrics = RunMetrics(config, self.tokenizer.decode, self._sample_seconds, self.shown_metrics)
+        self.run_metrics = RunMetrics(self.config, self.tokenizer.decode, self._sample_seconds, self.shown_metrics)
         self._slots = asyncio.Semaphore(config.max_concurrent_episodes)
         self._active = dict.fromkeys((server.client.base_url for server in self.servers), 0)
         self._items: Iterator[TaskItem] = iter(())

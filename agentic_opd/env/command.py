@@ -1,4 +1,7 @@
-"""The command line of an environment: `serve`, `process` and `evaluate`, with settings from YAML, then flags."""
+"""The command line of an environment: `serve`, `process` and `evaluate`, with settings from YAML, then flags.
+
+It is read to its end before anything heavy is imported: help and errors come at once.
+"""
 
 import argparse
 import asyncio
@@ -6,6 +9,7 @@ import logging
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from inspect import getdoc
 from typing import Any, cast
 
 from pydantic import BaseModel
@@ -14,6 +18,7 @@ from agentic_opd.core.console import set_up_logging
 from agentic_opd.core.exit_codes import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, exit_code
 from agentic_opd.core.http import JsonClient
 from agentic_opd.core.server_info import fetch_model_path
+from agentic_opd.env.config import default_settings
 from agentic_opd.settings.flags import HelpFormatter, add_settings, misunderstood
 from agentic_opd.settings.groups import Mode
 from agentic_opd.settings.read import Settings, read_settings
@@ -26,6 +31,7 @@ MODES: dict[Mode, str] = {
     "evaluate": "measure the policy on the held-out tasks, without training data",
 }
 
+_DESCRIPTION = "Coding agents on vLLM, distilled token by token from hindsight hints."
 _EPILOG = """\
 {program} MODE --help lists the settings. A first run, beside a vLLM server at the usual place:
   {program} process --openai.base_url http://127.0.0.1:8000/v1 --env.total_steps 8
@@ -48,29 +54,32 @@ def build_parser(program: str, description: str, models: Mapping[str, BaseModel]
     return parser
 
 
-def main(env_class: Any, argv: Sequence[str] | None = None, program: str | None = None) -> int:
-    """Run one mode of `env_class`.
+def main(env_class: Any = None, argv: Sequence[str] | None = None, program: str | None = None) -> int:
+    """Run one mode of `env_class`; None: of `AgenticOPDEnv`, which is imported once the settings are known to be right.
 
     Returns:
         The exit code: 0 done, 1 not all done, 2 wrong settings, 130 interrupted.
     """
-    env_defaults, server_defaults = env_class.config_init()
-    parser = build_parser(
-        program or _program(),
-        env_class.__doc__.splitlines()[0],
-        {"env": env_defaults, "openai": server_defaults[0]},
-    )
+    env_defaults, server_defaults = env_class.config_init() if env_class else default_settings()
+    description = (getdoc(env_class) or "").partition("\n")[0] if env_class else _DESCRIPTION
+    parser = build_parser(program or _program(), description, {"env": env_defaults, "openai": server_defaults[0]})
     arguments, unknown = parser.parse_known_args(argv)
     set_up_logging(verbose=arguments.verbose)
 
-    async def run() -> int:
+    def run() -> int:
         wrong = misunderstood(unknown, _mode_parser(parser, arguments.mode))
         settings = read_settings(arguments, env_defaults, server_defaults, wrong)
         for name in settings.without_effect:
             logger.warning("%s is a setting of Atropos that does nothing here", name)
-        return await _run(env_class, settings, arguments.mode)
+        return asyncio.run(_run(env_class or _default_environment(), settings, arguments.mode))
 
-    return exit_code(lambda: asyncio.run(run()))
+    return exit_code(run)
+
+
+def _default_environment() -> Any:
+    from agentic_opd.env import AgenticOPDEnv
+
+    return AgenticOPDEnv
 
 
 async def name_models(servers: list[Any], retry_s: float) -> list[Any]:

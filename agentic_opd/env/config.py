@@ -1,62 +1,93 @@
-"""The settings of the environments: Atropos' own, the run's, the rollout's, the world's and distillation's, flat."""
+"""The settings of the environments: the run's, the rollout's, the world's, Atropos' own, and distillation's, flat.
 
-from typing import Any, Literal
+They are declared without atroposlib, whose import takes seconds, so that help and errors come at once. `joined` makes
+them objects of Atropos' own classes too when an environment is made.
+"""
 
-from atroposlib.envs.base import APIServerConfig, BaseEnvConfig
-from pydantic import BaseModel, Field
+from functools import cache
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field, create_model
 
 from agentic_opd.distill.config import DistillConfig
 from agentic_opd.rollout.config import RolloutConfig
 from agentic_opd.runs.config import RunConfig
+from agentic_opd.settings.atropos import IdleEnvSettings, IdleServerSettings
+from agentic_opd.settings.groups import (
+    MOST_USED,
+    POLICY_SERVER,
+    POLICY_SERVER_LIMITS,
+    RunOnly,
+    mark_of,
+)
 from agentic_opd.worlds.coding.config import CodingConfig
 
-_RUN_ONLY = frozenset(
-    {"resume", "overwrite", "data_path_to_save_groups", "total_steps", "use_wandb", "wandb_name", "server_retry_s"}
-    | {"report"}
-    | {"eval_samples", "eval_temperature", "data_dir_to_save_evals", "steps_per_eval"}
-    | {"max_concurrent_episodes", "max_concurrent_groups", "max_concurrent_judgements", "max_concurrent_scores"}
-)
-"""Settings that no written line depends on."""
 
+class AgentEnvConfig(RunConfig, RolloutConfig, CodingConfig, IdleEnvSettings):
+    """All settings of `AgentEnv`; each of Atropos' BaseEnvConfig is among them."""
 
-class AgentEnvConfig(RunConfig, RolloutConfig, CodingConfig, BaseEnvConfig):
-    """Atropos' settings and the rollout's."""
-
-    tokenizer_name: str = Field(default="", description="Tokenizer of the policy. Unset: that of the server's model.")
+    tokenizer_name: Annotated[str, MOST_USED] = Field(
+        default="", description="Tokenizer of the policy. Unset: that of the server's model."
+    )
 
 
 class AgenticOPDEnvConfig(DistillConfig, AgentEnvConfig):
     """All settings of `AgenticOPDEnv`."""
 
 
-class PolicyServerConfig(APIServerConfig):
-    """Where one of the policy's vLLM servers is."""
+class PolicyServerConfig(IdleServerSettings):
+    """Where one of the policy's vLLM servers is; it has each setting of Atropos' APIServerConfig."""
 
-    server_type: Literal["openai", "trl", "sglang", "vllm"] = "vllm"
-    health_check: bool = False
-    base_url: str | None = Field(
+    base_url: Annotated[str | None, POLICY_SERVER] = Field(
         default="http://127.0.0.1:8000/v1", description="The server's address, with or without /v1."
     )
-    model_name: str = Field(
+    model_name: Annotated[str, POLICY_SERVER] = Field(
         default="default", description="The model by the name it is served under; default: what the server says."
     )
-    api_key: str | None = Field(default="", description="The server's key. Unset: the variable VLLM_API_KEY, or none.")
-    tokenizer_name: str = Field(
+    api_key: Annotated[str | None, POLICY_SERVER] = Field(
+        default="", description="The server's key. Unset: the variable VLLM_API_KEY, or none."
+    )
+    tokenizer_name: Annotated[str, POLICY_SERVER] = Field(
         default="none", description="Its tokenizer, where env.tokenizer_name is unset; none: model_name."
     )
-    timeout: int = Field(default=1200, ge=1, description="Seconds one request may take.")
-    num_max_requests_at_once: int = Field(
+    timeout: Annotated[int, POLICY_SERVER_LIMITS] = Field(
+        default=1200, ge=1, description="Seconds one request may take."
+    )
+    num_max_requests_at_once: Annotated[int, POLICY_SERVER_LIMITS] = Field(
         default=512, ge=1, description="Sampling requests under way at the same time."
     )
-    num_requests_for_eval: int = Field(
+    num_requests_for_eval: Annotated[int, POLICY_SERVER_LIMITS] = Field(
         default=64, ge=1, description="Sampling requests of an evaluation under way at the same time."
     )
-    rolling_buffer_length: int = Field(
+    rolling_buffer_length: Annotated[int, POLICY_SERVER_LIMITS] = Field(
         default=1000, ge=1, description="How many of the latest requests train/sample_s is measured over."
     )
 
 
+def default_settings() -> tuple[AgenticOPDEnvConfig, list[PolicyServerConfig]]:
+    """Those of `AgenticOPDEnv`: a vLLM server on this machine."""
+    return AgenticOPDEnvConfig(), [PolicyServerConfig()]
+
+
 def line_settings(config: BaseModel) -> dict[str, Any]:
     """The settings that a written line depends on; secrets and what only says how a run is run are left out."""
-    dumped = config.model_dump(mode="json")
-    return {name: value for name, value in dumped.items() if name not in _RUN_ONLY and not name.endswith("_key")}
+    dumped, model = config.model_dump(mode="json"), type(config)
+    return {
+        name: value
+        for name, value in dumped.items()
+        if not name.endswith("_key") and mark_of(model, name, RunOnly) is None
+    }
+
+
+def joined(settings: Any, atropos: type[BaseModel]) -> Any:
+    """A copy of `settings` that is an instance of its own class and of `atropos`, with the values that it has."""
+    if isinstance(settings, atropos):
+        return settings
+    copy = settings.model_copy()
+    copy.__class__ = _joined_class(type(settings), atropos)
+    return copy
+
+
+@cache
+def _joined_class(ours: type[BaseModel], atropos: type[BaseModel]) -> type[BaseModel]:
+    return create_model(ours.__name__, __base__=(ours, atropos), __module__=ours.__module__, __doc__=ours.__doc__)

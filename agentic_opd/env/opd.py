@@ -3,12 +3,10 @@
 import sys
 from typing import NoReturn
 
-from atroposlib.envs.base import APIServerConfig
-
 from agentic_opd.distill.distiller import Distiller
 from agentic_opd.env import command
 from agentic_opd.env.agent import AgentEnv
-from agentic_opd.env.config import AgenticOPDEnvConfig, PolicyServerConfig
+from agentic_opd.env.config import AgenticOPDEnvConfig, PolicyServerConfig, default_settings
 
 
 class AgenticOPDEnv(AgentEnv):
@@ -23,9 +21,9 @@ class AgenticOPDEnv(AgentEnv):
     config: AgenticOPDEnvConfig  # type: ignore[assignment]
 
     @classmethod
-    def config_init(cls) -> tuple[AgenticOPDEnvConfig, list[APIServerConfig]]:
+    def config_init(cls) -> tuple[AgenticOPDEnvConfig, list[PolicyServerConfig]]:  # type: ignore[override]
         """Default settings: a vLLM server on this machine."""
-        return AgenticOPDEnvConfig(), [PolicyServerConfig()]
+        return default_settings()
 
     @classmethod
     def cli(cls) -> NoReturn:

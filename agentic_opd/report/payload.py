@@ -21,7 +21,7 @@ from agentic_opd.report.numbers import GapRow, Overview, overview, turn_gaps
 from agentic_opd.report.rollouts import Rollout, Run, TurnView
 from agentic_opd.report.tokens import TokenTexts
 from agentic_opd.report.transcript import called_names, context_parts, regions, split_messages
-from agentic_opd.settings.groups import NO_EFFECT
+from agentic_opd.settings.atropos import IdleEnvSettings
 
 LOGPROB_UNIT = 1e-4
 """Teacher's logprobs are packed in units of this, which is how they are written in the file."""
@@ -110,7 +110,7 @@ def head(run: Run, texts: TokenTexts, packer: Packer, notes: Sequence[str]) -> d
     numbers = overview(run.rollouts)
     return {
         "name": run.name,
-        "settings": {name: value for name, value in run.settings.items() if name not in NO_EFFECT["env"]},
+        "settings": {k: v for k, v in run.settings.items() if k not in IdleEnvSettings.model_fields},
         "findings": [*notes, *findings(numbers, run.rollouts)],
         "leftOut": list(run.left_out),
         "overview": _overview(numbers, run.rollouts, texts),

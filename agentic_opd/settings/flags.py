@@ -3,15 +3,17 @@
 import argparse
 import difflib
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
+from inspect import get_annotations
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Any, NamedTuple, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, SecretStr
 
-from agentic_opd.settings.groups import GROUPS, NO_EFFECT, Mode
+from agentic_opd.settings.files import parse_yaml
+from agentic_opd.settings.groups import OWN, Mode, SettingGroup, mark_of
 
 NO_VALUE = "<no value>"
 """What a flag holds that was given without the value that it needs."""
@@ -28,53 +30,65 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
         super().__init__(prog, max_help_position=8, width=min(shutil.get_terminal_size().columns, 120))
 
     def _format_args(self, action: argparse.Action, default_metavar: str) -> str:
-        """Without the brackets of a value that may be left out, where it may not."""
+        """Brackets are for a value that may be left out."""
         if action.const == NO_VALUE:
             return str(action.metavar)
         return super()._format_args(action, default_metavar)
 
 
-def add_settings(parser: argparse.ArgumentParser, models: Mapping[str, BaseModel], mode: Mode) -> None:
-    """Give `parser` a flag for each field of `models` (prefix -> defaults); its help shows those that `mode` needs."""
+def add_settings(parser: argparse.ArgumentParser, models: Mapping[str, BaseModel], mode: Mode | None = None) -> None:
+    """Give `parser` a flag for each field of `models`, which are defaults by the prefix of their flags.
+
+    Help shows the settings that `mode` needs; None: all.
+    """
+    sections = f"the sections {' and '.join(models)}" if "" not in models else "settings"
+    usage = " ".join(f"[--{_written(prefix, 'NAME')} VALUE ...]" for prefix in models)
     parser.formatter_class = HelpFormatter
-    parser.usage = f"{parser.prog} [--config FILE] [--env.NAME VALUE ...] [--openai.NAME VALUE ...]"
+    parser.usage = f"{parser.prog} [--config FILE] {usage}"
     parser.epilog = _EPILOG
-    parser.add_argument("--config", metavar="FILE", type=Path, help="YAML file with the sections env and openai")
+    parser.add_argument("--config", metavar="FILE", type=Path, help=f"YAML file with {sections}")
     parser.add_argument("--verbose", action="store_true", help="show the log lines of all libraries")
-    for title, prefix, names in sorted_settings(models, mode):
-        group = parser.add_argument_group(title) if title else parser
-        for name in names:
-            info = type(models[prefix]).model_fields[name]
-            help_text = describe(models[prefix], name) if title else argparse.SUPPRESS
-            group.add_argument(
-                f"--{prefix}.{name}",
+    for group, defaults, written in grouped_settings(models):
+        is_shown = mode is None or mode in group.modes
+        place = parser.add_argument_group(group.title) if is_shown else parser
+        for flag, name in written.items():
+            info = type(defaults).model_fields[name]
+            place.add_argument(
+                f"--{flag}",
                 nargs="?",
                 const="true" if info.annotation is bool else NO_VALUE,
                 metavar=value_kind(info.annotation),
-                help=help_text.replace("%", "%%") if title else argparse.SUPPRESS,
+                help=describe(defaults, name).replace("%", "%%") if is_shown else argparse.SUPPRESS,
             )
 
 
-def sorted_settings(models: Mapping[str, BaseModel], mode: Mode | None) -> Iterator[tuple[str, str, list[str]]]:
-    """Every field of `models` once: (title, prefix, names); the title is empty where `mode`'s help leaves them out.
+class GroupedSettings(NamedTuple):
+    """Settings that are shown together, and the defaults that they are a part of."""
 
-    The most used ones come first, then where the policy is, then the rest.
+    group: SettingGroup
+    defaults: BaseModel
+    written: dict[str, str]
+    """How each is written, prefix included, and its name among the defaults."""
+
+
+def grouped_settings(models: Mapping[str, BaseModel]) -> list[GroupedSettings]:
+    """Every field of `models`, which are defaults by the prefix of their flags, once; the most used ones first.
+
+    In a group, a subclass's own settings go before those that it inherits.
     """
-    hidden: list[tuple[str, str, list[str]]] = []
-    shown: list[tuple[str, str, list[str]]] = []
+    groups: dict[tuple[SettingGroup, str], GroupedSettings] = {}
     for prefix, defaults in models.items():
-        rest = [name for name in type(defaults).model_fields if name not in NO_EFFECT[prefix]]
-        for group in GROUPS[prefix]:
-            names = [name for name in group.names if name in rest]
-            rest = [name for name in rest if name not in names]
-            (shown if mode is None or mode in group.modes else hidden).append((group.title, prefix, names))
-        if rest:
-            shown.append(("This environment's own", prefix, rest))
-        hidden.append(("", prefix, sorted(NO_EFFECT[prefix] & type(defaults).model_fields.keys())))
-    servers = [entry for entry in shown if entry[1] == "openai"]
-    env = [entry for entry in shown if entry[1] == "env"]
-    yield from (*env[:1], *servers, *env[1:])
-    yield from (("", prefix, names) for _, prefix, names in hidden)
+        model = type(defaults)
+        declared = dict.fromkeys(name for base in model.__mro__ for name in get_annotations(base))
+        for name in filter(model.model_fields.__contains__, declared):
+            group = mark_of(model, name, SettingGroup) or getattr(model, "setting_group", OWN)
+            row = groups.setdefault((group, prefix), GroupedSettings(group, defaults, {}))
+            row.written[_written(prefix, name)] = name
+    return sorted(groups.values(), key=lambda row: row.group.place)
+
+
+def _written(prefix: str, name: str) -> str:
+    return f"{prefix}.{name}" if prefix else name
 
 
 def describe(defaults: BaseModel, name: str) -> str:
@@ -105,15 +119,15 @@ def shown_default(defaults: BaseModel, name: str) -> str:
 def value_kind(annotation: Any) -> str:
     """What a flag's value looks like."""
     kinds = [kind for kind in get_args(annotation) or (annotation,) if kind is not type(None)]
+    kind = kinds[0]
     if get_origin(annotation) is dict or (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
         return "{KEY: VALUE}"
     if hasattr(annotation, "__metadata__"):
         return "URL"
     if get_origin(annotation) in (list, tuple):
-        return f"[{value_kind(kinds[0])}, ...]"
+        return f"[{value_kind(kind)}, ...]"
     if all(isinstance(kind, str) for kind in kinds):
         return "{" + ",".join(kinds) + "}"
-    kind = kinds[0]
     if isinstance(kind, type) and issubclass(kind, Enum):
         return "{" + ",".join(str(member.value) for member in kind) + "}"
     if get_origin(kind) is not None or hasattr(kind, "__metadata__"):
@@ -123,8 +137,8 @@ def value_kind(annotation: Any) -> str:
 
 def flag_values(arguments: argparse.Namespace, prefix: str, model: type[BaseModel], wrong: list[str]) -> dict[str, Any]:
     """The values of the flags that were given; what lacks its value is added to `wrong`."""
-    given = {name: getattr(arguments, f"{prefix}.{name}") for name in model.model_fields}
-    wrong += [f"--{prefix}.{name} needs a value" for name, value in given.items() if value == NO_VALUE]
+    given = {name: getattr(arguments, _written(prefix, name)) for name in model.model_fields}
+    wrong += [f"--{_written(prefix, name)} needs a value" for name, value in given.items() if value == NO_VALUE]
     return {
         name: _flag_value(model.model_fields[name].annotation, value)
         for name, value in given.items()
@@ -137,9 +151,9 @@ def _flag_value(annotation: Any, text: str) -> Any:
     kinds = get_args(annotation) or (annotation,)
     if text.lower() in ("null", "none") and type(None) in kinds:
         return None
-    is_text = any(kind in (str, SecretStr) or isinstance(kind, str) for kind in kinds) and dict not in kinds
+    is_text = any(kind in (str, SecretStr, Path) or isinstance(kind, str) for kind in kinds)
     try:
-        return text if is_text and get_origin(annotation) is not dict else yaml.safe_load(text)
+        return text if is_text and get_origin(annotation) not in (dict, list, tuple) else parse_yaml(text)
     except yaml.YAMLError:
         return text
 
@@ -147,6 +161,7 @@ def _flag_value(annotation: Any, text: str) -> Any:
 def misunderstood(unknown: Sequence[str], parser: argparse.ArgumentParser) -> list[str]:
     """What is wrong with the arguments that `parser` did not understand; an unknown flag's value goes with its flag."""
     known = [flag for action in parser._actions for flag in action.option_strings]  # pyright: ignore[reportPrivateUsage]
+    example = "--env.NAME" if "--env.group_size" in known else "--NAME"
     wrong: list[str] = []
     flag_before = False
     for text in unknown:
@@ -156,12 +171,12 @@ def misunderstood(unknown: Sequence[str], parser: argparse.ArgumentParser) -> li
             flag_before = not has_value
         else:
             if not flag_before:
-                wrong.append(f"{text!r} belongs to no flag; settings are written --env.NAME VALUE")
+                wrong.append(f"{text!r} belongs to no flag; settings are written {example} VALUE")
             flag_before = False
     return wrong
 
 
-def nearest(name: str, known: Sequence[str]) -> str:
-    """`; did you mean 'group_size'?` where a real name is close, else nothing."""
+def nearest(name: str, known: Iterable[str]) -> str:
+    """`; did you mean 'group_size'?` if a real name is close, else nothing."""
     close = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
     return f"; did you mean {close[0]!r}?" if close else ""

@@ -2,17 +2,17 @@
 
 import argparse
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-import yaml
 from pydantic import BaseModel, ValidationError
 
 from agentic_opd.core.errors import ConfigError
+from agentic_opd.settings.files import read_yaml
 from agentic_opd.settings.flags import flag_values, nearest
-from agentic_opd.settings.groups import NO_EFFECT
+from agentic_opd.settings.groups import NO_EFFECT, SettingGroup, mark_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,57 +47,57 @@ def read_settings(
     wrong, first = list(misunderstood), server_defaults[0]
     env_file, rows = _sections(arguments.config, wrong)
     env_values = {**env_file, **flag_values(arguments, "env", type(env_defaults), wrong)}
-    env = _validate(type(env_defaults), "env", {**_own_values(env_defaults), **env_values}, wrong)
+    env = validated(type(env_defaults), "env", {**_own_values(env_defaults), **env_values}, wrong)
     flags = flag_values(arguments, "openai", type(first), wrong)
     if len(rows) > 1 and flags:
         wrong.append("--openai.* flags do not go with several servers in the file: which one is meant?")
     server_values = [{**row, **flags} for row in rows]
-    servers = [_validate(type(first), "openai", {**_own_values(first), **row}, wrong) for row in server_values]
+    servers = [validated(type(first), "openai", {**_own_values(first), **row}, wrong) for row in server_values]
     for server in servers:
-        if server is not None and not server.base_url.startswith(("http://", "https://")):
+        if server is not None and not str(server.base_url).startswith(("http://", "https://")):
             wrong.append(f"openai.base_url must be http://... or https://..., got {server.base_url!r}")
         if server is not None and not server.api_key:
             server.api_key = os.environ.get("VLLM_API_KEY", "")
-    if wrong:
-        raise refusal(wrong)
-    idle = {f"env.{name}" for name in NO_EFFECT["env"] & env_values.keys()}
-    idle |= {f"openai.{name}" for row in server_values for name in NO_EFFECT["openai"] & row.keys()}
+    refuse(wrong)
+    idle = {*_idle("env", env_defaults, env_values)}.union(*(_idle("openai", first, row) for row in server_values))
     return Settings(env, servers, tuple(sorted(idle)))
 
 
-def refusal(wrong: Sequence[str]) -> ConfigError:
-    """The error that names each thing that is wrong."""
-    return ConfigError("settings are wrong:\n" + "\n".join(f"  - {line}" for line in dict.fromkeys(wrong)))
-
-
-def read_yaml(path: Path, holds: str) -> dict[str, Any]:
-    """What a file of settings holds; `holds` is what the error says that it should.
+def refuse(wrong: Sequence[str]) -> None:
+    """Name each thing that is wrong.
 
     Raises:
-        ConfigError: it can't be read, or does not hold names and values.
+        ConfigError: `wrong` is not empty.
     """
+    if wrong:
+        raise ConfigError("settings are wrong:\n" + "\n".join(f"  - {line}" for line in dict.fromkeys(wrong)))
+
+
+def validated(model: type[BaseModel], section: str, values: dict[str, Any], wrong: list[str]) -> Any:
+    """`values` as a `model`; None if one is wrong or unknown to it, which is added to `wrong`."""
+    nested = {name: info.annotation for name, info in model.model_fields.items()}
+    known = [*nested, *(f"{outer}.{name}" for outer, inner in nested.items() for name in _fields(inner))]
+    before = f"{section}." if section else ""
+    wrong += [f"{before}{name} is unknown{nearest(name, known)}" for name in values if name not in nested]
     try:
-        data = yaml.safe_load(path.read_text()) or {}
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"the file {str(path)!r} can't be read: {error}") from error
-    if not isinstance(data, dict):
-        raise ConfigError(f"the file {str(path)!r} must hold {holds}, got {type(data).__name__}")
-    return cast(dict[str, Any], data)
+        return model.model_validate({name: value for name, value in values.items() if name in nested})
+    except ValidationError as error:
+        wrong += _wrong_values(error, before, known)
+    return None
 
 
-def wrong_values(error: ValidationError, section: str = "", known: Sequence[str] = ()) -> list[str]:
-    """What is wrong with each setting and what it was; of secrets, only what is wrong. `known` are all real names."""
-    lines: list[str] = []
+def _wrong_values(error: ValidationError, before: str, known: Sequence[str]) -> Iterable[str]:
+    """What is wrong with each setting and what it was; of secrets, only what is wrong."""
     for entry in error.errors(include_url=False, include_context=False):
-        where = ".".join([*filter(None, [section]), *(str(part) for part in entry["loc"])])
+        name = ".".join(str(part) for part in entry["loc"])
+        where = f"{before}{name}" or "settings"
         if entry["type"] == "extra_forbidden":
-            lines.append(f"{where} is unknown{nearest(where, known)}")
+            yield f"{where} is unknown{nearest(name, known)}"
             continue
         # What is missing has all other settings as its input, keys among them.
         is_shown = entry["loc"] and entry["type"] != "missing" and "key" not in where
-        got = "" if not is_shown else f", got {entry['input']!r}"
-        lines.append(f"{where or 'settings'}: {entry['msg'].removeprefix('Value error, ')}{got}")
-    return lines
+        got = f", got {entry['input']!r}" if is_shown else ""
+        yield f"{where.rstrip('.')}: {entry['msg'].removeprefix('Value error, ')}{got}"
 
 
 def _sections(path: Path | None, wrong: list[str]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -123,11 +123,10 @@ def _own_values(defaults: BaseModel) -> dict[str, Any]:
     return {name: getattr(defaults, name) for name in type(defaults).model_fields}
 
 
-def _validate(model: type[BaseModel], section: str, values: dict[str, Any], wrong: list[str]) -> Any:
-    known = list(model.model_fields)
-    wrong += [f"{section}.{name} is unknown{nearest(name, known)}" for name in values if name not in known]
-    try:
-        return model.model_validate({name: value for name, value in values.items() if name in known})
-    except ValidationError as error:
-        wrong += wrong_values(error, section)
-    return None
+def _fields(annotation: Any) -> Iterable[str]:
+    return annotation.model_fields if isinstance(annotation, type) and issubclass(annotation, BaseModel) else ()
+
+
+def _idle(section: str, defaults: BaseModel, values: dict[str, Any]) -> Iterable[str]:
+    """The settings among `values` that do nothing."""
+    return (f"{section}.{name}" for name in values if mark_of(type(defaults), name, SettingGroup) is NO_EFFECT)

@@ -1,21 +1,26 @@
 """Settings of the reference trainer: what they are, and how a file and the command line give them. Without torch."""
 
+import argparse
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
+from agentic_opd.core.errors import ConfigError
 from agentic_opd.settings.fields import Url
-from agentic_opd.settings.read import read_yaml, refusal, wrong_values
+from agentic_opd.settings.files import read_yaml
+from agentic_opd.settings.flags import flag_values
+from agentic_opd.settings.groups import SettingGroup
+from agentic_opd.settings.read import refuse, validated
 
 
 class LossConfig(BaseModel):
     """Weights and bounds of the combined loss; a weight of 0 leaves a part out."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+    setting_group: ClassVar = SettingGroup(1, "Parts of the loss")
 
     token_advantage: float = Field(
         default=0.0, ge=0, description="Weight of the clipped surrogate on teacher - student at the sampled token."
@@ -47,6 +52,7 @@ class TrainerConfig(BaseModel):
     """What is trained, on what, and where the weights go."""
 
     model_config = ConfigDict(extra="forbid")
+    setting_group: ClassVar = SettingGroup(0, "Training")
 
     model: str = Field(description="Checkpoint to start from: a folder or a name on the hub.")
     output_dir: Path = Field(default=Path("runs/train"), description="Where checkpoints and metrics.jsonl are written.")
@@ -148,41 +154,26 @@ class TrainerConfig(BaseModel):
         return self
 
 
-def all_settings() -> Iterator[tuple[str, BaseModel, str]]:
-    """Each setting as it is written on the command line, the defaults that it is one of, and its name in there."""
-    defaults = TrainerConfig(model="")
-    yield from ((name, defaults, name) for name in TrainerConfig.model_fields)
-    yield from ((f"loss.{name}", LossConfig.model_construct(), name) for name in LossConfig.model_fields)
+DEFAULTS: dict[str, BaseModel] = {"": TrainerConfig(model=""), "loss": LossConfig.model_construct()}
+"""By the prefix of their flags: `--lr`, `--loss.grpo`."""
 
 
-def read_config(path: Path, changes: Sequence[str]) -> TrainerConfig:
-    """The settings of a YAML file, changed by `name=value` pairs (`loss.grpo=0.5` reaches inside).
+def read_config(arguments: argparse.Namespace, misunderstood: Sequence[str] = ()) -> TrainerConfig:
+    """Join defaults, YAML and flags; `--loss.grpo 0.5` changes one part of what the file says of the loss.
 
     Raises:
-        ConfigError: names every wrong setting.
+        ConfigError: names every wrong setting, and what was `misunderstood` of the command line.
     """
-    values = read_yaml(path, "settings")
-    wrong: list[str] = []
-    for change in changes:
-        name, given, text = change.partition("=")
-        if not given:
-            wrong.append(f"{change!r} is not name=value")
-            continue
-        *outer, last = name.split(".")
-        place = values
-        for part in outer:
-            if not isinstance(place.get(part), dict):
-                place[part] = {}
-            place = place[part]
-        try:
-            place[last] = yaml.safe_load(text)
-        except yaml.YAMLError:
-            place[last] = text
-    known = [name for name, _, _ in all_settings()]
+    wrong = list(misunderstood)
     try:
-        config = TrainerConfig.model_validate(values)
-    except ValidationError as error:
-        raise refusal([*wrong, *wrong_values(error, known=known)]) from error
-    if wrong:
-        raise refusal(wrong)
+        values = read_yaml(arguments.config, "settings") if arguments.config else {}
+    except ConfigError as error:
+        raise ConfigError("\n".join([str(error), *wrong])) from error
+    values |= flag_values(arguments, "", TrainerConfig, wrong)
+    parts = flag_values(arguments, "loss", LossConfig, wrong)
+    if parts:
+        loss = values.get("loss")
+        values["loss"] = {**(loss if isinstance(loss, dict) else {}), **parts}
+    config = validated(TrainerConfig, "", values, wrong)
+    refuse(wrong)
     return config

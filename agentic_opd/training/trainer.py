@@ -3,28 +3,28 @@
 python -m agentic_opd.training.trainer --config configs/train_demo.yaml
 """
 
-import argparse
+if __name__ == "__main__":  # Before torch is imported: help and wrong settings need none of it.
+    import sys
+
+    from agentic_opd.training.command import main
+
+    sys.exit(main())
+
 import asyncio
 import json
 import logging
 import shutil
-import signal
-import sys
-import textwrap
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from agentic_opd.core.errors import OutputError
-from agentic_opd.core.exit_codes import EXIT_OK, exit_code
-from agentic_opd.settings.flags import HelpFormatter, describe, value_kind
 from agentic_opd.training.batch import TrainBatch, make_batch
 from agentic_opd.training.checkpoint import load_checkpoint, save_checkpoint
 from agentic_opd.training.client import TrainerClient
-from agentic_opd.training.config import TrainerConfig, all_settings, read_config
+from agentic_opd.training.config import TrainerConfig
 from agentic_opd.training.model import leave_cores_to_others, load_model, pick_device, save_weights
 from agentic_opd.training.push import Probe, WeightPusher
 from agentic_opd.training.step import mean_metrics, train_step
@@ -122,8 +122,8 @@ class Trainer:
         config = self.config
         if not (config.resume or config.overwrite) and (self.metrics.exists() or self.checkpoints.exists()):
             raise OutputError(
-                f"{str(config.output_dir)!r} holds an earlier run. Continue it with resume=true, replace it with "
-                "overwrite=true, or choose another output_dir."
+                f"{str(config.output_dir)!r} holds an earlier run. Continue it with --resume, replace it with "
+                "--overwrite, or choose another output_dir."
             )
 
     async def _step(self, groups: Sequence[Mapping[str, Any]]) -> None:
@@ -193,51 +193,3 @@ def _staleness(groups: Sequence[Mapping[str, Any]], version: int) -> dict[str, f
         if "weight_version" in (group.get("group_overrides") or {})
     ]
     return {"staleness": sum(behind) / len(behind)} if behind else {}
-
-
-def build_parser() -> argparse.ArgumentParser:
-    """The command line; its help lists the settings."""
-    parser = argparse.ArgumentParser(
-        prog="python -m agentic_opd.training.trainer",
-        description="Train on scored groups from the trajectory API.",
-        formatter_class=HelpFormatter,
-    )
-    parser.add_argument("--config", type=Path, required=True, metavar="FILE", help="YAML file with settings")
-    parser.add_argument("changes", nargs="*", metavar="NAME=VALUE", help="settings over the file, e.g. lr=1e-4")
-    shown = [
-        f"  {name}={value_kind(type(defaults).model_fields[field].annotation)}\n"
-        + textwrap.fill(describe(defaults, field), 112, initial_indent=" " * 8, subsequent_indent=" " * 8)
-        for name, defaults, field in all_settings()
-    ]
-    ends = "Exit code 0: done; 1: failed; 2: wrong settings; 130: interrupted."
-    parser.epilog = "\n".join(["settings:", *shown, "", ends])
-    return parser
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Train.
-
-    Returns:
-        The exit code: 0 done, 1 failed, 2 wrong settings, 130 interrupted.
-    """
-    arguments = build_parser().parse_args(argv)
-    logging.basicConfig(level=logging.ERROR, format="%(name)s: %(message)s")
-    logging.getLogger("agentic_opd").setLevel(logging.INFO)
-
-    def train() -> int:
-        asyncio.run(_run(Trainer(read_config(arguments.config, arguments.changes))))
-        return EXIT_OK
-
-    return exit_code(train, interrupted="interrupted; with resume=true a later run goes on from the last checkpoint")
-
-
-async def _run(trainer: Trainer) -> None:
-    running = asyncio.create_task(trainer.run())
-    await asyncio.sleep(0)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, trainer.stop)
-    await running
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import yaml
-from atroposlib.envs.base import APIServerConfig
 
+from agentic_opd.env.config import PolicyServerConfig
 from agentic_opd.runs.evaluate import sample_file
 from agentic_opd.serving.local import LocalServer, child_process, end_of, free_port
 from learning.controlled_env import LearnConfig, LearnEnv
@@ -185,23 +185,27 @@ class Laboratory:
 
     def trainer_command(self, run: Run, api: str, weights: Path) -> list[str]:
         """The reference trainer; it keeps the weights of every step."""
-        loss = json.dumps(MODES[run.mode]["loss"])
-        return [
-            *(sys.executable, "-m", "agentic_opd.training.trainer"),
-            *("--config", str(ROOT / "configs" / "train_demo.yaml")),
-            *(f"model={self.model}", f"output_dir={self.out / run.name}", f"weights_dir={weights}"),
-            *(f"api_url={api}", f"vllm_urls=[{self.vllm.base_url}]", f"pushes_kept={run.steps + 1}"),
-            *(f"total_steps={run.steps}", f"batch_size={run.setting.batch_size}", f"seed={run.seed}"),
-            *(
-                "warmup_steps=0",
-                f"lr={run.setting.lr}",
-                f"lr_schedule={self.lr_schedule}",
-                f"epochs_per_batch={self.epochs}",
-                f"minibatches={self.minibatches}",
-                f"save_every={run.steps}",
-                f"loss={loss}",
-            ),
-        ]
+        settings = {
+            "model": self.model,
+            "output_dir": self.out / run.name,
+            "weights_dir": weights,
+            "api_url": api,
+            "vllm_urls": f"[{self.vllm.base_url}]",
+            "pushes_kept": run.steps + 1,
+            "total_steps": run.steps,
+            "batch_size": run.setting.batch_size,
+            "seed": run.seed,
+            "warmup_steps": 0,
+            "lr": run.setting.lr,
+            "lr_schedule": self.lr_schedule,
+            "epochs_per_batch": self.epochs,
+            "minibatches": self.minibatches,
+            "save_every": run.steps,
+            "loss": json.dumps(MODES[run.mode]["loss"]),
+        }
+        flags = [text for name, value in settings.items() for text in (f"--{name}", str(value))]
+        script = [sys.executable, "-m", "agentic_opd.training.trainer"]
+        return [*script, "--config", str(ROOT / "configs" / "train_demo.yaml"), *flags]
 
 
 class Examiner:
@@ -215,13 +219,7 @@ class Examiner:
             eval_samples=laboratory.eval_samples,
             eval_temperature=1.0,
         )
-        server = APIServerConfig(
-            base_url=f"{laboratory.vllm.base_url}/v1",
-            model_name=str(laboratory.model),
-            server_type="vllm",
-            health_check=False,
-            api_key="",
-        )
+        server = PolicyServerConfig(base_url=f"{laboratory.vllm.base_url}/v1", model_name=str(laboratory.model))
         self.env = LearnEnv(config, [server])
 
     async def pass_rate(self, folder: Path) -> tuple[float, int]:

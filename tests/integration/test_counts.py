@@ -26,7 +26,7 @@ STEPS, GROUPS = 6, 2
 
 @contextmanager
 def training(folder: Path, proxy: RecordingProxy, vllm_url: str, *changes: str) -> Generator[subprocess.Popen[bytes]]:
-    argv = trainer(folder, proxy.url, vllm_url, f"total_steps={STEPS}", *changes)
+    argv = trainer(folder, proxy.url, vllm_url, f"--total_steps={STEPS}", *changes)
     with (folder / "trainer.log").open("ab") as output:
         process = subprocess.Popen(argv, cwd=ROOT, stdout=output, stderr=output, start_new_session=True)
     try:
@@ -63,12 +63,12 @@ def test_counts_agree_when_everything_was_killed_once(rooted: RootedServer, tmp_
         proxy = stack.enter_context(recording_proxy(f"http://127.0.0.1:{api_port}"))
         env = stack.enter_context(serving(proxy.url, vllm_url, tmp_path, "--env.max_batches_offpolicy", "1"))
         with trajectory_api(tmp_path / "first.log", api_port) as api:
-            with training(tmp_path, proxy, vllm_url, f"weights_dir={weights}") as first:
+            with training(tmp_path, proxy, vllm_url, f"--weights_dir={weights}") as first:
                 training_until(lambda: trained(tmp_path) >= 2 * GROUPS, first)
                 training_until(lambda: len(handed_out(proxy.exchanges)) > trained(tmp_path), first)
                 kill(first)
             in_hand = len(handed_out(proxy.exchanges)) - trained(tmp_path)
-            second = stack.enter_context(training(tmp_path, proxy, vllm_url, f"weights_dir={weights}", "resume=true"))
+            second = stack.enter_context(training(tmp_path, proxy, vllm_url, f"--weights_dir={weights}", "--resume"))
             training_until(lambda: trained(tmp_path) >= 3 * GROUPS, second)
             api.kill()
             before = proxy.settled()

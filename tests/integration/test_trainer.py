@@ -39,7 +39,7 @@ def test_the_loop_runs_and_every_push_is_proved(rooted: RootedServer, tmp_path: 
             *("--env.judge_base_url", judge, "--env.judge_model_name", "j"),
         ),
     ):
-        argv = trainer(tmp_path, api.url, vllm.base_url, f"weights_dir={weights}")
+        argv = trainer(tmp_path, api.url, vllm.base_url, f"--weights_dir={weights}")
         done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=150)
         assert done.returncode == 0, done.stderr
         assert weight_version(vllm.base_url) == 3
@@ -54,7 +54,7 @@ def test_the_loop_runs_and_every_push_is_proved(rooted: RootedServer, tmp_path: 
         assert {name for row in rows for name in row} == {m.name for m in TRAINER_METRICS} - weightless | {"step"}
         assert (tmp_path / "train" / "final" / "model.safetensors").exists()
         assert len(list(weights.glob("step-*"))) == 2
-        more = ("total_steps=4", "resume=true", "probe_tolerance=1e-12")
+        more = ("--total_steps=4", "--resume", "--probe_tolerance=1e-12")
         stopped = subprocess.run([*argv, *more], cwd=ROOT, capture_output=True, text=True, timeout=150)
         assert stopped.returncode == 1, stopped.stderr
         assert "does not compute what the trainer does" in stopped.stderr
@@ -65,8 +65,8 @@ def test_a_trainer_that_is_stopped_resumes_where_it_was(vllm_server: Any, tmp_pa
         trajectory_api(tmp_path / "api.log") as api,
         serving(api.url, vllm_server.base_url, tmp_path, "--env.total_steps", "999"),
     ):
-        settings = ("vllm_urls=[]", "warmup_steps=0", "save_every=50")
-        argv = trainer(tmp_path, api.url, vllm_server.base_url, *settings, "total_steps=50")
+        settings = ("--vllm_urls=[]", "--warmup_steps=0", "--save_every=50")
+        argv = trainer(tmp_path, api.url, vllm_server.base_url, *settings, "--total_steps=50")
         process = subprocess.Popen(argv, cwd=ROOT, stderr=subprocess.PIPE, start_new_session=True)
         try:
             until((tmp_path / "train" / "metrics.jsonl").exists, 120, process)
@@ -78,7 +78,7 @@ def test_a_trainer_that_is_stopped_resumes_where_it_was(vllm_server: Any, tmp_pa
             stop(process)
         before = int(metrics(tmp_path)[-1]["step"])
         assert [path.name for path in (tmp_path / "train" / "checkpoints").iterdir()] == [f"step-{before:06d}"]
-        more = ("resume=true", f"total_steps={before + 1}")
+        more = ("--resume", f"--total_steps={before + 1}")
         argv = trainer(tmp_path, api.url, vllm_server.base_url, *settings, *more)
         done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=150)
         assert done.returncode == 0, done.stderr

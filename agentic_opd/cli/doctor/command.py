@@ -1,64 +1,20 @@
-"""`agentic-opd doctor`: the command line, and what a person or a program reads."""
+"""`agentic-opd doctor`: the command line. What checks need is imported once it is found right."""
 
 import argparse
 import asyncio
-import json
-from collections import Counter
 from collections.abc import Sequence
 
-from rich.console import Console
-from rich.text import Text
-
-from agentic_opd.cli.doctor.diagnosis import Check, Finding, Status, run_checks
-from agentic_opd.cli.doctor.distilling import check_judge, check_noise, check_teacher, check_trajectories
-from agentic_opd.cli.doctor.machine import (
-    check_disk,
-    check_isolation,
-    check_packages,
-    check_python,
-    check_tasks,
-    check_wandb,
-)
-from agentic_opd.cli.doctor.servers import (
-    check_context,
-    check_logprobs,
-    check_renderer,
-    check_server,
-    check_tokens,
-    check_versions,
-)
-from agentic_opd.cli.doctor.setup import Setup
 from agentic_opd.core.console import set_up_logging
-from agentic_opd.core.exit_codes import EXIT_FAILED, EXIT_OK, exit_code
-from agentic_opd.env.opd import AgenticOPDEnv
+from agentic_opd.core.exit_codes import exit_code
+from agentic_opd.env import keep_torch_out
+from agentic_opd.env.config import default_settings
 from agentic_opd.settings.flags import add_settings, misunderstood
 from agentic_opd.settings.read import read_settings
-
-CHECKS: tuple[Check[Setup], ...] = (
-    Check("python", check_python),
-    Check("packages", check_packages),
-    Check("disk", check_disk),
-    Check("tasks", check_tasks),
-    Check("sandbox", check_isolation),
-    Check("W&B", check_wandb),
-    Check("server", check_server),
-    Check("versions", check_versions, ("server",)),
-    Check("context", check_context, ("server",)),
-    Check("logprobs", check_logprobs, ("server",)),
-    Check("tokenizer", check_tokens, ("server",)),
-    Check("renderer", check_renderer, ("server", "tokenizer")),
-    Check("judge", check_judge),
-    Check("teacher", check_teacher, ("server", "tokenizer")),
-    Check("noise floor", check_noise, ("server", "tokenizer", "renderer")),
-    Check("run-api", check_trajectories),
-)
-
-_STYLES = {Status.OK: "green", Status.WARNING: "yellow", Status.FAILED: "red", Status.SKIPPED: "dim"}
 
 
 def build_parser() -> argparse.ArgumentParser:
     """The settings of the modes, and what only this command knows."""
-    env, servers = AgenticOPDEnv.config_init()
+    env, servers = default_settings()
     parser = argparse.ArgumentParser(
         prog="agentic-opd doctor",
         description="Check a set-up, with the settings of a run, in seconds. One line a check: ok, warning, failed "
@@ -77,30 +33,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments, unknown = parser.parse_known_args(argv)
     set_up_logging(verbose=arguments.verbose)
 
-    async def run() -> int:
-        settings = read_settings(arguments, *AgenticOPDEnv.config_init(), misunderstood(unknown, parser))
-        setup = Setup(settings.env, settings.servers, arguments.serve)
-        console, findings = Console(), list[Finding]()
-        try:
-            async for finding in run_checks(CHECKS, setup):
-                findings.append(finding)
-                if not arguments.json:
-                    console.print(line(finding), soft_wrap=True)
-        finally:
-            await setup.close()
-        counts = Counter(finding.status for finding in findings)
-        if arguments.json:
-            print(json.dumps([{"name": f.name, "status": f.status.value, "text": f.text} for f in findings], indent=2))
-        else:
-            console.print(", ".join(f"{counts[status]} {status.value}" for status in Status), highlight=False)
-        return EXIT_FAILED if counts[Status.FAILED] else EXIT_OK
+    def run() -> int:
+        settings = read_settings(arguments, *default_settings(), misunderstood(unknown, parser))
+        keep_torch_out()
+        from agentic_opd.cli.doctor.checks import diagnose
 
-    return exit_code(lambda: asyncio.run(run()))
+        return asyncio.run(diagnose(settings, is_serve=arguments.serve, as_json=arguments.json))
 
-
-def line(finding: Finding) -> Text:
-    """`ok       server       ...`."""
-    return Text.assemble(
-        (f"{finding.status.value:<8}", _STYLES[finding.status]),
-        f" {finding.name:<{max(len(check.name) for check in CHECKS)}}  {finding.text}",
-    )
+    return exit_code(run)

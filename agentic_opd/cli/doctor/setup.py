@@ -9,7 +9,7 @@ from pydantic import SecretStr
 from agentic_opd.core.http import JsonClient
 from agentic_opd.core.server_info import ServerInfo
 from agentic_opd.distill.connect import PolicyEndpoint
-from agentic_opd.env.opd import AgenticOPDEnvConfig
+from agentic_opd.env.config import AgenticOPDEnvConfig
 from agentic_opd.rollout.chat import Chat
 
 _RETRY_S = 2.0

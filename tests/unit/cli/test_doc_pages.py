@@ -17,10 +17,11 @@ from agentic_opd.cli.doc_pages import pages
 from agentic_opd.cli.doctor.command import build_parser as doctor_parser
 from agentic_opd.cli.main import COMMANDS
 from agentic_opd.env.command import MODES, build_parser
-from agentic_opd.env.opd import AgenticOPDEnv
+from agentic_opd.env.config import default_settings
 from agentic_opd.serving.launch import parse_args as parse_serve_vllm
 from agentic_opd.settings.flags import misunderstood
 from agentic_opd.settings.read import read_settings
+from agentic_opd.training.command import build_parser as trainer_parser
 from agentic_opd.training.config import read_config
 
 PAGES = [Path("README.md"), Path("CONTRIBUTING.md"), *sorted(Path("docs").rglob("*.md"))]
@@ -84,7 +85,7 @@ def help_of_module(name: str) -> str:
 
 def check_mode(words: list[str]) -> None:
     """Parse a mode's settings, up to the point at which a server would be asked."""
-    env, servers = AgenticOPDEnv.config_init()
+    env, servers = default_settings()
     parser = build_parser("prog", "text", {"env": env, "openai": servers[0]})
     arguments, unknown = parser.parse_known_args(words)
     read_settings(arguments, env, servers, misunderstood(unknown, parser))
@@ -93,7 +94,7 @@ def check_mode(words: list[str]) -> None:
 def check_doctor(words: list[str]) -> None:
     parser = doctor_parser()
     arguments, unknown = parser.parse_known_args(words)
-    read_settings(arguments, *AgenticOPDEnv.config_init(), misunderstood(unknown, parser))
+    read_settings(arguments, *default_settings(), misunderstood(unknown, parser))
 
 
 def check_flags(*argv: str) -> Callable[[list[str]], None]:
@@ -109,7 +110,10 @@ def check_flags(*argv: str) -> Callable[[list[str]], None]:
 
 
 def check_trainer(words: list[str]) -> None:
-    read_config(Path(words[words.index("--config") + 1]), [word for word in words if "=" in word])
+    parser = trainer_parser()
+    arguments, unknown = parser.parse_known_args(words)
+    if words:
+        read_config(arguments, misunderstood(unknown, parser))
 
 
 def check_serve_vllm(words: list[str]) -> None:
@@ -127,6 +131,8 @@ def check_console_script(words: list[str]) -> None:
         check_mode(words)
     elif command == "doctor":
         check_doctor(rest)
+    elif command == "train":
+        check_trainer(rest)
     elif command == "serve-vllm":
         check_serve_vllm(rest)
     elif command in COMMANDS:
@@ -188,7 +194,7 @@ def test_commands_that_need_a_gpu_are_those_listed() -> None:
 
 @pytest.mark.parametrize("path", TEXTS, ids=str)
 def test_every_setting_that_is_named_exists(path: Path) -> None:
-    env, servers = AgenticOPDEnv.config_init()
+    env, servers = default_settings()
     known = {f"env.{name}" for name in type(env).model_fields} | {
         f"openai.{name}" for name in type(servers[0]).model_fields
     }

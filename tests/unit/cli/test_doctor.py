@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from agentic_opd.cli.doctor import machine
-from agentic_opd.cli.doctor.command import CHECKS, build_parser, line, main
+from agentic_opd.cli.doctor.checks import CHECKS, line
+from agentic_opd.cli.doctor.command import build_parser, main
 from agentic_opd.cli.doctor.diagnosis import Check, Finding, Note, Status, run_checks
 from agentic_opd.cli.doctor.distilling import PAIR, check_judge
 from agentic_opd.cli.doctor.servers import check_versions

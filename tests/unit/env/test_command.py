@@ -2,12 +2,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from atroposlib.envs.base import APIServerConfig, BaseEnvConfig
 from pydantic import Field
 
 from agentic_opd.core.errors import ConfigError
 from agentic_opd.env import command
 from agentic_opd.env.opd import AgenticOPDEnv, AgenticOPDEnvConfig
-from agentic_opd.settings.groups import GROUPS, NO_EFFECT
 from agentic_opd.settings.read import Settings, read_settings
 
 ENV, SERVERS = AgenticOPDEnv.config_init()
@@ -85,6 +85,20 @@ def test_several_servers_come_from_the_file_only(tmp_path: Path) -> None:
     assert "which one is meant" in wrong("--config", str(file), "--openai.model_name", "m")
 
 
+def test_a_key_that_stands_twice_is_named_with_both_lines(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("env:\n  seed: 1\n  group_size: 2\n  seed: 3\nopenai: {}\nenv: {seed: 4}\n")
+    message = wrong("--config", str(file))
+    assert "'seed' is set in line 2 and again in line 4" in message
+    assert "'env' is set in line 1 and again in line 6" in message
+
+
+def test_a_merged_mapping_may_be_overridden(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("openai:\n  - &one {base_url: http://a/v1, model_name: m}\n  - {<<: *one, base_url: http://b/v1}\n")
+    assert [server.base_url for server in read("--config", str(file)).servers] == ["http://a/v1", "http://b/v1"]
+
+
 @pytest.mark.parametrize("text", ["- a\n", "env: [", "\0", "env: 3\n", "openai: [3]\n"])
 def test_a_broken_file_is_an_error(tmp_path: Path, text: str) -> None:
     file = tmp_path / "c.yaml"
@@ -140,26 +154,40 @@ def test_help_shows_each_mode_what_it_needs_the_most_used_first(capsys: pytest.C
     assert ["--env.prm_votes" in shown[mode] for mode in shown] == [True, True, False]
 
 
-def test_every_group_names_real_settings_each_once() -> None:
-    for prefix, model in (("env", type(ENV)), ("openai", type(SERVERS[0]))):
-        named = [*(name for group in GROUPS[prefix] for name in group.names), *NO_EFFECT[prefix]]
-        assert sorted(named) == sorted(model.model_fields)
+class LevelsConfig(AgenticOPDEnvConfig):
+    levels: int = Field(default=3, description="How many levels.")
+    group_size: int = 8
+
+
+class LevelsEnv(AgenticOPDEnv):
+    env_config_cls = LevelsConfig  # type: ignore[assignment]
+
+    @classmethod
+    def config_init(cls) -> Any:
+        return LevelsConfig(), SERVERS
 
 
 def test_the_settings_of_a_subclass_have_a_place_in_its_help(capsys: pytest.CaptureFixture[str]) -> None:
-    class Config(AgenticOPDEnvConfig):
-        levels: int = Field(default=3, description="How many levels.")
-
-    class Env(AgenticOPDEnv):
-        """Tasks with levels."""
-
-        @classmethod
-        def config_init(cls) -> Any:
-            return Config(), SERVERS
-
+    """It has no docstring of its own, and overrides a setting, which stays where it was."""
     with pytest.raises(SystemExit):
-        command.main(Env, ["process", "--help"])
-    assert "How many levels (default: 3)" in capsys.readouterr().out.partition("This environment's own")[2]
+        command.main(LevelsEnv, ["process", "--help"])
+    before, _, own = capsys.readouterr().out.partition("This environment's own")
+    assert "How many levels (default: 3)" in own
+    assert "form a group" not in own
+    assert before.index("Most used") < before.index("--env.group_size N") < before.index("Policy server")
+
+
+def test_the_settings_of_a_subclass_reach_it() -> None:
+    defaults, servers = LevelsEnv.config_init()
+    parser = command.build_parser("prog", "text", {"env": defaults, "openai": servers[0]})
+    argv = ["process", "--env.levels", "4", "--env.tokenizer_name", "scripts/demo_policy/policy"]
+    argv += ["--openai.model_name", "scripts/demo_policy/policy"]
+    settings = read_settings(parser.parse_args(argv), defaults, servers)
+    env = LevelsEnv(settings.env, settings.servers)
+    assert (env.config.levels, env.config.group_size) == (4, 8)  # type: ignore[attr-defined]
+    assert isinstance(env.config, LevelsConfig)
+    assert isinstance(env.config, BaseEnvConfig)
+    assert isinstance(env.servers[0].config, APIServerConfig)
 
 
 ENV_CONFIGS = sorted(path for path in Path("configs").glob("*.yaml") if not path.name.startswith("train_"))

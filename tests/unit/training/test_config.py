@@ -1,11 +1,13 @@
-"""The trainer's settings: from a file and pairs, every wrong one named, each described. Without torch."""
+"""The trainer's settings: from a file and flags, every wrong one named, each described. Without torch."""
 
 from pathlib import Path
 
 import pytest
 
 from agentic_opd.core.errors import ConfigError
-from agentic_opd.training.config import LossConfig, TrainerConfig, all_settings, read_config
+from agentic_opd.settings.flags import misunderstood
+from agentic_opd.training.command import build_parser
+from agentic_opd.training.config import LossConfig, TrainerConfig, read_config
 
 ROOT = Path(__file__).parents[3]
 
@@ -27,17 +29,29 @@ def test_the_rate_rises_over_the_warm_up_and_then_does_what_the_schedule_says(
     assert [config.lr_at(step) / 2.0 for step in range(7)] == pytest.approx(expected, abs=1e-6)
 
 
+def read(path: Path, *flags: str) -> TrainerConfig:
+    parser = build_parser()
+    arguments, unknown = parser.parse_known_args(["--config", str(path), *flags])
+    return read_config(arguments, misunderstood(unknown, parser))
+
+
 def test_the_demo_config_loads() -> None:
-    config = read_config(ROOT / "configs" / "train_demo.yaml", [])
-    assert config.loss.token_advantage == 1.0
+    assert read(ROOT / "configs" / "train_demo.yaml").loss.token_advantage == 1.0
 
 
-def test_settings_come_from_a_file_and_then_from_pairs(tmp_path: Path) -> None:
+def test_settings_come_from_a_file_and_then_from_flags(tmp_path: Path) -> None:
     path = tmp_path / "train.yaml"
     path.write_text("model: m\nlr: 0.1\nloss: {forward_kl: 1.0}\n")
-    config = read_config(path, ["lr=1e-4", "loss.grpo=0.5", "vllm_urls=[]"])
-    assert (config.model, config.lr, config.vllm_urls) == ("m", 1e-4, [])
+    config = read(path, "--lr", "1e-4", "--loss.grpo=0.5", "--vllm_urls", "[]", "--resume", "--output_dir", "7")
+    assert (config.model, config.lr, config.vllm_urls, config.resume) == ("m", 1e-4, [], True)
     assert config.loss == LossConfig(forward_kl=1.0, grpo=0.5)
+    assert config.output_dir == Path("7")
+
+
+def test_a_part_of_the_loss_that_is_set_leaves_the_others_at_0(tmp_path: Path) -> None:
+    (tmp_path / "train.yaml").write_text("model: m\n")
+    assert read(tmp_path / "train.yaml", "--loss.grpo", "2").loss == LossConfig(grpo=2.0)
+    assert read(tmp_path / "train.yaml", "--loss", "{reverse_kl: 1}").loss == LossConfig(reverse_kl=1.0)
 
 
 @pytest.mark.parametrize(
@@ -52,41 +66,42 @@ def test_settings_come_from_a_file_and_then_from_pairs(tmp_path: Path) -> None:
         ("model: m\nloss: {forward_k: 1}", "loss.forward_k is unknown; did you mean 'loss.forward_kl'"),
         ("model: m\nloss: {grpo: 1, clip_low: 2}", "loss.clip_low: .*got 2"),
         ("lr: 1", "model: Field required"),
+        ("model: m\nmodel: n", "'model' is set in line 1 and again in line 2"),
     ],
 )
 def test_wrong_settings_are_named(text: str, said: str, tmp_path: Path) -> None:
     path = tmp_path / "train.yaml"
     path.write_text(text)
     with pytest.raises(ConfigError, match=said):
-        read_config(path, [])
+        read(path)
 
 
 @pytest.mark.parametrize(
-    ("pair", "said"),
+    ("flags", "said"),
     [
-        ("lr", "'lr' is not name=value"),
-        ("lr.x=1", "lr: Input should be a valid number"),
-        ("loss={", "loss: .*got '{'"),
-        ("total_step=3", "did you mean 'total_steps'"),
-        ("vllm_api_key=[a]", "vllm_api_key: Input should be a valid string$"),
+        (["--lr"], "--lr needs a value"),
+        (["lr=1"], "'lr=1' belongs to no flag; settings are written --NAME VALUE"),
+        (["--lr", "x"], "lr: Input should be a valid number"),
+        (["--loss", "{"], "loss: .*got '{'"),
+        (["--total_step", "3"], "did you mean '--total_steps'"),
+        (["--loss.gropo=3"], "did you mean '--loss.grpo'"),
     ],
 )
-def test_wrong_pairs_are_named(pair: str, said: str) -> None:
+def test_wrong_flags_are_named(flags: list[str], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        read_config(ROOT / "configs" / "train_demo.yaml", [pair])
+        read(ROOT / "configs" / "train_demo.yaml", *flags)
 
 
 def test_no_key_is_shown_where_another_setting_is_missing(tmp_path: Path) -> None:
     (tmp_path / "train.yaml").write_text("vllm_api_key: s3cret\nlr: 1\n")
     with pytest.raises(ConfigError, match="model: Field required") as caught:
-        read_config(tmp_path / "train.yaml", [])
+        read(tmp_path / "train.yaml")
     assert "s3cret" not in str(caught.value)
 
 
-def test_each_setting_says_what_it_is() -> None:
-    names = [name for name, _, _ in all_settings()]
-    assert {"lr", "loss", "loss.grpo"} <= set(names)
-    assert len(names) == len(set(names))
-    assert [
-        name for name, defaults, field in all_settings() if not type(defaults).model_fields[field].description
-    ] == []
+def test_help_says_what_each_setting_is() -> None:
+    text = build_parser().format_help()
+    assert "--loss.grpo X\n        Weight of GRPO on the scores (default: 0.0)" in text
+    assert "This environment's own" not in text
+    for model in (TrainerConfig, LossConfig):
+        assert [name for name, info in model.model_fields.items() if not info.description] == []

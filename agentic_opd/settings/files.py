@@ -1,0 +1,54 @@
+"""YAML, of a file or of a flag: a key that stands twice in one mapping is an error."""
+
+from pathlib import Path
+from typing import Any, cast
+
+import yaml
+
+from agentic_opd.core.errors import ConfigError
+
+
+class _Loader(yaml.SafeLoader):
+    """Collects what is `twice`; PyYAML by itself silently takes the last value."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.twice: list[str] = []
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        lines: dict[str, int] = {}
+        for key, _ in node.value:
+            line, name = key.start_mark.line + 1, str(key.value)
+            if name in lines:
+                self.twice.append(f"{name!r} is set in line {lines[name]} and again in line {line}")
+            lines.setdefault(name, line)
+        return node
+
+
+def parse_yaml(text: str) -> Any:
+    """What a YAML text holds.
+
+    Raises:
+        yaml.YAMLError: it is not YAML, or a key stands twice in one mapping.
+    """
+    loader = _Loader(text)
+    data = loader.get_single_data()
+    if loader.twice:
+        raise yaml.YAMLError("; ".join(loader.twice))
+    return data
+
+
+def read_yaml(path: Path, holds: str) -> dict[str, Any]:
+    """What a file of settings holds; `holds` is what the error says that it should.
+
+    Raises:
+        ConfigError: it can't be read, or does not hold names and values.
+    """
+    try:
+        data = parse_yaml(path.read_text()) or {}
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"the file {str(path)!r} can't be read: {error}") from error
+    if not isinstance(data, dict):
+        raise ConfigError(f"the file {str(path)!r} must hold {holds}, got {type(data).__name__}")
+    return cast(dict[str, Any], data)

@@ -1,0 +1,52 @@
+"""`agentic-opd train`: the command line of the reference trainer. torch is imported once it is found right."""
+
+import argparse
+import asyncio
+import signal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from agentic_opd.core.console import set_up_logging
+from agentic_opd.core.exit_codes import EXIT_OK, exit_code
+from agentic_opd.settings.flags import add_settings, misunderstood
+from agentic_opd.training.config import DEFAULTS, read_config
+
+if TYPE_CHECKING:
+    from agentic_opd.training.trainer import Trainer
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command line; its help lists the settings."""
+    parser = argparse.ArgumentParser(
+        prog="agentic-opd train", description="Train on scored groups from the trajectory API.", allow_abbrev=False
+    )
+    add_settings(parser, DEFAULTS)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Train.
+
+    Returns:
+        The exit code: 0 done, 1 failed, 2 wrong settings, 130 interrupted.
+    """
+    parser = build_parser()
+    arguments, unknown = parser.parse_known_args(argv)
+    set_up_logging(verbose=arguments.verbose)
+
+    def train() -> int:
+        config = read_config(arguments, misunderstood(unknown, parser))
+        from agentic_opd.training.trainer import Trainer
+
+        asyncio.run(_run(Trainer(config)))
+        return EXIT_OK
+
+    return exit_code(train, interrupted="interrupted; with --resume a later run goes on from the last checkpoint")
+
+
+async def _run(trainer: "Trainer") -> None:
+    running = asyncio.create_task(trainer.run())
+    await asyncio.sleep(0)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, trainer.stop)
+    await running

@@ -1,0 +1,69 @@
+"""What a process has imported when it starts, and how much memory that takes."""
+
+import subprocess
+import sys
+
+import pytest
+
+MAKE = """
+from agentic_opd.env import AgenticOPDEnv, AgenticOPDEnvConfig, PolicyServerConfig
+
+policy = "scripts/demo_policy/policy"
+env = AgenticOPDEnv(AgenticOPDEnvConfig(tokenizer_name=policy), [PolicyServerConfig(model_name=policy)])
+assert env.tokenizer.encode("def f(x):")
+"""
+SAY = """
+import sys
+from pathlib import Path
+
+status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+print("torch" in sys.modules, int(status["VmRSS"].split()[0]) // 1024)
+"""
+
+
+def started(program: str, **variables: str) -> tuple[str, int]:
+    """Whether torch is imported after `program`, and the resident memory in MiB."""
+    env = {"PATH": "/usr/bin:/bin", "HF_HUB_OFFLINE": "1", **variables}
+    done = subprocess.run([sys.executable, "-c", program + SAY], capture_output=True, text=True, env=env, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    torch, memory = done.stdout.split()
+    return torch, int(memory)
+
+
+def test_an_environment_is_small_and_without_torch() -> None:
+    torch, memory = started(MAKE)
+    assert torch == "False"
+    assert memory < 350
+
+
+def test_torch_can_be_imported_all_the_same() -> None:
+    assert started(MAKE + "import torch; torch.zeros(2)")[0] == "True"
+
+
+@pytest.mark.parametrize(("before", "variables"), [("import torch\n", {}), ("", {"USE_TORCH": "1"})])
+def test_an_environment_that_needs_models_gets_them(before: str, variables: dict[str, str]) -> None:
+    program = before + MAKE + "from transformers import AutoModel; AutoModel.from_config\n"
+    assert started(program, **variables)[0] == "True"
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["agentic_opd", "process", "--help"],
+        ["agentic_opd.env", "serve", "--env.seed", "x"],
+        ["agentic_opd", "doctor", "--env.no_such", "1"],
+        ["agentic_opd.training.trainer", "--help"],
+        ["agentic_opd", "train", "--lr", "x"],
+    ],
+    ids=" ".join,
+)
+def test_help_and_errors_import_nothing_heavy(argv: list[str]) -> None:
+    """-X importtime names each module that was imported."""
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", *argv], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == (0 if "--help" in argv else 2)
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time")}
+    assert "pydantic" in imported
+    assert not imported & {"torch", "transformers", "atroposlib", "wandb", "datasets", "openai", "numpy"}
