@@ -91,6 +91,8 @@ class StopReason(StrEnum):
     """`max_turns` assistant turns were sampled."""
     CONTEXT_FULL = "context_full"
     """No room was left for another turn within `max_token_length`."""
+    RENDER_ERROR = "render_error"
+    """After at least one turn, the next one could not be rendered or parsed."""
     SERVER_ERROR = "server_error"
     """The policy server failed; the episode is not training data."""
 
@@ -183,11 +185,11 @@ class Episode:
     tool_calls: int = 0
     tool_errors: int = 0
     error: Exception | None = None
-    """What the server failed with, where `stop_reason` is SERVER_ERROR."""
+    """What the server failed with; given exactly if `stop_reason` is SERVER_ERROR."""
     verification: Verification | None = None
     reward: Reward | None = None
     weight_version: int | None = None
-    """The oldest of the policy's weights that sampled it; None where the server does not say."""
+    """The oldest of the policy's weights that sampled it; None if the server does not say."""
 
     def __post_init__(self) -> None:
         if (self.stop_reason is StopReason.SERVER_ERROR) != (self.error is not None):

@@ -8,7 +8,6 @@ import asyncio
 import random
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
@@ -18,7 +17,7 @@ from agentic_opd.core.concurrency import gather_all
 from agentic_opd.core.server_info import check_caps, check_tokenizer, fetch_server_info
 from agentic_opd.core.types import Episode, Message, Task, World
 from agentic_opd.env.config import AgentEnvConfig, line_settings
-from agentic_opd.env.policy_server import PolicyServer, RenderedManagedServer
+from agentic_opd.env.policy_server import PolicyServer, ServedPolicy
 from agentic_opd.rollout.chat import Chat
 from agentic_opd.rollout.loop import run_episode
 from agentic_opd.rollout.renderer import check_round_trip, explained_tokenizer_errors, load_renderer
@@ -163,9 +162,8 @@ class RolloutEnv(BaseEnv):
 
     async def rollout(self, task: Task, server: PolicyServer, **sampling: Any) -> Episode:
         """Run the agent on `task` and let the hidden tests judge what it left behind."""
-        policy = RenderedManagedServer(server, self.chat, **sampling)
-        episode = await run_episode(task, policy, self.world, self.config, self.user_reply)
-        return replace(episode, weight_version=policy.weight_version)
+        policy = ServedPolicy(server, {"stop_token_ids": self.chat.stop_token_ids, **sampling})
+        return await run_episode(task, policy, self.world, self.chat, self.config, self.user_reply)
 
     async def user_reply(self, task: Task, messages: Sequence[Message]) -> str | None:
         """What the user says after a turn without tool calls; a subclass may simulate one. None ends the episode."""
