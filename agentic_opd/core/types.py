@@ -91,6 +91,8 @@ class StopReason(StrEnum):
     """`max_turns` assistant turns were sampled."""
     CONTEXT_FULL = "context_full"
     """No room was left for another turn within `max_token_length`."""
+    RENDER_ERROR = "render_error"
+    """After at least one turn, the next one could not be rendered or parsed."""
     SERVER_ERROR = "server_error"
     """The policy server failed; the episode is not training data."""
 
@@ -183,7 +185,7 @@ class Episode:
     tool_calls: int = 0
     tool_errors: int = 0
     error: Exception | None = None
-    """What the server failed with, if `stop_reason` is SERVER_ERROR."""
+    """What the server failed with; given exactly if `stop_reason` is SERVER_ERROR."""
     verification: Verification | None = None
     reward: Reward | None = None
     weight_version: int | None = None

@@ -8,7 +8,6 @@ import random
 import time
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -24,7 +23,7 @@ from agentic_opd.distill.connect import PolicyEndpoint
 from agentic_opd.distill.distiller import Distiller
 from agentic_opd.distill.pipeline import DistilledEpisode
 from agentic_opd.env.config import AgentEnvConfig, PolicyServerConfig, joined, line_settings
-from agentic_opd.env.policy_server import PolicyServer, RenderedManagedServer
+from agentic_opd.env.policy_server import PolicyServer
 from agentic_opd.rollout.chat import Chat
 from agentic_opd.rollout.loop import run_episode
 from agentic_opd.rollout.renderer import check_round_trip, explained_tokenizer_errors, load_renderer
@@ -201,9 +200,9 @@ class AgentEnv(BaseEnv):
 
     async def _rollout(self, task: Task, server: PolicyServer, *, temperature: float, split: str) -> Episode:
         """Run the agent on `task` and let the world judge what it left behind."""
-        policy = RenderedManagedServer(server, self.chat, temperature=temperature, top_p=self.config.top_p, split=split)
-        episode = await run_episode(task, policy, self.world, self.config, self.user_reply)
-        return replace(episode, weight_version=policy.weight_version)
+        sampling = {"temperature": temperature, "top_p": self.config.top_p, "split": split}
+        policy = ServedPolicy(server, {"stop_token_ids": self.chat.stop_token_ids, **sampling})
+        return await run_episode(task, policy, self.world, self.chat, self.config, self.user_reply)
 
     # ------------------------------------------------------------------------------------------------------- modes
 

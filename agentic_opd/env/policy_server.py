@@ -1,30 +1,69 @@
-"""The policy: Atropos' server classes, made token-in token-out (I/O).
+"""The policy behind Atropos' server classes, made token-in token-out (I/O).
 
-`PolicyServer` asks one vLLM server for sampled ids and their logprobs. `RenderedManagedServer` keeps Atropos' contract
-(`chat_completion`, `get_state`), but renders and parses with `chat.Chat` and extends sampled ids instead of rendering
-them again.
+`PolicyServer` asks one vLLM server for sampled ids and their logprobs; `ServedPolicy` is what the agent loop asks.
+`RenderedManagedServer` keeps Atropos' contract (`chat_completion`, `get_state`) on top of the package's conversations.
 """
 
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, NoReturn
 
 from atroposlib.envs.server_handling.managed_server import ManagedServer, SequenceNode
 from atroposlib.envs.server_handling.server_baseline import APIServerConfig, ReasoningConfig
 from atroposlib.envs.server_handling.vllm_server import VLLMServer
 from openai.types.chat.chat_completion import ChatCompletion
+from pydantic import BaseModel, Field, ValidationError
 
 from agentic_opd.core.errors import AlignmentError, ServerMismatchError
 from agentic_opd.core.http import JsonClient
-from agentic_opd.core.types import Message, Turn, check_lengths
-from agentic_opd.rollout.chat import Chat, Prompt, TokenRecord
-from agentic_opd.rollout.loop import Sample
+from agentic_opd.core.types import Message
+from agentic_opd.rollout.chat import Chat
+from agentic_opd.rollout.conversation import Completion, Conversation, Sample
+from agentic_opd.rollout.conversation_index import ConversationIndex
+
+_TokenLogprobs = Annotated[list[Annotated[dict[int, float], Field(min_length=1)]], Field(min_length=1)]
+"""`[{id: logprob}]`, the token's own first."""
+
+
+class _Generated(BaseModel):
+    """What the plugin's `/generate` answers, a list with an entry for each choice."""
+
+    token_ids: list[list[int]]
+    logprobs: list[list[_TokenLogprobs]]
+    finish_reasons: list[str]
+    weight_version: int | None = None
+
+    def completions(self) -> list[Completion]:
+        choices = zip(self.token_ids, self.logprobs, self.finish_reasons, strict=True)
+        return [
+            Completion(tuple(ids), tuple(next(iter(row[0].values())) for row in rows), reason, self.weight_version)
+            for ids, rows, reason in choices
+        ]
+
+
+class _Logprobs(BaseModel):
+    token_logprobs: list[float]
+
+
+class _Choice(BaseModel):
+    token_ids: list[int]
+    logprobs: _Logprobs
+    finish_reason: str
+
+
+class _Completed(BaseModel):
+    """What vLLM's `/v1/completions` answers; it does not say which weights sampled."""
+
+    choices: list[_Choice]
+
+    def completions(self) -> list[Completion]:
+        return [Completion(tuple(c.token_ids), tuple(c.logprobs.token_logprobs), c.finish_reason) for c in self.choices]
 
 
 class PolicyServer(VLLMServer):
-    """One vLLM server. Asks the plugin's `/generate`, or `/v1/completions` where `has_plugin` is False.
+    """One vLLM server. Asks the plugin's `/generate`, or `/v1/completions` if `has_plugin` is False.
 
     Unlike its base it keeps connections open, gives up after `client.retry_s`, and raises this package's errors.
     """
@@ -35,61 +74,69 @@ class PolicyServer(VLLMServer):
         config.api_key = config.api_key or "EMPTY"
         super().__init__(config, reasoning_config=reasoning_config)  # type: ignore[arg-type]
         self.has_plugin = True
-        self.weight_version: int | None = None
-        """Of the last answer; None where the server does not say."""
 
-    async def tokens_and_logprobs_completion(self, **kwargs: Any) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
-        """Sample from `input_ids`; returns (prompt ids, ids, logprobs, finish reasons), the last three per choice."""
-        split = kwargs.pop("split", "train")
-        kwargs.pop("model", None)
+    async def complete(self, prompt_ids: Sequence[int], *, split: str = "train", **params: Any) -> list[Completion]:
+        """Sample `n` completions of a prompt (one without `n`); `params` are sampling parameters as vLLM names them.
+
+        Raises:
+            ServerMismatchError: the answer does not hold what was sampled.
+            ServerRequestError: the server refused the request.
+            ServerUnreachableError: no usable answer within the retry window.
+        """
         timings = self.request_timings if split == "train" else self.eval_request_timings
         async with self.sem if split == "train" else self.eval_sem:
             start = time.monotonic()
-            answer = await self._tokens_and_logprobs_completion_wrapper(**kwargs)
+            completions = await self._ask(prompt_ids, params)
             timings.append(time.monotonic() - start)
             del timings[: -self.config.rolling_buffer_length]
-        return answer
+        return completions
 
-    async def _tokens_and_logprobs_completion_wrapper(
-        self, **kwargs: Any
-    ) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
+    async def tokens_and_logprobs_completion(self, **kwargs: Any) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
+        """Atropos' call: returns (prompt ids, ids, logprobs, finish reasons), the last three for each choice."""
         prompt_ids = list(kwargs.pop("input_ids"))
+        kwargs.pop("model", None)
+        got = await self.complete(prompt_ids, **kwargs)
+        ids, logprobs = [[*one.token_ids] for one in got], [[*one.logprobs] for one in got]
+        return prompt_ids, ids, logprobs, [one.finish_reason for one in got]
+
+    async def _ask(self, prompt_ids: Sequence[int], params: Mapping[str, Any]) -> list[Completion]:
         if self.has_plugin:
-            body = {"prompt": {"prompt_token_ids": prompt_ids}, "logprobs": 0, **kwargs}
-            answer = await self.client.post("/generate", body)
-            self.weight_version = answer.get("weight_version")
-            logprobs = [[next(iter(entry[0].values())) for entry in rows] for rows in answer["logprobs"]]
-            return prompt_ids, answer["token_ids"], logprobs, answer["finish_reasons"]
-        body = {
-            "model": self.config.model_name,
-            "prompt": prompt_ids,
-            "logprobs": 0,
-            "return_token_ids": True,
-            **kwargs,
-        }
-        choices = (await self.client.post("/v1/completions", body))["choices"]
-        if any(choice.get("token_ids") is None for choice in choices):
-            raise ServerMismatchError(
-                f"{self.client.base_url} returns no token ids, so rollouts can't be kept token by token. "
-                "Serve the policy with vLLM; scripts/serve_vllm MODEL starts one with everything needed."
-            )
-        return (
-            prompt_ids,
-            [choice["token_ids"] for choice in choices],
-            [choice["logprobs"]["token_logprobs"] for choice in choices],
-            [choice["finish_reason"] for choice in choices],
-        )
+            route, kind, extra = "/generate", _Generated, {"prompt": {"prompt_token_ids": prompt_ids}}
+        else:
+            route, kind = "/v1/completions", _Completed
+            extra = {"model": self.config.model_name, "prompt": prompt_ids, "return_token_ids": True}
+        answer: Any = await self.client.post(route, {**extra, "logprobs": 0, **params})
+        try:
+            completions = kind.model_validate(answer).completions()
+        except ValidationError as error:
+            first = error.errors()[0]
+            self._refuse(route, answer, f"{'.'.join(map(str, first['loc']))}: {first['msg']}", error)
+        except (AlignmentError, ValueError) as error:
+            self._refuse(route, answer, str(error), error)
+        if len(completions) != params.get("n", 1):
+            self._refuse(route, answer, f"{len(completions)} completions for n={params.get('n', 1)}")
+        return completions
+
+    def _refuse(self, route: str, answer: Any, why: str, error: Exception | None = None) -> NoReturn:
+        shown = repr(answer)
+        raise ServerMismatchError(
+            f"{self.client.base_url}{route} did not answer with sampled token ids and their logprobs ({why}), so "
+            "rollouts can't be kept token by token. Serve the policy with vLLM; scripts/serve_vllm MODEL starts one "
+            f"with everything needed. The answer: {shown[:300]}{'...' if len(shown) > 300 else ''}"
+        ) from error
 
 
-@dataclass(slots=True)
-class _Thread:
-    """One conversation as sampled so far: its messages up to the last turn's, and that turn's ids."""
+@dataclass(frozen=True, slots=True)
+class ServedPolicy:
+    """The policy as one server samples it, always with the same parameters; a `rollout.loop.Policy`."""
 
-    messages: list[Message]
-    prompt: Prompt
-    completion_ids: list[int]
-    record: TokenRecord
-    node: SequenceNode
+    server: PolicyServer
+    params: Mapping[str, Any]
+
+    async def sample(self, prompt_ids: Sequence[int], max_tokens: int) -> Completion:
+        """See `rollout.loop.Policy.sample`."""
+        (completion,) = await self.server.complete(prompt_ids, **self.params, max_tokens=max_tokens)
+        return completion
 
 
 class RenderedManagedServer(ManagedServer):
@@ -104,26 +151,11 @@ class RenderedManagedServer(ManagedServer):
         super().__init__(server=server, tokenizer=chat.tokenizer)
         self._policy = server
         self.chat = chat
-        self.sampling = sampling
-        self.weight_version: int | None = None
-        """The oldest weights that a turn was sampled with; None where the server does not say."""
-        self._threads: list[_Thread] = []
-
-    def prompt(self, messages: Sequence[Message]) -> Prompt:
-        """The ids that the next turn of this conversation is sampled from."""
-        thread = self._find(messages)
-        if thread is None:
-            return self.chat.first_prompt(messages)
-        known = len(thread.messages)
-        return self.chat.next_prompt(thread.prompt, thread.completion_ids, thread.messages, messages[known:])
-
-    async def sample(self, messages: Sequence[Message], prompt: Prompt, max_tokens: int) -> Sample:
-        """Sample one turn from `prompt`, which must be `self.prompt(messages)`, and keep it."""
-        samples, _ = await self._sample(messages, prompt, {**self.sampling, "max_tokens": max_tokens})
-        return samples[0]
+        self.sampling = {"stop_token_ids": chat.stop_token_ids, **sampling}
+        self._conversations = ConversationIndex()
 
     async def chat_completion(self, **kwargs: Any) -> ChatCompletion:
-        """Atropos' contract: messages in, one or `n` messages out, every one kept as a node for `get_state()`.
+        """Atropos' contract: messages in, one or `n` messages out, each kept in a node for `get_state()`.
 
         Raises:
             AlignmentError: `tools` differ from those the renderer was made with.
@@ -134,14 +166,14 @@ class RenderedManagedServer(ManagedServer):
             raise AlignmentError(f"tools differ from the {len(self.chat.tools)} this server was made with")
         for unused in ("model", "tool_choice"):
             kwargs.pop(unused, None)
-        samples, reasons = await self._sample(messages, self.prompt(messages), {**self.sampling, **kwargs})
+        sampled = await self._sample(messages, {**self.sampling, **kwargs})
         choices = [
             {
                 "index": i,
                 "finish_reason": "tool_calls" if sample.tool_calls and reason == "stop" else reason,
                 "message": sample.message,
             }
-            for i, (sample, reason) in enumerate(zip(samples, reasons, strict=True))
+            for i, (sample, reason) in enumerate(sampled)
         ]
         return ChatCompletion.model_validate(
             {
@@ -153,69 +185,36 @@ class RenderedManagedServer(ManagedServer):
             }
         )
 
+    def get_state(self) -> dict[str, Any]:
+        """A node for each conversation, as Atropos trains on them."""
+        return {"nodes": [self._node(conversation) for conversation in self._conversations]}
+
     def reset(self) -> None:
         """Forget everything that was sampled."""
-        super().reset()
-        self._threads.clear()
+        self._conversations = ConversationIndex()
 
-    async def _sample(
-        self, messages: Sequence[Message], prompt: Prompt, params: dict[str, Any]
-    ) -> tuple[list[Sample], list[str]]:
-        params.setdefault("stop_token_ids", self.chat.stop_token_ids)
-        sent, ids, logprobs, reasons = await self.server.tokens_and_logprobs_completion(
-            input_ids=list(prompt.token_ids), **params
-        )
-        if (version := self._policy.weight_version) is not None:
-            self.weight_version = version if self.weight_version is None else min(self.weight_version, version)
-        if tuple(sent) != prompt.token_ids:
-            raise AlignmentError("the server wrapper changed the prompt's ids")
-        check_lengths("choices", token_ids=len(ids), logprobs=len(logprobs), finish_reasons=len(reasons))
-        before = self._find(messages)
-        samples = [self._keep(before, messages, prompt, *choice) for choice in zip(ids, logprobs, reasons, strict=True)]
+    async def _sample(self, messages: Sequence[Message], params: dict[str, Any]) -> list[tuple[Sample, str]]:
+        before = self._conversations.find(messages)
+        if before is None:
+            first = Conversation(self.chat, messages)
+        else:  # A fork, so that a request which fails, or another at the same time, finds it as it was.
+            first = before.fork()
+            first.answer(messages[len(first.messages) :])
+        completions = await self._policy.complete(first.prompt(), **params)
+        choices = [first, *(first.fork() for _ in completions[1:])]
+        sampled = [(choice.add(one), one.finish_reason) for choice, one in zip(choices, completions, strict=True)]
         if before is not None:
-            self._threads = [thread for thread in self._threads if thread is not before]
-            self.current_nodes = [node for node in self.current_nodes if node is not before.node]
-        return samples, list(reasons)
+            self._conversations.discard(before)
+        for choice in choices:
+            self._conversations.add(choice)
+        return sampled
 
-    def _keep(
-        self,
-        before: _Thread | None,
-        messages: Sequence[Message],
-        prompt: Prompt,
-        ids: list[int],
-        logprobs: list[float],
-        reason: str,
-    ) -> Sample:
-        if not ids:
-            raise AlignmentError("the server sampled no token")
-        start, end = len(prompt.token_ids), len(prompt.token_ids) + len(ids)
-        turn = Turn(start, end, prompt.assistant_open, prompt.last_user_end, len(messages), reason == "length")
-        parsed = self.chat.parse(prompt, ids, len(messages))
-        record = (before.record if before else TokenRecord()).with_turn(prompt, ids, logprobs)
-        node = SequenceNode(
+    def _node(self, conversation: Conversation) -> SequenceNode:
+        record = conversation.record()
+        return SequenceNode(
             full_text=self.chat.tokenizer.decode(record.tokens_T),
             tokens=list(record.tokens_T),
             masked_tokens=list(record.masks_T),
             logprobs=list(record.logprobs_T),
-            metadata={"finish_reason": reason},
+            metadata={"finish_reason": "length" if conversation.turns[-1].truncated else "stop"},
         )
-        self.current_nodes.append(node)
-        self._threads.append(_Thread([*messages, parsed.message], prompt, ids, record, node))
-        return Sample(parsed.message, parsed.tool_calls, turn, record)
-
-    def _find(self, messages: Sequence[Message]) -> _Thread | None:
-        keys = [_identity(message) for message in messages]
-        for thread in self._threads:
-            known = len(thread.messages)
-            if known < len(keys) and keys[:known] == [_identity(message) for message in thread.messages]:
-                return thread
-        return None
-
-
-def _identity(message: Message) -> tuple[Any, ...]:
-    """What makes a message the same whichever way a client wrote it back (None fields, extra fields)."""
-    calls = tuple(
-        (call["id"], call["function"]["name"], call["function"]["arguments"])
-        for call in message.get("tool_calls") or ()
-    )
-    return message["role"], message.get("content") or "", calls, message.get("tool_call_id")

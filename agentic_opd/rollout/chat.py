@@ -4,20 +4,20 @@ What users, tasks and tools wrote is text: a `<|im_end|>` that a program prints 
 rendered, so that it can't end a message or open one in another's name. The messages themselves stay as they are.
 
 In: a `renderers` renderer and chat messages. Out: `Prompt` (ids and the two places where a hint may enter) and
-`ParsedTurn`. Sampled ids are never rendered again: every prompt of a conversation starts with the ids of the one
-before it and of its completion.
+`ParsedTurn`. Sampled ids are never rendered again: what follows them is added behind them.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from renderers import ParsedToolCall, RenderedTokens, Renderer, ToolCallParseStatus
 
-from agentic_opd.core.errors import AlignmentError, RendererError
+from agentic_opd.core.errors import RendererError
 from agentic_opd.core.text import control_tokens, without_control_tokens
-from agentic_opd.core.types import IGNORED, PROMPT_LOGPROB, Message, ToolCall, check_lengths
+from agentic_opd.core.types import Message, ToolCall
 
 _PARSE_ERRORS = {
     ToolCallParseStatus.INVALID_JSON: "the arguments are not valid JSON",
@@ -29,12 +29,14 @@ _PARSE_ERRORS = {
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What a turn is sampled from; see `types.Turn` for the two places."""
+    """What a turn's prompt adds to the ids before it (the first prompt: to none).
+
+    `assistant_open` and `last_user_end` are indices into the whole conversation; see `types.Turn`.
+    """
 
     token_ids: tuple[int, ...]
     assistant_open: int
     last_user_end: int
-    last_role: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,28 +45,6 @@ class ParsedTurn:
 
     message: Message
     tool_calls: tuple[ToolCall, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class TokenRecord:
-    """A sequence as sampled so far: ids, masks (-100 where not sampled) and logprobs (1.0 where not sampled)."""
-
-    tokens_T: tuple[int, ...] = ()
-    masks_T: tuple[int, ...] = ()
-    logprobs_T: tuple[float, ...] = ()
-
-    def with_turn(self, prompt: Prompt, ids: Sequence[int], logprobs: Sequence[float]) -> "TokenRecord":
-        """The record with one more turn; `prompt` must start with what the record holds."""
-        check_lengths("completion", token_ids=len(ids), logprobs=len(logprobs))
-        known = len(self.tokens_T)
-        if prompt.token_ids[:known] != self.tokens_T:
-            raise AlignmentError(f"the prompt of the next turn does not start with the {known} tokens before it")
-        added = len(prompt.token_ids) - known
-        return TokenRecord(
-            (*prompt.token_ids, *ids),
-            (*self.masks_T, *[IGNORED] * added, *ids),
-            (*self.logprobs_T, *[PROMPT_LOGPROB] * added, *logprobs),
-        )
 
 
 class Chat:
@@ -79,44 +59,57 @@ class Chat:
         self._special_ids: frozenset[int] = frozenset(getattr(tokenizer, "all_special_ids", ()))
 
     def first_prompt(self, messages: Sequence[Message]) -> Prompt:
-        """Render the messages before the first turn; at least one must be the user's."""
-        rendered = self.renderer.render(self._as_text(messages), tools=self.tools, add_generation_prompt=True)  # type: ignore[arg-type]
-        return self._place(rendered, messages, offset=0, before=None)
+        """Render the messages before the first turn; at least one must be the user's.
+
+        Raises:
+            RendererError: they can't be rendered.
+        """
+        with _renderer_errors("rendering the first prompt"):
+            rendered = self.renderer.render(self._as_text(messages), tools=self.tools, add_generation_prompt=True)  # type: ignore[arg-type]
+            return self._place(rendered, messages, known=0, last_user_end=None)
 
     def next_prompt(
-        self, prompt: Prompt, completion_ids: Sequence[int], history: Sequence[Message], new: Sequence[Message]
+        self,
+        known_ids: list[int],
+        start: int,
+        last_user_end: int,
+        history: Sequence[Message],
+        new: Sequence[Message],
     ) -> Prompt:
-        """Extend `prompt` and its completion by the messages that answered it.
+        """Extend a prompt and what was sampled from it by the messages that answered it.
 
         Args:
-            prompt: What the last turn was sampled from.
-            completion_ids: What was sampled, its stop token included unless it was cut off.
+            known_ids: The last prompt, whole, and its completion (with its stop token unless it was cut off).
+            start: Where the completion begins.
+            last_user_end: Where the content of the last user message ends.
             history: All messages up to and including the last turn's.
             new: What answered it: tool results, user messages.
 
-        Returns:
-            A prompt that starts with `prompt.token_ids` and `completion_ids`, exactly.
+        Raises:
+            RendererError: the chat template rewrites earlier messages, or can't render the new ones.
+        """
+        with _renderer_errors("rendering the next prompt"):
+            text = self._as_text(new)
+            rendered = self.renderer.bridge_to_next_turn(known_ids[:start], known_ids[start:], text, tools=self.tools)  # type: ignore[arg-type]
+            if rendered is None:
+                rendered = self._extend_by_template(known_ids, start, self._as_text(history), text)
+            if rendered.token_ids[: len(known_ids)] != known_ids:
+                at = _first_difference(rendered.token_ids, known_ids)
+                raise RendererError(
+                    f"the renderer changed token {at} of the {len(known_ids)} known ones: got "
+                    f"{rendered.token_ids[at : at + 3]}, expected {known_ids[at : at + 3]}; name another renderer"
+                )
+            return self._place(rendered, new, known=len(known_ids), last_user_end=last_user_end)
+
+    def parse(self, prompt_ids: list[int], completion_ids: Sequence[int], message_index: int) -> ParsedTurn:
+        """Parse a completion into the assistant's message; a call that can't be parsed keeps its text and its error.
 
         Raises:
-            RendererError: the chat template rewrites earlier messages.
+            RendererError: the renderer fails on it.
         """
-        sampled = [*prompt.token_ids, *completion_ids]
-        rendered = self.renderer.bridge_to_next_turn(
-            list(prompt.token_ids),
-            list(completion_ids),
-            self._as_text(new),  # type: ignore[arg-type]
-            tools=self.tools,
-        )
-        if rendered is None:
-            rendered = self._extend_by_template(prompt, completion_ids, self._as_text(history), self._as_text(new))
-        if rendered.token_ids[: len(sampled)] != sampled:
-            raise RendererError("the renderer changed ids that were already sampled; name another renderer")
-        return self._place(rendered, new, offset=len(sampled), before=prompt)
-
-    def parse(self, prompt: Prompt, completion_ids: Sequence[int], turn_index: int) -> ParsedTurn:
-        """Parse a completion into the assistant's message; a call that can't be parsed keeps its text and its error."""
-        parsed = self.renderer.parse_response(list(completion_ids), tools=self.tools, prompt_ids=list(prompt.token_ids))
-        calls = tuple(_tool_call(call, f"call_{turn_index}_{i}") for i, call in enumerate(parsed.tool_calls))
+        with _renderer_errors("parsing a turn"):
+            parsed = self.renderer.parse_response(list(completion_ids), tools=self.tools, prompt_ids=prompt_ids)
+        calls = tuple(_tool_call(call, f"call_{message_index}_{i}") for i, call in enumerate(parsed.tool_calls))
         message: Message = {"role": "assistant", "content": parsed.content}
         if parsed.reasoning_content:
             message["reasoning_content"] = parsed.reasoning_content
@@ -125,27 +118,26 @@ class Chat:
         return ParsedTurn(message, calls)
 
     def _extend_by_template(
-        self, prompt: Prompt, completion_ids: Sequence[int], history: Sequence[Message], new: Sequence[Message]
+        self, known_ids: list[int], start: int, history: Sequence[Message], new: Sequence[Message]
     ) -> RenderedTokens:
-        """What the template adds after the last turn, taken from two full renders and put behind the sampled ids."""
+        """What the template adds after the last turn, taken from two full renders and put behind the known ids."""
         old = self.renderer.render_ids(list(history), tools=self.tools)  # type: ignore[arg-type]
         full = self.renderer.render([*history, *new], tools=self.tools, add_generation_prompt=True)  # type: ignore[list-item]
-        closes = [i for i, token in enumerate(old) if token in self.stop_token_ids]
-        if full.token_ids[: len(old)] != old or not closes:
+        close = next((i for i in range(len(old) - 1, -1, -1) if old[i] in self.stop_token_ids), None)
+        if full.token_ids[: len(old)] != old or close is None:
             raise RendererError(
                 "the chat template rewrites earlier messages when new ones follow, so the sampled tokens can't be "
                 "kept. Name the model's own renderer in `renderer`, or use a template that only appends."
             )
-        after = closes[-1] + 1
-        sampled = [*prompt.token_ids, *completion_ids]
-        if completion_ids[-1] not in self.stop_token_ids:
-            sampled.append(old[closes[-1]])
+        after = close + 1
+        cut_off = known_ids[-1] not in self.stop_token_ids
+        before = [*known_ids, old[close]] if cut_off else known_ids
         shift = len(history)
         indices = [i - shift if i >= shift else -1 for i in full.message_indices[after:]]
         return RenderedTokens(
-            token_ids=sampled + full.token_ids[after:],
-            message_indices=[-1] * len(sampled) + indices,
-            is_content=[False] * len(sampled) + full.is_content[after:] if full.is_content else [],
+            token_ids=before + full.token_ids[after:],
+            message_indices=[-1] * len(before) + indices,
+            is_content=[False] * len(before) + full.is_content[after:] if full.is_content else [],
         )
 
     def _as_text(self, messages: Sequence[Message]) -> list[Message]:
@@ -158,24 +150,22 @@ class Chat:
         ]
 
     def _place(
-        self, rendered: RenderedTokens, messages: Sequence[Message], *, offset: int, before: Prompt | None
+        self, rendered: RenderedTokens, messages: Sequence[Message], *, known: int, last_user_end: int | None
     ) -> Prompt:
         ids, owner = rendered.token_ids, rendered.message_indices
         opening = len(ids)
-        while opening > offset and owner[opening - 1] == -1:
+        while opening > known and owner[opening - 1] == -1:
             opening -= 1
         users = [i for i, message in enumerate(messages) if message["role"] == "user"]
         if users:
-            last_user_end = self._content_end(rendered, users[-1])
-        elif before is not None:
-            last_user_end = before.last_user_end
-        else:
+            last_user_end = self._content_end(rendered, users[-1], known)
+        elif last_user_end is None:
             raise RendererError("the first prompt holds no user message")
-        return Prompt(tuple(ids), opening, last_user_end, messages[-1]["role"])
+        return Prompt(tuple(ids[known:]), opening, last_user_end)
 
-    def _content_end(self, rendered: RenderedTokens, message_index: int) -> int:
+    def _content_end(self, rendered: RenderedTokens, message_index: int, known: int) -> int:
         """Index behind the last content token of a message (behind its last visible token, without attribution)."""
-        own = [i for i, owner in enumerate(rendered.message_indices) if owner == message_index]
+        own = [i for i in range(known, len(rendered.token_ids)) if rendered.message_indices[i] == message_index]
         content = [i for i in own if rendered.is_content[i]] if rendered.is_content else []
         if content:
             return content[-1] + 1
@@ -186,6 +176,22 @@ class Chat:
 
     def _is_scaffold(self, token_id: int) -> bool:
         return token_id in self._special_ids or not self.tokenizer.decode([token_id]).strip()
+
+
+@contextmanager
+def _renderer_errors(doing: str) -> Generator[None]:
+    """Turn whatever a renderer or a chat template raises into a RendererError that says what was being done."""
+    try:
+        yield
+    except RendererError:
+        raise
+    except Exception as error:
+        raise RendererError(f"{doing} failed: {type(error).__name__}: {error}") from error
+
+
+def _first_difference(got: Sequence[int], expected: Sequence[int]) -> int:
+    pairs = enumerate(zip(got, expected, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(got), len(expected)))
 
 
 def _tool_call(call: ParsedToolCall, call_id: str) -> ToolCall:

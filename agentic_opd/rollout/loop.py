@@ -1,35 +1,29 @@
 """The agent loop: a task, a policy and a world in, an `Episode` out, verified and rewarded."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
-from agentic_opd.core.errors import ServerError
-from agentic_opd.core.types import Episode, Message, Session, StopReason, Task, ToolCall, Turn, World
-from agentic_opd.rollout.chat import Prompt, TokenRecord
+from agentic_opd.core.errors import RendererError, ServerError
+from agentic_opd.core.types import Episode, Message, Session, StopReason, Task, ToolCall, World
+from agentic_opd.rollout.chat import Chat
 from agentic_opd.rollout.config import RolloutConfig
+from agentic_opd.rollout.conversation import Completion, Conversation, Sample
 from agentic_opd.rollout.reward import RewardWeights, compute_reward
 
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """One sampled turn: the message it stands for, its calls, its place in the tokens, and all tokens up to its end."""
-
-    message: Message
-    tool_calls: tuple[ToolCall, ...]
-    turn: Turn
-    record: TokenRecord
+logger = logging.getLogger(__name__)
 
 
 class Policy(Protocol):
-    """What the loop needs of a policy; `env.policy_server.RenderedManagedServer` is one."""
+    """What the loop needs of a policy; `env.policy_server.ServedPolicy` is one."""
 
-    def prompt(self, messages: Sequence[Message]) -> Prompt:
-        """The ids that the next turn is sampled from; they start with everything sampled so far."""
-        ...
+    async def sample(self, prompt_ids: Sequence[int], max_tokens: int) -> Completion:
+        """Sample one turn.
 
-    async def sample(self, messages: Sequence[Message], prompt: Prompt, max_tokens: int) -> Sample:
-        """Sample one turn."""
+        Raises:
+            ServerError: the server that samples did not do its part.
+        """
         ...
 
 
@@ -41,72 +35,67 @@ class UserReply(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class LoopLimits:
-    """Where an episode ends; tokens count the whole sequence, prompt included."""
-
-    max_turns: int
-    max_token_length: int
-    max_tokens_per_turn: int
-
-
 class AgentLoop:
-    """One episode in the making: `run` it once."""
+    """One episode in the making: `run` it once, or `take` turns that were sampled elsewhere until one ends it."""
 
     def __init__(
         self,
         task: Task,
-        system_prompt: str,
-        policy: Policy,
+        conversation: Conversation,
         session: Session,
-        limits: LoopLimits,
-        *,
+        config: RolloutConfig,
         user_reply: UserReply | None = None,
-        on_turn: Callable[[], None] = lambda: None,
     ) -> None:
         self.task = task
-        self.policy = policy
+        self.conversation = conversation
         self.session = session
-        self.limits = limits
+        self.config = config
         self.user_reply = user_reply
-        self.on_turn = on_turn
-        self.messages: list[Message] = [
-            {"role": "system", "content": system_prompt},
-            {"role": "user", "content": task.prompt},
-        ]
-        self.samples: list[Sample] = []
         self.tool_calls = 0
         self.tool_errors = 0
 
-    async def run(self) -> Episode:
-        """Take turns until one ends the episode. A failing policy server ends it too, as SERVER_ERROR."""
+    async def run(self, policy: Policy) -> Episode:
+        """Take turns until one ends the episode.
+
+        A server that fails ends it as SERVER_ERROR; a renderer that fails after the first turn, as RENDER_ERROR.
+
+        Raises:
+            RendererError: not even one turn could be rendered and parsed.
+        """
         stop, failure = None, None
         try:
             while stop is None:
-                stop = await self.step()
+                stop = await self.step(policy)
         except ServerError as error:
             stop, failure = StopReason.SERVER_ERROR, error
+        except RendererError as error:
+            turns = len(self.conversation.turns)
+            if not turns:
+                raise
+            logger.warning("an episode of %s ends after turn %d: %s", self.task.task_id, turns, error)
+            stop = StopReason.RENDER_ERROR
         return self.episode(stop, failure)
 
-    async def step(self) -> StopReason | None:
-        """One turn and what answers it."""
-        prompt = self.policy.prompt(self.messages)
-        room = self.limits.max_token_length - len(prompt.token_ids)
+    async def step(self, policy: Policy) -> StopReason | None:
+        """Sample one turn and answer it; returns why the episode ends, None if it goes on."""
+        prompt_ids = self.conversation.prompt()
+        room = self.config.max_token_length - len(prompt_ids)
         if room < 1:
             return StopReason.CONTEXT_FULL
-        sample = await self.policy.sample(self.messages, prompt, min(room, self.limits.max_tokens_per_turn))
-        self.samples.append(sample)
-        self.messages.append(sample.message)
-        self.on_turn()
-        if sample.turn.truncated and room <= self.limits.max_tokens_per_turn:
+        return await self.take(await policy.sample(prompt_ids, min(room, self.config.max_tokens_per_turn)))
+
+    async def take(self, completion: Completion) -> StopReason | None:
+        """Add a sampled turn and what answers it; returns why the episode ends, None if it goes on."""
+        sample = self.conversation.add(completion)
+        if sample.turn.truncated and sample.turn.end >= self.config.max_token_length:
             return StopReason.CONTEXT_FULL
-        answers = await self.answer(sample)
-        self.messages += answers
+        answers = await self.answers(sample)
         if not answers:
             return StopReason.FINISHED
-        return StopReason.MAX_TURNS if len(self.samples) >= self.limits.max_turns else None
+        self.conversation.answer(answers)
+        return StopReason.MAX_TURNS if len(self.conversation.turns) >= self.config.max_turns else None
 
-    async def answer(self, sample: Sample) -> list[Message]:
+    async def answers(self, sample: Sample) -> list[Message]:
         """The tools' results in the order of the calls, or the user's reply, or nothing."""
         if sample.tool_calls:
             return [await self.run_tool(call) for call in sample.tool_calls]
@@ -114,7 +103,7 @@ class AgentLoop:
             length = sample.turn.end - sample.turn.start
             text = f"Your message was cut off after {length} tokens. Continue in smaller steps."
             return [{"role": "user", "content": text}]
-        reply = await self.user_reply(self.task, self.messages) if self.user_reply else None
+        reply = await self.user_reply(self.task, self.conversation.messages) if self.user_reply else None
         return [] if reply is None else [{"role": "user", "content": reply}]
 
     async def run_tool(self, call: ToolCall) -> Message:
@@ -124,25 +113,31 @@ class AgentLoop:
         self.tool_errors += result.is_error
         return {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": result.content}
 
-    def episode(self, stop: StopReason, failure: Exception | None) -> Episode:
-        """The record so far as an Episode."""
-        record = self.samples[-1].record if self.samples else TokenRecord()
+    def episode(self, stop: StopReason, failure: Exception | None = None) -> Episode:
+        """The conversation so far as an Episode."""
+        record = self.conversation.record()
         return Episode(
             task=self.task,
-            messages=tuple(self.messages),
+            messages=tuple(self.conversation.messages),
             tokens_T=record.tokens_T,
             masks_T=record.masks_T,
             logprobs_T=record.logprobs_T,
-            turns=tuple(sample.turn for sample in self.samples),
+            turns=tuple(self.conversation.turns),
             stop_reason=stop,
             tool_calls=self.tool_calls,
             tool_errors=self.tool_errors,
             error=failure,
+            weight_version=self.conversation.weight_version,
         )
 
 
+def first_messages(world: World, task: Task) -> list[Message]:
+    """What an agent is told before its first turn."""
+    return [{"role": "system", "content": world.system_prompt}, {"role": "user", "content": task.prompt}]
+
+
 async def run_episode(
-    task: Task, policy: Policy, world: World, config: RolloutConfig, user_reply: UserReply | None = None
+    task: Task, policy: Policy, world: World, chat: Chat, config: RolloutConfig, user_reply: UserReply | None = None
 ) -> Episode:
     """Run the agent on `task`, verify what it left behind, and reward it.
 
@@ -150,11 +145,12 @@ async def run_episode(
         A verified and rewarded episode, or one whose `error` says how the policy server failed.
 
     Raises:
+        RendererError: not even one turn could be rendered and parsed.
         SandboxError: the world itself does not work.
     """
-    limits = LoopLimits(config.max_turns, config.max_token_length, config.max_tokens_per_turn)
+    conversation = Conversation(chat, first_messages(world, task))
     async with world.session(task) as session:
-        episode = await AgentLoop(task, world.system_prompt, policy, session, limits, user_reply=user_reply).run()
+        episode = await AgentLoop(task, conversation, session, config, user_reply).run(policy)
         if episode.error is not None:
             return episode
         left = await session.collect()

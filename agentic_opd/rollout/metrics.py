@@ -1,6 +1,6 @@
 """Episodes -> the train/ metrics of a logging step. Pure.
 
-`TRAIN_METRICS` says what each is. What has nothing to be computed from is left out: it is not 0.
+`TRAIN_METRICS` says what each is. A metric is left out, not 0, if there is nothing to compute it from.
 """
 
 from collections.abc import Sequence
@@ -13,6 +13,7 @@ _STOPS = {
     StopReason.FINISHED: "because the model called no tool any more",
     StopReason.MAX_TURNS: "after max_turns turns",
     StopReason.CONTEXT_FULL: "because max_token_length left no room for another turn",
+    StopReason.RENDER_ERROR: "because the renderer failed on a turn after the first; the log says how",
 }
 
 EPISODE_METRICS = (
@@ -53,7 +54,7 @@ def train_metrics(episodes: Sequence[Episode], sample_s: Sequence[float] = ()) -
 
 
 def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
-    """The metrics of `EPISODE_METRICS`; empty where no episode was verified and rewarded."""
+    """The metrics of `EPISODE_METRICS`; empty if no episode was verified and rewarded."""
     scored = [(e, e.reward, e.verification) for e in episodes if e.reward is not None and e.verification is not None]
     if not scored:
         return {}

@@ -66,11 +66,12 @@ def check_round_trip(chat: Chat) -> None:
     while shared < min(len(prompt.token_ids), len(whole)) and prompt.token_ids[shared] == whole[shared]:
         shared += 1
     completion = whole[shared : closes[-1] + 1] if closes else []
-    parsed = chat.parse(prompt, completion, 0) if completion else None
+    parsed = chat.parse([*prompt.token_ids], completion, 0) if completion else None
     if parsed is None or [c.arguments for c in parsed.tool_calls] != [{"command": "ls"}]:
         raise RendererError(
             f"renderer {type(chat.renderer).__name__} does not read back the tool call it wrote; name the model's "
             "own renderer in `renderer`, or another renderer_options.tool_parser"
         )
     answer: Message = {"role": "tool", "tool_call_id": "call_0_0", "name": name, "content": "ok"}
-    chat.next_prompt(prompt, completion, [*before, turn], [answer])
+    known = [*prompt.token_ids, *completion]
+    chat.next_prompt(known, len(prompt.token_ids), prompt.last_user_end, [*before, turn], [answer])

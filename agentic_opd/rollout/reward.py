@@ -38,8 +38,8 @@ def compute_reward(
 
     - correctness: the share of hidden checks that passed.
     - efficiency: correctness times the share of turns saved, (max_turns - turns_used) / (max_turns - 1): all of it
-      after one turn, none after `max_turns`. It pays in proportion to correctness, for a fast wrong answer saves
-      nothing.
+      after one turn, none after `max_turns`. It pays in proportion to correctness, because a fast wrong answer
+      saves nothing.
     - tool_usage: the share of tool calls that worked, (tool_calls - tool_errors) / tool_calls; 0 without a call. A
       command that ran and failed (a test that found a fault) worked; a call that came back as `Error:` did not.
 

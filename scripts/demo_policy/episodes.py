@@ -1,99 +1,88 @@
-"""The agent loop without a server: prompts out, sampled ids in, tool results from the real tools in the real sandbox.
+"""Episodes without a server: the coding world with a memory, and a policy that says what it is given.
 
-`ToolMemory` remembers what a tool did to a solution, so that thousands of episodes cost a few hundred sandbox runs.
+What a tool did to a solution is remembered, so that thousands of episodes cost a few hundred sandbox runs.
 """
 
 import asyncio
 import json
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
 
-from agentic_opd.core.types import Episode, Message, StopReason, Task, ToolCall, ToolResult, Turn, Verification
-from agentic_opd.rollout.chat import Chat, TokenRecord
-from agentic_opd.sandboxes.factory import sandbox_factory
-from agentic_opd.sandboxes.workdir import get_files, put_files
+from agentic_opd.core.types import Task, ToolCall, ToolResult, Verification
+from agentic_opd.rollout.conversation import Completion
 from agentic_opd.worlds.coding.config import CodingConfig
-from agentic_opd.worlds.coding.tools import ToolLimits, run_tool
-from agentic_opd.worlds.coding.verifier.verify import SOLUTION_FILE, verify
-from agentic_opd.worlds.coding.world import SYSTEM_PROMPT
+from agentic_opd.worlds.coding.verifier.verify import SOLUTION_FILE
+from agentic_opd.worlds.coding.world import CodingWorld
 
 
-@dataclass(slots=True)
-class ToolMemory:
-    """Tool results and verdicts by task and solution. Files other than solution.py do not outlive a call."""
+class RememberingWorld:
+    """A coding world that remembers tool results and verdicts. Files other than solution.py do not outlive a call."""
 
-    config: CodingConfig = field(default_factory=CodingConfig)
-    _results: dict[tuple[str, str | None, str, str], tuple[ToolResult, str | None]] = field(default_factory=dict)
-    _verdicts: dict[tuple[str, str | None], Verification] = field(default_factory=dict)
+    def __init__(self) -> None:
+        self._world = CodingWorld(CodingConfig())
+        self.system_prompt, self.tools, self.check = self._world.system_prompt, self._world.tools, self._world.check
+        self._results: dict[tuple[str, str | None, str, str], tuple[ToolResult, str | None]] = {}
+        self._verdicts: dict[tuple[str, bytes | None], Verification] = {}
 
-    def call(self, task: Task, solution: str | None, call: ToolCall) -> tuple[ToolResult, str | None]:
+    @asynccontextmanager
+    async def session(self, task: Task) -> AsyncGenerator["RememberingSession"]:
+        """See `core.types.World`."""
+        yield RememberingSession(self, task)
+
+    async def call(self, task: Task, solution: str | None, call: ToolCall) -> tuple[ToolResult, str | None]:
         """Return the call's result and what solution.py holds after it."""
         key = (task.task_id, solution, call.name, json.dumps(call.arguments) + (call.error or ""))
         if key not in self._results:
-            self._results[key] = asyncio.run(self._call(task, solution, call))
+            files = {**task.files, **({} if solution is None else {SOLUTION_FILE: solution})}
+            async with self._world.session(replace(task, files=files)) as session:
+                result = await session.run_tool(call)
+                after = (await session.collect()).get(SOLUTION_FILE)
+            self._results[key] = (result, None if after is None else after.decode(errors="replace"))
         return self._results[key]
 
-    def verdict(self, task: Task, solution: str | None) -> Verification:
-        """Return what the hidden tests say of `solution`."""
-        key = (task.task_id, solution)
+    async def verify(self, task: Task, left: Mapping[str, bytes]) -> Verification:
+        """See `core.types.World`."""
+        key = (task.task_id, left.get(SOLUTION_FILE))
         if key not in self._verdicts:
-            files = {} if solution is None else {SOLUTION_FILE: solution.encode()}
-            verdict = verify(task, sandbox_factory(self.config), files, self.config.verify_timeout_s)
-            self._verdicts[key] = asyncio.run(verdict)
+            self._verdicts[key] = await self._world.verify(task, left)
         return self._verdicts[key]
 
-    async def _call(self, task: Task, solution: str | None, call: ToolCall) -> tuple[ToolResult, str | None]:
-        limits = ToolLimits.from_config(self.config)
-        files = dict(task.files) if solution is None else {**task.files, SOLUTION_FILE: solution}
-        async with sandbox_factory(self.config)() as sandbox:
-            await put_files(sandbox, files)
-            result = await run_tool(call, sandbox, limits)
-            after = (await get_files(sandbox)).get(SOLUTION_FILE)
-        return result, None if after is None else after.decode(errors="replace")
+    def passes(self, task: Task, solution: str | None) -> bool:
+        """Whether `solution` passes all hidden tests."""
+        left = {} if solution is None else {SOLUTION_FILE: solution.encode()}
+        return asyncio.run(self.verify(task, left)).correctness == 1.0
 
 
-class Conversation:
-    """One episode in the making: ask for `prompt`, `take` what was sampled, until it is `over`."""
+@dataclass(slots=True)
+class RememberingSession:
+    """One episode in a `RememberingWorld`; see `core.types.Session`."""
 
-    def __init__(self, chat: Chat, memory: ToolMemory, task: Task, *, user_text: str | None = None) -> None:
-        self.chat = chat
-        self.memory = memory
-        self.task = task
-        self.solution: str | None = None
-        self.messages: list[Message] = [
-            {"role": "system", "content": SYSTEM_PROMPT},
-            {"role": "user", "content": task.prompt if user_text is None else user_text},
-        ]
-        self.prompt = chat.first_prompt(self.messages)
-        self.record = TokenRecord()
-        self.turns: list[Turn] = []
-        self.over = False
+    world: RememberingWorld
+    task: Task
+    solution: str | None = None
 
-    def take(self, completion_ids: list[int]) -> None:
-        """Add a sampled turn (its end token included), run its calls, and make the next prompt."""
-        parsed = self.chat.parse(self.prompt, completion_ids, len(self.turns))
-        start = len(self.prompt.token_ids)
-        place = (self.prompt.assistant_open, self.prompt.last_user_end, len(self.messages))
-        self.record = self.record.with_turn(self.prompt, completion_ids, [0.0] * len(completion_ids))
-        self.turns.append(Turn(start, start + len(completion_ids), *place))
-        self.messages.append(parsed.message)
-        answers: list[Message] = []
-        for call in parsed.tool_calls:
-            result, self.solution = self.memory.call(self.task, self.solution, call)
-            answers.append({"role": "tool", "tool_call_id": call.id, "name": call.name, "content": result.content})
-        self.over = not answers
-        if answers:
-            self.prompt = self.chat.next_prompt(self.prompt, completion_ids, self.messages, answers)
-            self.messages += answers
+    async def run_tool(self, call: ToolCall) -> ToolResult:
+        """Run one call, or remember what it did before."""
+        result, self.solution = await self.world.call(self.task, self.solution, call)
+        return result
 
-    def episode(self) -> Episode:
-        """The episode so far, with the hidden tests' verdict."""
-        return Episode(
-            task=self.task,
-            messages=tuple(self.messages),
-            tokens_T=self.record.tokens_T,
-            masks_T=self.record.masks_T,
-            logprobs_T=self.record.logprobs_T,
-            turns=tuple(self.turns),
-            stop_reason=StopReason.FINISHED if self.over else StopReason.MAX_TURNS,
-            verification=self.memory.verdict(self.task, self.solution),
-        )
+    async def collect(self) -> Mapping[str, bytes]:
+        """The solution, if there is one."""
+        return {} if self.solution is None else {SOLUTION_FILE: self.solution.encode()}
+
+
+def said(token_ids: Sequence[int]) -> Completion:
+    """A turn (its end token included) of which no logprobs are known."""
+    return Completion(tuple(token_ids), (0.0,) * len(token_ids))
+
+
+class ScriptedPolicy:
+    """Says the given turns in their order; a `rollout.loop.Policy`."""
+
+    def __init__(self, turns: Iterable[Sequence[int]]) -> None:
+        self._turns = iter(turns)
+
+    async def sample(self, prompt_ids: Sequence[int], max_tokens: int) -> Completion:
+        """The next turn, whatever the prompt."""
+        return said(next(self._turns))

@@ -3,20 +3,22 @@
 In: a function that samples completions of prompts. Out: rates by task, as a table.
 """
 
+import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from agentic_opd.core.types import Task
+from agentic_opd.core.types import StopReason, Task
 from agentic_opd.distill.hints import judge_messages, parse_vote
 from agentic_opd.distill.rescoring import hint_place, insert_hint
 from agentic_opd.distill.turns import hindsight_pairs
-from agentic_opd.rollout.chat import Prompt
+from agentic_opd.rollout.conversation import Conversation
+from agentic_opd.rollout.loop import AgentLoop, first_messages
 from agentic_opd.worlds.coding.tasks.builtin import builtin_tasks
-from demo_policy.episodes import Conversation
+from demo_policy.episodes import RememberingSession, said
 from demo_policy.script import Rates, plan_episode
-from demo_policy.transcripts import Author, Placement
+from demo_policy.transcripts import UNLIMITED, Author, Placement
 from demo_policy.variants import Fault, load_variants
 
 Sampler = Callable[[Sequence[Sequence[int]], int, float], list[list[int]]]
@@ -77,7 +79,7 @@ class Examiner:
     """Measures one policy; results add up in `scores`."""
 
     def __init__(self, author: Author, sample: Sampler, seed: int = 0) -> None:
-        self.author = author
+        self.author, self.world = author, author.world
         self.sample = sample
         self.rng = Random(seed)
         self.scores = Scores()
@@ -96,32 +98,33 @@ class Examiner:
     def act(self, episodes: int) -> None:
         """Whole episodes without a hint, at temperature 1."""
         tasks = [task for task in builtin_tasks() for _ in range(episodes)]
-        talks = [Conversation(self.author.chat, self.author.memory, task) for task in tasks]
+        config = UNLIMITED.model_copy(update={"max_turns": _MAX_TURNS})
+        sessions = [RememberingSession(self.world, task) for task in tasks]
+        loops = [AgentLoop(one.task, self._begin(one.task), one, config) for one in sessions]
         first: dict[int, bool] = {}
-        for _ in range(_MAX_TURNS):
-            active = [talk for talk in talks if not talk.over]
-            if not active:
-                break
-            for talk, ids in zip(active, self._sample([list(t.prompt.token_ids) for t in active], 1.0), strict=True):
-                talk.take(ids)
-                if id(talk) not in first and talk.solution is not None:
-                    first[id(talk)] = self._passes(talk.task, talk.solution)
-        for talk in talks:
-            self.scores.add("first attempt passes", talk.task, first.get(id(talk), False))
-            self.scores.add("episode passes", talk.task, self._passes(talk.task, talk.solution))
-            variants = load_variants()[talk.task.entry_point or ""]
-            known = talk.solution in (*variants.correct, *(fault.solution for fault in variants.faults))
-            self.scores.add("solution is a known variant", talk.task, known)
-            self.scores.add("episode finished", talk.task, talk.over)
+        stops: dict[int, StopReason | None] = {}
+        while active := [i for i in range(len(tasks)) if stops.get(i) is None]:
+            sampled = self._sample([loops[i].conversation.prompt() for i in active], 1.0)
+            for i, ids in zip(active, sampled, strict=True):
+                stops[i] = asyncio.run(loops[i].take(said(ids)))
+                if i not in first and sessions[i].solution is not None:
+                    first[i] = self.world.passes(tasks[i], sessions[i].solution)
+        for i, (task, session) in enumerate(zip(tasks, sessions, strict=True)):
+            self.scores.add("first attempt passes", task, first.get(i, False))
+            self.scores.add("episode passes", task, self.world.passes(task, session.solution))
+            variants = load_variants()[task.entry_point or ""]
+            known = session.solution in (*variants.correct, *(fault.solution for fault in variants.faults))
+            self.scores.add("solution is a known variant", task, known)
+            self.scores.add("episode finished", task, stops[i] is StopReason.FINISHED)
 
     def heed_first(self, episodes: int, *, foreign: bool) -> None:
         """The first turn, with a hint appended to the task (both placements are one there)."""
         prompts: list[list[int]] = []
         tasks = [task for task in builtin_tasks() for _ in range(episodes)]
         for task in tasks:
-            talk = Conversation(self.author.chat, self.author.memory, task)
+            prompt = self.author.chat.first_prompt(first_messages(self.world, task))
             hint = self.author.hint_ids(self._hint(task, None, foreign=foreign), as_message=False)
-            ids, place = talk.prompt.token_ids, talk.prompt.last_user_end
+            ids, place = prompt.token_ids, prompt.last_user_end
             prompts.append([*ids[:place], *hint, *ids[place:]])
         column = "first turn, foreign hint" if foreign else "first turn, its hint"
         for task, prompt, ids in zip(tasks, prompts, self._sample(prompts, 1.0), strict=True):
@@ -167,13 +170,13 @@ class Examiner:
         return self.rng.choice((fault or self.rng.choice(variants[task.entry_point or ""].faults)).hints)
 
     def _writes_correct(self, task: Task, solution: str | None, prompt: list[int], ids: list[int]) -> bool:
-        place = Prompt(tuple(prompt), assistant_open=len(prompt), last_user_end=len(prompt), last_role="user")
-        for call in self.author.chat.parse(place, ids, 0).tool_calls:
-            _, solution = self.author.memory.call(task, solution, call)
-        return self._passes(task, solution)
+        session = RememberingSession(self.world, task, solution)
+        for call in self.author.chat.parse(prompt, ids, 0).tool_calls:
+            asyncio.run(session.run_tool(call))
+        return self.world.passes(task, session.solution)
 
-    def _passes(self, task: Task, solution: str | None) -> bool:
-        return self.author.memory.verdict(task, solution).correctness == 1.0
+    def _begin(self, task: Task) -> Conversation:
+        return Conversation(self.author.chat, first_messages(self.world, task))
 
     def _sample(self, prompts: Sequence[Sequence[int]], temperature: float) -> list[list[int]]:
         return self.sample(prompts, _MAX_TOKENS, temperature)

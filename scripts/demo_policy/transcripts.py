@@ -3,6 +3,7 @@
 In: tasks, variants and a random generator. Out: `Transcript`s, rows of ids that say which of them the policy writes.
 """
 
+import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from random import Random
@@ -13,8 +14,10 @@ from agentic_opd.distill.hints import judge_messages
 from agentic_opd.distill.rescoring import encode_hint, hint_place, insert_hint
 from agentic_opd.distill.turns import hindsight_pairs
 from agentic_opd.rollout.chat import Chat
+from agentic_opd.rollout.config import RolloutConfig
+from agentic_opd.rollout.loop import run_episode
 from agentic_opd.worlds.coding.tasks.builtin import builtin_tasks
-from demo_policy.episodes import Conversation, ToolMemory
+from demo_policy.episodes import RememberingWorld, ScriptedPolicy
 from demo_policy.script import STUMBLE_HINTS, Rates, State, Step, plan_episode, plan_hinted, write_call
 from demo_policy.variants import TaskVariants, load_variants
 
@@ -23,6 +26,8 @@ Placement = Literal["end", "last_user"]
 _PLACEMENTS: tuple[Placement, Placement] = ("end", "last_user")
 _MAX_CHARS = 4000
 
+UNLIMITED = RolloutConfig(max_turns=1000, max_token_length=1_000_000)
+"""A script says itself where an episode ends."""
 
 Kind = Literal["act", "heed_first", "heed_later", "ignore", "judge"]
 """The skills that a transcript may teach."""
@@ -60,11 +65,11 @@ class Mix:
 
 
 class Author:
-    """Writes transcripts with one tokenizer; the tools' results come from `memory`."""
+    """Writes transcripts with one tokenizer; the tools' results come from `world`."""
 
-    def __init__(self, chat: Chat, memory: ToolMemory, rates: Rates | None = None, mix: Mix | None = None) -> None:
+    def __init__(self, chat: Chat, world: RememberingWorld, rates: Rates | None = None, mix: Mix | None = None) -> None:
         self.chat = chat
-        self.memory = memory
+        self.world = world
         self.rates = rates or Rates()
         self.mix = mix or Mix()
         self.tasks = builtin_tasks()
@@ -94,10 +99,8 @@ class Author:
 
     def play(self, task: Task, steps: Sequence[Step]) -> Episode:
         """Run scripted turns through the real rendering, parsing and tools."""
-        conversation = Conversation(self.chat, self.memory, task)
-        for step in steps:
-            conversation.take(self.completion_ids(step))
-        return conversation.episode()
+        policy = ScriptedPolicy(self.completion_ids(step) for step in steps)
+        return asyncio.run(run_episode(task, policy, self.world, self.chat, UNLIMITED))
 
     def completion_ids(self, step: Step) -> list[int]:
         """The turn as sampled ids, its end token included."""

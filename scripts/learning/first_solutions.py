@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from agentic_opd.core.concurrency import gather_all
-from agentic_opd.sandboxes.factory import sandbox_factory
 from agentic_opd.worlds.coding.config import CodingConfig
 from agentic_opd.worlds.coding.tasks.builtin import builtin_tasks
-from agentic_opd.worlds.coding.verifier.verify import verify
+from agentic_opd.worlds.coding.world import CodingWorld
 
 
 def first_solution(messages: Sequence[dict[str, Any]]) -> str | None:
-    """The first text that was written to solution.py; None where there was none."""
+    """The first text that was written to solution.py; None if there was none."""
     for call in (call for message in messages for call in message.get("tool_calls") or ()):
         try:
             arguments = json.loads(call["function"]["arguments"])
@@ -37,15 +36,14 @@ async def first_solutions(rows: Sequence[dict[str, Any]]) -> tuple[int, int]:
     Args:
         rows: Lines of a samples.jsonl of the built-in tasks.
     """
-    config, tasks = CodingConfig(), {task.task_id: task for task in builtin_tasks()}
-    new_sandbox, slots = sandbox_factory(config), asyncio.Semaphore(8)
+    tasks = {task.task_id: task for task in builtin_tasks()}
+    world, slots = CodingWorld(CodingConfig()), asyncio.Semaphore(8)
     firsts = [(row["task_id"], first_solution(row["messages"])) for row in rows]
     different = sorted({(task_id, text) for task_id, text in firsts if text is not None})
 
     async def passes(task_id: str, text: str) -> bool:
         async with slots:
-            files = {"solution.py": text.encode()}
-            verification = await verify(tasks[task_id], new_sandbox, files, config.verify_timeout_s)
+            verification = await world.verify(tasks[task_id], {"solution.py": text.encode()})
             return verification.passed == verification.total
 
     verdicts = await gather_all(passes(task_id, text) for task_id, text in different)

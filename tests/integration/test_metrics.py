@@ -23,7 +23,7 @@ from tests.support.wandb_run import logged_steps, tables
 pytestmark = pytest.mark.vllm
 
 OUTCOMES = ("scored", "no_next_state", "vote_failed", "judge_error", "leaked", "too_long", "scoring_error")
-STOPS = ("finished", "max_turns", "context_full")
+STOPS = ("finished", "max_turns", "context_full", "render_error")
 IN_NO_LINE = {
     *("opd/judge_s_p50", "opd/judge_s_p95", "opd/score_s_p50", "opd/score_s_p95", "opd/scored_tokens_per_s"),
     *("opd/prefix_cache_hit_share", "train/sample_s_p50", "train/sample_s_p95"),

@@ -13,6 +13,7 @@ import pytest
 from agentic_opd.core.types import Message, Task
 from agentic_opd.env.opd import AgenticOPDEnv
 from agentic_opd.env.policy_server import PolicyServer
+from agentic_opd.rollout.conversation import Completion
 from agentic_opd.wire.group import TaskItem
 from agentic_opd.worlds.coding.tasks.builtin import builtin_tasks
 from tests.support.scripted_judge import POSITIVE, judge_server
@@ -100,12 +101,13 @@ class ScriptedSampler:
         self.prompts: list[list[int]] = []
         self.completions: list[list[int]] = []
 
-    async def __call__(self, *, input_ids: list[int], **_: Any) -> Any:
+    async def __call__(self, input_ids: Sequence[int]) -> list[Completion]:
         ids = self.env.tokenizer.encode(self.lines.pop(0) + "<|im_end|>", add_special_tokens=False)
         logprobs = self.forward([*input_ids, *ids])[len(input_ids) - 1 : -1]
-        self.prompts.append(input_ids)
+        self.prompts.append([*input_ids])
         self.completions.append(ids)
-        return input_ids, [ids], [[float(row[token]) for row, token in zip(logprobs, ids, strict=True)]], ["stop"]
+        of_ids = (float(row[token]) for row, token in zip(logprobs, ids, strict=True))
+        return [Completion(tuple(ids), tuple(of_ids))]
 
 
 class ReplyingEnv(AgenticOPDEnv):
@@ -123,7 +125,7 @@ def test_scripted_rollouts(
         env = ReplyingEnv(base.config, [base.servers[0].config])
         await env.setup()
         sampler = ScriptedSampler(env, forward, SCRIPTS[name])
-        monkeypatch.setattr(PolicyServer, "tokens_and_logprobs_completion", lambda self, **kwargs: sampler(**kwargs))
+        monkeypatch.setattr(PolicyServer, "complete", lambda self, prompt_ids, **params: sampler(prompt_ids))
         try:
             group, _ = await env.collect_trajectories(TaskItem(builtin_tasks()[0], 0))
         finally:
@@ -144,14 +146,14 @@ def test_scripted_rollouts(
 def test_ids_of_a_turn_start_with_those_of_the_turn_before(vllm_server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Recorded at the wire, with the real policy."""
     sent: list[tuple[list[int], list[int]]] = []
-    original = PolicyServer.tokens_and_logprobs_completion
+    original = PolicyServer.complete
 
-    async def record(self: PolicyServer, **kwargs: Any) -> Any:
-        answer = await original(self, **kwargs)
-        sent.append((kwargs["input_ids"], answer[1][0]))
-        return answer
+    async def record(self: PolicyServer, prompt_ids: Sequence[int], **params: Any) -> list[Completion]:
+        completions = await original(self, prompt_ids, **params)
+        sent.append(([*prompt_ids], [*completions[0].token_ids]))
+        return completions
 
-    monkeypatch.setattr(PolicyServer, "tokens_and_logprobs_completion", record)
+    monkeypatch.setattr(PolicyServer, "complete", record)
 
     async def roll() -> list[int]:
         env = make_env(vllm_server, judge, group_size=1)

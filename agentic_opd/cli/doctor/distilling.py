@@ -10,7 +10,7 @@ from agentic_opd.distill.connect import connect_teacher, make_judge, make_teache
 from agentic_opd.distill.hints import judge_messages
 from agentic_opd.distill.teacher import TeacherClient
 from agentic_opd.distill.turns import turn_text
-from agentic_opd.env.policy_server import PolicyServer
+from agentic_opd.env.policy_server import PolicyServer, ServedPolicy
 
 NOISE_LIMIT = 0.1
 """Nats: a tenth more or less of a token's probability, in which no hint's effect of that size could be seen."""
@@ -89,14 +89,13 @@ async def check_noise(setup: Setup) -> Note:
     server.client.retry_s, server.has_plugin = setup.retry_s, setup.infos[0].has_plugin
     server.config.model_name = setup.infos[0].model
     try:
-        _, (ids,), (logprobs,), _ = await server.tokens_and_logprobs_completion(
-            input_ids=list(prompt), max_tokens=_SAMPLED, temperature=1.0
-        )
+        sampled = await ServedPolicy(server, {"temperature": 1.0}).sample(prompt, _SAMPLED)
     finally:
         await server.client.close()
+    ids = sampled.token_ids
     request = TeacherRequest((*prompt, *ids), len(ids), len(prompt), ())
     rows = (await make_teacher(setup.clients[0], setup.infos[0]).score(request, 1)).rows
-    noise = max(abs(float(a) - b) for a, b in zip(rows.actual_R, logprobs, strict=True))
+    noise = max(abs(float(a) - b) for a, b in zip(rows.actual_R, sampled.logprobs, strict=True))
     text = f"{noise:.1e} nats at most, over {len(ids)} sampled tokens"
     if noise > NOISE_LIMIT:
         return Note(

@@ -1,12 +1,18 @@
 import asyncio
+import json
+import re
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from atroposlib.envs.server_handling.server_baseline import APIServerConfig
+from demo_policy import POLICY_DIR
 
-from agentic_opd.core.errors import AlignmentError
-from agentic_opd.env.policy_server import RenderedManagedServer
+from agentic_opd.core.errors import AlignmentError, ServerMismatchError
+from agentic_opd.env.policy_server import PolicyServer, RenderedManagedServer, ServedPolicy
 from agentic_opd.rollout.chat import Chat
+from agentic_opd.rollout.conversation import Completion
 from agentic_opd.rollout.renderer import load_renderer
 from agentic_opd.worlds.coding.tools import TOOL_SPECS
 
@@ -22,32 +28,20 @@ class ScriptedServer:
         self.tokenizer = tokenizer
         self.config = SimpleNamespace(model_name="scripted")
         self.answers = list(answers)
-        self.weight_version: int | None = None
         self.prompts: list[list[int]] = []
         self.params: list[dict[str, Any]] = []
 
-    async def tokens_and_logprobs_completion(self, *, input_ids: list[int], **params: Any) -> Any:
-        self.prompts.append(input_ids)
+    async def complete(self, prompt_ids: Sequence[int], **params: Any) -> list[Completion]:
+        self.prompts.append([*prompt_ids])
         self.params.append(params)
-        ids = [self.tokenizer.encode(text, add_special_tokens=False) for text in self.answers.pop(0)]
-        reasons = ["stop" if one[-1] == self.tokenizer.eos_token_id else "length" for one in ids]
-        return input_ids, ids, [[CALL_LOGPROB] * len(one) for one in ids], reasons
+        choices = [self.tokenizer.encode(text, add_special_tokens=False) for text in self.answers.pop(0)]
+        return [Completion(tuple(ids), (CALL_LOGPROB,) * len(ids)) for ids in choices]
 
 
 def managed(tokenizer: Any, *answers: list[str]) -> tuple[Any, RenderedManagedServer]:
     chat = Chat(load_renderer(tokenizer, "qwen3", {"enable_thinking": False}), tokenizer, TOOL_SPECS)
     server = ScriptedServer(tokenizer, *answers)
     return server, RenderedManagedServer(server, chat, temperature=1.0)  # type: ignore[arg-type]
-
-
-def test_the_oldest_weights_of_a_conversation_are_remembered(tokenizer: Any) -> None:
-    server, policy = managed(tokenizer, [CALL], ["Done.<|im_end|>"], ["Done.<|im_end|>"])
-    seen: list[int | None] = []
-    for version, messages in ((None, START), (4, START), (7, START)):
-        server.weight_version = version
-        asyncio.run(policy.chat_completion(messages=messages, max_tokens=64))
-        seen.append(policy.weight_version)
-    assert seen == [None, 4, 4]
 
 
 def test_a_conversation_is_one_node_with_every_turn_unmasked(tokenizer: Any) -> None:
@@ -108,14 +102,103 @@ def test_an_edited_turn_starts_anew(tokenizer: Any) -> None:
     assert "something else" in tokenizer.decode(server.prompts[1])
 
 
-def test_misaligned_answers_and_other_tools_are_refused(tokenizer: Any) -> None:
-    server, policy = managed(tokenizer, ["A.<|im_end|>"], [""])
+def test_a_request_that_fails_leaves_the_conversation_as_it_was(tokenizer: Any) -> None:
+    server, policy = managed(tokenizer, ["A.<|im_end|>"])
 
-    async def misaligned(**kwargs: Any) -> Any:
-        return kwargs["input_ids"], [[5, 6]], [[-0.1]], ["stop"]
+    async def talk() -> None:
+        await policy.chat_completion(messages=START)
+        more = [*START, {"role": "assistant", "content": "A."}, {"role": "user", "content": "More."}]
+        with pytest.raises(IndexError):  # The script has no answer left.
+            await policy.chat_completion(messages=more)
+        server.answers.append(["B.<|im_end|>"])
+        await policy.chat_completion(messages=more)
 
+    asyncio.run(talk())
+    (node,) = policy.get_state()["nodes"]
+    assert node.full_text.count("<|im_start|>assistant") == 2
+
+
+def test_other_tools_are_refused(tokenizer: Any) -> None:
+    _, policy = managed(tokenizer)
     with pytest.raises(AlignmentError, match="tools differ"):
         asyncio.run(policy.chat_completion(messages=START, tools=[]))
-    server.tokens_and_logprobs_completion = misaligned
-    with pytest.raises(AlignmentError, match="token_ids=2, logprobs=1"):
-        asyncio.run(policy.chat_completion(messages=START))
+
+
+class ScriptedClient:
+    """In the place of an HTTP client: gives the next answer, after the requests that came later if it is told to."""
+
+    base_url = "http://policy"
+
+    def __init__(self, *answers: Any) -> None:
+        self.answers = list(answers)
+        self.requests: list[tuple[str, Any]] = []
+
+    async def post(self, path: str, body: Any) -> Any:
+        self.requests.append((path, json.loads(json.dumps(body))))
+        answer = self.answers[(place := len(self.requests)) - 1]
+        for _ in range(len(self.answers) - place):
+            await asyncio.sleep(0)
+        return answer
+
+
+def policy_server(*answers: Any, has_plugin: bool = True) -> tuple[PolicyServer, ScriptedClient]:
+    client: Any = ScriptedClient(*answers)
+    server = PolicyServer(APIServerConfig(model_name=str(POLICY_DIR), base_url="http://policy/v1"))
+    server.client, server.has_plugin = client, has_plugin
+    return server, client
+
+
+def generated(token: int, version: int | None = None) -> dict[str, Any]:
+    answer = {"token_ids": [[token]], "logprobs": [[[{str(token): -0.5}]]], "finish_reasons": ["stop"]}
+    return answer if version is None else {**answer, "weight_version": version}
+
+
+COMPLETED = {"choices": [{"token_ids": [5], "logprobs": {"token_logprobs": [-0.5]}, "finish_reason": "length"}]}
+
+
+def test_episodes_that_share_a_server_each_get_the_version_of_their_own_answer() -> None:
+    """The answers come back in the other order."""
+    server, client = policy_server(generated(5, version=3), generated(6, version=4))
+    policy = ServedPolicy(server, {"temperature": 1.0, "split": "eval"})
+
+    async def both() -> list[Completion]:
+        return await asyncio.gather(policy.sample([1, 2], 8), policy.sample([3], 9))
+
+    assert asyncio.run(both()) == [
+        Completion((5,), (-0.5,), "stop", weight_version=3),
+        Completion((6,), (-0.5,), "stop", weight_version=4),
+    ]
+    body = {"prompt": {"prompt_token_ids": [1, 2]}, "logprobs": 0, "temperature": 1.0, "max_tokens": 8}
+    assert client.requests[0] == ("/generate", body)
+    assert (len(server.request_timings), len(server.eval_request_timings)) == (0, 2)
+
+
+def test_without_the_plugin_completions_are_asked_for() -> None:
+    server, client = policy_server(COMPLETED, has_plugin=False)
+    answer = asyncio.run(server.tokens_and_logprobs_completion(input_ids=[1], model="any", max_tokens=1))
+    assert answer == ([1], [[5]], [[-0.5]], ["length"]), "as Atropos reads it"
+    path, body = client.requests[0]
+    assert (path, body["prompt"], body["model"]) == ("/v1/completions", [1], str(POLICY_DIR))
+
+
+@pytest.mark.parametrize(
+    ("has_plugin", "answer", "why"),
+    [
+        (True, {"status": "ok"}, "token_ids: Field required"),
+        (True, [], "Input should be"),
+        (True, None, "Input should be"),
+        (True, generated(5) | {"logprobs": None}, "logprobs: Input should be a valid list"),
+        (True, generated(5) | {"logprobs": [[[{}]]]}, "at least 1 item"),
+        (True, generated(5) | {"logprobs": [[]]}, "token_ids=1, logprobs=0"),
+        (True, generated(5) | {"finish_reasons": []}, "shorter"),
+        (True, {"token_ids": [[]], "logprobs": [[]], "finish_reasons": ["stop"]}, "no token was sampled"),
+        (True, {"token_ids": [], "logprobs": [], "finish_reasons": []}, "0 completions for n=1"),
+        (False, {"error": "overloaded"}, "choices: Field required"),
+        (False, {"choices": [{"text": "Hi", "logprobs": None, "finish_reason": "stop"}]}, "choices.0.token_ids"),
+    ],
+)
+def test_an_odd_answer_is_an_error_that_shows_it(has_plugin: bool, answer: Any, why: str) -> None:
+    server, _ = policy_server(answer, has_plugin=has_plugin)
+    with pytest.raises(ServerMismatchError, match=re.escape(why)) as caught:
+        asyncio.run(server.complete([1]))
+    assert f"The answer: {answer!r}"[:300] in str(caught.value)

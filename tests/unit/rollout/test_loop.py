@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
-from agentic_opd.core.errors import ServerUnreachableError
-from agentic_opd.core.types import Episode, Message, StopReason, Task, Turn
-from agentic_opd.rollout.chat import Chat, Prompt, TokenRecord
-from agentic_opd.rollout.loop import AgentLoop, LoopLimits, Sample
+from agentic_opd.core.errors import RendererError, ServerUnreachableError
+from agentic_opd.core.types import Episode, Message, StopReason, Task
+from agentic_opd.rollout.chat import Chat
+from agentic_opd.rollout.config import RolloutConfig
+from agentic_opd.rollout.conversation import Completion, Conversation
+from agentic_opd.rollout.loop import AgentLoop, first_messages
 from agentic_opd.rollout.renderer import load_renderer
 from agentic_opd.worlds.coding.config import CodingConfig
 from agentic_opd.worlds.coding.tools import TOOL_SPECS
@@ -24,42 +26,64 @@ def call(name: str, **arguments: Any) -> str:
 
 
 class ScriptedPolicy:
-    """Says its lines in order, through the real chat; an exception among them is raised in its place."""
+    """Says its lines in order; an exception among them is raised in its place."""
 
     def __init__(self, tokenizer: Any, *lines: str | Exception) -> None:
-        self.chat = Chat(load_renderer(tokenizer, "qwen3", {"enable_thinking": False}), tokenizer, TOOL_SPECS)
+        self.tokenizer = tokenizer
         self.lines = list(lines)
-        self.record = TokenRecord()
-        self.last: tuple[Prompt, list[int], list[Message]] | None = None
 
-    def prompt(self, messages: Sequence[Message]) -> Prompt:
-        if self.last is None:
-            return self.chat.first_prompt(messages)
-        prompt, ids, history = self.last
-        return self.chat.next_prompt(prompt, ids, history, messages[len(history) :])
-
-    async def sample(self, messages: Sequence[Message], prompt: Prompt, max_tokens: int) -> Sample:
+    async def sample(self, prompt_ids: Sequence[int], max_tokens: int) -> Completion:
         line = self.lines.pop(0)
         if isinstance(line, Exception):
             raise line
-        ids = self.chat.tokenizer.encode(line + "<|im_end|>", add_special_tokens=False)
-        truncated = len(ids) > max_tokens
-        ids = ids[:max_tokens]
-        start = len(prompt.token_ids)
-        turn = Turn(start, start + len(ids), prompt.assistant_open, prompt.last_user_end, len(messages), truncated)
-        parsed = self.chat.parse(prompt, ids, len(messages))
-        self.record = self.record.with_turn(prompt, ids, [-0.5] * len(ids))
-        self.last = (prompt, ids, [*messages, parsed.message])
-        return Sample(parsed.message, parsed.tool_calls, turn, self.record)
+        ids = self.tokenizer.encode(line + "<|im_end|>", add_special_tokens=False)
+        kept = tuple(ids[:max_tokens])
+        return Completion(kept, (-0.5,) * len(kept), "length" if len(ids) > max_tokens else "stop", weight_version=4)
+
+
+class BrokenRenderer:
+    """Does as its renderer does, until a tool says the word that its template chokes on."""
+
+    def __init__(self, renderer: Any) -> None:
+        self.renderer = renderer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.renderer, name)
+
+    def bridge_to_next_turn(self, prompt: Any, completion: Any, new: list[Message], **kwargs: Any) -> Any:
+        if any("choke" in message["content"] for message in new):
+            raise KeyError("no such role")
+        return self.renderer.bridge_to_next_turn(prompt, completion, new, **kwargs)
+
+    def render(self, messages: list[Message], **kwargs: Any) -> Any:
+        if any("choke" in message["content"] for message in messages):
+            raise KeyError("no such role")
+        return self.renderer.render(messages, **kwargs)
+
+    def parse_response(self, ids: list[int], **kwargs: Any) -> Any:
+        parsed = self.renderer.parse_response(ids, **kwargs)
+        if "garbled" in parsed.content:
+            raise ValueError("odd channel")
+        return parsed
 
 
 def run(
-    policy: ScriptedPolicy, *, max_turns: int = 5, room: int = 8192, per_turn: int = 1024, **kwargs: Any
+    policy: ScriptedPolicy,
+    *,
+    max_turns: int = 5,
+    room: int = 8192,
+    per_turn: int = 1024,
+    user_reply: Any = None,
+    task: Task = TASK,
 ) -> Episode:
+    renderer: Any = BrokenRenderer(load_renderer(policy.tokenizer, "qwen3", {"enable_thinking": False}))
+    config = RolloutConfig(max_turns=max_turns, max_token_length=room, max_tokens_per_turn=per_turn)
+    world = CodingWorld(CodingConfig())
+
     async def episode() -> Episode:
-        async with CodingWorld(CodingConfig()).session(TASK) as session:
-            limits = LoopLimits(max_turns, room, per_turn)
-            return await AgentLoop(TASK, "You are an agent.", policy, session, limits, **kwargs).run()
+        async with world.session(task) as session:
+            conversation = Conversation(Chat(renderer, policy.tokenizer, TOOL_SPECS), first_messages(world, task))
+            return await AgentLoop(task, conversation, session, config, user_reply).run(policy)
 
     return asyncio.run(episode())
 
@@ -71,7 +95,7 @@ def test_parallel_calls_run_in_order_and_a_plain_answer_finishes(tokenizer: Any)
     assert [m["role"] for m in episode.messages] == ["system", "user", "assistant", "tool", "tool", "assistant"]
     assert [m["content"] for m in episode.messages if m["role"] == "tool"] == ["wrote 1 lines to a.txt", "hi"]
     assert [turn.message_index for turn in episode.turns] == [2, 5]
-    assert (episode.tool_calls, episode.tool_errors) == (2, 0)
+    assert (episode.tool_calls, episode.tool_errors, episode.weight_version) == (2, 0, 4)
     assert tokenizer.decode(episode.tokens_T[episode.turns[1].start :]) == "Done.<|im_end|>"
 
 
@@ -133,3 +157,20 @@ def test_a_dead_server_is_an_episode_with_its_error(tokenizer: Any, turns_before
     assert episode.stop_reason is StopReason.SERVER_ERROR
     assert str(episode.error) == "gone"
     assert len(episode.turns) == turns_before
+
+
+@pytest.mark.parametrize("second", ["garbled", call("terminal", command="echo choke")])
+def test_a_renderer_that_fails_later_ends_the_episode_alone(tokenizer: Any, second: str) -> None:
+    """Whether on parsing a turn or on rendering what answers it: what was sampled before is kept."""
+    episode = run(ScriptedPolicy(tokenizer, call("terminal", command="true"), second, "Done."))
+    assert episode.stop_reason is StopReason.RENDER_ERROR
+    assert episode.error is None
+    assert len(episode.turns) == (1 if second == "garbled" else 2)
+    assert len(episode.tokens_T) == episode.turns[-1].end
+
+
+def test_a_renderer_that_fails_at_once_is_an_error(tokenizer: Any) -> None:
+    with pytest.raises(RendererError, match="parsing a turn failed: ValueError: odd channel"):
+        run(ScriptedPolicy(tokenizer, "garbled"))
+    with pytest.raises(RendererError, match="rendering the first prompt failed: KeyError"):
+        run(ScriptedPolicy(tokenizer), task=Task("t", "Do not choke.", "assert True"))

@@ -51,6 +51,7 @@ def test_metrics_of_two_episodes() -> None:
             "train/stop/finished": 0.5,
             "train/stop/max_turns": 0.5,
             "train/stop/context_full": 0,
+            "train/stop/render_error": 0,
             "train/sample_s_p50": 2,
             "train/sample_s_p95": 2.9,
         }

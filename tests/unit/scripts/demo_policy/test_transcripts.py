@@ -5,7 +5,7 @@ from dataclasses import replace
 from random import Random
 
 import pytest
-from demo_policy.episodes import ToolMemory
+from demo_policy.episodes import RememberingWorld
 from demo_policy.script import Rates, State, Step, plan_episode, plan_hinted
 from demo_policy.tokenizer import train_tokenizer
 from demo_policy.transcripts import Author, Mix, Transcript
@@ -13,14 +13,14 @@ from demo_policy.variants import Fault, load_variants
 
 from agentic_opd.distill.hints import parse_vote
 from agentic_opd.distill.rescoring import HINT_HEADER
-from agentic_opd.rollout.chat import Chat, Prompt
+from agentic_opd.rollout.chat import Chat
 from agentic_opd.rollout.renderer import load_renderer
 from agentic_opd.worlds.coding.tasks.builtin import builtin_tasks
 from agentic_opd.worlds.coding.tools import TOOL_SPECS
 
 TASK = builtin_tasks()[0]
 VARIANTS = load_variants()["fizzbuzz"]
-MEMORY = ToolMemory()
+WORLD = RememberingWorld()
 NO_HINTS = Mix(judged_turns=0.0, hinted_first=0.0, hinted_faulty=0.0, hinted_other=0.0)
 SURE_FAULT = Rates(visible_fault=1.0, hidden_fault=0.0, repair=0.0, read_first=0.0, stumble_first=0.0, write_alone=0.0)
 
@@ -28,7 +28,7 @@ SURE_FAULT = Rates(visible_fault=1.0, hidden_fault=0.0, repair=0.0, read_first=0
 def make_author(mix: Mix | None = None, rates: Rates | None = None) -> Author:
     tokenizer = train_tokenizer([TASK.prompt, *VARIANTS.correct], vocab_size=600)
     chat = Chat(load_renderer(tokenizer, "qwen3", {"enable_thinking": False}), tokenizer, TOOL_SPECS)
-    author = Author(chat, MEMORY, rates, mix)
+    author = Author(chat, WORLD, rates, mix)
     author.tasks = [TASK]
     return author
 
@@ -50,8 +50,8 @@ def test_every_turn_of_an_episode_parses_back_to_its_script():
     assert len(steps) >= 3
     episode = author.play(TASK, steps)
     for step, turn in zip(steps, episode.turns, strict=True):
-        place = Prompt(episode.tokens_T[: turn.start], turn.assistant_open, turn.last_user_end, "user")
-        parsed = author.chat.parse(place, episode.tokens_T[turn.start : turn.end], 0)
+        prompt, ids = [*episode.tokens_T[: turn.start]], episode.tokens_T[turn.start : turn.end]
+        parsed = author.chat.parse(prompt, ids, 0)
         assert parsed.message["content"] == step.text
         assert [(call.name, call.arguments) for call in parsed.tool_calls if not call.error] == [*step.calls]
 

@@ -1,7 +1,7 @@
 from typing import Any
 
 import pytest
-from demo_policy.episodes import ToolMemory
+from demo_policy.episodes import RememberingWorld
 from demo_policy.script import STUMBLE_HINTS
 from demo_policy.variants import Fault, load_variants
 
@@ -21,12 +21,12 @@ def test_every_builtin_task_has_variants():
 @pytest.mark.parametrize("task", TASKS)
 def test_correct_variants_pass_and_faulty_ones_fail_where_they_say(task: Task):
     """Examples and hidden tests both pass for a correct solution; a hidden fault passes the examples alone."""
-    memory, variants = ToolMemory(), load_variants()[task.entry_point or ""]
+    world, variants = RememberingWorld(), load_variants()[task.entry_point or ""]
     for solution in variants.correct:
-        assert memory.verdict(task, solution).correctness == 1.0
+        assert world.passes(task, solution)
         assert passes_examples(task, solution)
     for fault in variants.faults:
-        assert memory.verdict(task, fault.solution).correctness < 1.0, fault.name
+        assert not world.passes(task, fault.solution), fault.name
         assert passes_examples(task, fault.solution) == fault.hidden, fault.name
 
 

@@ -1,0 +1,124 @@
+"""One linear conversation as ids: what was sampled stays as it was sampled, and what follows is added behind it.
+
+In: the first messages, then in turn what a policy sampled (`Completion`) and the messages that answered it. Out: the
+ids that the next turn is sampled from, a `Sample` for each turn, and the record of all tokens.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from agentic_opd.core.errors import AlignmentError
+from agentic_opd.core.types import IGNORED, PROMPT_LOGPROB, Message, ToolCall, Turn, check_lengths
+from agentic_opd.rollout.chat import Chat, Prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What a policy sampled in one turn: ids (the stop token included), their logprobs in nats, and why it stopped."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    finish_reason: str = "stop"
+    """`length` if the turn was cut off at its token limit."""
+    weight_version: int | None = None
+    """Of the weights that sampled it; None if the server does not say."""
+
+    def __post_init__(self) -> None:
+        check_lengths("completion", token_ids=len(self.token_ids), logprobs=len(self.logprobs))
+        if not self.token_ids:
+            raise AlignmentError("completion: no token was sampled")
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One sampled turn: the message it stands for, its tool calls, and its place in the tokens."""
+
+    message: Message
+    tool_calls: tuple[ToolCall, ...]
+    turn: Turn
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRecord:
+    """A conversation up to the end of its last turn; see `types.Episode` for the three sequences."""
+
+    tokens_T: tuple[int, ...]
+    masks_T: tuple[int, ...]
+    logprobs_T: tuple[float, ...]
+
+
+class Conversation:
+    """Grows in place: `prompt`, then `add` what was sampled from it, then `answer`, and so on.
+
+    `messages` and `turns` are there to be read. Each step costs what it adds, but for what a renderer and a request do
+    with the whole prompt.
+    """
+
+    def __init__(self, chat: Chat, messages: Sequence[Message]) -> None:
+        """Begin with the messages before the first turn; nothing is rendered yet."""
+        self.chat = chat
+        self.messages: list[Message] = list(messages)
+        self.turns: list[Turn] = []
+        self.weight_version: int | None = None
+        """The oldest weights that sampled a turn; None if no server said."""
+        self._tokens: list[int] = []
+        self._masks: list[int] = []
+        self._logprobs: list[float] = []
+        self._prompt: Prompt | None = None
+        """Its ids stand at the end of `_tokens`; masks and logprobs grow with the turn that is sampled from it."""
+
+    def prompt(self) -> list[int]:
+        """The ids that the next turn is sampled from. Not a copy: they grow with the conversation.
+
+        Raises:
+            RendererError: the messages can't be rendered, or not without a change to earlier ids.
+        """
+        if self._prompt is None:
+            if self.turns:
+                last = self.turns[-1]
+                history, new = self.messages[: last.message_index + 1], self.messages[last.message_index + 1 :]
+                prompt = self.chat.next_prompt(self._tokens, last.start, last.last_user_end, history, new)
+            else:
+                prompt = self.chat.first_prompt(self.messages)
+            self._tokens += prompt.token_ids
+            self._prompt = prompt
+        return self._tokens
+
+    def add(self, completion: Completion) -> Sample:
+        """Add the turn that was sampled from `prompt()`.
+
+        Raises:
+            RendererError: it can't be parsed; the conversation stays as it was.
+        """
+        tokens, prompt = self.prompt(), self._prompt
+        assert prompt is not None
+        ids, start, index = completion.token_ids, len(tokens), len(self.messages)
+        cut_off = completion.finish_reason == "length"
+        turn = Turn(start, start + len(ids), prompt.assistant_open, prompt.last_user_end, index, cut_off)
+        parsed = self.chat.parse(tokens, ids, index)
+        self._tokens += ids
+        self._masks += [IGNORED] * len(prompt.token_ids) + list(ids)
+        self._logprobs += [PROMPT_LOGPROB] * len(prompt.token_ids) + list(completion.logprobs)
+        self._prompt = None
+        self.turns.append(turn)
+        self.messages.append(parsed.message)
+        versions = [v for v in (self.weight_version, completion.weight_version) if v is not None]
+        self.weight_version = min(versions, default=None)
+        return Sample(parsed.message, parsed.tool_calls, turn)
+
+    def answer(self, messages: Sequence[Message]) -> None:
+        """Add what answers the last turn: tool results, a user's words."""
+        del self._tokens[len(self._masks) :]  # A prompt that no turn was sampled from.
+        self._prompt = None
+        self.messages += messages
+
+    def fork(self) -> "Conversation":
+        """A conversation of its own that goes on from here."""
+        fork = Conversation(self.chat, self.messages)
+        fork.turns, fork.weight_version, fork._prompt = self.turns[:], self.weight_version, self._prompt
+        fork._tokens, fork._masks, fork._logprobs = self._tokens[:], self._masks[:], self._logprobs[:]
+        return fork
+
+    def record(self) -> TokenRecord:
+        """The tokens up to the end of the last turn."""
+        return TokenRecord(tuple(self._tokens[: len(self._masks)]), tuple(self._masks), tuple(self._logprobs))

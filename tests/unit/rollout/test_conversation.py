@@ -1,0 +1,131 @@
+"""A conversation grows by what is sampled and by what answers it, and by nothing else:
+
+prompt        S U A            S: system, U: user, A: the assistant's opening
+completion          R R
+next prompt   S U A R R T A    T: what answered
+"""
+
+from typing import Any
+
+import pytest
+
+from agentic_opd.core.errors import AlignmentError, RendererError
+from agentic_opd.core.types import Message
+from agentic_opd.rollout.chat import Chat
+from agentic_opd.rollout.conversation import Completion, Conversation
+from agentic_opd.rollout.conversation_index import ConversationIndex
+from agentic_opd.rollout.renderer import load_renderer
+from agentic_opd.worlds.coding.tools import TOOL_SPECS
+
+START: list[Message] = [{"role": "system", "content": "s"}, {"role": "user", "content": "Write f."}]
+MORE: Message = {"role": "user", "content": "More."}
+
+
+class ChangingRenderer:
+    """Extends prompts as its renderer does, but rewrites one known id."""
+
+    def __init__(self, renderer: Any) -> None:
+        self.renderer = renderer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.renderer, name)
+
+    def bridge_to_next_turn(self, *args: Any, **kwargs: Any) -> Any:
+        rendered = self.renderer.bridge_to_next_turn(*args, **kwargs)
+        rendered.token_ids[2] = 0
+        return rendered
+
+
+def begin(tokenizer: Any, renderer: Any = None, start: list[Message] = START) -> Conversation:
+    renderer = renderer or load_renderer(tokenizer, "qwen3", {"enable_thinking": False})
+    return Conversation(Chat(renderer, tokenizer, TOOL_SPECS), start)
+
+
+def said(conversation: Conversation, text: str, version: int | None = None) -> Completion:
+    ids = conversation.chat.tokenizer.encode(text + "<|im_end|>", add_special_tokens=False)
+    return Completion(tuple(ids), (-0.25,) * len(ids), weight_version=version)
+
+
+def test_it_grows_by_prompt_completion_and_answer(tokenizer: Any) -> None:
+    talk = begin(tokenizer)
+    first = [*talk.prompt()]
+    done = said(talk, "Done.")
+    sample = talk.add(done)
+    talk.answer([MORE])
+    second = [*talk.prompt()]
+    assert second[: len(first) + len(done.token_ids)] == [*first, *done.token_ids]
+    assert tokenizer.decode(second[sample.turn.end :]).startswith("\n<|im_start|>user\nMore.")
+    assert talk.record().tokens_T == (*first, *done.token_ids), "a prompt that nothing was sampled from is left out"
+    talk.add(said(talk, "Yes."))
+    record = talk.record()
+    spans = [range(turn.start, turn.end) for turn in talk.turns]
+    sampled = {position for span in spans for position in span}
+    assert [len(spans[0]), spans[0].start, spans[1].start] == [len(done.token_ids), len(first), len(second)]
+    for position, (token, mask, logprob) in enumerate(
+        zip(record.tokens_T, record.masks_T, record.logprobs_T, strict=True)
+    ):
+        assert (mask, logprob) == ((token, -0.25) if position in sampled else (-100, 1.0))
+    assert [message["content"] for message in talk.messages] == ["s", "Write f.", "Done.", "More.", "Yes."]
+
+
+def test_an_answer_after_a_look_at_the_prompt_is_in_the_next_one(tokenizer: Any) -> None:
+    talk = begin(tokenizer)
+    talk.add(said(talk, "Done."))
+    talk.answer([MORE])
+    talk.prompt()
+    talk.answer([{"role": "user", "content": "Now."}])
+    text = tokenizer.decode(talk.prompt())
+    assert text.count("More.") == text.count("Now.") == 1
+
+
+def test_the_oldest_weights_are_remembered(tokenizer: Any) -> None:
+    talk, seen = begin(tokenizer), []
+    for version in (None, 7, 4, 9, None):
+        talk.add(said(talk, "Done.", version))
+        talk.answer([MORE])
+        seen.append(talk.weight_version)
+    assert seen == [None, 7, 4, 4, 4]
+
+
+def test_a_renderer_that_changes_known_ids_is_refused(tokenizer: Any) -> None:
+    talk = begin(tokenizer, ChangingRenderer(load_renderer(tokenizer, "qwen3", {"enable_thinking": False})))
+    talk.add(said(talk, "Done."))
+    before = talk.record()
+    talk.answer([MORE])
+    with pytest.raises(RendererError, match=rf"token 2 of the {len(before.tokens_T)} .*got \[0, .*expected \["):
+        talk.prompt()
+    assert talk.record() == before
+
+
+@pytest.mark.parametrize(("ids", "logprobs"), [((5, 6), (-0.1,)), ((), ())])
+def test_a_completion_holds_a_logprob_for_each_of_its_tokens(ids: Any, logprobs: Any) -> None:
+    with pytest.raises(AlignmentError, match=r"token_ids=2, logprobs=1|no token"):
+        Completion(ids, logprobs)
+
+
+def test_a_fork_goes_its_own_way(tokenizer: Any) -> None:
+    talk = begin(tokenizer)
+    fork = talk.fork()
+    talk.add(said(talk, "A."))
+    fork.add(said(fork, "B."))
+    assert [one.messages[-1]["content"] for one in (talk, fork)] == ["A.", "B."]
+    assert tokenizer.decode(fork.record().tokens_T).endswith("B.<|im_end|>")
+
+
+def test_messages_find_the_longest_conversation_that_they_continue(tokenizer: Any) -> None:
+    index, talk, other = ConversationIndex(), begin(tokenizer), begin(tokenizer, start=[MORE])
+    for one in (talk, other):
+        one.add(said(one, "Done."))
+        index.add(one)
+    longer = talk.fork()
+    longer.answer([MORE])
+    longer.add(said(longer, "Yes."))
+    index.add(longer)
+    assert index.find([*talk.messages, MORE]) is talk
+    assert index.find([*longer.messages, MORE]) is longer
+    assert index.find([MORE, {"role": "assistant", "content": "Done.", "tool_calls": None}, MORE]) is other
+    assert index.find(talk.messages) is None, "there is nothing that the messages add"
+    assert index.find([*START, {"role": "assistant", "content": "Done!"}, MORE]) is None
+    index.discard(longer)
+    assert index.find([*longer.messages, MORE]) is talk
+    assert [*index] == [talk, other]
