@@ -23,7 +23,7 @@ from agentic_opd.distill.connect import PolicyEndpoint
 from agentic_opd.distill.distiller import Distiller
 from agentic_opd.distill.pipeline import DistilledEpisode
 from agentic_opd.env.config import AgentEnvConfig, PolicyServerConfig, joined, line_settings
-from agentic_opd.env.policy_server import PolicyServer
+from agentic_opd.env.policy_server import PolicyServer, ServedPolicy
 from agentic_opd.rollout.chat import Chat
 from agentic_opd.rollout.loop import run_episode
 from agentic_opd.rollout.renderer import check_round_trip, explained_tokenizer_errors, load_renderer

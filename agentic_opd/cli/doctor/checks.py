@@ -6,7 +6,7 @@ from collections import Counter
 from rich.console import Console
 from rich.text import Text
 
-from agentic_opd.cli.doctor.diagnosis import Check, Finding, Status, run_checks
+from agentic_opd.cli.doctor.diagnosis import Check, Diagnosis, Setup, Status, run_checks
 from agentic_opd.cli.doctor.distilling import check_judge, check_noise, check_teacher, check_trajectories
 from agentic_opd.cli.doctor.machine import (
     check_disk,
@@ -24,11 +24,10 @@ from agentic_opd.cli.doctor.servers import (
     check_tokens,
     check_versions,
 )
-from agentic_opd.cli.doctor.setup import Setup
 from agentic_opd.core.exit_codes import EXIT_FAILED, EXIT_OK
 from agentic_opd.settings.read import Settings
 
-CHECKS: tuple[Check[Setup], ...] = (
+CHECKS: tuple[Check, ...] = (
     Check("python", check_python),
     Check("packages", check_packages),
     Check("disk", check_disk),
@@ -53,25 +52,25 @@ _STYLES = {Status.OK: "green", Status.WARNING: "yellow", Status.FAILED: "red", S
 async def diagnose(settings: Settings, *, is_serve: bool, as_json: bool) -> int:
     """Run all checks and print what they find; returns the exit code."""
     setup = Setup(settings.env, settings.servers, is_serve)
-    console, findings = Console(), list[Finding]()
+    console, diagnoses = Console(), list[Diagnosis]()
     try:
-        async for finding in run_checks(CHECKS, setup):
-            findings.append(finding)
+        async for diagnosis in run_checks(CHECKS, setup):
+            diagnoses.append(diagnosis)
             if not as_json:
-                console.print(line(finding), soft_wrap=True)
+                console.print(line(diagnosis), soft_wrap=True)
     finally:
         await setup.close()
-    counts = Counter(finding.status for finding in findings)
+    counts = Counter(diagnosis.status for diagnosis in diagnoses)
     if as_json:
-        print(json.dumps([{"name": f.name, "status": f.status.value, "text": f.text} for f in findings], indent=2))
+        print(json.dumps([{"name": f.name, "status": f.status.value, "text": f.text} for f in diagnoses], indent=2))
     else:
         console.print(", ".join(f"{counts[status]} {status.value}" for status in Status), highlight=False)
     return EXIT_FAILED if counts[Status.FAILED] else EXIT_OK
 
 
-def line(finding: Finding) -> Text:
+def line(diagnosis: Diagnosis) -> Text:
     """`ok       server       ...`."""
     return Text.assemble(
-        (f"{finding.status.value:<8}", _STYLES[finding.status]),
-        f" {finding.name:<{max(len(check.name) for check in CHECKS)}}  {finding.text}",
+        (f"{diagnosis.status.value:<8}", _STYLES[diagnosis.status]),
+        f" {diagnosis.name:<{max(len(check.name) for check in CHECKS)}}  {diagnosis.text}",
     )

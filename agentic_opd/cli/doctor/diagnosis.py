@@ -1,17 +1,69 @@
-"""Checks to findings: each check is run, what it raises becomes a finding, and what needs a failed one is skipped."""
+"""Checks to diagnoses: each check looks at a set-up. What it raises is a failure, and what needs it is skipped then."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple
+
+from pydantic import SecretStr
 
 from agentic_opd.core.errors import OPDError
+from agentic_opd.core.http import JsonClient
+from agentic_opd.core.server_info import ServerInfo
+from agentic_opd.distill.connect import PolicyEndpoint
+from agentic_opd.env.config import AgenticOPDEnvConfig
+from agentic_opd.rollout.chat import Chat
 
 PATIENCE_S = 60.0
 """Seconds one check may take; tasks of the hub are loaded within them too."""
 
-SetupT = TypeVar("SetupT")
+_RETRY_S = 2.0
+_TIMEOUT_S = 30.0
+"""A run waits longer; a person who asks what is wrong wants to know it now."""
+
+
+@dataclass
+class Setup:
+    """The settings, and what is known of the servers so far: `infos` has an entry for each of `clients`."""
+
+    config: AgenticOPDEnvConfig
+    servers: Sequence[Any]
+    is_serve: bool = False
+    """Whether a missing trajectory API is a failure."""
+    clients: list[JsonClient] = field(init=False)
+    infos: list[ServerInfo] = field(default_factory=list[ServerInfo])
+    tokenizer: Any = None
+    chat: Chat | None = None
+
+    def __post_init__(self) -> None:
+        self.clients = [self.client(server.base_url, server.api_key) for server in self.servers]
+
+    @property
+    def retry_s(self) -> float:
+        """Seconds to go on asking a server that does not answer."""
+        return min(self.config.server_retry_s, _RETRY_S)
+
+    def client(self, url: str, key: str | None = None) -> JsonClient:
+        """A client that soon gives up."""
+        return JsonClient(url, key, timeout_s=_TIMEOUT_S, retry_s=self.retry_s)
+
+    @property
+    def policy(self) -> PolicyEndpoint:
+        """The first of the policy's servers; its model is the settings' as long as it has not said its own."""
+        key = SecretStr(self.servers[0].api_key) if self.servers[0].api_key else None
+        model = self.infos[0].model if self.infos else self.servers[0].model_name
+        return PolicyEndpoint(f"{self.clients[0].base_url}/v1", model, key)
+
+    def known_chat(self) -> Chat:
+        """The chat that the renderer's check made."""
+        assert self.chat is not None
+        return self.chat
+
+    async def close(self) -> None:
+        """Close connections."""
+        for client in self.clients:
+            await client.close()
 
 
 class Status(StrEnum):
@@ -34,7 +86,7 @@ class Note(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Diagnosis:
     """One line for a person."""
 
     name: str
@@ -43,34 +95,34 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Check(Generic[SetupT]):
+class Check:
     """Looks at one thing; may leave what it found in the set-up, for the checks that need it."""
 
     name: str
-    run: Callable[[SetupT], Awaitable[Note]]
+    run: Callable[[Setup], Awaitable[Note]]
     needs: tuple[str, ...] = ()
 
 
-async def run_checks(checks: Sequence[Check[SetupT]], setup: SetupT) -> AsyncIterator[Finding]:
-    """Yield a finding for each check, in order."""
+async def run_checks(checks: Sequence[Check], setup: Setup) -> AsyncIterator[Diagnosis]:
+    """Yield the diagnosis of each check, in order."""
     missing: set[str] = set()
     for check in checks:
         lacking = [name for name in check.needs if name in missing]
         if lacking:
-            finding = Finding(check.name, Status.SKIPPED, f"needs: {', '.join(lacking)}")
+            diagnosis = Diagnosis(check.name, Status.SKIPPED, f"needs: {', '.join(lacking)}")
         else:
-            finding = await _finding(check, setup)
-        if lacking or finding.status is Status.FAILED:
+            diagnosis = await _diagnose(check, setup)
+        if lacking or diagnosis.status is Status.FAILED:
             missing.add(check.name)
-        yield finding
+        yield diagnosis
 
 
-async def _finding(check: Check[SetupT], setup: SetupT) -> Finding:
+async def _diagnose(check: Check, setup: Setup) -> Diagnosis:
     try:
         async with asyncio.timeout(PATIENCE_S):
             note = await check.run(setup)
     except TimeoutError:
-        return Finding(check.name, Status.FAILED, f"did not come to an end within {PATIENCE_S:g} s")
+        return Diagnosis(check.name, Status.FAILED, f"did not come to an end within {PATIENCE_S:g} s")
     except OPDError as error:
-        return Finding(check.name, Status.FAILED, str(error))
-    return Finding(check.name, note.status, note.text)
+        return Diagnosis(check.name, Status.FAILED, str(error))
+    return Diagnosis(check.name, note.status, note.text)

@@ -1,8 +1,7 @@
 """Checks of what distils: the judge keeps to the protocol, the teacher scores, without a hint it equals the policy."""
 
-from agentic_opd.cli.doctor.diagnosis import Note, Status
+from agentic_opd.cli.doctor.diagnosis import Note, Setup, Status
 from agentic_opd.cli.doctor.servers import FIRST_MESSAGES
-from agentic_opd.cli.doctor.setup import Setup
 from agentic_opd.core.errors import ServerMismatchError, ServerUnreachableError
 from agentic_opd.core.trajectory_api import TrajectoryApi
 from agentic_opd.core.types import HindsightPair, TeacherRequest
@@ -13,7 +12,7 @@ from agentic_opd.distill.turns import turn_text
 from agentic_opd.env.policy_server import PolicyServer, ServedPolicy
 
 NOISE_LIMIT = 0.1
-"""Nats: a tenth more or less of a token's probability, in which no hint's effect of that size could be seen."""
+"""Nats: a tenth more or less of a token's probability, which would hide a hint's effect of that size."""
 _SAMPLED = 32
 
 _CALL = {"name": "terminal", "arguments": '{"command": "python test_solution.py"}'}

@@ -12,8 +12,7 @@ import wandb
 from packaging.requirements import Requirement
 
 from agentic_opd import __version__
-from agentic_opd.cli.doctor.diagnosis import Note, Status
-from agentic_opd.cli.doctor.setup import Setup
+from agentic_opd.cli.doctor.diagnosis import Note, Setup, Status
 from agentic_opd.core.errors import ConfigError, OutputError
 from agentic_opd.runs.files import default_output_folder
 from agentic_opd.sandboxes.factory import check_sandbox, sandbox_factory
@@ -112,7 +111,7 @@ async def check_isolation(setup: Setup) -> Note:
 
 
 async def check_wandb(setup: Setup) -> Note:
-    """W&B knows who logs, where it is on."""
+    """W&B knows who logs, if it is on."""
     if not setup.config.use_wandb:
         return Note("off: metrics go to metrics.jsonl", Status.SKIPPED)
     mode = os.environ.get("WANDB_MODE", "online")

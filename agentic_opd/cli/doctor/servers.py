@@ -7,8 +7,7 @@ from packaging.version import InvalidVersion, Version
 from transformers import AutoTokenizer
 
 from agentic_opd import __version__
-from agentic_opd.cli.doctor.diagnosis import Note, Status
-from agentic_opd.cli.doctor.setup import Setup
+from agentic_opd.cli.doctor.diagnosis import Note, Setup, Status
 from agentic_opd.core.errors import RendererError, ServerRequestError
 from agentic_opd.core.http import JsonClient
 from agentic_opd.core.server_info import ServerInfo, check_caps, check_tokenizer, fetch_server_info
@@ -150,7 +149,7 @@ async def _check_ids_survive(client: JsonClient, info: ServerInfo, chat: Chat) -
 
 
 async def _rendered_by(client: JsonClient, info: ServerInfo, chat: Chat, options: dict[str, Any]) -> list[int] | None:
-    """The ids of a first prompt by the server's own chat template; None where it has none, or refuses tools."""
+    """The ids of a first prompt by the server's own chat template; None if it has no template, or refuses tools."""
     body = {"model": info.model, "messages": FIRST_MESSAGES, "tools": chat.tools, "add_generation_prompt": True}
     try:
         return (await client.post("/tokenize", {**body, "chat_template_kwargs": options}))["tokens"]

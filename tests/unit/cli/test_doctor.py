@@ -10,10 +10,9 @@ import pytest
 from agentic_opd.cli.doctor import machine
 from agentic_opd.cli.doctor.checks import CHECKS, line
 from agentic_opd.cli.doctor.command import build_parser, main
-from agentic_opd.cli.doctor.diagnosis import Check, Finding, Note, Status, run_checks
+from agentic_opd.cli.doctor.diagnosis import Check, Diagnosis, Note, Setup, Status, run_checks
 from agentic_opd.cli.doctor.distilling import PAIR, check_judge
 from agentic_opd.cli.doctor.servers import check_versions
-from agentic_opd.cli.doctor.setup import Setup
 from agentic_opd.core.errors import ConfigError, OPDError, OutputError, ServerMismatchError
 from agentic_opd.core.server_info import ServerInfo
 from agentic_opd.env.opd import AgenticOPDEnv
@@ -21,9 +20,9 @@ from agentic_opd.worlds.coding.config import CodingConfig
 from tests.unit.distill.fakes import Script, served
 
 
-def findings(*checks: Check[list[str]]) -> list[Finding]:
-    async def run() -> list[Finding]:
-        return [finding async for finding in run_checks(checks, [])]
+def diagnoses(*checks: Check) -> list[Diagnosis]:
+    async def run() -> list[Diagnosis]:
+        return [one async for one in run_checks(checks, [])]
 
     return asyncio.run(run())
 
@@ -39,7 +38,7 @@ def ends(note: Note | Exception) -> Any:
 
 def test_the_rest_goes_on_after_a_failure_where_it_can() -> None:
     """b fails; c needs it, d needs c; e needs neither, and f needs only what a check was not asked to look at."""
-    found = findings(
+    found = diagnoses(
         Check("a", ends(Note("unused", Status.SKIPPED))),
         Check("b", ends(ConfigError("set it"))),
         Check("c", ends(Note("fine")), ("b",)),
@@ -63,7 +62,7 @@ def test_a_check_that_hangs_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> Non
         return Note("")
 
     monkeypatch.setattr("agentic_opd.cli.doctor.diagnosis.PATIENCE_S", 0.01)
-    assert [one.status for one in findings(Check("a", hang))] == [Status.FAILED]
+    assert [one.status for one in diagnoses(Check("a", hang))] == [Status.FAILED]
 
 
 def test_every_check_needs_earlier_ones() -> None:
@@ -183,7 +182,7 @@ def test_it_takes_every_setting_of_a_run() -> None:
 
 
 def test_one_line_a_check() -> None:
-    text = line(Finding("noise floor", Status.OK, "1e-6 nats")).plain
+    text = line(Diagnosis("noise floor", Status.OK, "1e-6 nats")).plain
     assert text == "ok       noise floor  1e-6 nats"
 
 

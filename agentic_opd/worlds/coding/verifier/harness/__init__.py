@@ -2,14 +2,13 @@
 
     runner.py           the tests' process: runs the tests and reports, signed, what came of them
     counter.py          counts the checks
-    clock.py, alarm.py  how long one check may take
-    test_cases.py       the tests of a pytest or unittest file; fixtures.py and pytest_stand_in.py belong to it
-    stand_in.py         what the tests hold in place of the solution: a module, its functions and objects
-    test_side.py        its calls go over a pipe
+    clock.py            how long one check may take
+    test_cases.py       the tests of a pytest or unittest file; pytest_stand_in.py is what they get for pytest
+    test_side.py        what the tests hold in place of the solution; its calls go over a pipe
     solution_side.py    the solution's process: imports solution.py and answers the calls
-    peer.py, wire.py    calls in both directions, and what crosses: plain data of exact built-in types,
-                        and by library_types.py of some of the standard library
-    programs.py         solution.py as a program, in a fresh process for each input; children.py starts processes
+    peer.py, pipe.py    calls in both directions, and what crosses: plain data
+    programs.py         solution.py as a program, in a fresh process for each input
+    children.py         starts and ends processes
 
 These modules travel into the sandbox as source text, those of them that the tests need. So they import nothing but each
 other and small parts of the standard library (starting Python is most of what a verification costs).

@@ -1,7 +1,7 @@
 """Counts the checks of the hidden tests and reports the count, signed, so that only this process can have written it.
 
-A check is a number below the number of checks, which the tests alone decide. It passes where it is reached and each
-time it is reached (an `assert` in a loop) is true; so no solution can add checks that it passes.
+A check is a number below the number of checks, which the tests alone decide. It passes if it is reached and is true
+each time (an `assert` in a loop); so no solution can add checks that it passes.
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ except ImportError:
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
-
     from agentic_opd.worlds.coding.verifier.harness.clock import Clock
     from agentic_opd.worlds.coding.verifier.harness.test_side import TestSide
 
@@ -31,13 +29,7 @@ _REPORT_EVERY_S = 0.1
 
 
 class Counter:
-    """What came of each check so far.
-
-    The reported state holds `passed`, the checks that are true so far; `settled`, those of them that are not reached
-    again whatever follows; `failures`, pairs of a check's number and what happened, the first few; `lost`, how often
-    the solution's process ended; `late`, how often a check was over its time; `done`, and `error`: why the tests ended
-    early, if they did.
-    """
+    """What came of each check so far; verify.py reads its reports, and says what they hold."""
 
     def __init__(self, out_fd: int, secret: bytes, repeated: frozenset[int], clock: Clock) -> None:
         self._out_fd = out_fd
@@ -48,11 +40,10 @@ class Counter:
         self._running: list[int] = []
         self._reports = 0
         self._reported_at = 0.0
-        self._state: dict[str, Any] = {
-            "passed": 0, "settled": 0, "failures": [], "lost": 0, "late": 0, "done": False, "error": None
-        }  # fmt: skip
+        self._passed = self._settled = self._lost = self._late = 0
+        self._failures: list[tuple[int, str]] = []
         self.side: TestSide | None = None
-        """The way to the solution's process, where there is one."""
+        """The way to the solution's process, if it has one of its own."""
 
     def begin(self) -> None:
         """A check begins. The time of one that runs inside another (in a callback) is the outer one's."""
@@ -79,15 +70,17 @@ class Counter:
 
     def note(self, error: BaseException) -> None:
         """Remember an error that is the end of the solution's process."""
-        if isinstance(error, NoAnswer):
-            self._state["late" if isinstance(error, TookTooLong) else "lost"] += 1
+        if isinstance(error, TookTooLong):
+            self._late += 1
+        elif isinstance(error, NoAnswer):
+            self._lost += 1
 
     def end(self, number: int, failure: str | None) -> None:
         """The check that began last has passed, or failed like this."""
         losses = self._running.pop() if self._running else self._losses()
         if failure is None and losses != self._losses():
             failure = "the solution's process ended"
-            self._state["lost"] += 1
+            self._lost += 1
         was_true = self._is_true.get(number)
         self._is_true[number] = failure is None and was_true is not False
         if not self._running:
@@ -95,11 +88,10 @@ class Counter:
         if self._is_true[number] is was_true:
             return
         change = self._is_true[number] - bool(was_true)
-        self._state["passed"] += change
-        self._state["settled"] += change if number not in self._repeated else 0
-        failures = self._state["failures"]
-        if failure is not None and len(failures) < MAX_FAILURES:
-            failures.append((number, shorten(failure)))
+        self._passed += change
+        self._settled += change if number not in self._repeated else 0
+        if failure is not None and len(self._failures) < MAX_FAILURES:
+            self._failures.append((number, shorten(failure)))
         self.report_soon()
 
     def _losses(self) -> int:
@@ -110,12 +102,12 @@ class Counter:
         if self._reports < _MAX_PROMPT_REPORTS or time.monotonic() > self._reported_at + _REPORT_EVERY_S:
             self.report()
 
-    def report(self, **changes: object) -> None:
-        """Write the state, signed, as one line."""
-        self._state.update(changes)
+    def report(self, *, done: bool = False, error: str | None = None) -> None:
+        """Write what came of the checks, signed, as one line; `error` is why the tests ended early, if they did."""
         self._reports += 1
         self._reported_at = time.monotonic()
-        body = encode((self._reports, self._state), nothing_foreign)
+        counts = (self._passed, self._settled, self._lost, self._late)
+        body = encode((self._reports, *counts, self._failures, done, error), nothing_foreign)
         line = sign(self._secret, body) + body
         os.write(self._out_fd, b"\n" + line.hex().encode() + b"\n")
 

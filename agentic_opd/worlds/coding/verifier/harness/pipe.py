@@ -1,9 +1,10 @@
 """Plain data over a pipe between two processes that do not trust each other.
 
 Values of exact built-in types are copied: None, bool, int, float, complex, str, bytes, bytearray, list, tuple, dict,
-set, frozenset, range; and those of library_types.py, such as Fraction and datetime. Everything else stays where it is,
-and a `Ref` to it crosses. Nothing received is ever executed, and what is decoded has no methods but those of its type,
-so no `__eq__` of the other side's making.
+set, frozenset, range; and, as their parts, those of some types of the standard library, such as Fraction and datetime.
+Everything else stays where it is, and a `Ref` to it crosses. What is built on such a type may have methods of its own,
+so only what is of exactly that type is copied. Nothing received is ever executed, and what is decoded has no methods
+but those of its type, so no `__eq__` of the other side's making.
 
 A value is a tag, a 32-bit size, and a body of so many bytes (scalars) or so many values (containers).
 """
@@ -12,8 +13,7 @@ from __future__ import annotations
 
 import os
 import struct
-
-from agentic_opd.worlds.coding.verifier.harness.library_types import build, parts_of
+import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,10 +34,52 @@ class Ref:
 
 
 class NoAnswer(BaseException):
-    """The other process has ended, or sent what is no message.
+    """The other process has ended, or sent what is not a message.
 
-    No Exception: tests that expect one of the solution (`pytest.raises(Exception)`) must not take this for it.
+    Not an Exception: tests that expect one of the solution (`pytest.raises(Exception)`) must not take this for it.
     """
+
+
+# Name -> the module, and what the type is called with to make an equal value.
+_LIBRARY_TYPES: dict[str, tuple[str, Callable[[Any], tuple[Any, ...]]]] = {
+    "Fraction": ("fractions", lambda value: (value.numerator, value.denominator)),
+    "Decimal": ("decimal", lambda value: (str(value),)),
+    "deque": ("collections", lambda value: ([*value], value.maxlen)),
+    "timedelta": ("datetime", lambda value: (value.days, value.seconds, value.microseconds)),
+    "timezone": ("datetime", lambda value: value.__getinitargs__()),
+    "date": ("datetime", lambda value: (value.year, value.month, value.day)),
+    "time": ("datetime", lambda value: (*_clock(value), value.tzinfo)),
+    "datetime": ("datetime", lambda value: (value.year, value.month, value.day, *_clock(value), value.tzinfo)),
+}
+_PART_LIBRARY_TYPES = ("int", "str", "NoneType", "list", "timedelta", "timezone")
+_PART_MODULES = ("builtins", "datetime")
+
+
+def _clock(value: Any) -> tuple[int, int, int, int]:
+    return value.hour, value.minute, value.second, value.microsecond
+
+
+def parts_of(value: object) -> tuple[Any, ...] | None:
+    """The type's name and what makes an equal value of it; None for a value of another type."""
+    kind = type(value)
+    if kind.__name__ not in _LIBRARY_TYPES:
+        return None
+    module, parts = _LIBRARY_TYPES[kind.__name__]
+    if getattr(sys.modules.get(module), kind.__name__, None) is not kind:
+        return None
+    return kind.__name__, *parts(value)
+
+
+def build(name: str, *parts: Any) -> object:
+    """The value that `parts_of` took apart; raises if these are not such parts."""
+    if any(
+        type(part).__name__ not in _PART_LIBRARY_TYPES or type(part).__module__ not in _PART_MODULES for part in parts
+    ):
+        raise TypeError(f"a {name} is not made of such parts")
+    module = __import__(_LIBRARY_TYPES[name][0])
+    if name == "deque" and type(parts[0]) is not list:
+        raise TypeError("a deque is made of a list")
+    return getattr(module, name)(*parts)
 
 
 def _int_body(value: int) -> bytes:
@@ -176,7 +218,7 @@ _BASES: dict[type, Callable[[Any], Any]] = {
 def plain_base(value: object) -> object:
     """A Counter as a dict, a namedtuple as a tuple, a NumPy array as a list: the plain value that `value` is built on.
 
-    `value` itself where there is none.
+    `value` itself if there is no such type.
     """
     for base, make in _BASES.items():
         # Not isinstance, which believes a `__class__` that says something else.

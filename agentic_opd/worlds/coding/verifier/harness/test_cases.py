@@ -9,8 +9,7 @@ from __future__ import annotations
 import sys
 
 from agentic_opd.worlds.coding.verifier.harness.counter import Counter, shown
-from agentic_opd.worlds.coding.verifier.harness.fixtures import Fixtures
-from agentic_opd.worlds.coding.verifier.harness.pytest_stand_in import PARAMETERS, make_pytest
+from agentic_opd.worlds.coding.verifier.harness.pytest_stand_in import PARAMETERS, Fixtures, make_pytest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ class TestCases:
     def run(self, first: int, count: int, name: str, method: str | None) -> None:
         """Run the test `name`, or `method` of the class `name`; its cases are the checks from `first` on.
 
-        Where it turns out to have more cases than `count`, the last check stands for the rest.
+        If it turns out to have more cases than `count`, the last check stands for the rest.
         """
         owner = self._names[name]
         cases = self._cases(owner, method)

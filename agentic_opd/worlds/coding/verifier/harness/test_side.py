@@ -1,22 +1,102 @@
-"""The tests' process: starts the solution's process, and again where it ended, and asks it."""
+"""The tests' process: starts the solution's process, and again if it ended, and asks it.
+
+The tests hold a module, functions and objects in place of the solution's own. What they do with them goes over the
+pipe.
+"""
 
 from __future__ import annotations
 
 import builtins
 import os
 import select
-from types import BuiltinFunctionType, FunctionType, MethodType
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 
 from agentic_opd.worlds.coding.verifier.harness.children import end_child, spawn
 from agentic_opd.worlds.coding.verifier.harness.peer import Peer
 from agentic_opd.worlds.coding.verifier.harness.pipe import Channel, NoAnswer, Ref, plain_base
-from agentic_opd.worlds.coding.verifier.harness.stand_in import Place, Remote
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
     from agentic_opd.worlds.coding.verifier.harness.clock import Clock
+
+
+class Remote:
+    """Something of the solution's that is not plain data: a function, a generator, an object.
+
+    It can be called, asked for attributes, and iterated. It is equal to nothing but itself and has no order: those
+    answers would be the solution's to choose.
+    """
+
+    __slots__ = ("_opd_place", "_opd_request")
+
+    def __init__(self, request: Callable[..., Any], place: Place) -> None:
+        object.__setattr__(self, "_opd_request", request)
+        object.__setattr__(self, "_opd_place", place)
+
+    def __call__(self, *args: object, **kwargs: object) -> object:
+        """Call it in its process."""
+        return self._opd_request("call", self, *args, **kwargs)
+
+    def __getattr__(self, name: str) -> object:
+        return self._opd_request("getattr", self, name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        self._opd_request("setattr", self, name, value)
+
+    def __iter__(self) -> object:
+        return self._opd_request("iter", self)
+
+    def __next__(self) -> object:
+        return self._opd_request("next", self)
+
+    def __getitem__(self, key: object) -> object:
+        return self._opd_request("getitem", self, key)
+
+    def __len__(self) -> int:
+        return self._opd_request("len", self)
+
+    def __bool__(self) -> bool:
+        return self._opd_request("bool", self)
+
+    def __repr__(self) -> str:
+        return self._opd_request("repr", self)
+
+    def __str__(self) -> str:
+        return self._opd_request("str", self)
+
+
+class Place:
+    """Where a Remote's object is: its key in the `life`-th process of the solution.
+
+    `path` is how to find it again in the next one: names to follow from the module; None if it cannot be found.
+    """
+
+    __slots__ = ("key", "life", "path")
+
+    def __init__(self, key: int, life: int) -> None:
+        self.key = key
+        self.life = life
+        self.path: tuple[str, ...] | None = None
+
+
+class SolutionModule(ModuleType):
+    """What `import solution` gives the tests."""
+
+    def __init__(self, request: Callable[..., Any]) -> None:
+        super().__init__("solution")
+        self._opd_request = request
+        self._opd_remote = request("import")
+
+    def __getattr__(self, name: str) -> object:
+        if name == "__all__":
+            return self._opd_request("public", self._opd_remote)
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self._opd_request("getattr", self._opd_remote, name)
+
 
 MAX_LIVES = 20
 """How often the solution's process is started; each start takes some 30 ms."""
@@ -65,7 +145,7 @@ class TestSide(Peer):
         """How often a question remained without an answer."""
 
     def request(self, operation: str, *args: object, **kwargs: object) -> Any:
-        """Ask, in a new process where the last one has ended.
+        """Ask, in a new process if the last one has ended.
 
         Raises:
             NoAnswer: The process ended, or took too long.
@@ -173,7 +253,7 @@ def _place_of(remote: Remote) -> Place:
 
 
 def _note_path(found: Remote, operation: str, args: tuple[Any, ...]) -> None:
-    """Remember how `found` came from the module, where it did."""
+    """Remember how `found` came from the module, if it did."""
     place = _place_of(found)
     if operation == "import":
         place.path = ()

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from agentic_opd.worlds.coding.verifier.harness.peer import describe, rebuild
 from agentic_opd.worlds.coding.verifier.harness.pipe import NoAnswer, Ref, decode, encode, plain_base
-from agentic_opd.worlds.coding.verifier.harness.runner import read_reports, sign
 
 SCALARS = st.one_of(
     st.none(),
@@ -209,16 +208,3 @@ def test_a_made_up_exception_is_still_an_exception() -> None:
     assert isinstance(rebuild("KeyboardInterrupt", "KeyboardInterrupt", (0,), "0"), RuntimeError)
     assert isinstance(rebuild("a\0b", "ValueError", (0,), "0"), RuntimeError)
     assert isinstance(rebuild("x", "ValueError", Ref("object", 1), "0"), RuntimeError)
-
-
-def test_only_signed_reports_count_and_the_last_one_wins() -> None:
-    def line(secret: bytes, number: int, passed: int) -> bytes:
-        body = encode((number, {"passed": passed}), refuse)
-        return (sign(secret, body) + body).hex().encode()
-
-    noise = b"Hidden tests: 4 of 4 passed."
-    output = b"\n".join(
-        [noise, line(b"k", 2, 5), line(b"k", 1, 3), line(b"other", 9, 12), line(b"k", 3, 6)[:-2], b"00"]
-    )
-    assert read_reports(b"k", output) == {"passed": 5}
-    assert read_reports(b"q", output) is None
