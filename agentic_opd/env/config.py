@@ -6,7 +6,7 @@ them objects of Atropos' own classes too when an environment is made.
 
 from enum import Enum
 from functools import cache
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, Field, create_model
 
@@ -22,8 +22,7 @@ from agentic_opd.settings.groups import (
     POLICY_SERVER_LIMITS,
     RUN_ONLY,
     TRAINER,
-    RunOnly,
-    mark_of,
+    is_run_only,
 )
 from agentic_opd.worlds.coding.config import CodingConfig
 
@@ -44,6 +43,8 @@ class EvalHandling(Enum):
 class AgentEnvConfig(RunConfig, RolloutConfig, CodingConfig, IdleEnvSettings):
     """All settings of `AgentEnv`; each of Atropos' BaseEnvConfig is among them."""
 
+    setting_group: ClassVar = TRAINER
+
     group_size: Annotated[int, MOST_USED] = Field(
         default=4, ge=1, description="Episodes of one task that form a group."
     )
@@ -55,13 +56,13 @@ class AgentEnvConfig(RunConfig, RolloutConfig, CodingConfig, IdleEnvSettings):
     tokenizer_name: Annotated[str, MOST_USED] = Field(
         default="", description="Tokenizer of the policy. Unset: that of the server's model."
     )
-    rollout_server_url: Annotated[str, TRAINER] = Field(
+    rollout_server_url: str = Field(
         default="http://127.0.0.1:8001", description="serve: the trajectory API (run-api), on another port than vLLM's."
     )
-    max_batches_offpolicy: Annotated[int, TRAINER] = Field(
+    max_batches_offpolicy: int = Field(
         default=3, ge=1, description="serve: batches that may wait for the trainer at most."
     )
-    eval_handling: Annotated[EvalHandling, TRAINER] = Field(
+    eval_handling: EvalHandling = Field(
         default=EvalHandling.LIMIT_TRAIN,
         description="serve: what training may use during an evaluation: nothing (STOP_TRAIN), eval_limit_ratio of its "
         "groups (LIMIT_TRAIN), or all (NONE). Groups under way go on.",
@@ -69,7 +70,7 @@ class AgentEnvConfig(RunConfig, RolloutConfig, CodingConfig, IdleEnvSettings):
     use_wandb: Annotated[bool, MOST_USED, RUN_ONLY] = Field(
         default=False, description="Log metrics to Weights & Biases."
     )
-    ensure_scores_are_not_same: Annotated[bool, TRAINER] = Field(
+    ensure_scores_are_not_same: bool = Field(
         default=False, description="Drop groups whose scores are all equal; such a group still has hints to learn from."
     )
     report: Annotated[bool, LOGGING, RUN_ONLY] = Field(
@@ -78,18 +79,16 @@ class AgentEnvConfig(RunConfig, RolloutConfig, CodingConfig, IdleEnvSettings):
     include_messages: Annotated[bool, LOGGING] = Field(
         default=True, description="Send the messages along with the tokens."
     )
-    inference_weight: Annotated[float, TRAINER] = Field(
+    inference_weight: float = Field(
         default=1.0, gt=0, description="serve: share of the trainer's batches, against other environments' weights."
     )
-    min_batch_allocation: Annotated[float | None, TRAINER] = Field(
+    min_batch_allocation: float | None = Field(
         default=None, ge=0, le=1, description="serve: least share of each batch that is this environment's."
     )
     steps_per_eval: Annotated[int, TRAINER, RUN_ONLY] = Field(
         default=100, description="serve: training steps between two evaluations; 0 or less: none."
     )
-    eval_limit_ratio: Annotated[float, TRAINER] = Field(
-        default=0.5, ge=0, le=1, description="serve: see eval_handling."
-    )
+    eval_limit_ratio: float = Field(default=0.5, ge=0, le=1, description="serve: see eval_handling.")
     data_path_to_save_groups: Annotated[str | None, MOST_USED, RUN_ONLY] = Field(
         default=None,
         description="JSONL file of scored groups, with metrics.jsonl beside it. Unset: process writes "
@@ -117,16 +116,16 @@ class AgenticOPDEnvConfig(DistillConfig, AgentEnvConfig):
 class PolicyServerConfig(IdleServerSettings):
     """Where one of the policy's vLLM servers is; it has each setting of Atropos' APIServerConfig."""
 
-    base_url: Annotated[str | None, POLICY_SERVER] = Field(
+    setting_group: ClassVar = POLICY_SERVER
+
+    base_url: str | None = Field(
         default="http://127.0.0.1:8000/v1", description="The server's address, with or without /v1."
     )
-    model_name: Annotated[str, POLICY_SERVER] = Field(
+    model_name: str = Field(
         default="default", description="The model by the name it is served under; default: what the server says."
     )
-    api_key: Annotated[str | None, POLICY_SERVER] = Field(
-        default="", description="The server's key. Unset: the variable VLLM_API_KEY, or none."
-    )
-    tokenizer_name: Annotated[str, POLICY_SERVER] = Field(
+    api_key: str | None = Field(default="", description="The server's key. Unset: the variable VLLM_API_KEY, or none.")
+    tokenizer_name: str = Field(
         default="none", description="Its tokenizer, where env.tokenizer_name is unset; none: model_name."
     )
     timeout: Annotated[int, POLICY_SERVER_LIMITS] = Field(
@@ -150,12 +149,9 @@ def default_settings() -> tuple[AgenticOPDEnvConfig, list[PolicyServerConfig]]:
 
 def line_settings(config: BaseModel) -> dict[str, Any]:
     """The settings that a written line depends on; secrets and what only says how a run is run are left out."""
-    dumped, model = config.model_dump(mode="json"), type(config)
-    return {
-        name: value
-        for name, value in dumped.items()
-        if not name.endswith("_key") and mark_of(model, name, RunOnly) is None
-    }
+    dumped = config.model_dump(mode="json")
+    left_out = {name for name in dumped if name.endswith("_key") or is_run_only(type(config), name)}
+    return {name: value for name, value in dumped.items() if name not in left_out}
 
 
 def joined(settings: Any, atropos: type[BaseModel]) -> Any:

@@ -18,7 +18,7 @@ from agentic_opd.core.types import Episode, Message, TeacherRequest, Vote
 from agentic_opd.distill.connect import DistilDeps
 from agentic_opd.distill.judge import Judge, JudgeReply
 from agentic_opd.distill.teacher import TeacherClient, TeacherReply
-from agentic_opd.env import AgenticOPDEnv, AgenticOPDEnvConfig
+from agentic_opd.env.opd import AgenticOPDEnv, AgenticOPDEnvConfig
 from agentic_opd.env.policy_server import PolicyServer
 from agentic_opd.wire.group import FinishedEpisode
 
