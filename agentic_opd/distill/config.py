@@ -1,6 +1,6 @@
 """Settings of distillation: the votes, the hint, the judge and the teacher."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field, SecretStr, model_validator
 
@@ -11,29 +11,29 @@ from agentic_opd.settings.groups import CONCURRENCY, DISTILLATION, JUDGE, RUN_ON
 class DistillConfig(BaseModel):
     """How hints are found and turns are scored."""
 
-    opd_enabled: Annotated[bool, DISTILLATION] = Field(
+    setting_group: ClassVar = DISTILLATION
+
+    opd_enabled: bool = Field(
         default=True, description="Distil from hindsight. Off: no judge is asked and no distillation field is written."
     )
-    distill_topk: Annotated[int, DISTILLATION] = Field(
+    distill_topk: int = Field(
         default=50,
         ge=1,
         le=1000,
         description="Entries of a scored row: the sampled token and the teacher's top others.",
     )
-    prm_votes: Annotated[int, DISTILLATION] = Field(
-        default=3, ge=1, le=64, description="Votes the judge is asked for on each turn."
-    )
-    hint_max_next_state_chars: Annotated[int, DISTILLATION] = Field(
+    prm_votes: int = Field(default=3, ge=1, le=64, description="Votes the judge is asked for on each turn.")
+    hint_max_next_state_chars: int = Field(
         default=4000, ge=100, description="Characters of a next state shown to the judge; longer is cut in the middle."
     )
-    hint_vote_rule: Annotated[Literal["majority", "any"], DISTILLATION] = Field(
+    hint_vote_rule: Literal["majority", "any"] = Field(
         default="majority",
         description="When a hint is accepted: more than half of all votes are positive, or any vote is (OpenClaw-RL).",
     )
-    hint_selection: Annotated[Literal["longest", "shortest"], DISTILLATION] = Field(
+    hint_selection: Literal["longest", "shortest"] = Field(
         default="longest", description="Which of the positive votes' hints is used."
     )
-    hint_placement: Annotated[Literal["end", "last_user"], DISTILLATION] = Field(
+    hint_placement: Literal["end", "last_user"] = Field(
         default="end",
         description="Where the hint enters the teacher's prompt: a user message before the assistant's opening, or "
         "appended to the last user message.",

@@ -5,7 +5,7 @@ them objects of Atropos' own classes too when an environment is made.
 """
 
 from functools import cache
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, Field, create_model
 
@@ -17,8 +17,7 @@ from agentic_opd.settings.groups import (
     MOST_USED,
     POLICY_SERVER,
     POLICY_SERVER_LIMITS,
-    RunOnly,
-    mark_of,
+    is_run_only,
 )
 from agentic_opd.worlds.coding.config import CodingConfig
 
@@ -38,16 +37,16 @@ class AgenticOPDEnvConfig(DistillConfig, AgentEnvConfig):
 class PolicyServerConfig(IdleServerSettings):
     """Where one of the policy's vLLM servers is; it has each setting of Atropos' APIServerConfig."""
 
-    base_url: Annotated[str | None, POLICY_SERVER] = Field(
+    setting_group: ClassVar = POLICY_SERVER
+
+    base_url: str | None = Field(
         default="http://127.0.0.1:8000/v1", description="The server's address, with or without /v1."
     )
-    model_name: Annotated[str, POLICY_SERVER] = Field(
+    model_name: str = Field(
         default="default", description="The model by the name it is served under; default: what the server says."
     )
-    api_key: Annotated[str | None, POLICY_SERVER] = Field(
-        default="", description="The server's key. Unset: the variable VLLM_API_KEY, or none."
-    )
-    tokenizer_name: Annotated[str, POLICY_SERVER] = Field(
+    api_key: str | None = Field(default="", description="The server's key. Unset: the variable VLLM_API_KEY, or none.")
+    tokenizer_name: str = Field(
         default="none", description="Its tokenizer, where env.tokenizer_name is unset; none: model_name."
     )
     timeout: Annotated[int, POLICY_SERVER_LIMITS] = Field(
@@ -71,12 +70,9 @@ def default_settings() -> tuple[AgenticOPDEnvConfig, list[PolicyServerConfig]]:
 
 def line_settings(config: BaseModel) -> dict[str, Any]:
     """The settings that a written line depends on; secrets and what only says how a run is run are left out."""
-    dumped, model = config.model_dump(mode="json"), type(config)
-    return {
-        name: value
-        for name, value in dumped.items()
-        if not name.endswith("_key") and mark_of(model, name, RunOnly) is None
-    }
+    dumped = config.model_dump(mode="json")
+    left_out = {name for name in dumped if name.endswith("_key") or is_run_only(type(config), name)}
+    return {name: value for name, value in dumped.items() if name not in left_out}
 
 
 def joined(settings: Any, atropos: type[BaseModel]) -> Any:

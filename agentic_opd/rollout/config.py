@@ -1,6 +1,6 @@
 """Settings of a rollout: how the policy is prompted and sampled, when an episode ends, and what it is rewarded for."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, Field, model_validator
 
@@ -10,13 +10,15 @@ from agentic_opd.settings.groups import AGENT, MOST_USED, REWARD
 class RolloutConfig(BaseModel):
     """How episodes are sampled and rewarded, whatever their world."""
 
-    system_prompt: Annotated[str | None, AGENT] = Field(default=None, description="Replaces the agent's system prompt.")
+    setting_group: ClassVar = AGENT
+
+    system_prompt: str | None = Field(default=None, description="Replaces the agent's system prompt.")
     renderer: Annotated[str, MOST_USED] = Field(
         default="auto",
         description="Renderer of the `renderers` package: auto, qwen3, llama-3, glm-4.5, ..., or default (the "
         "tokenizer's chat template). Name it for a fine-tune or a local path: auto knows exact model names only.",
     )
-    renderer_options: Annotated[dict[str, Any], AGENT] = Field(
+    renderer_options: dict[str, Any] = Field(
         default_factory=dict, description="Options of that renderer, for example {enable_thinking: false}."
     )
     max_turns: Annotated[int, MOST_USED] = Field(
@@ -31,9 +33,7 @@ class RolloutConfig(BaseModel):
     temperature: Annotated[float, MOST_USED] = Field(
         default=1.0, ge=0.0, le=2.0, description="Sampling temperature of training rollouts."
     )
-    top_p: Annotated[float, AGENT] = Field(
-        default=1.0, gt=0.0, le=1.0, description="Nucleus sampling, in training and evaluation."
-    )
+    top_p: float = Field(default=1.0, gt=0.0, le=1.0, description="Nucleus sampling, in training and evaluation.")
     correctness_weight: Annotated[float, REWARD] = Field(
         default=0.7, ge=0, le=1, description="Weight of hidden tests passed."
     )

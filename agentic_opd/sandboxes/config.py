@@ -1,6 +1,6 @@
 """Settings of the sandbox: which backend, and what its processes may use."""
 
-from typing import Annotated, Literal
+from typing import ClassVar, Literal
 
 from pydantic import BaseModel, Field, SecretStr, model_validator
 
@@ -11,30 +11,28 @@ from agentic_opd.settings.groups import SANDBOX
 class SandboxConfig(BaseModel):
     """Where model-written code runs, and what it may use."""
 
-    sandbox_backend: Annotated[Literal["bubblewrap", "docker", "swerex", "unsafe-local"], SANDBOX] = Field(
+    setting_group: ClassVar = SANDBOX
+
+    sandbox_backend: Literal["bubblewrap", "docker", "swerex", "unsafe-local"] = Field(
         default="bubblewrap",
         description="Isolation in which model-written code runs: namespaces of this machine, containers of a Docker "
         "engine (extra [docker]), a SWE-ReX server (extra [swerex]), or, with unsafe-local, none.",
     )
-    sandbox_image: Annotated[str, SANDBOX] = Field(
+    sandbox_image: str = Field(
         default="python:3.11-slim",
         min_length=1,
         description="Image of sandbox_backend docker, with Python 3.8 or later, a shell, tar and findutils. It is "
         "never pulled.",
     )
-    sandbox_swerex_url: Annotated[Url | None, SANDBOX] = Field(
+    sandbox_swerex_url: Url | None = Field(
         default=None, description="Server of sandbox_backend swerex, for example http://127.0.0.1:8880."
     )
-    sandbox_swerex_token: Annotated[SecretStr | None, SANDBOX] = Field(
+    sandbox_swerex_token: SecretStr | None = Field(
         default=None, description="What that server was given as --auth-token."
     )
-    sandbox_memory_mb: Annotated[int, SANDBOX] = Field(
-        default=1024, ge=64, description="Address space of each process, in MiB."
-    )
-    sandbox_file_mb: Annotated[int, SANDBOX] = Field(
-        default=64, ge=1, description="Size of each file a process writes, in MiB."
-    )
-    sandbox_disk_mb: Annotated[int, SANDBOX] = Field(
+    sandbox_memory_mb: int = Field(default=1024, ge=64, description="Address space of each process, in MiB.")
+    sandbox_file_mb: int = Field(default=64, ge=1, description="Size of each file a process writes, in MiB.")
+    sandbox_disk_mb: int = Field(
         default=512, ge=1, description="Size of all files that a sandbox keeps, in MiB; swerex does not limit it."
     )
 

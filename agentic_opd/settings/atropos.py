@@ -4,7 +4,7 @@ Those of Atropos' settings that do something are declared in env/config.py. A te
 models, which cannot be imported here: that takes seconds.
 """
 
-from typing import Annotated, Literal
+from typing import ClassVar, Literal
 
 from pydantic import BaseModel, Field
 
@@ -14,23 +14,25 @@ from agentic_opd.settings.groups import NO_EFFECT
 class IdleEnvSettings(BaseModel):
     """Of atroposlib's BaseEnvConfig."""
 
-    max_num_workers: Annotated[int, NO_EFFECT] = -1
-    max_eval_workers: Annotated[int, NO_EFFECT] = 16
-    max_num_workers_per_node: Annotated[int, NO_EFFECT] = 8
-    batch_size: Annotated[int, NO_EFFECT] = -1
-    worker_timeout: Annotated[float, NO_EFFECT] = 600
-    min_items_sent_before_logging: Annotated[int, NO_EFFECT] = 2
-    thinking_mode: Annotated[bool, NO_EFFECT] = False
-    reasoning_effort: Annotated[str | None, NO_EFFECT] = Field(
-        default=None, pattern="^(none|minimal|low|medium|high|xhigh)$"
-    )
-    max_reasoning_tokens: Annotated[int | None, NO_EFFECT] = Field(default=None, ge=1024, le=32000)
-    custom_thinking_prompt: Annotated[str | None, NO_EFFECT] = None
+    setting_group: ClassVar = NO_EFFECT
+
+    max_num_workers: int = -1
+    max_eval_workers: int = 16
+    max_num_workers_per_node: int = 8
+    batch_size: int = -1
+    worker_timeout: float = 600
+    min_items_sent_before_logging: int = 2
+    thinking_mode: bool = False
+    reasoning_effort: str | None = Field(default=None, pattern="^(none|minimal|low|medium|high|xhigh)$")
+    max_reasoning_tokens: int | None = Field(default=None, ge=1024, le=32000)
+    custom_thinking_prompt: str | None = None
 
 
 class IdleServerSettings(BaseModel):
     """Of atroposlib's APIServerConfig."""
 
-    server_type: Annotated[Literal["openai", "trl", "sglang", "vllm"], NO_EFFECT] = "vllm"
-    n_kwarg_is_ignored: Annotated[bool, NO_EFFECT] = False
-    health_check: Annotated[bool, NO_EFFECT] = False
+    setting_group: ClassVar = NO_EFFECT
+
+    server_type: Literal["openai", "trl", "sglang", "vllm"] = "vllm"
+    n_kwarg_is_ignored: bool = False
+    health_check: bool = False

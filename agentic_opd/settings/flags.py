@@ -13,7 +13,7 @@ import yaml
 from pydantic import BaseModel, SecretStr
 
 from agentic_opd.settings.files import parse_yaml
-from agentic_opd.settings.groups import OWN, Mode, SettingGroup, mark_of
+from agentic_opd.settings.groups import Mode, SettingGroup, group_of
 
 NO_VALUE = "<no value>"
 """What a flag holds that was given without the value that it needs."""
@@ -81,7 +81,7 @@ def grouped_settings(models: Mapping[str, BaseModel]) -> list[GroupedSettings]:
         model = type(defaults)
         declared = dict.fromkeys(name for base in model.__mro__ for name in get_annotations(base))
         for name in filter(model.model_fields.__contains__, declared):
-            group = mark_of(model, name, SettingGroup) or getattr(model, "setting_group", OWN)
+            group = group_of(model, name)
             row = groups.setdefault((group, prefix), GroupedSettings(group, defaults, {}))
             row.written[_written(prefix, name)] = name
     return sorted(groups.values(), key=lambda row: row.group.place)

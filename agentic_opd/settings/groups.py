@@ -1,12 +1,12 @@
 """What a field of a model of settings can be marked with, beside its type: `Annotated[int, MOST_USED] = Field(...)`.
 
-A `SettingGroup` says where --help and docs/configuration.md show the setting; `RUN_ONLY` that no written line depends
-on it. A field of a subclass keeps the marks of the field that it overrides, unless it has its own. A model's
-`setting_group` is that of its fields without one.
+A `SettingGroup` says where --help and docs/configuration.md show the setting, `RUN_ONLY` that no written line depends
+on it. A model's `setting_group` is that of the fields that it declares without one.
 """
 
 from dataclasses import dataclass
-from typing import Literal, TypeVar, get_args
+from inspect import get_annotations
+from typing import Literal, get_args
 
 from pydantic import BaseModel
 
@@ -24,12 +24,8 @@ class SettingGroup:
     """The modes in whose help the group is shown."""
 
 
-@dataclass(frozen=True, slots=True)
-class RunOnly:
-    """Marks a setting that only says how a run is run: no written line depends on it."""
-
-
-RUN_ONLY = RunOnly()
+RUN_ONLY = "run only"
+"""Marks a setting that only says how a run is run."""
 
 _TRAINING: tuple[Mode, ...] = ("serve", "process", "doctor")
 
@@ -52,10 +48,22 @@ OWN = SettingGroup(14, "This environment's own")
 NO_EFFECT = SettingGroup(15, "Without effect", ())
 """Settings of Atropos that this package takes, so that its YAML files load, and does nothing with."""
 
-MarkT = TypeVar("MarkT", SettingGroup, RunOnly)
+
+def group_of(model: type[BaseModel], name: str) -> SettingGroup:
+    """Where a setting is shown. One that is overridden without a mark stays where it was."""
+    for base in declared_by(model, name):
+        marks = (mark for mark in base.model_fields[name].metadata if isinstance(mark, SettingGroup))
+        if group := next(marks, None) or vars(base).get("setting_group"):
+            return group
+    return OWN
 
 
-def mark_of(model: type[BaseModel], name: str, kind: type[MarkT]) -> MarkT | None:
-    """The mark of this kind that the field `name` has, or that of the field that it overrides."""
-    fields = [base.model_fields[name] for base in model.__mro__ if name in getattr(base, "model_fields", {})]
-    return next((mark for field in fields for mark in field.metadata if isinstance(mark, kind)), None)
+def is_run_only(model: type[BaseModel], name: str) -> bool:
+    """Whether no written line depends on a setting."""
+    return any(RUN_ONLY in base.model_fields[name].metadata for base in declared_by(model, name))
+
+
+def declared_by(model: type[BaseModel], name: str) -> list[type[BaseModel]]:
+    """The classes that declare a field: the one that counts, then those whose field it overrides."""
+    bases = [base for base in model.__mro__ if issubclass(base, BaseModel)]
+    return [base for base in bases if name in get_annotations(base)]

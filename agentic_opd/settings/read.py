@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 from agentic_opd.core.errors import ConfigError
 from agentic_opd.settings.files import read_yaml
 from agentic_opd.settings.flags import flag_values, nearest
-from agentic_opd.settings.groups import NO_EFFECT, SettingGroup, mark_of
+from agentic_opd.settings.groups import NO_EFFECT, group_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,4 +129,4 @@ def _fields(annotation: Any) -> Iterable[str]:
 
 def _idle(section: str, defaults: BaseModel, values: dict[str, Any]) -> Iterable[str]:
     """The settings among `values` that do nothing."""
-    return (f"{section}.{name}" for name in values if mark_of(type(defaults), name, SettingGroup) is NO_EFFECT)
+    return (f"{section}.{name}" for name in values if group_of(type(defaults), name) is NO_EFFECT)

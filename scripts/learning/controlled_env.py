@@ -19,7 +19,7 @@ from agentic_opd.distill.connect import DistillServers
 from agentic_opd.distill.distiller import Distiller
 from agentic_opd.distill.judge import Judge, JudgeReply
 from agentic_opd.distill.teacher import TeacherClient, TeacherReply
-from agentic_opd.env import AgenticOPDEnv, AgenticOPDEnvConfig
+from agentic_opd.env.opd import AgenticOPDEnv, AgenticOPDEnvConfig
 
 KEPT_HINTS = 64
 """Hints that are remembered of each task: the latest."""

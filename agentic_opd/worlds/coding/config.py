@@ -1,6 +1,6 @@
 """Settings of the coding world: its tasks, its tools and its hidden tests."""
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -13,50 +13,46 @@ DatasetFormat = Literal["generic", "humaneval", "mbpp", "apps"]
 class CodingConfig(SandboxConfig):
     """Where coding tasks come from, what the agent's tools may do, and how long the hidden tests may take."""
 
+    setting_group: ClassVar = TASKS
+
     dataset_name: Annotated[str | None, MOST_USED] = Field(
         default=None,
         description="Where tasks come from: a local .jsonl, .jsonl.gz or .parquet file, a folder (of such files, or "
         "saved by `datasets`), or a name on the hub (OWNER/NAME or OWNER/NAME:CONFIG). Unset: the built-in tasks.",
     )
-    dataset_split: Annotated[str, TASKS] = Field(
-        default="train", description="Split to load, where the dataset has splits."
-    )
+    dataset_split: str = Field(default="train", description="Split to load, where the dataset has splits.")
     dataset_format: Annotated[DatasetFormat, MOST_USED] = Field(
         default="generic",
         description="Preset that says which field of a row holds what; apps is for LiveCodeBench and other sets of "
         "inputs and outputs too.",
     )
-    dataset_fields: Annotated[dict[str, str], TASKS] = Field(
+    dataset_fields: dict[str, str] = Field(
         default_factory=dict,
         description="Overrides of the preset: our name -> the row's field, for example {prompt: question}.",
     )
-    dataset_limit: Annotated[int | None, TASKS] = Field(
-        default=None, ge=1, description="Use only the first N tasks of a dataset."
-    )
-    dataset_skip_broken: Annotated[bool, TASKS] = Field(
+    dataset_limit: int | None = Field(default=None, ge=1, description="Use only the first N tasks of a dataset.")
+    dataset_skip_broken: bool = Field(
         default=False, description="Leave out rows that cannot become tasks, and say how many, instead of stopping."
     )
-    eval_fraction: Annotated[float, TASKS] = Field(
+    eval_fraction: float = Field(
         default=0.1,
         ge=0,
         le=1,
         description="Share of the dataset's tasks that is held out for evaluation, by a hash of the task's id. The "
         "built-in tasks, being only eight, are used for both.",
     )
-    eval_seed: Annotated[int, TASKS] = Field(
-        default=0, ge=0, description="Seed of that hash: which tasks are held out."
-    )
-    eval_dataset_name: Annotated[str | None, TASKS] = Field(
+    eval_seed: int = Field(default=0, ge=0, description="Seed of that hash: which tasks are held out.")
+    eval_dataset_name: str | None = Field(
         default=None, description="A dataset to evaluate on, named as in dataset_name; nothing is held out then."
     )
-    eval_dataset_split: Annotated[str | None, TASKS] = Field(
+    eval_dataset_split: str | None = Field(
         default=None,
         description="Split to evaluate on, of eval_dataset_name (unset: dataset_split) or else of dataset_name.",
     )
-    eval_dataset_format: Annotated[Literal["same", DatasetFormat], TASKS] = Field(
+    eval_dataset_format: Literal["same", DatasetFormat] = Field(
         default="same", description="Preset of the dataset to evaluate on; same: dataset_format and dataset_fields."
     )
-    eval_dataset_fields: Annotated[dict[str, str], TASKS] = Field(
+    eval_dataset_fields: dict[str, str] = Field(
         default_factory=dict, description="Overrides of that preset, as in dataset_fields."
     )
     tool_timeout_s: Annotated[float, AGENT] = Field(default=30.0, gt=0, description="Seconds one tool call may take.")
