@@ -203,10 +203,10 @@ class RenderedManagedServer(ManagedServer):
         completions = await self._policy.complete(first.prompt(), **params)
         choices = [first, *(first.fork() for _ in completions[1:])]
         sampled = [(choice.add(one), one.finish_reason) for choice, one in zip(choices, completions, strict=True)]
+        for choice in choices:
+            self._conversations.add(choice, before)
         if before is not None:
             self._conversations.discard(before)
-        for choice in choices:
-            self._conversations.add(choice)
         return sampled
 
     def _node(self, conversation: Conversation) -> SequenceNode:

@@ -6,7 +6,6 @@ In: chat messages as a client writes them. Out: the conversation that they go on
 import json
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b
-from typing import Any
 
 from agentic_opd.core.types import Message
 from agentic_opd.rollout.conversation import Conversation
@@ -16,43 +15,49 @@ class ConversationIndex:
     """Conversations by a hash of all their messages: a look-up reads the messages asked about, and no others."""
 
     def __init__(self) -> None:
-        self._by_messages: dict[bytes, list[Conversation]] = {}
+        self._by_key: dict[bytes, list[Conversation]] = {}
+        self._hashes: dict[Conversation, tuple[blake2b, int]] = {}
+        """The hash of each, and of how many messages it is."""
 
     def __iter__(self) -> Iterator[Conversation]:
-        return (conversation for same in self._by_messages.values() for conversation in same)
+        return iter(self._hashes)
 
     def find(self, messages: Sequence[Message]) -> Conversation | None:
         """The longest conversation that `messages` start with and go beyond; None if there is none."""
-        found = [same[0] for key in _prefix_keys(messages[:-1]) if (same := self._by_messages.get(key))]
-        return found[-1] if found else None
+        found, so_far = None, blake2b(digest_size=16)
+        for message in messages[:-1]:
+            so_far.update(_identity(message))
+            found = self._by_key.get(so_far.digest(), [found])[0]
+        return found
 
-    def add(self, conversation: Conversation) -> None:
-        """Make a conversation known by the messages that it holds now."""
-        self._by_messages.setdefault(_key(conversation), []).append(conversation)
+    def add(self, conversation: Conversation, after: Conversation | None = None) -> None:
+        """Make a conversation known by the messages that it holds now.
+
+        If it goes on from `after`, and that is still known, only what it added is read.
+        """
+        so_far, known = self._hashes[after] if after in self._hashes else (blake2b(digest_size=16), 0)
+        so_far = so_far.copy()
+        for message in conversation.messages[known:]:
+            so_far.update(_identity(message))
+        self._hashes[conversation] = so_far, len(conversation.messages)
+        self._by_key.setdefault(so_far.digest(), []).append(conversation)
 
     def discard(self, conversation: Conversation) -> None:
-        """Forget a conversation, if it is known; it must hold the messages that it was added with."""
-        same = self._by_messages.pop(key := _key(conversation), [])
-        if others := [other for other in same if other is not conversation]:
-            self._by_messages[key] = others
+        """Forget a conversation, if it is known."""
+        if conversation in self._hashes:
+            key = self._hashes.pop(conversation)[0].digest()
+            self._by_key[key].remove(conversation)
+            if not self._by_key[key]:
+                del self._by_key[key]
 
 
-def _key(conversation: Conversation) -> bytes:
-    return [*_prefix_keys(conversation.messages)][-1]
-
-
-def _prefix_keys(messages: Sequence[Message]) -> Iterator[bytes]:
-    """A key for the first message, for the first two, and so on."""
-    digest = blake2b(digest_size=16)
-    for message in messages:
-        digest.update(json.dumps(_identity(message), sort_keys=True).encode() + b"\n")
-        yield digest.digest()
-
-
-def _identity(message: Message) -> tuple[Any, ...]:
+def _identity(message: Message) -> bytes:
     """What makes a message the same however a client wrote it back (None fields, extra fields)."""
     calls = [
         (call["id"], call["function"]["name"], call["function"]["arguments"])
         for call in message.get("tool_calls") or ()
     ]
-    return message["role"], message.get("content") or "", calls, message.get("tool_call_id")
+    content = message.get("content") or ""
+    if not isinstance(content, str):
+        content = json.dumps(content, sort_keys=True)
+    return repr((message["role"], content, calls, message.get("tool_call_id"))).encode()
