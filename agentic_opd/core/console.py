@@ -1,7 +1,7 @@
 """What a person sees on standard error: one console, a progress bar that counts things, and log lines.
 
 The bar is shown in a terminal only; elsewhere its owner prints lines. Of log lines a person sees this package's, each
-warning once, and other libraries' only where something failed.
+warning once, and other libraries' only if something failed.
 """
 
 import logging
@@ -22,7 +22,7 @@ from rich.text import Text
 
 @cache
 def log_console() -> Console:
-    """Where progress and log lines go: standard error, wide enough for a table where that is no terminal.
+    """Where progress and log lines go: standard error, wide enough for a table if that is not a terminal.
 
     It is one for the whole process, because a live bar moves aside only for what its own console prints.
     """
@@ -43,10 +43,14 @@ class _TwoLines(Progress):
 
 
 class LiveBar:
-    """Shows how many of `total` things are done, with `counts` below it, while its block runs."""
+    """Shows how many of `total` things are done, with `counts` below it, while its block runs: in a terminal only.
 
-    def __init__(self, console: Console, things: str, total: int | None, completed: int = 0) -> None:
-        """Prepare a bar; `completed` were done before."""
+    What shows the progress of a mode or a command is made of it, and prints lines if it is not `is_live`.
+    """
+
+    def __init__(self, things: str, total: int | None, completed: int = 0, console: Console | None = None) -> None:
+        """Prepare a bar; `completed` were done before. The console is standard error's unless given."""
+        self.console = console = console or log_console()
         self.is_live = console.is_terminal
         self._bar = _TwoLines(
             TextColumn(things),
@@ -62,9 +66,13 @@ class LiveBar:
         self._task = self._bar.add_task(things, total=total, completed=completed)
 
     def show(self, completed: int, counts: str, total: int | None = None) -> None:
-        """Show that so many are done, of another `total` where one is given."""
+        """Show that so many are done, of another `total` if one is given."""
         self._bar.counts = counts
         self._bar.update(self._task, completed=completed, total=total)
+
+    def say(self, text: str) -> None:
+        """Print a line above the bar, as it is: nothing in it is markup."""
+        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def __enter__(self) -> Self:
         self._bar.start()
@@ -92,7 +100,7 @@ class ConsoleHandler(logging.Handler):
     """Prints records through the console of the live bar, which moves aside for them.
 
     A warning that comes again is shown the 10th, 100th, 1000th time, with its count; numbers in it do not make it
-    another one. Other libraries are heard only where something failed: some set their own level, whatever the root's.
+    another one. Other libraries are shown only if something failed: some set their own level, whatever the root's is.
     """
 
     def __init__(self, console: Console, *, with_names: bool = False) -> None:

@@ -3,13 +3,14 @@
     OPDError
     ├── ConfigError            a setting, or a combination of settings, is wrong
     ├── DatasetError           tasks cannot be loaded, or a row lacks a field
-    ├── SandboxError           the isolation asked for cannot be had on this machine
+    ├── SandboxError           the isolation asked for does not work on this machine
     ├── RendererError          the chat template cannot be rendered or extended token by token
     ├── ServerError            a server was asked and did not do its part
     │   ├── ServerUnreachableError   no usable answer within the retry window
     │   ├── ServerRequestError       it refused the request (4xx)
     │   └── ServerMismatchError      it runs, but its model, caps or plugin do not fit the settings
     ├── AlignmentError         lengths or ids that must agree do not; the message holds both
+    ├── WireError              JSON is not a scored group
     └── OutputError            a file cannot be written, read back, or continued
 
 A message names the thing, the value got, the value expected, and what to do.
@@ -29,7 +30,7 @@ class DatasetError(OPDError):
 
 
 class SandboxError(OPDError):
-    """The isolation asked for cannot be had on this machine."""
+    """The isolation asked for does not work on this machine."""
 
 
 class RendererError(OPDError):
@@ -61,6 +62,10 @@ class ServerMismatchError(ServerError):
 
 class AlignmentError(OPDError):
     """Lengths or ids that must agree do not."""
+
+
+class WireError(OPDError):
+    """JSON of any origin is not a scored group; the message says which field, what came and what was expected."""
 
 
 class OutputError(OPDError):

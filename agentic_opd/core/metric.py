@@ -24,7 +24,7 @@ class Metric(NamedTuple):
 
 
 def percentiles(name: str, values: Sequence[float], of: Sequence[int] = (50, 95)) -> dict[str, float]:
-    """`name_p50` and so on; nothing where there are no values."""
+    """`name_p50` and so on; empty if there are no values."""
     if not values:
         return {}
     return {f"{name}_p{q}": float(value) for q, value in zip(of, np.percentile(values, of), strict=True)}

@@ -18,7 +18,7 @@ class Notices:
             logger.warning("%s%s", what, f": {why}" if why else "")
 
     def forget(self, what: str) -> None:
-        """Say that it is over, where it had been said."""
+        """Say that it is over, if it was said before."""
         if what in self._said:
             self._said.discard(what)
             logger.warning("no longer %s", what)

@@ -183,11 +183,11 @@ class Episode:
     tool_calls: int = 0
     tool_errors: int = 0
     error: Exception | None = None
-    """What the server failed with, where `stop_reason` is SERVER_ERROR."""
+    """What the server failed with, if `stop_reason` is SERVER_ERROR."""
     verification: Verification | None = None
     reward: Reward | None = None
     weight_version: int | None = None
-    """The oldest of the policy's weights that sampled it; None where the server does not say."""
+    """The oldest of the policy's weights that sampled it; None if the server does not say."""
 
     def __post_init__(self) -> None:
         if (self.stop_reason is StopReason.SERVER_ERROR) != (self.error is not None):
@@ -275,7 +275,7 @@ class TurnOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class HindsightPair:
-    """A turn and what answered it, both as text for the judge. `next_state` is None where nothing answered."""
+    """A turn and what answered it, both as text for the judge. `next_state` is None if nothing answered."""
 
     turn_index: int
     task_text: str
@@ -286,7 +286,7 @@ class HindsightPair:
 
 @dataclass(frozen=True, slots=True)
 class Vote:
-    """One answer of the judge. `decision` is None where it could not be read: the vote abstains."""
+    """One answer of the judge. `decision` is None if it could not be read: the vote abstains."""
 
     decision: Literal[1, -1] | None
     hint: str | None
@@ -345,33 +345,6 @@ class TeacherRows:
                 f"teacher rows: ids of shape {self.top_ids_RK.shape}, logprobs of shape {self.top_logprobs_RK.shape}"
             )
         check_lengths("teacher rows", actual=len(self.actual_R), top=len(self.top_ids_RK))
-
-
-@dataclass(frozen=True, slots=True)
-class TurnRecord:
-    """What `overrides[i]["opd"]["turns"]` says of one turn; docs/wire_format.md."""
-
-    span: tuple[int, int]
-    outcome: TurnOutcome
-    next_state_role: str | None
-    votes: tuple[Vote, ...] = ()
-    hint: str | None = None
-    hint_token_ids: tuple[int, ...] = ()
-    insert_at: int | None = None
-    error: str | None = None
-
-    def to_wire(self) -> dict[str, Any]:
-        """The record as plain JSON data."""
-        return {
-            "span": list(self.span),
-            "outcome": self.outcome.value,
-            "next_state_role": self.next_state_role,
-            "votes": [{"decision": v.decision, "hint": v.hint, "text": v.text} for v in self.votes],
-            "hint": self.hint,
-            "hint_token_ids": list(self.hint_token_ids),
-            "insert_at": self.insert_at,
-            "error": self.error,
-        }
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ def check_rows(rows: TeacherRows, request: TeacherRequest, top_k: int, vocab_siz
         rows: What the teacher returned.
         request: What it was asked.
         top_k: Entries a row was asked for.
-        vocab_size: Size of the vocabulary, where known.
+        vocab_size: Size of the vocabulary, if known.
 
     Raises:
         AlignmentError: wrong counts, a logprob that is not finite or above 0, an id out of range or repeated, another

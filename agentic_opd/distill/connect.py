@@ -20,8 +20,8 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class DistilDeps:
-    """What distilling needs besides settings; `close` it when done.
+class DistillServers:
+    """Who judges and scores one policy's turns, and what writes its hints; `close` it when done.
 
     `judge_is_policy`: the judge is the policy's server, so that its silence stops the run.
     `teacher_is_policy`: without a hint the teacher equals the student, so that a noise floor can be measured.
@@ -42,7 +42,7 @@ class DistilDeps:
 
 @dataclass(frozen=True, slots=True)
 class PolicyEndpoint:
-    """Where the policy is served, which is also where judge and teacher are unless settings name others."""
+    """Where the policy is served: judge and teacher are there too, unless settings name others."""
 
     base_url: str
     model: str
@@ -57,7 +57,7 @@ async def connect(
     *,
     max_token_length: int,
     retry_s: float,
-) -> DistilDeps:
+) -> DistillServers:
     """Connect to judge and teacher, and find out before the first episode what would fail in every one.
 
     Args:
@@ -95,7 +95,7 @@ async def connect(
         undo.push_async_callback(judge.close)
         await judge.check()
         undo.pop_all()
-        return DistilDeps(
+        return DistillServers(
             judge,
             teacher,
             renderer,
@@ -115,7 +115,7 @@ async def connect_teacher(
     policy: ServerInfo | None = None,
     max_concurrent: int = 32,
 ) -> TeacherClient:
-    """Choose how to ask the server that scores, and check that it fits; `client` is closed where it does not.
+    """Choose how to ask the server that scores, and check that it fits; `client` is closed if it does not.
 
     Args:
         client: The teacher's server.
@@ -123,7 +123,7 @@ async def connect_teacher(
         top_k: Entries of a row that will be asked for.
         max_token_length: Longest sequence of the rollouts.
         model_name: The model it must serve; unset: any.
-        policy: What the policy's server says of itself, where the teacher is another one.
+        policy: What the policy's server says of itself, if the teacher is another one.
         max_concurrent: Requests under way at the same time.
 
     Raises:
@@ -144,7 +144,7 @@ async def connect_teacher(
         check_caps(client.base_url, info, context=max_token_length, vocab_size=len(tokenizer), top_k=top_k)
         await _check_vocabulary(client, info, tokenizer)
         undo.pop_all()
-    # Ids that the policy has no weights for are no good to it, whatever the teacher thinks of them.
+    # The policy can't learn about ids that it has no weights for.
     sizes = [size for size in (info.vocab_size, policy.vocab_size if policy else None) if size is not None]
     info = replace(info, vocab_size=min(sizes, default=None))
     return make_teacher(client, info, max_concurrent)
@@ -164,7 +164,7 @@ async def _policy_info(policy: PolicyEndpoint, retry_s: float) -> ServerInfo:
 
 
 def make_judge(config: DistillConfig, policy: PolicyEndpoint, retry_s: float) -> OpenAIJudge:
-    """The judge that the settings name: the policy itself where they name none."""
+    """The judge that the settings name: the policy itself if they name none."""
     return OpenAIJudge(
         config.judge_base_url or policy.base_url.rstrip("/").removesuffix("/v1") + "/v1",
         config.judge_model_name or policy.model,

@@ -66,7 +66,7 @@ def decide(
     rule: Literal["majority", "any"],
     selection: Literal["longest", "shortest"],
 ) -> str | None:
-    """Return the accepted hint, or None where the quorum was not reached.
+    """Return the accepted hint, or None if the quorum was not reached.
 
     Args:
         votes: The votes that came back, at most `prm_votes`.
@@ -100,7 +100,7 @@ def verdict_of(
         rule: The quorum.
         selection: Which hint is used.
         hidden_tests: Source of the hidden tests; a hint that quotes them is dropped.
-        public_text: All that the agent was shown; quoting that is no leak.
+        public_text: All that the agent was shown; quoting that is not a leak.
     """
     if all(vote.decision is None for vote in votes):
         return Verdict(tuple(votes), None, TurnOutcome.JUDGE_ERROR)

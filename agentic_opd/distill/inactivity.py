@@ -3,7 +3,8 @@
 from collections import Counter, deque
 from collections.abc import Sequence
 
-from agentic_opd.core.types import TurnOutcome, TurnRecord
+from agentic_opd.core.types import TurnOutcome
+from agentic_opd.wire.group import TurnRecord
 
 QUIET_GROUPS = 8
 """So many groups in a row without a scored row are one too many: with a judge and a policy that work, some turn of some
@@ -24,7 +25,7 @@ ADVICE = {
     TurnOutcome.SCORING_ERROR: "the teacher gives no usable rows. `agentic-opd doctor` asks it for some; policy and "
     "teacher must have the same vocabulary",
 }
-"""What to do where this is how most turns end."""
+"""What to do if most turns end like this."""
 
 
 class InactivityWatch:
@@ -35,7 +36,7 @@ class InactivityWatch:
         self._was_said = self._has_scored = False
 
     def saw(self, records: Sequence[TurnRecord]) -> str | None:
-        """Take in the turns of one more group; returns a warning where one is due."""
+        """Take in the turns of one more group; returns a warning if one is due."""
         if any(record.outcome is TurnOutcome.SCORED for record in records):
             self._groups.clear()
             self._was_said, self._has_scored = False, True

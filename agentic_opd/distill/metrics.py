@@ -12,7 +12,8 @@ from statistics import fmean
 import numpy as np
 
 from agentic_opd.core.metric import Metric, percentiles
-from agentic_opd.core.types import TurnOutcome, TurnRecord, Vote
+from agentic_opd.core.types import TurnOutcome, Vote
+from agentic_opd.wire.group import TurnRecord
 
 _OUTCOMES = {
     TurnOutcome.SCORED: "turns with a hint whose tokens the teacher scored",

@@ -2,8 +2,8 @@
 
     turn --judge--> votes --quorum, leaks--> hint --one insertion--> request --teacher--> rows --> arrays, record, stats
 
-Each step may end the turn; where it ended is the turn's one `TurnOutcome`. A dead policy or teacher server is no
-outcome: it stops the run (ServerUnreachableError), and nothing half done is kept.
+Each step may end the turn; where it ended is the turn's one `TurnOutcome`. A dead policy or teacher server is not
+an outcome: it stops the run (ServerUnreachableError), and nothing half done is kept.
 """
 
 import logging
@@ -26,32 +26,30 @@ from agentic_opd.core.types import (
     HindsightPair,
     TeacherRequest,
     TurnOutcome,
-    TurnRecord,
 )
 from agentic_opd.distill.arrays import build_arrays, gaps
 from agentic_opd.distill.config import DistillConfig
-from agentic_opd.distill.connect import DistilDeps
+from agentic_opd.distill.connect import DistillServers
 from agentic_opd.distill.hints import judge_messages, verdict_of
 from agentic_opd.distill.judge import JudgeReply
 from agentic_opd.distill.metrics import EpisodeStats, ScoreStats, TurnStats, row_stats
 from agentic_opd.distill.rescoring import encode_hint, hint_place, insert_hint
 from agentic_opd.distill.teacher import TeacherReply
 from agentic_opd.distill.turns import hindsight_pairs, shown_text
+from agentic_opd.wire.group import TurnRecord
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class DistilledEpisode:
-    """What distilling adds to an episode: its arrays, one record a turn, and what the metrics are made of."""
+    """An episode with its arrays, one record a turn, and what the metrics are made of; and who distilled it."""
 
+    episode: Episode
     arrays: DistillArrays
     records: tuple[TurnRecord, ...]
     stats: EpisodeStats
-
-    def overrides(self) -> dict[str, Any]:
-        """The fields of this sequence's entry in `overrides`."""
-        return {"opd": {"turns": [record.to_wire() for record in self.records]}}
+    servers: DistillServers
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,18 +69,19 @@ class _Turn:
         return replace(self, record=replace(self.record, outcome=outcome, error=message), **fields)
 
 
-async def distil_episode(episode: Episode, deps: DistilDeps, config: DistillConfig) -> DistilledEpisode:
+async def distill_episode(episode: Episode, servers: DistillServers, config: DistillConfig) -> DistilledEpisode:
     """Judge and score all turns of a verified episode.
 
     Raises:
-        ServerUnreachableError: the teacher, or the judge where it is the policy's server, is gone.
+        ServerUnreachableError: the teacher, or the judge if it is the policy's server, is gone.
     """
     pairs = hindsight_pairs(episode, config.hint_max_next_state_chars)
     public_text = shown_text(episode)
-    turns = await gather_all(_distil_turn(episode, pair, public_text, deps, config) for pair in pairs)
+    turns = await gather_all(_distill_turn(episode, pair, public_text, servers, config) for pair in pairs)
     scored = {index: turn.reply.rows for index, turn in enumerate(turns) if turn.reply is not None}
     arrays = build_arrays(episode, scored, config.distill_topk)
     return DistilledEpisode(
+        episode=episode,
         arrays=arrays,
         records=tuple(turn.record for turn in turns),
         stats=EpisodeStats(
@@ -92,6 +91,7 @@ async def distil_episode(episode: Episode, deps: DistilDeps, config: DistillConf
                 for index, turn in enumerate(turns)
             ),
         ),
+        servers=servers,
     )
 
 
@@ -111,25 +111,25 @@ def _score_stats(episode: Episode, index: int, turn: _Turn, arrays: DistillArray
     )
 
 
-async def noise_floor(episodes: Sequence[Episode], deps: DistilDeps) -> float | None:
+async def noise_floor(episodes: Sequence[Episode], servers: DistillServers) -> float | None:
     """Score one turn of a group without a hint and return the largest gap, in nats: the engine's noise.
 
     The first turn is used: its prompt is the shortest, and reading it again, which the prefix cache can't help with,
-    costs the least. None where the teacher is another model or has new weights since, where there is no turn, or where
-    the server refuses.
+    costs the least. None if the teacher is another model or has new weights since, if there is no turn, or if the
+    server refuses.
 
     Raises:
         ServerUnreachableError: the teacher is gone.
     """
     episode = next((episode for episode in episodes if episode.turns), None)
-    if episode is None or not deps.teacher_is_policy:
+    if episode is None or not servers.teacher_is_policy:
         return None
     turn = episode.turns[0]
     request = insert_hint(episode.tokens_T, turn, turn.start, ())
-    if len(request.token_ids) >= deps.teacher.info.max_model_len:
+    if len(request.token_ids) >= servers.teacher.info.max_model_len:
         return None
     try:
-        reply = await deps.teacher.score(request, 1)
+        reply = await servers.teacher.score(request, 1)
     except (AlignmentError, ServerRequestError) as error:
         logger.warning("the noise floor of a group was not measured: %s", error)
         return None
@@ -138,29 +138,14 @@ async def noise_floor(episodes: Sequence[Episode], deps: DistilDeps) -> float | 
     return float(abs(gaps(episode, 0, reply.rows)).max())
 
 
-def group_overrides(
-    distilled: Sequence[DistilledEpisode], noise: float | None, config: DistillConfig
-) -> dict[str, Any]:
-    """The fields of `group_overrides`: what a reader of the line needs to know about its distillation."""
-    outcomes = [record.outcome for episode in distilled for record in episode.records]
-    return {
-        "opd": {
-            "distill_topk": config.distill_topk,
-            "hint_placement": config.hint_placement,
-            "outcomes": {outcome.value: outcomes.count(outcome) for outcome in TurnOutcome},
-            "noise_floor": noise,
-        }
-    }
-
-
-async def _distil_turn(
-    episode: Episode, pair: HindsightPair, public_text: str, deps: DistilDeps, config: DistillConfig
+async def _distill_turn(
+    episode: Episode, pair: HindsightPair, public_text: str, servers: DistillServers, config: DistillConfig
 ) -> _Turn:
     turn = episode.turns[pair.turn_index]
     start = _Turn(TurnRecord((turn.start, turn.end), TurnOutcome.NO_NEXT_STATE, pair.next_state_role))
     if pair.next_state is None:
         return start
-    reply = await _judged(pair, deps, config)
+    reply = await _judged(pair, servers, config)
     if isinstance(reply, ServerError):
         return start.ended(TurnOutcome.JUDGE_ERROR, reply)
     verdict = verdict_of(
@@ -177,14 +162,14 @@ async def _distil_turn(
         unreadable = "no vote could be read" if verdict.outcome is TurnOutcome.JUDGE_ERROR else None
         return judged.ended(verdict.outcome, unreadable)
     hinted = replace(judged, record=replace(judged.record, hint=verdict.hint))
-    return await _scored(hinted, episode, pair.turn_index, verdict.hint, deps, config)
+    return await _scored(hinted, episode, pair.turn_index, verdict.hint, servers, config)
 
 
-async def _judged(pair: HindsightPair, deps: DistilDeps, config: DistillConfig) -> JudgeReply | ServerError:
+async def _judged(pair: HindsightPair, servers: DistillServers, config: DistillConfig) -> JudgeReply | ServerError:
     try:
-        return await deps.judge.ask(judge_messages(pair), config.prm_votes)
+        return await servers.judge.ask(judge_messages(pair), config.prm_votes)
     except ServerUnreachableError as error:
-        if deps.judge_is_policy:
+        if servers.judge_is_policy:
             raise
         return error
     except ServerError as error:
@@ -192,26 +177,26 @@ async def _judged(pair: HindsightPair, deps: DistilDeps, config: DistillConfig) 
 
 
 async def _scored(
-    hinted: _Turn, episode: Episode, turn_index: int, hint: str, deps: DistilDeps, config: DistillConfig
+    hinted: _Turn, episode: Episode, turn_index: int, hint: str, servers: DistillServers, config: DistillConfig
 ) -> _Turn:
     turn = episode.turns[turn_index]
     place = hint_place(episode, turn, config.hint_placement)
     try:
-        hint_ids = encode_hint(deps.renderer, deps.tokenizer, hint, as_message=place.as_message)
+        hint_ids = encode_hint(servers.renderer, servers.tokenizer, hint, as_message=place.as_message)
     except RendererError as error:
         return hinted.ended(TurnOutcome.SCORING_ERROR, error)
     request = insert_hint(episode.tokens_T, turn, place.insert_at, hint_ids)
     ready = replace(hinted, record=replace(hinted.record, hint_token_ids=hint_ids, insert_at=place.insert_at))
     # The server samples one token after what it reads, so that one must fit too.
-    limit = deps.teacher.info.max_model_len - 1
+    limit = servers.teacher.info.max_model_len - 1
     if len(request.token_ids) > limit:
         return ready.ended(TurnOutcome.TOO_LONG, f"{len(request.token_ids)} tokens, the teacher reads at most {limit}")
-    return await _asked(ready, request, deps, config)
+    return await _asked(ready, request, servers, config)
 
 
-async def _asked(ready: _Turn, request: TeacherRequest, deps: DistilDeps, config: DistillConfig) -> _Turn:
+async def _asked(ready: _Turn, request: TeacherRequest, servers: DistillServers, config: DistillConfig) -> _Turn:
     try:
-        reply = await deps.teacher.score(request, config.distill_topk)
+        reply = await servers.teacher.score(request, config.distill_topk)
     except (AlignmentError, ServerRequestError) as error:
         return ready.ended(TurnOutcome.SCORING_ERROR, error)
     return ready.ended(TurnOutcome.SCORED, request=request, reply=reply, replied_s=time.monotonic())

@@ -3,7 +3,7 @@
     tokens     P P P P P P P P | R R R          P: the prompt the turn was sampled from, R: what was sampled
     request    P P P P P H H P P P | R R R      H: the hint, inserted at `insert_at`
 
-With placement "end" the hint is a user message of its own just before the assistant's opening, or, where the last
+With placement "end" the hint is a user message of its own just before the assistant's opening, or, if the last
 message is already the user's, appended to it. With "last_user" it is always appended to the last user message.
 """
 

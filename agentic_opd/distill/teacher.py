@@ -22,9 +22,9 @@ class TeacherReply(NamedTuple):
     rows: TeacherRows
     latency_s: float
     cached_tokens: int | None = None
-    """Tokens of the request that were read from the prefix cache; None where the server does not say."""
+    """Tokens of the request that were read from the prefix cache; None if the server does not say."""
     weight_version: int | None = None
-    """Of the weights that gave the rows; None where the server does not say."""
+    """Of the weights that gave the rows; None if the server does not say."""
 
 
 class TeacherClient(Protocol):
@@ -124,7 +124,7 @@ def _plugin_rows(answer: Any) -> TeacherRows:
 
 
 def _cached_tokens(answer: Any) -> int | None:
-    """What the plugin says of its cache; one that says nothing is no reason to lose the rows."""
+    """What the plugin says of its cache; the rows are kept if it says nothing."""
     cached = answer["results"][0].get("num_cached_tokens")
     return cached if isinstance(cached, int) else None
 
@@ -137,7 +137,7 @@ def _decode(text: str, dtype: str, shape: tuple[int, ...]) -> NDArray[Any]:
 def _completions_rows(answer: Any, request: TeacherRequest, top_k: int) -> TeacherRows:
     """Cut the turn's rows out of all rows of the prompt.
 
-    A row is {id: {"logprob", "rank"}}: the top `top_k`, and the prompt's own token where it is not among them.
+    A row is {id: {"logprob", "rank"}}: the top `top_k`, and the prompt's own token if it is not among them.
     """
     try:
         choice = answer["choices"][0]

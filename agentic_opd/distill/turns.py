@@ -1,6 +1,6 @@
 """Episode -> HindsightPairs: each assistant turn, as text, with what answered it.
 
-In: an `Episode`. Out: one `HindsightPair` a turn, in order; `next_state` is None where nothing answered. Pure.
+In: an `Episode`. Out: one `HindsightPair` a turn, in order; `next_state` is None if nothing answered. Pure.
 """
 
 import json
@@ -17,7 +17,7 @@ def hindsight_pairs(episode: Episode, max_next_state_chars: int) -> list[Hindsig
     """Pair every turn of `episode` with its next state.
 
     The next state of a turn is the tool results and the user's reply between it and the next assistant message. The
-    last turn is answered by the hidden tests' verdict, which follows its tool results where there are any (an episode
+    last turn is answered by the hidden tests' verdict, which follows its tool results if there are any (an episode
     that was cut while the agent was still working). The pair's role is that of the last part.
 
     Args:
@@ -48,7 +48,7 @@ def turn_text(message: Message) -> str:
 
 
 def message_text(message: Message) -> str:
-    """Return a message's content as text: "" where it is missing or null, the text parts where it is a list."""
+    """Return a message's content as text: "" if it is missing or null, the text parts if it is a list."""
     content: Any = message.get("content")
     if isinstance(content, list):
         return "".join(part.get("text", "") for part in content if isinstance(part, dict))

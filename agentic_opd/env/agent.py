@@ -1,220 +1,302 @@
-"""AgentEnv, the agent base environment: `RolloutEnv` with metrics and the modes serve, process and evaluate."""
+"""AgentEnv, the agent base environment: Atropos' BaseEnv, a world, a policy, an optional distiller, and the modes.
+
+What each mode does stands in `runs`; how an episode is made in `rollout`; what is distilled from it in `distill`.
+"""
 
 import asyncio
-import logging
+import random
 import time
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
-from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from atroposlib.envs.base import EvalHandlingEnum
+from atroposlib.envs.base import APIServerConfig, BaseEnv
+from pydantic import SecretStr
 
-from agentic_opd.core.errors import ConfigError, OPDError
-from agentic_opd.core.trajectory_api import EnvDescription, TrajectoryApi
-from agentic_opd.core.types import Episode, Task
-from agentic_opd.env.logged_env import LoggedEnv
-from agentic_opd.report.command import report_run
-from agentic_opd.runs.evaluate import EvalSample, Evaluated, eval_metrics, evaluate, evaluate_tasks
-from agentic_opd.runs.files import GroupFile, default_output_folder
-from agentic_opd.runs.metric_log import WandbLog
+from agentic_opd.core.concurrency import gather_all
+from agentic_opd.core.errors import ConfigError
+from agentic_opd.core.server_info import check_caps, check_tokenizer, fetch_server_info
+from agentic_opd.core.types import Episode, Message, Task, World
+from agentic_opd.distill.connect import PolicyEndpoint
+from agentic_opd.distill.distiller import Distiller
+from agentic_opd.distill.pipeline import DistilledEpisode
+from agentic_opd.env.config import AgentEnvConfig, line_settings
+from agentic_opd.env.policy_server import PolicyServer, RenderedManagedServer
+from agentic_opd.rollout.chat import Chat
+from agentic_opd.rollout.loop import run_episode
+from agentic_opd.rollout.renderer import check_round_trip, explained_tokenizer_errors, load_renderer
+from agentic_opd.runs.environment import FinishedGroup
+from agentic_opd.runs.evaluate import Evaluated, Evaluation, evaluate
+from agentic_opd.runs.files import default_output_folder
+from agentic_opd.runs.metric_log import RunMetrics
 from agentic_opd.runs.process import RunSummary, process
-from agentic_opd.runs.progress import start_screen
-from agentic_opd.runs.serve import GroupServer, ServeCounts, ServeHooks, ServePlan, ServeProgress
-from agentic_opd.wire.group import RunCounts
+from agentic_opd.runs.serve import ServeCounts, serve
+from agentic_opd.wire.group import ScoredGroup, ScoredRollout, TaskItem
+from agentic_opd.worlds.coding.tasks.load import load_train_and_eval
+from agentic_opd.worlds.coding.world import CodingWorld
 
-logger = logging.getLogger(__name__)
+
+def name_of_tokenizer(config: AgentEnvConfig, server: APIServerConfig) -> str:
+    """The tokenizer that the settings name: the environment's, the server's, or that of the server's model."""
+    names = (config.tokenizer_name, server.tokenizer_name, server.model_name)
+    return next((name for name in names if name not in ("", "none")), "")
 
 
-class AgentEnv(LoggedEnv):
-    """Rolls out coding tasks through vLLM servers and scores them with hidden tests: for a trainer, or for a file."""
+class AgentEnv(BaseEnv):
+    """Rolls out tasks of a world through vLLM servers and scores them: for a trainer, for a file, or to evaluate."""
 
     name = "agent"
+    shown_metrics: tuple[str, ...] = ("train/percent_correct", "train/reward")
+    """What a line about a training step says."""
+    env_config_cls = AgentEnvConfig  # type: ignore[assignment]  # Atropos annotates the class as an instance
+    server_cls = PolicyServer  # type: ignore[assignment]
+    config: AgentEnvConfig
+    chat: Chat
+
+    def __init__(
+        self, config: AgentEnvConfig, server_configs: list[APIServerConfig], slurm: bool = False, testing: bool = False
+    ) -> None:
+        """Load the tokenizer and make a client for each server; nothing is asked of them before `setup`.
+
+        Raises:
+            ConfigError: the tokenizer can't be loaded.
+        """
+        output = config.data_path_to_save_groups
+        tokenizer_name = name_of_tokenizer(config, server_configs[0])
+        # The base would open the file by itself, under another name if it exists.
+        config = config.model_copy(update={"tokenizer_name": tokenizer_name, "data_path_to_save_groups": None})
+        with explained_tokenizer_errors(tokenizer_name):
+            super().__init__(config, server_configs, slurm, testing)  # type: ignore[arg-type]
+        config.data_path_to_save_groups = output
+        self.servers = cast(list[PolicyServer], self.server.servers)
+        for server in self.servers:
+            server.client.retry_s = config.server_retry_s
+        self.world = self.make_world()
+        self.distiller = self.make_distiller()
+        self.tasks: list[Task] = []
+        self.eval_tasks: list[Task] = []
+        self.run_metrics = RunMetrics(config, self.tokenizer.decode, self._sample_seconds, self.shown_metrics)
+        self._slots = asyncio.Semaphore(config.max_concurrent_episodes)
+        self._active = dict.fromkeys((server.client.base_url for server in self.servers), 0)
+        self._items: Iterator[TaskItem] = iter(())
+
+    # ----------------------------------------------------------------------------------- what a subclass may replace
+
+    def make_world(self) -> World:
+        """What the agent acts in."""
+        return CodingWorld(self.config, self.config.system_prompt)
+
+    def make_distiller(self) -> Distiller | None:
+        """What distills the episodes; None: nothing does."""
+        return None
+
+    async def user_reply(self, task: Task, messages: Sequence[Message]) -> str | None:
+        """What the user says after a turn without tool calls; None ends the episode."""
+        return None
+
+    # ------------------------------------------------------------------------------------------------------ set-up
+
+    async def setup(self) -> None:
+        """Load tasks and check everything that a rollout needs, before the first one.
+
+        Raises:
+            DatasetError, SandboxError, RendererError, ConfigError, ServerError: what is missing, and what to do.
+        """
+        self.tasks, self.eval_tasks = load_train_and_eval(self.config)
+        await self.world.check()
+        renderer = load_renderer(self.tokenizer, self.config.renderer, self.config.renderer_options)
+        self.chat = Chat(renderer, self.tokenizer, self.world.tools)
+        check_round_trip(self.chat)
+        await gather_all(self._connect(server) for server in self.servers)
+        self._items = self.items()
+
+    async def _connect(self, server: PolicyServer) -> None:
+        """Ask a server what it is, refuse it if it does not fit, and connect who judges and scores its episodes."""
+        client, top_k = server.client, self.distiller.policy_top_k if self.distiller else None
+        info = await fetch_server_info(client)
+        server.has_plugin, server.config.model_name = info.has_plugin, info.model
+        context = self.config.max_token_length
+        check_caps(client.base_url, info, context=context, vocab_size=len(self.tokenizer), top_k=top_k)
+        encode = partial(self.tokenizer.encode, add_special_tokens=False)
+        await check_tokenizer(client, info, encode, special=self.tokenizer.eos_token or "")
+        if self.distiller is not None:
+            key = SecretStr(client.api_key) if client.api_key else None
+            policy = PolicyEndpoint(client.base_url, info.model, key)
+            await self.distiller.connect(policy, self.chat.renderer, self.tokenizer)
+
+    # ------------------------------------------------------------------------------------------- items and groups
+
+    def items(self) -> Iterator[TaskItem]:
+        """Every task once, in an order drawn from the seed, then again in another order, without end."""
+        epoch = 0
+        while True:
+            order = list(self.tasks)
+            random.Random(f"{self.config.seed}/{epoch}").shuffle(order)
+            yield from (TaskItem(task, epoch) for task in order)
+            epoch += 1
+
+    async def get_next_item(self) -> TaskItem:
+        """The next task to roll out."""
+        return next(self._items)
+
+    async def collect_trajectories(self, item: TaskItem) -> tuple[dict[str, Any], list[TaskItem]]:  # type: ignore[override]
+        """Roll out one item, as Atropos asks for it; see `collect`."""
+        finished = await self.collect(item)
+        self.run_metrics.add(finished)
+        return finished.group.to_wire(), []
+
+    async def collect(self, item: TaskItem) -> FinishedGroup:
+        """The group of one item: `group_size` episodes at the same time, each distilled as soon as it is verified.
+
+        Raises:
+            ServerError: the policy server failed in one of them; a group that lacks a rollout is not a group.
+        """
+        made = await gather_all(self._finished_episode(item.task) for _ in range(self.config.group_size))
+        distilled = [one for one in made if isinstance(one, DistilledEpisode)]
+        of_group = await self.distiller.close_group(distilled) if self.distiller is not None else None
+        episodes = tuple(one.episode if isinstance(one, DistilledEpisode) else one for one in made)
+        versions = [episode.weight_version for episode in episodes if episode.weight_version is not None]
+        group = ScoredGroup(
+            rollouts=tuple(self._scored(one) for one in made),
+            item_id=item.item_id,
+            task_id=item.task.task_id,
+            weight_version=min(versions, default=None),
+            distillation=of_group.about if of_group else None,
+        )
+        return FinishedGroup(group, episodes, of_group)
+
+    async def _finished_episode(self, task: Task) -> Episode | DistilledEpisode:
+        async with self._slot() as server:
+            episode = await self._rollout(task, server, temperature=self.config.temperature, split="train")
+            if episode.error is not None:
+                raise episode.error
+            if self.distiller is None:
+                return episode
+            return await self.distiller.distill(episode, server.client.base_url)
+
+    def _scored(self, made: Episode | DistilledEpisode) -> ScoredRollout:
+        include = self.config.include_messages
+        if isinstance(made, Episode):
+            return ScoredRollout.of(made, include_messages=include)
+        return ScoredRollout.of(made.episode, include_messages=include, rows=made.arrays, turns=made.records)
+
+    @asynccontextmanager
+    async def _slot(self) -> AsyncGenerator[PolicyServer]:
+        """Wait until one more episode may run, and lend it the least busy server."""
+        async with self._slots:
+            server = min(self.servers, key=lambda server: self._active[server.client.base_url])
+            self._active[server.client.base_url] += 1
+            try:
+                yield server
+            finally:
+                self._active[server.client.base_url] -= 1
+
+    async def _rollout(self, task: Task, server: PolicyServer, *, temperature: float, split: str) -> Episode:
+        """Run the agent on `task` and let the world judge what it left behind."""
+        policy = RenderedManagedServer(server, self.chat, temperature=temperature, top_p=self.config.top_p, split=split)
+        episode = await run_episode(task, policy, self.world, self.config, self.user_reply)
+        return replace(episode, weight_version=policy.weight_version)
+
+    # ------------------------------------------------------------------------------------------------------- modes
 
     async def env_manager(self) -> ServeCounts:  # type: ignore[override]
-        """The mode `serve`: groups to the trajectory API; also to a file where `data_path_to_save_groups` is set."""
-        config, file = self.config, None
-        api, groups = TrajectoryApi(config.rollout_server_url), RunCounts()
+        """The mode `serve`."""
         try:
             await self.setup()
             self._need_training_tasks()
-            if config.data_path_to_save_groups:
-                file = self._group_file(Path(config.data_path_to_save_groups))
-            if not config.use_wandb:  # A run on W&B takes its project from the trainer, at the first step.
-                self.write_metrics(file, default_output_folder("serve"))
-            with ServeProgress(groups) as progress:
-                hooks = ServeHooks(
-                    next_item=lambda: next(self._items),
-                    collect=self.collect_group,
-                    on_group=partial(self._keep_group, file, groups),
-                    on_step=partial(self._step, api),
-                    on_look=progress.show,
-                    share=self._share_for_training,
-                )
-                to = {"trainer": config.rollout_server_url, **({"groups": str(file.path)} if file else {})}
-                screen = start_screen("serve", {**self.roles(), **to, **self.metrics_place()})
-                progress.console.print(screen, soft_wrap=True)
-                counts = await GroupServer(api, self._serve_plan(), hooks).run()
-                if self.eval_runner is not None:
-                    await self.eval_runner
-                await self.wandb_log()  # What came in after the last step, and the last evaluation.
-            return counts
+            longest = self.config.max_token_length
+            return await serve(self, self.run_metrics, self.evaluation(), max_token_length=longest)
         finally:
-            if self.eval_runner is not None:
-                self.eval_runner.cancel()
-            if file is not None:
-                file.close()
-            await api.close()
             await self.close()
 
-    def _group_file(self, path: Path, counts: RunCounts | None = None) -> GroupFile:
-        config = self.config
-        seen = {} if counts is None else {"seen": counts.add}
-        return GroupFile(path, self.line_settings(), resume=config.resume, overwrite=config.overwrite, **seen)
-
-    def _need_training_tasks(self) -> None:
-        if not self.tasks:
-            raise ConfigError("every task is held out for evaluation: lower env.eval_fraction")
-
-    def _serve_plan(self) -> ServePlan:
-        config = self.config
-        return ServePlan(
-            env=EnvDescription(
-                name=config.wandb_name or str(self.name),
-                max_token_length=config.max_token_length,
-                weight=config.inference_weight,
-                group_size=config.group_size,
-                min_batch_allocation=config.min_batch_allocation,
-            ),
-            max_groups=config.max_concurrent_groups,
-            max_batches_offpolicy=config.max_batches_offpolicy,
-            total_steps=None if config.total_steps == -1 else config.total_steps,
-            skip_equal_scores=config.ensure_scores_are_not_same,
-        )
-
-    async def _keep_group(self, file: GroupFile | None, counts: RunCounts, group: dict[str, Any]) -> None:
-        if file is not None:
-            file.write(group)
-        counts.add(group)
-        self.keep_rollouts(group)
-
-    async def _step(self, api: TrajectoryApi, step: int) -> None:
-        """Log what came in since the last step, and evaluate where it is time to."""
-        if self.config.use_wandb and self.metric_log is None:
-            project, group = await api.wandb_info()
-            name = self.config.wandb_name or self.name
-            self.metric_log = WandbLog(project or str(self.name), name, self.line_settings(), group)
-            logger.info("metrics go to %s", self.metric_log.place)
-        logger.info("step %d: %s", step, self.progress_line())
-        every, before, self.curr_step = self.config.steps_per_eval, self.curr_step, step
-        await self.wandb_log()
-        if every > 0 and self.eval_tasks and step // every > before // every:
-            if self.eval_runner is not None and not self.eval_runner.done():
-                logger.warning("the evaluation before step %d is not finished: none is started", step)
-            else:
-                self.eval_runner = asyncio.create_task(self.evaluate())
-
-    def _share_for_training(self) -> float:
-        """Which part of the servers training may use while an evaluation runs."""
-        if self.eval_runner is None or self.eval_runner.done():
-            return 1.0
-        shares = {EvalHandlingEnum.STOP_TRAIN: 0.0, EvalHandlingEnum.LIMIT_TRAIN: self.config.eval_limit_ratio}
-        return shares.get(self.config.eval_handling, 1.0)
-
     async def process_manager(self) -> RunSummary:  # type: ignore[override]
-        """Make `total_steps` groups (or one of each task), several at a time, and write each as it is done."""
+        """The mode `process`: `total_steps` groups, or one of each task."""
         config = self.config
         try:
             await self.setup()
             self._need_training_tasks()
             count = len(self.tasks) if config.total_steps == -1 else config.total_steps
-            items = list(islice(self.item_stream(), count))
-            counts = RunCounts()
-            file = self._group_file(
-                Path(config.data_path_to_save_groups or default_output_folder("process") / "groups.jsonl"), counts
-            )
-            self.curr_step = len(file.finished)
-            if config.use_wandb:
-                self.metric_log = WandbLog(str(self.name), config.wandb_name, self.line_settings())
-            else:
-                self.write_metrics(file, default_output_folder("process"))
-            what = f"{count} groups of {config.group_size} rollouts{self._held_out()}"
-            header = start_screen(what, {**self.roles(), "groups": str(file.path), **self.metrics_place()})
-            summary = await process(items, self.collect_group, self.log_group, file, counts, config, header)
-            if config.report and summary.stopped is None:
-                await asyncio.to_thread(report_run, file.path, self.tokenizer)
-            return summary
+            is_part = self.eval_tasks and self.eval_tasks is not self.tasks and config.eval_dataset_name is None
+            held_out = f"; {len(self.eval_tasks)} tasks are held out (env.eval_fraction)" if is_part else ""
+            return await process(self, self.run_metrics, count, held_out)
         finally:
             await self.close()
-
-    def _held_out(self) -> str:
-        is_part = self.eval_tasks and self.eval_tasks is not self.tasks and self.config.eval_dataset_name is None
-        return f"; {len(self.eval_tasks)} tasks are held out (env.eval_fraction)" if is_part else ""
-
-    async def log_group(self, group: dict[str, Any]) -> None:
-        """Log a group's metrics, as one step; `process` has no trainer whose steps it could wait for."""
-        self.curr_step += 1
-        self.keep_rollouts(group)
-        await self.wandb_log()
-
-    async def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """Evaluate beside the training, as the base asks every `steps_per_eval` steps; a failure is logged."""
-        step = self.curr_step
-        try:
-            metrics = (await self.run_evaluation(lambda sample: None)).metrics
-        except OPDError as error:
-            logger.error("the evaluation at step %d failed: %s", step, error)
-            return {}
-        interval = f"{metrics['eval/pass@1_low']:.2f} to {metrics['eval/pass@1_high']:.2f}"
-        logger.info("evaluation at step %d: eval/pass@1 %.3f (%s)", step, metrics["eval/pass@1"], interval)
-        return metrics
 
     async def evaluate_manager(self) -> dict[str, float]:
-        """The mode `evaluate`: set up, evaluate with progress, write metrics.json and samples.jsonl, print a table."""
+        """The mode `evaluate`."""
         config = self.config
-        config.data_dir_to_save_evals = config.data_dir_to_save_evals or str(default_output_folder("evaluate"))
+        folder = config.data_dir_to_save_evals = config.data_dir_to_save_evals or str(default_output_folder("evaluate"))
         try:
             await self.setup()
-            if not self.eval_tasks:
-                raise ConfigError(
-                    "no task is held out for evaluation: raise env.eval_fraction, or name a dataset with "
-                    "env.eval_dataset_name"
-                )
-            total = len(self.eval_tasks) * config.eval_samples
-            folder = Path(config.data_dir_to_save_evals)
             if config.use_wandb:
-                self.metric_log = WandbLog(str(self.name), config.wandb_name, self.line_settings())
-            what = f"{len(self.eval_tasks)} tasks, {config.eval_samples} samples each"
-            header = start_screen(what, {**self.roles(), "samples": str(folder / "samples.jsonl")})
-            metrics = await evaluate(total, self.run_evaluation, folder, header)
-            await self.wandb_log()
-            return metrics
+                self.run_metrics.to_wandb(str(self.name), self.line_settings())
+            return await evaluate(self.evaluation(), Path(folder), self.roles())
         finally:
             await self.close()
 
-    async def run_evaluation(self, done: Callable[[EvalSample], None]) -> Evaluated:
-        """Roll out the held-out tasks `eval_samples` times; `done` is told of each sample. Training data is untouched.
+    async def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """Evaluate beside the training, as the base asks; a failure is logged."""
+        return await self.evaluation().beside_training()
 
-        Raises:
-            ServerError: the policy server failed.
-        """
-        config, start = self.config, time.time()
-        sampling = {"temperature": config.eval_temperature, "top_p": config.top_p, "split": "eval"}
+    async def wandb_log(self, wandb_metrics: dict[str, Any] | None = None) -> None:
+        """Log what came in since the last time, as the base asks."""
+        self.run_metrics.flush(wandb_metrics)
 
-        async def roll(task: Task) -> Episode:
-            async with self.slot() as server:
-                return await self.rollout(task, server, **sampling)
+    def evaluation(self) -> Evaluation:
+        """The held-out tasks, to be evaluated as the settings say; after `setup`."""
+        sampling = {"temperature": self.config.eval_temperature, "split": "eval"}
 
-        samples = await evaluate_tasks(self.eval_tasks, config.eval_samples, roll, done)
-        self.eval_metrics = metrics = eval_metrics(samples, config.seed)
-        if config.data_dir_to_save_evals is not None:
-            await self.evaluate_log(
-                metrics,
-                start_time=start,
-                end_time=time.time(),
-                samples=[sample.to_row() for sample in samples],
-                generation_parameters={**sampling, "samples": config.eval_samples},
-                verbose=False,
-            )
-        return Evaluated(samples, metrics)
+        async def roll_out(task: Task) -> Episode:
+            async with self._slot() as server:
+                return await self._rollout(task, server, temperature=self.config.eval_temperature, split="eval")
+
+        async def save(evaluated: Evaluated, start: float) -> None:
+            if self.config.data_dir_to_save_evals is not None:
+                await self.evaluate_log(
+                    evaluated.metrics,
+                    start_time=start,
+                    end_time=time.time(),
+                    samples=[sample.to_row() for sample in evaluated.samples],
+                    generation_parameters={
+                        **sampling,
+                        "top_p": self.config.top_p,
+                        "samples": self.config.eval_samples,
+                    },
+                    verbose=False,
+                )
+
+        async def versions() -> list[int]:
+            infos = await gather_all(fetch_server_info(server.client) for server in self.servers)
+            return [info.weight_version for info in infos if info.weight_version is not None]
+
+        return Evaluation(self.eval_tasks, roll_out, save, versions, self.config, self.run_metrics)
+
+    def _need_training_tasks(self) -> None:
+        if not self.tasks:
+            raise ConfigError("every task is held out for evaluation: lower env.eval_fraction")
+
+    # ---------------------------------------------------------------------------------------- what a run says of itself
+
+    def roles(self) -> dict[str, str]:
+        """Which model does what and where, for the first lines that a person reads."""
+        places = ", ".join(server.client.base_url for server in self.servers)
+        others = self.distiller.roles() if self.distiller else {"hints": "none"}
+        return {"policy": f"{self.servers[0].config.model_name} at {places}", **others}
+
+    def line_settings(self) -> dict[str, Any]:
+        """The settings that a written line depends on, and the policy's model."""
+        return {**line_settings(self.config), "policy_model": self.servers[0].config.model_name}
+
+    def _sample_seconds(self) -> list[float]:
+        return [seconds for server in self.servers for seconds in server.request_timings]
+
+    async def close(self) -> None:
+        """Finish the metrics, and close connections."""
+        self.run_metrics.close()
+        if self.distiller is not None:
+            await self.distiller.close()
+        for server in self.servers:
+            await server.client.close()

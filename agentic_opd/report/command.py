@@ -51,7 +51,7 @@ def make_report(file: Path, output: Path, tokenizer_name: str | None, console: C
     with reading_bar(console) as wrap:
         run = read_run(file, wrap)
     tokenizer, notes = choose_tokenizer(run, tokenizer_name)
-    with LiveBar(console, "rollouts packed", len(run.rollouts)) as bar:
+    with LiveBar("rollouts packed", len(run.rollouts), console=console) as bar:
         size = write_report(run, output, tokenizer, notes, lambda count: bar.show(count, ""))
     for line in (*run.left_out, *notes):
         console.print(f"warning: {line}", markup=False, highlight=False, soft_wrap=True)

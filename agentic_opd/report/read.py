@@ -1,6 +1,6 @@
 """A JSONL of scored groups -> `Run` (I/O).
 
-Every line is checked against the wire format first (wire_checks.py). A line that breaks it is left out, and the report
+Every line is checked against the wire format first (wire/checks.py). A line that breaks it is left out, and the report
 says so; a file without a good line is an error.
 """
 

@@ -3,34 +3,43 @@
 `EVAL_METRICS` says what each metric is.
 """
 
-import json
-from collections.abc import Awaitable, Callable, Sequence
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import comb
+from math import comb, sqrt
 from pathlib import Path
-from statistics import fmean
-from typing import IO, Any, NamedTuple, Self
+from statistics import fmean, pvariance
+from typing import Any, NamedTuple
 
-import numpy as np
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from agentic_opd.core.concurrency import gather_all
-from agentic_opd.core.console import LiveBar, log_console
-from agentic_opd.core.errors import AlignmentError, OutputError
+from agentic_opd.core.console import LiveBar
+from agentic_opd.core.errors import AlignmentError, ConfigError, OPDError, OutputError
 from agentic_opd.core.metric import Metric
 from agentic_opd.core.types import Episode, Reward, Task, Verification
 from agentic_opd.rollout.metrics import EPISODE_METRICS, episode_metrics
+from agentic_opd.runs.config import RunConfig
+from agentic_opd.runs.files import JsonLines
+from agentic_opd.runs.metric_log import RunMetrics
+from agentic_opd.runs.progress import start_screen
 
-_RESAMPLES = 10_000
+logger = logging.getLogger(__name__)
+
+_Z = 1.959964
+"""Standard deviations of a normal distribution that hold 95% of it around its mean."""
 
 EVAL_METRICS = (
     Metric("eval/pass@<k>", "share", "tasks that one of k samples solves: the unbiased estimate, mean over tasks"),
-    Metric("eval/pass@<k>_low", "share", "lower end of its 95% bootstrap interval"),
+    Metric("eval/pass@<k>_low", "share", "lower end of its 95% interval: Wilson's, with tasks as what is drawn"),
     Metric("eval/pass@<k>_high", "share", "upper end of it"),
     Metric("eval/tasks", "tasks", "what was evaluated"),
     Metric("eval/samples", "episodes", "what the metrics are over"),
+    Metric("eval/weight_version", "version", "oldest weights of the policy's servers when the evaluation began"),
+    Metric("eval/weight_version_after", "version", "newest weights when it ended; another one: they changed meanwhile"),
     *(Metric(m.name.replace("train/", "eval/"), m.unit, f"as {m.name}") for m in EPISODE_METRICS),
 )
 
@@ -83,16 +92,16 @@ class EvalSample:
             "turns": len(self.episode.turns),
             "tool_calls": self.episode.tool_calls,
             "tool_errors": self.episode.tool_errors,
+            "weight_version": self.episode.weight_version,
             "messages": list(self.episode.messages),
         }
 
 
-def eval_metrics(samples: Sequence[EvalSample], seed: int = 0) -> dict[str, float]:
+def eval_metrics(samples: Sequence[EvalSample]) -> dict[str, float]:
     """The metrics of a whole evaluation.
 
     Args:
         samples: The same number of samples of every task, at least one.
-        seed: Of the bootstrap.
 
     Raises:
         AlignmentError: There are none, or tasks differ in their number of samples.
@@ -107,7 +116,7 @@ def eval_metrics(samples: Sequence[EvalSample], seed: int = 0) -> dict[str, floa
     metrics: dict[str, float] = {}
     for k in _ks(n):
         estimates = [pass_at_k(n, sum(row), k) for row in passed.values()]
-        low, high = bootstrap_interval(estimates, seed)
+        low, high = interval(estimates, n)
         metrics |= {f"eval/pass@{k}": fmean(estimates), f"eval/pass@{k}_low": low, f"eval/pass@{k}_high": high}
     metrics |= {"eval/tasks": float(len(passed)), "eval/samples": float(len(samples))}
     inherited = episode_metrics([sample.episode for sample in samples])
@@ -125,20 +134,19 @@ def pass_at_k(n: int, c: int, k: int) -> float:
     return 1.0 - comb(n - c, k) / comb(n, k)
 
 
-def bootstrap_interval(values: Sequence[float], seed: int = 0, level: float = 0.95) -> tuple[float, float]:
-    """The percentile bootstrap interval of the mean of `values`, one value a task: tasks are resampled, not samples."""
-    array = np.asarray(values, dtype=np.float64)
-    rng = np.random.default_rng(seed)
-    # Draws of one resample a row; a block at a time, so that thousands of tasks take no gigabytes.
-    blocks = max(1, len(array) * _RESAMPLES // 10_000_000)
-    means = np.concatenate(
-        [
-            array[rng.integers(0, len(array), (len(rows), len(array)))].mean(axis=1)
-            for rows in np.array_split(np.arange(_RESAMPLES), blocks)
-        ]
-    )
-    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
-    return float(low), float(high)
+def interval(values: Sequence[float], samples: int = 1) -> tuple[float, float]:
+    """The 95% interval of the mean of `values`, one value in [0, 1] a task, each of so many samples.
+
+    Wilson's score interval (Wilson, 1927) with the effective sample size of the tasks (Korn and Graubard, 1998): a task
+    is drawn, not a sample of it, so as many independent draws are counted as give the variance that the tasks show. If
+    they show none (all passed, or none did), each task counts once: the interval never collapses to a point.
+    """
+    tasks, mean = len(values), fmean(values)
+    variance = pvariance(values, mean) / tasks  # of the mean; with one sample a task this gives Wilson's own interval
+    draws = min(max(mean * (1 - mean) / variance, 1.0), tasks * samples) if variance > 0 else tasks
+    centre = (mean + _Z**2 / (2 * draws)) / (1 + _Z**2 / draws)
+    half = _Z / (1 + _Z**2 / draws) * sqrt(mean * (1 - mean) / draws + _Z**2 / (4 * draws**2))
+    return max(0.0, centre - half), min(1.0, centre + half)
 
 
 def _ks(n: int) -> list[int]:
@@ -149,32 +157,6 @@ def _ks(n: int) -> list[int]:
 _MOST_TASK_ROWS = 40
 
 
-async def evaluate_tasks(
-    tasks: Sequence[Task],
-    samples: int,
-    roll_out: Callable[[Task], Awaitable[Episode]],
-    done: Callable[[EvalSample], None],
-) -> list[EvalSample]:
-    """Roll out every task `samples` times; `roll_out` bounds how many run at the same time.
-
-    Returns:
-        All samples, by task and then by index.
-
-    Raises:
-        ServerError: the policy server failed. `done` was told of every sample that was finished by then.
-    """
-
-    async def one(task: Task, index: int) -> EvalSample:
-        episode = await roll_out(task)
-        if episode.error is not None:
-            raise episode.error
-        sample = EvalSample(index, episode)
-        done(sample)
-        return sample
-
-    return await gather_all(one(task, index) for task in tasks for index in range(samples))
-
-
 class Evaluated(NamedTuple):
     """A whole evaluation: its samples by task and then by index, and their eval/ metrics."""
 
@@ -182,106 +164,181 @@ class Evaluated(NamedTuple):
     metrics: dict[str, float]
 
 
-async def evaluate(
-    total: int,
-    run: Callable[[Callable[[EvalSample], None]], Awaitable[Evaluated]],
-    folder: Path,
-    header: Text,
-    console: Console | None = None,
-) -> dict[str, float]:
-    """Run an evaluation of `total` samples with a progress bar, every sample on disk as it comes, and a closing table.
+@dataclass
+class Evaluation:
+    """Evaluates the policy: as a mode of its own, or beside the training.
 
     Args:
-        total: How many samples there will be.
-        run: Evaluates; it is handed what is to be told of each sample.
-        folder: Where samples.jsonl is written.
-        header: The first lines that a person reads.
-        console: Where they read; standard error by default.
+        tasks: What is evaluated.
+        roll_out: Rolls out one task; it bounds how many run at the same time.
+        save: Writes metrics.json and samples.jsonl, given the whole evaluation and when it began (seconds since 1970).
+        versions: Asks the policy's servers which weights they have; without those that do not say.
+        config: How many samples, how often, and what training may use meanwhile.
+        metrics: Where the eval/ metrics are logged.
+    """
+
+    tasks: Sequence[Task]
+    roll_out: Callable[[Task], Awaitable[Episode]]
+    save: Callable[[Evaluated, float], Awaitable[None]]
+    versions: Callable[[], Awaitable[list[int]]]
+    config: RunConfig
+    metrics: RunMetrics
+    _running: asyncio.Task[dict[str, float]] | None = None
+
+    async def measure(self, done: Callable[[EvalSample], None] = lambda sample: None) -> Evaluated:
+        """Roll out every task `eval_samples` times; `done` is told of each sample. Training data is untouched.
+
+        Raises:
+            ServerError: the policy server failed. `done` was told of every sample that was finished by then.
+        """
+        start, before = time.time(), await self.versions()
+
+        async def one(task: Task, index: int) -> EvalSample:
+            episode = await self.roll_out(task)
+            if episode.error is not None:
+                raise episode.error
+            sample = EvalSample(index, episode)
+            done(sample)
+            return sample
+
+        count = self.config.eval_samples
+        samples = await gather_all(one(task, index) for task in self.tasks for index in range(count))
+        of_weights = _of_weights(before, await self.versions())
+        evaluated = Evaluated(samples, {**eval_metrics(samples), **of_weights})
+        self.metrics.evaluation = evaluated.metrics
+        await self.save(evaluated, start)
+        return evaluated
+
+    async def beside_training(self) -> dict[str, float]:
+        """Evaluate while training goes on: a failure is logged, and has no metrics."""
+        step = self.metrics.step
+        try:
+            metrics = (await self.measure()).metrics
+        except OPDError as error:
+            logger.error("the evaluation at step %d failed: %s", step, error)
+            return {}
+        interval = f"{metrics['eval/pass@1_low']:.2f} to {metrics['eval/pass@1_high']:.2f}"
+        logger.info("evaluation at step %d: eval/pass@1 %.3f (%s)", step, metrics["eval/pass@1"], interval)
+        return metrics
+
+    def at_step(self, before: int, now: int) -> None:
+        """Start an evaluation if `steps_per_eval` steps went by since the last one; the steps are the trainer's."""
+        every = self.config.steps_per_eval
+        if every > 0 and self.tasks and now // every > before // every:
+            if self._is_running:
+                logger.warning("the evaluation before step %d is not finished: no other one is started", now)
+            else:
+                self._running = asyncio.create_task(self.beside_training())
+
+    def share(self) -> float:
+        """Which part of the servers training may use now, in [0, 1]."""
+        if not self._is_running or self.config.eval_handling.value == "NONE":
+            return 1.0
+        return 0.0 if self.config.eval_handling.value == "STOP_TRAIN" else self.config.eval_limit_ratio
+
+    async def finish(self) -> None:
+        """Wait for the evaluation that is under way, if any is."""
+        if self._running is not None:
+            await self._running
+
+    def cancel(self) -> None:
+        """End the evaluation that is under way, if any is."""
+        if self._running is not None:
+            self._running.cancel()
+
+    @property
+    def _is_running(self) -> bool:
+        return self._running is not None and not self._running.done()
+
+
+def _of_weights(before: Sequence[int], after: Sequence[int]) -> dict[str, float]:
+    """Which weights were measured; a change in between is said."""
+    if not before or not after:
+        return {}
+    if {*before, *after} != {before[0]}:
+        logger.warning(
+            "the weights changed while they were evaluated, from version %d to %d: the metrics are of both",
+            min(before),
+            max(after),
+        )
+    return {"eval/weight_version": float(min(before)), "eval/weight_version_after": float(max(after))}
+
+
+async def evaluate(
+    evaluation: Evaluation, folder: Path, roles: Mapping[str, str], console: Console | None = None
+) -> dict[str, float]:
+    """The mode `evaluate`: with a progress bar, every sample on disk as it comes, and a closing table.
+
+    Args:
+        evaluation: What is evaluated.
+        folder: Where samples.jsonl and metrics.json are written.
+        roles: Which model does what and where.
+        console: Where a person reads; standard error by default.
 
     Raises:
-        OutputError: samples.jsonl can't be written.
+        ConfigError: no task is held out for evaluation.
+        OutputError: samples.jsonl can't be written, or holds an earlier evaluation and `overwrite` is off.
     """
-    file = SampleFile(folder)
+    if not evaluation.tasks:
+        raise ConfigError(
+            "no task is held out for evaluation: raise env.eval_fraction, or name a dataset with env.eval_dataset_name"
+        )
+    tasks, samples = len(evaluation.tasks), evaluation.config.eval_samples
+    earlier = folder / "samples.jsonl"
+    if earlier.exists() and earlier.stat().st_size > 0 and not evaluation.config.overwrite:
+        raise OutputError(
+            f"{str(earlier)!r} holds an earlier evaluation. Replace it with --env.overwrite, or choose another "
+            "env.data_dir_to_save_evals."
+        )
+    file = sample_file(folder)
     try:
-        with EvalProgress(total, console) as progress:
-            progress.console.print(header, soft_wrap=True)
+        with EvalProgress(tasks * samples, console) as progress:
+            places = {**roles, "samples": str(folder / "samples.jsonl")}
+            progress.console.print(start_screen(f"{tasks} tasks, {samples} samples each", places), soft_wrap=True)
 
             def done(sample: EvalSample) -> None:
-                file.write(sample)
+                file.write(sample.to_row())
                 progress.sample_done(sample)
 
-            samples, metrics = await run(done)
+            evaluated = await evaluation.measure(done)
     finally:
         file.close()
-    show_evaluation(samples, metrics, progress.console)
-    progress.console.print(f"metrics.json and samples.jsonl in {folder}", markup=False, highlight=False)
-    return metrics
+    show_evaluation(evaluated.samples, evaluated.metrics, progress.console)
+    progress.say(f"metrics.json and samples.jsonl in {folder}")
+    evaluation.metrics.flush()
+    return evaluated.metrics
 
 
-class SampleFile:
-    """samples.jsonl while an evaluation runs: a line for each sample as it comes, so that none is lost."""
+def sample_file(folder: Path) -> JsonLines:
+    """A new samples.jsonl in `folder`, for a line of each sample as it comes.
 
-    def __init__(self, folder: Path) -> None:
-        """Start a new file in `folder`.
-
-        Raises:
-            OutputError: it can't be written.
-        """
-        self.path = folder / "samples.jsonl"
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / "metrics.json").unlink(missing_ok=True)  # An earlier run's would not go with these samples.
-            self._file: IO[str] = self.path.open("w", encoding="utf-8")
-        except OSError as error:
-            raise OutputError(
-                f"cannot write {str(self.path)!r}: {error.strerror or error}. Choose another "
-                "env.data_dir_to_save_evals."
-            ) from error
-
-    def write(self, sample: EvalSample) -> None:
-        """Append one sample.
-
-        Raises:
-            OutputError: the disk refused.
-        """
-        try:
-            self._file.write(json.dumps(sample.to_row()) + "\n")
-            self._file.flush()
-        except OSError as error:
-            raise OutputError(f"cannot write to {str(self.path)!r}: {error.strerror or error}") from error
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
+    Raises:
+        OutputError: it can't be written.
+    """
+    file = JsonLines(folder / "samples.jsonl", hint="Choose another env.data_dir_to_save_evals.")
+    (folder / "metrics.json").unlink(missing_ok=True)  # An earlier run's would not go with these samples.
+    return file
 
 
-class EvalProgress:
+class EvalProgress(LiveBar):
     """Shows samples as they come in: a live bar in a terminal, a line for each tenth elsewhere."""
 
     def __init__(self, total: int, console: Console | None = None) -> None:
-        self.console = console or log_console()
+        super().__init__("samples", total, console=console)
         self.total, self.done, self.passed = total, 0, 0
-        self._bar = LiveBar(self.console, "samples", total)
-
-    def __enter__(self) -> Self:
-        self._bar.__enter__()
-        return self
-
-    def __exit__(self, *exc_info: Any) -> None:
-        self._bar.__exit__(*exc_info)
 
     def sample_done(self, sample: EvalSample) -> None:
         """A sample is finished."""
         tenths = 10 * self.done // self.total
         self.done += 1
         self.passed += sample.passed
-        self._bar.show(self.done, f"{self.passed} passed")
-        if not self._bar.is_live and 10 * self.done // self.total > tenths:
-            self.console.print(f"sample {self.done}/{self.total}: {self.passed} passed", highlight=False)
+        self.show(self.done, f"{self.passed} passed")
+        if not self.is_live and 10 * self.done // self.total > tenths:
+            self.say(f"sample {self.done}/{self.total}: {self.passed} passed")
 
 
 def show_evaluation(samples: Sequence[EvalSample], metrics: dict[str, float], console: Console) -> None:
-    """Print pass@k with its interval, and a row a task where they fit on a screen or two."""
+    """Print pass@k with its interval, and a row for each task if they fit on a screen or two."""
     by_task: dict[str, list[EvalSample]] = {}
     for sample in samples:
         by_task.setdefault(sample.task.task_id, []).append(sample)

@@ -1,19 +1,123 @@
-"""The file of scored groups: one JSON line a group, whole lines only, and a run that can be continued (I/O)."""
+"""Files of JSON lines, whole lines only; and the file of scored groups, from which a run can be continued (I/O)."""
 
+import fcntl
 import json
 import os
+import socket
+import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from agentic_opd.core.errors import OutputError
+from agentic_opd.core.errors import OutputError, WireError
+from agentic_opd.wire.group import ScoredGroup
+
+
+class JsonLines:
+    """Appends JSON lines to a file, or to standard output; a line is there, whole, when `write` returns."""
+
+    def __init__(self, path: Path | None, *, is_continued: bool = False, hint: str = "") -> None:
+        """Open `path` anew, or continue it behind its last whole line.
+
+        Args:
+            path: The file; None: standard output.
+            is_continued: Whether what it holds stays.
+            hint: What to do if it can't be written; ends the error's message.
+
+        Raises:
+            OutputError: it can't be written.
+        """
+        self.path = path
+        self._where = "standard output" if path is None else repr(str(path))
+        try:
+            self._file: IO[bytes] = sys.stdout.buffer if path is None else _opened(path, is_continued)
+        except OSError as error:
+            raise OutputError(f"cannot write {self._where}: {error.strerror or error}.{hint and ' ' + hint}") from error
+
+    def write(self, row: Mapping[str, Any], *, durable: bool = False) -> None:
+        """Append one line; `durable` lines survive a power cut too.
+
+        Raises:
+            OutputError: the disk refused; what was there before stays readable.
+            ValueError: a number in `row` is not finite.
+        """
+        line = json.dumps(row, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode() + b"\n"
+        try:
+            self._file.write(line)
+            self._file.flush()
+            if durable:
+                os.fsync(self._file.fileno())
+        except OSError as error:
+            with suppress(OSError):  # It tries once more to write what the disk has just refused.
+                self._file.close()
+            raise OutputError(f"cannot write to {self._where}: {error.strerror or error}") from error
+
+    def close(self) -> None:
+        """Close the file; standard output stays open."""
+        if self.path is not None:
+            self._file.close()
+
+
+def _opened(path: Path, is_continued: bool) -> IO[bytes]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if is_continued and path.exists():
+        os.truncate(path, max((end for _, end in whole_lines(path)), default=0))
+    return path.open("ab" if is_continued else "wb")
+
+
+def whole_lines(path: Path) -> Iterator[tuple[bytes, int]]:
+    """Each line that ends in a newline, and the offset behind it; a torn last line is left out."""
+    end = 0
+    with path.open("rb") as file:
+        for line in file:
+            if not line.endswith(b"\n"):
+                return
+            end += len(line)
+            yield line, end
+
+
+class FileLock:
+    """Keeps other processes from writing a file; released by the system if its holder dies.
+
+    The lock is held on `FILE.lock` beside the file, which names the holder for a process that is refused.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Take the lock of `path`.
+
+        Raises:
+            OutputError: another process has it; the message says which.
+            OSError: the folder can't be written.
+        """
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.with_name(f"{path.name}.lock").open("a+", encoding="utf-8")
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            self._file.seek(0)
+            holder = self._file.read().strip() or "another process"
+            self._file.close()
+            raise OutputError(
+                f"{str(path)!r} is being written by {holder}. Wait for its end, or choose another "
+                "env.data_path_to_save_groups."
+            ) from error
+        self._file.truncate(0)
+        self._file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+        self._file.flush()
+
+    def release(self) -> None:
+        """Let others write; the empty lock file stays, because another process may be opening it."""
+        if not self._file.closed:
+            self._file.truncate(0)
+            self._file.close()
 
 
 class GroupFile:
-    """Appends scored groups to a JSONL file; a line is on disk, whole, when `write` returns.
+    """Appends scored groups to a JSONL file; a group is on disk when `write` returns.
 
     Beside `groups.jsonl` lies `groups.run.json` with the settings that its lines depend on, so that a continued run
-    can't mix two kinds of lines.
+    can't mix two kinds of lines; and no other process can write it meanwhile.
     """
 
     def __init__(
@@ -23,67 +127,61 @@ class GroupFile:
         *,
         resume: bool = False,
         overwrite: bool = False,
-        seen: Callable[[Mapping[str, Any]], None] = lambda group: None,
+        seen: Callable[[ScoredGroup], None] = lambda group: None,
     ) -> None:
         """Open `path`; `seen` is told of every group in it, those of an earlier run first.
 
         Raises:
-            OutputError: it can't be written; it holds lines already and neither `resume` nor `overwrite` is set (where
-                both are, it is continued); or it was written with other settings.
+            OutputError: it can't be written, or another process writes it; it holds lines already and neither `resume`
+                nor `overwrite` is set (if both are, it is continued); or it was written with other settings.
         """
         self.path = path
         self._seen = seen
         self.finished: set[str] = set()
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            if path.exists() and path.stat().st_size > 0 and (resume or not overwrite):
-                self._continue(settings, resume=resume)
-            else:
-                path.write_bytes(b"")
-                self._settings_path.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
-            self._file: IO[bytes] = path.open("ab")
-        except OSError as error:
-            raise OutputError(
-                f"cannot write {str(path)!r}: {error.strerror or error}. Choose another env.data_path_to_save_groups."
-            ) from error
+        hint = "Choose another env.data_path_to_save_groups."
+        with ExitStack() as undo:
+            try:
+                self._lock = FileLock(path)
+                undo.callback(self._lock.release)
+                is_continued = path.exists() and path.stat().st_size > 0 and (resume or not overwrite)
+                if is_continued:
+                    self._read_earlier(settings, resume=resume)
+                self._lines = JsonLines(path, is_continued=is_continued, hint=hint)
+                if not is_continued:
+                    self._settings_path.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
+            except OSError as error:
+                raise OutputError(f"cannot write {str(path)!r}: {error.strerror or error}. {hint}") from error
+            undo.pop_all()
 
     @property
     def _settings_path(self) -> Path:
         return self.path.with_suffix(".run.json")
 
-    def write(self, group: Mapping[str, Any]) -> None:
+    def write(self, group: ScoredGroup) -> None:
         """Append one group.
 
         Raises:
             OutputError: the disk refused; what was on it before stays readable.
         """
-        line = json.dumps(group, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode() + b"\n"
-        try:
-            self._file.write(line)
-            self._file.flush()
-            os.fsync(self._file.fileno())
-        except OSError as error:
-            raise OutputError(f"cannot write to {str(self.path)!r}: {error.strerror or error}") from error
+        self._lines.write(group.to_wire(), durable=True)
         self._seen(group)
 
     def close(self) -> None:
-        """Close the file."""
-        self._file.close()
+        """Close the file, and let others write it."""
+        self._lines.close()
+        self._lock.release()
 
-    def _continue(self, settings: Mapping[str, Any], *, resume: bool) -> None:
+    def _read_earlier(self, settings: Mapping[str, Any], *, resume: bool) -> None:
         if not resume:
             raise OutputError(
                 f"{str(self.path)!r} holds groups of an earlier run. Continue it with --env.resume, replace it with "
                 "--env.overwrite, or choose another env.data_path_to_save_groups."
             )
         self._compare(settings)
-        whole = 0
-        for line, end in _whole_lines(self.path):
+        for line, _ in whole_lines(self.path):
             group = _read_group(line, self.path)
-            self.finished.add(group["group_overrides"]["item_id"])
+            self.finished.add(group.item_id or "")
             self._seen(group)
-            whole = end
-        os.truncate(self.path, whole)
 
     def _compare(self, settings: Mapping[str, Any]) -> None:
         try:
@@ -102,25 +200,15 @@ class GroupFile:
             )
 
 
-def _whole_lines(path: Path) -> Iterator[tuple[bytes, int]]:
-    """Each line that ends in a newline, and the offset behind it; a torn last line is left out."""
-    end = 0
-    with path.open("rb") as file:
-        for line in file:
-            if not line.endswith(b"\n"):
-                return
-            end += len(line)
-            yield line, end
-
-
-def _read_group(line: bytes, path: Path) -> dict[str, Any]:
+def _read_group(line: bytes, path: Path) -> ScoredGroup:
     try:
-        group = json.loads(line)
-        group["group_overrides"]["item_id"]
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
+        group = ScoredGroup.from_wire(json.loads(line))
+    except (json.JSONDecodeError, WireError) as error:
         raise OutputError(
-            f"{str(path)!r} holds a line that `process` did not write ({error!r}); it can't be continued"
+            f"{str(path)!r} holds a line that `process` did not write ({error}); it can't be continued"
         ) from error
+    if group.item_id is None:
+        raise OutputError(f"{str(path)!r} holds a group without an item_id; it can't be continued")
     return group
 
 

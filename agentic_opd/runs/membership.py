@@ -1,19 +1,19 @@
 """An environment's place at a trajectory API: taken, kept while the API is the same one, and then taken anew (I/O).
 
 The API hands out ids from 0 and keeps them in memory only. After a restart it may give ours to another environment, and
-would then answer for that one. So whenever it may be another API, because it was away or the connection to it is new,
-the environment registers again. Its name is its own, and the API numbers the registrations of a name. The first number
-says that the API is a new one; a later one that it is not, and then the place that was held before is given back, which
-else would count in the weights.
+would then answer for that one. So if it may be another API, because it was away or the connection to it is new, the
+environment registers again. Its name is its own, and the API numbers the registrations of a name. The first number
+says that the API is a new one. A later number says that it is not: then the place that was held before is given back,
+because it would still count in the weights.
 """
 
 import asyncio
 import logging
 import secrets
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from agentic_opd.core.errors import ConfigError, ServerUnreachableError
 from agentic_opd.core.notices import Notices
@@ -25,6 +25,7 @@ from agentic_opd.core.trajectory_api import (
     TrajectoryApi,
     UnknownEnvError,
 )
+from agentic_opd.wire.group import ScoredGroup
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +59,7 @@ class Membership:
 
         Raises:
             ConfigError: the trainer's batches can't hold a group.
-            ServerRequestError: what answers is no trajectory API.
+            ServerRequestError: what answers is not a trajectory API.
         """
         waiting = f"waiting for a trainer to ask {self.api.url} for a batch"
         while self.registration is None or not self.is_sure:
@@ -91,13 +92,13 @@ class Membership:
             )
         if self.trainer.batch_size > 0 and self.trainer.batch_size % self.env.group_size:
             logger.warning(
-                "the trainer's batches of %d are no multiple of env.group_size (%d): the API makes one only where "
+                "the trainer's batches of %d are not a multiple of env.group_size (%d): the API makes one only if "
                 "groups of other environments fill it up",
                 *(self.trainer.batch_size, self.env.group_size),
             )
 
     async def status(self) -> QueueStatus:
-        """How far the trainer is, asked as our own environment; registers again where that is needed.
+        """How far the trainer is, asked as our own environment; registers again if that is needed.
 
         Raises:
             ConfigError, ServerRequestError: as `ensure`.
@@ -115,8 +116,8 @@ class Membership:
                 return status
             self._is_sure = False
 
-    async def send(self, group: Mapping[str, Any]) -> None:
-        """One attempt to send a group; to be called where `is_sure`.
+    async def send(self, group: ScoredGroup) -> None:
+        """One attempt to send a group; to be called only if `is_sure`.
 
         Raises:
             ServerUnreachableError: no answer; the API may have the group nevertheless.
@@ -124,7 +125,7 @@ class Membership:
         """
         assert self.registration is not None
         try:
-            await self.api.send(group, self.registration.env_id)
+            await self.api.send(await asyncio.to_thread(group.to_wire), self.registration.env_id)
         except ServerUnreachableError:
             self._is_sure = False
             raise

@@ -1,49 +1,23 @@
-"""The `process` mode: items to a file of scored groups, several at a time, with progress and an orderly end (I/O).
-
-In: items, a coroutine that makes a group of one, and a `GroupFile`. Out: a `RunSummary`.
-"""
+"""The `process` mode: items to a file of scored groups, several at a time, with progress and an orderly end (I/O)."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol, Self, TypeVar
 
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
-from agentic_opd.core.console import LiveBar, log_console
+from agentic_opd.core.console import LiveBar
 from agentic_opd.core.errors import OPDError, OutputError, ServerUnreachableError
-from agentic_opd.runs.config import RunConfig
-from agentic_opd.runs.files import GroupFile
-from agentic_opd.runs.progress import counts_line
-from agentic_opd.wire.group import RunCounts, TaskItem
-
-
-class Item(Protocol):
-    """What a group is made of; `item_id` names it across runs."""
-
-    @property
-    def item_id(self) -> str:
-        """Unique within a run, the same in a continued one."""
-        ...
-
-
-ItemT = TypeVar("ItemT", bound=Item)
-GroupT = TypeVar("GroupT", bound=Mapping[str, Any])
-
-
-class Progress(Protocol):
-    """What a person sees meanwhile; see progress.py."""
-
-    def group_done(self, item_id: str, group: Mapping[str, Any]) -> None:
-        """A group is on disk."""
-        ...
-
-    def group_failed(self, item_id: str, error: Exception) -> None:
-        """A group came to nothing; the run goes on."""
-        ...
+from agentic_opd.report.command import report_run
+from agentic_opd.runs.environment import Environment, FinishedGroup
+from agentic_opd.runs.files import GroupFile, default_output_folder
+from agentic_opd.runs.metric_log import RunMetrics
+from agentic_opd.runs.progress import counts_line, start_screen
+from agentic_opd.wire.counts import RunCounts
+from agentic_opd.wire.group import TaskItem
 
 
 @dataclass
@@ -62,13 +36,56 @@ class RunSummary:
         return self.skipped + self.done == self.total
 
 
+async def process(env: Environment, metrics: RunMetrics, count: int, held_out: str = "") -> RunSummary:
+    """Make the first `count` groups of `env` that its file does not hold yet, and the report at the end.
+
+    Args:
+        env: What makes the groups.
+        metrics: What is told of each group.
+        count: Groups that the file is to hold in the end.
+        held_out: What to say about tasks that are not among them.
+
+    Raises:
+        OutputError: the file can't be written.
+    """
+    config, counts = env.config, RunCounts()
+    items = list(islice(env.items(), count))
+    path = Path(config.data_path_to_save_groups or default_output_folder("process") / "groups.jsonl")
+    file = GroupFile(path, env.line_settings(), resume=config.resume, overwrite=config.overwrite, seen=counts.add)
+    try:
+        metrics.step = len(file.finished)
+        if config.use_wandb:
+            metrics.to_wandb(str(env.name), env.line_settings())
+        else:
+            metrics.to_file(file, default_output_folder("process"))
+        skipped = len(file.finished.intersection(item.item_id for item in items))
+
+        def write(finished: FinishedGroup) -> None:
+            file.write(finished.group)
+            metrics.step += 1  # A group is a logging step: there is no trainer whose steps it could wait for.
+            metrics.add(finished)
+            metrics.flush()
+
+        with RunProgress(len(items), skipped, counts) as progress:
+            what = f"{count} groups of {config.group_size} rollouts{held_out}"
+            places = {**env.roles(), "groups": str(path), **metrics.place()}
+            progress.console.print(start_screen(what, places), soft_wrap=True)
+            summary = await run_items(items, env.collect, write, file.finished, config.max_concurrent_groups, progress)
+    finally:
+        file.close()
+    show_summary(counts, summary, path, progress.console)
+    if config.report and summary.stopped is None:
+        await asyncio.to_thread(report_run, path, env.tokenizer)
+    return summary
+
+
 async def run_items(
-    items: Sequence[ItemT],
-    collect: Callable[[ItemT], Awaitable[GroupT]],
-    write: Callable[[GroupT], Awaitable[None]],
+    items: Sequence[TaskItem],
+    collect: Callable[[TaskItem], Awaitable[FinishedGroup]],
+    write: Callable[[FinishedGroup], None],
     finished: set[str],
     concurrency: int,
-    progress: Progress,
+    progress: "RunProgress",
 ) -> RunSummary:
     """Collect and write every item that is not `finished`, at most `concurrency` at a time.
 
@@ -89,9 +106,9 @@ async def run_items(
                 summary.failed[item.item_id] = str(error)
                 progress.group_failed(item.item_id, error)
                 continue
-            await write(group)
+            write(group)
             summary.done += 1
-            progress.group_done(item.item_id, group)
+            progress.group_done(item.item_id, group.group.scores)
 
     try:
         async with asyncio.TaskGroup() as workers:
@@ -104,107 +121,46 @@ async def run_items(
     return summary
 
 
-async def process(
-    items: Sequence[TaskItem],
-    collect: Callable[[TaskItem], Awaitable[dict[str, Any]]],
-    written: Callable[[dict[str, Any]], Awaitable[None]],
-    file: GroupFile,
-    counts: RunCounts,
-    config: RunConfig,
-    header: Text,
-) -> RunSummary:
-    """Collect the items that `file` does not hold yet, write each group as soon as it is whole, and close the file.
-
-    Args:
-        items: What the file is to hold in the end.
-        collect: Makes the group of an item.
-        written: Told of each new group once it is on disk.
-        file: Where the groups go.
-        counts: What `file` counts of them.
-        config: For `max_concurrent_groups`.
-        header: The first lines that a person reads.
-
-    Raises:
-        OutputError: the file can't be written.
-    """
-
-    async def write(group: dict[str, Any]) -> None:
-        file.write(group)
-        await written(group)
-
-    skipped = len(file.finished.intersection(item.item_id for item in items))
-    try:
-        with RunProgress(len(items), skipped, counts) as progress:
-            progress.console.print(header, soft_wrap=True)
-            summary = await run_items(items, collect, write, file.finished, config.max_concurrent_groups, progress)
-    finally:
-        file.close()
-    show_summary(counts, summary, file.path, progress.console)
-    return summary
-
-
-class RunProgress:
+class RunProgress(LiveBar):
     """Shows groups as they come in; `counts` is kept by whoever writes them."""
 
     def __init__(self, total: int, skipped: int, counts: RunCounts, console: Console | None = None) -> None:
-        self.console = console or log_console()
-        self.total = total
-        self.groups = skipped
+        super().__init__("groups", total, skipped, console)
+        self.total, self.groups = total, skipped
         self._counts = counts
-        self._bar = LiveBar(self.console, "groups", total, skipped)
-        self._refresh()
+        self.show(skipped, counts_line(counts))
 
-    def __enter__(self) -> Self:
-        self._bar.__enter__()
-        return self
-
-    def __exit__(self, *exc_info: Any) -> None:
-        self._bar.__exit__(*exc_info)
-
-    @property
-    def counts(self) -> str:
-        """The counts so far, on one line."""
-        return counts_line(self._counts)
-
-    def group_done(self, item_id: str, group: Mapping[str, Any]) -> None:
+    def group_done(self, item_id: str, scores: Sequence[float]) -> None:
         """A group is on disk."""
         self.groups += 1
-        self._refresh()
-        if not self._bar.is_live:
-            scores = ", ".join(f"{score:.2f}" for score in group["scores"])
-            self.console.print(
-                f"group {self.groups}/{self.total} {item_id}: scores {scores}; {self.counts}",
-                highlight=False,
-                soft_wrap=True,
-            )
+        counts = counts_line(self._counts)
+        self.show(self.groups, counts)
+        if not self.is_live:
+            shown = ", ".join(f"{score:.2f}" for score in scores)
+            self.say(f"group {self.groups}/{self.total} {item_id}: scores {shown}; {counts}")
 
     def group_failed(self, item_id: str, error: Exception) -> None:
-        """A group came to nothing."""
+        """A group failed; the run goes on."""
         self.console.print(f"[red]group {item_id} failed:[/red]", end=" ")
-        self.console.print(str(error), markup=False, soft_wrap=True)
-
-    def _refresh(self) -> None:
-        self._bar.show(self.groups, self.counts)
+        self.say(str(error))
 
 
 def show_summary(counts: RunCounts, summary: RunSummary, path: Path, console: Console) -> None:
     """Print what the file holds, and what is missing from it."""
+    lines: list[str] = []
     if counts.by_task:
         console.print(summary_table(counts), soft_wrap=True)
     if counts.distilled:
-        total = counts.total()
-        console.print(
-            f"opd/mean_hints_per_rollout {total['hints'] / total['rollouts']:.2f}   "
-            f"opd/mean_turns_scored {total['scored'] / total['rollouts']:.2f}   "
-            f"opd/hint_rate {total['hints'] / total['turns']:.2f}",
-            highlight=False,
-            soft_wrap=True,
-        )
-        outcomes = ", ".join(f"{name} {count}" for name, count in counts.outcomes.most_common())
-        console.print(f"turn outcomes: {outcomes}", highlight=False, soft_wrap=True)
+        total, records = counts.total, counts.total.records
+        lines += [
+            f"opd/mean_hints_per_rollout {records.hints / total.rollouts:.2f}   "
+            f"opd/mean_turns_scored {records.scored / total.rollouts:.2f}   "
+            f"opd/hint_rate {records.hints / total.assistant_turns:.2f}",
+            "turn outcomes: " + ", ".join(f"{one.value} {count}" for one, count in records.outcomes.most_common()),
+        ]
     if counts.noise_floor is not None:
-        console.print(f"noise floor: {counts.noise_floor:.1e} nats without a hint", highlight=False)
-    for line in closing_lines(summary, path):
+        lines.append(f"noise floor: {counts.noise_floor:.1e} nats without a hint")
+    for line in (*lines, *closing_lines(summary, path)):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
@@ -218,16 +174,11 @@ def summary_table(counts: RunCounts) -> Table:
     for name in names:
         table.add_column(name, justify="right", no_wrap=True)
     rows = sorted(counts.by_task.items())
-    for i, (task, row) in enumerate([*rows, ("all", counts.total())]):
-        cells = [
-            f"{row['rollouts']:.0f}",
-            f"{row['passed']:.0f}",
-            f"{row['score'] / row['rollouts']:.2f}",
-            f"{row['turns']:.0f}",
-        ]
+    for i, (task, row) in enumerate([*rows, ("all", counts.total)]):
+        cells = [f"{row.rollouts}", f"{row.passed}", f"{row.score / row.rollouts:.2f}", f"{row.assistant_turns}"]
         if counts.distilled:
-            share = 100 * row["scored_tokens"] / row["tokens"]
-            cells += [f"{row['hints']:.0f}", f"{row['scored']:.0f}", f"{row['scored_tokens']:.0f} ({share:.1f}%)"]
+            share = 100 * row.scored_tokens / row.tokens
+            cells += [f"{row.records.hints}", f"{row.records.scored}", f"{row.scored_tokens} ({share:.1f}%)"]
         table.add_row(task, *cells, end_section=i == len(rows) - 1)
     return table
 

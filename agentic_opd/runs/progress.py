@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from rich.text import Text
 
 from agentic_opd import __version__
-from agentic_opd.wire.group import RunCounts
+from agentic_opd.wire.counts import RunCounts
 
 
 def start_screen(what: str, places: Mapping[str, str]) -> Text:
@@ -17,11 +17,10 @@ def start_screen(what: str, places: Mapping[str, str]) -> Text:
 
 def counts_line(counts: RunCounts) -> str:
     """What was made so far, on one line."""
-    total = counts.total()
-    rollouts = total["rollouts"]
-    text = f"{rollouts:.0f} rollouts"
-    if rollouts:
-        text += f", {100 * total['passed'] / rollouts:.0f}% passed"
+    total = counts.total
+    text = f"{total.rollouts} rollouts"
+    if total.rollouts:
+        text += f", {100 * total.passed / total.rollouts:.0f}% passed"
     if counts.distilled:
-        text += f", {total['hints']:.0f} hints, {total['scored']:.0f} of {total['turns']:.0f} turns scored"
+        text += f", {total.records.hints} hints, {total.records.scored} of {total.assistant_turns} turns scored"
     return text

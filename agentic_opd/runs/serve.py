@@ -2,7 +2,7 @@
 
 Groups are made ahead of the trainer by `max_batches_offpolicy` batches at most: far enough that it never waits, and no
 further (`ServePlan`). A server that goes away is waited for, the API as well as vLLM; what is finished is kept and sent
-when it is back. Nothing under way is thrown away before the end: where the queue is full, no new group is started.
+when it is back. Nothing under way is thrown away before the end: if the queue is full, no new group is started.
 """
 
 import asyncio
@@ -12,21 +12,26 @@ import uuid
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Any, Generic, Self, TypeVar
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from rich.console import Console
 
-from agentic_opd.core.console import LiveBar, log_console
+from agentic_opd.core.console import LiveBar
 from agentic_opd.core.errors import ConfigError, OPDError, ServerRequestError, ServerUnreachableError
 from agentic_opd.core.notices import Notices
 from agentic_opd.core.trajectory_api import EnvDescription, QueueStatus, TrajectoryApi
+from agentic_opd.runs.environment import Environment, FinishedGroup
+from agentic_opd.runs.evaluate import Evaluation
+from agentic_opd.runs.files import GroupFile, default_output_folder
 from agentic_opd.runs.membership import Membership
-from agentic_opd.runs.progress import counts_line
-from agentic_opd.wire.group import RunCounts
+from agentic_opd.runs.metric_log import RunMetrics, WandbLog
+from agentic_opd.runs.progress import counts_line, start_screen
+from agentic_opd.wire.counts import RunCounts
+from agentic_opd.wire.group import ScoredGroup, TaskItem
 
 _LEAST_PART = 0.01
-"""Where others were promised whole batches; as the API does with weights."""
+"""The least part, if others were promised whole batches; the API does the same with weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +40,14 @@ class ServePlan:
 
     env: EnvDescription
     max_groups: int
-    """Groups under way at the same time, where this environment has the servers to itself."""
+    """Groups under way at the same time, if this environment has the servers to itself."""
     max_batches_offpolicy: int
     total_steps: int | None
     """The trainer's step at which to end; None: its own last one."""
     skip_equal_scores: bool
 
     def most_under_way(self, status: QueueStatus, *, batch_size: int, finished: int, share: float) -> int:
-        """How many groups may be under way now; 0 or less where the queue is full.
+        """How many groups may be under way now; 0 or less if the queue is full.
 
         Args:
             status: What the API said last.
@@ -62,7 +67,7 @@ class ServePlan:
         return min(math.ceil(min(self.max_groups, ahead) * part * share), room - finished)
 
     def _part(self, status: QueueStatus) -> float:
-        """Which part of all groups this environment should make: what it was promised, or else its weight's part."""
+        """Which part of all groups this environment should make: what it was promised, or its weight's part."""
         if self.env.min_batch_allocation is not None:
             return min(1.0, max(self.env.min_batch_allocation, status.env_weight))
         return min(1.0, status.env_weight, max(status.unallocated_fraction, _LEAST_PART))
@@ -70,17 +75,15 @@ class ServePlan:
 
 logger = logging.getLogger(__name__)
 
-ItemT = TypeVar("ItemT")
-
 _POLL_S = 0.2
 _PATIENCE_S = 1.0
 """Pause between two attempts to reach a vLLM server that is away."""
 _FAREWELL_S = 10.0
 """At the end, how long finished groups are still offered to the API."""
 _LEAVING_S = 2.0
-"""At the end, how long an API that does not answer is asked to strike this environment off, where nothing is left."""
+"""At the end, how long the API is asked to remove this environment, if no group is left to send."""
 _MOST_FAILURES = 20
-"""So many groups in a row that come to nothing end the run."""
+"""So many groups in a row that fail end the run."""
 _MANY_SKIPPED = 20
 """Each time that so many more groups in a row were not sent, that is said."""
 
@@ -98,26 +101,18 @@ class ServeLook:
     """Groups that wait for the trainer, those of other environments included."""
 
 
-class ServeProgress:
+class ServeProgress(LiveBar):
     """Shows how far a `serve` is: a live bar of the trainer's steps in a terminal; elsewhere its log lines are all."""
 
     def __init__(self, counts: RunCounts, console: Console | None = None) -> None:
-        self.console = console or log_console()
+        super().__init__("steps", None, console=console)
         self._counts = counts
-        self._bar = LiveBar(self.console, "steps", None)
 
-    def __enter__(self) -> Self:
-        self._bar.__enter__()
-        return self
-
-    def __exit__(self, *exc_info: Any) -> None:
-        self._bar.__exit__(*exc_info)
-
-    def show(self, look: ServeLook) -> None:
+    def look(self, look: ServeLook) -> None:
         """Show what the last look at the API found."""
         skipped = f"{look.skipped} skipped, " if look.skipped else ""
         groups = f"{look.sent} groups sent, {skipped}{look.under_way} under way, {look.queued} queued"
-        self._bar.show(look.step, f"{groups}; {counts_line(self._counts)}", look.last_step)
+        self.show(look.step, f"{groups}; {counts_line(self._counts)}", look.last_step)
 
 
 @dataclass
@@ -138,14 +133,87 @@ class ServeCounts:
         return f"{self.sent} groups sent ({self.repeated} twice), {self.failed} failed{skipped}, {self.unsent} unsent"
 
 
+async def serve(env: Environment, metrics: RunMetrics, evaluation: Evaluation, *, max_token_length: int) -> ServeCounts:
+    """Serve groups of `env` to the trajectory API; also to a file if `data_path_to_save_groups` is set.
+
+    Args:
+        env: What makes the groups.
+        metrics: What is told of each group, and logged at each step of the trainer.
+        evaluation: What evaluates every `steps_per_eval` steps.
+        max_token_length: Tokens of the longest sequence, which the API is told.
+
+    Raises:
+        ConfigError: the trainer's batches can't hold a group, or nobody says how many steps there are.
+        OPDError: too many groups in a row failed; or a finished one can't be written.
+    """
+    config, counts, file = env.config, RunCounts(), None
+    api, items = TrajectoryApi(config.rollout_server_url), env.items()
+    try:
+        if config.data_path_to_save_groups:
+            path = Path(config.data_path_to_save_groups)
+            file = GroupFile(path, env.line_settings(), resume=config.resume, overwrite=config.overwrite)
+        if not config.use_wandb:  # A run on W&B takes its project from the trainer, at the first step.
+            metrics.to_file(file, default_output_folder("serve"))
+
+        def keep(finished: FinishedGroup) -> None:
+            if file is not None:
+                file.write(finished.group)
+            counts.add(finished.group)
+            metrics.add(finished)
+
+        async def step(number: int) -> None:
+            """Log what came in since the last step, and evaluate if it is time to."""
+            if config.use_wandb and metrics.log is None:
+                project, group = await api.wandb_info()
+                name = config.wandb_name or env.name
+                metrics.log = WandbLog(project or str(env.name), name, env.line_settings(), group)
+                logger.info("metrics go to %s", metrics.log.place)
+            logger.info("step %d: %s", number, metrics.line())
+            before, metrics.step = metrics.step, number
+            metrics.flush()
+            evaluation.at_step(before, number)
+
+        with ServeProgress(counts) as progress:
+            hooks = ServeHooks(lambda: next(items), env.collect, keep, step, progress.look, evaluation.share)
+            to = {"trainer": config.rollout_server_url, **({"groups": str(file.path)} if file else {})}
+            screen = start_screen("serve", {**env.roles(), **to, **metrics.place()})
+            progress.console.print(screen, soft_wrap=True)
+            done = await GroupServer(api, _plan(env, max_token_length), hooks).run()
+            await evaluation.finish()
+            metrics.flush()  # What came in after the last step, and the last evaluation.
+        return done
+    finally:
+        evaluation.cancel()
+        if file is not None:
+            file.close()
+        await api.close()
+
+
+def _plan(env: Environment, max_token_length: int) -> ServePlan:
+    config = env.config
+    return ServePlan(
+        env=EnvDescription(
+            name=config.wandb_name or str(env.name),
+            max_token_length=max_token_length,
+            weight=config.inference_weight,
+            group_size=config.group_size,
+            min_batch_allocation=config.min_batch_allocation,
+        ),
+        max_groups=config.max_concurrent_groups,
+        max_batches_offpolicy=config.max_batches_offpolicy,
+        total_steps=None if config.total_steps == -1 else config.total_steps,
+        skip_equal_scores=config.ensure_scores_are_not_same,
+    )
+
+
 @dataclass(frozen=True, slots=True)
-class ServeHooks(Generic[ItemT]):
+class ServeHooks:
     """What the environment does for `GroupServer`."""
 
-    next_item: Callable[[], ItemT]
-    collect: Callable[[ItemT], Awaitable[dict[str, Any]]]
+    next_item: Callable[[], TaskItem]
+    collect: Callable[[TaskItem], Awaitable[FinishedGroup]]
     """Makes the group of an item."""
-    on_group: Callable[[dict[str, Any]], Awaitable[None]]
+    on_group: Callable[[FinishedGroup], None]
     """Told of each finished group, before it is sent."""
     on_step: Callable[[int], Awaitable[None]]
     """Told of each new step of the trainer, the one at the start included."""
@@ -155,17 +223,17 @@ class ServeHooks(Generic[ItemT]):
     """Which part of `max_groups` may be under way now, in [0, 1]; an evaluation may want the servers for itself."""
 
 
-class GroupServer(Generic[ItemT]):
+class GroupServer:
     """Serves one trainer until it has taken its last batch, or until it is cancelled."""
 
-    def __init__(self, api: TrajectoryApi, plan: ServePlan, hooks: ServeHooks[ItemT]) -> None:
+    def __init__(self, api: TrajectoryApi, plan: ServePlan, hooks: ServeHooks) -> None:
         """Prepare to serve; nothing is asked yet."""
         self.plan, self.hooks = plan, hooks
         self.counts = ServeCounts()
         self._notices = Notices()
         self._member = Membership(api, plan.env, self._notices)
-        self._outbox: deque[dict[str, Any]] = deque()
-        self._unanswered: dict[str, Any] | None = None
+        self._outbox: deque[ScoredGroup] = deque()
+        self._unanswered: ScoredGroup | None = None
         self._workers: set[asyncio.Task[None]] = set()
         self._failures_in_a_row = 0
         self._skips_in_a_row = 0
@@ -175,7 +243,7 @@ class GroupServer(Generic[ItemT]):
 
         Raises:
             ConfigError: the trainer's batches can't hold a group, or nobody says how many steps there are.
-            OPDError: one group after the other came to nothing; or a finished one can't be written.
+            OPDError: too many groups in a row failed; or a finished one can't be written.
         """
         try:
             await self._member.ensure()
@@ -239,11 +307,11 @@ class GroupServer(Generic[ItemT]):
         for _ in range(most - len(self._workers)):
             self._workers.add(asyncio.create_task(self._make(self.hooks.next_item())))
 
-    async def _make(self, item: ItemT) -> None:
+    async def _make(self, item: TaskItem) -> None:
         waiting = "waiting for vLLM"
         while True:
             try:
-                group = await self.hooks.collect(item)
+                finished = await self.hooks.collect(item)
             except ServerUnreachableError as error:
                 self._notices.say_once(waiting, str(error))
                 await asyncio.sleep(_PATIENCE_S)
@@ -254,12 +322,12 @@ class GroupServer(Generic[ItemT]):
                 break
         self._notices.forget(waiting)
         self._failures_in_a_row = 0
-        group["group_overrides"]["group_id"] = uuid.uuid4().hex
-        await self.hooks.on_group(group)
-        longest, most = max(map(len, group["tokens"])), self._member.trainer.max_token_len
+        group = replace(finished.group, group_id=uuid.uuid4().hex)
+        self.hooks.on_group(replace(finished, group=group))
+        longest, most = max(len(one.tokens_T) for one in group.rollouts), self._member.trainer.max_token_len
         if 0 < most <= longest:
             self._skip("too_long", f"it has {longest} tokens, the trainer takes less than {most}")
-        elif self.plan.skip_equal_scores and len(set(group["scores"])) == 1:
+        elif self.plan.skip_equal_scores and len(set(group.scores)) == 1:
             self._skip("equal_scores", "all its scores are equal (env.ensure_scores_are_not_same)")
         else:
             self._outbox.append(group)

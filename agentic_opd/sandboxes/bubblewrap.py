@@ -18,16 +18,14 @@ from typing import Self
 from agentic_opd.core.errors import SandboxError
 from agentic_opd.sandboxes.disk import run_within
 from agentic_opd.sandboxes.folders import PrivateFolder, remove_leftovers
-from agentic_opd.sandboxes.host_process import CommandResult, run_process
-from agentic_opd.sandboxes.limits import Limits
-from agentic_opd.sandboxes.trial import TRIAL, TRIAL_TIMEOUT_S, why_trial_failed
+from agentic_opd.sandboxes.host_process import HOST_ENV, SYSTEM_PATH, host_python, run_host_process
+from agentic_opd.sandboxes.protocol import CommandResult, Limits, try_out, variables
 
 WORKDIR = "/workspace"
 HOME = "/home/agent"
 
 _SYSTEM_DIRS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store")
 _ETC = ("/etc/alternatives", "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/localtime")
-SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
 
 PRIVATE_DIRS = {"work": WORKDIR, "tmp": "/tmp", "home": HOME, "shm": "/dev/shm"}
 """The writable directories: their name in the sandbox's folder on the host -> where the sandbox sees them."""
@@ -38,9 +36,6 @@ _FIRST_UID = 1_500_000_000
 _NUM_UIDS = 500_000_000
 _SANDBOX_UID = 1000
 _OTHER_PROCESSES = 10_000
-
-HOST_ENV = {"PATH": SYSTEM_PATH, "LANG": "C.UTF-8"}
-"""Environment of bwrap itself. The sandbox can read it in /proc/1/environ, so the caller's must not be in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +65,13 @@ def _is_mapped(uid: int) -> bool:
 
 def build_argv(folder: Path, command: str, cpu_s: int, identity: Identity, limits: Limits) -> list[str]:
     """The argv that runs `command` in a shell inside a new sandbox whose PRIVATE_DIRS lie in the host's `folder`."""
+    environment = variables(HOME, PATH=f"/run/python:{host_python().parent}:{SYSTEM_PATH}")
     return [
         "bwrap",
         *_namespaces(identity),
         *_mounts(folder),
-        *("--clearenv", "--setenv", "PATH", f"/run/python:{host_python().parent}:{SYSTEM_PATH}"),
-        *("--setenv", "HOME", HOME, "--setenv", "LANG", "C.UTF-8", "--setenv", "PYTHONDONTWRITEBYTECODE", "1"),
-        *("--setenv", "PYTHONHASHSEED", "0", "--setenv", "TERM", "dumb"),
+        "--clearenv",
+        *(part for name, value in environment.items() for part in ("--setenv", name, value)),
         *("--chdir", WORKDIR, "--"),
         *_drop_privileges(identity),
         "prlimit",
@@ -102,8 +97,8 @@ def process_limit(processes: int, identity: Identity, kernel: str) -> int:
 
 def _namespaces(identity: Identity) -> list[str]:
     argv = ["--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
-    # No --new-session: run_process already gives the command a session without a terminal, and while bwrap leaves the
-    # process group it could be missed by the kill of that group.
+    # No --new-session: run_host_process already gives the command a session without a terminal, and while bwrap leaves
+    # the process group it could be missed by the kill of that group.
     argv += ["--hostname", "sandbox", "--die-with-parent", "--cap-drop", "ALL"]
     if identity.uid is None:
         return [*argv, "--unshare-user", "--uid", str(_SANDBOX_UID), "--gid", str(_SANDBOX_UID)]
@@ -142,12 +137,6 @@ def _mounts(folder: Path) -> list[str]:
     return [*argv, "--remount-ro", "/", "--remount-ro", "/dev"]
 
 
-def host_python() -> Path:
-    """The interpreter behind this one's virtual environment."""
-    name = f"bin/python{sys.version_info.major}.{sys.version_info.minor}"
-    return (Path(sys.base_prefix) / name).resolve()
-
-
 _INSTALL_HINT = (
     "bubblewrap is not installed: bwrap was not found. Install it with the system's package manager, for example "
     "`apt-get install bubblewrap`, `dnf install bubblewrap` or `pacman -S bubblewrap`."
@@ -181,10 +170,6 @@ class BubblewrapSandbox:
                 os.chown(folder / name, self._identity.uid, self._identity.uid)
 
     async def __aexit__(self, *exc_info: object) -> None:
-        await self.close()
-
-    async def close(self) -> None:
-        """Remove the work directory; every command's processes ended with it."""
         await self._folder.remove()
 
     async def run(self, command: str, timeout_s: float, stdin: bytes | None = None) -> CommandResult:
@@ -203,16 +188,13 @@ class BubblewrapSandbox:
     async def _try(self) -> None:
         if shutil.which("bwrap", path=HOST_ENV["PATH"]) is None:
             raise SandboxError(_INSTALL_HINT)
-        result = await self._run(TRIAL, TRIAL_TIMEOUT_S)
-        why = why_trial_failed(result)
-        if why is not None:
-            raise SandboxError(f"bubblewrap does not work here: {why}. {_advice(result.text)}")
+        await try_out(self._run, "bubblewrap does not work here", _advice)
 
     async def _run(self, command: str, timeout_s: float, stdin: bytes | None = None) -> CommandResult:
         folder = self._folder.path
         (folder / "work").chmod(0o755)  # An earlier command may have closed it: bwrap could not enter it then.
         cpu_s = math.ceil(timeout_s) + 1
-        running = run_process(
+        running = run_host_process(
             build_argv(folder, command, cpu_s, self._identity, self._limits),
             timeout_s=timeout_s,
             max_output_bytes=self._limits.output_bytes,

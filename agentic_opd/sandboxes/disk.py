@@ -11,12 +11,13 @@ from typing import Any
 
 from agentic_opd.core.errors import SandboxError
 from agentic_opd.sandboxes.folders import remove_tree
-from agentic_opd.sandboxes.host_process import CommandResult, run_process
+from agentic_opd.sandboxes.host_process import HOST_ENV, run_host_process
+from agentic_opd.sandboxes.protocol import CommandResult
 
 _EVERY_S = 0.5
 _MEASURE_TIMEOUT_S = 60.0
 _MAX_OUTPUT_BYTES = 2**16
-_ENV = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LC_ALL": "C"}
+_ENV = {**HOST_ENV, "LC_ALL": "C"}
 
 
 async def run_within(
@@ -24,7 +25,7 @@ async def run_within(
 ) -> CommandResult:
     """Await `command`, which writes in `folders` only, and stop it once they hold more than `disk_mb` MiB.
 
-    Where they do, they are emptied, for nothing else keeps the disk free, and the result says so.
+    If they do, they are emptied, because nothing else keeps the disk free, and the result says so.
 
     Raises:
         SandboxError: The size cannot be measured.
@@ -65,7 +66,7 @@ async def _measure(folders: Sequence[Path]) -> bytes:
 
 
 async def _run_tool(*argv: str) -> bytes:
-    result = await run_process(argv, timeout_s=_MEASURE_TIMEOUT_S, max_output_bytes=_MAX_OUTPUT_BYTES, env=_ENV)
+    result = await run_host_process(argv, timeout_s=_MEASURE_TIMEOUT_S, max_output_bytes=_MAX_OUTPUT_BYTES, env=_ENV)
     return result.output
 
 

@@ -20,9 +20,7 @@ from typing import Any, Self, TypeVar
 
 from agentic_opd.core.errors import SandboxError
 from agentic_opd.sandboxes.folders import PREFIX, is_dead, owner_tag
-from agentic_opd.sandboxes.host_process import CommandResult
-from agentic_opd.sandboxes.limits import Limits
-from agentic_opd.sandboxes.trial import TRIAL, TRIAL_TIMEOUT_S, not_entered, why_trial_failed
+from agentic_opd.sandboxes.protocol import CommandResult, Limits, not_entered, try_out, variables
 
 try:
     from docker import APIClient
@@ -44,13 +42,6 @@ _CPUS = 1.0
 _OWN_PROCESSES = 4
 _MAX_CONNECTIONS = 512
 _SPARE_S = 5
-_ENVIRONMENT = {
-    "HOME": _HOME,
-    "LANG": "C.UTF-8",
-    "PYTHONDONTWRITEBYTECODE": "1",
-    "PYTHONHASHSEED": "0",
-    "TERM": "dumb",
-}
 
 # $1: bytes of input, $2: the command. A connection to a container cannot say that the input ends; `head` can.
 _SHELL = """
@@ -180,7 +171,7 @@ class DockerEngine:
                 user=f"{_USER}:{_USER}",
                 working_dir=WORKDIR,
                 hostname="sandbox",
-                environment=_ENVIRONMENT,
+                environment=variables(_HOME),
                 labels={_LABEL: owner_tag()},
                 stdin_open=True,
                 host_config=host_config,
@@ -254,15 +245,11 @@ class DockerSandbox:
             await _call(engine.connect)
             await _call(lambda: engine.start_keeper(self._name))
         except BaseException:
-            await self.close()
+            await self.__aexit__()
             raise
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        await self.close()
-
-    async def close(self) -> None:
-        """Remove the keeper and the files; every command's container is already gone."""
         engine, self._engine = self._engine, None
         if engine is not None:
             await _call(lambda: engine.close(self._name))
@@ -272,9 +259,7 @@ class DockerSandbox:
         if self._engine is None:
             raise not_entered()
         await _call(self._engine.remove_leftovers)
-        why = why_trial_failed(await self.run(TRIAL, TRIAL_TIMEOUT_S))
-        if why is not None:
-            raise SandboxError(f"docker does not work here with image {self._image!r}: {why}")
+        await try_out(self.run, f"docker does not work here with image {self._image!r}")
 
     async def run(self, command: str, timeout_s: float, stdin: bytes | None = None) -> CommandResult:
         """Run a shell command in a container of its own; see `Sandbox.run`."""

@@ -20,7 +20,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 from agentic_opd.core.errors import SandboxError
-from agentic_opd.sandboxes.trial import not_entered
+from agentic_opd.sandboxes.protocol import not_entered
 
 PREFIX = "agentic-opd-"
 

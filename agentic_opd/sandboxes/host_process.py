@@ -1,39 +1,33 @@
 """Run one host process with bounded time and output: argv in, CommandResult out.
 
-Whatever happens (timeout, too much output, cancellation), the process and its group are dead when `run_process` ends.
+Whatever happens (timeout, too much output, cancellation), the process and its group are dead when `run_host_process`
+ends.
 """
 
 import asyncio
 import contextlib
 import os
 import signal
+import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from pathlib import Path
 
 from agentic_opd.core.errors import SandboxError
+from agentic_opd.sandboxes.protocol import CommandResult
+
+SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
+
+HOST_ENV = {"PATH": SYSTEM_PATH, "LANG": "C.UTF-8"}
+"""Environment of what starts a sandbox. Commands can read it in /proc/1/environ, so the caller's must not be in it."""
 
 
-@dataclass(frozen=True, slots=True)
-class CommandResult:
-    """How a command ended. `output` is stdout and stderr in the order in which they were written."""
-
-    exit_code: int
-    """128 + n where signal n ended it; meaningless where it was stopped (`timed_out` or `output_exceeded`)."""
-    output: bytes
-    timed_out: bool = False
-    """It did not end within its time and was killed; `output` is what came until then."""
-    output_exceeded: bool = False
-    """It wrote more than is allowed and was killed; `output` is its beginning."""
-    disk_exceeded: bool = False
-    """Its files took more than is allowed: it was killed where it still ran, and all files of the sandbox are gone."""
-
-    @property
-    def text(self) -> str:
-        """The output as text; bytes that are not UTF-8 become U+FFFD."""
-        return self.output.decode("utf-8", errors="replace")
+def host_python() -> Path:
+    """The interpreter behind this one's virtual environment."""
+    name = f"bin/python{sys.version_info.major}.{sys.version_info.minor}"
+    return (Path(sys.base_prefix) / name).resolve()
 
 
-async def run_process(
+async def run_host_process(
     argv: Sequence[str],
     *,
     timeout_s: float,
@@ -55,7 +49,7 @@ async def run_process(
     Raises:
         SandboxError: The program cannot be started.
     """
-    process = await start_process(argv, env, cwd, has_input=stdin is not None)
+    process = await start_host_process(argv, env, cwd, has_input=stdin is not None)
     output = bytearray()
     timed_out = exceeded = False
     feeding = asyncio.create_task(_feed(process, stdin))
@@ -68,7 +62,7 @@ async def run_process(
         timed_out = True
     finally:
         feeding.cancel()
-        await kill_process(process)
+        await kill_host_process(process)
     code = process.returncode if process.returncode is not None else -signal.SIGKILL
     return CommandResult(
         exit_code=128 - code if code < 0 else code,
@@ -78,7 +72,7 @@ async def run_process(
     )
 
 
-async def start_process(
+async def start_host_process(
     argv: Sequence[str], env: Mapping[str, str], cwd: str, has_input: bool
 ) -> asyncio.subprocess.Process:
     """Start `argv` in a session of its own, stderr into stdout; a start that is cancelled leaves nothing behind.
@@ -103,7 +97,7 @@ async def start_process(
         raise SandboxError(f"{argv[0]} cannot be started: {error}") from error
     except asyncio.CancelledError:
         # Were the start itself cancelled, asyncio would kill the process alone, and leave what it had started.
-        await kill_process(await starting)
+        await kill_host_process(await starting)
         raise
 
 
@@ -128,7 +122,7 @@ async def _read(process: asyncio.subprocess.Process, output: bytearray, limit: i
     return True
 
 
-async def kill_process(process: asyncio.subprocess.Process) -> None:
+async def kill_host_process(process: asyncio.subprocess.Process) -> None:
     """Kill the process's group and reap the process, also while this task is being cancelled."""
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError):

@@ -1,6 +1,6 @@
 """`UnsafeLocalSandbox`: plain processes of this user, in a folder of the temporary directory. No isolation.
 
-For machines where nothing else can be had, and for code that is trusted anyway. A command may read and write whatever
+For machines on which no other backend works, and for code that is trusted anyway. A command may read and write whatever
 this user may, use the network, and signal this user's processes, those of the environment too; `/tmp` is the
 machine's. What is kept: a folder, a home and a TMPDIR of its own, a fixed environment, the interpreter of this process
 as `python`, limits on time, memory, file size, disk and output (none on the number of processes), and that every
@@ -16,13 +16,17 @@ from pathlib import Path
 from typing import Self
 
 from agentic_opd.core.errors import SandboxError
-from agentic_opd.sandboxes.bubblewrap import HOST_ENV, SYSTEM_PATH, host_python
 from agentic_opd.sandboxes.disk import run_within
 from agentic_opd.sandboxes.folders import PrivateFolder, remove_leftovers
-from agentic_opd.sandboxes.host_process import CommandResult, kill_process, start_process
-from agentic_opd.sandboxes.limits import Limits
+from agentic_opd.sandboxes.host_process import (
+    HOST_ENV,
+    SYSTEM_PATH,
+    host_python,
+    kill_host_process,
+    start_host_process,
+)
+from agentic_opd.sandboxes.protocol import CommandResult, Limits, try_out
 from agentic_opd.sandboxes.supervised import FOLDERS, KILLED, job_line, program, read_answer
-from agentic_opd.sandboxes.trial import TRIAL, TRIAL_TIMEOUT_S, why_trial_failed
 
 _END_S = 15.0
 """Seconds the supervisor may take to end a command's processes."""
@@ -52,18 +56,12 @@ class UnsafeLocalSandbox:
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        await self.close()
-
-    async def close(self) -> None:
-        """Remove the folder; every command's processes ended with it."""
         await self._folder.remove()
 
     async def check(self) -> None:
         """Remove what killed runs left and run a trivial command; see `Sandbox.check`."""
         await remove_leftovers()
-        why = why_trial_failed(await self.run(TRIAL, TRIAL_TIMEOUT_S))
-        if why is not None:
-            raise SandboxError(f"unsafe-local does not work here: {why}")
+        await try_out(self.run, "unsafe-local does not work here")
 
     async def run(self, command: str, timeout_s: float, stdin: bytes | None = None) -> CommandResult:
         """Run a shell command in the work directory; see `Sandbox.run`."""
@@ -84,7 +82,7 @@ def _fill(folder: Path) -> None:
 async def _supervise(job: bytes, timeout_s: float, folder: str) -> CommandResult:
     """Run one job under a supervisor of its own."""
     argv = [str(host_python()), "-I", "-S", "-c", program(), folder]
-    process = await start_process(argv, HOST_ENV, "/", has_input=True)
+    process = await start_host_process(argv, HOST_ENV, "/", has_input=True)
     assert process.stdin is not None
     assert process.stdout is not None
     try:
@@ -107,4 +105,4 @@ async def _end(process: asyncio.subprocess.Process) -> None:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_END_S):
             await process.wait()
-    await kill_process(process)
+    await kill_host_process(process)

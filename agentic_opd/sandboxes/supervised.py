@@ -3,13 +3,11 @@
 import base64
 import json
 import math
-from collections.abc import Mapping
 from functools import cache
 from importlib import resources
 
 from agentic_opd.core.errors import SandboxError
-from agentic_opd.sandboxes.host_process import CommandResult
-from agentic_opd.sandboxes.limits import Limits
+from agentic_opd.sandboxes.protocol import CommandResult, Limits, variables
 
 FOLDERS = ("work", "tmp", "home", "bin")
 """What lies in a supervised sandbox's folder."""
@@ -50,7 +48,7 @@ def job_line(
         "timeout_s": timeout_s,
         "stdin": None if stdin is None else base64.b64encode(stdin).decode(),
         "cwd": f"{folder}/work",
-        "env": _environment(folder, path),
+        "env": variables(f"{folder}/home", PATH=f"{folder}/bin:{path}", TMPDIR=f"{folder}/tmp"),
         "limits": {
             "RLIMIT_AS": limits.memory_mb * 2**20,
             "RLIMIT_FSIZE": limits.file_mb * 2**20,
@@ -84,15 +82,3 @@ def read_answer(answer: bytes) -> CommandResult:
     if fields["survivors"]:
         raise SandboxError(f"{fields['survivors']} processes of a sandboxed command could not be killed")
     return result
-
-
-def _environment(folder: str, path: str) -> Mapping[str, str]:
-    return {
-        "PATH": f"{folder}/bin:{path}",
-        "HOME": f"{folder}/home",
-        "TMPDIR": f"{folder}/tmp",
-        "LANG": "C.UTF-8",
-        "PYTHONDONTWRITEBYTECODE": "1",
-        "PYTHONHASHSEED": "0",
-        "TERM": "dumb",
-    }

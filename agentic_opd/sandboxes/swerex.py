@@ -22,10 +22,8 @@ from pydantic import SecretStr
 
 from agentic_opd.core.errors import SandboxError
 from agentic_opd.sandboxes.folders import PREFIX, is_dead, owner_tag
-from agentic_opd.sandboxes.host_process import CommandResult
-from agentic_opd.sandboxes.limits import Limits
+from agentic_opd.sandboxes.protocol import CommandResult, Limits, not_entered, try_out
 from agentic_opd.sandboxes.supervised import FOLDERS, KILLED, job_line, program, read_answer
-from agentic_opd.sandboxes.trial import TRIAL, TRIAL_TIMEOUT_S, not_entered, why_trial_failed
 
 try:
     from swerex.exceptions import SwerexException
@@ -109,16 +107,12 @@ class SwerexSandbox:
             await asyncio.shield(entering)
         except asyncio.CancelledError:
             self._folder = (await entering).splitlines()[0]
-            await self.close()
+            await self.__aexit__()
             raise
         self._folder, self._python, self._path = entering.result().splitlines()
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        await self.close()
-
-    async def close(self) -> None:
-        """Remove the folder; every command's processes ended with it."""
         folder, self._folder = self._folder, ""
         if folder:
             await asyncio.shield(self._shell(_REMOVE, folder))
@@ -128,9 +122,7 @@ class SwerexSandbox:
         for folder in (await self._shell(_LIST, PREFIX)).splitlines():
             if is_dead(PurePosixPath(folder).name.removeprefix(PREFIX)):
                 await self._shell(_REMOVE, folder)
-        why = why_trial_failed(await self.run(TRIAL, TRIAL_TIMEOUT_S))
-        if why is not None:
-            raise SandboxError(f"the SWE-ReX server at {self._url} does not work: {why}")
+        await try_out(self.run, f"the SWE-ReX server at {self._url} does not work")
 
     async def run(self, command: str, timeout_s: float, stdin: bytes | None = None) -> CommandResult:
         """Run a shell command in the work directory; see `Sandbox.run`."""

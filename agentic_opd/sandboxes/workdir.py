@@ -5,7 +5,7 @@ import tarfile
 from collections.abc import Mapping
 
 from agentic_opd.core.errors import SandboxError
-from agentic_opd.sandboxes.sandbox import Sandbox
+from agentic_opd.sandboxes.protocol import Sandbox
 
 _MAX_FILES = 200
 _MAX_FILE_BYTES = 2**20

@@ -1,16 +1,106 @@
-"""One request of the engine, from ids to its final output, without turning logprobs into Python objects on the way."""
+"""The running server: its engine and settings, the checks of ids against its model, and one request from ids to rows.
+
+Logprobs are not turned into Python objects on the way; they come as arrays.
+"""
 
 import asyncio
+import os
+from argparse import Namespace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from uuid import uuid4
 
+import numpy as np
+from fastapi import Request
+from numpy.typing import NDArray
+from vllm import envs
 from vllm.engine.protocol import EngineClient
 from vllm.exceptions import RetryableRequestError
 from vllm.inputs import EngineInput
+from vllm.logprobs import FlatLogprobs, PromptLogprobs, SampleLogprobs
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.logprobs import LogprobsProcessor
 from vllm.v1.outputs import LogprobsTensors
+
+WEIGHTS_ROOT_VARIABLE = "AGENTIC_OPD_WEIGHTS_ROOT"
+"""Names the directory that checkpoints may be loaded from; unset, none may."""
+
+
+class RefusedError(Exception):
+    """The request is refused (4xx): `field` names what is wrong with it, `message` says how.
+
+    It does not belong to the package's error tree, because this side runs without the rest of the package.
+    """
+
+    def __init__(self, field: str | None, message: str, status: int = 400) -> None:
+        super().__init__(message)
+        self.field, self.message, self.status = field, message, status
+
+
+@dataclass(slots=True)
+class PluginState:
+    """The server's engine and settings, at `app.state.agentic_opd`."""
+
+    engine: EngineClient
+    model: str
+    """The name that clients call the model by."""
+    api_keys: tuple[str, ...] = ()
+    weights_root: Path | None = None
+    loaded_path: str = ""
+    """Where the weights in use come from."""
+    reload_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    @classmethod
+    def of_server(cls, engine: EngineClient, args: Namespace) -> "PluginState":
+        """Take the settings from where vLLM takes them: its arguments first, then the environment."""
+        root = os.environ.get(WEIGHTS_ROOT_VARIABLE)
+        return cls(
+            engine=engine,
+            model=args.served_model_name[0] if args.served_model_name else args.model,
+            api_keys=tuple(key for key in (args.api_key or [envs.VLLM_API_KEY]) if key),
+            weights_root=Path(root).resolve() if root else None,
+            loaded_path=engine.model_config.model,
+        )
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens a sequence may hold, the one that the engine samples included."""
+        return self.engine.model_config.max_model_len
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens of the model's vocabulary."""
+        return self.engine.model_config.get_vocab_size()
+
+    @property
+    def max_logprobs(self) -> int:
+        """Logprobs a request may ask for at each position."""
+        most = self.engine.model_config.max_logprobs
+        return self.vocab_size if most == -1 else most
+
+    def check_ids(self, name: str, token_ids: Sequence[int]) -> None:
+        """Refuse ids that the model does not have, and sequences that leave no room for one more token.
+
+        Raises:
+            RefusedError: naming the id, or both lengths.
+        """
+        if len(token_ids) >= self.max_model_len:
+            raise RefusedError(
+                name, f"{len(token_ids)} tokens are too many: at most {self.max_model_len - 1} fit max_model_len"
+            )
+        if min(token_ids) < 0 or max(token_ids) >= self.vocab_size:
+            index = next(i for i, token in enumerate(token_ids) if not 0 <= token < self.vocab_size)
+            raise RefusedError(
+                f"{name}[{index}]", f"token id {token_ids[index]} is not in the vocabulary of {self.vocab_size}"
+            )
+
+
+def state_of(request: Request) -> PluginState:
+    """The state that the plugin put on the app at start-up."""
+    return request.app.state.agentic_opd
 
 
 class KeepTensors(LogprobsProcessor):
@@ -31,7 +121,7 @@ async def final_output(engine: EngineClient, prompt: EngineInput, params: Sampli
         engine: The server's engine.
         prompt: What it reads.
         params: Must ask for `FINAL_ONLY` output. With `flat_logprobs`, prompt logprobs come back as `LogprobsTensors`
-            where the engine is vLLM's own, and as `FlatLogprobs` elsewhere.
+            if the engine is vLLM's own, else as `FlatLogprobs`.
 
     Raises:
         VLLMClientError: the engine refuses the request.
@@ -63,3 +153,32 @@ async def _with_tensors(
         collector.close()
     assert isinstance(output, RequestOutput)
     return output
+
+
+def last_rows(
+    logprobs: LogprobsTensors | SampleLogprobs | PromptLogprobs, num_rows: int
+) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """The last `num_rows` rows as (ids, logprobs), both [num_rows, 1 + K]; column 0 is the row's own token.
+
+    Fewer rows come back if the engine has fewer. Rows are counted from the end, because the V1 model runner returns
+    a row for every position, and the V2 runner only for those that it computed.
+    """
+    if isinstance(logprobs, LogprobsTensors):
+        ids, values = logprobs.logprob_token_ids[-num_rows:], logprobs.logprobs[-num_rows:]
+        return ids.cpu().numpy().astype(np.int32), values.float().cpu().numpy()
+    assert isinstance(logprobs, FlatLogprobs)
+    first = max(0, len(logprobs.start_indices) - num_rows)
+    begin, rows = logprobs.start_indices[first], len(logprobs.start_indices) - first
+    ids = np.array(logprobs.token_ids[begin:], dtype=np.int32)
+    return ids.reshape(rows, -1), np.array(logprobs.logprobs[begin:], dtype=np.float32).reshape(rows, -1)
+
+
+def weight_version(output: RequestOutput) -> int:
+    """The version of the weights that `output` comes from; 0 are those that the server started with."""
+    spans = output.outputs[0].weight_versions
+    return as_version(spans[0].version) if spans else 0
+
+
+def as_version(label: str) -> int:
+    """The number that a label of vLLM's weights holds; a label that is not a number is not ours and counts as 0."""
+    return int(label) if label.isdecimal() else 0

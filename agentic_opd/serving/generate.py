@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from typing import Any, get_type_hints
+from typing import Any, NotRequired, TypedDict, get_type_hints
 
 import numpy as np
 from fastapi import Request
@@ -14,10 +14,7 @@ from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.outputs import LogprobsTensors
 
-from agentic_opd.serving.engine import final_output
-from agentic_opd.serving.rows import last_rows
-from agentic_opd.serving.score import weight_version
-from agentic_opd.serving.state import PluginState, RefusedError, state_of
+from agentic_opd.serving.engine import PluginState, RefusedError, final_output, last_rows, state_of, weight_version
 from agentic_opd.serving.web import Body, refusal
 
 NOT_FOR_CLIENTS = {
@@ -40,7 +37,24 @@ SamplingBody = create_model("SamplingBody", __base__=Body, **_sampling_fields())
 _TOKEN_IDS = TypeAdapter(list[int])
 
 
-async def generate(request: Request) -> dict[str, Any]:
+class GenerateAnswer(TypedDict):
+    """What Atropos reads, one entry a sample; logprobs are in nats, and the row's own token comes first.
+
+    `weight_version` is our own addition.
+    """
+
+    text: list[str]
+    finish_reasons: list[str | None]
+    token_ids: list[list[int]]
+    prompt_token_ids: list[int] | None
+    weight_version: int
+    logprobs: NotRequired[list[list[list[dict[int, float]]]]]
+    """[sample][token] -> `[{id: logprob}]`, if they were asked for."""
+    prompt_logprobs: NotRequired[list[dict[int, float] | None]]
+    """[token] -> `{id: logprob}`, if they were asked for; the first token has none (null)."""
+
+
+async def generate(request: Request) -> GenerateAnswer:
     """Sample, and answer as Atropos reads it."""
     state = state_of(request)
     body = read_object(await request.body())
@@ -57,7 +71,7 @@ def read_object(raw: bytes) -> dict[str, Any]:
     """The body as a JSON object.
 
     Raises:
-        RefusedError: it is none.
+        RefusedError: it is not one.
     """
     try:
         body = json.loads(raw)
@@ -128,12 +142,9 @@ def _blamed(body: dict[str, Any], message: str) -> str | None:
     return None
 
 
-def answer(output: RequestOutput, params: SamplingParams) -> dict[str, Any]:
-    """What Atropos reads: a sampled token's logprobs are `[{id: logprob}]`, a prompt token's `{id: logprob}`.
-
-    The token's own comes first. The first token of a prompt has none (null). `weight_version` is our own addition.
-    """
-    reply: dict[str, Any] = {
+def answer(output: RequestOutput, params: SamplingParams) -> GenerateAnswer:
+    """The engine's output as Atropos reads it."""
+    reply: GenerateAnswer = {
         "text": [completion.text for completion in output.outputs],
         "finish_reasons": [completion.finish_reason for completion in output.outputs],
         "token_ids": [list(completion.token_ids) for completion in output.outputs],

@@ -55,7 +55,7 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
     if unknown:
         parser.error(f"unknown: {' '.join(unknown)}; vLLM's own options go after --")
     if args.weights_root is not None and not args.weights_root.is_dir():
-        parser.error(f"--weights-root {args.weights_root} is no directory")
+        parser.error(f"--weights-root {args.weights_root} is not a directory")
     args.vllm_args = vllm_args
     return args
 
@@ -94,7 +94,7 @@ def in_one_process(args: argparse.Namespace) -> bool:
 
 
 def environment(args: argparse.Namespace, inherited: Mapping[str, str], *, cpu: bool) -> dict[str, str]:
-    """The API server's variables; those that the user set stay, except where an option says otherwise."""
+    """The API server's variables; those that the user set stay, unless an option says otherwise."""
     defaults = {"VLLM_NO_USAGE_STATS": "1", "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "60"}
     if Path(args.model).is_dir():
         defaults["HF_HUB_OFFLINE"] = "1"

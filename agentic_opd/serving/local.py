@@ -112,7 +112,7 @@ def stop(process: subprocess.Popen[bytes], patience_s: float = 20.0) -> None:
 
 
 def _end_with_parent() -> None:
-    # Where this process is killed outright, nobody is left to stop the server: the kernel does it.
+    # If this process is killed outright, nobody is left to stop the server: the kernel does it.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 

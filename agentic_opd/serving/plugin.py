@@ -1,10 +1,9 @@
 """The vLLM endpoint plugin: the routes that environments need beyond vLLM's own.
 
-vLLM loads it where `VLLM_PLUGINS` names `agentic_opd`; `scripts/serve_vllm` sees to that.
+vLLM loads it if `VLLM_PLUGINS` names `agentic_opd`; `scripts/serve_vllm` sees to that.
 """
 
 from argparse import Namespace
-from typing import Any
 
 import vllm
 from fastapi import FastAPI, Request
@@ -12,10 +11,10 @@ from starlette.datastructures import State
 from vllm.engine.protocol import EngineClient
 
 from agentic_opd import __version__
+from agentic_opd.serving.engine import PluginState, as_version, state_of
 from agentic_opd.serving.generate import generate
 from agentic_opd.serving.reload import reload_weights
-from agentic_opd.serving.score import as_version, score
-from agentic_opd.serving.state import PluginState, state_of
+from agentic_opd.serving.score import score
 from agentic_opd.serving.web import guarded
 
 
@@ -38,7 +37,7 @@ class OPDEndpointPlugin:
         state.agentic_opd = PluginState.of_server(engine_client, args)
 
 
-async def info(request: Request) -> dict[str, Any]:
+async def info(request: Request) -> dict[str, str | int]:
     """What the server serves, and its caps."""
     state = state_of(request)
     return {

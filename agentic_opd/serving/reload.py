@@ -2,7 +2,6 @@
 
 import asyncio
 from pathlib import Path
-from typing import Any
 
 from fastapi import Request
 from pydantic import Field
@@ -11,8 +10,7 @@ from vllm.exceptions import VLLMServerError
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
 
-from agentic_opd.serving.score import as_version
-from agentic_opd.serving.state import WEIGHTS_ROOT_VARIABLE, PluginState, RefusedError, state_of
+from agentic_opd.serving.engine import WEIGHTS_ROOT_VARIABLE, PluginState, RefusedError, as_version, state_of
 from agentic_opd.serving.web import Body, read_body
 
 logger = init_logger("vllm.agentic_opd.reload")
@@ -25,7 +23,7 @@ class ReloadBody(Body):
     version: int | None = Field(default=None, ge=0, lt=2**63)
 
 
-async def reload_weights(request: Request) -> dict[str, Any]:
+async def reload_weights(request: Request) -> dict[str, int]:
     """Let the requests under way end, swap the weights, drop the prefix cache, and go on; one reload at a time.
 
     Once begun it runs to its end, also when the client goes: half of it would leave new weights under an old version.
@@ -75,7 +73,7 @@ def allowed_checkpoint(path: str, root: Path | None) -> Path:
     """The directory that `path` (absolute, or relative to `root`) names, symbolic links resolved.
 
     Raises:
-        RefusedError: there is no root, the path leads out of it, or it is no directory with safetensors.
+        RefusedError: there is no root, the path leads out of it, or it is not a directory with safetensors.
     """
     if root is None:
         raise RefusedError(
@@ -90,7 +88,7 @@ def allowed_checkpoint(path: str, root: Path | None) -> Path:
     if not checkpoint.is_relative_to(root):
         raise RefusedError("path", f"{path!r} is outside of the weights root", 403)
     if not checkpoint.is_dir():
-        raise RefusedError("path", f"{path!r} is no directory")
+        raise RefusedError("path", f"{path!r} is not a directory")
     files = sorted(checkpoint.glob("*.safetensors"))
     if not files:
         raise RefusedError("path", f"{path!r} holds no *.safetensors")

@@ -1,24 +1,25 @@
 """`POST /v1/opd/score`: the logprobs of the last tokens of given sequences.
 
 The prefix cache is read, which vLLM does not do for prompt logprobs unless told to: for a turn that was sampled on this
-server only the hint and the turn are computed. Where the cache covers rows that were asked for, these were not computed
+server only the hint and the turn are computed. If the cache covers rows that were asked for, these were not computed
 and hold garbage; such a sequence is scored again without the cache.
 """
 
 import asyncio
-from typing import Any
+import base64
+from collections.abc import Sequence
+from typing import Any, TypedDict
 
+import numpy as np
 from fastapi import Request
+from numpy.typing import NDArray
 from pydantic import Field
 from vllm.engine.protocol import EngineClient
 from vllm.exceptions import VLLMServerError
 from vllm.inputs import tokens_input
-from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
-from agentic_opd.serving.engine import final_output
-from agentic_opd.serving.rows import ScoredRows, last_rows, rows_fit
-from agentic_opd.serving.state import PluginState, RefusedError, state_of
+from agentic_opd.serving.engine import PluginState, RefusedError, final_output, last_rows, state_of, weight_version
 from agentic_opd.serving.web import Body, read_body
 
 
@@ -36,16 +37,42 @@ class ScoreBody(Body):
     top_k: int = Field(ge=1)
 
 
-async def score(request: Request) -> dict[str, Any]:
+class SequenceAnswer(TypedDict):
+    """The rows of one sequence; arrays are base64 of little-endian elements, row by row."""
+
+    num_scored: int
+    top_k: int
+    num_cached_tokens: int
+    actual_logprobs: str
+    """float32 [num_scored], nats, of the sequence's own tokens."""
+    top_token_ids: str
+    """int32 [num_scored, top_k]."""
+    top_logprobs: str
+    """float32 [num_scored, top_k]."""
+
+
+class ScoreAnswer(TypedDict):
+    """The answer of `POST /v1/opd/score`, one result a sequence, all of the same weights."""
+
+    weight_version: int
+    results: list[SequenceAnswer]
+
+
+def encode(array: NDArray[Any], dtype: str) -> str:
+    """`array` as base64 of its elements, row by row."""
+    return base64.b64encode(array.astype(dtype).tobytes()).decode("ascii")
+
+
+async def score(request: Request) -> ScoreAnswer:
     """Score every sequence of the body, all of them with the same weights."""
     state = state_of(request)
     body = await read_body(request, ScoreBody)
     check_limits(body, state)
     while True:
-        rows = await score_all(state.engine, body)
-        versions = {scored.weight_version for scored in rows}
+        scored = await score_all(state.engine, body)
+        versions = {version for version, _ in scored}
         if len(versions) == 1:
-            return {"weight_version": versions.pop(), "results": [scored.to_wire() for scored in rows]}
+            return {"weight_version": versions.pop(), "results": [answer for _, answer in scored]}
         # New weights came between two of the sequences.
 
 
@@ -72,7 +99,7 @@ def check_limits(body: ScoreBody, state: PluginState) -> None:
             )
 
 
-async def score_all(engine: EngineClient, body: ScoreBody) -> list[ScoredRows]:
+async def score_all(engine: EngineClient, body: ScoreBody) -> list[tuple[int, SequenceAnswer]]:
     """All sequences at once, in their order; when one fails, the others are aborted."""
     try:
         async with asyncio.TaskGroup() as group:
@@ -82,8 +109,8 @@ async def score_all(engine: EngineClient, body: ScoreBody) -> list[ScoredRows]:
     return [task.result() for task in tasks]
 
 
-async def score_sequence(engine: EngineClient, sequence: ScoredSequence, top_k: int) -> ScoredRows:
-    """Score one sequence, twice where the cache covered rows that are wanted.
+async def score_sequence(engine: EngineClient, sequence: ScoredSequence, top_k: int) -> tuple[int, SequenceAnswer]:
+    """Score one sequence, twice if the cache covered rows that are wanted. Returns the weights' version too.
 
     Raises:
         VLLMServerError: the engine's rows do not fit the sequence.
@@ -98,7 +125,14 @@ async def score_sequence(engine: EngineClient, sequence: ScoredSequence, top_k: 
             continue
         ids, logprobs = last_rows(output.prompt_logprobs, sequence.num_scored)
         if rows_fit(ids, logprobs, tokens):
-            return ScoredRows(logprobs[:, 0], ids[:, 1:], logprobs[:, 1:], num_cached, weight_version(output))
+            return weight_version(output), {
+                "num_scored": sequence.num_scored,
+                "top_k": ids.shape[1] - 1,
+                "num_cached_tokens": num_cached,
+                "actual_logprobs": encode(logprobs[:, 0], "<f4"),
+                "top_token_ids": encode(ids[:, 1:], "<i4"),
+                "top_logprobs": encode(logprobs[:, 1:], "<f4"),
+            }
     raise VLLMServerError("the engine's prompt logprobs do not fit the tokens that they were asked for")
 
 
@@ -116,12 +150,15 @@ def scoring_params(top_k: int, *, skip_cache: bool) -> SamplingParams:
     )
 
 
-def weight_version(output: RequestOutput) -> int:
-    """The version of the weights that `output` comes from; 0 are those that the server started with."""
-    spans = output.outputs[0].weight_versions
-    return as_version(spans[0].version) if spans else 0
+def rows_fit(ids: NDArray[np.int32], logprobs: NDArray[np.float32], tokens: Sequence[int]) -> bool:
+    """Whether rows [R, 1 + K] can be those of `tokens` [R].
 
-
-def as_version(label: str) -> int:
-    """The number that a label of vLLM's weights holds; labels that are no numbers are not ours and count as 0."""
-    return int(label) if label.isdecimal() else 0
+    Rows that the engine read from its cache were never computed: they hold what the memory held before.
+    """
+    return (
+        len(ids) == len(tokens)
+        and np.array_equal(ids[:, 0], tokens)
+        and bool(np.isfinite(logprobs[:, 0]).all())
+        and not np.isnan(logprobs).any()
+        and float(logprobs.max()) < 1e-3
+    )

@@ -2,7 +2,7 @@
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
 from fastapi import Request
@@ -10,11 +10,12 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, ValidationError
 from vllm.exceptions import VLLMClientError
 
-from agentic_opd.serving.state import RefusedError, state_of
+from agentic_opd.serving.engine import RefusedError, state_of
 
 Result = TypeVar("Result")
 Model = TypeVar("Model", bound="Body")
-Handler = Callable[[Request], Coroutine[Any, Any, dict[str, Any]]]
+Handler = Callable[[Request], Coroutine[Any, Any, Mapping[str, object]]]
+"""Answers a request with JSON data."""
 
 
 class Body(BaseModel):
@@ -49,8 +50,8 @@ async def read_body(request: Request, model: type[Model]) -> Model:
 def guarded(handler: Handler) -> Callable[[Request], Awaitable[Response]]:
     """`handler` behind the server's key, its refusals as `{"error": {"field", "message"}}`, ended when the client goes.
 
-    vLLM itself guards a few path prefixes only. What is no refusal (a dead engine, a full queue) is left to vLLM's own
-    handlers, which answer 5xx and end a server whose engine is dead.
+    vLLM itself guards a few path prefixes only. What is not a refusal (a dead engine, a full queue) is left to vLLM's
+    own handlers, which answer 5xx and end a server whose engine is dead.
     """
 
     async def route(request: Request) -> Response:

@@ -1,12 +1,27 @@
-"""Finished episodes -> a scored group, as it is written and sent; and what a group says of itself. Pure."""
+"""The scored group: what the episodes of one item become, as typed values, to the wire and back. Pure.
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+docs/wire_format.md describes the JSON. `from_wire` reads groups of any origin: only the arrays are needed. What this
+package does not know of a group is kept as it came, in `other`, and written again by `to_wire`.
+"""
 
-from agentic_opd.core.errors import AlignmentError
-from agentic_opd.core.types import Episode, Task
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, cast
+
+from agentic_opd.core.errors import AlignmentError, WireError
+from agentic_opd.core.types import (
+    DistillArrays,
+    Episode,
+    Message,
+    Reward,
+    Task,
+    TurnOutcome,
+    VerifyOutcome,
+    Vote,
+    check_lengths,
+)
+
+Role = Literal["tool", "user", "verdict"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,138 +38,330 @@ class TaskItem:
 
 
 @dataclass(frozen=True, slots=True)
-class FinishedEpisode:
-    """A verified episode, and what was added to it: fields of its sequence, and entries of its overrides."""
+class TurnRecord:
+    """What became of one assistant turn: `overrides[i]["opd"]["turns"][t]`.
 
-    episode: Episode
-    fields: Mapping[str, Any]
-    overrides: Mapping[str, Any]
-
-
-def scored_group(
-    item: TaskItem, finished: Sequence[FinishedEpisode], *, include_messages: bool, overrides: Mapping[str, Any]
-) -> dict[str, Any]:
-    """The group of one item, one entry an episode in every list; docs/wire_format.md describes the format.
-
-    Args:
-        item: What was rolled out.
-        finished: Its episodes, each with tokens, a verification and a reward.
-        include_messages: Whether the messages go along with the tokens.
-        overrides: Further entries of `group_overrides`.
-
-    Raises:
-        AlignmentError: an episode lacks tokens or a reward, or the episodes hold different fields.
+    The teacher read `tokens[:insert_at] + hint_token_ids + tokens[insert_at:end]`, where `span` is `[start, end)`.
     """
-    names = {frozenset(one.fields) for one in finished}
-    if len(names) != 1:
-        raise AlignmentError(
-            f"group {item.item_id!r}: its episodes hold different fields: {sorted(map(sorted, names))}"
+
+    span: tuple[int, int]
+    outcome: TurnOutcome
+    next_state_role: Role | None
+    votes: tuple[Vote, ...] = ()
+    hint: str | None = None
+    hint_token_ids: tuple[int, ...] = ()
+    insert_at: int | None = None
+    error: str | None = None
+
+    @property
+    def is_scored(self) -> bool:
+        """The teacher's rows are written in its span."""
+        return self.outcome is TurnOutcome.SCORED
+
+    def to_wire(self) -> dict[str, Any]:
+        """The record as plain JSON data."""
+        return {
+            "span": list(self.span),
+            "outcome": self.outcome.value,
+            "next_state_role": self.next_state_role,
+            "votes": [{"decision": v.decision, "hint": v.hint, "text": v.text} for v in self.votes],
+            "hint": self.hint,
+            "hint_token_ids": list(self.hint_token_ids),
+            "insert_at": self.insert_at,
+            "error": self.error,
+        }
+
+    @classmethod
+    def from_wire(cls, value: object) -> "TurnRecord":
+        """Read a record.
+
+        Raises:
+            WireError: it is not an object with the fields above.
+        """
+        try:
+            row = cast(Mapping[str, Any], value)
+            start, end = row["span"]
+            return cls(
+                span=(int(start), int(end)),
+                outcome=TurnOutcome(row["outcome"]),
+                next_state_role=row["next_state_role"],
+                votes=tuple(Vote(v["decision"], v["hint"], str(v.get("text") or "")) for v in row["votes"]),
+                hint=row["hint"],
+                hint_token_ids=tuple(row["hint_token_ids"]),
+                insert_at=row["insert_at"],
+                error=row.get("error"),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError, AlignmentError) as error:
+            raise WireError(f"a turn's record can't be read: {error!r}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class VerdictCounts:
+    """The hidden tests' verdict in numbers."""
+
+    outcome: str
+    passed: int
+    total: int
+
+    @property
+    def all_passed(self) -> bool:
+        """Whether every check passed."""
+        return self.passed == self.total
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredRollout:
+    """One sequence of a group: its arrays, one entry a position, and what its numbers came from.
+
+    `masks_T` holds the token at sampled positions and -100 elsewhere, `logprobs_T` (nats) the sampling weights' logprob
+    there and 1.0 elsewhere. Everything from `messages` on may be missing in a group of another origin.
+    """
+
+    tokens_T: Sequence[int]
+    masks_T: Sequence[int]
+    logprobs_T: Sequence[float]
+    score: float
+    messages: Sequence[Message] | None = None
+    rows: DistillArrays | None = None
+    turns: tuple[TurnRecord, ...] | None = None
+    """One record an assistant turn; None if the rollout was not distilled."""
+    num_turns: int | None = None
+    stop_reason: str | None = None
+    tool_calls: int | None = None
+    tool_errors: int | None = None
+    reward: Reward | None = None
+    checks: VerdictCounts | None = None
+    other: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Entries of its `overrides` that this package does not know."""
+
+    def __post_init__(self) -> None:
+        lengths = {"tokens": len(self.tokens_T), "masks": len(self.masks_T)}
+        lengths["inference_logprobs"] = len(self.logprobs_T)
+        if self.rows is not None:
+            lengths["distillation rows"] = len(self.rows.token_ids_TK)
+        check_lengths("rollout", **lengths)
+
+    @property
+    def scored_positions(self) -> frozenset[int] | None:
+        """The positions inside scored turns; None without records."""
+        if self.turns is None:
+            return None
+        return frozenset(position for turn in self.turns if turn.is_scored for position in range(*turn.span))
+
+    @classmethod
+    def of(
+        cls,
+        episode: Episode,
+        *,
+        include_messages: bool,
+        rows: DistillArrays | None = None,
+        turns: tuple[TurnRecord, ...] | None = None,
+    ) -> "ScoredRollout":
+        """The rollout of a verified and rewarded episode; `rows` and `turns` are what distilling made of it.
+
+        Raises:
+            AlignmentError: the episode lacks tokens, a verification or a reward.
+        """
+        reward, verification = episode.reward, episode.verification
+        if reward is None or verification is None or not episode.tokens_T:
+            raise AlignmentError(f"an episode of {episode.task.task_id!r} has no tokens, no verdict or no reward")
+        return cls(
+            tokens_T=episode.tokens_T,
+            masks_T=episode.masks_T,
+            logprobs_T=episode.logprobs_T,
+            score=reward.total,
+            messages=episode.messages if include_messages else None,
+            rows=rows,
+            turns=turns,
+            num_turns=len(episode.turns),
+            stop_reason=episode.stop_reason.value,
+            tool_calls=episode.tool_calls,
+            tool_errors=episode.tool_errors,
+            reward=reward,
+            checks=VerdictCounts(verification.outcome.value, verification.passed, verification.total),
         )
-    episodes = [one.episode for one in finished]
-    group: dict[str, Any] = {
-        "tokens": [list(episode.tokens_T) for episode in episodes],
-        "masks": [list(episode.masks_T) for episode in episodes],
-        "scores": [_reward(episode).total for episode in episodes],
-        "inference_logprobs": [list(episode.logprobs_T) for episode in episodes],
-        "overrides": [{**_overrides(one.episode), **one.overrides} for one in finished],
-        "group_overrides": {"item_id": item.item_id, "task_id": item.task.task_id, **overrides},
-    }
-    versions = [episode.weight_version for episode in episodes if episode.weight_version is not None]
-    if versions:  # The oldest one: a trainer measures from it how stale the group is.
-        group["group_overrides"]["weight_version"] = min(versions)
-    if include_messages:
-        group["messages"] = [list(episode.messages) for episode in episodes]
-    for name in sorted(names.pop()):
-        group[name] = [one.fields[name] for one in finished]
-    return group
+
+    def overrides(self) -> dict[str, Any]:
+        """Its entry of `overrides`; what is None is left out."""
+        known = {
+            "stop_reason": self.stop_reason,
+            "turns": self.num_turns,
+            "tool_calls": self.tool_calls,
+            "tool_errors": self.tool_errors,
+            "reward": self.reward and {name: getattr(self.reward, name) for name in _REWARD_PARTS},
+            "verification": self.checks
+            and {"outcome": self.checks.outcome, "passed": self.checks.passed, "total": self.checks.total},
+            "opd": None if self.turns is None else {"turns": [turn.to_wire() for turn in self.turns]},
+        }
+        return {**{name: value for name, value in known.items() if value is not None}, **self.other}
 
 
-def _reward(episode: Episode) -> Any:
-    if episode.reward is None or not episode.tokens_T:
-        raise AlignmentError(f"an episode of {episode.task.task_id!r} has no tokens or no reward")
-    return episode.reward
+@dataclass(frozen=True, slots=True)
+class GroupDistillation:
+    """What a group's distillation was made with: `group_overrides["opd"]`."""
+
+    distill_topk: int
+    hint_placement: str | None = None
+    outcomes: Mapping[str, int] = field(default_factory=dict[str, int])
+    """How many turns ended in each outcome."""
+    noise_floor: float | None = None
+    """The largest gap (nats) without a hint: the engine's noise. None if it was not measured."""
 
 
-def _overrides(episode: Episode) -> dict[str, Any]:
-    """What the numbers of a rollout came from."""
-    reward, verification = _reward(episode), episode.verification
-    if verification is None:
-        raise AlignmentError(f"an episode of {episode.task.task_id!r} was never verified")
-    return {
-        "stop_reason": episode.stop_reason.value,
-        "turns": len(episode.turns),
-        "tool_calls": episode.tool_calls,
-        "tool_errors": episode.tool_errors,
-        "reward": {
-            "correctness": reward.correctness,
-            "efficiency": reward.efficiency,
-            "tool_usage": reward.tool_usage,
-        },
-        "verification": {
-            "outcome": verification.outcome.value,
-            "passed": verification.passed,
-            "total": verification.total,
-        },
-    }
+@dataclass(frozen=True, slots=True)
+class ScoredGroup:
+    """The rollouts of one item."""
+
+    rollouts: tuple[ScoredRollout, ...]
+    item_id: str | None = None
+    task_id: str | None = None
+    weight_version: int | None = None
+    """The oldest of the weights that sampled it: a trainer measures from it how stale the group is."""
+    group_id: str | None = None
+    """Given by `serve`, so that a group that is sent twice is known again."""
+    distillation: GroupDistillation | None = None
+    other: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Fields of the group that this package does not know."""
+    other_overrides: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Entries of its `group_overrides` that this package does not know."""
+
+    def __post_init__(self) -> None:
+        if not self.rollouts:
+            raise AlignmentError(f"group {self.item_id!r} holds no rollout")
+        for name in ("messages", "rows"):
+            there = [getattr(rollout, name) is not None for rollout in self.rollouts]
+            if any(there) != all(there):
+                raise AlignmentError(f"group {self.item_id!r}: {sum(there)} of {len(there)} rollouts have {name}")
+
+    @property
+    def scores(self) -> list[float]:
+        """The rewards, one a rollout."""
+        return [rollout.score for rollout in self.rollouts]
+
+    def to_wire(self) -> dict[str, Any]:
+        """The group as plain JSON data, one entry a rollout in every list."""
+        rollouts = self.rollouts
+        about = {
+            "item_id": self.item_id,
+            "task_id": self.task_id,
+            "opd": self.distillation
+            and {
+                "distill_topk": self.distillation.distill_topk,
+                "hint_placement": self.distillation.hint_placement,
+                "outcomes": dict(self.distillation.outcomes),
+                "noise_floor": self.distillation.noise_floor,
+            },
+            "weight_version": self.weight_version,
+            "group_id": self.group_id,
+        }
+        group: dict[str, Any] = {
+            "tokens": [list(one.tokens_T) for one in rollouts],
+            "masks": [list(one.masks_T) for one in rollouts],
+            "scores": self.scores,
+            "inference_logprobs": [list(one.logprobs_T) for one in rollouts],
+            "overrides": [one.overrides() for one in rollouts],
+            "group_overrides": {
+                **{name: value for name, value in about.items() if value is not None},
+                **self.other_overrides,
+            },
+        }
+        if rollouts[0].messages is not None:
+            group["messages"] = [list(one.messages or ()) for one in rollouts]
+        if rollouts[0].rows is not None:
+            rows = [one.rows for one in rollouts if one.rows is not None]
+            group["distill_logprobs"] = [[list(row) for row in one.logprobs_TK] for one in rows]
+            group["distill_token_ids"] = [[list(row) for row in one.token_ids_TK] for one in rows]
+        return {**group, **self.other}
+
+    @classmethod
+    def from_wire(cls, value: object) -> "ScoredGroup":
+        """Read a group of any origin. What its entries hold beyond their lengths is checks.py's to judge.
+
+        Raises:
+            WireError: a field is missing, is of another kind, or has another number of entries than `tokens`.
+        """
+        if not isinstance(value, dict):
+            raise WireError(f"a group must be a JSON object, got {type(value).__name__}")
+        fields = dict(cast(dict[str, Any], value))
+        try:
+            return _group(fields)
+        except AlignmentError as error:
+            raise WireError(str(error)) from error
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise WireError(f"a group can't be read: {error!r}") from error
 
 
-COUNTED = ("rollouts", "passed", "score", "turns", "hints", "scored", "tokens", "scored_tokens")
-"""What `RunCounts` adds up; `score` is a sum, to be divided by `rollouts`."""
+_REWARD_PARTS = ("correctness", "efficiency", "tool_usage")
 
 
-class RunCounts:
-    """Adds up groups as they stand in the file, by task; `distilled` where any of them was."""
-
-    def __init__(self) -> None:
-        self.by_task: dict[str, dict[str, float]] = {}
-        self.outcomes: Counter[str] = Counter()
-        self.noise_floor: float | None = None
-        self.distilled = False
-
-    def add(self, group: Mapping[str, Any]) -> None:
-        """Count one group."""
-        counts = self.by_task.setdefault(group["group_overrides"]["task_id"], dict.fromkeys(COUNTED, 0.0))
-        rows = group.get("distill_token_ids") or [[]] * len(group["tokens"])
-        for score, overrides, tokens, rows_T in zip(
-            group["scores"], group["overrides"], group["tokens"], rows, strict=True
-        ):
-            turns = overrides.get("opd", {}).get("turns", [])
-            spans = [range(*turn["span"]) for turn in turns if turn["outcome"] == "scored"]
-            self.outcomes.update(turn["outcome"] for turn in turns)
-            added = {
-                "rollouts": 1,
-                "passed": overrides["verification"]["passed"] == overrides["verification"]["total"],
-                "score": score,
-                "turns": overrides["turns"],
-                "hints": sum(turn["hint"] is not None for turn in turns),
-                "scored": len(spans),
-                "tokens": len(tokens),
-                "scored_tokens": sum(len(rows_T[p]) > 0 for span in spans for p in span),
-            }
-            for name, value in added.items():
-                counts[name] += value
-        opd = group["group_overrides"].get("opd")
-        self.distilled |= opd is not None
-        floors = [floor for floor in (self.noise_floor, (opd or {}).get("noise_floor")) if floor is not None]
-        self.noise_floor = max(floors, default=None)
-
-    def total(self) -> dict[str, float]:
-        """All tasks together."""
-        return {name: sum(counts[name] for counts in self.by_task.values()) for name in COUNTED}
+def _group(fields: dict[str, Any]) -> ScoredGroup:
+    tokens = cast(list[list[int]], fields.pop("tokens"))
+    size = len(tokens)
+    about = _object(fields.pop("group_overrides", None))
+    masks, logprobs = _column(fields, "masks", size), _column(fields, "inference_logprobs", size)
+    scores = _column(fields, "scores", size)
+    messages = _column(fields, "messages", size, optional=True)
+    overrides = _column(fields, "overrides", size, optional=True)
+    ids, rows = (_column(fields, f"distill_{name}", size, optional=True) for name in ("token_ids", "logprobs"))
+    rollouts = tuple(
+        ScoredRollout(
+            tokens_T=tokens[i],
+            masks_T=masks[i],
+            logprobs_T=logprobs[i],
+            score=float(scores[i]),
+            messages=messages[i] if messages else None,
+            rows=DistillArrays(ids[i], rows[i]) if ids and rows else None,
+            **_about_rollout(_object(overrides[i]) if overrides else {}, float(scores[i])),
+        )
+        for i in range(size)
+    )
+    opd = _object(about.pop("opd", None))
+    distillation = None
+    if "distill_topk" in opd:
+        distillation = GroupDistillation(
+            opd["distill_topk"], opd.get("hint_placement"), opd.get("outcomes") or {}, opd.get("noise_floor")
+        )
+    known = {name: about.pop(name, None) for name in ("item_id", "task_id", "weight_version", "group_id")}
+    return ScoredGroup(rollouts, **known, distillation=distillation, other=fields, other_overrides=about)
 
 
-def rollout_rows(
-    group: Mapping[str, Any], decode: Callable[[Sequence[int]], str], most: int
-) -> list[tuple[str, float, str, str]]:
-    """(task, score, hints, text) of at most `most` rollouts of a group, those with the most hints first.
+def _column(fields: dict[str, Any], name: str, size: int, *, optional: bool = False) -> Any:
+    """One entry a sequence; None if an optional field is missing."""
+    column = fields.pop(name, None) if optional else fields.pop(name)
+    if column is None and optional:
+        return None
+    if not isinstance(column, list) or len(cast(list[Any], column)) != size:
+        got = len(cast(list[Any], column)) if isinstance(column, list) else type(column).__name__
+        raise WireError(f"{name}: expected {size} entries, one a sequence, got {got}")
+    return cast(list[Any], column)
 
-    Hints are a line a turn, `turn 2 (scored): ...`; turns without one are left out.
-    """
-    task_id: str = group["group_overrides"]["task_id"]
-    rows: list[tuple[int, tuple[str, float, str, str]]] = []
-    for score, overrides, tokens in zip(group["scores"], group["overrides"], group["tokens"], strict=True):
-        turns = enumerate(overrides.get("opd", {}).get("turns", []), start=1)
-        hints = [f"turn {i} ({turn['outcome']}): {turn['hint']}" for i, turn in turns if turn["hint"] is not None]
-        rows.append((len(hints), (task_id, score, "\n".join(hints), decode(tokens))))
-    rows.sort(key=lambda row: -row[0])
-    return [row for _, row in rows[:most]]
+
+def _about_rollout(overrides: dict[str, Any], score: float) -> dict[str, Any]:
+    """What a sequence's overrides say that this package knows; an entry of another form stays among the others."""
+    other = dict(overrides)
+    found: dict[str, Any] = {}
+    turns = _object(overrides.get("opd")).get("turns")
+    if turns is not None:
+        found["turns"] = tuple(TurnRecord.from_wire(turn) for turn in turns)
+        del other["opd"]
+    for name, ours, kind in (
+        ("stop_reason", "stop_reason", str),
+        ("turns", "num_turns", int),
+        ("tool_calls", "tool_calls", int),
+        ("tool_errors", "tool_errors", int),
+    ):
+        if isinstance(overrides.get(name), kind):
+            found[ours] = other.pop(name)
+    verdict, parts = _object(overrides.get("verification")), _object(overrides.get("reward"))
+    if all(type(verdict.get(name)) is int for name in ("passed", "total")):
+        outcome = str(verdict.get("outcome", VerifyOutcome.RAN.value))
+        found["checks"] = VerdictCounts(outcome, verdict["passed"], verdict["total"])
+        del other["verification"]
+    if all(isinstance(parts.get(name), int | float) for name in _REWARD_PARTS):
+        found["reward"] = Reward(**{name: float(parts[name]) for name in _REWARD_PARTS}, total=score)
+        del other["reward"]
+    return {**found, "other": other}
+
+
+def _object(value: object) -> dict[str, Any]:
+    return dict(cast(dict[str, Any], value)) if isinstance(value, dict) else {}

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from agentic_opd.core.types import Episode, Message, StopReason, Task, ToolCall, ToolResult, Turn, Verification
 from agentic_opd.rollout.chat import Chat, TokenRecord
-from agentic_opd.sandboxes.sandbox import sandbox_factory
+from agentic_opd.sandboxes.factory import sandbox_factory
 from agentic_opd.sandboxes.workdir import get_files, put_files
 from agentic_opd.worlds.coding.config import CodingConfig
 from agentic_opd.worlds.coding.tools import ToolLimits, run_tool

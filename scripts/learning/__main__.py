@@ -173,7 +173,7 @@ class Work:
 
     async def curve(self, run: Run, points: Sequence[int]) -> list[Point]:
         """Train, then measure the weights at each point."""
-        with LiveBar(self.console, f"{run.mode} seed {run.seed} {run.setting}: steps", run.steps) as bar:
+        with LiveBar(f"{run.mode} seed {run.seed} {run.setting}: steps", run.steps, console=self.console) as bar:
 
             def stepped(metrics: dict[str, float]) -> None:
                 bar.show(int(metrics["step"]), f"score {metrics['score_mean']:.2f}")

@@ -15,12 +15,11 @@ from pydantic import Field
 
 from agentic_opd.core.server_info import ServerInfo
 from agentic_opd.core.types import Episode, Message, TeacherRequest, Vote
-from agentic_opd.distill.connect import DistilDeps
+from agentic_opd.distill.connect import DistillServers
+from agentic_opd.distill.distiller import Distiller
 from agentic_opd.distill.judge import Judge, JudgeReply
 from agentic_opd.distill.teacher import TeacherClient, TeacherReply
 from agentic_opd.env.opd import AgenticOPDEnv, AgenticOPDEnvConfig
-from agentic_opd.env.policy_server import PolicyServer
-from agentic_opd.wire.group import FinishedEpisode
 
 KEPT_HINTS = 64
 """Hints that are remembered of each task: the latest."""
@@ -98,6 +97,26 @@ class NoHintTeacher:
         await self.teacher.close()
 
 
+class ControlledDistiller(Distiller):
+    """Puts the control between the turns and who judges or scores them."""
+
+    config: LearnConfig
+
+    def __init__(self, config: LearnConfig, *, max_token_length: int, retry_s: float) -> None:
+        """See `Distiller`."""
+        super().__init__(config, max_token_length=max_token_length, retry_s=retry_s)
+        self.pool = HintPool(Random(config.seed))
+
+    def servers_of(self, episode: Episode, policy_url: str) -> DistillServers:
+        """The same connections behind the control."""
+        servers = super().servers_of(episode, policy_url)
+        if self.config.hint_control == "none":
+            return replace(servers, teacher=NoHintTeacher(servers.teacher))
+        if self.config.hint_control == "wrong":
+            return replace(servers, judge=WrongHintJudge(servers.judge, episode.task.task_id, self.pool))
+        return servers
+
+
 class LearnEnv(AgenticOPDEnv):
     """The eight built-in tasks, with controlled hints."""
 
@@ -111,22 +130,12 @@ class LearnEnv(AgenticOPDEnv):
         _, servers = super().config_init()
         return LearnConfig(), servers
 
-    async def finish_episode(self, episode: Episode, server: PolicyServer) -> FinishedEpisode:
-        """Distil with the judge and the teacher that the setting asks for."""
-        if not self.config.opd_enabled or self.config.hint_control == "own":
-            return await super().finish_episode(episode, server)
-        return await self.distilled(episode, self.controlled(self.deps[server.client.base_url], episode.task.task_id))
-
-    def controlled(self, deps: DistilDeps, task_id: str) -> DistilDeps:
-        """The same connections behind the control."""
-        if self.config.hint_control == "none":
-            return replace(deps, teacher=NoHintTeacher(deps.teacher))
-        return replace(deps, judge=WrongHintJudge(deps.judge, task_id, self.pool))
-
-    async def setup(self) -> None:
-        """See `AgenticOPDEnv.setup`."""
-        self.pool = HintPool(Random(self.config.seed))
-        await super().setup()
+    def make_distiller(self) -> Distiller | None:
+        """Distills with the judge and the teacher that the setting asks for."""
+        config = self.config
+        if not config.opd_enabled:
+            return None
+        return ControlledDistiller(config, max_token_length=config.max_token_length, retry_s=config.server_retry_s)
 
 
 if __name__ == "__main__":

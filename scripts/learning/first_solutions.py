@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from agentic_opd.core.concurrency import gather_all
-from agentic_opd.sandboxes.sandbox import sandbox_factory
+from agentic_opd.sandboxes.factory import sandbox_factory
 from agentic_opd.worlds.coding.config import CodingConfig
 from agentic_opd.worlds.coding.tasks.builtin import builtin_tasks
 from agentic_opd.worlds.coding.verifier.verify import verify

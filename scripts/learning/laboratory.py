@@ -11,7 +11,7 @@ import shutil
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -19,7 +19,7 @@ from typing import NamedTuple
 import yaml
 from atroposlib.envs.base import APIServerConfig
 
-from agentic_opd.runs.evaluate import EvalSample, SampleFile
+from agentic_opd.runs.evaluate import sample_file
 from agentic_opd.serving.local import LocalServer, child_process, end_of, free_port
 from learning.controlled_env import LearnConfig, LearnEnv
 
@@ -228,11 +228,12 @@ class Examiner:
         """The share of episodes that pass, and how many there were; each of them goes to samples.jsonl in `folder`."""
         if not self.env.eval_tasks:
             await self.env.setup()
-        file = SampleFile(folder)
+        file = sample_file(folder)
         try:
-            samples: Sequence[EvalSample] = (await self.env.run_evaluation(file.write)).samples
+            evaluated = await self.env.evaluation().measure(lambda sample: file.write(sample.to_row()))
         finally:
             file.close()
+        samples = evaluated.samples
         return sum(sample.passed for sample in samples) / len(samples), len(samples)
 
     async def close(self) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agentic_opd.core.types import Task, ToolCall, ToolResult, Verification, VerifyOutcome
-from agentic_opd.sandboxes.sandbox import BubblewrapSandbox
+from agentic_opd.sandboxes.bubblewrap import BubblewrapSandbox
 from agentic_opd.sandboxes.workdir import get_files, put_files
 from agentic_opd.worlds.coding.tools import ToolLimits, run_tool
 from agentic_opd.worlds.coding.verifier.verify import verify

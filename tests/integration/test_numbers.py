@@ -177,20 +177,22 @@ def test_without_a_hint_the_teacher_is_the_student(vllm_server: Any) -> None:
     from agentic_opd.distill.rescoring import insert_hint
 
     async def roll() -> tuple[list[float], int]:
-        env = make_env(vllm_server, judge, group_size=4)
+        env = make_env(vllm_server, judge, group_size=2)
         await env.setup()
         try:
-            finished = [await env.finished_episode(task) for task in builtin_tasks()[:4] for _ in range(2)]
-            deps = next(iter(env.deps.values()))
+            groups = [await env.collect(TaskItem(task, 0)) for task in builtin_tasks()[:4]]
+            episodes = [episode for group in groups for episode in group.episodes]
+            assert env.distiller is not None
+            teacher = env.distiller.servers_of(episodes[0], env.servers[0].client.base_url).teacher
             largest = []
-            for episode in (one.episode for one in finished):
+            for episode in episodes:
                 for index, turn in enumerate(episode.turns):
                     request = insert_hint(episode.tokens_T, turn, turn.start, ())
-                    answers = [(await deps.teacher.score(request, 5)).rows for _ in range(3)]
+                    answers = [(await teacher.score(request, 5)).rows for _ in range(3)]
                     largest += [float(np.abs(gaps(episode, index, rows)).max()) for rows in answers]
                     for rows in answers[1:]:
                         assert np.abs(rows.top_logprobs_RK - answers[0].top_logprobs_RK).max() < TOLERANCE
-            return largest, sum(len(one.episode.turns) for one in finished)
+            return largest, sum(len(episode.turns) for episode in episodes)
         finally:
             await env.close()
 

@@ -11,7 +11,8 @@ import pytest
 
 from agentic_opd.core.errors import SandboxError
 from agentic_opd.core.types import Task, ToolCall, VerifyOutcome
-from agentic_opd.sandboxes.sandbox import Sandbox, check_sandbox
+from agentic_opd.sandboxes.factory import check_sandbox
+from agentic_opd.sandboxes.protocol import Sandbox
 from agentic_opd.sandboxes.workdir import get_files, put_files
 from agentic_opd.worlds.coding.tools import ToolLimits, run_tool
 from agentic_opd.worlds.coding.verifier.verify import verify
@@ -122,8 +123,8 @@ def test_closing(backend: Backend) -> None:
             await box.run("true", 1.0)
         async with box:
             assert backend.traces(os.getpid()) != []
-            await box.close()
-            await box.close()
+            await box.__aexit__()
+            await box.__aexit__()
             assert backend.traces(os.getpid()) == []
             with pytest.raises(SandboxError, match="closed, or was not entered"):
                 await box.run("true", 1.0)

@@ -21,8 +21,8 @@ from typing import Any, TypeVar
 import pytest
 
 from agentic_opd.core.errors import SandboxError
-from agentic_opd.sandboxes.host_process import CommandResult
-from agentic_opd.sandboxes.sandbox import Sandbox, SandboxFactory, check_sandbox, sandbox_factory
+from agentic_opd.sandboxes.factory import check_sandbox, sandbox_factory
+from agentic_opd.sandboxes.protocol import CommandResult, Sandbox, SandboxFactory
 from agentic_opd.worlds.coding.config import CodingConfig
 from tests.unit.sandboxes.helpers import processes_with
 
@@ -119,7 +119,7 @@ def _listens(port: int) -> bool:
 _ENVIRONMENT = """
 import asyncio, json, sys
 from agentic_opd.worlds.coding.config import CodingConfig
-from agentic_opd.sandboxes.sandbox import sandbox_factory
+from agentic_opd.sandboxes.factory import sandbox_factory
 
 async def main():
     async with sandbox_factory(CodingConfig(**json.loads(sys.argv[1])))() as box:

@@ -22,7 +22,8 @@ from agentic_opd.core.concurrency import gather_all
 from agentic_opd.core.errors import ConfigError
 from agentic_opd.core.exit_codes import EXIT_FAILED, EXIT_OK, EXIT_USAGE, exit_code
 from agentic_opd.core.types import Task
-from agentic_opd.sandboxes.sandbox import SandboxFactory, check_sandbox, sandbox_factory
+from agentic_opd.sandboxes.factory import check_sandbox, sandbox_factory
+from agentic_opd.sandboxes.protocol import SandboxFactory
 from agentic_opd.worlds.coding.config import CodingConfig, DatasetFormat
 from agentic_opd.worlds.coding.tasks.load import load_tasks
 from agentic_opd.worlds.coding.verifier.verify import SOLUTION_FILE, checks_of, verify

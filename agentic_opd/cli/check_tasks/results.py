@@ -122,7 +122,7 @@ class CheckProgress:
         self._total = total
         self.passed = 0
         self.failed = 0
-        self._bar = LiveBar(self._console, "tasks", total)
+        self._bar = LiveBar("tasks", total, console=self._console)
 
     def __enter__(self) -> Self:
         self._bar.__enter__()

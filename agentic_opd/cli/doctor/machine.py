@@ -16,7 +16,7 @@ from agentic_opd.cli.doctor.diagnosis import Note, Status
 from agentic_opd.cli.doctor.setup import Setup
 from agentic_opd.core.errors import ConfigError, OutputError
 from agentic_opd.runs.files import default_output_folder
-from agentic_opd.sandboxes.sandbox import check_sandbox, sandbox_factory
+from agentic_opd.sandboxes.factory import check_sandbox, sandbox_factory
 from agentic_opd.worlds.coding.tasks.load import load_train_and_eval
 
 _OLDEST, _NEWEST = (3, 11), (3, 13)

@@ -15,8 +15,8 @@ from agentic_opd.core.server_info import ServerInfo, check_caps, check_tokenizer
 from agentic_opd.core.types import Message
 from agentic_opd.distill.connect import check_completions
 from agentic_opd.distill.rescoring import encode_hint
+from agentic_opd.env.agent import name_of_tokenizer
 from agentic_opd.env.command import name_models
-from agentic_opd.env.rollout_env import name_of_tokenizer
 from agentic_opd.rollout.chat import Chat
 from agentic_opd.rollout.renderer import check_round_trip, explained_tokenizer_errors, load_renderer
 from agentic_opd.worlds.coding.tools import TOOL_SPECS

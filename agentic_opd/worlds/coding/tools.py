@@ -11,8 +11,7 @@ from typing import Any
 
 from agentic_opd.core.text import cut_middle
 from agentic_opd.core.types import ToolCall, ToolResult
-from agentic_opd.sandboxes.host_process import CommandResult
-from agentic_opd.sandboxes.sandbox import Sandbox
+from agentic_opd.sandboxes.protocol import CommandResult, Sandbox
 from agentic_opd.worlds.coding.config import CodingConfig
 
 _MAX_COMMAND_CHARS = 30_000

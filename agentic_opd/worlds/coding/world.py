@@ -5,7 +5,8 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from agentic_opd.core.types import Task, ToolCall, ToolResult, Verification
-from agentic_opd.sandboxes.sandbox import Sandbox, check_sandbox, sandbox_factory
+from agentic_opd.sandboxes.factory import check_sandbox, sandbox_factory
+from agentic_opd.sandboxes.protocol import Sandbox
 from agentic_opd.sandboxes.workdir import get_files, put_files
 from agentic_opd.worlds.coding.config import CodingConfig
 from agentic_opd.worlds.coding.tools import TOOL_SPECS, ToolLimits, run_tool

@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from agentic_opd.core.types import Task, Verification
-from agentic_opd.sandboxes.limits import Limits
-from agentic_opd.sandboxes.sandbox import BubblewrapSandbox
+from agentic_opd.sandboxes.bubblewrap import BubblewrapSandbox
+from agentic_opd.sandboxes.protocol import Limits
 from agentic_opd.worlds.coding.verifier.verify import verify
 
 MARK = "opd-attack-process"

@@ -1,6 +1,6 @@
 """Attacks on the machine: processes, memory, time, output, disk."""
 
-from agentic_opd.sandboxes.limits import Limits
+from agentic_opd.sandboxes.protocol import Limits
 from tests.integration.attacks.arena import Attack
 
 SMALL = Limits(memory_mb=400, file_mb=16, processes=40, disk_mb=64)

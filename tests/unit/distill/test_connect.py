@@ -9,7 +9,7 @@ from renderers import Qwen3RendererConfig, create_renderer
 from agentic_opd.core import http
 from agentic_opd.core.errors import ServerMismatchError, ServerRequestError, ServerUnreachableError
 from agentic_opd.distill.config import DistillConfig
-from agentic_opd.distill.connect import DistilDeps, PolicyEndpoint, connect
+from agentic_opd.distill.connect import DistillServers, PolicyEndpoint, connect
 from agentic_opd.distill.teacher import CompletionsTeacher, PluginTeacher
 
 from .conftest import make_qwen_tokenizer
@@ -53,10 +53,10 @@ def plain_server() -> dict[str, Handler]:
     return handlers
 
 
-def connected(policy: dict[str, Handler], teacher: dict[str, Handler] | None = None, **settings: Any) -> DistilDeps:
+def connected(policy: dict[str, Handler], teacher: dict[str, Handler] | None = None, **settings: Any) -> DistillServers:
     """Connect, close again, and return what was made."""
 
-    async def run() -> DistilDeps:
+    async def run() -> DistillServers:
         async with served(policy) as url, served(teacher or {}) as teacher_url:
             config = DistillConfig(**settings, **({"teacher_base_url": f"{teacher_url}/v1"} if teacher else {}))
             renderer = create_renderer(TOKENIZER, Qwen3RendererConfig(enable_thinking=False))
@@ -149,7 +149,7 @@ def test_a_teacher_that_does_not_serve_the_model_asked_for() -> None:
 def test_a_separate_judge_gets_its_own_key() -> None:
     judge = Script(MODELS)
 
-    async def run() -> DistilDeps:
+    async def run() -> DistillServers:
         async with served(server()) as url, served({"/v1/models": judge}) as judge_url:
             config = DistillConfig(
                 judge_base_url=f"{judge_url}/v1", judge_model_name="j", judge_api_key=SecretStr("judge-key")

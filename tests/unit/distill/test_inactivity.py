@@ -1,7 +1,8 @@
 import pytest
 
-from agentic_opd.core.types import TurnOutcome, TurnRecord
+from agentic_opd.core.types import TurnOutcome
 from agentic_opd.distill.inactivity import ADVICE, InactivityWatch
+from agentic_opd.wire.group import TurnRecord
 
 Out = TurnOutcome
 

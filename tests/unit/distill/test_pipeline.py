@@ -11,10 +11,12 @@ from renderers import Qwen3RendererConfig, create_renderer
 from agentic_opd.core.errors import AlignmentError, ServerMismatchError, ServerRequestError, ServerUnreachableError
 from agentic_opd.core.types import Episode, Message
 from agentic_opd.distill.config import DistillConfig
-from agentic_opd.distill.connect import DistilDeps
+from agentic_opd.distill.connect import DistillServers
+from agentic_opd.distill.distiller import Distiller
 from agentic_opd.distill.judge import JudgeReply
-from agentic_opd.distill.pipeline import DistilledEpisode, distil_episode, group_overrides, noise_floor
+from agentic_opd.distill.pipeline import DistilledEpisode, distill_episode, noise_floor
 from agentic_opd.wire.checks import GroupChecker
+from agentic_opd.wire.group import ScoredGroup, ScoredRollout
 
 from .conftest import make_qwen_tokenizer
 from .fakes import HINT, NEGATIVE, POSITIVE, TOKENS, ScriptedJudge, TableTeacher, make_episode, table_rows
@@ -30,9 +32,9 @@ CONFIG = DistillConfig(distill_topk=5)
 
 def make_deps(
     script: Mapping[str, Sequence[str] | Exception], teacher: TableTeacher | None = None, **flags: bool
-) -> DistilDeps:
+) -> DistillServers:
     tokenizer = make_qwen_tokenizer()
-    return DistilDeps(
+    return DistillServers(
         judge=ScriptedJudge(script),
         teacher=teacher or TableTeacher(),
         renderer=create_renderer(tokenizer, Qwen3RendererConfig(enable_thinking=False)),
@@ -42,8 +44,8 @@ def make_deps(
     )
 
 
-def run(deps: DistilDeps, episode: Episode | None = None, config: DistillConfig = CONFIG) -> DistilledEpisode:
-    return asyncio.run(distil_episode(episode or make_episode(), deps, config))
+def run(deps: DistillServers, episode: Episode | None = None, config: DistillConfig = CONFIG) -> DistilledEpisode:
+    return asyncio.run(distill_episode(episode or make_episode(), deps, config))
 
 
 def outcomes(distilled: DistilledEpisode) -> list[str]:
@@ -193,22 +195,25 @@ def test_a_written_group_passes_the_checks_of_a_file(answers: tuple[Any, Any], t
     config = CONFIG.model_copy(update={"distill_topk": top_k})
     episode = make_episode()
     distilled = run(make_deps({FIRST: answers[0], LAST: answers[1]}), config=config)
-    group = {
-        "tokens": [episode.tokens_T],
-        "masks": [episode.masks_T],
-        "scores": [0.5],
-        "inference_logprobs": [episode.logprobs_T],
-        "messages": [episode.messages],
-        "overrides": [distilled.overrides()],
-        "group_overrides": group_overrides([distilled], 1e-6, config),
-        "distill_token_ids": [distilled.arrays.token_ids_TK],
-        "distill_logprobs": [distilled.arrays.logprobs_TK],
-    }
+    distiller = Distiller(config, max_token_length=64, retry_s=0.0)
+    about = asyncio.run(distiller.close_group([distilled])).about
+    rollout = ScoredRollout(
+        tokens_T=episode.tokens_T,
+        masks_T=episode.masks_T,
+        logprobs_T=episode.logprobs_T,
+        score=0.5,
+        messages=episode.messages,
+        rows=distilled.arrays,
+        turns=distilled.records,
+    )
+    group = ScoredGroup((rollout,), item_id="t#0", task_id="t", distillation=about)
     checker = GroupChecker()
-    assert list(checker.check(json.loads(json.dumps(group, allow_nan=False)))) == []
+    wire = json.loads(json.dumps(group.to_wire(), allow_nan=False))
+    assert list(checker.check(wire)) == []
+    assert ScoredGroup.from_wire(wire).to_wire() == wire
     assert checker.counts["scored rows"] == sum(len(turn.scored.gaps) for turn in distilled.stats.turns if turn.scored)
-    counts = group["group_overrides"]["opd"]["outcomes"]
-    assert sum(counts.values()) == len(episode.turns)
+    assert sum(about.outcomes.values()) == len(episode.turns)
+    assert about.noise_floor == pytest.approx(0.0, abs=1e-6)
 
 
 def test_closing_closes_both() -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from io import StringIO
 from itertools import combinations
 from pathlib import Path
@@ -15,18 +15,18 @@ from rich.console import Console
 from agentic_opd.core.errors import AlignmentError, OutputError, ServerUnreachableError
 from agentic_opd.core.metric import Metric
 from agentic_opd.core.types import Episode, Reward, StopReason, Task, Turn, Verification, VerifyOutcome
+from agentic_opd.runs.config import EvalHandling, RunConfig
 from agentic_opd.runs.evaluate import (
     EVAL_METRICS,
     EvalSample,
     Evaluated,
-    bootstrap_interval,
+    Evaluation,
     eval_metrics,
     evaluate,
-    evaluate_tasks,
+    interval,
     pass_at_k,
 )
-
-Done = Callable[[EvalSample], None]
+from agentic_opd.runs.metric_log import RunMetrics
 
 
 def make_task(name: str) -> Task:
@@ -60,18 +60,31 @@ def test_pass_at_k_refuses_impossible_counts(n: int, c: int, k: int) -> None:
         pass_at_k(n, c, k)
 
 
-def test_the_interval_covers_the_true_mean_about_as_often_as_it_says() -> None:
+@pytest.mark.parametrize(("share", "samples"), [(0.6, 1), (0.95, 1), (0.6, 4)])
+def test_the_interval_covers_the_true_mean_about_as_often_as_it_says(share: float, samples: int) -> None:
+    """Tasks differ in how hard they are: half of them are passed more often, half of them less."""
     rng = Random(0)
     covered = 0
-    for i in range(200):
-        low, high = bootstrap_interval([float(rng.random() < 0.6) for _ in range(60)], seed=i)
-        covered += low <= 0.6 <= high
-    assert 0.88 <= covered / 200 <= 0.99
+    for _ in range(400):
+        odds = [share + rng.choice((-1, 1)) * (1 - share) for _ in range(60)] if samples > 1 else [share] * 60
+        values = [fmean(rng.random() < p for _ in range(samples)) for p in odds]
+        low, high = interval(values, samples)
+        covered += low <= share <= high
+    assert 0.92 <= covered / 400 <= 0.99
 
 
-def test_the_interval_is_the_same_for_the_same_seed_and_a_point_where_all_agree() -> None:
-    assert bootstrap_interval([0.0, 1.0, 0.5], 3) == bootstrap_interval([0.0, 1.0, 0.5], 3)
-    assert bootstrap_interval([1.0] * 9) == (1.0, 1.0)
+@pytest.mark.parametrize(("passed", "tasks"), [(0, 5), (8, 8), (1, 1), (0, 1)])
+def test_the_interval_does_not_collapse_where_all_tasks_agree(passed: int, tasks: int) -> None:
+    """Wilson's for 0 of 5 and 8 of 8, by the formula's closed form at the ends: z^2 / (n + z^2)."""
+    low, high = interval([1.0] * passed + [0.0] * (tasks - passed))
+    width = 1.959964**2 / (tasks + 1.959964**2)
+    assert (low, high) == pytest.approx((0.0, width) if passed == 0 else (1.0 - width, 1.0))
+
+
+def test_the_interval_of_one_sample_a_task_is_wilsons() -> None:
+    """4 of 10: 0.168 to 0.687, as in the tables."""
+    low, high = interval([1.0] * 4 + [0.0] * 6)
+    assert (low, high) == pytest.approx((0.1682, 0.6873), abs=5e-4)
 
 
 def test_metrics_count_tasks_and_samples() -> None:
@@ -79,7 +92,7 @@ def test_metrics_count_tasks_and_samples() -> None:
     passed = {"a": [2, 2, 0, 1], "b": [0, 0, 0, 0]}
     samples = [EvalSample(i, make_episode(task, n)) for task in tasks for i, n in enumerate(passed[task.task_id])]
     metrics = eval_metrics(samples)
-    described = [metric.name for metric in EVAL_METRICS]
+    described = [metric.name for metric in EVAL_METRICS if "weight_version" not in metric.name]
     assert [name for name in metrics if not any(metric.stands_for(name) for metric in EVAL_METRICS)] == []
     assert [name for name in described if not any(Metric(name, "", "").stands_for(logged) for logged in metrics)] == []
     assert metrics["eval/pass@1"] == metrics["eval/percent_correct"] == pytest.approx(2 / 8)
@@ -100,52 +113,85 @@ def test_uneven_samples_are_refused() -> None:
         eval_metrics([])
 
 
-def test_samples_come_in_task_order_whatever_ends_first(tmp_path: Path) -> None:
-    tasks = [make_task(name) for name in "abc"]
+def make_evaluation(names: str, roll_out: Callable[[Task], Awaitable[Episode]], samples: int = 1) -> Evaluation:
+    async def save(evaluated: Evaluated, start: float) -> None:
+        pass
+
+    async def versions() -> list[int]:
+        return [next(weights)]
+
+    weights = iter((3, 5, 5, 5))
+    config = RunConfig(eval_samples=samples, eval_temperature=1.0)
+    metrics = RunMetrics(config, lambda ids: "", list)
+    return Evaluation([make_task(name) for name in names], roll_out, save, versions, config, metrics)
+
+
+def test_samples_come_in_task_order_whatever_ends_first(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     rng = Random(1)
 
     async def roll(task: Task) -> Episode:
         await asyncio.sleep(rng.random() / 100)
         return make_episode(task, rng.randrange(3))
 
-    async def run(done: Done) -> Evaluated:
-        samples = await evaluate_tasks(tasks, 3, roll, done)
-        return Evaluated(samples, eval_metrics(samples))
-
-    console = Console(file=StringIO(), width=100)
-    metrics = asyncio.run(evaluate(9, run, tmp_path / "new", "header", console))
+    console, evaluation = Console(file=StringIO(), width=100), make_evaluation("abc", roll, 3)
+    metrics = asyncio.run(evaluate(evaluation, tmp_path / "new", {"policy": "header"}, console))
     rows = [json.loads(line) for line in (tmp_path / "new" / "samples.jsonl").read_text().splitlines()]
     assert sorted((row["task_id"], row["sample"]) for row in rows) == [(name, i) for name in "abc" for i in range(3)]
     assert fmean(row["passed"] for row in rows) == pytest.approx(metrics["eval/pass@1"])
+    assert (metrics["eval/weight_version"], metrics["eval/weight_version_after"]) == (3, 5)
+    with pytest.raises(OutputError, match=r"earlier evaluation.*--env\.overwrite"):
+        asyncio.run(evaluate(evaluation, tmp_path / "new", {}, console))
+    samples = asyncio.run(evaluation.measure()).samples
+    assert [(sample.task.task_id, sample.index) for sample in samples] == [(n, i) for n in "abc" for i in range(3)]
     shown = console.file.getvalue()  # type: ignore[attr-defined]
     assert "header" in shown
     assert "sample 9/9" in shown
     assert "eval/pass@3" in shown
+    assert "from version 3 to 5" in caplog.text
 
 
 def test_a_dead_server_ends_it_and_what_was_finished_is_kept(tmp_path: Path) -> None:
-    tasks = [make_task(name) for name in "ab"]
-
     async def roll(task: Task) -> Episode:
         if task.task_id == "a":
             return make_episode(task)
         await asyncio.sleep(0.01)
         raise ServerUnreachableError("gone")
 
-    async def run(done: Done) -> Evaluated:
-        return Evaluated(await evaluate_tasks(tasks, 1, roll, done), {})
-
+    evaluation = make_evaluation("ab", roll)
     with pytest.raises(ServerUnreachableError):
-        asyncio.run(evaluate(2, run, tmp_path, "header", Console(file=StringIO())))
+        asyncio.run(evaluate(evaluation, tmp_path, {"policy": "m"}, Console(file=StringIO())))
     (line,) = (tmp_path / "samples.jsonl").read_text().splitlines()
     assert json.loads(line)["task_id"] == "a"
+    assert asyncio.run(evaluation.beside_training()) == {}, "beside the training a failure is logged"
 
 
 def test_a_folder_that_cannot_be_written_is_said_before_anything_runs(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
 
-    async def run(done: Done) -> Evaluated:
+    async def roll(task: Task) -> Episode:
         raise AssertionError("it ran")
 
     with pytest.raises(OutputError, match="data_dir_to_save_evals"):
-        asyncio.run(evaluate(1, run, tmp_path / "file" / "folder", "header", Console(file=StringIO())))
+        asyncio.run(evaluate(make_evaluation("a", roll), tmp_path / "file" / "folder", {}, Console(file=StringIO())))
+
+
+@pytest.mark.parametrize(("handling", "share"), [("NONE", 1.0), ("LIMIT_TRAIN", 0.25), ("STOP_TRAIN", 0.0)])
+def test_an_evaluation_takes_its_share_of_the_servers_every_few_steps(handling: str, share: float) -> None:
+    async def main() -> list[float]:
+        ended = asyncio.Event()
+
+        async def roll(task: Task) -> Episode:
+            await ended.wait()
+            return make_episode(task)
+
+        evaluation = make_evaluation("a", roll)
+        evaluation.config = RunConfig(steps_per_eval=10, eval_handling=EvalHandling(handling), eval_limit_ratio=0.25)
+        shares: list[float] = []
+        for before, now in ((0, 9), (9, 11), (11, 12)):
+            evaluation.at_step(before, now)
+            shares.append(evaluation.share())
+        ended.set()
+        await evaluation.finish()
+        return [*shares, evaluation.share()]
+
+    assert asyncio.run(main()) == [1.0, share, share, 1.0]

@@ -1,22 +1,28 @@
 import json
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from agentic_opd.core.errors import OutputError
-from agentic_opd.runs.files import GroupFile
+from agentic_opd.runs.files import GroupFile, JsonLines
+from agentic_opd.wire.group import ScoredGroup
+from tests.support.groups import group as make_group
+from tests.support.groups import rollout
 
 SETTINGS = {"group_size": 2, "seed": 0}
 
 
-def group(item_id: str) -> dict[str, object]:
-    return {"scores": [1.0], "group_overrides": {"item_id": item_id}}
+def group(item_id: str) -> ScoredGroup:
+    return make_group(item_id=item_id)
 
 
 def test_lines_are_whole_and_readable(tmp_path: Path) -> None:
     file = GroupFile(tmp_path / "new" / "groups.jsonl", SETTINGS)
     file.write(group("a#0"))
-    file.write({**group("b#0"), "text": "é\n数"})
+    file.write(replace(group("b#0"), other={"text": "é\n数"}))
     assert [json.loads(line)["group_overrides"]["item_id"] for line in file.path.read_text().splitlines()] == [
         "a#0",
         "b#0",
@@ -32,14 +38,14 @@ def test_resume_drops_a_torn_line_and_repeats_nothing(tmp_path: Path) -> None:
     first.close()
     whole = path.read_bytes()
     path.write_bytes(whole + b'{"scores":[1.0],"group_over')
-    seen: list[object] = []
-    second = GroupFile(path, SETTINGS, resume=True, seen=lambda one: seen.append(one["group_overrides"]))
+    seen: list[str | None] = []
+    second = GroupFile(path, SETTINGS, resume=True, seen=lambda one: seen.append(one.item_id))
     assert second.finished == {"a#0"}
     second.write(group("b#0"))
     second.close()
     assert path.read_bytes().startswith(whole)
     assert len(path.read_text().splitlines()) == 2
-    assert seen == [{"item_id": "a#0"}, {"item_id": "b#0"}]
+    assert seen == ["a#0", "b#0"]
 
 
 def test_an_earlier_file_is_neither_continued_nor_replaced_unasked(tmp_path: Path) -> None:
@@ -85,6 +91,49 @@ def test_an_unwritable_path_is_an_error(tmp_path: Path) -> None:
 def test_nan_never_reaches_the_file(tmp_path: Path) -> None:
     file = GroupFile(tmp_path / "groups.jsonl", SETTINGS)
     with pytest.raises(ValueError, match="JSON"):
-        file.write({"scores": [float("nan")], "group_overrides": {"item_id": "a#0"}})
+        file.write(make_group(rollout(None, score=float("nan"))))
     file.close()
     assert file.path.read_bytes() == b""
+
+
+def test_a_new_file_replaces_and_a_continued_one_drops_a_torn_line(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "rows.jsonl"
+    for is_continued, expected in ((False, [1]), (True, [1, 1]), (False, [1])):
+        lines = JsonLines(path, is_continued=is_continued)
+        lines.write({"a": 1})
+        lines.close()
+        assert [json.loads(line)["a"] for line in path.read_text().splitlines()] == expected
+        path.write_text(path.read_text() + '{"a": 2')
+
+
+def test_standard_output_is_written_and_stays_open(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    for number in (1, 2):
+        lines = JsonLines(None)
+        lines.write({"a": number})
+        lines.close()
+    assert capfdbinary.readouterr().out == b'{"a":1}\n{"a":2}\n'
+
+
+def test_one_process_writes_a_file_and_a_dead_one_holds_it_no_longer(tmp_path: Path) -> None:
+    path = tmp_path / "groups.jsonl"
+    code = f"""
+import sys, pathlib
+from agentic_opd.runs.files import GroupFile
+file = GroupFile(pathlib.Path({str(path)!r}), {SETTINGS!r}, resume=True)
+print("held", flush=True)
+sys.stdin.read()
+"""
+    holder = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    with holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(OutputError, match=rf"is being written by process {holder.pid} on "):
+            GroupFile(path, SETTINGS, resume=True)
+        holder.kill()
+        holder.wait()
+        file = GroupFile(path, SETTINGS, resume=True)
+        file.write(group("a#0"))
+        file.close()
+    again = GroupFile(path, SETTINGS, resume=True)
+    assert again.finished == {"a#0"}
+    again.close()

@@ -6,8 +6,14 @@ import pytest
 
 from agentic_opd.core.errors import OutputError
 from agentic_opd.core.metric import Metric, percentiles
-from agentic_opd.runs.metric_log import MetricFile, metrics_path
-from agentic_opd.wire.group import rollout_rows
+from agentic_opd.distill.distiller import DistilledGroup
+from agentic_opd.distill.metrics import EpisodeStats, TurnStats
+from agentic_opd.runs.config import RunConfig
+from agentic_opd.runs.environment import FinishedGroup
+from agentic_opd.runs.metric_log import MetricFile, RunMetrics, metrics_path
+from agentic_opd.wire.counts import rollout_rows
+from agentic_opd.wire.group import GroupDistillation
+from tests.support.groups import group, record, rollout
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -67,16 +73,27 @@ def test_percentiles_of_nothing_are_nothing() -> None:
 
 
 def test_rollouts_with_hints_come_first_with_their_outcomes() -> None:
-    def turns(*hints: str | None) -> dict[str, Any]:
-        return {"opd": {"turns": [{"hint": hint, "outcome": "scored" if hint else "vote_failed"} for hint in hints]}}
-
-    group = {
-        "group_overrides": {"task_id": "t"},
-        "scores": [0.1, 0.2, 0.3],
-        "tokens": [[1], [2], [3]],
-        "overrides": [{}, turns("a", None, "c"), turns(None, "b")],
-    }
-    assert rollout_rows(group, str, 2) == [
-        ("t", 0.2, "turn 1 (scored): a\nturn 3 (scored): c", "[2]"),
-        ("t", 0.3, "turn 2 (scored): b", "[3]"),
+    three = group(
+        rollout(score=0.1, tokens=(1,)),
+        rollout("a", None, "c", score=0.2, tokens=(2, 2, 2, 2)),
+        rollout(None, "b", score=0.3, tokens=(3, 3, 3)),
+    )
+    assert rollout_rows(three, lambda ids: str(ids[0]), 2) == [
+        ("t", 0.2, "turn 1 (scored): a\nturn 3 (scored): c", "2"),
+        ("t", 0.3, "turn 2 (scored): b", "3"),
     ]
+
+
+def test_a_step_logs_what_came_in_since_the_last_one(tmp_path: Path) -> None:
+    about = GroupDistillation(distill_topk=2, noise_floor=0.25)
+    stats = EpisodeStats(1, (TurnStats(record("a")),))
+    metrics = RunMetrics(RunConfig(), lambda ids: "", list, shown=("opd/hint_rate",))
+    metrics.to_file(None, tmp_path)
+    metrics.add(FinishedGroup(group(rollout("a")), (), DistilledGroup(about, (stats,))))
+    assert metrics.line() == "0 rollouts since the last one, opd/hint_rate 1"
+    metrics.step = 3
+    metrics.flush({"own": 1.0})
+    metrics.flush()
+    metrics.close()
+    (line,) = lines(tmp_path / "metrics.jsonl")
+    assert (line["step"], line["own"], line["opd/noise_floor"], line["opd/total_hints"]) == (3, 1.0, 0.25, 1)

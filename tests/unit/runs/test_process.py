@@ -1,51 +1,61 @@
 import asyncio
-from collections.abc import Mapping
-from dataclasses import dataclass
+import io
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from agentic_opd.core.concurrency import gather_all
 from agentic_opd.core.errors import OutputError, ServerRequestError, ServerUnreachableError
-from agentic_opd.runs.process import RunSummary, run_items
+from agentic_opd.core.types import Task
+from agentic_opd.runs.environment import FinishedGroup
+from agentic_opd.runs.process import RunProgress, RunSummary, run_items
+from agentic_opd.wire.counts import RunCounts
+from agentic_opd.wire.group import TaskItem
+from tests.support.groups import group
 
 
-@dataclass(frozen=True)
-class Item:
-    item_id: str
-
-
-class Recorder:
+class Recorder(RunProgress):
     """Progress that remembers."""
 
     def __init__(self) -> None:
+        super().__init__(6, 0, RunCounts(), Console(file=io.StringIO()))
         self.done: list[str] = []
         self.failed: list[str] = []
 
-    def group_done(self, item_id: str, group: Mapping[str, Any]) -> None:
-        self.done.append(item_id)
+    def group_done(self, item_id: str, scores: Sequence[float]) -> None:
+        self.done.append(item_id[0])
 
     def group_failed(self, item_id: str, error: Exception) -> None:
-        self.failed.append(item_id)
+        self.failed.append(item_id[0])
 
 
-ITEMS = [Item(name) for name in "abcdef"]
+def finished(item: TaskItem) -> FinishedGroup:
+    return FinishedGroup(group(item_id=item.item_id), (), None)
 
 
-def run(collect: Any, *, write: Any = None, finished: set[str] | None = None, concurrency: int = 2) -> Any:
+def letter(finished: FinishedGroup) -> str:
+    return finished.group.item_id[0] if finished.group.item_id else ""
+
+
+ITEMS = [TaskItem(Task(name, "p", "assert f()"), 0) for name in "abcdef"]
+
+
+def run(collect: Any, *, write: Any = None, earlier: set[str] | None = None, concurrency: int = 2) -> Any:
     written: list[str] = []
     progress = Recorder()
 
-    async def keep(group: Mapping[str, Any]) -> None:
-        written.append(group["id"])
+    def keep(group: FinishedGroup) -> None:
+        written.append(letter(group))
 
-    summary = asyncio.run(run_items(ITEMS, collect, write or keep, finished or set(), concurrency, progress))
+    summary = asyncio.run(run_items(ITEMS, collect, write or keep, earlier or set(), concurrency, progress))
     return summary, written, progress
 
 
-async def succeed(item: Item) -> dict[str, Any]:
+async def succeed(item: TaskItem) -> FinishedGroup:
     await asyncio.sleep(0)
-    return {"id": item.item_id}
+    return finished(item)
 
 
 def test_everything_is_written_once() -> None:
@@ -57,7 +67,7 @@ def test_everything_is_written_once() -> None:
 
 
 def test_finished_items_are_not_repeated() -> None:
-    summary, written, _ = run(succeed, finished={"a", "c"})
+    summary, written, _ = run(succeed, earlier={"a#0", "c#0"})
     assert sorted(written) == list("bdef")
     assert (summary.skipped, summary.done, summary.complete) == (2, 4, True)
 
@@ -65,36 +75,36 @@ def test_finished_items_are_not_repeated() -> None:
 def test_concurrency_is_bounded_and_used() -> None:
     active, most = 0, 0
 
-    async def collect(item: Item) -> dict[str, Any]:
+    async def collect(item: TaskItem) -> FinishedGroup:
         nonlocal active, most
         active += 1
         most = max(most, active)
         await asyncio.sleep(0.01)
         active -= 1
-        return {"id": item.item_id}
+        return finished(item)
 
     run(collect, concurrency=3)
     assert most == 3
 
 
 def test_a_group_that_fails_by_itself_does_not_stop_the_run() -> None:
-    async def collect(item: Item) -> dict[str, Any]:
-        if item.item_id == "b":
+    async def collect(item: TaskItem) -> FinishedGroup:
+        if item.item_id == "b#0":
             raise ServerRequestError("too long", 400)
-        return {"id": item.item_id}
+        return finished(item)
 
     summary, written, progress = run(collect)
     assert sorted(written) == list("acdef")
     assert progress.failed == ["b"]
-    assert summary.failed == {"b": "too long"}
+    assert summary.failed == {"b#0": "too long"}
     assert not summary.complete
 
 
 def test_a_dead_server_stops_the_run_and_keeps_what_is_done() -> None:
-    async def collect(item: Item) -> dict[str, Any]:
-        if item.item_id == "c":
+    async def collect(item: TaskItem) -> FinishedGroup:
+        if item.item_id == "c#0":
             raise ServerUnreachableError("gone")
-        return {"id": item.item_id}
+        return finished(item)
 
     summary, written, _ = run(collect, concurrency=1)
     assert written == ["a", "b"]
@@ -103,7 +113,7 @@ def test_a_dead_server_stops_the_run_and_keeps_what_is_done() -> None:
 
 
 def test_a_full_disk_stops_the_run() -> None:
-    async def write(group: Mapping[str, Any]) -> None:
+    def write(group: FinishedGroup) -> None:
         raise OutputError("no space left")
 
     summary, _, _ = run(succeed, write=write)
@@ -112,16 +122,16 @@ def test_a_full_disk_stops_the_run() -> None:
 
 
 def test_cancellation_ends_in_a_summary() -> None:
-    async def collect(item: Item) -> dict[str, Any]:
-        if item.item_id == "b":
+    async def collect(item: TaskItem) -> FinishedGroup:
+        if item.item_id == "b#0":
             await asyncio.sleep(60)
-        return {"id": item.item_id}
+        return finished(item)
 
     async def main() -> tuple[RunSummary, list[str]]:
         written: list[str] = []
 
-        async def write(group: Mapping[str, Any]) -> None:
-            written.append(group["id"])
+        def write(group: FinishedGroup) -> None:
+            written.append(letter(group))
 
         running = asyncio.create_task(run_items(ITEMS, collect, write, set(), 1, Recorder()))
         await asyncio.sleep(0.05)

@@ -1,30 +1,24 @@
 import io
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
 from agentic_opd.runs.process import RunProgress, RunSummary, closing_lines
 from agentic_opd.runs.progress import counts_line, start_screen
 from agentic_opd.runs.serve import ServeLook, ServeProgress
-from agentic_opd.wire.group import RunCounts
+from agentic_opd.wire.counts import RunCounts
+from agentic_opd.wire.group import ScoredGroup
+from tests.support.groups import group, rollout
 
 
-def group(passed: int, hint: str | None = None) -> dict[str, Any]:
-    turn = {"span": [1, 2], "outcome": "scored" if hint else "vote_failed", "hint": hint}
-    return {
-        "scores": [0.5],
-        "tokens": [[1, 2]],
-        "distill_token_ids": [[[], [2, 3]] if hint else [[], []]],
-        "overrides": [{"turns": 1, "verification": {"passed": passed, "total": 2}, "opd": {"turns": [turn]}}],
-        "group_overrides": {"task_id": "t", "item_id": "t#0", "opd": {"noise_floor": None}},
-    }
+def one(passed: int, hint: str | None = None) -> ScoredGroup:
+    return group(rollout(hint, passed=passed))
 
 
-def counts_of(*groups: dict[str, Any]) -> RunCounts:
+def counts_of(*groups: ScoredGroup) -> RunCounts:
     counts = RunCounts()
-    for one in groups:
-        counts.add(one)
+    for each in groups:
+        counts.add(each)
     return counts
 
 
@@ -43,14 +37,14 @@ def test_a_run_that_was_stopped_says_how_to_go_on_and_how_to_look() -> None:
 
 def test_counts_on_one_line() -> None:
     assert counts_line(RunCounts()) == "0 rollouts"
-    assert counts_line(counts_of(group(2, "h"), group(1))) == "2 rollouts, 50% passed, 1 hints, 1 of 2 turns scored"
+    assert counts_line(counts_of(one(2, "h"), one(1))) == "2 rollouts, 50% passed, 1 hints, 1 of 2 turns scored"
 
 
 def test_without_a_terminal_each_group_is_a_line() -> None:
     text = io.StringIO()
-    counts = counts_of(group(2))
+    counts = counts_of(one(2))
     with RunProgress(2, 1, counts, Console(file=text, width=40)) as progress:
-        progress.group_done("t#0", group(2))
+        progress.group_done("t#0", [0.5])
     assert text.getvalue().splitlines() == [
         "group 2/2 t#0: scores 0.50; 1 rollouts, 100% passed, 0 hints, 0 of 1 turns scored"
     ]
@@ -59,8 +53,8 @@ def test_without_a_terminal_each_group_is_a_line() -> None:
 def test_in_a_terminal_serve_has_a_live_line_of_the_trainers_steps() -> None:
     text = io.StringIO()
     console = Console(file=text, width=180, force_terminal=True, color_system=None)
-    with ServeProgress(counts_of(group(2, "h")), console) as progress:
-        progress.show(ServeLook(step=3, last_step=40, sent=12, skipped=2, under_way=4, queued=6))
+    with ServeProgress(counts_of(one(2, "h")), console) as progress:
+        progress.look(ServeLook(step=3, last_step=40, sent=12, skipped=2, under_way=4, queued=6))
     shown = text.getvalue()
     assert "3/40" in shown
     assert "12 groups sent, 2 skipped, 4 under way, 6 queued; 1 rollouts, 100% passed, 1 hints" in shown

@@ -11,9 +11,9 @@ import pytest
 
 from agentic_opd.core.errors import SandboxError
 from agentic_opd.core.types import Task, Verification
-from agentic_opd.sandboxes.host_process import CommandResult
-from agentic_opd.sandboxes.limits import Limits
-from agentic_opd.sandboxes.sandbox import BubblewrapSandbox, Sandbox, check_sandbox
+from agentic_opd.sandboxes.bubblewrap import BubblewrapSandbox
+from agentic_opd.sandboxes.factory import check_sandbox
+from agentic_opd.sandboxes.protocol import CommandResult, Limits, Sandbox
 from agentic_opd.worlds.coding.verifier.verify import verify
 
 T = TypeVar("T")

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from agentic_opd.core.errors import SandboxError
-from agentic_opd.sandboxes import bubblewrap, sandbox
-from agentic_opd.sandboxes.bubblewrap import Identity, process_limit
-from agentic_opd.sandboxes.limits import Limits
-from agentic_opd.sandboxes.sandbox import BubblewrapSandbox, Sandbox
+from agentic_opd.sandboxes import bubblewrap
+from agentic_opd.sandboxes.bubblewrap import BubblewrapSandbox, Identity, process_limit
+from agentic_opd.sandboxes.factory import check_sandbox
+from agentic_opd.sandboxes.protocol import Limits, Sandbox
 from agentic_opd.sandboxes.workdir import get_files, put_files
 from tests.unit.sandboxes.helpers import gone, in_sandbox, needs_bwrap, processes_with, run_all
 
@@ -223,8 +223,8 @@ def test_a_closed_sandbox_says_so() -> None:
         with pytest.raises(SandboxError, match="was not entered"):
             await box.run("true", 1.0)
         async with box:
-            await box.close()
-            await box.close()
+            await box.__aexit__()
+            await box.__aexit__()
 
     asyncio.run(main())
 
@@ -232,13 +232,13 @@ def test_a_closed_sandbox_says_so() -> None:
 def test_missing_and_broken_bwrap_say_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(bubblewrap.HOST_ENV, "PATH", str(tmp_path))
     with pytest.raises(SandboxError, match="apt-get install bubblewrap"):
-        asyncio.run(sandbox.check_sandbox(BubblewrapSandbox))
+        asyncio.run(check_sandbox(BubblewrapSandbox))
     broken = tmp_path / "bwrap"
     broken.write_text("#!/bin/sh\necho 'bwrap: No permissions to create new namespace' >&2\nexit 1\n")
     broken.chmod(0o755)
     monkeypatch.setattr(bubblewrap, "build_argv", lambda *args: [str(broken)])  # type: ignore[misc]
     with pytest.raises(SandboxError, match=r"No permissions to create new namespace.*(sysctl|container)"):
-        asyncio.run(sandbox.check_sandbox(BubblewrapSandbox))
+        asyncio.run(check_sandbox(BubblewrapSandbox))
 
 
 def test_files_in_and_out() -> None:

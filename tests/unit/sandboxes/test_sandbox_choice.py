@@ -12,9 +12,10 @@ from pydantic import ValidationError
 
 from agentic_opd.core.errors import SandboxError
 from agentic_opd.sandboxes import local
-from agentic_opd.sandboxes.limits import Limits
+from agentic_opd.sandboxes.bubblewrap import BubblewrapSandbox
+from agentic_opd.sandboxes.factory import sandbox_factory
 from agentic_opd.sandboxes.local import UnsafeLocalSandbox
-from agentic_opd.sandboxes.sandbox import BubblewrapSandbox, sandbox_factory
+from agentic_opd.sandboxes.protocol import Limits
 from agentic_opd.worlds.coding.config import CodingConfig
 
 
@@ -53,18 +54,15 @@ def test_unsafe_local_says_once_what_it_risks(caplog: pytest.LogCaptureFixture) 
 
 
 @pytest.mark.parametrize(
-    ("extra", "module", "settings"),
+    ("extra", "settings"),
     [
-        ("docker", "docker_engine", {}),
-        ("swerex", "sandbox_swerex", {"sandbox_swerex_url": "http://127.0.0.1:9", "sandbox_swerex_token": "t"}),
+        ("docker", {}),
+        ("swerex", {"sandbox_swerex_url": "http://127.0.0.1:9", "sandbox_swerex_token": "t"}),
     ],
 )
-def test_a_missing_extra_is_named(
-    extra: str, module: str, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_extra_is_named(extra: str, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, extra, None)
-    for name in (module, f"sandbox_{extra}"):
-        monkeypatch.delitem(sys.modules, f"agentic_opd.rollout.{name}", raising=False)
+    monkeypatch.delitem(sys.modules, f"agentic_opd.sandboxes.{extra}", raising=False)
     with pytest.raises(SandboxError, match=rf"pip install 'agentic-opd\[{extra}\]'"):
         sandbox_factory(config(extra, **settings))
 

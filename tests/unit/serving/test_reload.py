@@ -74,8 +74,8 @@ def test_what_is_no_checkpoint_of_the_model_is_refused(root: Path) -> None:
     checkpoint(root / "wider", embed=WEIGHTS["embed"], head=np.ones((8, 5), np.float32))
     engine = engine_of(root)
     for path, said in (
-        ("nowhere", "no directory"),
-        ("old/model.safetensors", "no directory"),
+        ("nowhere", "not a directory"),
+        ("old/model.safetensors", "not a directory"),
         ("empty", "no *.safetensors"),
         ("broken", "cannot be read"),
         ("fewer", "head: shape missing, expected [8, 4]"),

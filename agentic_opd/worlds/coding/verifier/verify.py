@@ -13,8 +13,7 @@ from typing import Any
 
 from agentic_opd.core.errors import DatasetError, SandboxError
 from agentic_opd.core.types import Task, Verification, VerifyOutcome
-from agentic_opd.sandboxes.host_process import CommandResult
-from agentic_opd.sandboxes.sandbox import SandboxFactory
+from agentic_opd.sandboxes.protocol import CommandResult, SandboxFactory
 from agentic_opd.worlds.coding.verifier.checks import Checks, instrument
 from agentic_opd.worlds.coding.verifier.harness.runner import pack_job, read_reports
 

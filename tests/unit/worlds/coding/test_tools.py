@@ -6,7 +6,7 @@ import pytest
 
 from agentic_opd.core.types import ToolCall, ToolResult
 from agentic_opd.sandboxes.bubblewrap import Limits
-from agentic_opd.sandboxes.sandbox import Sandbox
+from agentic_opd.sandboxes.protocol import Sandbox
 from agentic_opd.worlds.coding.tools import TOOL_SPECS, ToolLimits, run_tool
 from agentic_opd.worlds.coding.world import SYSTEM_PROMPT
 from tests.unit.sandboxes.helpers import in_sandbox, needs_bwrap

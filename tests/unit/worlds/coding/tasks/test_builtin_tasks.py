@@ -4,7 +4,8 @@ import asyncio
 import pytest
 
 from agentic_opd.core.types import Task, VerifyOutcome
-from agentic_opd.sandboxes.sandbox import BubblewrapSandbox, Sandbox
+from agentic_opd.sandboxes.bubblewrap import BubblewrapSandbox
+from agentic_opd.sandboxes.protocol import Sandbox
 from agentic_opd.sandboxes.workdir import put_files
 from agentic_opd.worlds.coding.tasks.builtin import builtin_tasks
 from agentic_opd.worlds.coding.verifier.verify import verify

@@ -10,7 +10,7 @@ import pytest
 
 from agentic_opd.core.errors import DatasetError
 from agentic_opd.core.types import Task
-from agentic_opd.sandboxes.sandbox import BubblewrapSandbox
+from agentic_opd.sandboxes.bubblewrap import BubblewrapSandbox
 from agentic_opd.sandboxes.workdir import put_files
 from agentic_opd.worlds.coding.config import CodingConfig
 from agentic_opd.worlds.coding.tasks.load import load_tasks

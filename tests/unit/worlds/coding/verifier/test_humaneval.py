@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from agentic_opd.core.types import Task
-from agentic_opd.sandboxes.sandbox import BubblewrapSandbox
+from agentic_opd.sandboxes.bubblewrap import BubblewrapSandbox
 from agentic_opd.worlds.coding.config import CodingConfig
 from agentic_opd.worlds.coding.tasks.load import load_tasks
 from agentic_opd.worlds.coding.verifier.verify import verify

@@ -1,0 +1,110 @@
+"""The distiller: what the environment, or anyone else who has episodes, holds in order to have them distilled (I/O)."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from renderers import Renderer
+
+from agentic_opd.core.concurrency import gather_all
+from agentic_opd.core.types import Episode, TurnOutcome
+from agentic_opd.distill.config import DistillConfig
+from agentic_opd.distill.connect import DistillServers, PolicyEndpoint, connect
+from agentic_opd.distill.inactivity import InactivityWatch
+from agentic_opd.distill.metrics import EpisodeStats
+from agentic_opd.distill.pipeline import DistilledEpisode, distill_episode, noise_floor
+from agentic_opd.wire.group import GroupDistillation
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class DistilledGroup:
+    """What a group says of its distillation, and what the metrics of its episodes are made of."""
+
+    about: GroupDistillation
+    stats: tuple[EpisodeStats, ...]
+
+
+class Distiller:
+    """Distills the episodes of any number of policy servers: connect, distill, close each group, close."""
+
+    def __init__(self, config: DistillConfig, *, max_token_length: int, retry_s: float) -> None:
+        """Prepare; nothing is asked yet.
+
+        Args:
+            config: The distillation settings.
+            max_token_length: Tokens of the longest episode.
+            retry_s: Seconds to go on asking a server that does not answer.
+        """
+        self.config = config
+        self._max_token_length, self._retry_s = max_token_length, retry_s
+        self._servers: dict[str, DistillServers] = {}
+        self._inactivity = InactivityWatch()
+
+    @property
+    def policy_top_k(self) -> int | None:
+        """Logprobs that a policy server is asked for at each position; None if a teacher scores in its place."""
+        return None if self.config.teacher_base_url else self.config.distill_topk
+
+    async def connect(self, policy: PolicyEndpoint, renderer: Renderer, tokenizer: Any) -> None:
+        """Connect to the judge and the teacher of one policy server's episodes; see `connect.connect`.
+
+        Raises:
+            RendererError, ServerMismatchError, ServerRequestError, ServerUnreachableError: what does not fit.
+        """
+        self._servers[policy.base_url] = await connect(
+            self.config,
+            policy,
+            renderer,
+            tokenizer,
+            max_token_length=self._max_token_length,
+            retry_s=self._retry_s,
+        )
+
+    def servers_of(self, episode: Episode, policy_url: str) -> DistillServers:
+        """Who judges and scores this episode; a subclass may put something in between."""
+        return self._servers[policy_url]
+
+    async def distill(self, episode: Episode, policy_url: str) -> DistilledEpisode:
+        """Judge and score a verified episode, while its context is still in the policy server's cache.
+
+        Args:
+            episode: The episode.
+            policy_url: `PolicyEndpoint.base_url` of the server that sampled it.
+
+        Raises:
+            ServerUnreachableError: the teacher, or the judge if it is the policy's server, is gone.
+        """
+        return await distill_episode(episode, self.servers_of(episode, policy_url), self.config)
+
+    async def close_group(self, episodes: Sequence[DistilledEpisode]) -> DistilledGroup:
+        """Measure the engine's noise once for a group, and say what the group's distillation was made with."""
+        floor = await noise_floor([one.episode for one in episodes], episodes[0].servers)
+        records = [record for one in episodes for record in one.records]
+        self._warn(self._inactivity.saw(records))
+        outcomes = [record.outcome for record in records]
+        about = GroupDistillation(
+            distill_topk=self.config.distill_topk,
+            hint_placement=self.config.hint_placement,
+            outcomes={outcome.value: outcomes.count(outcome) for outcome in TurnOutcome},
+            noise_floor=floor,
+        )
+        return DistilledGroup(about, tuple(one.stats for one in episodes))
+
+    def roles(self) -> dict[str, str]:
+        """Who judges and who scores, for the first lines that a person reads."""
+        config = self.config
+        judge = f"{config.judge_model_name} at {config.judge_base_url}" if config.judge_base_url else "the policy"
+        return {"judge": judge, "teacher": config.teacher_base_url or "the policy"}
+
+    async def close(self) -> None:
+        """Close all connections, and warn if a whole run distilled nothing."""
+        self._warn(self._inactivity.at_end())
+        await gather_all(servers.close() for servers in self._servers.values())
+
+    @staticmethod
+    def _warn(warning: str | None) -> None:
+        if warning is not None:
+            logger.warning("%s", warning)

@@ -1,0 +1,50 @@
+"""The settings -> sandboxes of the backend that they name.
+
+    bubblewrap     bubblewrap.py   Linux namespaces on this machine: the default
+    docker         docker.py       containers of a Docker engine; extra [docker]
+    swerex         swerex.py       a SWE-ReX server, on this machine or a remote one; extra [swerex]
+    unsafe-local   local.py        plain processes of this user: no isolation at all
+
+What the settings name is what is used: a backend that does not work is an error, never a reason for another one.
+"""
+
+from agentic_opd.sandboxes.bubblewrap import BubblewrapSandbox
+from agentic_opd.sandboxes.config import SandboxConfig
+from agentic_opd.sandboxes.protocol import Limits, SandboxFactory
+
+
+def sandbox_factory(config: SandboxConfig) -> SandboxFactory:
+    """The factory of the backend that `config` names.
+
+    Raises:
+        SandboxError: That backend's extra is not installed.
+    """
+    limits = Limits.from_config(config)
+    match config.sandbox_backend:
+        case "bubblewrap":
+            return lambda: BubblewrapSandbox(limits)
+        case "docker":
+            from agentic_opd.sandboxes.docker import DockerSandbox
+
+            return lambda: DockerSandbox(config.sandbox_image, limits)
+        case "swerex":
+            from agentic_opd.sandboxes.swerex import SwerexSandbox
+
+            url, token = config.sandbox_swerex_url, config.sandbox_swerex_token
+            assert url is not None
+            assert token is not None
+            return lambda: SwerexSandbox(url, token, limits)
+        case "unsafe-local":
+            from agentic_opd.sandboxes.local import UnsafeLocalSandbox, warn_of_risks
+
+            warn_of_risks()
+            return lambda: UnsafeLocalSandbox(limits)
+
+
+async def check_sandbox(factory: SandboxFactory) -> None:
+    """Raise SandboxError unless sandboxes of this factory work here; for start-up.
+
+    Also removes what earlier runs that were killed have left behind.
+    """
+    async with factory() as sandbox:
+        await sandbox.check()

@@ -1,0 +1,131 @@
+"""What every backend is: a private work directory, and shell commands on it, within limits.
+
+Every command is a process tree of its own: nothing that one command started outlives it; only files stay. Whether a
+backend works on this machine is found out by running TRIAL in it.
+"""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Protocol, Self
+
+from agentic_opd.core.errors import SandboxError
+from agentic_opd.sandboxes.config import SandboxConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the processes of one sandbox may use."""
+
+    memory_mb: int = 1024
+    """Address space of each process, in MiB; with docker, memory of the sandbox."""
+    file_mb: int = 64
+    """Size of each written file, in MiB."""
+    processes: int = 256
+    """Processes and threads of one sandbox at a time; not limited by swerex and unsafe-local."""
+    output_bytes: int = 4 * 2**20
+    """Bytes of output of one command."""
+    disk_mb: int = 512
+    """Size of everything that a sandbox keeps on disk, in MiB; not limited by swerex."""
+
+    @staticmethod
+    def from_config(config: SandboxConfig) -> "Limits":
+        """The limits that the settings name."""
+        return Limits(
+            memory_mb=config.sandbox_memory_mb, file_mb=config.sandbox_file_mb, disk_mb=config.sandbox_disk_mb
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CommandResult:
+    """How a command ended. `output` is stdout and stderr in the order in which they were written."""
+
+    exit_code: int
+    """128 + n if signal n ended it; meaningless if it was stopped (`timed_out` or `output_exceeded`)."""
+    output: bytes
+    timed_out: bool = False
+    """It did not end within its time and was killed; `output` is what came until then."""
+    output_exceeded: bool = False
+    """It wrote more than is allowed and was killed; `output` is its beginning."""
+    disk_exceeded: bool = False
+    """Its files took more than is allowed: it was killed if it still ran, and all files of the sandbox are gone."""
+
+    @property
+    def text(self) -> str:
+        """The output as text; bytes that are not UTF-8 become U+FFFD."""
+        return self.output.decode("utf-8", errors="replace")
+
+
+class Sandbox(Protocol):
+    """An isolated work directory, as an async context manager: leaving it ends every process and removes all files."""
+
+    async def run(self, command: str, timeout_s: float, stdin: bytes | None = None) -> CommandResult:
+        """Run a shell command in the work directory.
+
+        What the command does wrong is in the result.
+
+        Raises:
+            SandboxError: The sandbox itself does not work.
+        """
+        ...
+
+    async def check(self) -> None:
+        """Raise SandboxError, saying why and what to do, unless a trivial command works here.
+
+        Also removes what earlier runs that were killed have left behind.
+        """
+        ...
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        """Doing it twice is fine."""
+        ...
+
+
+SandboxFactory = Callable[[], Sandbox]
+"""Makes a fresh sandbox, to be entered by the caller."""
+
+TRIAL = "echo 'import sys; print(sys.version_info >= (3, 8))' | python - && touch .check && rm .check"
+"""Runs Python, reads a pipe, and writes in the work directory."""
+
+_TRIAL_TIMEOUT_S = 30.0
+
+
+async def try_out(
+    run: Callable[[str, float], Awaitable[CommandResult]], failed: str, advice: Callable[[str], str] = lambda output: ""
+) -> None:
+    """Run TRIAL.
+
+    Args:
+        run: A sandbox's way to run a command within so many seconds.
+        failed: How the error begins.
+        advice: What to do about a trial that printed this.
+
+    Raises:
+        SandboxError: The trial failed.
+    """
+    result = await run(TRIAL, _TRIAL_TIMEOUT_S)
+    if result.timed_out:
+        why = f"a trivial command did not end within {_TRIAL_TIMEOUT_S:g} s"
+    elif result.exit_code == 0 and result.text == "True\n":
+        return
+    else:
+        why = f"a trivial command ended with exit code {result.exit_code}, {result.text.strip()[:500]!r}"
+    raise SandboxError(f"{failed}: {why}. {advice(result.text)}".removesuffix(". "))
+
+
+def not_entered() -> SandboxError:
+    """The error of a command in a sandbox that has no work directory."""
+    return SandboxError("the sandbox is closed, or was not entered with `async with`")
+
+
+def variables(home: str, **more: str) -> dict[str, str]:
+    """A command's whole environment, but for what the backend adds as `more`."""
+    return {
+        "HOME": home,
+        "LANG": "C.UTF-8",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONHASHSEED": "0",
+        "TERM": "dumb",
+        **more,
+    }

@@ -1,0 +1,92 @@
+"""How many rollouts, turns, hints and tokens groups hold: the one counter of runs, metrics and reports. Pure."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from agentic_opd.core.types import IGNORED, TurnOutcome
+from agentic_opd.wire.group import ScoredGroup, ScoredRollout, TurnRecord
+
+
+@dataclass(slots=True)
+class TurnCounts:
+    """Outcomes of turns, and the hints among them."""
+
+    turns: int = 0
+    hints: int = 0
+    outcomes: Counter[TurnOutcome] = field(default_factory=Counter[TurnOutcome])
+
+    @property
+    def scored(self) -> int:
+        """Turns whose tokens the teacher scored."""
+        return self.outcomes[TurnOutcome.SCORED]
+
+    def add(self, records: Iterable[TurnRecord]) -> None:
+        """Count some turns."""
+        for record in records:
+            self.turns += 1
+            self.hints += record.hint is not None
+            self.outcomes[record.outcome] += 1
+
+
+@dataclass(slots=True)
+class RolloutCounts:
+    """Sums over rollouts; `score` is a sum too."""
+
+    rollouts: int = 0
+    passed: int = 0
+    score: float = 0.0
+    assistant_turns: int = 0
+    tokens: int = 0
+    sampled_tokens: int = 0
+    scored_tokens: int = 0
+    records: TurnCounts = field(default_factory=TurnCounts)
+
+    def add(self, rollout: ScoredRollout) -> None:
+        """Count one rollout."""
+        self.rollouts += 1
+        self.passed += rollout.checks is not None and rollout.checks.all_passed
+        self.score += rollout.score
+        self.assistant_turns += rollout.num_turns or 0
+        self.tokens += len(rollout.tokens_T)
+        self.sampled_tokens += sum(mask != IGNORED for mask in rollout.masks_T)
+        self.records.add(rollout.turns or ())
+        if rollout.rows is not None:
+            self.scored_tokens += sum(len(rollout.rows.token_ids_TK[p]) > 0 for p in rollout.scored_positions or ())
+
+
+class RunCounts:
+    """Adds up the groups of a run, by task and in all; `distilled` says whether any of them was."""
+
+    def __init__(self) -> None:
+        self.by_task: dict[str, RolloutCounts] = {}
+        self.total = RolloutCounts()
+        self.noise_floor: float | None = None
+        self.distilled = False
+
+    def add(self, group: ScoredGroup) -> None:
+        """Count one group."""
+        of_task = self.by_task.setdefault(group.task_id or "", RolloutCounts())
+        for rollout in group.rollouts:
+            of_task.add(rollout)
+            self.total.add(rollout)
+        if group.distillation is not None:
+            self.distilled = True
+            floors = (self.noise_floor, group.distillation.noise_floor)
+            self.noise_floor = max((floor for floor in floors if floor is not None), default=None)
+
+
+def rollout_rows(
+    group: ScoredGroup, decode: Callable[[Sequence[int]], str], most: int
+) -> list[tuple[str, float, str, str]]:
+    """(task, score, hints, text) of at most `most` rollouts of a group, those with the most hints first.
+
+    Hints are a line a turn, `turn 2 (scored): ...`; turns without one are left out.
+    """
+    rows: list[tuple[int, tuple[str, float, str, str]]] = []
+    for rollout in group.rollouts:
+        turns = enumerate(rollout.turns or (), start=1)
+        hints = [f"turn {i} ({turn.outcome.value}): {turn.hint}" for i, turn in turns if turn.hint is not None]
+        rows.append((len(hints), (group.task_id or "", rollout.score, "\n".join(hints), decode(rollout.tokens_T))))
+    rows.sort(key=lambda row: -row[0])
+    return [row for _, row in rows[:most]]
