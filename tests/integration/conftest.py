@@ -32,6 +32,7 @@ The groups that take longest come first, so that at the end no worker waits long
 """
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Sort the tests by group, and tell pytest-xdist the groups."""
     place = {module: (i, j, group) for i, group in enumerate(GROUPS) for j, module in enumerate(GROUPS[group])}
@@ -159,7 +160,6 @@ def load_model(directory: str) -> Any:
         import torch
         from transformers import AutoModelForCausalLM
 
-        torch.set_num_threads(2)
         return AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
 
 
