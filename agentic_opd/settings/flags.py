@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from inspect import get_annotations
 from pathlib import Path
-from typing import Any, NamedTuple, get_args, get_origin
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, SecretStr
@@ -118,21 +119,21 @@ def shown_default(defaults: BaseModel, name: str) -> str:
 
 def value_kind(annotation: Any) -> str:
     """What a flag's value looks like."""
-    kinds = [kind for kind in get_args(annotation) or (annotation,) if kind is not type(None)]
-    kind = kinds[0]
-    if get_origin(annotation) is dict or (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+    origin, kinds = get_origin(annotation), [kind for kind in get_args(annotation) if kind is not NoneType]
+    if origin in (Union, UnionType):
+        return value_kind(kinds[0])
+    if origin is Annotated:
+        return "URL"
+    if origin is Literal:
+        return "{" + ",".join(map(str, kinds)) + "}"
+    if origin in (list, tuple):
+        return f"[{value_kind(kinds[0])}, ...]"
+    if origin is dict or (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
         return "{KEY: VALUE}"
-    if hasattr(annotation, "__metadata__"):
-        return "URL"
-    if get_origin(annotation) in (list, tuple):
-        return f"[{value_kind(kind)}, ...]"
-    if all(isinstance(kind, str) for kind in kinds):
-        return "{" + ",".join(kinds) + "}"
-    if isinstance(kind, type) and issubclass(kind, Enum):
-        return "{" + ",".join(str(member.value) for member in kind) + "}"
-    if get_origin(kind) is not None or hasattr(kind, "__metadata__"):
-        return "URL"
-    return {"int": "N", "float": "X", "bool": "true|false", "SecretStr": "KEY"}.get(kind.__name__, "TEXT")
+    if isinstance(annotation, type) and issubclass(annotation, Enum):
+        return "{" + ",".join(str(member.value) for member in annotation) + "}"
+    kind = getattr(annotation, "__name__", "")
+    return {"int": "N", "float": "X", "bool": "true|false", "SecretStr": "KEY"}.get(kind, "TEXT")
 
 
 def flag_values(arguments: argparse.Namespace, prefix: str, model: type[BaseModel], wrong: list[str]) -> dict[str, Any]:

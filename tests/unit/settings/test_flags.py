@@ -1,0 +1,34 @@
+from enum import Enum
+from pathlib import Path
+from typing import Any, Literal, Optional, Union
+
+import pytest
+from pydantic import SecretStr
+
+from agentic_opd.settings.fields import Url
+from agentic_opd.settings.flags import value_kind
+
+
+class Colour(Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+@pytest.mark.parametrize(
+    ("annotation", "kind"),
+    [
+        (int, "N"),
+        (Optional[float], "X"),  # noqa: UP045  # As Atropos writes it.
+        (Union[str, int], "TEXT"),  # noqa: UP007
+        (Literal["a", "b"] | None, "{a,b}"),
+        (Colour, "{red,blue}"),
+        (Url | None, "URL"),
+        (list[Url], "[URL, ...]"),
+        (dict[str, Any] | None, "{KEY: VALUE}"),
+        (SecretStr | None, "KEY"),
+        (Path, "TEXT"),
+        (Any, "TEXT"),
+    ],
+)
+def test_help_says_what_a_value_looks_like(annotation: Any, kind: str) -> None:
+    assert value_kind(annotation) == kind
