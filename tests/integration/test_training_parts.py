@@ -20,6 +20,7 @@ from agentic_opd.training.model import load_model, logits_of, save_weights
 from agentic_opd.training.push import Probe, WeightPusher
 from agentic_opd.training.step import train_step
 from agentic_opd.training.trainer import Trainer
+from agentic_opd.wire.group import ScoredGroup
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -37,7 +38,7 @@ def make_rollout(model: Any) -> TrainBatch:
     return make_batch([make_group(model)])
 
 
-def make_group(model: Any) -> dict[str, Any]:
+def make_group(model: Any) -> ScoredGroup:
     """Two sequences of the model's own making; in each, the teacher would rather see another token at one place."""
     torch.manual_seed(3)
     group: dict[str, Any] = {name: [] for name in ("tokens", "masks", "inference_logprobs", "distill_token_ids")}
@@ -53,7 +54,7 @@ def make_group(model: Any) -> dict[str, Any]:
         group["inference_logprobs"].append(logprobs)
         group["distill_token_ids"].append([[tokens[p], other] if p == 10 else [] for p in range(length)])
         group["distill_logprobs"].append([[-8.0, -0.01] if p == 10 else [] for p in range(length)])
-    return group
+    return ScoredGroup.from_wire(group)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -109,7 +110,7 @@ def test_a_checkpoint_resumes_exactly(tmp_path: Path) -> None:
 class ScriptedClient(TrainerClient):
     """These batches, and then none for ever."""
 
-    def __init__(self, config: TrainerConfig, batches: list[list[dict[str, Any]]]) -> None:
+    def __init__(self, config: TrainerConfig, batches: list[list[ScoredGroup]]) -> None:
         super().__init__(config)
         self.batches = batches
         self.asked = [asyncio.Event() for _ in range(len(batches) + 1)]
@@ -117,7 +118,7 @@ class ScriptedClient(TrainerClient):
     async def register(self, step: int) -> None:
         pass
 
-    async def batch(self, step: int) -> list[dict[str, Any]]:
+    async def batch(self, step: int) -> list[ScoredGroup]:
         self.asked[step].set()
         if step == len(self.batches):
             await asyncio.Event().wait()

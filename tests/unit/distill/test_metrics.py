@@ -12,8 +12,9 @@ import math
 
 import pytest
 
-from agentic_opd.core.types import TurnOutcome, TurnRecord, Vote
+from agentic_opd.core.types import TurnOutcome, Vote
 from agentic_opd.distill.metrics import OPD_METRICS, EpisodeStats, ScoreStats, TurnStats, aggregate, row_stats
+from agentic_opd.wire.group import TurnRecord
 
 Out = TurnOutcome
 VOTES = {"+": Vote(1, "a long enough hint", "+"), "-": Vote(-1, None, "-"), "?": Vote(None, None, "?")}
