@@ -79,14 +79,13 @@ def _violations(lines: IO[str], checker: GroupChecker) -> Iterator[str]:
         except (ValueError, RecursionError) as error:
             yield f"line {number}: not JSON: {error}"
             continue
-        for where, message in checker.check(group):
-            yield f"line {number}{', ' if where else ''}{where}: {message}"
+        yield from (problem.at(f"line {number}") for problem in checker.read(group).problems)
     if is_empty:
         yield "line 1: the file holds no group"
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON number")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 @contextmanager

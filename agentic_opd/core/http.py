@@ -1,19 +1,83 @@
-"""One way to ask an HTTP server for JSON: pooled, keyed, retried within a window, with typed errors."""
+"""One way to ask an HTTP server: `RetryWindow` asks again while that may help, `JsonClient` is pooled and keyed on top
+of it, and `read_answer` turns the JSON into a typed answer.
+"""
 
 import asyncio
 import json
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import aiohttp
+from pydantic import BaseModel, ValidationError
 
-from agentic_opd.core.errors import ServerRequestError, ServerUnreachableError
+from agentic_opd.core.errors import ServerError, ServerMismatchError, ServerRequestError, ServerUnreachableError
+
+AnswerT = TypeVar("AnswerT")
+ModelT = TypeVar("ModelT", bound=BaseModel)
 
 _BACKOFF_S = (0.1, 5.0)
 """First and longest pause between two attempts; each pause doubles the one before and is jittered."""
+
+
+class NoAnswerError(Exception):
+    """One attempt came to nothing in a way that may pass; the message says how."""
+
+
+class RetryWindow:
+    """Repeats the requests of one client, which share what they know of an outage.
+
+    A request is repeated for `retry_s` seconds after its first failure. An outage is one, not one a request: after
+    `retry_s` without any answer every request is tried once and fails at once, until the server answers one.
+    """
+
+    def __init__(self) -> None:
+        self._down_since: float | None = None
+
+    async def ask(self, attempt: Callable[[], Awaitable[AnswerT]], retry_s: float) -> AnswerT:
+        """Call `attempt` until it does not raise NoAnswerError; a ServerError that it raises is an answer too.
+
+        Raises:
+            NoAnswerError: the window is over; what the last attempt came to.
+        """
+        pause, failed_since = _BACKOFF_S[0], float("inf")
+        while True:
+            try:
+                answer = await attempt()
+            except ServerError:
+                self._down_since = None
+                raise
+            except NoAnswerError:
+                now = time.monotonic()
+                self._down_since = now if self._down_since is None else self._down_since
+                failed_since = min(failed_since, self._down_since)
+                if now + pause > failed_since + retry_s:
+                    raise
+            else:
+                self._down_since = None
+                return answer
+            await asyncio.sleep(pause * random.uniform(0.7, 1.3))
+            pause = min(2 * pause, _BACKOFF_S[1])
+
+
+def may_pass(status: int) -> bool:
+    """Whether the same request may be answered later, by the HTTP status that it was refused with."""
+    return status >= 500 or status in (408, 429)
+
+
+def read_answer(model: type[ModelT], answer: object, url: str, what: str) -> ModelT:
+    """Read the JSON that `url` answered, which should be `what`.
+
+    Raises:
+        ServerMismatchError: it is something else.
+    """
+    try:
+        return model.model_validate(answer)
+    except ValidationError as error:
+        wrong = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()[:3])
+        raise ServerMismatchError(f"{url} is not {what}: it answered {str(answer)[:200]!r} ({wrong})") from error
 
 
 @dataclass
@@ -22,9 +86,10 @@ class JsonClient:
 
     Args:
         base_url: Where the server is; a trailing `/v1` is part of the routes, not of this.
-        api_key: Sent as a bearer token where given; never part of an error or a repr.
+        api_key: Sent as a bearer token if given; never part of an error or a repr.
         timeout_s: Seconds one attempt may take.
-        retry_s: Seconds to go on asking a server that refuses connections, resets them, times out or answers 5xx.
+        retry_s: Seconds to go on asking a server that refuses connections, resets them, times out or answers 5xx, 408
+            or 429; see `RetryWindow`.
         hint: What to do about a server that is not there; ends the error's message.
     """
 
@@ -35,6 +100,7 @@ class JsonClient:
     hint: str = "scripts/serve_vllm MODEL starts one."
     connections: int = field(default=0, init=False)
     """Opened so far. While it stays the same, one process answers."""
+    _window: RetryWindow = field(default_factory=RetryWindow, init=False, repr=False)
     _session: aiohttp.ClientSession | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -57,31 +123,28 @@ class JsonClient:
             ServerRequestError: 4xx (not 408 and 429); `.status` holds the code.
             ServerUnreachableError: nothing usable within `retry_s`.
         """
-        deadline = time.monotonic() + self.retry_s
-        pause = _BACKOFF_S[0]
-        while True:
-            try:
-                return await self._once(method, path, data, headers or {})
-            except (aiohttp.ClientError, TimeoutError, ConnectionError, json.JSONDecodeError) as error:
-                if time.monotonic() + pause > deadline:
-                    raise ServerUnreachableError(
-                        f"{self.base_url}{path} gave no usable answer for {self.retry_s:g} s: {_describe(error)}. "
-                        f"Is the server up at this address? {self.hint}"
-                    ) from error
-            await asyncio.sleep(pause * random.uniform(0.7, 1.3))
-            pause = min(2 * pause, _BACKOFF_S[1])
+        try:
+            return await self._window.ask(lambda: self._once(method, path, data, headers or {}), self.retry_s)
+        except NoAnswerError as error:
+            raise ServerUnreachableError(
+                f"{self.base_url}{path} gave no usable answer for {self.retry_s:g} s: {error}. "
+                f"Is the server up at this address? {self.hint}"
+            ) from error
 
     async def _once(self, method: str, path: str, data: bytes | None, headers: Mapping[str, str]) -> Any:
         headers = {"Content-Type": "application/json", **headers} if data is not None else headers
-        async with self._open().request(method, self.base_url + path, data=data, headers=headers) as answer:
-            text = await answer.text()
-            if answer.status >= 500 or answer.status in (408, 429):
-                raise aiohttp.ClientError(f"HTTP {answer.status}: {text[:300]}")
-            if answer.status >= 400:
-                raise ServerRequestError(
-                    f"{self.base_url}{path} refused the request: HTTP {answer.status}: {text[:1000]}", answer.status
-                )
-            return json.loads(text)
+        try:
+            async with self._open().request(method, self.base_url + path, data=data, headers=headers) as answer:
+                text = await answer.text()
+                if answer.status < 400:
+                    return json.loads(text)
+        except (aiohttp.ClientError, TimeoutError, ConnectionError, json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise NoAnswerError(str(error) or type(error).__name__) from error
+        if may_pass(answer.status):
+            raise NoAnswerError(f"HTTP {answer.status}: {text[:300]}")
+        raise ServerRequestError(
+            f"{self.base_url}{path} refused the request: HTTP {answer.status}: {text[:1000]}", answer.status
+        )
 
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None or self._session.closed:
@@ -102,7 +165,3 @@ class JsonClient:
         """Close pooled connections."""
         if self._session is not None:
             await self._session.close()
-
-
-def _describe(error: BaseException) -> str:
-    return str(error) or type(error).__name__

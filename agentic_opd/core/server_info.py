@@ -2,14 +2,17 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel, Field
 
 from agentic_opd.core.errors import ServerMismatchError, ServerRequestError
-from agentic_opd.core.http import JsonClient
+from agentic_opd.core.http import JsonClient, ModelT, read_answer
 
 
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
-    """A vLLM server's model and caps. Without the plugin the caps that only it tells are None."""
+    """A vLLM server's model and caps. Without the plugin, the caps that only it tells are None."""
 
     model: str
     max_model_len: int
@@ -22,62 +25,75 @@ class ServerInfo:
     vllm_version: str | None = None
 
 
+class _PluginInfo(BaseModel):
+    model: str
+    max_model_len: int
+    max_logprobs: int
+    vocab_size: int
+    weight_version: int
+    plugin_version: str | None = None
+    vllm_version: str | None = None
+
+
+class _Models(BaseModel):
+    data: list[Any] = Field(min_length=1)
+
+
+class _Served(BaseModel):
+    id: str
+    max_model_len: int
+
+
+class _Loaded(BaseModel):
+    root: str
+
+
+class _Tokens(BaseModel):
+    tokens: list[int]
+
+
 async def fetch_server_info(client: JsonClient) -> ServerInfo:
-    """Ask the plugin, or vLLM's own model list where there is no plugin.
+    """Ask the plugin, or vLLM's own model list if there is no plugin.
 
     Raises:
         ServerUnreachableError: nobody answers.
-        ServerMismatchError: something answers, but it is no vLLM server.
+        ServerRequestError: the key is refused (401, 403).
+        ServerMismatchError: something answers, but it is not a vLLM server.
     """
     try:
-        info = await client.get("/v1/opd/info")
+        answer = await client.get("/v1/opd/info")
     except ServerRequestError as error:
         if error.status != 404:
             raise
-        return await _info_without_plugin(client)
-    try:
-        return ServerInfo(
-            model=str(info["model"]),
-            max_model_len=int(info["max_model_len"]),
-            has_plugin=True,
-            max_logprobs=int(info["max_logprobs"]),
-            vocab_size=int(info["vocab_size"]),
-            weight_version=int(info["weight_version"]),
-            plugin_version=info.get("plugin_version"),
-            vllm_version=info.get("vllm_version"),
+        card = await _listed_model(
+            client, _Served, "does not answer as vLLM does: start it with scripts/serve_vllm MODEL"
         )
-    except (KeyError, TypeError, ValueError) as error:
-        raise ServerMismatchError(
-            f"{client.base_url}/v1/opd/info answered {str(info)[:200]!r}, which is not what the plugin of this version "
-            "says. Restart the server with scripts/serve_vllm MODEL."
-        ) from error
+        return ServerInfo(card.id, card.max_model_len, has_plugin=False)
+    what = "the plugin of this version (restart the server with scripts/serve_vllm MODEL)"
+    info = read_answer(_PluginInfo, answer, f"{client.base_url}/v1/opd/info", what)
+    return ServerInfo(has_plugin=True, **info.model_dump())
 
 
 async def fetch_model_path(client: JsonClient) -> str:
     """The model as the server was told to load it: a hub name, or a folder.
 
     Raises:
+        ServerRequestError: the key is refused (401, 403).
         ServerMismatchError: the server does not say.
     """
-    try:
-        return str((await client.get("/v1/models"))["data"][0]["root"])
-    except (ServerRequestError, KeyError, IndexError, TypeError) as error:
-        raise ServerMismatchError(
-            f"{client.base_url} does not say which model it serves ({error!r}); name it in openai.model_name"
-        ) from error
+    problem = "does not say which model it serves: name it in openai.model_name"
+    return (await _listed_model(client, _Loaded, problem)).root
 
 
-async def _info_without_plugin(client: JsonClient) -> ServerInfo:
+async def _listed_model(client: JsonClient, entry: type[ModelT], problem: str) -> ModelT:
+    """The first entry of the server's model list."""
     try:
-        card = (await client.get("/v1/models"))["data"][0]
-        return ServerInfo(model=card["id"], max_model_len=card["max_model_len"], has_plugin=False)
-    except (ServerRequestError, KeyError, IndexError, TypeError) as error:
+        models = read_answer(_Models, await client.get("/v1/models"), client.base_url, "a list of models")
+        return read_answer(entry, models.data[0], client.base_url, "vLLM's entry for a model")
+    except (ServerRequestError, ServerMismatchError) as error:
         if isinstance(error, ServerRequestError) and error.status in (401, 403):
             raise
-        raise ServerMismatchError(
-            f"{client.base_url} answers, but not as a vLLM server does ({error!r}). Start one with "
-            "scripts/serve_vllm MODEL."
-        ) from error
+        raise ServerMismatchError(f"{client.base_url} {problem} ({error})") from error
 
 
 async def check_tokenizer(
@@ -86,13 +102,14 @@ async def check_tokenizer(
     """Refuse a server whose tokenizer maps a probe text to other ids than ours.
 
     Raises:
-        ServerMismatchError: the ids differ; the message holds both.
+        ServerMismatchError: the ids differ, and the message holds both; or the server does not say its ids.
     """
     probe = f"def f(x):\n    return x * 2  # é, 数, 🙂{special}"
     body = {"model": info.model, "prompt": probe, "add_special_tokens": False}
-    theirs = (await client.post("/tokenize", body))["tokens"]
+    answer = await client.post("/tokenize", body)
+    theirs = read_answer(_Tokens, answer, f"{client.base_url}/tokenize", "vLLM's tokenizer").tokens
     ours = encode(probe)
-    if list(theirs) != list(ours):
+    if theirs != list(ours):
         raise ServerMismatchError(
             f"the tokenizer does not fit {client.base_url} (model {info.model!r}): a probe text is "
             f"{list(ours)[:12]}... here and {theirs[:12]}... there. Set env.tokenizer_name to the model that is served."
@@ -107,7 +124,7 @@ def check_caps(base_url: str, info: ServerInfo, *, context: int, vocab_size: int
         info: What it said.
         context: Tokens that a request may hold.
         vocab_size: Tokens that our tokenizer knows.
-        top_k: Logprobs that will be asked for at each position; None where none are.
+        top_k: Logprobs that will be asked for at each position; None if no logprobs are.
 
     Raises:
         ServerMismatchError: with what to restart the server, or what to set.

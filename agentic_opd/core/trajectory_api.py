@@ -1,23 +1,22 @@
-"""The environment's side of Atropos' trajectory API (`run-api`): register, ask for the queue, send groups (I/O).
+"""A client of Atropos' trajectory API (`run-api`), for environments and trainers: the one place that knows its routes.
 
-Every call is one attempt; `serve.py` decides what to wait for.
+Every call is one attempt; who calls decides what to wait for. An answer of another form is a ServerMismatchError.
 """
 
 import asyncio
 import gzip
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import Any
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field
 
-from agentic_opd.core.errors import ServerRequestError, ServerUnreachableError
-from agentic_opd.core.http import JsonClient
+from agentic_opd.core.errors import ServerUnreachableError
+from agentic_opd.core.http import JsonClient, read_answer
 
-_HINT = "run-api --host 127.0.0.1 --port PORT starts one."
-
-ModelT = TypeVar("ModelT", bound=BaseModel)
+_WHAT = "a trajectory API of this version"
 
 
 class Registration(BaseModel):
@@ -30,7 +29,7 @@ class Registration(BaseModel):
 
 
 class TrainerInfo(BaseModel):
-    """What the trainer asks for; -1 where it does not say."""
+    """What the trainer asks for; -1 if no trainer has said it."""
 
     batch_size: int
     max_token_len: int
@@ -47,8 +46,25 @@ class QueueStatus(BaseModel):
     """Of each batch: what no environment was promised (`min_batch_allocation`)."""
 
 
+class _Status(BaseModel):
+    status: str = "success"
+
+
+class _Wandb(BaseModel):
+    project: str | None
+    group: str | None
+
+
+class _Batch(_Status):
+    batch: list[Any] | None
+
+
 class UnknownEnvError(Exception):
     """The API does not know this environment: it was started again, or its data was reset."""
+
+
+class UnknownTrainerError(Exception):
+    """The API does not know of any trainer: it was started again, or its data was reset."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +78,32 @@ class EnvDescription:
     min_batch_allocation: float | None
 
 
+@dataclass(frozen=True, slots=True)
+class TrainerDescription:
+    """How a trainer presents itself; sizes are in sequences and tokens."""
+
+    wandb_group: str
+    wandb_project: str
+    batch_size: int
+    max_token_len: int
+    checkpoint_dir: str
+    save_checkpoint_interval: int
+    starting_step: int
+    num_steps: int
+
+
 class TrajectoryApi:
-    """A client of one API."""
+    """A client of one API.
+
+    Every method that asks it raises ServerUnreachableError if nobody answers, ServerRequestError if the API refuses
+    the request, and ServerMismatchError if the answer is not what a trajectory API says.
+    """
 
     def __init__(self, url: str) -> None:
         """Make a client; nothing is asked yet."""
         self.url = url
-        self._client = JsonClient(url, retry_s=0.0, timeout_s=120.0, hint=_HINT)
+        hint = "run-api --host 127.0.0.1 --port PORT starts a trajectory API."
+        self._client = JsonClient(url, retry_s=0.0, timeout_s=120.0, hint=hint)
 
     @property
     def connections(self) -> int:
@@ -76,70 +111,66 @@ class TrajectoryApi:
         return self._client.connections
 
     async def register(self, env: EnvDescription) -> Registration | None:
-        """Register; None where no trainer has asked for a batch yet.
+        """Register an environment; None if no trainer has asked for a batch yet."""
+        body = asdict(env)
+        body["desired_name"] = body.pop("name")
+        answer = await self._client.post("/register-env", body)
+        if read_answer(_Status, answer, self.url, _WHAT).status != "success":
+            return None
+        return read_answer(Registration, answer, self.url, _WHAT)
 
-        Raises:
-            ServerUnreachableError, ServerRequestError: as `JsonClient.request`.
-        """
-        answer = await self._client.post(
-            "/register-env",
-            {
-                "max_token_length": env.max_token_length,
-                "desired_name": env.name,
-                "weight": env.weight,
-                "group_size": env.group_size,
-                "min_batch_allocation": env.min_batch_allocation,
-            },
-        )
-        return _parse(Registration, answer, self.url) if answer.get("status") == "success" else None
+    async def register_trainer(self, trainer: TrainerDescription) -> None:
+        """Register a trainer. The API takes it in only if it has no registration and no groups yet: see `info`."""
+        await self._client.post("/register", asdict(trainer))
 
     async def info(self) -> TrainerInfo:
-        """What the trainer asks for.
-
-        Raises:
-            ServerUnreachableError, ServerRequestError: as `JsonClient.request`.
-        """
-        return _parse(TrainerInfo, await self._client.get("/info"), self.url)
+        """What the trainer asks for."""
+        return read_answer(TrainerInfo, await self._client.get("/info"), self.url, _WHAT)
 
     async def wandb_info(self) -> tuple[str | None, str | None]:
-        """The trainer's W&B project and group.
+        """The trainer's W&B project and group."""
+        answer = read_answer(_Wandb, await self._client.get("/wandb_info"), self.url, _WHAT)
+        return answer.project, answer.group
 
-        Raises:
-            ServerUnreachableError, ServerRequestError: as `JsonClient.request`.
-        """
-        answer = await self._client.get("/wandb_info")
-        return answer.get("project"), answer.get("group")
-
-    async def status(self, env_id: int) -> QueueStatus:
-        """How far the trainer is.
+    async def status(self, env_id: int | None = None) -> QueueStatus:
+        """How far the trainer is, as an environment is told; without `env_id` as a trainer is.
 
         Raises:
             UnknownEnvError: the API is there but does not know `env_id`.
-            ServerUnreachableError: nobody answers.
         """
+        if env_id is None:
+            return read_answer(QueueStatus, await self._client.get("/status"), self.url, _WHAT)
         try:
             answer = await self._client.request("GET", "/status-env", json.dumps({"env_id": env_id}).encode())
         except ServerUnreachableError as error:
             # An API without its state answers this with 500; whether it is there at all, another route tells.
             await self._client.get("/status")
             raise UnknownEnvError(str(error)) from error
-        return _parse(QueueStatus, answer, self.url)
+        return read_answer(QueueStatus, answer, self.url, _WHAT)
 
-    async def send(self, group: Mapping[str, Any], env_id: int) -> None:
-        """Send one scored group.
+    async def batch(self) -> list[Any] | None:
+        """The next batch, scored groups as JSON; None if there are not enough groups for one.
 
         Raises:
-            ServerUnreachableError, ServerRequestError: as `JsonClient.request`.
+            UnknownTrainerError: the API knows no trainer.
         """
+        answer = read_answer(_Batch, await self._client.get("/batch"), self.url, _WHAT)
+        if answer.status == "error":
+            raise UnknownTrainerError(f"{self.url} knows no trainer")
+        return answer.batch
+
+    async def reset(self) -> None:
+        """Make the API forget the registrations and all groups."""
+        with suppress(ServerUnreachableError):  # What it answers is not JSON.
+            await self._client.get("/reset_data")
+
+    async def send(self, group: Mapping[str, Any], env_id: int) -> None:
+        """Send one scored group, as it is written."""
         data = await asyncio.to_thread(_pack, {**group, "env_id": env_id})
         await self._client.request("POST", "/scored_data", data, {"Content-Encoding": "gzip"})
 
     async def disconnect(self, env_id: int) -> None:
-        """Say that this environment sends no more.
-
-        Raises:
-            ServerUnreachableError, ServerRequestError: as `JsonClient.request`.
-        """
+        """Say that this environment sends no more."""
         await self._client.post("/disconnect-env", {"env_id": env_id})
 
     async def close(self) -> None:
@@ -149,12 +180,3 @@ class TrajectoryApi:
 
 def _pack(group: Mapping[str, Any]) -> bytes:
     return gzip.compress(json.dumps(group, allow_nan=False).encode(), compresslevel=3)
-
-
-def _parse(model: type[ModelT], answer: Any, url: str) -> ModelT:
-    try:
-        return model.model_validate(answer)
-    except ValidationError as error:
-        raise ServerRequestError(
-            f"{url} is no trajectory API, or another version of it: {error.errors(include_url=False)[:3]}", 200
-        ) from error

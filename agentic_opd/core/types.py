@@ -358,5 +358,7 @@ class DistillArrays:
 
     def __post_init__(self) -> None:
         check_lengths("distill arrays", token_ids=len(self.token_ids_TK), logprobs=len(self.logprobs_TK))
+        if list(map(len, self.token_ids_TK)) == list(map(len, self.logprobs_TK)):
+            return
         for position, (ids, logprobs) in enumerate(zip(self.token_ids_TK, self.logprobs_TK, strict=True)):
             check_lengths(f"distill row {position}", token_ids=len(ids), logprobs=len(logprobs))

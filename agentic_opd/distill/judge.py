@@ -2,20 +2,19 @@
 
 import asyncio
 import json
-import random
 import time
-from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import openai
 from pydantic import SecretStr
 
-from agentic_opd.core.errors import ServerError, ServerMismatchError, ServerRequestError, ServerUnreachableError
+from agentic_opd.core.errors import ServerMismatchError, ServerRequestError, ServerUnreachableError
+from agentic_opd.core.http import NoAnswerError, RetryWindow, may_pass
 from agentic_opd.core.types import Message, Vote
 from agentic_opd.distill.hints import parse_vote
 
-_BACKOFF_S = (0.1, 5.0)
-"""First and longest pause between two attempts; each pause doubles the one before and is jittered."""
+AnswerT = TypeVar("AnswerT")
 
 
 class JudgeReply(NamedTuple):
@@ -40,9 +39,8 @@ class Judge(Protocol):
 class OpenAIJudge:
     """Votes from `/chat/completions` of `base_url`, all asked for at once (`n`).
 
-    Where the endpoint returns fewer choices than asked for, or refuses more than one, the rest is asked for one by
-    one, concurrently. An outage is one, not one a request: after `retry_s` without any answer every request is tried
-    once and fails at once, until one succeeds.
+    If the endpoint returns fewer choices than asked for, or refuses more than one, the rest is asked for one by one,
+    concurrently.
 
     Args:
         base_url: The endpoint, ending in /v1.
@@ -52,7 +50,7 @@ class OpenAIJudge:
         max_tokens: Tokens one vote may take.
         timeout_s: Seconds one request may take.
         retry_s: Seconds to go on asking an endpoint that refuses connections, resets them, times out or answers 5xx
-            or 429.
+            or 429; see `RetryWindow`.
         max_concurrent: Requests under way at the same time.
         extra_body: Further fields of every request.
     """
@@ -82,10 +80,9 @@ class OpenAIJudge:
             "max_tokens": max_tokens,
             "extra_body": extra_body or None,
         }
-        self._retry_s = retry_s
+        self._retry_s, self._window = retry_s, RetryWindow()
         self._slots = asyncio.Semaphore(max_concurrent)
         self._takes_n = True
-        self._down_since: float | None = None
 
     async def ask(self, messages: Sequence[Message], num_votes: int) -> JudgeReply:
         """Return exactly `num_votes` votes.
@@ -147,46 +144,37 @@ class OpenAIJudge:
             )
             return _Answer(_texts(answer, self.base_url), time.monotonic() - start)
 
-    async def _retried(self, call: Any) -> Any:
-        pause = _BACKOFF_S[0]
-        while True:
-            try:
-                answer = await call()
-            except (openai.OpenAIError, json.JSONDecodeError) as error:
-                failure = error
-            else:
-                self._down_since = None
-                return answer
-            if not _may_pass(failure):
-                raise self._typed(failure) from failure
-            self._down_since = self._down_since or time.monotonic()
-            if time.monotonic() + pause > self._down_since + self._retry_s:
-                raise self._typed(failure) from failure
-            await asyncio.sleep(pause * random.uniform(0.7, 1.3))
-            pause = min(2 * pause, _BACKOFF_S[1])
+    async def _retried(self, call: Callable[[], Awaitable[AnswerT]]) -> AnswerT:
+        try:
+            return await self._window.ask(lambda: self._once(call), self._retry_s)
+        except NoAnswerError as error:
+            raise ServerUnreachableError(
+                f"judge {self.model!r} at {self.base_url} gave no usable answer for {self._retry_s:g} s: {error}"
+            ) from error
 
-    def _typed(self, error: Exception) -> ServerError:
+    async def _once(self, call: Callable[[], Awaitable[AnswerT]]) -> AnswerT:
+        try:
+            return await call()
+        except openai.APIStatusError as error:
+            if may_pass(error.status_code):
+                raise NoAnswerError(self._reason(error)[:300]) from error
+            message = f"judge {self.model!r} at {self.base_url} refused the request: {self._reason(error)[:1000]}"
+            raise ServerRequestError(message, error.status_code) from error
+        except (openai.APIConnectionError, json.JSONDecodeError) as error:
+            raise NoAnswerError(self._reason(error)[:300]) from error
+        except openai.OpenAIError as error:
+            message = f"{self.base_url} answered a judge request with something that can't be read"
+            raise ServerMismatchError(f"{message}: {self._reason(error)[:300]}") from error
+
+    def _reason(self, error: Exception) -> str:
+        """What the client says, without the key."""
         reason = str(error) or type(error).__name__
-        if self._key:
-            reason = reason.replace(self._key, "***")
-        if isinstance(error, openai.APIStatusError) and not _may_pass(error):
-            return ServerRequestError(
-                f"judge {self.model!r} at {self.base_url} refused the request: {reason[:1000]}", error.status_code
-            )
-        return ServerUnreachableError(
-            f"judge {self.model!r} at {self.base_url} gave no usable answer for {self._retry_s:g} s: {reason[:300]}"
-        )
+        return reason.replace(self._key, "***") if self._key else reason
 
 
 class _Answer(NamedTuple):
     texts: list[str]
     seconds: float
-
-
-def _may_pass(error: Exception) -> bool:
-    if isinstance(error, openai.APIStatusError):
-        return error.status_code >= 500 or error.status_code in (408, 429)
-    return isinstance(error, openai.APIConnectionError | json.JSONDecodeError)
 
 
 def _texts(answer: Any, base_url: str) -> list[str]:

@@ -1,10 +1,9 @@
 """EpisodeStats of many episodes -> the opd/ metrics of a logging step. Pure.
 
-`OPD_METRICS` says what each is. What has nothing to be computed from (a mean gap without a scored token) is left out:
-it is not 0.
+`OPD_METRICS` says what each is. A metric that can't be computed (a mean gap without a scored token) is left out: it is
+not 0.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -13,6 +12,7 @@ import numpy as np
 
 from agentic_opd.core.metric import Metric, percentiles
 from agentic_opd.core.types import TurnOutcome, Vote
+from agentic_opd.wire.counts import TurnCounts
 from agentic_opd.wire.group import TurnRecord
 
 _OUTCOMES = {
@@ -72,7 +72,7 @@ OPD_METRICS = (
 class ScoreStats:
     """What scoring a turn adds to the metrics: a gap, an entropy (nats) and a mass a token; what was read, and when.
 
-    `start_s` is on a clock of its own (monotonic); `cached_tokens` is None where the server does not say.
+    `start_s` is on a clock of its own (monotonic); `cached_tokens` is None if the server does not say.
     """
 
     gaps: tuple[float, ...]
@@ -86,7 +86,7 @@ class ScoreStats:
 
 @dataclass(frozen=True, slots=True)
 class TurnStats:
-    """What one turn adds to the metrics; None where it did not come so far."""
+    """What one turn adds to the metrics; None if it did not come so far."""
 
     record: TurnRecord
     judge_s: float | None = None
@@ -116,21 +116,20 @@ def row_stats(logprobs_RK: Sequence[Sequence[float]]) -> tuple[tuple[float, ...]
 
 def aggregate(episodes: Sequence[EpisodeStats], noise_floors: Sequence[float | None] = ()) -> dict[str, float]:
     """Return the metrics of `OPD_METRICS` over `episodes`; `noise_floors` has one entry a group, None if unknown."""
-    turns = [turn for episode in episodes for turn in episode.turns]
-    counts = Counter(turn.record.outcome for turn in turns)
-    hints = [turn.record.hint for turn in turns if turn.record.hint is not None]
+    turns, counts = [turn for episode in episodes for turn in episode.turns], TurnCounts()
+    counts.add(turn.record for turn in turns)
     floors = [floor for floor in noise_floors if floor is not None]
 
-    metrics: dict[str, float] = {f"opd/outcome/{outcome.value}": counts[outcome] for outcome in TurnOutcome}
-    metrics["opd/total_hints"] = len(hints)
-    metrics["opd/total_scored_turns"] = counts[TurnOutcome.SCORED]
+    metrics: dict[str, float] = {f"opd/outcome/{outcome.value}": counts.outcomes[outcome] for outcome in TurnOutcome}
+    metrics["opd/total_hints"] = counts.hints
+    metrics["opd/total_scored_turns"] = counts.scored
     if episodes:
-        metrics["opd/mean_hints_per_rollout"] = len(hints) / len(episodes)
-        metrics["opd/mean_turns_scored"] = counts[TurnOutcome.SCORED] / len(episodes)
+        metrics["opd/mean_hints_per_rollout"] = counts.hints / len(episodes)
+        metrics["opd/mean_turns_scored"] = counts.scored / len(episodes)
     if turns:
-        metrics["opd/hint_rate"] = len(hints) / len(turns)
-    if hints:
-        metrics["opd/hint_chars"] = fmean(map(len, hints))
+        metrics["opd/hint_rate"] = counts.hints / counts.turns
+    if counts.hints:
+        metrics["opd/hint_chars"] = fmean(len(turn.record.hint) for turn in turns if turn.record.hint is not None)
     if floors:
         metrics["opd/noise_floor"] = max(floors)
     metrics |= _vote_metrics([turn.record.votes for turn in turns if turn.record.votes])

@@ -1,66 +1,75 @@
 """The overview and the turns -> sentences that say where something is off with the distillation. Pure."""
 
 import re
-from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from agentic_opd.core.types import TurnOutcome
 from agentic_opd.report.numbers import Overview
-from agentic_opd.report.rollouts import Rollout, TurnView
+from agentic_opd.report.read import Rollout
+from agentic_opd.wire.counts import TurnCounts
+from agentic_opd.wire.group import TurnRecord
 
 ROUNDING = 5e-5
 """Teacher's logprobs are written with an error of at most this many nats."""
 HIGH_NOISE = 0.05
 REPEATED = 0.5
-"""A hint that is this share of all hints, over several tasks, is no answer to what happened."""
+"""A hint that is this share of all hints, over several tasks, does not answer what happened."""
 MANY = 0.1
 """Share of the turns, or votes, from which a failure is worth a sentence."""
 
 _TEST_CODE = re.compile(r"\bassert\s+\S|\w\([^()]*\)\s*==\s*\S")
 
-_LOST_FOR: dict[str, str] = {
-    TurnOutcome.NO_NEXT_STATE.value: "nothing answered them",
-    TurnOutcome.VOTE_FAILED.value: "too few votes were for a hint",
-    TurnOutcome.JUDGE_ERROR.value: "the judge failed, or no vote of it could be read: look at its words beside a turn",
-    TurnOutcome.LEAKED.value: "their hints repeated hidden test code",
+_LOST_FOR = {
+    TurnOutcome.NO_NEXT_STATE: "nothing answered them",
+    TurnOutcome.VOTE_FAILED: "too few votes were for a hint",
+    TurnOutcome.JUDGE_ERROR: "the judge failed, or no vote of it could be read: look at its words beside a turn",
+    TurnOutcome.LEAKED: "their hints repeated hidden test code",
 }
 
 
 def findings(numbers: Overview, rollouts: Sequence[Rollout]) -> list[str]:
-    """What a person should know before looking at anything else; empty where all is well."""
-    turns = [turn for rollout in rollouts for turn in rollout.turns]
+    """What a person should know before looking at anything else; empty if all is well."""
+    turns, counts = [turn for rollout in rollouts for turn in rollout.records], TurnCounts()
+    counts.add(turns)
     if not numbers.funnel and not numbers.scored_tokens:
         return ["Nothing was distilled: the file holds neither records of its turns nor a teacher's rows."]
-    return [*_without_hints(numbers, turns), *_failures(turns), *_hints(numbers, turns), *_gaps(numbers, rollouts)]
+    return [
+        *_without_hints(counts),
+        *_failures(counts),
+        *_unread(turns),
+        *_hints(numbers, counts, turns),
+        *_gaps(numbers, rollouts),
+    ]
 
 
-def _without_hints(numbers: Overview, turns: Sequence[TurnView]) -> Iterator[str]:
-    outcomes = Counter(turn.outcome for turn in turns if turn.outcome is not None)
-    if numbers.hints or not outcomes:
+def _without_hints(counts: TurnCounts) -> Iterator[str]:
+    if counts.hints or not counts.turns:
         return
-    outcome, count = outcomes.most_common(1)[0]
+    outcome, count = counts.outcomes.most_common(1)[0]
     why = f": {_LOST_FOR[outcome]}" if outcome in _LOST_FOR else ""
-    yield f"No turn has a hint, so nothing was distilled. {count} of {len(turns)} turns ended in {outcome}{why}."
+    yield f"No turn has a hint, so nothing was distilled. {count} of {counts.turns} turns ended in {outcome}{why}."
 
 
-def _failures(turns: Sequence[TurnView]) -> Iterator[str]:
-    outcomes = Counter(turn.outcome for turn in turns)
+def _failures(counts: TurnCounts) -> Iterator[str]:
     for outcome, what in (
-        (TurnOutcome.JUDGE_ERROR.value, "the judge failed or could not be read"),
-        (TurnOutcome.TOO_LONG.value, "hint and turn did not fit the teacher's context"),
-        (TurnOutcome.SCORING_ERROR.value, "the teacher gave no usable rows"),
+        (TurnOutcome.JUDGE_ERROR, "the judge failed or could not be read"),
+        (TurnOutcome.TOO_LONG, "hint and turn did not fit the teacher's context"),
+        (TurnOutcome.SCORING_ERROR, "the teacher gave no usable rows"),
     ):
-        if outcomes[outcome] > MANY * len(turns):
-            yield f"{outcomes[outcome]} of {len(turns)} turns ended in {outcome}: {what}."
-    votes = [vote for turn in turns for vote in turn.votes if turn.outcome != TurnOutcome.JUDGE_ERROR.value]
+        if counts.outcomes[outcome] > MANY * counts.turns:
+            yield f"{counts.outcomes[outcome]} of {counts.turns} turns ended in {outcome}: {what}."
+
+
+def _unread(turns: Sequence[TurnRecord]) -> Iterator[str]:
+    votes = [vote for turn in turns for vote in turn.votes if turn.outcome is not TurnOutcome.JUDGE_ERROR]
     unread = sum(vote.decision is None for vote in votes)
     if unread > MANY * len(votes):
         yield f"{unread} of {len(votes)} votes could not be read and count as abstentions: look at the judge's words."
 
 
-def _hints(numbers: Overview, turns: Sequence[TurnView]) -> Iterator[str]:
+def _hints(numbers: Overview, counts: TurnCounts, turns: Sequence[TurnRecord]) -> Iterator[str]:
     if numbers.hint_rows and numbers.hints >= 4:
         row = numbers.hint_rows[0]
         if row.tasks > 1 and row.times >= REPEATED * numbers.hints:
@@ -68,8 +77,7 @@ def _hints(numbers: Overview, turns: Sequence[TurnView]) -> Iterator[str]:
                 f"One hint is {row.times} of all {numbers.hints}, over {row.tasks} tasks: {_cut(row.text)}. "
                 "It can't be about what happened in each of them."
             )
-    leaked = sum(turn.outcome == TurnOutcome.LEAKED.value for turn in turns)
-    if leaked:
+    if leaked := counts.outcomes[TurnOutcome.LEAKED]:
         yield f"{leaked} hints quoted the hidden tests and were dropped."
     like_tests = [turn.hint for turn in turns if turn.hint is not None and _TEST_CODE.search(turn.hint)]
     if like_tests:

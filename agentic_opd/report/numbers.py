@@ -1,9 +1,9 @@
 """Rollouts -> the numbers of the report's overview. Pure.
 
-Gaps are teacher minus student in nats, at scored tokens only; what has nothing to be computed from is None, not 0.
+Gaps are teacher minus student in nats, at scored tokens only; a number that can't be computed is None, not 0.
 """
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -13,10 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agentic_opd.core.types import TurnOutcome
-from agentic_opd.report.rollouts import Rollout, TurnView
+from agentic_opd.report.read import Rollout
+from agentic_opd.wire.counts import RolloutCounts, TurnCounts
+from agentic_opd.wire.group import TurnRecord
 
 GAP_EDGES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
-"""Bins of the gap's distribution, in nats, on both sides of 0; below the first a gap counts as none."""
+"""Bins of the gap's distribution, in nats, on both sides of 0; a gap below the first counts as no gap."""
 
 
 class Distribution(NamedTuple):
@@ -42,7 +44,7 @@ def distributions_of(rollouts: Sequence[Rollout], gaps: NDArray[np.float64]) -> 
             parts[name].append(part)
     for name, values in parts.items():
         yield _tenths(f"reward: {name.replace('_', ' ')}", values)
-    turns = [turn for rollout in rollouts for turn in rollout.turns]
+    turns = [turn for rollout in rollouts for turn in rollout.records]
     positive = [sum(vote.decision == 1 for vote in turn.votes) for turn in turns if turn.votes]
     if positive:
         most = max(len(turn.votes) for turn in turns)
@@ -103,7 +105,7 @@ class Stage(NamedTuple):
 
 
 class TaskRow(NamedTuple):
-    """One task; `passed` is None where the file says nothing of hidden tests, `mean_gap` where nothing was scored."""
+    """One task; `passed` is None if the file says nothing of hidden tests, `mean_gap` if nothing was scored."""
 
     task: str
     rollouts: int
@@ -154,7 +156,7 @@ class Overview:
     """Share of the scored tokens that the teacher finds likelier."""
     noise_floor: float | None
     funnel: tuple[Stage, ...]
-    """Empty where no turn has a record."""
+    """Empty if no turn has a record."""
     distributions: tuple[Distribution, ...]
     by_task: tuple[TaskRow, ...]
     hint_rows: tuple[HintRow, ...]
@@ -165,24 +167,23 @@ class Overview:
 
 def overview(rollouts: Sequence[Rollout]) -> Overview:
     """Add up `rollouts`, of which there must be at least one."""
-    gaps = np.concatenate([rollout.gaps for rollout in rollouts])
-    turns = [turn for rollout in rollouts for turn in rollout.turns]
+    gaps, counts = np.concatenate([rollout.gaps for rollout in rollouts]), _counts(rollouts)
     floors = [rollout.noise_floor for rollout in rollouts if rollout.noise_floor is not None]
     return Overview(
         groups=len({rollout.line for rollout in rollouts}),
-        rollouts=len(rollouts),
-        passed=passed(rollouts),
-        turns=len(turns),
-        hints=sum(turn.hint is not None for turn in turns),
-        tokens=sum(len(rollout.tokens_T) for rollout in rollouts),
-        sampled_tokens=sum(len(rollout.sampled_S) for rollout in rollouts),
-        scored_tokens=len(gaps),
-        mean_score=float(np.mean([rollout.score for rollout in rollouts])),
+        rollouts=counts.rollouts,
+        passed=counts.passed if counts.verified else None,
+        turns=sum(len(rollout.spans) for rollout in rollouts),
+        hints=counts.records.hints,
+        tokens=counts.tokens,
+        sampled_tokens=counts.sampled_tokens,
+        scored_tokens=counts.scored_tokens,
+        mean_score=counts.score / counts.rollouts,
         mean_gap=_mean(gaps),
         colour_limit=_colour_limit(gaps),
         positive_gaps=_mean(gaps > 0),
         noise_floor=max(floors, default=None),
-        funnel=_funnel(turns),
+        funnel=_funnel(counts.records),
         distributions=tuple(distributions_of(rollouts, gaps)),
         by_task=_by_task(rollouts),
         hint_rows=_hint_rows(rollouts),
@@ -190,17 +191,17 @@ def overview(rollouts: Sequence[Rollout]) -> Overview:
     )
 
 
-def turn_gaps(rollout: Rollout, turn: TurnView) -> NDArray[np.float64]:
+def turn_gaps(rollout: Rollout, span: tuple[int, int]) -> NDArray[np.float64]:
     """The gaps (nats) of one turn's scored tokens."""
-    positions = rollout.sampled_S[rollout.is_scored_S]
-    first, behind = np.searchsorted(positions, [turn.start, turn.end])
+    first, behind = np.searchsorted(rollout.sampled_S[rollout.is_scored_S], span)
     return rollout.gaps[first:behind]
 
 
-def passed(rollouts: Iterable[Rollout]) -> int | None:
-    """How many rollouts passed all hidden tests; None where the file says it of none."""
-    known = [rollout.is_passed for rollout in rollouts if rollout.is_passed is not None]
-    return sum(known) if known else None
+def _counts(rollouts: Iterable[Rollout]) -> RolloutCounts:
+    total = RolloutCounts()
+    for rollout in rollouts:
+        total.merge(rollout.counts)
+    return total
 
 
 def _colour_limit(gaps: NDArray[np.float64]) -> float:
@@ -209,13 +210,12 @@ def _colour_limit(gaps: NDArray[np.float64]) -> float:
     return next((limit for limit in _LIMITS if limit >= half), _LIMITS[-1])
 
 
-def _funnel(turns: Sequence[TurnView]) -> tuple[Stage, ...]:
-    outcomes = Counter(turn.outcome for turn in turns if turn.outcome is not None)
-    if not outcomes:
+def _funnel(records: TurnCounts) -> tuple[Stage, ...]:
+    if not records.turns:
         return ()
-    stages = [Stage("all turns", outcomes.total(), {})]
+    stages = [Stage("all turns", records.turns, {})]
     for name, losses in _STAGES:
-        lost = {outcome.value: outcomes[outcome.value] for outcome in losses}
+        lost = {outcome.value: records.outcomes[outcome] for outcome in losses}
         stages.append(Stage(name, stages[-1].turns - sum(lost.values()), lost))
     return tuple(stages)
 
@@ -226,26 +226,34 @@ def _by_task(rollouts: Sequence[Rollout]) -> tuple[TaskRow, ...]:
         by_task[rollout.task_id].append(rollout)
     rows: list[TaskRow] = []
     for task, own in sorted(by_task.items()):
-        gaps = np.concatenate([rollout.gaps for rollout in own])
-        turns = [turn for rollout in own for turn in rollout.turns]
-        hints = sum(turn.hint is not None for turn in turns)
-        score = float(np.mean([rollout.score for rollout in own]))
-        rows.append(TaskRow(task, len(own), passed(own), score, len(turns), hints, len(gaps), _mean(gaps)))
+        gaps, counts = np.concatenate([rollout.gaps for rollout in own]), _counts(own)
+        rows.append(
+            TaskRow(
+                task=task,
+                rollouts=counts.rollouts,
+                passed=counts.passed if counts.verified else None,
+                mean_score=counts.score / counts.rollouts,
+                turns=sum(len(rollout.spans) for rollout in own),
+                hints=counts.records.hints,
+                scored_tokens=counts.scored_tokens,
+                mean_gap=_mean(gaps),
+            )
+        )
     return tuple(rows)
 
 
 def _hint_rows(rollouts: Sequence[Rollout]) -> tuple[HintRow, ...]:
-    places: dict[str, list[tuple[int, TurnView]]] = defaultdict(list)
+    places: dict[str, list[tuple[int, TurnRecord]]] = defaultdict(list)
     for index, rollout in enumerate(rollouts):
-        for turn in rollout.turns:
+        for turn in rollout.records:
             if turn.hint is not None:
                 places[turn.hint].append((index, turn))
     rows: list[HintRow] = []
     for text, where in sorted(places.items(), key=lambda place: -len(place[1]))[:HINTS_SHOWN]:
-        gaps = np.concatenate([turn_gaps(rollouts[index], turn) for index, turn in where])
+        gaps = np.concatenate([turn_gaps(rollouts[index], turn.span) for index, turn in where])
         tasks = len({rollouts[index].task_id for index, _ in where})
         index, turn = where[0]
-        rows.append(HintRow(text, len(where), tasks, _mean(gaps), index, turn.start))
+        rows.append(HintRow(text, len(where), tasks, _mean(gaps), index, turn.span[0]))
     return tuple(rows)
 
 

@@ -2,20 +2,35 @@
 
 The page holds no markup but the template's: data are JSON in inert script elements, with `<`, `>` and `&` escaped, and
 the JS makes text nodes of them. A content security policy forbids everything but the page's own script and style.
+
+The data are one JSON object for the overview and the list (`head`), and a packed block for each rollout, which the page
+unpacks when the rollout is opened. A block is gzip, in base64, of: the length of its head (uint32, little-endian), the
+head (JSON, padded with spaces to a multiple of 4 bytes), and the arrays that `head["arrays"]` describes as
+[type, offset, length].
 """
 
 import base64
+import gzip
 import hashlib
 import json
+import struct
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from agentic_opd.core.errors import ConfigError, OutputError
-from agentic_opd.report.payload import Packer, head
-from agentic_opd.report.rollouts import Run
+from agentic_opd.report.findings import findings
+from agentic_opd.report.numbers import GapRow, Overview, overview, turn_gaps
+from agentic_opd.report.read import Rollout, Run
 from agentic_opd.report.tokens import TokenTexts, load_tokenizer
+from agentic_opd.report.transcript import called_names, context_parts, regions, split_messages
+from agentic_opd.settings.atropos import IdleEnvSettings
+from agentic_opd.wire.group import TurnRecord
 
 _SCRIPTS = (
     "text.js",
@@ -29,10 +44,15 @@ _SCRIPTS = (
     "rollout.js",
 )
 _MAIN = "main.js"
+LOGPROB_UNIT = 1e-4
+"""Teacher's logprobs are packed in units of this, which is how they are written in the file."""
+MAX_TOKEN_CHARS = 2000
+_INT32 = np.iinfo(np.int32)
+_FLOAT32 = np.finfo(np.float32)
 
 
 def choose_tokenizer(run: Run, name: str | None) -> tuple[Any | None, list[str]]:
-    """Load the tokenizer `name`, or else the run's own; and what to tell the reader where there is none.
+    """Load the tokenizer `name`, or else the run's own; and what to tell the reader if there is none.
 
     Raises:
         ConfigError: `name` can't be loaded.
@@ -113,3 +133,164 @@ def _hash(text: str) -> str:
 
 def _static(name: str) -> str:
     return (resources.files("agentic_opd.report") / "static" / name).read_text(encoding="utf-8")
+
+
+class Packer:
+    """Packs rollouts one after the other; `vocab` collects the tokens that they name."""
+
+    def __init__(self, texts: TokenTexts) -> None:
+        self._texts = texts
+        self._places: dict[int, int] = {}
+
+    def block(self, rollout: Rollout) -> str:
+        """One rollout as the page unpacks it."""
+        stretches = split_messages(rollout.messages, len(rollout.spans))
+        said = [assistant for assistant, _ in stretches[1:]]
+        turns = zip(rollout.spans, rollout.records or [None] * len(said), said, strict=True)
+        head = {
+            "contexts": list(self._contexts(rollout, stretches)),
+            "turns": [
+                {**self._turn(rollout, span), **_about(record), "calls": called_names(message)}
+                for span, record, message in turns
+            ],
+        }
+        arrays: dict[str, NDArray[Any]] = {
+            "student": rollout.student_S.clip(_FLOAT32.min, _FLOAT32.max).astype("<f4"),
+            "teacher": _quantised(rollout.teacher.logprobs),
+            "tokens": self._indices(rollout.tokens_T[rollout.sampled_S]),
+            "others": self._indices(rollout.teacher.ids),
+            "counts": rollout.teacher.counts_S,
+        }
+        return base64.b64encode(gzip.compress(_container(head, arrays), 6, mtime=0)).decode()
+
+    def vocab(self) -> dict[str, Any]:
+        """Every token that a packed rollout names: its id and its text; arrays hold places in these lists."""
+        texts = (self._texts.shown(token_id) for token_id in self._places)
+        return {"ids": list(self._places), "texts": [_cut(text) for text in texts]}
+
+    def _contexts(self, rollout: Rollout, stretches: Sequence[Any]) -> Iterator[list[Any]]:
+        starts = [0, *(end for _, end in rollout.spans)]
+        ends = [*(start for start, _ in rollout.spans), len(rollout.tokens_T)]
+        for start, end, (_, messages) in zip(starts, ends, stretches, strict=True):
+            ids = rollout.tokens_T[start:end].tolist()
+            if self._texts.has_tokenizer:
+                parts = context_parts(self._texts.joined(ids), messages, self._texts.control)
+            else:
+                parts = [part._replace(unseen=False) for part in context_parts("", messages)]
+            yield [list(part) for part in parts]
+
+    def _turn(self, rollout: Rollout, span: tuple[int, int]) -> dict[str, Any]:
+        first, behind = np.searchsorted(rollout.sampled_S, span).tolist()
+        gaps = turn_gaps(rollout, span)
+        texts = [self._texts.shown(token_id) for token_id in rollout.tokens_T[slice(*span)].tolist()]
+        return {
+            "start": span[0],
+            "from": first,
+            "to": behind,
+            "scored": len(gaps),
+            "meanGap": float(gaps.mean()) if len(gaps) else None,
+            "regions": [list(region) for region in regions(texts)] if self._texts.has_tokenizer else [],
+        }
+
+    def _indices(self, token_ids: NDArray[np.int64]) -> NDArray[np.uint32]:
+        places = (self._places.setdefault(token_id, len(self._places)) for token_id in token_ids.tolist())
+        return np.fromiter(places, np.uint32, len(token_ids))
+
+
+def _about(turn: TurnRecord | None) -> dict[str, Any]:
+    """What became of a turn, as far as the file says."""
+    about = {} if turn is None else turn.to_wire()
+    return {
+        **{name: about.get(name) for name in ("outcome", "hint", "error")},
+        "role": about.get("next_state_role"),
+        "votes": about.get("votes", []),
+        "hintTokens": len(about.get("hint_token_ids", ())),
+        "insertAt": about.get("insert_at"),
+    }
+
+
+def head(run: Run, texts: TokenTexts, packer: Packer, notes: Sequence[str]) -> dict[str, Any]:
+    """What the page reads first: numbers, findings, settings, the list of rollouts, and the tokens' texts.
+
+    Args:
+        run: The run, whose rollouts `packer` has packed all.
+        texts: Looks up tokens.
+        packer: For its vocabulary.
+        notes: Further sentences for the top of the overview.
+    """
+    numbers = overview(run.rollouts)
+    return {
+        "name": run.name,
+        "settings": {name: value for name, value in run.settings.items() if name not in IdleEnvSettings.model_fields},
+        "findings": [*notes, *findings(numbers, run.rollouts)],
+        "leftOut": list(run.left_out),
+        "overview": _overview(numbers, run.rollouts, texts),
+        "rollouts": [_row(rollout) for rollout in run.rollouts],
+        "vocab": packer.vocab(),
+        "unit": LOGPROB_UNIT,
+    }
+
+
+def _overview(numbers: Overview, rollouts: Sequence[Rollout], texts: TokenTexts) -> dict[str, Any]:
+    shown = asdict(numbers)
+    for name in ("funnel", "distributions", "by_task", "hint_rows"):
+        shown[name] = [row._asdict() for row in getattr(numbers, name)]
+    shown["gap_rows"] = [_gap_row(row, rollouts[row.rollout], texts) for row in numbers.gap_rows]
+    return shown
+
+
+def _gap_row(row: GapRow, rollout: Rollout, texts: TokenTexts) -> dict[str, Any]:
+    position = int(rollout.sampled_S[row.sampled])
+    before = texts.joined(rollout.tokens_T[max(0, position - 12) : position].tolist())
+    token_id = int(rollout.tokens_T[position])
+    return {
+        "rollout": row.rollout,
+        "position": position,
+        "gap": row.gap,
+        "text": _cut(texts.shown(token_id)),
+        "before": before[-40:],
+    }
+
+
+def _row(rollout: Rollout) -> dict[str, Any]:
+    gaps = rollout.gaps
+    return {
+        "line": rollout.line,
+        "index": rollout.index,
+        "task": rollout.task_id,
+        "score": rollout.score,
+        "passed": rollout.checks and rollout.checks.passed,
+        "total": rollout.checks and rollout.checks.total,
+        "reward": rollout.reward,
+        "stop": rollout.stop_reason,
+        "toolErrors": rollout.tool_errors,
+        "outcomes": [turn.outcome.value for turn in rollout.records] or [None] * len(rollout.spans),
+        "hints": rollout.counts.records.hints,
+        "tokens": rollout.counts.tokens,
+        "sampled": rollout.counts.sampled_tokens,
+        "scored": len(gaps),
+        "meanGap": float(gaps.mean()) if len(gaps) else None,
+        "largestGap": float(np.abs(gaps).max()) if len(gaps) else None,
+    }
+
+
+def _quantised(logprobs: NDArray[np.float64]) -> NDArray[np.int32]:
+    return (logprobs / LOGPROB_UNIT).round().clip(_INT32.min, 0).astype("<i4")
+
+
+def _container(head: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> bytes:
+    """The head and the arrays behind each other, each array at a multiple of four bytes from the first one."""
+    places: dict[str, list[Any]] = {}
+    body = b""
+    for name, array in arrays.items():
+        places[name] = [array.dtype.str[1:], len(body), len(array)]
+        body += array.tobytes() + b"\0" * (-array.nbytes % 4)
+    text = json.dumps({**head, "arrays": places}, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 4)
+    return struct.pack("<I", len(text)) + text + body
+
+
+def _cut(text: str) -> str:
+    if len(text) <= MAX_TOKEN_CHARS:
+        return text
+    return f"{text[:MAX_TOKEN_CHARS]}… ({len(text) - MAX_TOKEN_CHARS:,} more characters)"

@@ -1,14 +1,15 @@
-"""A JSONL of scored groups -> `Run` (I/O).
+"""A JSONL of scored groups -> `Run`: what the report keeps of each rollout (I/O).
 
-Every line is checked against the wire format first (wire/checks.py). A line that breaks it is left out, and the report
-says so; a file without a good line is an error.
+Every line is checked against the wire format first. A line that breaks it is left out, and the report says so; a file
+without a good line is an error. Shape suffixes as in core/types.py, and `_S` for the sampled positions, in order.
 """
 
 import gzip
 import json
 import math
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -16,9 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agentic_opd.core.errors import OutputError
-from agentic_opd.core.types import IGNORED
-from agentic_opd.report.rollouts import Rollout, Run, TeacherTop, TurnView, Vote
-from agentic_opd.wire.checks import GroupChecker, is_number, scored_positions
+from agentic_opd.core.types import IGNORED, Message, check_lengths
+from agentic_opd.wire.checks import GroupChecker
+from agentic_opd.wire.counts import RolloutCounts
+from agentic_opd.wire.group import ScoredGroup, ScoredRollout, TurnRecord, VerdictCounts
 
 TOP_SHOWN = 8
 """Entries of a teacher's row that are kept at most."""
@@ -30,8 +32,84 @@ _MIN_LOGPROB = math.log(MIN_PROBABILITY)
 Wrap = Callable[[BinaryIO, int], BinaryIO]
 
 
+@dataclass(frozen=True, slots=True)
+class TeacherTop:
+    """The teacher's entries at the sampled positions, cut to those that are shown.
+
+    `counts_S` says how many entries each sampled position has: 0 if it is not scored. `ids` and `logprobs` (nats)
+    hold the entries of all positions one after the other; the first of a position is the sampled token's.
+    """
+
+    counts_S: NDArray[np.uint8]
+    ids: NDArray[np.int64]
+    logprobs: NDArray[np.float64]
+
+    def __post_init__(self) -> None:
+        check_lengths("teacher's top", counts=int(self.counts_S.sum()), ids=len(self.ids), logprobs=len(self.logprobs))
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """One sequence of a group; `line` (from 1) and `index` (from 0) say where it stands in the file."""
+
+    line: int
+    index: int
+    task_id: str
+    score: float
+    counts: RolloutCounts
+    tokens_T: NDArray[np.int64]
+    sampled_S: NDArray[np.int64]
+    """The sampled positions."""
+    student_S: NDArray[np.float64]
+    """The policy's logprob (nats) of each sampled token."""
+    teacher: TeacherTop
+    spans: tuple[tuple[int, int], ...]
+    """Its turns, `[start, end)`; without records, the runs of sampled positions."""
+    records: tuple[TurnRecord, ...]
+    """What became of each turn; empty if the run was not distilled, or another program wrote the file."""
+    messages: Sequence[Message]
+    checks: VerdictCounts | None
+    reward: Mapping[str, float] | None
+    stop_reason: str | None
+    tool_errors: int | None
+    noise_floor: float | None
+    """The engine's noise (nats), measured once a group."""
+
+    def __post_init__(self) -> None:
+        check_lengths(
+            "rollout", sampled=len(self.sampled_S), student=len(self.student_S), teacher=len(self.teacher.counts_S)
+        )
+
+    @property
+    def is_scored_S(self) -> NDArray[np.bool_]:
+        """Which sampled tokens have a teacher's row."""
+        return self.teacher.counts_S > 0
+
+    @property
+    def gaps(self) -> NDArray[np.float64]:
+        """Teacher minus student (nats) at the scored tokens, in order."""
+        counts = self.teacher.counts_S[self.is_scored_S].astype(np.int64)
+        first = np.cumsum(counts) - counts
+        gaps: NDArray[np.float64] = self.teacher.logprobs[first] - self.student_S[self.is_scored_S]
+        return gaps
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A file of scored groups as the report reads it.
+
+    `settings` is what stands in the `.run.json` beside it, empty if there is no such file; `left_out` says
+    which lines are not in the report and why.
+    """
+
+    name: str
+    settings: Mapping[str, Any]
+    rollouts: tuple[Rollout, ...]
+    left_out: tuple[str, ...] = ()
+
+
 def read_run(path: Path, wrap: Wrap = lambda file, size: file) -> Run:
-    """Read a file of scored groups, gzipped where its name ends in .gz, and the settings beside it.
+    """Read a file of scored groups, gzipped if its name ends in .gz, and the settings beside it.
 
     Args:
         path: The file.
@@ -68,7 +146,7 @@ def report_path(path: Path) -> Path:
 
 
 def read_settings(path: Path) -> Mapping[str, Any]:
-    """The settings in `path`; none where there is no such file, or nothing that can be read in it."""
+    """The settings in `path`; empty if there is no such file, or nothing that can be read in it."""
     try:
         settings = json.loads(path.read_bytes(), parse_constant=str)
     except (OSError, ValueError, RecursionError):
@@ -82,116 +160,74 @@ def read_groups(lines: Iterable[bytes], left_out: list[str]) -> Iterator[Rollout
         if not line.strip():
             continue
         try:
-            group = json.loads(line)
+            value = json.loads(line)
         except (ValueError, RecursionError) as error:
             torn = "" if line.endswith(b"\n") else " (cut off: the run was stopped while it was written)"
             left_out.append(f"line {number} is not JSON{torn}: {error}")
             continue
-        problem = next(GroupChecker().check(group), None)
-        if problem is not None:
-            where = f", {problem.where}" if problem.where else ""
-            left_out.append(f"line {number}{where}: {problem.message}")
+        group, problems = GroupChecker().read(value)
+        if group is None or problems:
+            left_out.append(problems[0].at(f"line {number}"))
             continue
-        yield from (_rollout(group, number, index) for index in range(len(group["tokens"])))
+        yield from (_rollout(group, one, number, index) for index, one in enumerate(group.rollouts))
 
 
-def _rollout(group: dict[str, Any], line: int, index: int) -> Rollout:
-    tokens, masks = group["tokens"][index], group["masks"][index]
-    overrides = _object((group.get("overrides") or [{}] * len(group["tokens"]))[index])
-    about, opd = _object(group["group_overrides"]), _object(overrides.get("opd"))
-    records = opd.get("turns")
-    sampled = [position for position, mask in enumerate(masks) if mask != IGNORED]
-    turns = _runs(sampled) if records is None else tuple(map(_turn, records))
-    verification, reward = _object(overrides.get("verification")), _object(overrides.get("reward"))
-    passed, total = (verification.get(name) for name in ("passed", "total"))
-    is_verified = isinstance(passed, int) and isinstance(total, int) and 0 <= passed <= total
-    noise = _object(about.get("opd")).get("noise_floor")
+def _rollout(group: ScoredGroup, one: ScoredRollout, line: int, index: int) -> Rollout:
+    sampled = [position for position, mask in enumerate(one.masks_T) if mask != IGNORED]
+    counts = RolloutCounts()
+    counts.add(one)
     return Rollout(
         line=line,
         index=index,
-        task_id=_text(about.get("task_id")) or f"line {line}",
-        score=float(group["scores"][index]),
-        tokens_T=_ids(tokens),
+        task_id=group.task_id or f"line {line}",
+        score=one.score,
+        counts=counts,
+        tokens_T=np.asarray(one.tokens_T, np.int64),
         sampled_S=np.asarray(sampled, np.int64),
-        student_S=np.asarray([group["inference_logprobs"][index][p] for p in sampled], np.float64),
-        teacher=_teacher(group, index, sampled, None if records is None else scored_positions(records)),
-        turns=turns,
-        messages=tuple((group.get("messages") or [()] * len(group["tokens"]))[index]),
-        passed=passed if is_verified else None,
-        total=total if is_verified else None,
-        reward={name: float(part) for name, part in reward.items() if is_number(part)} or None,
-        stop_reason=_text(overrides.get("stop_reason")),
-        tool_errors=errors if isinstance(errors := overrides.get("tool_errors"), int) else None,
-        noise_floor=float(noise) if is_number(noise) else None,
+        student_S=np.asarray([one.logprobs_T[position] for position in sampled], np.float64),
+        teacher=_teacher(one, sampled),
+        spans=_runs(sampled) if one.turns is None else tuple(turn.span for turn in one.turns),
+        records=one.turns or (),
+        messages=one.messages or (),
+        checks=one.checks,
+        reward=one.reward,
+        stop_reason=one.stop_reason,
+        tool_errors=one.tool_errors,
+        noise_floor=None if group.distillation is None else group.distillation.noise_floor,
     )
 
 
-def _turn(record: dict[str, Any]) -> TurnView:
-    votes = (Vote(vote.get("decision"), vote.get("hint"), _text(vote.get("text")) or "") for vote in record["votes"])
-    return TurnView(
-        *record["span"],
-        outcome=record["outcome"],
-        next_state_role=record["next_state_role"],
-        votes=tuple(votes),
-        hint=record["hint"],
-        hint_token_ids=tuple(record["hint_token_ids"]),
-        insert_at=record["insert_at"],
-        error=_text(record.get("error")),
-    )
-
-
-def _runs(sampled: list[int]) -> tuple[TurnView, ...]:
+def _runs(sampled: Sequence[int]) -> tuple[tuple[int, int], ...]:
     """Runs of sampled positions, which are the turns as far as a file without records says."""
-    turns: list[TurnView] = []
+    runs: list[tuple[int, int]] = []
     for position in sampled:
-        if turns and turns[-1].end == position:
-            turns[-1] = TurnView(turns[-1].start, position + 1)
-        else:
-            turns.append(TurnView(position, position + 1))
-    return tuple(turns)
+        is_next = bool(runs) and runs[-1][1] == position
+        start = runs.pop()[0] if is_next else position
+        runs.append((start, position + 1))
+    return tuple(runs)
 
 
-def _teacher(group: dict[str, Any], index: int, sampled: list[int], scored: frozenset[int] | None) -> TeacherTop:
-    """The rows of the scored positions. In the form with K = 1 the other positions have a row too, which is none."""
-    counts, ids, logprobs = [0] * len(sampled), list[int](), list[float]()
-    if group.get("distill_token_ids") is None:
-        return TeacherTop(np.asarray(counts, np.uint8), _ids(ids), np.asarray(logprobs, np.float64))
-    rows = group["distill_token_ids"][index], group["distill_logprobs"][index]
-    for at, position in enumerate(sampled):
-        row_ids, row_logprobs = rows[0][position], rows[1][position]
-        if not row_ids or not (position in scored if scored is not None else _is_row(group, index, position)):
-            continue
-        shown = _shown(row_logprobs)
-        counts[at] = shown
-        ids += row_ids[:shown]
-        logprobs += row_logprobs[:shown]
-    return TeacherTop(np.asarray(counts, np.uint8), _ids(ids), np.asarray(logprobs, np.float64))
+def _teacher(one: ScoredRollout, sampled: Sequence[int]) -> TeacherTop:
+    """The teacher's rows, cut to what is shown."""
+    counts, ids, logprobs = dict.fromkeys(sampled, 0), list[int](), list[float]()
+    for position in one.row_positions:
+        assert one.rows is not None
+        row = one.rows.logprobs_TK[position]
+        counts[position] = _shown(row)
+        ids += one.rows.token_ids_TK[position][: counts[position]]
+        logprobs += row[: counts[position]]
+    return TeacherTop(
+        np.fromiter(counts.values(), np.uint8, len(sampled)),
+        np.asarray(ids, np.int64),
+        np.asarray(logprobs, np.float64),
+    )
 
 
-def _is_row(group: dict[str, Any], index: int, position: int) -> bool:
-    """Whether a row is more than the student's own logprob, where nothing says which turns were scored."""
-    row = group["distill_logprobs"][index][position]
-    return len(row) > 1 or abs(row[0] - group["inference_logprobs"][index][position]) > 1e-6
-
-
-def _shown(logprobs: list[float]) -> int:
+def _shown(logprobs: Sequence[float]) -> int:
     """How many entries of a row are kept; behind the sampled token they are in rank order."""
     likely = sum(logprob >= _MIN_LOGPROB for logprob in logprobs[1:TOP_SHOWN]) + 1
     return min(len(logprobs), max(likely, MIN_SHOWN))
 
 
-def _ids(values: list[int]) -> NDArray[np.int64]:
-    """Token ids as an array; one that no tokenizer could have (2^63 and more) becomes -1."""
-    return np.asarray([value if value < 2**63 else -1 for value in values], np.int64)
-
-
 def _without_gz(path: Path) -> Path:
     return path.with_suffix("") if path.suffix == ".gz" else path
-
-
-def _object(value: object) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def _text(value: object) -> str | None:
-    return value if isinstance(value, str) else None

@@ -1,15 +1,14 @@
-"""A batch as the trajectory API hands it out -> padded tensors whose alignment was checked."""
+"""The scored groups of a batch -> padded tensors whose alignment was checked."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from agentic_opd.core.errors import AlignmentError
 from agentic_opd.core.types import IGNORED
-from agentic_opd.wire.checks import scored_positions
+from agentic_opd.wire.group import ScoredGroup, ScoredRollout
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +16,7 @@ class TrainBatch:
     """B sequences, padded on the right to T positions, with distillation rows of up to K entries."""
 
     tokens_BT: Tensor
-    """int64; 0 where padded."""
+    """int64; 0 if padded."""
     attended_BT: Tensor
     """bool: not padded."""
     sampled_BT: Tensor
@@ -25,9 +24,9 @@ class TrainBatch:
     old_BT: Tensor
     """float32: `inference_logprobs` at sampled positions, else 0."""
     teacher_ids_BTK: Tensor
-    """int64: `distill_token_ids`; the sampled token first. 0 where there is no entry."""
+    """int64: `distill_token_ids`; the sampled token first. 0 if there is no entry."""
     teacher_BTK: Tensor
-    """float32: `distill_logprobs`; 0 where there is no entry."""
+    """float32: `distill_logprobs`; 0 if there is no entry."""
     entries_BTK: Tensor
     """bool: which entries there are."""
     scores_B: Tensor
@@ -94,22 +93,21 @@ class TrainBatch:
         return TrainBatch(**{field.name: getattr(self, field.name).to(device) for field in fields(self)})
 
 
-def make_batch(groups: Sequence[Mapping[str, Any]]) -> TrainBatch:
+def make_batch(groups: Sequence[ScoredGroup]) -> TrainBatch:
     """Pad the sequences of all groups, in order.
 
-    Where a sequence's overrides hold turn records, only the spans of scored turns get entries: the K = 1 form fills all
-    other sampled positions with the student's own logprob, and nothing else tells those from scored ones.
+    If a sequence has turn records, only the spans of scored turns get entries: the K = 1 form fills all other sampled
+    positions with the student's own logprob, and nothing else tells those from scored ones.
 
     Raises:
-        AlignmentError: a group's fields disagree in length; a row is not at a sampled position, does not start with the
-            sampled token, repeats one, or has several entries outside of the scored turns. It says which group,
-            sequence and position.
+        AlignmentError: a row is not at a sampled position, does not start with the sampled token, repeats one, or has
+            several entries outside of the scored turns. It says which group, sequence and position.
     """
-    sequences = [row for number, group in enumerate(groups) for row in _sequences(number, group)]
-    if not sequences:
+    rollouts = [one for group in groups for one in group.rollouts]
+    if not rollouts:
         raise AlignmentError("a batch holds no sequence")
-    size = (len(sequences), max(len(row.tokens) for row in sequences))
-    widest = max((len(entry) for row in sequences for entry in row.ids), default=0)
+    size = (len(rollouts), max(len(one.tokens_T) for one in rollouts))
+    widest = max((len(row) for one in rollouts if one.rows for row in one.rows.token_ids_TK), default=0)
     batch = TrainBatch(
         tokens_BT=torch.zeros(size, dtype=torch.int64),
         attended_BT=torch.zeros(size, dtype=torch.bool),
@@ -118,105 +116,46 @@ def make_batch(groups: Sequence[Mapping[str, Any]]) -> TrainBatch:
         teacher_ids_BTK=torch.zeros((*size, max(1, widest)), dtype=torch.int64),
         teacher_BTK=torch.zeros((*size, max(1, widest))),
         entries_BTK=torch.zeros((*size, max(1, widest)), dtype=torch.bool),
-        scores_B=torch.tensor([row.score for row in sequences], dtype=torch.float32),
-        groups_B=torch.tensor([row.group for row in sequences]),
+        scores_B=torch.tensor([one.score for one in rollouts], dtype=torch.float32),
+        groups_B=torch.tensor([number for number, group in enumerate(groups) for _ in group.rollouts]),
     )
-    for i, row in enumerate(sequences):
-        length = len(row.tokens)
-        batch.tokens_BT[i, :length] = torch.tensor(row.tokens)
+    places = [
+        f"group {number}, sequence {i}" for number, group in enumerate(groups) for i in range(len(group.rollouts))
+    ]
+    for i, (one, where) in enumerate(zip(rollouts, places, strict=True)):
+        length = len(one.tokens_T)
+        batch.tokens_BT[i, :length] = torch.tensor(one.tokens_T)
         batch.attended_BT[i, :length] = True
-        batch.sampled_BT[i, :length] = torch.tensor(row.masks) != IGNORED
-        batch.old_BT[i, :length] = torch.where(batch.sampled_BT[i, :length], torch.tensor(row.old), 0.0)
-        for position, (ids, logprobs) in enumerate(zip(row.ids, row.logprobs, strict=True)):
-            if ids and row.masks[position] != IGNORED and row.may_hold(position):
-                batch.teacher_ids_BTK[i, position, : len(ids)] = torch.tensor(ids)
-                batch.teacher_BTK[i, position, : len(ids)] = torch.tensor(logprobs)
-                batch.entries_BTK[i, position, : len(ids)] = True
+        batch.sampled_BT[i, :length] = torch.tensor(one.masks_T) != IGNORED
+        batch.old_BT[i, :length] = torch.where(batch.sampled_BT[i, :length], torch.tensor(one.logprobs_T), 0.0)
+        for position, ids, logprobs in _rows(one, where):
+            batch.teacher_ids_BTK[i, position, : len(ids)] = torch.tensor(ids)
+            batch.teacher_BTK[i, position, : len(ids)] = torch.tensor(logprobs)
+            batch.entries_BTK[i, position, : len(ids)] = True
     return batch
 
 
-_WIRE = {
-    "masks": "masks",
-    "old": "inference_logprobs",
-    "ids": "distill_token_ids",
-    "logprobs": "distill_logprobs",
-    "score": "scores",
-}
-"""Our names -> the group's."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Sequence:
-    group: int
-    tokens: list[int]
-    masks: list[int]
-    old: list[float]
-    ids: list[list[int]]
-    logprobs: list[list[float]]
-    score: float
-    scored: frozenset[int] | None
-    """Positions of scored turns, by the turn records; None where there are none."""
-
-    def may_hold(self, position: int) -> bool:
-        """Whether a row at this position is about a scored turn."""
-        return self.scored is None or position in self.scored
-
-
-def _sequences(number: int, group: Mapping[str, Any]) -> Iterator[_Sequence]:
-    tokens: list[list[int]] = group["tokens"]
-    empty: list[list[list[Any]]] = [[[] for _ in row] for row in tokens]
-    parts: dict[str, list[Any]] = {
-        "masks": group["masks"],
-        "old": group.get("inference_logprobs") or [],
-        "ids": group.get("distill_token_ids") or empty,
-        "logprobs": group.get("distill_logprobs") or empty,
-    }
-    overrides: list[Mapping[str, Any]] = group.get("overrides") or [{} for _ in tokens]
-    for name, part in {**parts, "score": group["scores"], "overrides": overrides}.items():
-        if len(part) != len(tokens):
-            raise AlignmentError(f"group {number}: {len(tokens)} sequences, but {_WIRE.get(name, name)}: {len(part)}")
-    for i, row in enumerate(tokens):
-        fields_T = {name: part[i] for name, part in parts.items()}
-        for name, part in fields_T.items():
-            if len(part) != len(row):
-                raise AlignmentError(f"group {number}, sequence {i}: {len(row)} tokens, but {_WIRE[name]}: {len(part)}")
-        where = f"group {number}, sequence {i}"
-        scored = _scored_positions(overrides[i], where)
-        sequence = _Sequence(group=number, tokens=row, score=group["scores"][i], scored=scored, **fields_T)
-        _check_rows(sequence, where)
-        yield sequence
-
-
-def _scored_positions(overrides: Mapping[str, Any], where: str) -> frozenset[int] | None:
-    if "opd" not in overrides:
-        return None
-    try:
-        return scored_positions(overrides["opd"]["turns"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise AlignmentError(f"{where}: the turn records in its overrides can't be read: {error!r}") from error
-
-
-def _check_rows(row: _Sequence, where: str) -> None:
-    for position, (ids, logprobs) in enumerate(zip(row.ids, row.logprobs, strict=True)):
-        if not ids and not logprobs:
+def _rows(one: ScoredRollout, where: str) -> Iterator[tuple[int, Sequence[int], Sequence[float]]]:
+    """Yield the position, ids and logprobs of each row that is about a scored turn; all rows are checked."""
+    if one.rows is None:
+        return
+    scored = one.scored_positions
+    for position, (ids, logprobs) in enumerate(zip(one.rows.token_ids_TK, one.rows.logprobs_TK, strict=True)):
+        if not ids:
             continue
-        if row.masks[position] == IGNORED:
-            if _is_padding(ids, logprobs, row.tokens[position]):
+        token, is_scored = one.tokens_T[position], scored is None or position in scored
+        if one.masks_T[position] == IGNORED:
+            if list(ids) == [token] and list(logprobs) == [0.0]:  # How the K = 1 form fills a prompt position.
                 continue
             what = "is at a position that was not sampled"
-        elif len(ids) != len(logprobs):
-            what = f"has {len(ids)} ids and {len(logprobs)} logprobs"
-        elif ids[0] != row.tokens[position]:
-            what = f"starts with token {ids[0]}, but {row.tokens[position]} was sampled"
+        elif ids[0] != token:
+            what = f"starts with token {ids[0]}, but {token} was sampled"
         elif len(set(ids)) != len(ids):
             what = "holds a token twice"
-        elif len(ids) > 1 and not row.may_hold(position):
+        elif len(ids) > 1 and not is_scored:
             what = "is outside of the scored turns"
         else:
+            if is_scored:
+                yield position, ids, logprobs
             continue
         raise AlignmentError(f"{where}, position {position}: the distillation row {what}")
-
-
-def _is_padding(ids: list[int], logprobs: list[float], token: int) -> bool:
-    """Whether this is how the K = 1 form fills a prompt position: its own token with logprob 0."""
-    return ids == [token] and logprobs == [0.0]

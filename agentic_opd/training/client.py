@@ -3,14 +3,13 @@
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
-from contextlib import suppress
-from typing import Any
 
-from agentic_opd.core.errors import ServerUnreachableError
-from agentic_opd.core.http import JsonClient
+from agentic_opd.core.errors import ServerUnreachableError, WireError
 from agentic_opd.core.notices import Notices
+from agentic_opd.core.trajectory_api import TrainerDescription, TrajectoryApi, UnknownTrainerError
 from agentic_opd.training.config import TrainerConfig
+from agentic_opd.wire.checks import read_group
+from agentic_opd.wire.group import ScoredGroup
 
 logger = logging.getLogger(__name__)
 
@@ -29,9 +28,9 @@ _REMEMBERED = 100_000
 
 
 class TrainerClient:
-    """Waits for the API where it is away, and registers again with one that was restarted.
+    """Waits for the API while it is away, and registers again with one that was restarted.
 
-    A group that comes twice is handed out once: where the API's answer to it was lost, `serve` sends it again, with the
+    A group that comes twice is handed out once: if the API's answer to it was lost, `serve` sends it again, with the
     same `group_overrides["group_id"]`, and the API can't tell. `duplicates` counts them; such a batch is smaller.
     A batch whose answer was lost is gone, and the API has counted it: `lost_batches` counts it too, as an empty step.
     """
@@ -50,9 +49,7 @@ class TrainerClient:
         self.lost_batches = 0
         self._notices = Notices()
         self._seen: dict[str, None] = {}
-        self._client = JsonClient(
-            config.api_url, retry_s=0.0, hint="run-api --host 127.0.0.1 --port PORT starts a trajectory API."
-        )
+        self._api = TrajectoryApi(config.api_url)
 
     async def register(self, step: int) -> None:
         """Present this trainer, which is at `step`. The first request for a batch opens the API to environments.
@@ -62,57 +59,58 @@ class TrainerClient:
 
         Raises:
             ServerRequestError: the API refused it.
+            ServerMismatchError: what answers is not a trajectory API.
         """
         config = self._config
-        registration = {
-            "wandb_group": config.wandb_group,
-            "wandb_project": config.wandb_project,
-            "batch_size": config.batch_size,
-            "max_token_len": config.max_token_len,
-            "checkpoint_dir": str(config.output_dir),
-            "save_checkpoint_interval": config.save_every,
-            "starting_step": step,
-            "num_steps": config.total_steps,
-        }
+        trainer = TrainerDescription(
+            wandb_group=config.wandb_group,
+            wandb_project=config.wandb_project,
+            batch_size=config.batch_size,
+            max_token_len=config.max_token_len,
+            checkpoint_dir=str(config.output_dir),
+            save_checkpoint_interval=config.save_every,
+            starting_step=step,
+            num_steps=config.total_steps,
+        )
         while True:
             try:
                 await self._reset_what_is_not(step)
-                await self._client.post("/register", registration)
-                if (await self._client.get("/info"))["batch_size"] > 0:
+                await self._api.register_trainer(trainer)
+                if (await self._api.info()).batch_size > 0:
                     self._is_known = self._is_registered = True
                     self._notices.forget(_WAITING)
                     return
-                await self._reset()  # A group that came between the two keeps the API from taking a registration in.
+                await (
+                    self._api.reset()
+                )  # A group that came between the two keeps the API from taking a registration in.
             except ServerUnreachableError as error:
                 self._notices.say_once(_WAITING, str(error))
                 await asyncio.sleep(_PATIENCE_S)
 
     async def _reset_what_is_not(self, step: int) -> None:
-        status, info = await self._client.get("/status"), await self._client.get("/info")
-        found = status["current_step"], info["batch_size"], info["max_token_len"]
+        status, info = await self._api.status(), await self._api.info()
+        found = status.current_step, info.batch_size, info.max_token_len
         ours = step, self._config.batch_size, self._config.max_token_len
         # Once we have registered, an API that is ahead of us holds batches for us, or lost one on the way.
         is_same = found[1:] == ours[1:] and (found[0] >= step if self._is_registered else found[0] == step)
-        if info["batch_size"] > 0 and not (is_same and self._is_known):
+        if info.batch_size > 0 and not (is_same and self._is_known):
             logger.warning(
                 "the trajectory API is at step %d with batches of %d, left by %s; this trainer is at step %d with "
                 "batches of %d: it is reset, and the groups that it has queued are dropped (%d, and batches that it "
                 "has made up already)",
-                *(*found[:2], "this run" if self._is_known else "another run", *ours[:2], status["queue_size"]),
+                *(*found[:2], "this run" if self._is_known else "another run", *ours[:2], status.queue_size),
             )
-            await self._reset()
+            await self._api.reset()
 
-    async def _reset(self) -> None:
-        with suppress(ServerUnreachableError):  # What it answers is no JSON.
-            await self._client.get("/reset_data")
+    async def batch(self, step: int) -> list[ScoredGroup]:
+        """The next batch for the trainer's `step`.
 
-    async def batch(self, step: int) -> list[dict[str, Any]]:
-        """The next batch, a list of scored groups, for the trainer's `step`.
-
-        Empty where all of them came before, or where the API counts a batch for this step that was lost on its way.
+        Empty if all groups came before, or if the API counts a batch for this step that was lost on its way.
 
         Raises:
             ServerRequestError: the API refused it.
+            ServerMismatchError: what answers is not a trajectory API.
+            WireError: a group can't be read; says which one, and what is wrong.
         """
         start = time.monotonic()
         while True:
@@ -131,23 +129,27 @@ class TrainerClient:
                 self._notices.say_once(_NO_BATCH, f"none for {_LONG_S:g} s. {_NO_BATCH_HINT}")
             await asyncio.sleep(_POLL_S)
 
-    async def _ask_for_batch(self, step: int) -> list[dict[str, Any]] | None:
-        answer = await self._client.get("/batch")
-        if answer.get("status") == "error":
+    async def _ask_for_batch(self, step: int) -> list[ScoredGroup] | None:
+        try:
+            batch = await self._api.batch()
+        except UnknownTrainerError:
             logger.warning("the trajectory API knows no trainer (it was restarted): registering again")
             await self.register(step)
             return None
-        if answer["batch"] is not None:
-            return [group for group in answer["batch"] if self._is_fresh(group)]
+        if batch is not None:
+            groups = [
+                _read(value, f"group {number} of the batch for step {step + 1}") for number, value in enumerate(batch)
+            ]
+            return [group for group in groups if self._is_fresh(group)]
         # It has nothing in hand now, so what it counts more than we have seen went down with an answer.
-        if (await self._client.get("/status"))["current_step"] <= step:
+        if (await self._api.status()).current_step <= step:
             return None
         self.lost_batches += 1
         logger.warning("the batch of step %d was lost with an answer of the trajectory API: no update", step + 1)
         return []
 
-    def _is_fresh(self, group: Mapping[str, Any]) -> bool:
-        group_id = (group.get("group_overrides") or {}).get("group_id")
+    def _is_fresh(self, group: ScoredGroup) -> bool:
+        group_id = group.group_id
         if group_id is None:
             return True
         if group_id in self._seen:
@@ -161,4 +163,11 @@ class TrainerClient:
 
     async def close(self) -> None:
         """Close pooled connections."""
-        await self._client.close()
+        await self._api.close()
+
+
+def _read(value: object, place: str) -> ScoredGroup:
+    try:
+        return read_group(value)
+    except WireError as error:
+        raise WireError(f"{place} is not a scored group: {error}") from error

@@ -28,6 +28,7 @@ from agentic_opd.training.config import TrainerConfig
 from agentic_opd.training.model import leave_cores_to_others, load_model, pick_device, save_weights
 from agentic_opd.training.push import Probe, WeightPusher
 from agentic_opd.training.step import mean_metrics, train_step
+from agentic_opd.wire.group import ScoredGroup
 
 logger = logging.getLogger(__name__)
 
@@ -36,10 +37,10 @@ class Trainer:
     """Trains one model on one device; `run` takes it from its first batch to its last weights."""
 
     def __init__(self, config: TrainerConfig) -> None:
-        """Load the model, and the last checkpoint where the settings say so.
+        """Load the model, and the last checkpoint if the settings say so.
 
         Raises:
-            ConfigError: the model or the device is not to be had.
+            ConfigError: the model can't be loaded, or the device is not there.
             OutputError: there is no checkpoint to resume from; or an earlier run's output is there, and neither
                 `resume` nor `overwrite` is set.
         """
@@ -58,7 +59,7 @@ class Trainer:
         self.parts = {"model": self.model, "optimizer": self.optimizer}
         earlier = load_checkpoint(self.checkpoints, self.parts, self.device) if config.resume else None
         self.step = self._saved_step = earlier.step if earlier else 0
-        self._unpushed: Probe | None = None  # What proves the next push, where there is something to push.
+        self._unpushed: Probe | None = None  # What proves the next push, if there is something to push.
         self._is_busy = self._is_stopping = False
         self._running: asyncio.Task[Any] | None = None
         self.client = TrainerClient(config, is_known=earlier is not None and earlier.total_steps == config.total_steps)
@@ -74,7 +75,7 @@ class Trainer:
         When it is cancelled between two steps, as `stop` does, it saves a checkpoint first.
 
         Raises:
-            AlignmentError: a batch is misaligned.
+            AlignmentError, WireError: a batch is misaligned, or holds what is not a scored group.
             PushMismatchError: a server does not compute what the trainer does.
             ServerError, OutputError: as their clients say.
         """
@@ -103,7 +104,7 @@ class Trainer:
             await self.pusher.close()
 
     def stop(self) -> None:
-        """End `run`: where it waits, at once, else after the step under way. A second call ends that one too."""
+        """End `run`: at once if it waits, else after the step under way. A second call ends that one too."""
         assert self._running is not None
         if self._is_busy and not self._is_stopping:
             self._is_stopping = True
@@ -126,7 +127,7 @@ class Trainer:
                 "--overwrite, or choose another output_dir."
             )
 
-    async def _step(self, groups: Sequence[Mapping[str, Any]]) -> None:
+    async def _step(self, groups: Sequence[ScoredGroup]) -> None:
         """Train on a batch. One without groups is a step too: the API counts it, and environments end by its count."""
         config = self.config
         metrics = await self._train(groups) if groups else {}
@@ -142,7 +143,7 @@ class Trainer:
                 metrics |= {"push_s": time.monotonic() - start, "push_difference": difference}
         self._log(metrics)
 
-    async def _train(self, groups: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    async def _train(self, groups: Sequence[ScoredGroup]) -> dict[str, float]:
         config, start = self.config, time.monotonic()
         batch, lr = make_batch(groups), config.lr_at(self.step)
         for parameters in self.optimizer.param_groups:
@@ -184,12 +185,10 @@ class Trainer:
             wandb.log({f"train/{name}": value for name, value in metrics.items()}, step=self.step)
 
 
-def _staleness(groups: Sequence[Mapping[str, Any]], version: int) -> dict[str, float]:
-    """Mean number of weight versions that the batch's sequences are behind; nothing where no group says."""
-    behind = [
-        version - group["group_overrides"]["weight_version"]
-        for group in groups
-        for _ in group["tokens"]
-        if "weight_version" in (group.get("group_overrides") or {})
+def _staleness(groups: Sequence[ScoredGroup], version: int) -> dict[str, float]:
+    """Mean number of weight versions that the batch's sequences are behind; nothing if no group says."""
+    known = [
+        (version - group.weight_version, len(group.rollouts)) for group in groups if group.weight_version is not None
     ]
-    return {"staleness": sum(behind) / len(behind)} if behind else {}
+    size = sum(count for _, count in known)
+    return {"staleness": sum(behind * count for behind, count in known) / size} if size else {}

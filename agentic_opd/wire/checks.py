@@ -1,141 +1,19 @@
-"""A scored group as it stands in a file -> what is wrong with it, and counts. Pure.
+"""JSON of any origin -> a scored group, or what is wrong with it; and counts of what a file holds. Pure.
 
-Knows the wire format (docs/wire_format.md) and nothing of how a group was made, so that it can judge files of any
-origin. What a group says of its turns (`overrides[i]["opd"]["turns"]`) is checked against its arrays; without it the
-arrays are checked by themselves.
+In two steps: what the JSON is (`form_problems`: its fields, their kinds and lengths, entries that are not ids or
+numbers), and what the group says that was read from it (`GroupChecker`). Both know the wire format
+(docs/wire_format.md) and nothing of how a group was made. What a group says of its turns is checked against its arrays;
+without records of turns the arrays are checked by themselves.
 """
 
 import math
-import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeGuard
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, cast
 
+from agentic_opd.core.errors import WireError
 from agentic_opd.core.types import IGNORED, PROMPT_LOGPROB, TurnOutcome
-
-_OUTCOMES = frozenset(outcome.value for outcome in TurnOutcome)
-_HINTED = frozenset({TurnOutcome.SCORED.value, TurnOutcome.TOO_LONG.value, TurnOutcome.SCORING_ERROR.value})
-"""Outcomes of a turn whose hint was accepted."""
-_FIELDS = ("span", "outcome", "next_state_role", "votes", "hint", "hint_token_ids", "insert_at")
-_ROLES = ("tool", "user", "verdict", None)
-
-
-class Problem(NamedTuple):
-    """What is wrong, and where: "" for the whole sequence, else as in `, turn 2` or `, position 812`."""
-
-    where: str
-    message: str
-
-
-def scored_positions(records: Sequence[dict[str, Any]]) -> frozenset[int]:
-    """The positions that lie in a scored turn, by checked records."""
-    spans = (record["span"] for record in records if record["outcome"] == TurnOutcome.SCORED.value)
-    return frozenset(position for start, end in spans for position in range(start, end))
-
-
-def is_int(value: object) -> TypeGuard[int]:
-    """Whether `value` is a whole number; JSON's true and false are none."""
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def is_number(value: object) -> TypeGuard[int | float]:
-    """Whether `value` is a finite number."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
-
-
-def is_ids(values: Sequence[object]) -> bool:
-    """Whether all `values` could be token ids."""
-    return all(is_int(value) and value >= 0 for value in values)
-
-
-def turn_problems(records: object, tokens: Sequence[int], masks: Sequence[int], messages: object) -> Iterator[Problem]:
-    """Yield what is wrong with the records of one sequence: in themselves, in their order, and against its arrays.
-
-    Args:
-        records: What stands under `overrides[i]["opd"]["turns"]`.
-        tokens: Its tokens.
-        masks: Its masks, already checked against the tokens.
-        messages: Its messages, where the file has them.
-
-    Yields:
-        Where (`, turn 2` or `, position 812`) and what.
-    """
-    if not isinstance(records, list):
-        yield Problem("", f"opd turns: expected a list, got {type(records).__name__}")
-        return
-    problems = [
-        Problem(f", turn {i}", message) for i, r in enumerate(records) for message in _record_problems(r, len(tokens))
-    ]
-    yield from problems
-    if problems:
-        return
-    yield from _span_problems([record["span"] for record in records], masks)
-    if isinstance(messages, list):
-        said = sum(message["role"] == "assistant" for message in messages)
-        if said != len(records):
-            yield Problem("", f"opd turns: {len(records)} records for {said} assistant messages")
-
-
-def _record_problems(record: object, length: int) -> Iterator[str]:
-    if not isinstance(record, dict) or any(name not in record for name in _FIELDS):
-        yield f"record: expected an object with {', '.join(_FIELDS)}"
-        return
-    span, outcome, role = record["span"], record["outcome"], record["next_state_role"]
-    if not (isinstance(span, list) and len(span) == 2 and is_ids(span) and 0 < span[0] < span[1] <= length):
-        yield f"span: expected [start, end) inside of {length} tokens, got {span!r}"
-        return
-    if not isinstance(outcome, str) or outcome not in _OUTCOMES:
-        yield f"outcome: {outcome!r} is none of {', '.join(sorted(_OUTCOMES))}"
-        return
-    if role not in _ROLES or (role is None) != (outcome == TurnOutcome.NO_NEXT_STATE.value):
-        yield f"next_state_role: {role!r} does not go with outcome {outcome!r}"
-    yield from _vote_problems(record["votes"])
-    yield from _hint_problems(record)
-
-
-def _vote_problems(votes: object) -> Iterator[str]:
-    if not isinstance(votes, list) or not all(isinstance(vote, dict) for vote in votes):
-        yield "votes: expected a list of objects"
-        return
-    for vote in votes:
-        decision, hint = vote.get("decision"), vote.get("hint")
-        if decision not in (1, -1, None) or (decision == 1) != isinstance(hint, str):
-            yield f"votes: decision {decision!r} with hint {hint!r}"
-
-
-def _hint_problems(record: dict[str, Any]) -> Iterator[str]:
-    outcome, hint, ids, place = (record[name] for name in ("outcome", "hint", "hint_token_ids", "insert_at"))
-    start = record["span"][0]
-    if not isinstance(ids, list) or not is_ids(ids):
-        yield "hint_token_ids: expected token ids"
-        return
-    if (outcome in _HINTED) != (isinstance(hint, str) and hint != ""):
-        yield f"hint: {hint!r} does not go with outcome {outcome!r}"
-    if bool(ids) != (place is not None):
-        yield f"insert_at: {place!r} with {len(ids)} hint_token_ids"
-    elif place is not None and not (is_int(place) and 0 < place <= start):
-        yield f"insert_at: {place!r}, expected a position of the turn's prompt, 1 to {start}"
-    if outcome == TurnOutcome.SCORED.value and not ids:
-        yield "hint_token_ids: empty, but the turn is scored"
-    if outcome not in _HINTED and ids:
-        yield f"hint_token_ids: {len(ids)} of them do not go with outcome {outcome!r}"
-
-
-def _span_problems(spans: Sequence[Sequence[int]], masks: Sequence[int]) -> Iterator[Problem]:
-    """Spans are in order, do not overlap, and cover exactly the sampled positions."""
-    before = 0
-    owner = [False] * len(masks)
-    for index, (start, end) in enumerate(spans):
-        if start < before:
-            yield Problem(f", turn {index}", f"span: starts at {start}, before the end {before} of the turn before")
-        before = end
-        owner[start:end] = [True] * (end - start)
-    for position, (owned, mask) in enumerate(zip(owner, masks, strict=True)):
-        if owned and mask == IGNORED:
-            yield Problem(f", position {position}", "in a turn's span, but not sampled")
-        elif not owned and mask != IGNORED:
-            yield Problem(f", position {position}", "sampled, but in no turn's span")
-
+from agentic_opd.wire.group import SAME_LOGPROB, ScoredGroup, ScoredRollout, TurnRecord, is_int, is_number
 
 SUM_SLACK = 1e-3
 """How far above 1 the probabilities of a row may sum: logprobs are written rounded."""
@@ -143,6 +21,193 @@ SUM_SLACK = 1e-3
 _REQUIRED = ("tokens", "masks", "scores", "inference_logprobs")
 _OPTIONAL = ("messages", "overrides", "advantages", "ref_logprobs")
 _DISTILL = ("distill_token_ids", "distill_logprobs")
+_RECORD = ("span", "outcome", "next_state_role", "votes", "hint", "hint_token_ids", "insert_at")
+_OUTCOMES = frozenset(outcome.value for outcome in TurnOutcome)
+_ROLES = ("tool", "user", "verdict", None)
+_HINTED = frozenset({TurnOutcome.SCORED, TurnOutcome.TOO_LONG, TurnOutcome.SCORING_ERROR})
+"""Outcomes of a turn whose hint was accepted."""
+
+
+class Problem(NamedTuple):
+    """What is wrong, and where: "" for the whole group, else as in `sequence 0, position 812`."""
+
+    where: str
+    message: str
+
+    def at(self, place: str) -> str:
+        """The whole sentence, for a group that stands at `place`."""
+        return f"{place}{', ' if self.where else ''}{self.where}: {self.message}"
+
+
+class Checked(NamedTuple):
+    """A group, None if the JSON can't be read as one, and everything that is wrong with it, in order."""
+
+    group: ScoredGroup | None
+    problems: list[Problem]
+
+
+def read_group(value: object) -> ScoredGroup:
+    """Read a group of any origin, whatever it says, if only the JSON is one.
+
+    Raises:
+        WireError: a field is missing, or something in it is of another kind or length; names the first place.
+    """
+    for problem in form_problems(value):
+        raise WireError(f"{problem.where}{': ' if problem.where else ''}{problem.message}")
+    return ScoredGroup.from_wire(value)
+
+
+# ----------------------------------------------------------------------------------------------------- what the JSON is
+
+
+def form_problems(value: object) -> Iterator[Problem]:
+    """Yield what keeps JSON from being read as a scored group."""
+    if not isinstance(value, dict):
+        yield Problem("", f"expected a JSON object, got {type(value).__name__}")
+        return
+    fields = cast(dict[str, Any], value)
+    problems = list(_field_problems(fields))
+    yield from problems
+    if problems:
+        return  # what follows would only repeat them
+    columns = {name: fields[name] for name in (*_REQUIRED, *_OPTIONAL, *_DISTILL) if fields.get(name) is not None}
+    for index in range(len(fields["tokens"])):
+        for where, message in _sequence_form({name: column[index] for name, column in columns.items()}):
+            yield Problem(f"sequence {index}{where}", message)
+
+
+def _field_problems(fields: dict[str, Any]) -> Iterator[Problem]:
+    """Which fields there are, and whether each has one entry a sequence."""
+    tokens = fields.get("tokens")
+    if not isinstance(tokens, list) or not tokens:
+        yield Problem("", "tokens: expected a list of at least one sequence")
+        return
+    size = len(cast(list[Any], tokens))
+    distill = [name for name in _DISTILL if fields.get(name) is not None]
+    if len(distill) == 1:
+        yield Problem("", f"{distill[0]} is there without the other distillation field")
+    for name in (*_REQUIRED, *(name for name in _OPTIONAL if fields.get(name) is not None), *distill):
+        column = fields.get(name)
+        if not isinstance(column, list):
+            yield Problem("", f"{name}: expected a list, got {_kind(fields, name)}")
+        elif len(column) != size:
+            yield Problem("", f"{name}: expected {size} entries, one a sequence, got {len(column)}")
+    said = _object(_object(fields.get("group_overrides")).get("opd")).get("outcomes")
+    if said is not None and not (isinstance(said, dict) and all(map(is_int, said.values()))):
+        yield Problem("", f"group_overrides: outcomes {said!r}, expected an object of counts")
+
+
+def _sequence_form(sequence: dict[str, Any]) -> Iterator[Problem]:
+    tokens, records = sequence["tokens"], _object(_object(sequence.get("overrides")).get("opd")).get("turns")
+    if not is_number(sequence["scores"]):
+        yield Problem("", "scores: expected a finite number")
+    if not _is_chat(sequence.get("messages", [])):
+        yield Problem("", "messages: expected a list of objects that have a role and a content")
+    if not tokens or not _are_ids(tokens):
+        yield Problem("", "tokens: expected token ids, at least one")
+        return
+    yield from _entries_form("masks", "mask", sequence["masks"], len(tokens))
+    yield from _entries_form("inference_logprobs", "inference_logprobs", sequence["inference_logprobs"], len(tokens))
+    if isinstance(records, list):
+        for index, record in enumerate(cast(list[Any], records)):
+            yield from (Problem(f", turn {index}", message) for message in _record_form(record, len(tokens)))
+    elif records is not None:
+        yield Problem("", f"opd turns: expected a list, got {type(records).__name__}")
+    if "distill_token_ids" in sequence:
+        yield from _rows_form(len(tokens), sequence["distill_token_ids"], sequence["distill_logprobs"])
+
+
+def _entries_form(name: str, entry: str, values: Any, length: int) -> Iterator[Problem]:
+    """One number a token; a whole one if they are masks."""
+    if not isinstance(values, list) or len(values) != length:
+        yield Problem("", f"{name}: expected {length} entries, one a token, got {_size(values)}")
+    elif (at := (_odd_int if name == "masks" else _odd_number)(values)) is not None:
+        kind = "whole" if name == "masks" else "finite"
+        yield Problem(f", position {at}", f"{entry}: expected a {kind} number, got {values[at]!r}")
+
+
+def _record_form(record: Any, length: int) -> Iterator[str]:
+    if not isinstance(record, dict) or any(name not in record for name in _RECORD):
+        yield f"record: expected an object with {', '.join(_RECORD)}"
+        return
+    span, outcome, role, votes, hint, hint_ids, place = (record[name] for name in _RECORD)
+    if not (_are_ids(span) and len(span) == 2 and 0 < span[0] < span[1] <= length):
+        yield f"span: expected [start, end) inside of {length} tokens, got {span!r}"
+    if not isinstance(outcome, str) or outcome not in _OUTCOMES:
+        yield f"outcome: {outcome!r} is none of {', '.join(sorted(_OUTCOMES))}"
+    if role not in _ROLES:
+        yield f"next_state_role: {role!r} is none of tool, user, verdict and null"
+    yield from _votes_form(votes)
+    if not isinstance(hint, str | None):
+        yield f"hint: {hint!r}, expected a text or null"
+    if not _are_ids(hint_ids):
+        yield "hint_token_ids: expected token ids"
+    if not (place is None or is_int(place)):
+        yield f"insert_at: {place!r}, expected a position of the turn's prompt, or null"
+
+
+def _votes_form(votes: Any) -> Iterator[str]:
+    if not isinstance(votes, list) or not all(isinstance(vote, dict) for vote in votes):
+        yield "votes: expected a list of objects"
+        return
+    for vote in cast(list[dict[str, Any]], votes):
+        decision, hint = vote.get("decision"), vote.get("hint")
+        if decision not in (1, -1, None) or not isinstance(hint, str if decision == 1 else type(None)):
+            yield f"votes: decision {decision!r} with hint {hint!r}"
+
+
+def _rows_form(length: int, ids: Any, logprobs: Any) -> Iterator[Problem]:
+    for name, rows in (("distill_token_ids", ids), ("distill_logprobs", logprobs)):
+        if not isinstance(rows, list) or len(rows) != length:
+            yield Problem("", f"{name}: expected {length} rows, one a token, got {_size(rows)}")
+            return
+    for position, (row_ids, row) in enumerate(zip(ids, logprobs, strict=True)):
+        if row_ids == row == []:
+            continue
+        if not isinstance(row_ids, list) or not isinstance(row, list) or len(row_ids) != len(row):
+            yield Problem(f", position {position}", "row: expected two lists of one length")
+        elif not _are_ids(row_ids):
+            yield Problem(f", position {position}", "row: an id is not a token id")
+        elif (at := _odd_number(row)) is not None:
+            yield Problem(f", position {position}", f"row: logprob {row[at]!r}, expected a finite number, at most 0")
+
+
+def _are_ids(values: Any) -> bool:
+    """Whether this is a list of what could be token ids."""
+    if not isinstance(values, list) or not set(map(type, values)) <= {int}:
+        return False
+    return not values or (min(values) >= 0 and max(values) < 2**63)
+
+
+def _odd_int(values: list[Any]) -> int | None:
+    """The place of the first value that is not a whole number."""
+    is_fine = set(map(type, values)) <= {int}
+    return None if is_fine else next((i for i, value in enumerate(values) if not is_int(value)), None)
+
+
+def _odd_number(values: list[Any]) -> int | None:
+    """The place of the first value that is not a finite number."""
+    is_fine = set(map(type, values)) <= {float} and all(map(math.isfinite, values))
+    return None if is_fine else next((i for i, value in enumerate(values) if not is_number(value)), None)
+
+
+def _is_chat(messages: Any) -> bool:
+    return isinstance(messages, list) and all(isinstance(m, dict) and {"role", "content"} <= m.keys() for m in messages)
+
+
+def _object(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _kind(fields: dict[str, Any], name: str) -> str:
+    return type(fields[name]).__name__ if name in fields else "nothing"
+
+
+def _size(values: Any) -> str:
+    return str(len(values)) if isinstance(values, list) else type(values).__name__
+
+
+# -------------------------------------------------------------------------------------------------- what the group says
 
 
 class GroupChecker:
@@ -153,200 +218,160 @@ class GroupChecker:
         self.top_k: int | None = None
         """Entries of a scored row: what the first group says of itself, or its first row holds."""
 
-    def check(self, group: object) -> Iterator[Problem]:
-        """Yield everything that is wrong with `group`, in order."""
-        if not isinstance(group, dict):
-            yield Problem("", f"expected a JSON object, got {type(group).__name__}")
-            return
-        size = len(group["tokens"]) if isinstance(group.get("tokens"), list) else 0
-        self.counts["groups"] += 1
-        self.counts["sequences"] += size
-        problems = list(_group_problems(group, size))
-        yield from problems
+    def read(self, value: object) -> Checked:
+        """Read a group, and find everything that is wrong with it."""
+        problems = list(form_problems(value))
+        if isinstance(value, dict):
+            fields = cast(dict[str, Any], value)
+            self.counts["groups"] += 1
+            self.counts["sequences"] += len(fields["tokens"]) if isinstance(fields.get("tokens"), list) else 0
+            if not isinstance(fields.get("group_overrides"), dict):
+                kind = _kind(fields, "group_overrides")
+                problems.append(Problem("", f"group_overrides: expected an object, got {kind}"))
         if problems:
-            return  # what follows would only repeat them
-        self._read_top_k(group)
-        has_rows = group.get("distill_token_ids") is not None
+            return Checked(None, problems)
+        group = ScoredGroup.from_wire(value)
+        return Checked(group, list(self._group(group)))
+
+    def _group(self, group: ScoredGroup) -> Iterator[Problem]:
+        distillation, has_rows = group.distillation, group.rollouts[0].rows is not None
+        if self.top_k is None and distillation is not None:
+            self.top_k = distillation.distill_topk
         self.counts["groups with distillation" if has_rows else "groups without distillation"] += 1
-        for index in range(size):
-            sequence = {name: values[index] for name, values in group.items() if _per_sequence(name, values)}
-            for place, message in self._sequence(sequence, has_rows):
-                yield Problem(f"sequence {index}{place}", message)
-        yield from _count_problems(group)
-
-    def _read_top_k(self, group: dict[str, Any]) -> None:
-        opd = group["group_overrides"].get("opd")
-        declared = opd.get("distill_topk") if isinstance(opd, dict) else None
-        if self.top_k is None and is_int(declared):
-            self.top_k = declared
-
-    def _sequence(self, sequence: dict[str, Any], has_rows: bool) -> Iterator[Problem]:
-        tokens, masks = sequence["tokens"], sequence["masks"]
-        problems = list(_token_problems(tokens, masks, sequence["inference_logprobs"]))
-        yield from problems
-        if problems:
+        for index, rollout in enumerate(group.rollouts):
+            for where, message in self._rollout(rollout):
+                yield Problem(f"sequence {index}{where}", message)
+        records = [turn for rollout in group.rollouts for turn in rollout.turns or ()]
+        if distillation is None or not distillation.outcomes or not records:
             return
-        self.counts["tokens"] += len(tokens)
-        self.counts["sampled tokens"] += sum(mask != IGNORED for mask in masks)
-        scored = None
-        if (records := _records(sequence)) is not None:
-            messages = sequence.get("messages")
-            problems = list(turn_problems(records, tokens, masks, messages))
-            yield from problems
-            if problems:
-                return
-            scored = scored_positions(records)
-            self.counts["turns"] += len(records)
-            self.counts.update(f"  {record['outcome']}" for record in records)
-        if has_rows:
-            yield from self._rows(sequence, scored)
-        elif scored:
-            yield Problem(f", position {min(scored)}", "the turn is scored, but there are no distillation arrays")
+        found = Counter(turn.outcome.value for turn in records)
+        if {name: count for name, count in distillation.outcomes.items() if count} != found:
+            said = dict(distillation.outcomes)
+            yield Problem("", f"group_overrides: outcomes {said!r}, but the turns' records say {dict(found)!r}")
 
-    def _rows(self, sequence: dict[str, Any], scored: frozenset[int] | None) -> Iterator[Problem]:
-        tokens, masks = sequence["tokens"], sequence["masks"]
-        ids, logprobs = sequence["distill_token_ids"], sequence["distill_logprobs"]
-        for name, rows in (("distill_token_ids", ids), ("distill_logprobs", logprobs)):
-            if not isinstance(rows, list) or len(rows) != len(tokens):
-                got = len(rows) if isinstance(rows, list) else type(rows).__name__
-                yield Problem("", f"{name}: expected {len(tokens)} rows, one a token, got {got}")
-                return
+    def _rollout(self, rollout: ScoredRollout) -> Iterator[Problem]:
+        """Yield what is wrong with the arrays; if nothing is, with the records; if nothing is, with the rows."""
+        if problems := list(_array_problems(rollout)):
+            yield from problems
+            return
+        self.counts["tokens"] += len(rollout.tokens_T)
+        self.counts["sampled tokens"] += sum(mask != IGNORED for mask in rollout.masks_T)
+        if problems := list(_turn_problems(rollout)):
+            yield from problems
+            return
+        if rollout.turns is not None:
+            self.counts["turns"] += len(rollout.turns)
+            self.counts.update(f"  {turn.outcome.value}" for turn in rollout.turns)
+        if rollout.rows is not None:
+            yield from self._rows(rollout)
+        elif rollout.scored_positions:
+            first = min(rollout.scored_positions)
+            yield Problem(f", position {first}", "the turn is scored, but there are no distillation arrays")
+
+    def _rows(self, rollout: ScoredRollout) -> Iterator[Problem]:
+        assert rollout.rows is not None
+        ids, logprobs = rollout.rows.token_ids_TK, rollout.rows.logprobs_TK
         if self.top_k is None:
-            self.top_k = next((len(row) for row in ids if isinstance(row, list) and row), None)
-        for position, (token, mask, row_ids, row_logprobs) in enumerate(zip(tokens, masks, ids, logprobs, strict=True)):
+            self.top_k = next((len(row) for row in ids if row), None)
+        scored = rollout.scored_positions
+        for position, (mask, row_ids, row_logprobs) in enumerate(zip(rollout.masks_T, ids, logprobs, strict=True)):
             is_scored = None if scored is None else position in scored
-            student = sequence["inference_logprobs"][position]
-            message = _row_problem(token, mask, row_ids, row_logprobs, is_scored, student, self.top_k)
+            if not row_ids and not is_scored and self.top_k != 1:
+                continue
+            message = self._row_problem(rollout, position, row_ids, row_logprobs, is_scored)
             if message is not None:
-                yield Problem(f", position {position}", message)
+                yield Problem(f", position {position}", f"row: {message}")
             elif row_ids and mask != IGNORED and (is_scored or (is_scored is None and self.top_k != 1)):
                 self.counts["scored rows"] += 1
 
-
-def _per_sequence(name: str, values: object) -> bool:
-    return isinstance(values, list) and name in (*_REQUIRED, *_OPTIONAL, *_DISTILL)
-
-
-def _group_problems(group: dict[str, Any], size: int) -> Iterator[Problem]:
-    """Which fields there are, and whether each has one entry a sequence."""
-    if size == 0:
-        yield Problem("", "tokens: expected a list of at least one sequence")
-        return
-    distill = [name for name in _DISTILL if group.get(name) is not None]
-    if len(distill) == 1:
-        yield Problem("", f"{distill[0]} is there without the other distillation field")
-    optional = [name for name in _OPTIONAL if group.get(name) is not None]
-    for name in (*_REQUIRED, *optional, *distill):
-        values = group.get(name)
-        if not isinstance(values, list):
-            yield Problem("", f"{name}: expected a list, got {_kind(group, name)}")
-        elif len(values) != size:
-            yield Problem("", f"{name}: expected {size} entries, one a sequence, got {len(values)}")
-        elif name in _ENTRIES:
-            is_good, expected = _ENTRIES[name]
-            bad = (index for index, value in enumerate(values) if not is_good(value))
-            yield from (Problem(f"sequence {index}", f"{name}: expected {expected}") for index in bad)
-    if not isinstance(group.get("group_overrides"), dict):
-        yield Problem("", f"group_overrides: expected an object, got {_kind(group, 'group_overrides')}")
+    def _row_problem(
+        self, rollout: ScoredRollout, at: int, ids: Sequence[int], logprobs: Sequence[float], is_scored: bool | None
+    ) -> str | None:
+        """What is wrong with one row; `is_scored` is None if nothing says which turns were scored."""
+        is_sampled, is_rectangle = rollout.masks_T[at] != IGNORED, self.top_k == 1
+        if not ids and is_rectangle:
+            return "empty, but rows of one entry are written at every position"
+        if not ids:
+            return "missing in the span of a scored turn"
+        if not is_rectangle and not is_sampled:
+            return "written at a position that was not sampled"
+        if not is_rectangle and is_scored is False:
+            return "written outside of the scored turns' spans"
+        if len(ids) != self.top_k:
+            return f"expected {self.top_k} entries, got {len(ids)}"
+        if (message := _entries_problem(rollout.tokens_T[at], ids, logprobs)) is not None:
+            return message
+        if is_rectangle and not is_sampled and logprobs[0] != 0:
+            return f"expected logprob 0.0 at a prompt position, got {logprobs[0]}"
+        student = rollout.logprobs_T[at]
+        if is_rectangle and is_sampled and is_scored is False and abs(logprobs[0] - student) > SAME_LOGPROB:
+            return f"expected the student's logprob {student} at an unscored position, got {logprobs[0]}"
+        return None
 
 
-def _count_problems(group: dict[str, Any]) -> Iterator[Problem]:
-    """Whether the group counts its turns' outcomes as their records say them; nothing where it does not count them."""
-    opd = group["group_overrides"].get("opd")
-    said = opd.get("outcomes") if isinstance(opd, dict) else None
-    overrides = group.get("overrides")
-    if said is None or not isinstance(overrides, list):
-        return
-    found = Counter(
-        record["outcome"]
-        for one in overrides
-        for record in _records({"overrides": one}) or ()
-        if isinstance(record, dict) and isinstance(record.get("outcome"), str)
-    )
-    if not isinstance(said, dict) or {name: count for name, count in said.items() if count} != dict(found):
-        yield Problem("", f"group_overrides: outcomes {said!r}, but the turns' records say {dict(found)!r}")
-
-
-def _is_chat(messages: object) -> bool:
-    return isinstance(messages, list) and all(isinstance(m, dict) and {"role", "content"} <= m.keys() for m in messages)
-
-
-_ENTRIES: dict[str, tuple[Callable[[object], bool], str]] = {
-    "scores": (is_number, "a finite number"),
-    "messages": (_is_chat, "a list of objects that have a role and a content"),
-}
-"""Fields whose entries are judged by themselves."""
-
-
-def _token_problems(tokens: object, masks: object, logprobs: object) -> Iterator[Problem]:
-    if not isinstance(tokens, list) or not tokens or not is_ids(tokens):
-        yield Problem("", "tokens: expected token ids, at least one")
-        return
-    for name, values in (("masks", masks), ("inference_logprobs", logprobs)):
-        if not isinstance(values, list) or len(values) != len(tokens):
-            got = len(values) if isinstance(values, list) else type(values).__name__
-            yield Problem("", f"{name}: expected {len(tokens)} entries, one a token, got {got}")
-            return
-    for position, (token, mask, logprob) in enumerate(zip(tokens, masks, logprobs, strict=True)):  # type: ignore[arg-type]
-        if not is_int(mask) or mask not in (IGNORED, token):
-            yield Problem(f", position {position}", f"mask: expected {IGNORED} or the token {token}, got {mask!r}")
-        elif not is_number(logprob):
-            yield Problem(f", position {position}", f"inference_logprobs: expected a finite number, got {logprob!r}")
+def _array_problems(rollout: ScoredRollout) -> Iterator[Problem]:
+    arrays = zip(rollout.tokens_T, rollout.masks_T, rollout.logprobs_T, strict=True)
+    for position, (token, mask, logprob) in enumerate(arrays):
+        if mask not in (IGNORED, token):
+            message = f"mask: expected {IGNORED} or the token {token}, got {mask!r}"
         elif mask == IGNORED and logprob != PROMPT_LOGPROB:
-            yield Problem(
-                f", position {position}",
-                f"inference_logprobs: expected {PROMPT_LOGPROB} at a prompt position, got {logprob}",
-            )
+            message = f"inference_logprobs: expected {PROMPT_LOGPROB} at a prompt position, got {logprob}"
         elif mask != IGNORED and logprob > 0:
-            yield Problem(f", position {position}", f"inference_logprobs: expected at most 0, got {logprob}")
+            message = f"inference_logprobs: expected at most 0, got {logprob}"
+        else:
+            continue
+        yield Problem(f", position {position}", message)
 
 
-def _records(sequence: dict[str, Any]) -> Any:
-    overrides = sequence.get("overrides")
-    opd = overrides.get("opd") if isinstance(overrides, dict) else None
-    return opd.get("turns") if isinstance(opd, dict) else None
+def _turn_problems(rollout: ScoredRollout) -> Iterator[Problem]:
+    """What is wrong with the records: in themselves, in their order, and against masks and messages.
+
+    Spans are in order, do not overlap, and cover exactly the sampled positions.
+    """
+    if rollout.turns is None:
+        return
+    before, in_turn = 0, [False] * len(rollout.masks_T)
+    for index, turn in enumerate(rollout.turns):
+        start, end = turn.span
+        yield from (Problem(f", turn {index}", message) for message in _record_problems(turn))
+        if start < before:
+            yield Problem(f", turn {index}", f"span: starts at {start}, before the end {before} of the turn before")
+        before = end
+        in_turn[start:end] = [True] * (end - start)
+    for position, (is_in, mask) in enumerate(zip(in_turn, rollout.masks_T, strict=True)):
+        if is_in != (mask != IGNORED):
+            what = "in a turn's span, but not sampled" if is_in else "sampled, but in no turn's span"
+            yield Problem(f", position {position}", what)
+    if rollout.messages is not None:
+        said = sum(message["role"] == "assistant" for message in rollout.messages)
+        if said != len(rollout.turns):
+            yield Problem("", f"opd turns: {len(rollout.turns)} records for {said} assistant messages")
 
 
-def _row_problem(
-    token: int, mask: int, ids: object, logprobs: object, is_scored: bool | None, student: float, top_k: int | None
-) -> str | None:
-    """What is wrong with one row; `is_scored` is None where nothing says which turns were scored."""
-    if not isinstance(ids, list) or not isinstance(logprobs, list) or len(ids) != len(logprobs):
-        return "row: expected two lists of one length"
-    if not ids:
-        if top_k == 1:
-            return "row: empty, but rows of one entry are written at every position"
-        return "row: missing in the span of a scored turn" if is_scored else None
-    if top_k != 1 and mask == IGNORED:
-        return "row: written at a position that was not sampled"
-    if top_k != 1 and is_scored is False:
-        return "row: written outside of the scored turns' spans"
-    if len(ids) != top_k:
-        return f"row: expected {top_k} entries, got {len(ids)}"
-    if (message := _entries_problem(token, ids, logprobs)) is not None:
-        return message
-    if top_k == 1 and mask == IGNORED and logprobs[0] != 0:
-        return f"row: expected logprob 0.0 at a prompt position, got {logprobs[0]}"
-    if top_k == 1 and mask != IGNORED and is_scored is False and abs(logprobs[0] - student) > 1e-6:
-        return f"row: expected the student's logprob {student} at an unscored position, got {logprobs[0]}"
-    return None
+def _record_problems(turn: TurnRecord) -> Iterator[str]:
+    outcome, ids, place, start = turn.outcome, turn.hint_token_ids, turn.insert_at, turn.span[0]
+    if (turn.next_state_role is None) != (outcome is TurnOutcome.NO_NEXT_STATE):
+        yield f"next_state_role: {turn.next_state_role!r} does not go with outcome {outcome.value!r}"
+    if (outcome in _HINTED) != bool(turn.hint):
+        yield f"hint: {turn.hint!r} does not go with outcome {outcome.value!r}"
+    if bool(ids) != (place is not None):
+        yield f"insert_at: {place!r} with {len(ids)} hint_token_ids"
+    elif place is not None and not 0 < place <= start:
+        yield f"insert_at: {place!r}, expected a position of the turn's prompt, 1 to {start}"
+    if turn.is_scored and not ids:
+        yield "hint_token_ids: empty, but the turn is scored"
+    if outcome not in _HINTED and ids:
+        yield f"hint_token_ids: {len(ids)} of them do not go with outcome {outcome.value!r}"
 
 
-def _entries_problem(token: int, ids: Sequence[Any], logprobs: Sequence[Any]) -> str | None:
-    if not is_ids(ids):
-        return "row: an id is not a token id"
+def _entries_problem(token: int, ids: Sequence[int], logprobs: Sequence[float]) -> str | None:
     if ids[0] != token:
-        return f"row: first id {ids[0]}, expected the token {token}"
+        return f"first id {ids[0]}, expected the token {token}"
     if len(set(ids)) != len(ids):
-        return "row: an id occurs twice"
-    for logprob in logprobs:
-        if not is_number(logprob) or logprob > 0:
-            return f"row: logprob {logprob!r}, expected a finite number, at most 0"
+        return "an id occurs twice"
+    if (likely := max(logprobs)) > 0:
+        return f"logprob {likely!r}, expected a finite number, at most 0"
     if (rise := next((k for k in range(2, len(logprobs)) if logprobs[k] > logprobs[k - 1]), None)) is not None:
-        return f"row: entry {rise} is likelier than entry {rise - 1}; the others stand most likely first"
+        return f"entry {rise} is likelier than entry {rise - 1}; the others stand most likely first"
     total = sum(map(math.exp, logprobs))
-    return f"row: probabilities sum to {total:.6f}, expected at most 1" if total > 1 + SUM_SLACK else None
-
-
-def _kind(group: dict[str, Any], name: str) -> str:
-    return type(group[name]).__name__ if name in group else "nothing"
+    return f"probabilities sum to {total:.6f}, expected at most 1" if total > 1 + SUM_SLACK else None

@@ -28,12 +28,20 @@ class TurnCounts:
             self.hints += record.hint is not None
             self.outcomes[record.outcome] += 1
 
+    def merge(self, other: "TurnCounts") -> None:
+        """Add what `other` counted."""
+        self.turns += other.turns
+        self.hints += other.hints
+        self.outcomes.update(other.outcomes)
+
 
 @dataclass(slots=True)
 class RolloutCounts:
     """Sums over rollouts; `score` is a sum too."""
 
     rollouts: int = 0
+    verified: int = 0
+    """Those of which the group says how many checks passed."""
     passed: int = 0
     score: float = 0.0
     assistant_turns: int = 0
@@ -45,14 +53,26 @@ class RolloutCounts:
     def add(self, rollout: ScoredRollout) -> None:
         """Count one rollout."""
         self.rollouts += 1
+        self.verified += rollout.checks is not None
         self.passed += rollout.checks is not None and rollout.checks.all_passed
         self.score += rollout.score
         self.assistant_turns += rollout.num_turns or 0
         self.tokens += len(rollout.tokens_T)
         self.sampled_tokens += sum(mask != IGNORED for mask in rollout.masks_T)
         self.records.add(rollout.turns or ())
-        if rollout.rows is not None:
-            self.scored_tokens += sum(len(rollout.rows.token_ids_TK[p]) > 0 for p in rollout.scored_positions or ())
+        self.scored_tokens += len(rollout.row_positions)
+
+    def merge(self, other: "RolloutCounts") -> None:
+        """Add what `other` counted."""
+        self.rollouts += other.rollouts
+        self.verified += other.verified
+        self.passed += other.passed
+        self.score += other.score
+        self.assistant_turns += other.assistant_turns
+        self.tokens += other.tokens
+        self.sampled_tokens += other.sampled_tokens
+        self.scored_tokens += other.scored_tokens
+        self.records.merge(other.records)
 
 
 class RunCounts:

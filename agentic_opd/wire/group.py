@@ -4,16 +4,17 @@ docs/wire_format.md describes the JSON. `from_wire` reads groups of any origin: 
 package does not know of a group is kept as it came, in `other`, and written again by `to_wire`.
 """
 
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, cast
+from typing import Any, Literal, TypeGuard, cast
 
 from agentic_opd.core.errors import AlignmentError, WireError
 from agentic_opd.core.types import (
+    IGNORED,
     DistillArrays,
     Episode,
     Message,
-    Reward,
     Task,
     TurnOutcome,
     VerifyOutcome,
@@ -22,6 +23,24 @@ from agentic_opd.core.types import (
 )
 
 Role = Literal["tool", "user", "verdict"]
+
+SAME_LOGPROB = 1e-6
+"""Logprobs that differ by this at most (nats) are one, written twice."""
+
+
+def is_int(value: object) -> TypeGuard[int]:
+    """Whether `value` is a whole number; JSON's true and false are not."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def is_number(value: object) -> TypeGuard[int | float]:
+    """Whether `value` is a finite number."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+
+
+def is_text(value: object) -> TypeGuard[str]:
+    """Whether `value` is a text."""
+    return isinstance(value, str)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +104,11 @@ class TurnRecord:
                 span=(int(start), int(end)),
                 outcome=TurnOutcome(row["outcome"]),
                 next_state_role=row["next_state_role"],
-                votes=tuple(Vote(v["decision"], v["hint"], str(v.get("text") or "")) for v in row["votes"]),
+                votes=tuple(Vote(v.get("decision"), v.get("hint"), str(v.get("text") or "")) for v in row["votes"]),
                 hint=row["hint"],
                 hint_token_ids=tuple(row["hint_token_ids"]),
                 insert_at=row["insert_at"],
-                error=row.get("error"),
+                error=row["error"] if is_text(row.get("error")) else None,
             )
         except (KeyError, TypeError, ValueError, AttributeError, AlignmentError) as error:
             raise WireError(f"a turn's record can't be read: {error!r}") from error
@@ -129,7 +148,8 @@ class ScoredRollout:
     stop_reason: str | None = None
     tool_calls: int | None = None
     tool_errors: int | None = None
-    reward: Reward | None = None
+    reward: Mapping[str, float] | None = None
+    """The parts of the score, by name."""
     checks: VerdictCounts | None = None
     other: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Entries of its `overrides` that this package does not know."""
@@ -147,6 +167,24 @@ class ScoredRollout:
         if self.turns is None:
             return None
         return frozenset(position for turn in self.turns if turn.is_scored for position in range(*turn.span))
+
+    @property
+    def row_positions(self) -> list[int]:
+        """The positions of the teacher's rows, in order.
+
+        Records tell which those are. Without records, a row of one entry that repeats the sampling weights' logprob is
+        not the teacher's: with K = 1 it stands at every sampled position that was not scored.
+        """
+        if self.rows is None:
+            return []
+        rows = self.rows.logprobs_TK
+        if (scored := self.scored_positions) is not None:
+            return [position for position in sorted(scored) if rows[position]]
+        return [
+            position
+            for position, (row, mask) in enumerate(zip(rows, self.masks_T, strict=True))
+            if row and mask != IGNORED and (len(row) > 1 or abs(row[0] - self.logprobs_T[position]) > SAME_LOGPROB)
+        ]
 
     @classmethod
     def of(
@@ -177,7 +215,7 @@ class ScoredRollout:
             stop_reason=episode.stop_reason.value,
             tool_calls=episode.tool_calls,
             tool_errors=episode.tool_errors,
-            reward=reward,
+            reward={name: getattr(reward, name) for name in ("correctness", "efficiency", "tool_usage")},
             checks=VerdictCounts(verification.outcome.value, verification.passed, verification.total),
         )
 
@@ -188,7 +226,7 @@ class ScoredRollout:
             "turns": self.num_turns,
             "tool_calls": self.tool_calls,
             "tool_errors": self.tool_errors,
-            "reward": self.reward and {name: getattr(self.reward, name) for name in _REWARD_PARTS},
+            "reward": None if self.reward is None else dict(self.reward),
             "verification": self.checks
             and {"outcome": self.checks.outcome, "passed": self.checks.passed, "total": self.checks.total},
             "opd": None if self.turns is None else {"turns": [turn.to_wire() for turn in self.turns]},
@@ -282,16 +320,10 @@ class ScoredGroup:
         """
         if not isinstance(value, dict):
             raise WireError(f"a group must be a JSON object, got {type(value).__name__}")
-        fields = dict(cast(dict[str, Any], value))
         try:
-            return _group(fields)
-        except AlignmentError as error:
-            raise WireError(str(error)) from error
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            return _group(dict(cast(dict[str, Any], value)))
+        except (AlignmentError, KeyError, TypeError, ValueError, AttributeError) as error:
             raise WireError(f"a group can't be read: {error!r}") from error
-
-
-_REWARD_PARTS = ("correctness", "efficiency", "tool_usage")
 
 
 def _group(fields: dict[str, Any]) -> ScoredGroup:
@@ -311,57 +343,57 @@ def _group(fields: dict[str, Any]) -> ScoredGroup:
             score=float(scores[i]),
             messages=messages[i] if messages else None,
             rows=DistillArrays(ids[i], rows[i]) if ids and rows else None,
-            **_about_rollout(_object(overrides[i]) if overrides else {}, float(scores[i])),
+            **_about_rollout(_object(overrides[i]) if overrides else {}),
         )
         for i in range(size)
     )
-    opd = _object(about.pop("opd", None))
-    distillation = None
-    if "distill_topk" in opd:
+    distillation, opd = None, _object(about.get("opd"))
+    if is_int(top_k := opd.get("distill_topk")):
+        del about["opd"]
+        placement, floor = opd.get("hint_placement"), opd.get("noise_floor")
         distillation = GroupDistillation(
-            opd["distill_topk"], opd.get("hint_placement"), opd.get("outcomes") or {}, opd.get("noise_floor")
+            top_k,
+            placement if is_text(placement) else None,
+            _object(opd.get("outcomes")),
+            floor if is_number(floor) else None,
         )
-    known = {name: about.pop(name, None) for name in ("item_id", "task_id", "weight_version", "group_id")}
+    known = _taken(about, item_id=is_text, task_id=is_text, weight_version=is_int, group_id=is_text)
     return ScoredGroup(rollouts, **known, distillation=distillation, other=fields, other_overrides=about)
 
 
 def _column(fields: dict[str, Any], name: str, size: int, *, optional: bool = False) -> Any:
     """One entry a sequence; None if an optional field is missing."""
-    column = fields.pop(name, None) if optional else fields.pop(name)
-    if column is None and optional:
-        return None
-    if not isinstance(column, list) or len(cast(list[Any], column)) != size:
-        got = len(cast(list[Any], column)) if isinstance(column, list) else type(column).__name__
-        raise WireError(f"{name}: expected {size} entries, one a sequence, got {got}")
-    return cast(list[Any], column)
+    column: Any = fields.pop(name, None) if optional else fields.pop(name)
+    if (column is None and optional) or (isinstance(column, list) and len(cast(list[Any], column)) == size):
+        return column
+    raise WireError(f"{name}: expected {size} entries, one a sequence")
 
 
-def _about_rollout(overrides: dict[str, Any], score: float) -> dict[str, Any]:
+def _about_rollout(overrides: dict[str, Any]) -> dict[str, Any]:
     """What a sequence's overrides say that this package knows; an entry of another form stays among the others."""
-    other = dict(overrides)
     found: dict[str, Any] = {}
     turns = _object(overrides.get("opd")).get("turns")
     if turns is not None:
         found["turns"] = tuple(TurnRecord.from_wire(turn) for turn in turns)
-        del other["opd"]
-    for name, ours, kind in (
-        ("stop_reason", "stop_reason", str),
-        ("turns", "num_turns", int),
-        ("tool_calls", "tool_calls", int),
-        ("tool_errors", "tool_errors", int),
-    ):
-        if isinstance(overrides.get(name), kind):
-            found[ours] = other.pop(name)
-    verdict, parts = _object(overrides.get("verification")), _object(overrides.get("reward"))
-    if all(type(verdict.get(name)) is int for name in ("passed", "total")):
-        outcome = str(verdict.get("outcome", VerifyOutcome.RAN.value))
-        found["checks"] = VerdictCounts(outcome, verdict["passed"], verdict["total"])
-        del other["verification"]
-    if all(isinstance(parts.get(name), int | float) for name in _REWARD_PARTS):
-        found["reward"] = Reward(**{name: float(parts[name]) for name in _REWARD_PARTS}, total=score)
-        del other["reward"]
-    return {**found, "other": other}
+        del overrides["opd"]
+    verdict, reward = _object(overrides.get("verification")), _object(overrides.get("reward"))
+    passed, total = verdict.get("passed"), verdict.get("total")
+    if is_int(passed) and is_int(total) and 0 <= passed <= total:
+        found["checks"] = VerdictCounts(str(verdict.get("outcome", VerifyOutcome.RAN.value)), passed, total)
+        del overrides["verification"]
+    if reward and all(map(is_number, reward.values())):
+        found["reward"] = overrides.pop("reward")
+    found |= _taken(overrides, stop_reason=is_text, tool_calls=is_int, tool_errors=is_int)
+    if is_int(overrides.get("turns")):
+        found["num_turns"] = overrides.pop("turns")
+    return {**found, "other": overrides}
+
+
+def _taken(entries: dict[str, Any], **kinds: Callable[[object], bool]) -> dict[str, Any]:
+    """Take out of `entries` those that are of the kind that is expected of them."""
+    return {name: entries.pop(name) for name, is_kind in kinds.items() if is_kind(entries.get(name))}
 
 
 def _object(value: object) -> dict[str, Any]:
+    """A copy of a JSON object; an empty one if it is something else."""
     return dict(cast(dict[str, Any], value)) if isinstance(value, dict) else {}

@@ -169,7 +169,7 @@ class Loop:
                 await client.register(0)
                 for step in range(self.steps):
                     self.before.get(step, lambda: None)()
-                    self.trained += ids_of(await client.batch(step))
+                    self.trained += [group.group_id or "" for group in await client.batch(step)]
                     await asyncio.sleep(self.trainer_s)
         finally:
             self.duplicates, self.lost_batches = client.duplicates, client.lost_batches

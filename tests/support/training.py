@@ -12,6 +12,7 @@ from agentic_opd.training.batch import TrainBatch, make_batch
 from agentic_opd.training.client import TrainerClient
 from agentic_opd.training.config import TrainerConfig
 from agentic_opd.training.model import logits_of
+from agentic_opd.wire.group import ScoredGroup
 
 from .environment import read_lines
 from .places import ROOT
@@ -44,7 +45,7 @@ def make_rollout(model: Any) -> TrainBatch:
     return make_batch([make_group(model)])
 
 
-def make_group(model: Any) -> dict[str, Any]:
+def make_group(model: Any) -> ScoredGroup:
     """Two sequences of the model's own making; in each, the teacher would rather see another token at one place."""
     torch.manual_seed(3)
     group: dict[str, Any] = {name: [] for name in ("tokens", "masks", "inference_logprobs", "distill_token_ids")}
@@ -60,13 +61,13 @@ def make_group(model: Any) -> dict[str, Any]:
         group["inference_logprobs"].append(logprobs)
         group["distill_token_ids"].append([[tokens[p], other] if p == 10 else [] for p in range(length)])
         group["distill_logprobs"].append([[-8.0, -0.01] if p == 10 else [] for p in range(length)])
-    return group
+    return ScoredGroup.from_wire(group)
 
 
 class ScriptedClient(TrainerClient):
     """These batches, and then none for ever."""
 
-    def __init__(self, config: TrainerConfig, batches: list[list[dict[str, Any]]]) -> None:
+    def __init__(self, config: TrainerConfig, batches: list[list[ScoredGroup]]) -> None:
         super().__init__(config)
         self.batches = batches
         self.asked = [asyncio.Event() for _ in range(len(batches) + 1)]
@@ -74,7 +75,7 @@ class ScriptedClient(TrainerClient):
     async def register(self, step: int) -> None:
         pass
 
-    async def batch(self, step: int) -> list[dict[str, Any]]:
+    async def batch(self, step: int) -> list[ScoredGroup]:
         self.asked[step].set()
         if step == len(self.batches):
             await asyncio.Event().wait()

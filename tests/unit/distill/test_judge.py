@@ -8,9 +8,9 @@ import pytest
 from aiohttp import web
 from pydantic import SecretStr
 
+from agentic_opd.core import http
 from agentic_opd.core.errors import ServerMismatchError, ServerRequestError, ServerUnreachableError
 from agentic_opd.core.types import Message
-from agentic_opd.distill import judge as judge_module
 from agentic_opd.distill.judge import OpenAIJudge
 
 from .fakes import HINT, NEGATIVE, POSITIVE, Script, served
@@ -22,7 +22,7 @@ KEY = "sk-very-secret"
 
 @pytest.fixture(autouse=True)
 def _no_long_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(judge_module, "_BACKOFF_S", (0.01, 0.02))
+    monkeypatch.setattr(http, "_BACKOFF_S", (0.01, 0.02))
 
 
 def completion(*texts: str | None) -> dict[str, Any]:
@@ -126,11 +126,11 @@ def test_something_else_than_a_chat_completion_is_a_mismatch() -> None:
 
 
 class Clock:
-    """The judge's time: it passes only when `after` answers."""
+    """The time of all windows: it passes only when `after` answers."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
-        monkeypatch.setattr(judge_module, "time", SimpleNamespace(monotonic=lambda: self.now))
+        monkeypatch.setattr(http, "time", SimpleNamespace(monotonic=lambda: self.now))
 
     def after(self, seconds: float, answer: Any) -> Callable[[Any], Any]:
         def respond(body: Any) -> Any:

@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from agentic_opd.report.read import read_groups
-from agentic_opd.report.rollouts import Rollout
+from agentic_opd.report.read import Rollout, read_groups
 
 HINT = "Check divisibility by 15 first."
 TOKENS = [1, 2, 3, 10, 11, 4, 12, 13]

@@ -1,7 +1,7 @@
 import pytest
 
 from agentic_opd.report.numbers import Overview, overview, turn_gaps
-from agentic_opd.report.rollouts import Rollout
+from agentic_opd.report.read import Rollout
 
 from .sample import HINT, SCORED, UNSCORED, group, rollouts, with_records
 
@@ -69,5 +69,5 @@ def test_a_file_without_distillation_has_no_numbers_of_it() -> None:
 
 def test_the_gaps_of_a_turn_are_its_own() -> None:
     one = rollouts()[0]
-    assert turn_gaps(one, one.turns[0]).tolist() == pytest.approx([0.4, -1.0])
-    assert turn_gaps(one, one.turns[1]).tolist() == []
+    assert turn_gaps(one, one.spans[0]).tolist() == pytest.approx([0.4, -1.0])
+    assert turn_gaps(one, one.spans[1]).tolist() == []

@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 from agentic_opd.core.errors import OutputError
-from agentic_opd.report.page import choose_tokenizer, write_report
-from agentic_opd.report.payload import Packer
-from agentic_opd.report.rollouts import Rollout, Run
+from agentic_opd.report.page import Packer, choose_tokenizer, write_report
+from agentic_opd.report.read import Rollout, Run
 from agentic_opd.report.tokens import TokenTexts
 
 from .sample import HINT, group, rollouts

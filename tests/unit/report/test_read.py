@@ -20,9 +20,17 @@ def test_a_rollout_holds_what_the_line_says() -> None:
     assert one.is_scored_S.tolist() == [True, True, False, False]
     assert one.gaps.tolist() == pytest.approx([0.4, -1.0])
     assert one.teacher.ids.tolist() == [10, 7, 8, 11, 8, 9]
-    assert [turn.outcome for turn in one.turns] == ["scored", "vote_failed"]
-    assert (one.turns[0].hint, one.turns[0].votes[1].text, one.turns[0].insert_at) == (HINT, "hm", 2)
-    assert (one.is_passed, other.is_passed, other.passed, other.total) == (True, False, 1, 4)
+    assert one.spans == ((3, 5), (6, 8))
+    assert [turn.outcome for turn in one.records] == ["scored", "vote_failed"]
+    assert (one.records[0].hint, one.records[0].votes[1].text, one.records[0].insert_at) == (HINT, "hm", 2)
+    assert one.checks is not None
+    assert other.checks is not None
+    assert (one.checks.all_passed, other.checks.all_passed, other.checks.passed, other.checks.total) == (
+        True,
+        False,
+        1,
+        4,
+    )
     assert (one.reward, one.stop_reason, one.tool_errors) == ({"correctness": 1, "efficiency": 0.5}, "finished", 1)
     assert one.noise_floor == 2e-6
 
@@ -50,15 +58,15 @@ def test_with_k_1_only_scored_turns_have_rows() -> None:
         del overrides["opd"]
     unrecorded = rollouts(one)[0]
     assert unrecorded.is_scored_S.tolist() == [True, False, False, False]
-    assert [(turn.start, turn.end, turn.outcome) for turn in unrecorded.turns] == [(3, 5, None), (6, 8, None)]
+    assert (unrecorded.spans, unrecorded.records) == (((3, 5), (6, 8)), ())
 
 
 def test_a_file_of_another_program_has_only_its_arrays() -> None:
     bare = {name: group()[name] for name in ("tokens", "masks", "scores", "inference_logprobs")}
     one = rollouts({**bare, "group_overrides": {}})[0]
-    assert (one.task_id, one.is_passed, one.reward, one.messages) == ("line 1", None, None, ())
+    assert (one.task_id, one.checks, one.reward, one.messages) == ("line 1", None, None, ())
     assert not one.is_scored_S.any()
-    assert [(turn.start, turn.end) for turn in one.turns] == [(3, 5), (6, 8)]
+    assert one.spans == ((3, 5), (6, 8))
 
 
 def broken(**changes: Any) -> dict[str, Any]:

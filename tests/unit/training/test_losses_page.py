@@ -20,6 +20,7 @@ from agentic_opd.training.losses import (
     reverse_kl,
     token_advantage,
 )
+from agentic_opd.wire.group import ScoredGroup
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "losses.md").read_text()
@@ -63,7 +64,8 @@ def page_batch() -> tuple[TrainBatch, Tensor]:
     }
     group = {name: [value] * 4 for name, value in sequence.items()}
     now = torch.tensor([spread(row("student now", "position"), [0.0] * 3)])
-    return make_batch([{**group, "scores": [*numbers(scores[0]), float(scores[1])]}]), now
+    group["scores"] = [*numbers(scores[0]), float(scores[1])]
+    return make_batch([ScoredGroup.from_wire(group)]), now
 
 
 def page_inputs() -> LossInputs:

@@ -6,13 +6,19 @@ from typing import Any
 import pytest
 import torch
 
-from agentic_opd.training.batch import TrainBatch, make_batch
+from agentic_opd.training import batch as batches
+from agentic_opd.training.batch import TrainBatch
 from agentic_opd.training.config import TrainerConfig
 from agentic_opd.training.losses import LossConfig
 from agentic_opd.training.model import logits_after, logits_of
 from agentic_opd.training.step import mean_metrics, train_step
+from agentic_opd.wire.group import ScoredGroup
 
 PROMPT = [1, 2, 3, 4, 5, 6]
+
+
+def make_batch(groups: list[dict[str, Any]]) -> TrainBatch:
+    return batches.make_batch([ScoredGroup.from_wire(group) for group in groups])
 
 
 def make_model() -> Any:

@@ -1,0 +1,63 @@
+"""The group that everything here starts from, two sequences like this:
+
+position        0     1     2     3     4     5     6     7
+tokens          1     2     3    10    11     4    12    13
+sampled                           x     x           x     x
+turns                            [scored )         [vote_failed)
+rows, K=2       .     .     .     x     x     .     .     .
+"""
+
+import copy
+from typing import Any
+
+TOKENS = [1, 2, 3, 10, 11, 4, 12, 13]
+MASKS = [-100, -100, -100, 10, 11, -100, 12, 13]
+STUDENT = [1.0, 1.0, 1.0, -0.5, -1.5, 1.0, -0.25, -2.0]
+HINT = "Check divisibility by 15 first."
+SCORED = {
+    "span": [3, 5],
+    "outcome": "scored",
+    "next_state_role": "tool",
+    "votes": [{"decision": 1, "hint": HINT, "text": "..."}, {"decision": None, "hint": None, "text": "hm"}],
+    "hint": HINT,
+    "hint_token_ids": [70, 71],
+    "insert_at": 2,
+    "error": None,
+}
+UNSCORED = {
+    **SCORED,
+    "span": [6, 8],
+    "outcome": "vote_failed",
+    "next_state_role": "verdict",
+    "votes": [{"decision": -1, "hint": None, "text": "..."}],
+    "hint": None,
+    "hint_token_ids": [],
+    "insert_at": None,
+}
+IDS = [[], [], [], [10, 7], [11, 8], [], [], []]
+LOGPROBS = [[], [], [], [-0.1, -3.0], [-0.2, -2.5], [], [], []]
+CHAT = [{"role": role, "content": ""} for role in ("system", "user", "assistant", "tool", "assistant")]
+
+
+def group() -> dict[str, Any]:
+    one = {
+        "tokens": TOKENS,
+        "masks": MASKS,
+        "scores": 0.5,
+        "inference_logprobs": STUDENT,
+        "messages": CHAT,
+        "overrides": {"opd": {"turns": [SCORED, UNSCORED]}},
+        "distill_token_ids": IDS,
+        "distill_logprobs": LOGPROBS,
+    }
+    whole: dict[str, Any] = {name: [copy.deepcopy(value), copy.deepcopy(value)] for name, value in one.items()}
+    outcomes = {"scored": 2, "vote_failed": 2, "leaked": 0}
+    return {**whole, "group_overrides": {"task_id": "t", "opd": {"distill_topk": 2, "outcomes": outcomes}}}
+
+
+def k_1_group() -> dict[str, Any]:
+    one = group()
+    one["group_overrides"]["opd"]["distill_topk"] = 1
+    one["distill_token_ids"] = [[[token] for token in TOKENS]] * 2
+    one["distill_logprobs"] = [[[0.0], [0.0], [0.0], [-0.1], [-0.2], [0.0], [-0.25], [-2.0]] for _ in range(2)]
+    return one

@@ -1,0 +1,243 @@
+"""What is wrong with a group, and where: each violation of the format is named, whatever the JSON is."""
+
+import copy
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from agentic_opd.core.errors import WireError
+from agentic_opd.wire.checks import GroupChecker, read_group
+
+from .sample import CHAT, HINT, IDS, SCORED, TOKENS, group, k_1_group
+
+
+def violations(*groups: Any) -> list[str]:
+    """What is wrong with the groups of a file, one a line."""
+    checker = GroupChecker()
+    lines = enumerate(groups, start=1)
+    return [problem.at(f"line {number}") for number, one in lines for problem in checker.read(one).problems]
+
+
+def test_the_others_of_a_row_stand_most_likely_first() -> None:
+    one = {name: values[:1] if isinstance(values, list) else values for name, values in group().items()}
+    del one["overrides"], one["messages"]
+    one["group_overrides"] = {}
+    ids = [[10, 7, 8], [11, 8, 7], [12, 1, 2], [13, 1, 2]]
+    logprobs = [[-0.2, -4.0, -4.0], [-6.0, -0.2, -4.0], [-0.2, -5.0, -4.0], [-0.2, -4.0, -5.0]]
+    rows = zip((3, 4, 6, 7), ids, logprobs, strict=True)
+    one["distill_token_ids"], one["distill_logprobs"] = ([[[] for _ in TOKENS]] for _ in range(2))
+    for position, row_ids, row_logprobs in rows:
+        one["distill_token_ids"][0][position], one["distill_logprobs"][0][position] = row_ids, row_logprobs
+    said = "line 1, sequence 0, position 6: row: entry 2 is likelier than entry 1; the others stand most likely first"
+    assert violations(one) == [said]
+
+
+def test_k_1_groups_pass() -> None:
+    checker = GroupChecker()
+    assert checker.read(k_1_group()).problems == []
+    assert checker.counts["scored rows"] == 4
+
+
+def change(*path: Any, to: Any) -> Callable[[dict[str, Any]], None]:
+    def apply(one: dict[str, Any]) -> None:
+        *where, last = path
+        for key in where:
+            one = one[key]
+        one[last] = to
+
+    return apply
+
+
+TURN_0 = ("overrides", 1, "opd", "turns", 0)
+TURN_1 = ("overrides", 1, "opd", "turns", 1)
+
+
+@pytest.mark.parametrize(
+    ("mutate", "expected"),
+    [
+        (change("tokens", to=[]), "line 2: tokens: expected a list of at least one sequence"),
+        (change("scores", to=[0.5]), "line 2: scores: expected 2 entries, one a sequence, got 1"),
+        (change("inference_logprobs", to=None), "line 2: inference_logprobs: expected a list, got NoneType"),
+        (change("messages", to=[CHAT]), "line 2: messages: expected 2 entries, one a sequence, got 1"),
+        (change("group_overrides", to=None), "line 2: group_overrides: expected an object, got NoneType"),
+        (change("distill_logprobs", to=None), "line 2: distill_token_ids is there without the other"),
+        (change("scores", 1, to="high"), "line 2, sequence 1: scores: expected a finite number"),
+        (change("messages", 1, 0, to={"role": "user"}), "line 2, sequence 1: messages: expected a list of objects"),
+        (change("tokens", 1, 0, to=-1), "line 2, sequence 1: tokens: expected token ids"),
+        (change("tokens", 1, 0, to="a"), "line 2, sequence 1: tokens: expected token ids"),
+        (change("masks", 1, to=[-100]), "line 2, sequence 1: masks: expected 8 entries, one a token, got 1"),
+        (change("masks", 1, 3, to=99), "line 2, sequence 1, position 3: mask: expected -100 or the token 10, got 99"),
+        (
+            change("inference_logprobs", 1, 0, to=0.0),
+            "position 0: inference_logprobs: expected 1.0 at a prompt position",
+        ),
+        (change("inference_logprobs", 1, 3, to=1.0), "position 3: inference_logprobs: expected at most 0, got 1.0"),
+        (change(*TURN_0, to={}), "line 2, sequence 1, turn 0: record: expected an object with span"),
+        (change(*TURN_0, "span", to=[3, 9]), "turn 0: span: expected [start, end) inside of 8 tokens, got [3, 9]"),
+        (change(*TURN_0, "span", to=[0, 5]), "turn 0: span: expected [start, end)"),
+        (change(*TURN_0, "span", to=[3, 4]), "position 4: sampled, but in no turn's span"),
+        (change(*TURN_0, "span", to=[2, 5]), "position 2: in a turn's span, but not sampled"),
+        (change(*TURN_1, "span", to=[4, 8]), "turn 1: span: starts at 4, before the end 5 of the turn before"),
+        (change(*TURN_0, "outcome", to="great"), "turn 0: outcome: 'great' is none of"),
+        (change(*TURN_0, "outcome", to=[]), "turn 0: outcome: [] is none of"),
+        (
+            change(*TURN_0, "next_state_role", to=None),
+            "turn 0: next_state_role: None does not go with outcome 'scored'",
+        ),
+        (change(*TURN_0, "votes", 0, "hint", to=None), "turn 0: votes: decision 1 with hint None"),
+        (change(*TURN_0, "votes", 0, "decision", to=2), "turn 0: votes: decision 2"),
+        (change(*TURN_0, "hint", to=None), "turn 0: hint: None does not go with outcome 'scored'"),
+        (change(*TURN_1, "hint", to=HINT), "does not go with outcome 'vote_failed'"),
+        (change(*TURN_0, "hint_token_ids", to=[]), "turn 0: insert_at: 2 with 0 hint_token_ids"),
+        (
+            change(*TURN_0, to={**SCORED, "hint_token_ids": [], "insert_at": None}),
+            "turn 0: hint_token_ids: empty, but the turn is scored",
+        ),
+        (change(*TURN_0, "insert_at", to=4), "turn 0: insert_at: 4, expected a position of the turn's prompt, 1 to 3"),
+        (change(*TURN_0, "insert_at", to=0), "turn 0: insert_at: 0, expected"),
+        (change("overrides", 1, "opd", "turns", to=[SCORED]), "sequence 1, position 6: sampled, but in no turn's span"),
+        (change("messages", 1, to=CHAT[:3]), "sequence 1: opd turns: 2 records for 1 assistant messages"),
+        (
+            change("distill_token_ids", 1, to=IDS[:7]),
+            "sequence 1: distill_token_ids: expected 8 rows, one a token, got 7",
+        ),
+        (change("distill_token_ids", 1, 0, to=[1, 2]), "position 0: row: expected two lists of one length"),
+        (change("distill_token_ids", 1, 3, to=[9, 7]), "position 3: row: first id 9, expected the token 10"),
+        (change("distill_token_ids", 1, 3, to=[10, 10]), "position 3: row: an id occurs twice"),
+        (change("distill_token_ids", 1, 3, to=[10, "7"]), "position 3: row: an id is not a token id"),
+        (change("distill_logprobs", 1, 3, to=[-0.1, 0.2]), "position 3: row: logprob 0.2, expected"),
+        (change("distill_logprobs", 1, 3, to=[-0.1, None]), "position 3: row: logprob None, expected"),
+        (change("distill_logprobs", 1, 3, to=[-0.1, -0.1]), "position 3: row: probabilities sum to 1.80"),
+        (
+            change("group_overrides", "opd", "outcomes", to={"scored": 3, "vote_failed": 1}),
+            "line 2: group_overrides: outcomes {'scored': 3, 'vote_failed': 1}, but the turns' records say",
+        ),
+        (change("group_overrides", "opd", "outcomes", to=[]), "line 2: group_overrides: outcomes []"),
+    ],
+)
+def test_each_violation_is_named_with_its_place(mutate: Any, expected: str) -> None:
+    bad = group()
+    mutate(bad)
+    found = violations(group(), bad)
+    assert found
+    assert expected in found[0]
+    assert found[0].startswith("line 2")
+
+
+def with_row(position: int, ids: list[int], logprobs: list[float]) -> dict[str, Any]:
+    bad = group()
+    bad["distill_token_ids"][0][position], bad["distill_logprobs"][0][position] = ids, logprobs
+    return bad
+
+
+@pytest.mark.parametrize(
+    ("bad", "expected"),
+    [
+        (with_row(0, [1, 7], [-0.1, -3.0]), "position 0: row: written at a position that was not sampled"),
+        (with_row(6, [12, 7], [-0.1, -3.0]), "position 6: row: written outside of the scored turns' spans"),
+        (with_row(3, [], []), "position 3: row: missing in the span of a scored turn"),
+        (with_row(3, [10], [-0.1]), "position 3: row: expected 2 entries, got 1"),
+    ],
+)
+def test_rows_stand_where_turns_are_scored_and_nowhere_else(bad: Any, expected: str) -> None:
+    assert violations(bad) == [f"line 1, sequence 0, {expected}"]
+
+
+@pytest.mark.parametrize(
+    ("position", "row", "expected"),
+    [
+        (0, ([], []), "row: empty, but rows of one entry are written at every position"),
+        (0, ([1], [-0.5]), "row: expected logprob 0.0 at a prompt position, got -0.5"),
+        (6, ([12], [-0.5]), "row: expected the student's logprob -0.25 at an unscored position, got -0.5"),
+        (6, ([12, 7], [-0.25, -4.0]), "row: expected 1 entries, got 2"),
+    ],
+)
+def test_k_1_is_rectangular(position: int, row: Any, expected: str) -> None:
+    bad = k_1_group()
+    bad["distill_token_ids"][1] = [*bad["distill_token_ids"][1]]
+    bad["distill_token_ids"][1][position], bad["distill_logprobs"][1][position] = row
+    assert violations(bad) == [f"line 1, sequence 1, position {position}: {expected}"]
+
+
+def test_k_is_the_same_in_the_whole_file() -> None:
+    other = group()
+    for sequence in range(2):
+        other["distill_token_ids"][sequence][3:5] = [[10, 7, 8], [11, 7, 8]]
+        other["distill_logprobs"][sequence][3:5] = [[-0.1, -3.0, -4.0]] * 2
+    assert violations(group(), other)[0] == "line 2, sequence 0, position 3: row: expected 2 entries, got 3"
+
+
+def test_files_of_others_are_judged_by_their_arrays() -> None:
+    foreign = group()
+    del foreign["overrides"], foreign["messages"]
+    foreign["group_overrides"] = {}
+    assert violations(foreign) == []
+    padded = copy.deepcopy(foreign)
+    padded["distill_token_ids"][0][0], padded["distill_logprobs"][0][0] = [0, 0], [0.0, 0.0]
+    assert "position 0: row: written at a position that was not sampled" in violations(padded)[0]
+    del foreign["distill_token_ids"], foreign["distill_logprobs"]
+    assert violations(foreign) == []
+
+
+def test_a_scored_turn_without_arrays_is_a_violation() -> None:
+    bad = group()
+    del bad["distill_token_ids"], bad["distill_logprobs"]
+    assert "position 3: the turn is scored, but there are no distillation arrays" in violations(bad)[0]
+
+
+@pytest.mark.parametrize(
+    ("mutate", "expected"),
+    [
+        (change("masks", 1, 3, to="x"), "position 3: mask: expected a whole number, got 'x'"),
+        (change("masks", 1, 3, to=True), "position 3: mask: expected a whole number, got True"),
+        (change("inference_logprobs", 1, 3, to=10**400), "inference_logprobs: expected a finite number, got 1000"),
+        (change("inference_logprobs", 1, 3, to=float("nan")), "inference_logprobs: expected a finite number, got nan"),
+        (change("tokens", 1, 3, to=2**63), "tokens: expected token ids"),
+        (change(*TURN_0, "next_state_role", to="x"), "next_state_role: 'x' is none of tool, user, verdict and null"),
+        (change(*TURN_0, "votes", to=[3]), "votes: expected a list of objects"),
+        (change(*TURN_1, "votes", 0, "hint", to=3), "votes: decision -1 with hint 3"),
+        (change(*TURN_1, "hint", to=3), "turn 1: hint: 3, expected a text or null"),
+        (change(*TURN_0, "hint_token_ids", to=[-1]), "hint_token_ids: expected token ids"),
+        (change(*TURN_0, "insert_at", to=2.5), "insert_at: 2.5, expected a position of the turn's prompt, or null"),
+        (change("distill_logprobs", 1, 3, to=[-0.1, float("nan")]), "row: logprob nan, expected a finite number"),
+        (change("group_overrides", "opd", "outcomes", "scored", to="2"), "expected an object of counts"),
+    ],
+)
+def test_what_the_json_is_comes_before_what_it_says(mutate: Any, expected: str) -> None:
+    bad = group()
+    bad["masks"][0][3] = 99  # What the group says is not looked at before it can be read.
+    mutate(bad)
+    (found,) = violations(bad)
+    assert expected in found
+    with pytest.raises(WireError) as caught:
+        read_group(bad)
+    assert expected in str(caught.value)
+
+
+def test_reading_does_not_judge() -> None:
+    """A trainer takes groups of programs that write logprobs otherwise; only what it can't read is an error."""
+    other = {name: group()[name] for name in ("tokens", "masks", "scores", "inference_logprobs")}
+    other["inference_logprobs"][0][0] = 0.0
+    assert len(read_group(other).rollouts) == 2
+    assert [one.split(": ", 1)[1] for one in violations(other)] == ["group_overrides: expected an object, got nothing"]
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Every place of some JSON, depth first."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [path, *(place for key, one in inner for place in places(one, (*path, key)))]
+
+
+ODD = (None, True, 2**70, float("nan"), "x", [[1]], {"a": 1})
+
+
+@pytest.mark.parametrize("make", [group, k_1_group])
+def test_whatever_stands_in_a_place_is_a_problem_or_a_group(make: Callable[[], dict[str, Any]]) -> None:
+    for place in places(make())[1:]:
+        for odd in ODD:
+            bad = json.loads(json.dumps(make()))
+            change(*place, to=odd)(bad)
+            read, problems = GroupChecker().read(bad)
+            assert read is not None or problems, (place, odd)

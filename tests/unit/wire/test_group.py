@@ -1,0 +1,123 @@
+"""JSON -> `ScoredGroup` -> JSON: nothing is lost, and what the format leaves open may be anything."""
+
+import json
+from typing import Any
+
+import pytest
+
+from agentic_opd.core.errors import WireError
+from agentic_opd.core.types import TurnOutcome
+from agentic_opd.wire.checks import GroupChecker
+from agentic_opd.wire.counts import RolloutCounts, RunCounts, TurnCounts
+from agentic_opd.wire.group import ScoredGroup, VerdictCounts
+
+HINT = "Check divisibility by 15 first."
+
+
+def written_before() -> str:
+    """A line as `process` wrote it before there were typed groups: six tokens, a scored turn [3, 5), another [5, 6)."""
+    votes = f'[{{"decision": 1, "hint": "{HINT}", "text": "yes"}}]'
+    scored = (
+        f'{{"span": [3, 5], "outcome": "scored", "next_state_role": "tool", "votes": {votes}, "hint": "{HINT}", '
+        '"hint_token_ids": [70], "insert_at": 2, "error": null}'
+    )
+    silent = (
+        '{"span": [5, 6], "outcome": "no_next_state", "next_state_role": null, "votes": [], "hint": null, '
+        '"hint_token_ids": [], "insert_at": null, "error": null}'
+    )
+    return (
+        '{"tokens": [[1, 2, 3, 10, 11, 12]], "masks": [[-100, -100, -100, 10, 11, 12]], "scores": [0.5], '
+        '"inference_logprobs": [[1.0, 1.0, 1.0, -0.5, -1.5, -0.25]], "overrides": [{"stop_reason": "finished", '
+        '"turns": 2, "tool_calls": 1, "tool_errors": 0, "reward": {"correctness": 0.5, "efficiency": 1.0, '
+        '"tool_usage": 1.0}, "verification": {"outcome": "ran", "passed": 1, "total": 2}, "opd": {"turns": '
+        f"[{scored}, {silent}]"
+        '}}], "group_overrides": {"item_id": "t#0", "task_id": "t", "opd": {"distill_topk": 2, "hint_placement": '
+        '"end", "outcomes": {"scored": 1, "no_next_state": 1}, "noise_floor": 2e-06}, "weight_version": 3}, '
+        '"distill_logprobs": [[[], [], [], [-0.1, -3.0], [-0.2, -2.5], []]], '
+        '"distill_token_ids": [[[], [], [], [10, 7], [11, 8], []]]}'
+    )
+
+
+def test_a_line_written_before_reads_and_writes_the_same() -> None:
+    group, problems = GroupChecker().read(json.loads(written_before()))
+    assert problems == []
+    assert group is not None
+    assert json.dumps(group.to_wire()) == written_before()
+    (one,) = group.rollouts
+    assert one.turns is not None
+    assert [turn.outcome for turn in one.turns] == [TurnOutcome.SCORED, TurnOutcome.NO_NEXT_STATE]
+    assert (one.turns[0].span, one.turns[0].hint, one.turns[0].votes[0].decision) == ((3, 5), HINT, 1)
+    assert (one.checks, one.num_turns, one.stop_reason) == (VerdictCounts("ran", 1, 2), 2, "finished")
+    assert (group.item_id, group.task_id, group.weight_version) == ("t#0", "t", 3)
+    assert one.row_positions == [3, 4]
+
+
+def bare(**changes: Any) -> dict[str, Any]:
+    """A group of another origin: two sequences of three tokens, the last one sampled."""
+    arrays = {"tokens": [[1, 2, 3]] * 2, "masks": [[-100, -100, 3]] * 2, "inference_logprobs": [[1.0, 1.0, -0.5]] * 2}
+    return {**arrays, "scores": [0, 1], **changes}
+
+
+def test_a_group_of_another_origin_needs_only_its_arrays() -> None:
+    group = ScoredGroup.from_wire(bare(group_overrides=None, images=None, env_id=4))
+    assert (group.scores, group.item_id, group.distillation) == ([0.0, 1.0], None, None)
+    assert group.rollouts[0].row_positions == []
+    assert group.to_wire() == {**bare(), "overrides": [{}, {}], "group_overrides": {}, "images": None, "env_id": 4}
+
+
+def test_with_one_entry_a_row_that_repeats_the_student_is_not_the_teachers() -> None:
+    rows = {"distill_token_ids": [[[1], [2], [3]]] * 2, "distill_logprobs": [[[0.0], [0.0], [-0.5]], [[0.0]] * 3]}
+    group = ScoredGroup.from_wire(bare(**rows))
+    assert [one.row_positions for one in group.rollouts] == [[], [2]]
+
+
+@pytest.mark.parametrize(
+    "about",
+    [
+        {"overrides": [None, 7]},
+        {"overrides": [{"verification": {"passed": "x", "total": None}}, {"verification": {"passed": 3, "total": 2}}]},
+        {"overrides": [{"reward": {"a": "high"}, "turns": "two", "stop_reason": 1}, {"tool_errors": True}]},
+        {"group_overrides": {"task_id": 7, "weight_version": "x", "opd": {"noise_floor": "x"}}},
+    ],
+)
+def test_what_is_of_another_form_is_kept_and_not_read(about: dict[str, Any]) -> None:
+    group = ScoredGroup.from_wire(bare(**about))
+    one = group.rollouts[0]
+    assert (one.checks, one.reward, one.num_turns, one.stop_reason, one.tool_errors) == (None,) * 5
+    assert (group.task_id, group.weight_version, group.distillation) == (None, None, None)
+    again = group.to_wire()
+    assert again["overrides"] == [one if isinstance(one, dict) else {} for one in about.get("overrides", [{}, {}])]
+    assert again["group_overrides"] == about.get("group_overrides", {})
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ([], "must be a JSON object, got list"),
+        ({}, "KeyError"),
+        (bare(scores=[1]), "scores: expected 2 entries"),
+        (bare(overrides=[{}]), "overrides: expected 2 entries"),
+        (bare(masks=[[3], [3]]), "tokens=3, masks=1"),
+        (bare(overrides=[{"opd": {"turns": [{"span": [2, 3]}]}}, {}]), "a turn's record can't be read: KeyError"),
+    ],
+)
+def test_what_is_not_a_group_is_a_typed_error(value: Any, said: str) -> None:
+    with pytest.raises(WireError, match=said):
+        ScoredGroup.from_wire(value)
+
+
+def test_counts_are_those_of_the_file_and_add_up() -> None:
+    group, other = ScoredGroup.from_wire(json.loads(written_before())), ScoredGroup.from_wire(bare())
+    run = RunCounts()
+    for one in (group, group, other):
+        run.add(one)
+    assert list(run.by_task) == ["t", ""]
+    expected = RolloutCounts(2, 2, 0, 1.0, 4, 12, 6, 4, TurnCounts(4, 2))
+    expected.records.outcomes.update({TurnOutcome.SCORED: 2, TurnOutcome.NO_NEXT_STATE: 2})
+    assert run.by_task["t"] == expected
+    merged = RolloutCounts()
+    for part in run.by_task.values():
+        merged.merge(part)
+    assert merged == run.total
+    assert (merged.rollouts, merged.verified, merged.records.scored) == (4, 2, 2)
+    assert (run.distilled, run.noise_floor) == (True, 2e-6)
