@@ -227,18 +227,10 @@ def _by_task(rollouts: Sequence[Rollout]) -> tuple[TaskRow, ...]:
     rows: list[TaskRow] = []
     for task, own in sorted(by_task.items()):
         gaps, counts = np.concatenate([rollout.gaps for rollout in own]), _counts(own)
-        rows.append(
-            TaskRow(
-                task=task,
-                rollouts=counts.rollouts,
-                passed=counts.passed if counts.verified else None,
-                mean_score=counts.score / counts.rollouts,
-                turns=sum(len(rollout.spans) for rollout in own),
-                hints=counts.records.hints,
-                scored_tokens=counts.scored_tokens,
-                mean_gap=_mean(gaps),
-            )
-        )
+        passed = counts.passed if counts.verified else None
+        score, turns = counts.score / counts.rollouts, sum(len(rollout.spans) for rollout in own)
+        hints, scored = counts.records.hints, counts.scored_tokens
+        rows.append(TaskRow(task, counts.rollouts, passed, score, turns, hints, scored, _mean(gaps)))
     return tuple(rows)
 
 
