@@ -47,7 +47,7 @@ class Checked(NamedTuple):
 
 
 def read_group(value: object, place: str = "a group") -> ScoredGroup:
-    """Read a group of any origin, whatever it says, if only the JSON is one; `place` is where it came from.
+    """Read a group of any origin, whatever it says, if the JSON is one; `place` says where it came from.
 
     Raises:
         WireError: a field is missing, or something in it is of another kind or length; names the first place.
