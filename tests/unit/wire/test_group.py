@@ -16,10 +16,11 @@ HINT = "Check divisibility by 15 first."
 
 def written_before() -> str:
     """A line as `process` wrote it before there were typed groups: six tokens, a scored turn [3, 5), another [5, 6)."""
+    votes = f'[{{"decision": 1, "hint": "{HINT}", "text": "yes"}}]'
     scored = (
-        '{"span": [3, 5], "outcome": "scored", "next_state_role": "tool", "votes": [{"decision": 1, "hint": "HINT", '
-        '"text": "yes"}], "hint": "HINT", "hint_token_ids": [70], "insert_at": 2, "error": null}'
-    ).replace("HINT", HINT)
+        f'{{"span": [3, 5], "outcome": "scored", "next_state_role": "tool", "votes": {votes}, "hint": "{HINT}", '
+        '"hint_token_ids": [70], "insert_at": 2, "error": null}'
+    )
     silent = (
         '{"span": [5, 6], "outcome": "no_next_state", "next_state_role": null, "votes": [], "hint": null, '
         '"hint_token_ids": [], "insert_at": null, "error": null}'
