@@ -29,7 +29,7 @@ class Report(NamedTuple):
 
 
 def validate(path: Path) -> Report:
-    """Read `path` (JSONL, or gzipped where its name ends in .gz) line by line and check every group.
+    """Read `path` (JSONL, or gzipped if its name ends in .gz) line by line and check every group.
 
     Raises:
         OSError, EOFError, zlib.error, UnicodeDecodeError: it can't be read.

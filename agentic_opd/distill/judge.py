@@ -155,21 +155,13 @@ class OpenAIJudge:
     async def _once(self, call: Callable[[], Awaitable[AnswerT]]) -> AnswerT:
         try:
             return await call()
-        except openai.APIStatusError as error:
-            if may_pass(error.status_code):
-                raise NoAnswerError(self._reason(error)[:300]) from error
-            message = f"judge {self.model!r} at {self.base_url} refused the request: {self._reason(error)[:1000]}"
-            raise ServerRequestError(message, error.status_code) from error
-        except (openai.APIConnectionError, json.JSONDecodeError) as error:
-            raise NoAnswerError(self._reason(error)[:300]) from error
-        except openai.OpenAIError as error:
-            message = f"{self.base_url} answered a judge request with something that can't be read"
-            raise ServerMismatchError(f"{message}: {self._reason(error)[:300]}") from error
-
-    def _reason(self, error: Exception) -> str:
-        """What the client says, without the key."""
-        reason = str(error) or type(error).__name__
-        return reason.replace(self._key, "***") if self._key else reason
+        except (openai.OpenAIError, json.JSONDecodeError) as error:
+            reason = str(error) or type(error).__name__
+            reason = reason.replace(self._key, "***") if self._key else reason
+            if isinstance(error, openai.APIStatusError) and not may_pass(error.status_code):
+                refused = f"judge {self.model!r} at {self.base_url} refused the request: {reason[:1000]}"
+                raise ServerRequestError(refused, error.status_code) from error
+            raise NoAnswerError(reason[:300]) from error
 
 
 class _Answer(NamedTuple):

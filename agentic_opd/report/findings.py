@@ -35,13 +35,8 @@ def findings(numbers: Overview, rollouts: Sequence[Rollout]) -> list[str]:
     counts.add(turns)
     if not numbers.funnel and not numbers.scored_tokens:
         return ["Nothing was distilled: the file holds neither records of its turns nor a teacher's rows."]
-    return [
-        *_without_hints(counts),
-        *_failures(counts),
-        *_unread(turns),
-        *_hints(numbers, counts, turns),
-        *_gaps(numbers, rollouts),
-    ]
+    about_turns = (*_without_hints(counts), *_failures(counts, turns), *_hints(numbers, counts, turns))
+    return [*about_turns, *_gaps(numbers, rollouts)]
 
 
 def _without_hints(counts: TurnCounts) -> Iterator[str]:
@@ -52,7 +47,7 @@ def _without_hints(counts: TurnCounts) -> Iterator[str]:
     yield f"No turn has a hint, so nothing was distilled. {count} of {counts.turns} turns ended in {outcome}{why}."
 
 
-def _failures(counts: TurnCounts) -> Iterator[str]:
+def _failures(counts: TurnCounts, turns: Sequence[TurnRecord]) -> Iterator[str]:
     for outcome, what in (
         (TurnOutcome.JUDGE_ERROR, "the judge failed or could not be read"),
         (TurnOutcome.TOO_LONG, "hint and turn did not fit the teacher's context"),
@@ -60,9 +55,6 @@ def _failures(counts: TurnCounts) -> Iterator[str]:
     ):
         if counts.outcomes[outcome] > MANY * counts.turns:
             yield f"{counts.outcomes[outcome]} of {counts.turns} turns ended in {outcome}: {what}."
-
-
-def _unread(turns: Sequence[TurnRecord]) -> Iterator[str]:
     votes = [vote for turn in turns for vote in turn.votes if turn.outcome is not TurnOutcome.JUDGE_ERROR]
     unread = sum(vote.decision is None for vote in votes)
     if unread > MANY * len(votes):

@@ -36,7 +36,7 @@ class Distribution(NamedTuple):
 
 
 def distributions_of(rollouts: Sequence[Rollout], gaps: NDArray[np.float64]) -> Iterator[Distribution]:
-    """Yield the distributions of scores, parts of the reward, votes, hints' lengths and `gaps`, where there are any."""
+    """Yield the distributions of scores, parts of the reward, votes, hints' lengths and `gaps`, as far as there are any."""
     yield _tenths("score", [rollout.score for rollout in rollouts])
     parts: dict[str, list[float]] = defaultdict(list)
     for rollout in rollouts:
@@ -227,18 +227,10 @@ def _by_task(rollouts: Sequence[Rollout]) -> tuple[TaskRow, ...]:
     rows: list[TaskRow] = []
     for task, own in sorted(by_task.items()):
         gaps, counts = np.concatenate([rollout.gaps for rollout in own]), _counts(own)
-        rows.append(
-            TaskRow(
-                task=task,
-                rollouts=counts.rollouts,
-                passed=counts.passed if counts.verified else None,
-                mean_score=counts.score / counts.rollouts,
-                turns=sum(len(rollout.spans) for rollout in own),
-                hints=counts.records.hints,
-                scored_tokens=counts.scored_tokens,
-                mean_gap=_mean(gaps),
-            )
-        )
+        passed = counts.passed if counts.verified else None
+        score, turns = counts.score / counts.rollouts, sum(len(rollout.spans) for rollout in own)
+        hints, scored = counts.records.hints, counts.scored_tokens
+        rows.append(TaskRow(task, counts.rollouts, passed, score, turns, hints, scored, _mean(gaps)))
     return tuple(rows)
 
 

@@ -52,7 +52,7 @@ _FLOAT32 = np.finfo(np.float32)
 
 
 def choose_tokenizer(run: Run, name: str | None) -> tuple[Any | None, list[str]]:
-    """Load the tokenizer `name`, or else the run's own; and what to tell the reader if there is none.
+    """Load the tokenizer `name`, or else the run's own; and what to tell the reader if there is no tokenizer.
 
     Raises:
         ConfigError: `name` can't be loaded.

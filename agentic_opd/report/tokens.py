@@ -53,7 +53,7 @@ class TokenTexts:
         return self._tokenizer is not None
 
     def shown(self, token_id: int) -> str:
-        """The token's text; bytes that are no whole character as `⟨e2 80⟩`, an unknown token as its id, `⟨12⟩`."""
+        """The token's text; bytes that are not a whole character as `⟨e2 80⟩`, an unknown token as its id, `⟨12⟩`."""
         data = self._bytes(token_id)
         return f"⟨{token_id}⟩" if data is None else _with_bytes(data)
 

@@ -13,7 +13,7 @@ from agentic_opd.core.text import without_control_tokens
 
 class Part(NamedTuple):
     """A piece of context: `role` is a message's, `template` for what the chat template put around it, `context` where
-    that can't be told apart; `unseen` where it came after the last token.
+    that can't be told apart; `unseen` if it came after the last token.
     """
 
     role: str
@@ -46,7 +46,7 @@ _REGION = re.compile(
 
 
 def message_text(message: Mapping[str, Any]) -> str:
-    """A message's content as text; content that is no text as JSON."""
+    """A message's content as text; other content as JSON."""
     content = message.get("content")
     return content if isinstance(content, str) else "" if content is None else json.dumps(content, ensure_ascii=False)
 

@@ -49,7 +49,7 @@ def load_checkpoint(folder: Path, parts: Mapping[str, Any], device: str) -> Resu
     """Restore the last checkpoint in `folder`.
 
     Raises:
-        OutputError: there is none, or it does not fit.
+        OutputError: there is no checkpoint, or it does not fit.
     """
     saved = _saved(folder)
     if not saved:

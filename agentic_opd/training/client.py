@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 
-from agentic_opd.core.errors import ServerUnreachableError, WireError
+from agentic_opd.core.errors import ServerUnreachableError
 from agentic_opd.core.notices import Notices
 from agentic_opd.core.trajectory_api import TrainerDescription, TrajectoryApi, UnknownTrainerError
 from agentic_opd.training.config import TrainerConfig
@@ -137,9 +137,8 @@ class TrainerClient:
             await self.register(step)
             return None
         if batch is not None:
-            groups = [
-                _read(value, f"group {number} of the batch for step {step + 1}") for number, value in enumerate(batch)
-            ]
+            places = (f"group {number} of the batch for step {step + 1}" for number in range(len(batch)))
+            groups = [read_group(value, place) for value, place in zip(batch, places, strict=True)]
             return [group for group in groups if self._is_fresh(group)]
         # It has nothing in hand now, so what it counts more than we have seen went down with an answer.
         if (await self._api.status()).current_step <= step:
@@ -164,10 +163,3 @@ class TrainerClient:
     async def close(self) -> None:
         """Close pooled connections."""
         await self._api.close()
-
-
-def _read(value: object, place: str) -> ScoredGroup:
-    try:
-        return read_group(value)
-    except WireError as error:
-        raise WireError(f"{place} is not a scored group: {error}") from error

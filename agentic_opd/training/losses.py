@@ -109,7 +109,7 @@ def jensen_shannon(student_BTK: Tensor, teacher_BTK: Tensor, entries_BTK: Tensor
 
 
 def _with_tail(teacher_BTK: Tensor, student_BTK: Tensor, entries_BTK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Both rows with a tail bin appended, and which bins there are: [B, T, K + 1] each; 0 where there is none.
+    """Both rows with a tail bin appended, and which bins there are: [B, T, K + 1] each; 0 if there is no entry.
 
     Absent entries get the logprob 0 in both, so that every term of theirs is 0 and so is its gradient.
     """
@@ -215,7 +215,7 @@ def combined_loss(
     Args:
         inputs: Aligned tensors.
         config: Weights and bounds.
-        scored_count: Scored positions of the whole step, where this is a part of one.
+        scored_count: Scored positions of the whole step, if this is a part of one.
         sampled_count: Likewise sampled positions.
     """
     scored_BT = inputs.entries_BTK.any(-1) & inputs.sampled_BT

@@ -5,7 +5,7 @@ from agentic_opd.core.metric import Metric
 TRAINER_METRICS = (
     Metric("loss", "none", "combined loss: the weighted sum of its parts, mean over the updates of the first pass"),
     *(
-        Metric(f"loss/{part}", "none", f"the part `loss.{part}` by itself, where it has a weight")
+        Metric(f"loss/{part}", "none", f"the part `loss.{part}` by itself, if it has a weight")
         for part in ("token_advantage", "forward_kl", "reverse_kl", "jensen_shannon", "grpo")
     ),
     Metric("loss_last", "none", "combined loss of the last pass over the batch"),

@@ -21,7 +21,7 @@ def pick_device(name: str) -> str:
     """`auto` resolved.
 
     Raises:
-        ConfigError: cuda was asked for and there is none.
+        ConfigError: cuda was asked for and is not there.
     """
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"

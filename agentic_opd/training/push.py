@@ -69,7 +69,7 @@ class WeightPusher:
         """Write the weights as `version`, load them on all servers, and probe them.
 
         Returns:
-            The largest difference in nats; None where there is no server or no probe.
+            The largest difference in nats; None if there is no server or no probe.
 
         Raises:
             PushMismatchError: a server's logprobs are not the trainer's.
@@ -114,7 +114,7 @@ class WeightPusher:
             await client.close()
 
     def _forget_old(self, newest: Path) -> None:
-        """Later ones, which another run left here, are no reason to remove what was written just now."""
+        """Remove what was pushed long ago; later steps, which another run left here, do not count."""
         pushed: Sequence[Path] = sorted(newest.parent.glob("step-??????"))
         for folder in pushed[: pushed.index(newest) + 1][: -self._config.pushes_kept]:
             shutil.rmtree(folder, ignore_errors=True)

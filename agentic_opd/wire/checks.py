@@ -46,14 +46,14 @@ class Checked(NamedTuple):
     problems: list[Problem]
 
 
-def read_group(value: object) -> ScoredGroup:
-    """Read a group of any origin, whatever it says, if only the JSON is one.
+def read_group(value: object, place: str = "a group") -> ScoredGroup:
+    """Read a group of any origin, whatever it says, if the JSON is one; `place` says where it came from.
 
     Raises:
         WireError: a field is missing, or something in it is of another kind or length; names the first place.
     """
     for problem in form_problems(value):
-        raise WireError(f"{problem.where}{': ' if problem.where else ''}{problem.message}")
+        raise WireError(problem.at(place))
     return ScoredGroup.from_wire(value)
 
 
@@ -106,24 +106,26 @@ def _sequence_form(sequence: dict[str, Any]) -> Iterator[Problem]:
     if not tokens or not _are_ids(tokens):
         yield Problem("", "tokens: expected token ids, at least one")
         return
-    yield from _entries_form("masks", "mask", sequence["masks"], len(tokens))
-    yield from _entries_form("inference_logprobs", "inference_logprobs", sequence["inference_logprobs"], len(tokens))
-    if isinstance(records, list):
-        for index, record in enumerate(cast(list[Any], records)):
-            yield from (Problem(f", turn {index}", message) for message in _record_form(record, len(tokens)))
-    elif records is not None:
-        yield Problem("", f"opd turns: expected a list, got {type(records).__name__}")
+    for name, kind, entry in (
+        ("masks", int, "mask: expected a whole number"),
+        ("inference_logprobs", float, "inference_logprobs: expected a finite number"),
+    ):
+        values = sequence[name]
+        if not isinstance(values, list) or len(values) != len(tokens):
+            yield Problem("", f"{name}: expected {len(tokens)} entries, one a token, got {_size(values)}")
+        elif (at := _odd_one(values, kind)) is not None:
+            yield Problem(f", position {at}", f"{entry}, got {values[at]!r}")
+    yield from _records_form(records, len(tokens))
     if "distill_token_ids" in sequence:
         yield from _rows_form(len(tokens), sequence["distill_token_ids"], sequence["distill_logprobs"])
 
 
-def _entries_form(name: str, entry: str, values: Any, length: int) -> Iterator[Problem]:
-    """One number a token; a whole one if they are masks."""
-    if not isinstance(values, list) or len(values) != length:
-        yield Problem("", f"{name}: expected {length} entries, one a token, got {_size(values)}")
-    elif (at := (_odd_int if name == "masks" else _odd_number)(values)) is not None:
-        kind = "whole" if name == "masks" else "finite"
-        yield Problem(f", position {at}", f"{entry}: expected a {kind} number, got {values[at]!r}")
+def _records_form(records: Any, length: int) -> Iterator[Problem]:
+    if isinstance(records, list):
+        for index, record in enumerate(cast(list[Any], records)):
+            yield from (Problem(f", turn {index}", message) for message in _record_form(record, length))
+    elif records is not None:
+        yield Problem("", f"opd turns: expected a list, got {type(records).__name__}")
 
 
 def _record_form(record: Any, length: int) -> Iterator[str]:
@@ -168,7 +170,7 @@ def _rows_form(length: int, ids: Any, logprobs: Any) -> Iterator[Problem]:
             yield Problem(f", position {position}", "row: expected two lists of one length")
         elif not _are_ids(row_ids):
             yield Problem(f", position {position}", "row: an id is not a token id")
-        elif (at := _odd_number(row)) is not None:
+        elif (at := _odd_one(row, float)) is not None:
             yield Problem(f", position {position}", f"row: logprob {row[at]!r}, expected a finite number, at most 0")
 
 
@@ -179,16 +181,12 @@ def _are_ids(values: Any) -> bool:
     return not values or (min(values) >= 0 and max(values) < 2**63)
 
 
-def _odd_int(values: list[Any]) -> int | None:
-    """The place of the first value that is not a whole number."""
-    is_fine = set(map(type, values)) <= {int}
-    return None if is_fine else next((i for i, value in enumerate(values) if not is_int(value)), None)
-
-
-def _odd_number(values: list[Any]) -> int | None:
-    """The place of the first value that is not a finite number."""
-    is_fine = set(map(type, values)) <= {float} and all(map(math.isfinite, values))
-    return None if is_fine else next((i for i, value in enumerate(values) if not is_number(value)), None)
+def _odd_one(values: list[Any], kind: type[int | float]) -> int | None:
+    """The place of the first value that is not a number: a finite one, or a whole one if `kind` is int."""
+    if set(map(type, values)) <= {kind} and (kind is int or all(map(math.isfinite, values))):
+        return None
+    is_good = is_int if kind is int else is_number
+    return next((i for i, value in enumerate(values) if not is_good(value)), None)
 
 
 def _is_chat(messages: Any) -> bool:

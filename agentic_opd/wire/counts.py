@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from agentic_opd.core.types import IGNORED, TurnOutcome
 from agentic_opd.wire.group import ScoredGroup, ScoredRollout, TurnRecord
@@ -64,14 +64,9 @@ class RolloutCounts:
 
     def merge(self, other: "RolloutCounts") -> None:
         """Add what `other` counted."""
-        self.rollouts += other.rollouts
-        self.verified += other.verified
-        self.passed += other.passed
-        self.score += other.score
-        self.assistant_turns += other.assistant_turns
-        self.tokens += other.tokens
-        self.sampled_tokens += other.sampled_tokens
-        self.scored_tokens += other.scored_tokens
+        for one in fields(self):
+            if one.name != "records":
+                setattr(self, one.name, getattr(self, one.name) + getattr(other, one.name))
         self.records.merge(other.records)
 
 

@@ -1,0 +1,147 @@
+"""One client's requests: what is asked again, for how long, and what an outage means for the others."""
+
+import asyncio
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from agentic_opd.core import http
+from agentic_opd.core.errors import ServerMismatchError, ServerRequestError, ServerUnreachableError
+from agentic_opd.core.http import JsonClient, NoAnswerError, RetryWindow
+from agentic_opd.core.server_info import ServerInfo, check_tokenizer, fetch_model_path, fetch_server_info
+from tests.unit.distill.fakes import Script, served
+
+
+class Clock:
+    """Time passes only while the client waits, and in `attempt`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        monkeypatch.setattr(http, "time", SimpleNamespace(monotonic=lambda: self.now))
+        monkeypatch.setattr(http, "random", SimpleNamespace(uniform=lambda low, high: 1.0))
+        monkeypatch.setattr(http, "asyncio", SimpleNamespace(sleep=self.sleep))
+
+    async def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def outcome(window: RetryWindow, answers: list[Any], clock: Clock, retry_s: float = 10.0) -> Any:
+    """What a request comes to whose attempts end as told, each after a second."""
+
+    async def attempt() -> Any:
+        clock.now += 1.0
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    try:
+        return asyncio.run(window.ask(attempt, retry_s))
+    except (NoAnswerError, ServerRequestError) as error:
+        return error
+
+
+def no(count: int) -> list[Any]:
+    return [NoAnswerError("HTTP 500")] * count
+
+
+def test_pauses_double_and_the_window_starts_with_the_first_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, answers = Clock(monkeypatch), [*no(9), "late"]
+    assert isinstance(outcome(RetryWindow(), answers, clock), NoAnswerError)
+    # Failures at 1, 2.1, 3.3, 4.7, 6.5 and 9.1 s; the next attempt would start at 12.3 s, 11.3 s after the first.
+    assert (len(answers), clock.now) == (4, pytest.approx(1009.1))
+
+
+def test_an_outage_ends_with_an_answer_and_a_refusal_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, window = Clock(monkeypatch), RetryWindow()
+    outcome(window, no(9), clock)
+    clock.now += 5.0
+    again = no(9)
+    assert isinstance(outcome(window, again, clock), NoAnswerError)
+    assert len(again) == 8, "the outage is known: one attempt"
+    assert outcome(window, [ServerRequestError("refused", 400)], clock).status == 400
+    assert outcome(window, [*no(3), "back"], clock) == "back"
+
+
+def test_a_request_that_always_fails_ends_though_others_are_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, window = Clock(monkeypatch), RetryWindow()
+
+    async def others_are_answered() -> Any:
+        clock.now += 1.0
+        window._down_since = None  # As another request's answer leaves it.
+        raise NoAnswerError("HTTP 500")
+
+    with pytest.raises(NoAnswerError):
+        asyncio.run(window.ask(others_are_answered, 10.0))
+    assert clock.now < 1012
+
+
+def asked(route: str, answer: Any, use: Callable[[JsonClient], Any]) -> Any:
+    """What `use` makes of a server that gives this one answer."""
+
+    async def run() -> Any:
+        async with served({route: answer if callable(answer) else Script(answer)}) as url:
+            client = JsonClient(url, "key", retry_s=0.0)
+            try:
+                return await use(client)
+            finally:
+                await client.close()
+
+    return asyncio.run(run())
+
+
+async def not_text(request: web.Request) -> web.Response:
+    return web.Response(body=b"\xff\xfe{}", content_type="application/json", charset="utf-8")
+
+
+@pytest.mark.parametrize("answer", [500, 503, 408, 429, "hang up", "<html>", not_text])
+def test_what_may_pass_is_an_unreachable_server_in_the_end(answer: Any) -> None:
+    with pytest.raises(ServerUnreachableError, match=r"/x gave no usable answer for 0 s: .+ Is the server up"):
+        asked("/x", answer, lambda client: client.get("/x"))
+
+
+@pytest.mark.parametrize("status", [400, 401, 404, 422])
+def test_a_refusal_holds_its_status(status: int) -> None:
+    with pytest.raises(ServerRequestError, match=f"HTTP {status}") as caught:
+        asked("/x", status, lambda client: client.get("/x"))
+    assert caught.value.status == status
+
+
+# ----------------------------------------------------------------------------------------- what a server says of itself
+
+PLUGIN = {"model": "m", "max_model_len": 64, "max_logprobs": 20, "vocab_size": 99, "weight_version": 3}
+ODD = [None, [], '"x"', [3], {}, {"data": []}, {"data": [3]}, {"data": [{"id": "m", "max_model_len": None}]}]
+
+
+def test_the_plugin_says_everything_and_the_model_list_a_little() -> None:
+    assert asked("/v1/opd/info", {**PLUGIN, "new": 1}, fetch_server_info) == ServerInfo(
+        "m", 64, has_plugin=True, max_logprobs=20, vocab_size=99, weight_version=3
+    )
+    card = {"data": [{"id": "m", "root": "org/m", "max_model_len": 64}]}
+    assert asked("/v1/models", card, fetch_server_info) == ServerInfo("m", 64, has_plugin=False)
+    assert asked("/v1/models", card, fetch_model_path) == "org/m"
+
+
+@pytest.mark.parametrize("answer", [*ODD, {**PLUGIN, "vocab_size": None}])
+def test_an_odd_answer_of_the_plugin_is_a_mismatch(answer: Any) -> None:
+    with pytest.raises(ServerMismatchError, match="/v1/opd/info is not the plugin of this version"):
+        asked("/v1/opd/info", answer, fetch_server_info)
+
+
+@pytest.mark.parametrize("answer", [*ODD, 404])
+def test_an_odd_model_list_is_a_mismatch(answer: Any) -> None:
+    with pytest.raises(ServerMismatchError, match="does not answer as vLLM does"):
+        asked("/v1/models", answer, fetch_server_info)
+    with pytest.raises(ServerMismatchError, match="does not say which model it serves"):
+        asked("/v1/models", answer, fetch_model_path)
+
+
+@pytest.mark.parametrize("answer", [None, [], '"x"', {}, {"tokens": None}, {"tokens": ["a"]}, {"tokens": [1, 9]}])
+def test_a_tokenizer_that_is_another_or_says_no_ids_is_a_mismatch(answer: Any) -> None:
+    info = ServerInfo("m", 64, has_plugin=False)
+    with pytest.raises(ServerMismatchError, match="tokeniz"):
+        asked("/tokenize", answer, lambda client: check_tokenizer(client, info, lambda text: [1, 2], "<|im_end|>"))
+    asked("/tokenize", {"tokens": [1, 2]}, lambda client: check_tokenizer(client, info, lambda text: [1, 2], ""))
