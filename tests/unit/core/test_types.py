@@ -14,13 +14,13 @@ from agentic_opd.core.types import (
     ToolCall,
     Turn,
     TurnOutcome,
-    TurnRecord,
     Verdict,
     Verification,
     VerifyOutcome,
     Vote,
     check_lengths,
 )
+from agentic_opd.wire.group import TurnRecord
 
 TASK = Task("t", "Write f.", "assert f() == 1")
 CHAT = ({"role": "user", "content": "Write f."}, {"role": "assistant", "content": "Done."})
