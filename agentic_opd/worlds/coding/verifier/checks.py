@@ -11,8 +11,14 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
 
-from agentic_opd.worlds.coding.verifier.collection import CollectedTest, collect, is_test_class, without_runners
-from agentic_opd.worlds.coding.verifier.names import defined, loaded
+from agentic_opd.worlds.coding.verifier.collection import (
+    CollectedTest,
+    collect,
+    defined,
+    is_test_class,
+    loaded,
+    without_runners,
+)
 
 _BRANCHES = (
     ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda, ast.For, ast.AsyncFor, ast.While,

@@ -5,9 +5,8 @@ import math
 from collections.abc import Sequence
 from typing import Any, cast
 
-from agentic_opd.worlds.coding.verifier.collection import collect
+from agentic_opd.worlds.coding.verifier.collection import collect, undefined_names
 from agentic_opd.worlds.coding.verifier.harness.programs import bare_lines
-from agentic_opd.worlds.coding.verifier.names import undefined_names
 
 
 def complete_tests(test_code: str, entry_point: str | None) -> str:
