@@ -47,23 +47,13 @@ def asserts_run_once(tree: ast.Module) -> set[ast.Assert]:
 
 
 _ONE_PROCESS_NAMES = frozenset(
-    {
-        "stdout",
-        "stdin",
-        "stderr",
-        "redirect_stdout",
-        "redirect_stderr",
-        "getsource",
-        "signature",
-        "patch",
-        "monkeypatch",
-        "capsys",
-    }
+    ("stdout", "stdin", "stderr", "redirect_stdout", "redirect_stderr")
+    + ("getsource", "signature", "patch", "monkeypatch", "capsys")
 )
 """Tests that use one of these look at the solution from inside: its output, its source, its globals."""
 
 _ONE_PROCESS_MODULES = frozenset({"inspect", "numpy", "pandas"})
-"""Tests that import one of these may hand over or expect values that are no plain data."""
+"""Tests that import one of these may hand over or expect values that are not plain data."""
 
 _NAMESPACE = "Solution"
 """A class of this name holds functions, as LeetCode has it: nothing is compared with it or derived from it."""
@@ -153,7 +143,7 @@ class Checks:
 def instrument(tests: str) -> Checks:
     """Turn what `tests` check into calls of _opd_equal, _opd_true, _opd_failed and _opd_test.
 
-    `assert True` and `assert False` are no checks: the first says nothing of the solution, the second marks a place
+    `assert True` and `assert False` are not checks: the first says nothing of the solution, the second marks a place
     that must not be reached, and still raises.
 
     Raises:
@@ -235,7 +225,7 @@ def _counted(number: int, name: str, args: list[ast.expr]) -> ast.stmt:
 
 
 def _explained(node: ast.Assert, label: str, args: list[ast.expr]) -> ast.stmt:
-    """An assert inside a test: it still raises, and says what came where the test does not."""
+    """An assert inside a test: it still raises, and says what came if the test does not."""
     if node.msg is not None:
         return node
     if len(args) == 1:

@@ -69,7 +69,7 @@ def without_runners(tree: ast.Module) -> ast.Module:
 
 
 def _names_used(tree: ast.Module) -> Counter[str]:
-    """How often each name is read, except where the file is run as a script."""
+    """How often each name is read, but not in what runs only if the file is a script."""
     nodes = (child for node in tree.body if not _is_main_block(node) for child in ast.walk(node))
     return Counter(node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load))
 
