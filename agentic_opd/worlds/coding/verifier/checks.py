@@ -46,10 +46,10 @@ def asserts_run_once(tree: ast.Module) -> set[ast.Assert]:
     return found
 
 
-_ONE_PROCESS_NAMES = frozenset(
-    ("stdout", "stdin", "stderr", "redirect_stdout", "redirect_stderr")
-    + ("getsource", "signature", "patch", "monkeypatch", "capsys")
-)
+_ONE_PROCESS_NAMES = {
+    *("stdout", "stdin", "stderr", "redirect_stdout", "redirect_stderr"),
+    *("getsource", "signature", "patch", "monkeypatch", "capsys"),
+}
 """Tests that use one of these look at the solution from inside: its output, its source, its globals."""
 
 _ONE_PROCESS_MODULES = frozenset({"inspect", "numpy", "pandas"})
