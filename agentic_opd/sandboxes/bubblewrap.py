@@ -40,7 +40,7 @@ _OTHER_PROCESSES = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Whom the sandboxed processes run as: `uid` on the host where root gave them one, else the caller mapped to 1000.
+    """Whom the sandboxed processes run as: `uid` on the host if root gave them one, else the caller mapped to 1000.
 
     `uid` None means a user namespace of their own.
     """
@@ -88,7 +88,7 @@ def build_argv(folder: Path, command: str, cpu_s: int, identity: Identity, limit
 def process_limit(processes: int, identity: Identity, kernel: str) -> int:
     """The limit on processes to set so that a sandbox may have `processes` of them.
 
-    Before Linux 5.14 the kernel counts all processes and threads of a user, those outside of the sandbox too; where the
+    Before Linux 5.14 the kernel counts all processes and threads of a user, those outside of the sandbox too; if the
     sandbox runs as the caller, the limit must leave room for them.
     """
     major, minor = (int(part) for part in re.findall(r"\d+", kernel)[:2])

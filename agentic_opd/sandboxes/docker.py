@@ -57,12 +57,12 @@ class Connection:
 
     def __init__(self, raw: Any) -> None:
         self._raw = raw
-        # What the SDK returns wraps the socket for reading only, but for TLS.
+        # What the SDK returns wraps the socket for reading only, except with TLS.
         self._socket = getattr(raw, "_sock", raw)
         self._socket.settimeout(None)
 
     def write(self, data: bytes) -> int:
-        """Write all of it; a container that ends before is no error."""
+        """Write all of it; a container that ends before is not an error."""
         with suppress(OSError):
             self._socket.sendall(data)
         return len(data)
@@ -192,7 +192,7 @@ class DockerEngine:
                 return 137
 
     def remove(self, name: str) -> None:
-        """End and remove a container, with the folders that it kept; one that is not there is no error."""
+        """End and remove a container, with the folders that it kept; one that is not there is not an error."""
         with _engine_errors(), suppress(NotFound):
             try:
                 self._api.remove_container(name, force=True, v=True)

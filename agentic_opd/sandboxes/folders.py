@@ -1,8 +1,8 @@
 """What runs that were killed leave behind: names that tell whose a thing is, and the removal of dead runs' folders.
 
 Everything that a sandbox makes outside of itself (a folder, a container, a volume) carries `owner_tag()`. Process ids
-are used again, so the tag also holds when the process started; and it holds where its process id counts, so that no
-run removes what belongs to a living one of another container or machine that shares the folder or the server.
+are used again, so the tag also holds when the process started; and it holds the place in which the id counts, so that
+no run removes what belongs to a living one of another container or machine that shares the folder or the server.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ _STATE, _TERMINAL, _START = 0, 4, 19
 
 
 def owner_tag() -> str:
-    """`PID-START-PLACE` of this process: its id, its start in clock ticks since boot, and where that id counts."""
+    """`PID-START-PLACE` of this process: its id, its start in clock ticks since boot, the place that the id is of."""
     pid = os.getpid()
     return f"{pid}-{_start_of(pid)}-{_place()}"
 
@@ -129,7 +129,7 @@ class PrivateFolder:
         """Where it is.
 
         Raises:
-            SandboxError: it was not made yet, or is removed.
+            SandboxError: it is not made yet, or removed.
         """
         if self._path is None:
             raise not_entered()
@@ -149,7 +149,7 @@ class PrivateFolder:
             raise SandboxError(f"no work directory can be made in {tempfile.gettempdir()}: {error}") from error
 
     async def remove(self) -> None:
-        """Remove it, whatever is in it; nothing where there is none."""
+        """Remove it, whatever is in it; nothing happens if there is no folder."""
         if self._path is not None:
             path, self._path = self._path, None
             await asyncio.shield(asyncio.to_thread(remove_tree, path))

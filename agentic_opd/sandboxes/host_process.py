@@ -102,7 +102,7 @@ async def start_host_process(
 
 
 async def _feed(process: asyncio.subprocess.Process, stdin: bytes | None) -> None:
-    """Write the input; a process that does not read it to its end is no error."""
+    """Write the input; a process that does not read it to its end is not an error."""
     if stdin is None or process.stdin is None:
         return
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):

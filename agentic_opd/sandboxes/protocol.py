@@ -120,7 +120,7 @@ def not_entered() -> SandboxError:
 
 
 def variables(home: str, **more: str) -> dict[str, str]:
-    """A command's whole environment, but for what the backend adds as `more`."""
+    """A command's whole environment; `more` is what the backend adds."""
     return {
         "HOME": home,
         "LANG": "C.UTF-8",

@@ -66,7 +66,7 @@ def read_answer(answer: bytes) -> CommandResult:
     """The supervisor's answer.
 
     Raises:
-        SandboxError: It is none, or some process could not be ended.
+        SandboxError: It is not an answer, or some process could not be ended.
     """
     try:
         fields = json.loads(answer)

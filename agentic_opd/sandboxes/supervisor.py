@@ -1,4 +1,4 @@
-"""A program that runs one command and leaves no process behind, where there is no namespace to do so.
+"""A program that runs one command and leaves no process behind, for places without namespaces to do so.
 
 It is started as `python -I -S -c SOURCE`, on this machine or another one, and so imports nothing but the standard
 library (Python 3.8 or later). supervised.py writes its input, one line of JSON on stdin, and reads its answer, one line

@@ -1,12 +1,12 @@
 """`SwerexSandbox`: a folder on the machine of a SWE-ReX server, and processes that supervisor.py runs there.
 
-Start the server with `swerex-remote --auth-token TOKEN --port PORT`, where the code shall run: that machine, container
-or cloud sandbox is the isolation, and all sandboxes of one server share it, its network and its user. So the agent's
-code can read what lies on that machine, other episodes' files included, and no limit on disk or processes holds but
-the machine's own. It needs Python 3.8 or later, a shell, tar and findutils.
+Start the server with `swerex-remote --auth-token TOKEN --port PORT` on the machine that the code shall run on: that
+machine, container or cloud sandbox is the isolation, and all sandboxes of one server share it, its network and its
+user. So the agent's code can read what lies on that machine, other episodes' files included, and no limit on disk or
+processes holds but the machine's own. It needs Python 3.8 or later, a shell, tar and findutils.
 
 The server answers one request at a time, and a command that runs blocks it: commands are started in the background
-there, and asked after. A command whose environment was killed ends with its time, and the next start's `check()`
+there, and asked for. A command whose environment was killed ends with its time, and the next start's `check()`
 removes its folder.
 """
 
@@ -63,7 +63,7 @@ _ASK = """
 [ -e "$1" ] && { cat "$1"; rm -f "$1" "$3"; exit; }
 case "$(sed -n 's/^State:[[:space:]]*//p' "/proc/$2/status" 2>/dev/null)" in ''|[ZX]*) echo gone; cat "$3" ;; esac
 """
-"""$1: the answer's file, $2: the supervisor, $3: its log. Prints the answer, `gone` and the log, or nothing as yet."""
+"""$1: the answer's file, $2: the supervisor, $3: its log. Prints the answer, or `gone` and the log, or nothing."""
 
 _END = 'kill -TERM "$1" 2>/dev/null; true'
 """$1: the supervisor, which then ends what it runs, and answers."""

@@ -24,6 +24,7 @@ from agentic_opd.core.exit_codes import EXIT_FAILED, EXIT_OK, EXIT_USAGE, exit_c
 from agentic_opd.core.types import Task
 from agentic_opd.sandboxes.factory import check_sandbox, sandbox_factory
 from agentic_opd.sandboxes.protocol import SandboxFactory
+from agentic_opd.settings.read import refusal
 from agentic_opd.worlds.coding.config import CodingConfig, DatasetFormat
 from agentic_opd.worlds.coding.tasks.load import load_tasks
 from agentic_opd.worlds.coding.verifier.verify import SOLUTION_FILE, checks_of, verify
@@ -102,7 +103,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--fields", nargs="+", action="extend", default=[], metavar="NAME=FIELD", help="fields named otherwise"
     )
-    parser.add_argument("--split", default=settings["dataset_split"].default, help="split, where there are any")
+    parser.add_argument("--split", default=settings["dataset_split"].default, help="split, if there are any")
     parser.add_argument("--skip-broken", action="store_true", help="leave out rows that cannot become tasks")
     parser.add_argument("--limit", type=_count, metavar="N", help="only the first N tasks")
     parser.add_argument(
@@ -183,12 +184,13 @@ def _config(arguments: argparse.Namespace) -> CodingConfig:
     try:
         return CodingConfig.model_validate(settings)
     except ValidationError as error:
-        wrong = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}, got {one['input']!r}" for one in error.errors()]
-        raise ConfigError("settings are wrong:\n" + "\n".join(f"  - {line}" for line in wrong)) from error
+        raise refusal(
+            [f"{'.'.join(map(str, one['loc']))}: {one['msg']}, got {one['input']!r}" for one in error.errors()]
+        ) from error
 
 
 def _check_out(arguments: argparse.Namespace) -> None:
-    """Raise ConfigError where the results would replace what is read."""
+    """Raise ConfigError if the results would replace what is read."""
     out: Path | None = arguments.out
     for read in (Path(arguments.dataset), arguments.solutions):
         if out is not None and read is not None and out.exists() and read.exists() and out.samefile(read):

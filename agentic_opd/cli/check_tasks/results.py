@@ -33,7 +33,7 @@ class CheckedTask:
 
     @property
     def outcome(self) -> str:
-        """How the tests ended: `ran`, or `ran, in_process` where they shared a process with the solution."""
+        """How the tests ended: `ran`, or `ran, in_process` if they shared a process with the solution."""
         verdict = self.verification
         return verdict.outcome.value + (", in_process" if verdict.in_process else "")
 

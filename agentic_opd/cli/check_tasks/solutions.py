@@ -61,7 +61,7 @@ def _row_files(row: Row) -> Files:
         )
     files: Files = {}
     for path, text in cast(dict[str, Any], found).items():
-        # A Parquet file has every name that any row has, with null where this row has none.
+        # A Parquet file has every name that any row has, with null if this row does not have it.
         if text is None:
             continue
         if not isinstance(text, str):

@@ -76,7 +76,7 @@ def _holds_something(file: Path) -> bool:
 
 
 def _free_gib(folder: Path) -> float:
-    """What is free where `folder` is or will be.
+    """What is free on the disk that `folder` is or will be on.
 
     Raises:
         OutputError: nothing can be written there.
@@ -102,7 +102,7 @@ async def check_tasks(setup: Setup) -> Note:
 
 
 async def check_isolation(setup: Setup) -> Note:
-    """Model-written code can run where the settings want it to."""
+    """Model-written code can run in the sandbox that the settings name."""
     backend = setup.config.sandbox_backend
     await check_sandbox(sandbox_factory(setup.config))
     if backend == "unsafe-local":

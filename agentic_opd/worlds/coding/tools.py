@@ -93,7 +93,7 @@ async def _write_file(sandbox: Sandbox, limits: ToolLimits, path: str, content: 
 async def _patch(sandbox: Sandbox, limits: ToolLimits, path: str, old: str, new: str) -> str:
     if not old:
         raise _ToolError("'old' is empty. Give the text to replace, or use write_file for a whole file.")
-    # Bytes, so that what surrounds the text stays as it is even where it is not UTF-8.
+    # Bytes, so that what surrounds the text stays as it is even if it is not UTF-8.
     held, old_bytes = await _read(sandbox, limits, path), old.encode("utf-8", errors="replace")
     count = held.count(old_bytes)
     if count == 0:

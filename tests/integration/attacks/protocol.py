@@ -4,12 +4,12 @@ from tests.integration.attacks.arena import Attack
 
 _CHANNEL = """
 import gc, struct
-wire = sys.modules["agentic_opd.worlds.coding.verifier.harness.pipe"]
+pipe = sys.modules["agentic_opd.worlds.coding.verifier.harness.pipe"]
 def channel():
-    return next(thing for thing in gc.get_objects() if type(thing) is wire.Channel)
+    return next(thing for thing in gc.get_objects() if type(thing) is pipe.Channel)
 def put(*messages):
     for message in messages:
-        channel().send(message if type(message) is bytes else wire.encode(message, lambda value: value))
+        channel().send(message if type(message) is bytes else pipe.encode(message, lambda value: value))
 """
 
 PROTOCOL = {
@@ -49,7 +49,7 @@ def f(x):
     if x > 1: put(NONSENSE[x - 2])
     return g(x)
 """,
-        report="what came is no message",
+        report="what came is not a message",
     ),
     "counts that promise gigabytes": Attack(
         _CHANNEL
@@ -69,26 +69,26 @@ def f(x):
     "references of its own making": Attack(
         _CHANNEL
         + """
-class Sly(wire.Ref): pass
+class Sly(pipe.Ref): pass
 REFS = [("callback", 0), ("callback", -1), ("builtin", "exit"), ("object", 10**30), ("object", "x"), ((), {}), (1, 2),
         ("callback", "0")]
 g = f
 def f(x):
-    if x > 1: put(("return", wire.Ref(*REFS[x - 2]), None))
+    if x > 1: put(("return", pipe.Ref(*REFS[x - 2]), None))
     return g(x)
 """,
         (0, 2),
-        "expected|no message",
+        "expected|not a message",
     ),
     "asks the tests' process for more": Attack(
         _CHANNEL
         + """
 def ask(operation, *args):
     put(("request", operation, args, {}))
-    answer = wire.decode(channel().receive(), lambda ref: ref)
+    answer = pipe.decode(channel().receive(), lambda ref: ref)
     TRIED.append(" ".join(map(str, answer[:2])))
 def apply(function):
-    callback = wire.Ref("callback", 0)
+    callback = pipe.Ref("callback", 0)
     ask("getattr", callback, "__globals__")
     ask("getattr", callback, "__code__")
     ask("eval", "__import__('os')._exit(0)")

@@ -127,7 +127,7 @@ def f(x):
         names.append(frame.f_code.co_name)
         for value in [*frame.f_locals.values(), *frame.f_globals.values()]:
             if type(value).__name__ in ("Counter", "TestSide", "Clock"): value.end = lambda *args: None
-            if isinstance(value, dict) and "passed" in value: value["passed"] = 10
+            if hasattr(value, "_passed"): value._passed = value._settled = 10
         frame = frame.f_back
     return g(x) if x < 2 else " ".join(names)
 """,

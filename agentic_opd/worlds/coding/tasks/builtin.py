@@ -3,37 +3,7 @@
 from dataclasses import dataclass
 
 from agentic_opd.core.types import Task
-
-TEST_FILE = "test_solution.py"
-
-_TEST_FILE = '''"""Runs the task's examples on solution.py."""
-import sys
-
-EXAMPLES = [
-{examples}
-]
-
-try:
-    from solution import {entry_point}
-except BaseException as error:
-    print(f"FAIL import: {{type(error).__name__}}: {{error}}")
-    sys.exit(1)
-
-passed = 0
-for call, expected in EXAMPLES:
-    try:
-        got = eval(call)
-    except Exception as error:
-        print(f"FAIL {{call}}: {{type(error).__name__}}: {{error}}")
-        continue
-    if got == expected:
-        passed += 1
-        print(f"ok   {{call}}")
-    else:
-        print(f"FAIL {{call}}: expected {{expected!r}}, got {{got!r}}")
-print(f"{{passed}} of {{len(EXAMPLES)}} examples passed")
-sys.exit(0 if passed == len(EXAMPLES) else 1)
-'''
+from agentic_opd.worlds.coding.tasks.example_files import TEST_FILE, builtin_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,16 +28,9 @@ class BuiltinSpec:
             f"Examples ({TEST_FILE} runs them):\n{shown}",
             hidden_tests=f"from solution import {entry_point}\n\n{hidden}",
             entry_point=entry_point,
-            files={TEST_FILE: _test_file(entry_point, examples)},
+            files={TEST_FILE: builtin_file(entry_point, examples)},
             reference_solution=self.reference.lstrip("\n"),
         )
-
-
-def _test_file(entry_point: str, examples: list[str]) -> str:
-    """The source of test_solution.py for `call == expected` lines."""
-    pairs = [line.strip().rpartition(" == ") for line in examples]
-    rows = "\n".join(f"    ({call!r}, {expected})," for call, _, expected in pairs)
-    return _TEST_FILE.format(entry_point=entry_point, examples=rows)
 
 
 def builtin_tasks() -> list[Task]:

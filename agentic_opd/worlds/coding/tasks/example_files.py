@@ -1,55 +1,42 @@
 """A task's public examples -> the source of `test_solution.py`, which lies in the agent's sandbox. Pure.
 
-Like that of the built-in tasks it prints a line an example, with what was expected and what came, and exits with 1
-unless all of them pass.
+It prints a line for each example, with what was expected and what came, and exits with 1 unless all of them pass.
 """
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 TEST_FILE = "test_solution.py"
 
-_CALLS = '''"""Runs the task's examples on solution.py."""
+_CALLS_DOC = '"""Runs the task\'s examples on solution.py."""\nimport sys\n'
+_PROGRAM_DOC = '''"""Runs the task's examples: solution.py reads the input, and what it prints is compared."""
+import subprocess
 import sys
+'''
 
-{setup}
+_IMPORT = """try:
+    from solution import ENTRY_POINT
+except BaseException as error:
+    print(f"FAIL import: {type(error).__name__}: {error}")
+    sys.exit(1)
+"""
 
-EXAMPLES = [
-{examples}
-]
-
+_RUN_CALLS = """
 passed = 0
 for call, expected in EXAMPLES:
     try:
-        got, wanted = {got}, eval(expected)
+        EVALUATE
     except Exception as error:
-        print(f"FAIL {{call}}: {{type(error).__name__}}: {{error}}")
+        print(f"FAIL {call}: {type(error).__name__}: {error}")
         continue
-    if got == wanted:
+    if got == expected:
         passed += 1
-        print(f"ok   {{call}}")
+        print(f"ok   {call}")
     else:
-        print(f"FAIL {{call}}: expected {{wanted!r}}, got {{got!r}}")
-print(f"{{passed}} of {{len(EXAMPLES)}} examples passed")
-sys.exit(0 if passed == len(EXAMPLES) else 1)
-'''
-
-_AS_JSON = """
-
-def as_json(value):
-    if isinstance(value, (list, tuple)):
-        return [as_json(item) for item in value]
-    return {key: as_json(item) for key, item in value.items()} if isinstance(value, dict) else value
+        print(f"FAIL {call}: expected {expected!r}, got {got!r}")
 """
 
-_PROGRAM = '''"""Runs the task's examples: solution.py reads the input, and what it prints is compared."""
-import subprocess
-import sys
-
-EXAMPLES = [
-{examples}
-]
-
+_RUN_PROGRAM = """
 
 def lines(text):
     return [line.rstrip() for line in text.rstrip().split("\\n")]
@@ -60,18 +47,36 @@ for number, (text, expected) in enumerate(EXAMPLES, start=1):
     try:
         done = subprocess.run([sys.executable, "solution.py"], input=text, capture_output=True, text=True, timeout=10)
     except subprocess.TimeoutExpired:
-        print(f"FAIL example {{number}}: no end after 10 s")
+        print(f"FAIL example {number}: no end after 10 s")
         continue
     if done.returncode != 0:
-        print(f"FAIL example {{number}}: exit code {{done.returncode}}\\n{{done.stderr[-2000:]}}")
+        print(f"FAIL example {number}: exit code {done.returncode}\\n{done.stderr[-2000:]}")
     elif lines(done.stdout) == lines(expected):
         passed += 1
-        print(f"ok   example {{number}}")
+        print(f"ok   example {number}")
     else:
-        print(f"FAIL example {{number}}: expected {{expected!r}}, got {{done.stdout[:2000]!r}}")
-print(f"{{passed}} of {{len(EXAMPLES)}} examples passed")
+        print(f"FAIL example {number}: expected {expected!r}, got {done.stdout[:2000]!r}")
+"""
+
+_END = """print(f"{passed} of {len(EXAMPLES)} examples passed")
 sys.exit(0 if passed == len(EXAMPLES) else 1)
-'''
+"""
+
+_AS_JSON = """
+
+def as_json(value):
+    if isinstance(value, (list, tuple)):
+        return [as_json(item) for item in value]
+    return {key: as_json(item) for key, item in value.items()} if isinstance(value, dict) else value
+"""
+
+
+def builtin_file(entry_point: str, examples: Sequence[str]) -> str:
+    """Test file for `call == expected` lines about one function."""
+    pairs = [line.strip().rpartition(" == ") for line in examples]
+    rows = _examples(f"({call!r}, {expected})" for call, _, expected in pairs)
+    run = _RUN_CALLS.replace("EVALUATE", "got = eval(call)")
+    return "\n".join([_CALLS_DOC, rows, _IMPORT.replace("ENTRY_POINT", entry_point)]) + run + _END
 
 
 def calls_file(setup: str, checks: Sequence[str], *, as_json: bool = False) -> str:
@@ -82,14 +87,20 @@ def calls_file(setup: str, checks: Sequence[str], *, as_json: bool = False) -> s
         checks: Sources of one `assert` each.
         as_json: What a call returns is compared as JSON would hold it: a tuple as a list.
     """
-    rows = "\n".join(f"    {pair!r}," for check in checks for pair in _pairs(check))
+    before = (setup + (_AS_JSON if as_json else "")).strip() + "\n"
+    rows = _examples(repr(pair) for check in checks for pair in _pairs(check))
     got = "as_json(eval(call))" if as_json else "eval(call)"
-    return _CALLS.format(setup=(setup + (_AS_JSON if as_json else "")).strip(), examples=rows, got=got)
+    run = _RUN_CALLS.replace("EVALUATE", f"got, expected = {got}, eval(expected)")
+    return "\n".join([_CALLS_DOC, before, rows]) + run + _END
 
 
 def program_file(examples: Sequence[tuple[str, str]]) -> str:
     """Test file for (input, output) texts of a program."""
-    return _PROGRAM.format(examples="\n".join(f"    {pair!r}," for pair in examples))
+    return "\n".join([_PROGRAM_DOC, _examples(map(repr, examples))]) + _RUN_PROGRAM + _END
+
+
+def _examples(rows: Iterable[str]) -> str:
+    return "EXAMPLES = [\n" + "".join(f"    {row},\n" for row in rows) + "]\n"
 
 
 def _pairs(check: str) -> list[tuple[str, str]]:

@@ -1,13 +1,11 @@
 """A row of APPS, LiveCodeBench or the like -> a Task: a program from input to output, or a function to call. Pure.
 
-The first test is public (LiveCodeBench: its public ones), shown in the prompt where it is short and run by
+The first test is public (LiveCodeBench: its public ones), shown in the prompt if it is short and run by
 `test_solution.py`, unless it is the only test there is. All tests count, so at least one is always unseen.
 
-The tests of a row of APPS, LiveCodeBench or the like -> inputs, outputs and how they are to be run. Pure.
-
-Three forms are read: `input_output`, an object with `inputs`, `outputs` and perhaps `fn_name`; the same three as fields
-of the row; and `public_test_cases` with `private_test_cases`, lists of `{input, output, testtype}`. Each may be JSON
-text.
+Tests come in three forms: `input_output`, an object with `inputs`, `outputs` and perhaps `fn_name`; the same three as
+fields of the row; and `public_test_cases` with `private_test_cases`, lists of `{input, output, testtype}`. Each may be
+JSON text.
 """
 
 import base64
@@ -23,8 +21,8 @@ from typing import Any, NoReturn, cast
 from agentic_opd.core.types import Task
 from agentic_opd.worlds.coding.tasks.example_files import TEST_FILE, calls_file, program_file
 from agentic_opd.worlds.coding.tasks.row_values import FieldMap, RowValues
+from agentic_opd.worlds.coding.verifier.collection import undefined_names
 from agentic_opd.worlds.coding.verifier.hidden_tests import call_tests, io_tests
-from agentic_opd.worlds.coding.verifier.names import undefined_names
 
 TEST_NAMES = ("input_output", "inputs", "outputs", "public_tests", "private_tests")
 
@@ -90,7 +88,7 @@ def _texts(found: Sequence[Any], values: RowValues, name: str) -> list[str]:
         if not isinstance(text, str):
             raise values.wrong(
                 name,
-                f"must hold texts, or lists of lines, where there is no fn_name; got {type(text).__name__}",
+                f"must hold texts, or lists of lines, if there is no fn_name; got {type(text).__name__}",
             )
     return texts
 
@@ -225,7 +223,7 @@ def io_task(task_id: str, values: RowValues) -> Task:
 
 
 def _program_examples(tests: IoTests, prompt: list[str]) -> dict[str, str]:
-    """The test file of the public examples, where there are any; the first is added to `prompt`."""
+    """The test file of the public examples, if there are any; the first is added to `prompt`."""
     shown = list(zip(tests.inputs[: tests.shown], tests.outputs[: tests.shown], strict=True))
     if not shown:
         return {}

@@ -1,21 +1,24 @@
-"""Settings -> tasks: the built-in ones or the rows of a dataset, and those held out for evaluation (I/O).
+"""Settings -> tasks: the built-in ones or rows of a dataset, in its format; and those held out for evaluation (I/O).
 
 Which tasks are held out is decided by a task's id and the seed alone. So every worker and every restart draws the same
 line, whatever the order of the rows and however many of them are read.
 """
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import islice
 
 from agentic_opd.core.errors import DatasetError
 from agentic_opd.core.types import Task
-from agentic_opd.worlds.coding.config import CodingConfig
+from agentic_opd.worlds.coding.config import CodingConfig, DatasetFormat
 from agentic_opd.worlds.coding.tasks.builtin import builtin_tasks
-from agentic_opd.worlds.coding.tasks.presets import PRESETS
-from agentic_opd.worlds.coding.tasks.row_values import RowValues
+from agentic_opd.worlds.coding.tasks.io_tasks import IO_FIELDS, TEST_NAMES, io_task
+from agentic_opd.worlds.coding.tasks.mbpp import MBPP_FIELDS, mbpp_task
+from agentic_opd.worlds.coding.tasks.row_values import FieldMap, RowValues
 from agentic_opd.worlds.coding.tasks.rows import Row, read_rows
+from agentic_opd.worlds.coding.verifier.hidden_tests import helpers_of
 
 
 def split_tasks(tasks: Iterable[Task], fraction: float, seed: int) -> tuple[list[Task], list[Task]]:
@@ -83,7 +86,7 @@ def load_train_and_eval(config: CodingConfig) -> tuple[list[Task], list[Task]]:
 
 
 def load_tasks(config: CodingConfig) -> list[Task]:
-    """All tasks of `dataset_name`, in the dataset's order; the built-in tasks where it is unset.
+    """All tasks of `dataset_name`, in the dataset's order; the built-in tasks if it is unset.
 
     A row without an id is known by its number, counted from 0.
 
@@ -134,14 +137,14 @@ def _eval_config(config: CodingConfig) -> CodingConfig:
     changes = {
         "dataset_name": config.eval_dataset_name or config.dataset_name,
         "dataset_split": config.eval_dataset_split or config.dataset_split,
-        "dataset_format": config.dataset_format if config.eval_dataset_format == "same" else config.eval_dataset_format,
+        "dataset_format": config.dataset_format if is_same else config.eval_dataset_format,
         "dataset_fields": {**(config.dataset_fields if is_same else {}), **config.eval_dataset_fields},
     }
     return config.model_copy(update=changes)
 
 
 def _check_disjoint(train: list[Task], evaluation: list[Task]) -> None:
-    """Raise DatasetError where a task is in both lists: two datasets may use the same ids for different tasks."""
+    """Raise DatasetError if a task is in both lists: two datasets may use the same ids for different tasks."""
     trained = {(task.prompt, task.hidden_tests) for task in train}
     shared = [task.task_id for task in evaluation if (task.prompt, task.hidden_tests) in trained]
     if shared:
@@ -150,3 +153,76 @@ def _check_disjoint(train: list[Task], evaluation: list[Task]) -> None:
             f"{len(shared)} tasks of the dataset to evaluate on are also in the one to train on ({shown}). Name "
             "another eval_dataset_name or eval_dataset_split; or unset both, and eval_fraction holds tasks out."
         )
+
+
+# ------------------------------------------------------------------------------------------------ formats of datasets
+
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """A dataset's format."""
+
+    fields: FieldMap
+    make_task: Callable[[str, RowValues], Task]
+    """Task id and row -> task; raises DatasetError if the row lacks something."""
+
+
+def _generic_task(task_id: str, values: RowValues) -> Task:
+    if not values.has("test_code") and any(values.has(name) for name in TEST_NAMES):
+        return io_task(task_id, values)
+    prompt, entry_point = values.need("prompt"), values.text("entry_point")
+    if "solution.py" not in prompt:
+        what = f"the function `{entry_point}`" if entry_point else "your code"
+        prompt = f"{prompt.rstrip()}\n\nWrite {what} in solution.py."
+    return Task(
+        task_id=task_id,
+        prompt=prompt,
+        hidden_tests=values.hidden_tests(values.need("test_code"), entry_point),
+        entry_point=entry_point,
+        reference_solution=values.text("reference_solution"),
+    )
+
+
+def _humaneval_task(task_id: str, values: RowValues) -> Task:
+    code, entry_point = values.need("prompt"), values.need("entry_point")
+    solution = values.text("reference_solution")
+    return Task(
+        task_id=task_id,
+        prompt=f"Complete this code in solution.py, so that it holds the whole function `{entry_point}`.\n\n"
+        f"```python\n{code.strip()}\n```",
+        hidden_tests=values.hidden_tests(helpers_of(code, entry_point) + values.need("test_code"), entry_point),
+        entry_point=entry_point,
+        reference_solution=None if solution is None else code + solution,
+    )
+
+
+PRESETS: Mapping[DatasetFormat, Preset] = {
+    "generic": Preset(
+        FieldMap(
+            {
+                **IO_FIELDS.candidates,
+                "task_id": ("task_id", "id"),
+                "prompt": ("prompt", "task"),
+                "test_code": ("test_code",),
+                "entry_point": ("entry_point", "fn_name"),
+                "reference_solution": ("reference_solution", "solution", "solutions"),
+            }
+        ),
+        _generic_task,
+    ),
+    "humaneval": Preset(
+        FieldMap(
+            {
+                "task_id": ("task_id",),
+                "prompt": ("prompt",),
+                "test_code": ("test",),
+                "entry_point": ("entry_point",),
+                "reference_solution": ("canonical_solution",),
+            }
+        ),
+        _humaneval_task,
+    ),
+    "mbpp": Preset(MBPP_FIELDS, mbpp_task),
+    "apps": Preset(IO_FIELDS, io_task),
+}
+"""`dataset_format` -> what it means."""

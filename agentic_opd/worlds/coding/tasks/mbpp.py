@@ -11,8 +11,7 @@ import builtins
 from agentic_opd.core.types import Task
 from agentic_opd.worlds.coding.tasks.example_files import TEST_FILE, calls_file
 from agentic_opd.worlds.coding.tasks.row_values import FieldMap, RowValues
-from agentic_opd.worlds.coding.verifier.hidden_tests import complete_tests
-from agentic_opd.worlds.coding.verifier.names import undefined_names
+from agentic_opd.worlds.coding.verifier.collection import undefined_names
 
 MBPP_FIELDS = FieldMap(
     {
@@ -46,7 +45,10 @@ def mbpp_task(task_id: str, values: RowValues) -> Task:
     except (SyntaxError, RecursionError) as error:
         raise values.error(f"the tests are not valid Python: {error}") from error
     source = "\n".join([setup, *tests]).strip()
-    hidden = _complete(source, entry_point, values)
+    # Some tasks ask for a function that is named like a built-in one, such as `sum`; nothing else imports it then.
+    is_builtin = entry_point is not None and hasattr(builtins, entry_point)
+    own_import = f"from solution import {entry_point}\n" if is_builtin else ""
+    hidden_tests = values.hidden_tests(own_import + source, entry_point)
     names = undefined_names(source)
     if entry_point is not None and entry_point not in names:
         names = sorted([*names, entry_point])
@@ -62,7 +64,7 @@ def mbpp_task(task_id: str, values: RowValues) -> Task:
     return Task(
         task_id=task_id,
         prompt=asked,
-        hidden_tests=hidden,
+        hidden_tests=hidden_tests,
         entry_point=entry_point,
         files=files,
         reference_solution=None if solution is None else _newlines(solution) + "\n",
@@ -74,18 +76,8 @@ def _newlines(code: str) -> str:
     return code.replace("\r\n", "\n")
 
 
-def _complete(tests: str, entry_point: str | None, values: RowValues) -> str:
-    # Some tasks ask for a function that is named like a built-in one, such as `sum`; nothing else imports it then.
-    if entry_point is not None and hasattr(builtins, entry_point):
-        tests = f"from solution import {entry_point}\n{tests}"
-    try:
-        return complete_tests(tests, entry_point)
-    except ValueError as error:
-        raise values.error(f"the hidden tests {error}") from error
-
-
 def _wanted(entry_point: str | None, names: list[str], calls: list[ast.Call] | None) -> str:
-    """What is asked for, in words; with the number of arguments where `calls` show it and no example does."""
+    """What is asked for, in words; with the number of arguments if `calls` show it and no example does."""
     if entry_point is None:
         return "your code"
     count = next((len(call.args) + len(call.keywords) for call in calls or () if _name(call) == entry_point), None)

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from agentic_opd.core.errors import DatasetError
 from agentic_opd.worlds.coding.tasks.rows import Row
+from agentic_opd.worlds.coding.verifier.hidden_tests import complete_tests
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +57,12 @@ class RowValues:
         return bool(value.strip() if isinstance(value, str) else value)
 
     def raw(self, name: str) -> Any:
-        """The value as the row holds it; None where there is none."""
+        """The value as the row holds it; None if it holds none."""
         field = self._field(name)
         return None if field is None else self.row.fields[field]
 
     def text(self, name: str) -> str | None:
-        """A text; None where there is none, or a blank one."""
+        """A text; None if the row holds none, or a blank one."""
         value = self.raw(name)
         if name == "task_id" and type(value) is int:
             value = str(value)
@@ -80,7 +81,7 @@ class RowValues:
         return text
 
     def texts(self, name: str) -> list[str]:
-        """A list of texts, as a list or as JSON; empty where there is none."""
+        """A list of texts, as a list or as JSON; empty if the row holds none."""
         value = self.data(name)
         if value is None:
             return []
@@ -89,7 +90,7 @@ class RowValues:
         return cast(list[str], value)
 
     def data(self, name: str) -> Any:
-        """A value of any kind; a text is read as JSON. None where there is none, or a blank text."""
+        """A value of any kind; a text is read as JSON. None if the row holds none, or a blank text."""
         value = self.raw(name)
         if not isinstance(value, str):
             return value
@@ -99,6 +100,13 @@ class RowValues:
             return json.loads(value)
         except (ValueError, RecursionError) as error:
             raise self.wrong(name, f"is not valid JSON: {error}") from error
+
+    def hidden_tests(self, test_code: str, entry_point: str | None) -> str:
+        """`complete_tests`, with the row's place in its error."""
+        try:
+            return complete_tests(test_code, entry_point)
+        except ValueError as error:
+            raise self.error(f"the hidden tests {error}") from error
 
     def wrong(self, name: str, what: str) -> DatasetError:
         """The error that the field of `name` is not as it must be."""

@@ -3,7 +3,7 @@
 A name is one of these, the first that fits:
 
     tasks.jsonl, .jsonl.gz, .parquet    a file
-    a folder of such files              all of them in sorted order; where files are named after splits (`test.jsonl`,
+    a folder of such files              all of them in sorted order; if files are named after splits (`test.jsonl`,
                                         `x-test-00000-of-00002.parquet`), those of the split asked for
     a folder of `save_to_disk`          as `datasets` wrote it
     any other folder                    whatever `datasets.load_dataset` reads: a copy of a dataset on the hub
@@ -41,7 +41,7 @@ def read_file(path: Path) -> Iterator[Row]:
     """The rows of a .jsonl, .jsonl.gz or .parquet file.
 
     Raises:
-        DatasetError: It cannot be read, or a line is no JSON object.
+        DatasetError: It cannot be read, or a line is not a JSON object.
     """
     return _read_parquet(path) if path.suffix == ".parquet" else _read_jsonl(path)
 
@@ -92,7 +92,7 @@ def read_rows(name: str, split: str) -> Iterator[Row]:
 
     Args:
         name: A file, a folder or a name on the hub; the module says which.
-        split: The split to read, where the dataset has splits. A file has none.
+        split: The split to read, if the dataset has splits. A file has none.
 
     Raises:
         DatasetError: There is no such dataset or split, or it cannot be read.
@@ -128,7 +128,7 @@ def _read_folder(folder: Path, split: str) -> Iterator[Row]:
 
 
 def _files_of(files: Sequence[Path], split: str, folder: Path) -> list[Path]:
-    """The files of `split` where files are named after splits, else all of them."""
+    """The files of `split` if files are named after splits, else all of them."""
     named = {path: match[0] for path in files if (match := _SPLIT_NAME.search(path.name))}
     if not named:
         return list(files)

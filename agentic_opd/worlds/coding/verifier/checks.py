@@ -11,8 +11,14 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
 
-from agentic_opd.worlds.coding.verifier.collection import CollectedTest, collect, is_test_class, without_runners
-from agentic_opd.worlds.coding.verifier.names import defined, loaded
+from agentic_opd.worlds.coding.verifier.collection import (
+    CollectedTest,
+    collect,
+    defined,
+    is_test_class,
+    loaded,
+    without_runners,
+)
 
 _BRANCHES = (
     ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda, ast.For, ast.AsyncFor, ast.While,
@@ -40,24 +46,14 @@ def asserts_run_once(tree: ast.Module) -> set[ast.Assert]:
     return found
 
 
-_ONE_PROCESS_NAMES = frozenset(
-    {
-        "stdout",
-        "stdin",
-        "stderr",
-        "redirect_stdout",
-        "redirect_stderr",
-        "getsource",
-        "signature",
-        "patch",
-        "monkeypatch",
-        "capsys",
-    }
-)
+_ONE_PROCESS_NAMES = {
+    *("stdout", "stdin", "stderr", "redirect_stdout", "redirect_stderr"),
+    *("getsource", "signature", "patch", "monkeypatch", "capsys"),
+}
 """Tests that use one of these look at the solution from inside: its output, its source, its globals."""
 
 _ONE_PROCESS_MODULES = frozenset({"inspect", "numpy", "pandas"})
-"""Tests that import one of these may hand over or expect values that are no plain data."""
+"""Tests that import one of these may hand over or expect values that are not plain data."""
 
 _NAMESPACE = "Solution"
 """A class of this name holds functions, as LeetCode has it: nothing is compared with it or derived from it."""
@@ -147,7 +143,7 @@ class Checks:
 def instrument(tests: str) -> Checks:
     """Turn what `tests` check into calls of _opd_equal, _opd_true, _opd_failed and _opd_test.
 
-    `assert True` and `assert False` are no checks: the first says nothing of the solution, the second marks a place
+    `assert True` and `assert False` are not checks: the first says nothing of the solution, the second marks a place
     that must not be reached, and still raises.
 
     Raises:
@@ -229,7 +225,7 @@ def _counted(number: int, name: str, args: list[ast.expr]) -> ast.stmt:
 
 
 def _explained(node: ast.Assert, label: str, args: list[ast.expr]) -> ast.stmt:
-    """An assert inside a test: it still raises, and says what came where the test does not."""
+    """An assert inside a test: it still raises, and says what came if the test does not."""
     if node.msg is not None:
         return node
     if len(args) == 1:

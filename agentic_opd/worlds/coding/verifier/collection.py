@@ -1,6 +1,7 @@
-"""The source of hidden tests -> the tests that pytest or unittest would find in it. Pure."""
+"""What Python source says of itself: the tests that pytest or unittest would find in it, and its names. Pure."""
 
 import ast
+import builtins
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ _RUNNERS = frozenset({"unittest", "pytest"})
 
 @dataclass(frozen=True, slots=True)
 class CollectedTest:
-    """One test. `cases` is how many sets of parameters it has; 1 where only running it could tell."""
+    """One test. `cases` is how many sets of parameters it has; 1 if only running it could tell."""
 
     name: str
     """The function's name, or the class's."""
@@ -22,13 +23,13 @@ class CollectedTest:
 
     @property
     def labels(self) -> list[str]:
-        """`test_add`, `TestStack.test_pop`; with the case where there are several: `test_add[2]`."""
+        """`test_add`, `TestStack.test_pop`; with the case if there are several: `test_add[2]`."""
         label = self.name if self.method is None else f"{self.name}.{self.method}"
         return [label] if self.cases == 1 else [f"{label}[{case}]" for case in range(self.cases)]
 
 
 def collect(tree: ast.Module) -> list[CollectedTest]:
-    """The tests of a file, in its order: none where it is a plain script of asserts.
+    """The tests of a file, in its order; a plain script of asserts has none.
 
     A function counts that pytest would run and the file itself does not; so do the methods of classes that are derived
     from `TestCase`, or named `Test...` without a base. What is marked to be skipped or to fail is left out.
@@ -68,7 +69,7 @@ def without_runners(tree: ast.Module) -> ast.Module:
 
 
 def _names_used(tree: ast.Module) -> Counter[str]:
-    """How often each name is read, except where the file is run as a script."""
+    """How often each name is read, but not in what runs only if the file is a script."""
     nodes = (child for node in tree.body if not _is_main_block(node) for child in ast.walk(node))
     return Counter(node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load))
 
@@ -108,7 +109,7 @@ def _is_skipped(node: _Function | ast.ClassDef) -> bool:
 
 
 def _cases(node: _Function | ast.ClassDef, tree: ast.Module) -> int:
-    """How many sets of parameters its decorators give it; 1 where one of them is not spelled out."""
+    """How many sets of parameters its decorators give it; 1 if one of them is not spelled out."""
     cases = 1
     for decorator in node.decorator_list:
         if isinstance(decorator, ast.Call) and _last_name(decorator) == "parametrize":
@@ -121,7 +122,7 @@ def _cases(node: _Function | ast.ClassDef, tree: ast.Module) -> int:
 
 
 def _length(rows: ast.expr, tree: ast.Module) -> int | None:
-    """How many rows are spelled out there, or where the file's only assignment to that name is."""
+    """How many rows are spelled out there, or in the file's only assignment to that name."""
     if isinstance(rows, ast.Name):
         assigned = [
             node.value
@@ -143,3 +144,36 @@ def _last_name(node: ast.expr) -> str:
             return name
         case _:
             return ""
+
+
+def undefined_names(tests: str) -> list[str]:
+    """Names that `tests` reads but neither defines, imports, nor finds among the built-ins, sorted.
+
+    Raises:
+        SyntaxError: `tests` is not Python.
+    """
+    tree = ast.parse(tests)
+    return sorted(loaded(tree) - defined(tree) - set(dir(builtins)))
+
+
+def loaded(tree: ast.AST) -> set[str]:
+    """Names that are read."""
+    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+
+
+def defined(tree: ast.AST) -> set[str]:
+    """Names that are assigned, defined, imported or parameters anywhere; scopes are not told apart."""
+    names = {"__name__", "__file__", "__doc__"}
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name):
+                names.add(name)
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                names.add(name)
+            case ast.ExceptHandler(name=str(name)):
+                names.add(name)
+            case ast.alias(name=name, asname=asname):
+                names.add(asname or name.partition(".")[0])
+            case _:
+                pass
+    return names

@@ -5,16 +5,15 @@ import math
 from collections.abc import Sequence
 from typing import Any, cast
 
-from agentic_opd.worlds.coding.verifier.collection import collect
+from agentic_opd.worlds.coding.verifier.collection import collect, undefined_names
 from agentic_opd.worlds.coding.verifier.harness.programs import bare_lines
-from agentic_opd.worlds.coding.verifier.names import undefined_names
 
 
 def complete_tests(test_code: str, entry_point: str | None) -> str:
     """Add what `test_code` takes for granted.
 
     Names that it uses but does not define are imported from `solution`: by name, for `import *` would let a solution
-    replace built-ins such as `abs` under the tests. Where it defines `check` and never calls it (as HumanEval's tests
+    replace built-ins such as `abs` under the tests. If it defines `check` and never calls it (as HumanEval's tests
     do), `check(entry_point)` is called.
 
     Raises:
@@ -94,7 +93,7 @@ def call_tests(fn_name: str, inputs: Sequence[Sequence[Any]], outputs: Sequence[
         outputs: What each call must return, JSON values.
 
     Raises:
-        ValueError: There are none, or not as many outputs as inputs; or `fn_name` is no name.
+        ValueError: There are none, or not as many outputs as inputs; or `fn_name` is not a name.
     """
     _check_pairs(inputs, outputs)
     root = fn_name.partition(".")[0].removesuffix("()")

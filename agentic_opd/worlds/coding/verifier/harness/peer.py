@@ -39,7 +39,7 @@ class Peer:
         if after is not None:
             mutables = _mutables(args, kwargs)
             if type(after) is not list or len(after) != len(mutables):
-                raise NoAnswer("what came is no message")
+                raise NoAnswer("what came is not a message")
             for mine, theirs in zip(mutables, after, strict=True):
                 _assign(mine, theirs)
         return value
@@ -59,7 +59,7 @@ class Peer:
                 case ("request", str(operation), tuple(args), dict(kwargs)):
                     self._answer(operation, args, kwargs)
                 case _:
-                    raise NoAnswer("what came is no message")
+                    raise NoAnswer("what came is not a message")
 
     def _answer(self, operation: str, args: Any, kwargs: Any) -> None:
         try:
@@ -132,7 +132,7 @@ def rebuild(name: str, base: str, args: Any, text: str) -> BaseException:
 
 
 class _FixedText:
-    """A `__str__` that says what the exception said where it was raised."""
+    """A `__str__` that says what the exception said when it was raised."""
 
     def __init__(self, text: str) -> None:
         self._text = text

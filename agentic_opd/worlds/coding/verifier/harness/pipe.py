@@ -167,9 +167,9 @@ def decode(data: bytes, resolve: Callable[[Ref], object]) -> Any:
     try:
         value, end = _get(data, 0, resolve)
     except Exception as error:
-        raise NoAnswer(f"what came is no message: {type(error).__name__}") from error
+        raise NoAnswer(f"what came is not a message: {type(error).__name__}") from error
     if end != len(data):
-        raise NoAnswer("what came is no message: bytes are left over")
+        raise NoAnswer("what came is not a message: bytes are left over")
     return value
 
 

@@ -16,7 +16,7 @@ _TAIL_BYTES = 2000
 
 
 class ProgramError(Exception):
-    """The program failed, or printed what is no text."""
+    """The program failed, or printed what is not text."""
 
 
 class Programs:

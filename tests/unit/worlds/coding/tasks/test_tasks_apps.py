@@ -182,7 +182,7 @@ class _Runs:
         ({**PROGRAM, "input_output": {"inputs": ["a"], "outputs": []}}, r"got 1 inputs, 0 outputs"),
         (
             {**PROGRAM, "input_output": {"inputs": [[1]], "outputs": ["a"]}},
-            r"lists of lines, where there is no fn_name",
+            r"lists of lines, if there is no fn_name",
         ),
         ({**FUNCTION, "input_output": {"fn_name": "f", "inputs": [1], "outputs": [1]}}, r"list of arguments for .* f"),
         ({**FUNCTION, "input_output": {"fn_name": "f g", "inputs": [[1]], "outputs": [1]}}, r"cannot call 'f g'"),

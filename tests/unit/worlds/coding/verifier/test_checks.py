@@ -3,7 +3,7 @@ import ast
 import pytest
 
 from agentic_opd.worlds.coding.verifier.checks import instrument
-from agentic_opd.worlds.coding.verifier.names import undefined_names
+from agentic_opd.worlds.coding.verifier.collection import undefined_names
 
 
 def run_instrumented(tests: str, **names: object) -> list[tuple[int, bool]]:
