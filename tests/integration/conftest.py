@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from playwright.sync_api import Browser
+from xdist.scheduler import LoadScopeScheduling
 
 from agentic_opd.serving.local import LocalServer, end_of, local_server
 from tests.support.browser import Report, chromium, opened
@@ -32,14 +33,30 @@ The groups that take longest come first, so that at the end no worker waits long
 """
 
 
-@pytest.hookimpl(tryfirst=True)
+PLACES = {module: (i, j, name) for i, name in enumerate(GROUPS) for j, module in enumerate(GROUPS[name])}
+
+
+def place_of(path: Path) -> tuple[int, int, str]:
+    """The group's place, the module's in the group, and the group's name."""
+    return PLACES.get(path.stem, (len(GROUPS), 0, path.stem))
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sort the tests by group, and tell pytest-xdist the groups."""
-    place = {module: (i, j, group) for i, group in enumerate(GROUPS) for j, module in enumerate(GROUPS[group])}
-    places = {item: place.get(item.path.stem, (len(GROUPS), 0, item.path.stem)) for item in items}
-    items.sort(key=lambda item: places[item][:2])
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group(places[item][2]))
+    """Sort the tests by group."""
+    items.sort(key=lambda item: place_of(item.path)[:2])
+
+
+class GroupScheduling(LoadScopeScheduling):
+    """Gives each worker the next group when it has finished one."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return place_of(Path(nodeid.partition("::")[0]))[2]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> GroupScheduling:
+    """pytest-xdist's own groups (`--dist loadgroup`) are marks on tests, which it loses with pytest 9."""
+    return GroupScheduling(config, log)
 
 
 @pytest.hookimpl(wrapper=True)
