@@ -22,35 +22,43 @@ from tests.support.places import MODEL, ROOT
 from tests.support.report_facts import Scored, scored_tokens
 from tests.support.vllm import Forward, RootedServer, StartVllm
 
-GROUPS = {
+FIRST = {
     "learn": ("test_learn",),
-    "demo": ("test_demo", "test_report", "test_report_use", "test_report_size", "test_report_hostile"),
+    # An attack looks for processes that are left of it, on the whole machine and below its own process.
+    "attacks": ("test_attacks", "test_attacks_tools", "test_attacks_as_user"),
     "weights": ("test_counts", "test_trainer", "test_pushes", "test_several_servers", "test_dead_server"),
+}
+LAST = {
+    "demo": ("test_demo", "test_report", "test_report_use", "test_report_size", "test_report_hostile"),
 }
 """Modules that share what is expensive run on one worker, one after the other; any other module is a group by itself.
 
-The groups that take longest come first, so that at the end no worker waits long for the other.
+First come the groups that take longest, so that no worker waits long at the end; last those with tests marked `alone`,
+so that these wait for short tests only.
 """
+PLACES = {
+    module: (place, i, j, name)
+    for place, groups in ((0, FIRST), (2, LAST))
+    for i, name in enumerate(groups)
+    for j, module in enumerate(groups[name])
+}
 
 
-PLACES = {module: (i, j, name) for i, name in enumerate(GROUPS) for j, module in enumerate(GROUPS[name])}
-
-
-def place_of(path: Path) -> tuple[int, int, str]:
-    """The group's place, the module's in the group, and the group's name."""
-    return PLACES.get(path.stem, (len(GROUPS), 0, path.stem))
+def place_of(path: Path) -> tuple[int, int, int, str]:
+    """The place of the module's group, its own place in the group, and the group's name."""
+    return PLACES.get(path.stem, (1, 0, 0, path.stem))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Sort the tests by group."""
-    items.sort(key=lambda item: place_of(item.path)[:2])
+    items.sort(key=lambda item: place_of(item.path)[:3])
 
 
 class GroupScheduling(LoadScopeScheduling):
     """Gives each worker the next group when it has finished one."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return place_of(Path(nodeid.partition("::")[0]))[2]
+        return place_of(Path(nodeid.partition("::")[0]))[3]
 
 
 @pytest.hookimpl(optionalhook=True)

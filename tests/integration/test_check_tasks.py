@@ -365,6 +365,7 @@ def test_an_interrupt_leaves_whole_lines_and_nothing_running(tmp_path: Path) -> 
 
 
 @pytest.mark.skipif(not HUMANEVAL.exists(), reason=NO_HUMANEVAL)
+@pytest.mark.alone
 def test_all_of_humaneval_in_under_two_minutes(tmp_path: Path) -> None:
     start = time.monotonic()
     done = run(HUMANEVAL, "--format", "humaneval", "--workers", "2", "--out", tmp_path / "out.jsonl")
