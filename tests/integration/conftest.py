@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from playwright.sync_api import Browser
+from xdist.scheduler import LoadScopeScheduling
 
 from agentic_opd.serving.local import LocalServer, end_of, local_server
 from tests.support.browser import Report, chromium, opened
@@ -21,25 +22,49 @@ from tests.support.places import MODEL, ROOT
 from tests.support.report_facts import Scored, scored_tokens
 from tests.support.vllm import Forward, RootedServer, StartVllm
 
-GROUPS = {
+FIRST = {
     "learn": ("test_learn",),
-    "demo": ("test_demo", "test_report", "test_report_use", "test_report_size", "test_report_hostile"),
+    # An attack looks for processes that are left of it, on the whole machine and below its own process.
+    "attacks": ("test_attacks", "test_attacks_tools", "test_attacks_as_user"),
     "weights": ("test_counts", "test_trainer", "test_pushes", "test_several_servers", "test_dead_server"),
+}
+LAST = {
+    "demo": ("test_demo", "test_report", "test_report_use", "test_report_size", "test_report_hostile"),
 }
 """Modules that share what is expensive run on one worker, one after the other; any other module is a group by itself.
 
-The groups that take longest come first, so that at the end no worker waits long for the other.
+First come the groups that take longest, so that no worker waits long at the end; last those with tests marked `alone`,
+so that these wait for short tests only.
 """
+PLACES = {
+    module: (place, i, j, name)
+    for place, groups in ((0, FIRST), (2, LAST))
+    for i, name in enumerate(groups)
+    for j, module in enumerate(groups[name])
+}
 
 
-@pytest.hookimpl(tryfirst=True)
+def place_of(path: Path) -> tuple[int, int, int, str]:
+    """The place of the module's group, its own place in the group, and the group's name."""
+    return PLACES.get(path.stem, (1, 0, 0, path.stem))
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sort the tests by group, and tell pytest-xdist the groups."""
-    place = {module: (i, j, group) for i, group in enumerate(GROUPS) for j, module in enumerate(GROUPS[group])}
-    places = {item: place.get(item.path.stem, (len(GROUPS), 0, item.path.stem)) for item in items}
-    items.sort(key=lambda item: places[item][:2])
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group(places[item][2]))
+    """Sort the tests by group."""
+    items.sort(key=lambda item: place_of(item.path)[:3])
+
+
+class GroupScheduling(LoadScopeScheduling):
+    """Gives each worker the next group when it has finished one."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return place_of(Path(nodeid.partition("::")[0]))[3]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> GroupScheduling:
+    """pytest-xdist's own groups (`--dist loadgroup`) are marks on tests, which it loses with pytest 9."""
+    return GroupScheduling(config, log)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from agentic_opd.cli.check_tasks.command import main
+from tests.support.environment import exit_code_of
 from tests.support.places import HUMANEVAL, NO_HUMANEVAL, ROOT
 from tests.support.waiting import hear_sigint
 from tests.unit.sandboxes.helpers import needs_bwrap
@@ -317,17 +319,22 @@ def test_fields_can_be_mapped(tmp_path: Path) -> None:
     ids=lambda value: " ".join(value[1:3]) or value[0] if isinstance(value, list) else "",
 )
 def test_what_is_wrong_is_one_clear_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    message: str,
 ) -> None:
+    """In this process, which saves what a process of its own imports."""
     monkeypatch.chdir(tmp_path)
     before = write(tmp_path / "a.jsonl", GENERIC).read_text()
     (tmp_path / "b.jsonl").write_text('{"id": "a", "files": {"solution.py": ""}}\n{"id"\n')
     write(tmp_path / "checks-nothing.jsonl", [{"task": "T", "test_code": "assert True"}])
-    done = run(*arguments)
-    assert done.returncode == 2, done.stderr
-    assert message in done.stderr
-    assert "Traceback" not in done.stderr
-    assert done.stdout == ""
+    assert exit_code_of(lambda: main(arguments)) == 2
+    said = capsys.readouterr()
+    assert message in said.err
+    assert "Traceback" not in said.err
+    assert said.out == ""
     assert (tmp_path / "a.jsonl").read_text() == before
 
 
@@ -358,6 +365,7 @@ def test_an_interrupt_leaves_whole_lines_and_nothing_running(tmp_path: Path) -> 
 
 
 @pytest.mark.skipif(not HUMANEVAL.exists(), reason=NO_HUMANEVAL)
+@pytest.mark.alone
 def test_all_of_humaneval_in_under_two_minutes(tmp_path: Path) -> None:
     start = time.monotonic()
     done = run(HUMANEVAL, "--format", "humaneval", "--workers", "2", "--out", tmp_path / "out.jsonl")

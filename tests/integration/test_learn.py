@@ -1,12 +1,15 @@
 """`scripts/learn --quick`: all five modes through real servers and a real trainer, and what is written of them."""
 
 import json
+import signal
 import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.environment import read_lines
+from tests.support.environment import exit_code_of, read_lines
 from tests.support.places import ROOT
 
 pytestmark = pytest.mark.vllm
@@ -19,12 +22,30 @@ def learn(*options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900, check=False)
 
 
+@pytest.fixture
+def learn_here(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., int]]:
+    """The command in this process, which saves what a process of its own imports."""
+    from learning.__main__ import main
+
+    before = signal.getsignal(signal.SIGTERM)
+
+    def run(*options: str) -> int:
+        monkeypatch.chdir(ROOT)
+        monkeypatch.setattr(sys, "argv", ["scripts/learn", *options])
+        return exit_code_of(main)
+
+    yield run
+    signal.signal(signal.SIGTERM, before)
+
+
 def metrics(folder: Path, mode: str) -> list[dict[str, float]]:
     (file,) = (folder / mode).glob("seed-0-*/metrics.jsonl")
     return read_lines(file)
 
 
-def test_every_mode_trains_and_is_measured(tmp_path: Path) -> None:
+def test_every_mode_trains_and_is_measured(
+    tmp_path: Path, learn_here: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
     done = learn("--quick", "--out", str(tmp_path))
     assert done.returncode == 0, done.stderr
     curves = json.loads((tmp_path / "results.json").read_text())
@@ -52,16 +73,14 @@ def test_every_mode_trains_and_is_measured(tmp_path: Path) -> None:
     assert abs(rows["no-hint"][0]["gap_mean"]) < 1e-3 < abs(rows["opd"][0]["gap_mean"])
     assert rows["no-hint"][0]["grad_norm"] < 1e-2 * rows["opd"][0]["grad_norm"]
 
-    again = learn("--quick", "--out", str(tmp_path))
-    assert again.returncode == 0, again.stderr
-    assert json.loads((tmp_path / "results.json").read_text()) == curves  # Nothing was left to do.
+    assert learn_here("--quick", "--out", str(tmp_path)) == 0
+    assert "nothing is left to do" in capsys.readouterr().err
+    assert json.loads((tmp_path / "results.json").read_text()) == curves
 
-    other = learn("--out", str(tmp_path))
-    assert other.returncode == 2
-    assert "holds curves of other settings (rollouts 32, epochs 1, minibatches 1" in other.stderr
+    assert learn_here("--out", str(tmp_path)) == 2
+    assert "holds curves of other settings (rollouts 32, epochs 1, minibatches 1" in capsys.readouterr().err
 
 
-def test_wrong_settings_are_refused() -> None:
-    done = learn("--batch-sizes", "6")
-    assert done.returncode == 2
-    assert "multiple of 4" in done.stderr
+def test_wrong_settings_are_refused(learn_here: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
+    assert learn_here("--batch-sizes", "6") == 2
+    assert "multiple of 4" in capsys.readouterr().err

@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +34,14 @@ def process(server_url: str, out: Path, *flags: str, **variables: str) -> "subpr
     """Run it to its end."""
     argv, env = process_command(server_url, out, *flags), {**os.environ, **variables}
     return subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, timeout=600)
+
+
+def exit_code_of(main: Callable[[], int]) -> int:
+    """What a command in this process would end with; argparse raises it."""
+    try:
+        return main()
+    except SystemExit as ended:
+        return int(ended.code or 0)
 
 
 def validate(out: Path) -> "subprocess.CompletedProcess[str]":
