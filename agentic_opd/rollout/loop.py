@@ -10,7 +10,7 @@ from agentic_opd.core.types import Episode, Message, Session, StopReason, Task, 
 from agentic_opd.rollout.chat import Chat
 from agentic_opd.rollout.config import RolloutConfig
 from agentic_opd.rollout.conversation import Completion, Conversation, Sample
-from agentic_opd.rollout.reward import RewardWeights, compute_reward
+from agentic_opd.rollout.reward import compute_reward
 
 logger = logging.getLogger(__name__)
 
@@ -155,12 +155,5 @@ async def run_episode(
             return episode
         left = await session.collect()
     verification = await world.verify(task, left)
-    reward = compute_reward(
-        verification,
-        turns_used=len(episode.turns),
-        max_turns=config.max_turns,
-        tool_calls=episode.tool_calls,
-        tool_errors=episode.tool_errors,
-        weights=RewardWeights.from_config(config),
-    )
+    reward = compute_reward(verification, len(episode.turns), episode.tool_calls, episode.tool_errors, config)
     return replace(episode, verification=verification, reward=reward)
