@@ -1,8 +1,8 @@
 """The agent loop: a task, a policy and a world in, an `Episode` out, verified and rewarded."""
 
 import logging
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from agentic_opd.core.errors import RendererError, ServerError
@@ -27,32 +27,21 @@ class Policy(Protocol):
         ...
 
 
-class UserReply(Protocol):
-    """What a user says after a turn without tool calls; None ends the episode."""
-
-    async def __call__(self, task: Task, messages: Sequence[Message]) -> str | None:
-        """Answer the last of `messages`, the assistant's."""
-        ...
+UserReply = Callable[[Task, Sequence[Message]], Awaitable[str | None]]
+"""What a user says to the last of the messages, a turn without tool calls; None ends the episode."""
 
 
+@dataclass
 class AgentLoop:
     """One episode in the making: `run` it once, or `take` turns that were sampled elsewhere until one ends it."""
 
-    def __init__(
-        self,
-        task: Task,
-        conversation: Conversation,
-        session: Session,
-        config: RolloutConfig,
-        user_reply: UserReply | None = None,
-    ) -> None:
-        self.task = task
-        self.conversation = conversation
-        self.session = session
-        self.config = config
-        self.user_reply = user_reply
-        self.tool_calls = 0
-        self.tool_errors = 0
+    task: Task
+    conversation: Conversation
+    session: Session
+    config: RolloutConfig
+    user_reply: UserReply | None = None
+    tool_calls: int = 0
+    tool_errors: int = 0
 
     async def run(self, policy: Policy) -> Episode:
         """Take turns until one ends the episode.
