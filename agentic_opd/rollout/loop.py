@@ -1,8 +1,8 @@
 """The agent loop: a task, a policy and a world in, an `Episode` out, verified and rewarded."""
 
 import logging
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from agentic_opd.core.errors import RendererError, ServerError
@@ -10,7 +10,7 @@ from agentic_opd.core.types import Episode, Message, Session, StopReason, Task, 
 from agentic_opd.rollout.chat import Chat
 from agentic_opd.rollout.config import RolloutConfig
 from agentic_opd.rollout.conversation import Completion, Conversation, Sample
-from agentic_opd.rollout.reward import RewardWeights, compute_reward
+from agentic_opd.rollout.reward import compute_reward
 
 logger = logging.getLogger(__name__)
 
@@ -27,32 +27,21 @@ class Policy(Protocol):
         ...
 
 
-class UserReply(Protocol):
-    """What a user says after a turn without tool calls; None ends the episode."""
-
-    async def __call__(self, task: Task, messages: Sequence[Message]) -> str | None:
-        """Answer the last of `messages`, the assistant's."""
-        ...
+UserReply = Callable[[Task, Sequence[Message]], Awaitable[str | None]]
+"""What a user says to the last of the messages, a turn without tool calls; None ends the episode."""
 
 
+@dataclass
 class AgentLoop:
     """One episode in the making: `run` it once, or `take` turns that were sampled elsewhere until one ends it."""
 
-    def __init__(
-        self,
-        task: Task,
-        conversation: Conversation,
-        session: Session,
-        config: RolloutConfig,
-        user_reply: UserReply | None = None,
-    ) -> None:
-        self.task = task
-        self.conversation = conversation
-        self.session = session
-        self.config = config
-        self.user_reply = user_reply
-        self.tool_calls = 0
-        self.tool_errors = 0
+    task: Task
+    conversation: Conversation
+    session: Session
+    config: RolloutConfig
+    user_reply: UserReply | None = None
+    tool_calls: int = 0
+    tool_errors: int = 0
 
     async def run(self, policy: Policy) -> Episode:
         """Take turns until one ends the episode.
@@ -155,12 +144,5 @@ async def run_episode(
             return episode
         left = await session.collect()
     verification = await world.verify(task, left)
-    reward = compute_reward(
-        verification,
-        turns_used=len(episode.turns),
-        max_turns=config.max_turns,
-        tool_calls=episode.tool_calls,
-        tool_errors=episode.tool_errors,
-        weights=RewardWeights.from_config(config),
-    )
+    reward = compute_reward(verification, len(episode.turns), episode.tool_calls, episode.tool_errors, config)
     return replace(episode, verification=verification, reward=reward)

@@ -89,7 +89,7 @@ class Attention(nn.Module):
         return rotate(q, rope), rotate(k, rope), self.v_proj(x).view(heads).transpose(1, 2)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        """Attend, causally where there is no mask; back to [B, S, D]."""
+        """Attend, causally if there is no mask; back to [B, S, D]."""
         groups = self.shape.heads // self.shape.kv_heads
         k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)

@@ -1,16 +1,16 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
-from agentic_opd.core.errors import ConfigError
 from agentic_opd.core.types import Reward, Verification, VerifyOutcome
 from agentic_opd.rollout.config import RolloutConfig
-from agentic_opd.rollout.reward import RewardWeights, compute_reward
+from agentic_opd.rollout.reward import compute_reward
 
 
 def reward(passed: int, total: int, *, turns: int, max_turns: int = 9, calls: int = 0, errors: int = 0) -> Reward:
     verdict = Verification(VerifyOutcome.RAN, passed, total, "")
-    return compute_reward(verdict, turns, max_turns, calls, errors, RewardWeights())
+    return compute_reward(verdict, turns, calls, errors, RolloutConfig(max_turns=max_turns))
 
 
 def test_the_parts_and_their_sum() -> None:
@@ -41,9 +41,8 @@ def test_all_parts_lie_between_0_and_1(passed: int, turns: int, calls: int, data
     assert got.efficiency <= got.correctness
 
 
-def test_weights() -> None:
-    assert RewardWeights.from_config(RolloutConfig()) == RewardWeights(0.7, 0.15, 0.15)
-    with pytest.raises(ConfigError, match="add up to 1"):
-        RewardWeights(0.7, 0.2, 0.2)
-    with pytest.raises(ConfigError, match=">= 0"):
-        RewardWeights(1.2, -0.1, -0.1)
+def test_the_weights_are_not_negative_and_add_up_to_1() -> None:
+    with pytest.raises(ValidationError, match=r"must add up to 1, got 1\.1"):
+        RolloutConfig(correctness_weight=0.7, efficiency_weight=0.2, tool_usage_weight=0.2)
+    with pytest.raises(ValidationError, match="greater than or equal to 0"):
+        RolloutConfig(correctness_weight=1.0, efficiency_weight=0.1, tool_usage_weight=-0.1)
