@@ -11,8 +11,8 @@ if __name__ == "__main__":  # Before torch is imported: help and wrong settings 
     sys.exit(main())
 
 import asyncio
-import json
 import logging
+import math
 import shutil
 import time
 from collections.abc import Mapping, Sequence
@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from agentic_opd.core.errors import OutputError
+from agentic_opd.runs.files import JsonLines
 from agentic_opd.training.batch import TrainBatch, make_batch
 from agentic_opd.training.checkpoint import load_checkpoint, save_checkpoint
 from agentic_opd.training.client import TrainerClient
@@ -62,6 +63,7 @@ class Trainer:
         self._unpushed: Probe | None = None  # What proves the next push, if there is something to push.
         self._is_busy = self._is_stopping = False
         self._running: asyncio.Task[Any] | None = None
+        self._lines: JsonLines | None = None
         self.client = TrainerClient(config, is_known=earlier is not None and earlier.total_steps == config.total_steps)
         self.pusher = WeightPusher(config, self.device)
         if config.overwrite and not config.resume:  # Last of all: a model that can't be loaded costs no earlier run.
@@ -82,6 +84,7 @@ class Trainer:
         config = self.config
         config.output_dir.mkdir(parents=True, exist_ok=True)
         self._running = asyncio.current_task()
+        self._lines = JsonLines(self.metrics, is_continued=True)
         try:
             await self.pusher.push(self.model, self.step, None)
             await self.client.register(self.step)
@@ -100,6 +103,7 @@ class Trainer:
                 await self._save()
             raise
         finally:
+            self._lines.close()
             await self.client.close()
             await self.pusher.close()
 
@@ -168,11 +172,11 @@ class Trainer:
         shown = ("loss", "score_mean", "gap_mean", "scored_tokens", "logprob_drift", "grad_norm", "staleness")
         line = ", ".join(f"{name} {metrics[name]:.4g}" for name in shown if name in metrics)
         logger.info("step %d of %d: %s", self.step, self.config.total_steps, line)
-        try:
-            with self.metrics.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"step": self.step, **metrics}) + "\n")
-        except OSError as error:
-            raise OutputError(f"cannot write to {str(self.metrics)!r}: {error.strerror or error}") from error
+        if wrong := [name for name, value in metrics.items() if not math.isfinite(value)]:
+            logger.warning("step %d: %s is not a number, and is left out", self.step, ", ".join(wrong))
+            metrics = {name: value for name, value in metrics.items() if name not in wrong}
+        assert self._lines is not None
+        self._lines.write({"step": self.step, **metrics})
         if self.config.use_wandb:
             import wandb
 

@@ -14,8 +14,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
-from pydantic import ValidationError
-
 from agentic_opd.cli.check_tasks.results import CheckedTask, CheckProgress, ResultLines
 from agentic_opd.cli.check_tasks.solutions import Files, GivenSolutions, read_solutions
 from agentic_opd.core.concurrency import gather_all
@@ -24,7 +22,7 @@ from agentic_opd.core.exit_codes import EXIT_FAILED, EXIT_OK, EXIT_USAGE, exit_c
 from agentic_opd.core.types import Task
 from agentic_opd.sandboxes.factory import check_sandbox, sandbox_factory
 from agentic_opd.sandboxes.protocol import SandboxFactory
-from agentic_opd.settings.read import refusal
+from agentic_opd.settings.read import refuse, validated
 from agentic_opd.worlds.coding.config import CodingConfig, DatasetFormat
 from agentic_opd.worlds.coding.tasks.load import load_tasks
 from agentic_opd.worlds.coding.verifier.verify import SOLUTION_FILE, checks_of, verify
@@ -145,7 +143,7 @@ async def _run(arguments: argparse.Namespace) -> int:
                 progress.say(f"warning: {unknown}")
 
             def done(number: int, checked: CheckedTask) -> None:
-                lines.add(number, checked.to_line())
+                lines.add(number, checked)
                 progress.done(checked)
 
             await check_tasks(
@@ -181,12 +179,10 @@ def _config(arguments: argparse.Namespace) -> CodingConfig:
         "verify_timeout_s": arguments.timeout,
         "sandbox_backend": arguments.sandbox,
     }
-    try:
-        return CodingConfig.model_validate(settings)
-    except ValidationError as error:
-        raise refusal(
-            [f"{'.'.join(map(str, one['loc']))}: {one['msg']}, got {one['input']!r}" for one in error.errors()]
-        ) from error
+    wrong: list[str] = []
+    config = validated(CodingConfig, "", settings, wrong)
+    refuse(wrong)
+    return config
 
 
 def _check_out(arguments: argparse.Namespace) -> None:

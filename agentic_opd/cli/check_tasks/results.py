@@ -1,17 +1,15 @@
 """What a person and a program see of `check_tasks`: a bar or plain lines, and one JSON line a task (I/O)."""
 
-import json
-import sys
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import Any
 
 from rich.console import Console
 
 from agentic_opd.core.console import LiveBar
 from agentic_opd.core.errors import OutputError
 from agentic_opd.core.types import Verification, VerifyOutcome
+from agentic_opd.runs.files import JsonLines
 
 _NOT_PASSED = frozenset({VerifyOutcome.NO_SOLUTION, VerifyOutcome.CRASHED, VerifyOutcome.TIMEOUT})
 _SHOWN_LINES = 4
@@ -37,10 +35,10 @@ class CheckedTask:
         verdict = self.verification
         return verdict.outcome.value + (", in_process" if verdict.in_process else "")
 
-    def to_line(self) -> str:
-        """The JSON line, with its end."""
+    def to_row(self) -> dict[str, Any]:
+        """The JSON line."""
         verdict = self.verification
-        row = {
+        return {
             "id": self.task_id,
             "correctness": verdict.correctness,
             "passed": verdict.passed,
@@ -48,7 +46,6 @@ class CheckedTask:
             "outcome": self.outcome,
             "seconds": round(self.seconds, 3),
         }
-        return json.dumps(row, ensure_ascii=False) + "\n"
 
     def to_text(self) -> str:
         """The same for a person; a failure with the first lines of its report."""
@@ -61,7 +58,7 @@ class CheckedTask:
 
 
 class ResultLines:
-    """Writes one JSON line a task, in the order of the tasks, whole lines only; to a file, or to standard output.
+    """Writes one JSON line a task, in the order of the tasks, to a file or to standard output.
 
     A task's line is written once those of all tasks before it are; `close` writes what is still waiting.
     """
@@ -72,64 +69,43 @@ class ResultLines:
         Raises:
             OutputError: It cannot be written.
         """
-        self._path = path
         self._next = 0
-        self._waiting: dict[int, str] = {}
-        try:
-            if path is not None:
-                path.parent.mkdir(parents=True, exist_ok=True)
-            self._file: IO[str] = sys.stdout if path is None else path.open("w", encoding="utf-8")
-        except OSError as error:
-            raise OutputError(
-                f"cannot write {str(path)!r}: {error.strerror or error}. Choose another --out."
-            ) from error
+        self._waiting: dict[int, CheckedTask] = {}
+        self._lines = JsonLines(path, hint="Choose another --out.")
 
-    def add(self, number: int, line: str) -> None:
-        """The line of task `number`, counted from 0.
+    def add(self, number: int, checked: CheckedTask) -> None:
+        """The result of task `number`, counted from 0.
 
         Raises:
             OutputError: The disk, or the reader of standard output, refused.
         """
-        self._waiting[number] = line
+        self._waiting[number] = checked
         while self._next in self._waiting:
-            self._write(self._waiting.pop(self._next))
+            self._write(self._next)
             self._next += 1
 
     def close(self) -> None:
         """Write what is waiting, in order, and close the file."""
         for number in sorted(self._waiting):
-            self._write(self._waiting.pop(number))
-        if self._path is not None:
-            self._file.close()
+            self._write(number)
+        self._lines.close()
 
-    def _write(self, line: str) -> None:
+    def _write(self, number: int) -> None:
         try:
-            self._file.write(line)
-            self._file.flush()
-        except OSError as error:
+            self._lines.write(self._waiting.pop(number).to_row())
+        except OutputError:
             self._waiting.clear()
-            with suppress(OSError):  # It tries once more to write what the disk has just refused.
-                self._file.close()
-            where = "standard output" if self._path is None else repr(str(self._path))
-            raise OutputError(f"cannot write to {where}: {error.strerror or error}") from error
+            raise
 
 
-class CheckProgress:
+class CheckProgress(LiveBar):
     """A live bar in a terminal, with the failures above it; a line a task elsewhere."""
 
     def __init__(self, total: int) -> None:
-        self._console = Console(stderr=True, highlight=False)
+        super().__init__("tasks", total, console=Console(stderr=True, highlight=False))
         self._total = total
         self.passed = 0
         self.failed = 0
-        self._bar = LiveBar("tasks", total, console=self._console)
-
-    def __enter__(self) -> Self:
-        self._bar.__enter__()
-        return self
-
-    def __exit__(self, *exc_info: Any) -> None:
-        self._bar.__exit__(*exc_info)
 
     @property
     def counts(self) -> str:
@@ -140,13 +116,9 @@ class CheckProgress:
         """A task is checked."""
         self.passed += checked.is_passed
         self.failed += not checked.is_passed
-        if not self._bar.is_live:
+        if not self.is_live:
             self.say(f"{self.passed + self.failed}/{self._total} {checked.to_text()}")
             return
         if not checked.is_passed:
             self.say(checked.to_text())
-        self._bar.show(self.passed + self.failed, self.counts)
-
-    def say(self, text: str) -> None:
-        """Print for a person."""
-        self._console.print(text, markup=False, soft_wrap=True)
+        self.show(self.passed + self.failed, self.counts)

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,7 @@ def checked(outcome: VerifyOutcome = VerifyOutcome.RAN, passed: int = 2, total: 
 
 
 def test_a_line_says_what_came_of_a_task() -> None:
-    line = checked(passed=1).to_line()
-    assert line.endswith("\n")
-    assert json.loads(line) == {
+    assert checked(passed=1).to_row() == {
         "id": "é/1",
         "correctness": 0.5,
         "passed": 1,
@@ -27,9 +26,9 @@ def test_a_line_says_what_came_of_a_task() -> None:
 
 def test_the_outcome_says_when_tests_and_solution_shared_a_process() -> None:
     shared = CheckedTask("a", Verification(VerifyOutcome.CRASHED, 0, 2, "", in_process=True), 0.1)
-    assert json.loads(shared.to_line())["outcome"] == "crashed, in_process"
+    assert shared.to_row()["outcome"] == "crashed, in_process"
     shared = CheckedTask("a", Verification(VerifyOutcome.RAN, 2, 2, "", in_process=True), 0.1)
-    assert json.loads(shared.to_line())["outcome"] == "ran, in_process"
+    assert shared.to_row()["outcome"] == "ran, in_process"
     assert shared.is_passed
 
 
@@ -45,12 +44,16 @@ def test_lines_come_in_the_order_of_the_tasks(tmp_path: Path) -> None:
     path = tmp_path / "new" / "out.jsonl"
     lines = ResultLines(path)
     there: list[str] = []
+
+    def ids() -> str:
+        return "".join(json.loads(line)["id"] for line in path.read_text().splitlines())
+
     for number in (2, 0, 3, 1, 5):
-        lines.add(number, f"{number}\n")
-        there.append(path.read_text().replace("\n", ""))
+        lines.add(number, replace(checked(), task_id=str(number)))
+        there.append(ids())
     lines.close()
     assert there == ["", "0", "0", "0123", "0123"]
-    assert path.read_text() == "0\n1\n2\n3\n5\n"
+    assert ids() == "01235"
 
 
 def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
@@ -60,7 +63,7 @@ def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
     if Path("/dev/full").exists():
         lines = ResultLines(Path("/dev/full"))
         with pytest.raises(OutputError, match="cannot write to '/dev/full': No space"):
-            lines.add(0, "0\n")
+            lines.add(0, checked())
 
 
 def test_plain_lines_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
