@@ -36,7 +36,7 @@ class Distribution(NamedTuple):
 
 
 def distributions_of(rollouts: Sequence[Rollout], gaps: NDArray[np.float64]) -> Iterator[Distribution]:
-    """Yield the distributions of scores, parts of the reward, votes, hints' lengths and `gaps`; none if empty."""
+    """Yield the distributions of scores, parts of the reward, votes, hints' lengths and `gaps`, if there are any."""
     yield _tenths("score", [rollout.score for rollout in rollouts])
     parts: dict[str, list[float]] = defaultdict(list)
     for rollout in rollouts:
