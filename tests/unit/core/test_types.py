@@ -20,7 +20,6 @@ from agentic_opd.core.types import (
     Vote,
     check_lengths,
 )
-from agentic_opd.wire.group import TurnRecord
 
 TASK = Task("t", "Write f.", "assert f() == 1")
 CHAT = ({"role": "user", "content": "Write f."}, {"role": "assistant", "content": "Done."})
@@ -130,17 +129,3 @@ def test_distillation_arrays_pair_ids_and_logprobs() -> None:
         DistillArrays([[], []], [[]])
     with pytest.raises(AlignmentError, match="distill row 1: lengths differ"):
         DistillArrays([[], [1, 2]], [[], [-0.1]])
-
-
-def test_a_record_on_the_wire_is_plain_json_data() -> None:
-    record = TurnRecord((3, 5), TurnOutcome.SCORED, "tool", (Vote(1, "a long hint", "x"),), "a long hint", (7, 8), 2)
-    assert record.to_wire() == {
-        "span": [3, 5],
-        "outcome": "scored",
-        "next_state_role": "tool",
-        "votes": [{"decision": 1, "hint": "a long hint", "text": "x"}],
-        "hint": "a long hint",
-        "hint_token_ids": [7, 8],
-        "insert_at": 2,
-        "error": None,
-    }
