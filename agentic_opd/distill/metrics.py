@@ -27,7 +27,9 @@ _OUTCOMES = {
 
 OPD_METRICS = (
     *(Metric(f"opd/outcome/{outcome.value}", "turns", text) for outcome, text in _OUTCOMES.items()),
+    Metric(
         "opd/total_hints", "hints", "accepted hints: the quorum was reached and it does not leak a test, scored or not"
+    ),
     Metric("opd/total_scored_turns", "turns", "scored turns"),
     Metric("opd/mean_hints_per_rollout", "hints", "accepted hints an episode"),
     Metric("opd/mean_turns_scored", "turns", "scored turns an episode"),
