@@ -13,8 +13,8 @@ from agentic_opd.distill.metrics import OPD_METRICS
 from agentic_opd.env.config import default_settings
 from agentic_opd.rollout.metrics import TRAIN_METRICS
 from agentic_opd.runs.evaluate import EVAL_METRICS
+from agentic_opd.settings.fields import NO_EFFECT
 from agentic_opd.settings.flags import GroupedSettings, grouped_settings, shown_default, value_kind
-from agentic_opd.settings.groups import NO_EFFECT
 from agentic_opd.training.config import DEFAULTS
 from agentic_opd.training.metrics import TRAINER_METRICS
 

@@ -4,8 +4,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field, SecretStr, model_validator
 
-from agentic_opd.settings.fields import Url
-from agentic_opd.settings.groups import CONCURRENCY, DISTILLATION, JUDGE, RUN_ONLY, TEACHER
+from agentic_opd.settings.fields import CONCURRENCY, DISTILLATION, JUDGE, RUN_ONLY, TEACHER, Url
 
 
 class DistillConfig(BaseModel):

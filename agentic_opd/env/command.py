@@ -19,8 +19,8 @@ from agentic_opd.core.exit_codes import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, 
 from agentic_opd.core.http import JsonClient
 from agentic_opd.core.server_info import fetch_model_path
 from agentic_opd.env.config import default_settings
+from agentic_opd.settings.fields import Mode
 from agentic_opd.settings.flags import HelpFormatter, add_settings, misunderstood
-from agentic_opd.settings.groups import Mode
 from agentic_opd.settings.read import Settings, read_settings
 
 logger = logging.getLogger(__name__)

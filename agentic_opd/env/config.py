@@ -13,7 +13,7 @@ from agentic_opd.distill.config import DistillConfig
 from agentic_opd.rollout.config import RolloutConfig
 from agentic_opd.runs.config import RunConfig
 from agentic_opd.settings.atropos import IdleEnvSettings, IdleServerSettings
-from agentic_opd.settings.groups import (
+from agentic_opd.settings.fields import (
     MOST_USED,
     POLICY_SERVER,
     POLICY_SERVER_LIMITS,

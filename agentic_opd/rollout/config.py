@@ -4,7 +4,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, Field, model_validator
 
-from agentic_opd.settings.groups import AGENT, MOST_USED, REWARD
+from agentic_opd.settings.fields import AGENT, MOST_USED, REWARD
 
 
 class RolloutConfig(BaseModel):

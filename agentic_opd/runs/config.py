@@ -5,7 +5,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, Field, model_validator
 
-from agentic_opd.settings.groups import CONCURRENCY, EVALUATION, LOGGING, MOST_USED, RUN_ONLY, TASKS, TRAINER
+from agentic_opd.settings.fields import CONCURRENCY, EVALUATION, LOGGING, MOST_USED, RUN_ONLY, TASKS, TRAINER
 
 
 class EvalHandling(Enum):

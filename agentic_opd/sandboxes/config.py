@@ -4,8 +4,7 @@ from typing import ClassVar, Literal
 
 from pydantic import BaseModel, Field, SecretStr, model_validator
 
-from agentic_opd.settings.fields import Url
-from agentic_opd.settings.groups import SANDBOX
+from agentic_opd.settings.fields import SANDBOX, Url
 
 
 class SandboxConfig(BaseModel):

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 from pydantic import BaseModel, Field
 
-from agentic_opd.settings.groups import NO_EFFECT
+from agentic_opd.settings.fields import NO_EFFECT
 
 
 class IdleEnvSettings(BaseModel):

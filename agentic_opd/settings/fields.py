@@ -1,7 +1,71 @@
-"""Types of settings that several rooms share."""
+"""Types that settings of several rooms share, and the marks of a field: `Annotated[int, MOST_USED] = Field(...)`.
 
-from typing import Annotated
+A `SettingGroup` says where --help and docs/configuration.md show the setting, `RUN_ONLY` that no written line depends
+on it. A model's `setting_group` is that of the fields that it declares without one.
+"""
 
-from pydantic import Field
+from dataclasses import dataclass
+from inspect import get_annotations
+from typing import Annotated, Literal, get_args
+
+from pydantic import BaseModel, Field
 
 Url = Annotated[str, Field(pattern=r"^https?://[^\s]+$")]
+
+Mode = Literal["serve", "process", "evaluate", "doctor"]
+
+
+@dataclass(frozen=True, slots=True)
+class SettingGroup:
+    """Settings that are shown together. Every mode takes every setting, whatever its help shows."""
+
+    place: int
+    """Groups are shown in this order."""
+    title: str
+    modes: tuple[Mode, ...] = get_args(Mode)
+    """The modes in whose help the group is shown."""
+
+
+RUN_ONLY = "run only"
+"""Marks a setting that only says how a run is run."""
+
+_TRAINING: tuple[Mode, ...] = ("serve", "process", "doctor")
+
+MOST_USED = SettingGroup(0, "Most used")
+POLICY_SERVER = SettingGroup(1, "Policy server")
+POLICY_SERVER_LIMITS = SettingGroup(2, "Policy server: limits")
+DISTILLATION = SettingGroup(3, "Distillation", _TRAINING)
+JUDGE = SettingGroup(4, "Judge: who writes the hints", _TRAINING)
+TEACHER = SettingGroup(5, "Teacher: who scores the turns", _TRAINING)
+TRAINER = SettingGroup(6, "Trainer", ("serve", "doctor"))
+EVALUATION = SettingGroup(7, "Evaluation", ("serve", "evaluate"))
+TASKS = SettingGroup(8, "Tasks")
+AGENT = SettingGroup(9, "Agent")
+REWARD = SettingGroup(10, "Hidden tests and reward")
+SANDBOX = SettingGroup(11, "Sandbox")
+CONCURRENCY = SettingGroup(12, "How much at once")
+LOGGING = SettingGroup(13, "What is logged and sent", _TRAINING)
+OWN = SettingGroup(14, "This environment's own")
+"""What a subclass adds without a group."""
+NO_EFFECT = SettingGroup(15, "Without effect", ())
+"""Settings of Atropos that this package takes, so that its YAML files load, and does nothing with."""
+
+
+def group_of(model: type[BaseModel], name: str) -> SettingGroup:
+    """Where a setting is shown. One that is overridden without a mark stays where it was."""
+    for base in declared_by(model, name):
+        marks = (mark for mark in base.model_fields[name].metadata if isinstance(mark, SettingGroup))
+        if group := next(marks, None) or vars(base).get("setting_group"):
+            return group
+    return OWN
+
+
+def is_run_only(model: type[BaseModel], name: str) -> bool:
+    """Whether no written line depends on a setting."""
+    return any(RUN_ONLY in base.model_fields[name].metadata for base in declared_by(model, name))
+
+
+def declared_by(model: type[BaseModel], name: str) -> list[type[BaseModel]]:
+    """The classes that declare a field: the one that counts, then those whose field it overrides."""
+    bases = [base for base in model.__mro__ if issubclass(base, BaseModel)]
+    return [base for base in bases if name in get_annotations(base)]

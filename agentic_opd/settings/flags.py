@@ -13,8 +13,8 @@ from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_ori
 import yaml
 from pydantic import BaseModel, SecretStr
 
+from agentic_opd.settings.fields import Mode, SettingGroup, group_of
 from agentic_opd.settings.files import parse_yaml
-from agentic_opd.settings.groups import Mode, SettingGroup, group_of
 
 NO_VALUE = "<no value>"
 """What a flag holds that was given without the value that it needs."""

@@ -10,9 +10,9 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from agentic_opd.core.errors import ConfigError
+from agentic_opd.settings.fields import NO_EFFECT, group_of
 from agentic_opd.settings.files import read_yaml
 from agentic_opd.settings.flags import flag_values, nearest
-from agentic_opd.settings.groups import NO_EFFECT, group_of
 
 
 @dataclass(frozen=True, slots=True)

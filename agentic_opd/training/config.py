@@ -9,10 +9,9 @@ from typing import ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
 from agentic_opd.core.errors import ConfigError
-from agentic_opd.settings.fields import Url
+from agentic_opd.settings.fields import SettingGroup, Url
 from agentic_opd.settings.files import read_yaml
 from agentic_opd.settings.flags import flag_values
-from agentic_opd.settings.groups import SettingGroup
 from agentic_opd.settings.read import refuse, validated
 
 

@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from agentic_opd.sandboxes.config import SandboxConfig
-from agentic_opd.settings.groups import AGENT, MOST_USED, REWARD, TASKS
+from agentic_opd.settings.fields import AGENT, MOST_USED, REWARD, TASKS
 
 DatasetFormat = Literal["generic", "humaneval", "mbpp", "apps"]
 
