@@ -4,6 +4,7 @@ What each mode does stands in `runs`; how an episode is made in `rollout`; what 
 """
 
 import asyncio
+import logging
 import random
 import time
 from collections.abc import AsyncGenerator, Iterator, Sequence
@@ -16,7 +17,7 @@ from atroposlib.envs.base import APIServerConfig, BaseEnv, BaseEnvConfig
 from pydantic import SecretStr
 
 from agentic_opd.core.concurrency import gather_all
-from agentic_opd.core.errors import ConfigError
+from agentic_opd.core.errors import ConfigError, DatasetError
 from agentic_opd.core.server_info import check_caps, check_tokenizer, fetch_server_info
 from agentic_opd.core.types import Episode, Message, Task, World
 from agentic_opd.distill.connect import PolicyEndpoint
@@ -25,6 +26,7 @@ from agentic_opd.distill.pipeline import DistilledEpisode
 from agentic_opd.env.config import AgentEnvConfig, PolicyServerConfig, joined, line_settings
 from agentic_opd.env.policy_server import PolicyServer, ServedPolicy
 from agentic_opd.rollout.chat import Chat
+from agentic_opd.rollout.first_prompts import described, too_long
 from agentic_opd.rollout.loop import run_episode
 from agentic_opd.rollout.renderer import check_round_trip, explained_tokenizer_errors, load_renderer
 from agentic_opd.runs.environment import FinishedGroup
@@ -36,6 +38,8 @@ from agentic_opd.runs.serve import ServeCounts, serve
 from agentic_opd.wire.group import ScoredGroup, ScoredRollout, TaskItem
 from agentic_opd.worlds.coding.tasks.load import load_train_and_eval
 from agentic_opd.worlds.coding.world import CodingWorld
+
+logger = logging.getLogger(__name__)
 
 
 def name_of_tokenizer(config: AgentEnvConfig, server: PolicyServerConfig) -> str:
@@ -115,7 +119,30 @@ class AgentEnv(BaseEnv):
         self.chat = Chat(renderer, self.tokenizer, self.world.tools)
         check_round_trip(self.chat)
         await gather_all(self._connect(server) for server in self.servers)
+        self.tasks, self.eval_tasks = await asyncio.to_thread(self._fitting_tasks)
         self._items = self.items()
+
+    def _fitting_tasks(self) -> tuple[list[Task], list[Task]]:
+        """The tasks to train on and to evaluate on, without those too long to be begun.
+
+        Raises:
+            DatasetError: there are such tasks, and the settings do not say to leave them out.
+        """
+        limit = self.config.max_token_length
+        every = {task.task_id: task for task in (*self.tasks, *self.eval_tasks)}
+        long = too_long(every.values(), self.world, self.chat, limit)
+        if not long:
+            return self.tasks, self.eval_tasks
+        what = described(long, len(every), limit)
+        if not self.config.dataset_skip_too_long or len(long) == len(every):
+            raise DatasetError(
+                f"{what}. Raise env.max_token_length, or leave such tasks out with env.dataset_skip_too_long."
+            )
+        logger.warning("%s; they are left out", what)
+        train = [task for task in self.tasks if task.task_id not in long]
+        if self.eval_tasks is self.tasks:
+            return train, train
+        return train, [task for task in self.eval_tasks if task.task_id not in long]
 
     async def _connect(self, server: PolicyServer) -> None:
         """Ask a server what it is, refuse it if it does not fit, and connect who judges and scores its episodes."""

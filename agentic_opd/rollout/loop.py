@@ -10,6 +10,7 @@ from agentic_opd.core.types import Episode, Message, Session, StopReason, Task, 
 from agentic_opd.rollout.chat import Chat
 from agentic_opd.rollout.config import RolloutConfig
 from agentic_opd.rollout.conversation import Completion, Conversation, Sample
+from agentic_opd.rollout.first_prompts import first_messages
 from agentic_opd.rollout.reward import compute_reward
 
 logger = logging.getLogger(__name__)
@@ -118,11 +119,6 @@ class AgentLoop:
             error=failure,
             weight_version=self.conversation.weight_version,
         )
-
-
-def first_messages(world: World, task: Task) -> list[Message]:
-    """What an agent is told before its first turn."""
-    return [{"role": "system", "content": world.system_prompt}, {"role": "user", "content": task.prompt}]
 
 
 async def run_episode(

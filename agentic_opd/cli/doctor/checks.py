@@ -19,6 +19,7 @@ from agentic_opd.cli.doctor.machine import (
 from agentic_opd.cli.doctor.servers import (
     check_context,
     check_logprobs,
+    check_prompts,
     check_renderer,
     check_server,
     check_tokens,
@@ -40,6 +41,7 @@ CHECKS: tuple[Check, ...] = (
     Check("logprobs", check_logprobs, ("server",)),
     Check("tokenizer", check_tokens, ("server",)),
     Check("renderer", check_renderer, ("server", "tokenizer")),
+    Check("prompts", check_prompts, ("tasks", "renderer")),
     Check("judge", check_judge),
     Check("teacher", check_teacher, ("server", "tokenizer")),
     Check("noise floor", check_noise, ("server", "tokenizer", "renderer")),

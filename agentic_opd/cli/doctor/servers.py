@@ -1,5 +1,6 @@
 """Checks of the policy's servers: there, recent, large enough, with our tokenizer and renderer."""
 
+import asyncio
 from functools import partial
 from typing import Any
 
@@ -17,9 +18,11 @@ from agentic_opd.distill.rescoring import encode_hint
 from agentic_opd.env.agent import name_of_tokenizer
 from agentic_opd.env.command import name_models
 from agentic_opd.rollout.chat import Chat
+from agentic_opd.rollout.first_prompts import described, too_long
 from agentic_opd.rollout.renderer import check_round_trip, explained_tokenizer_errors, load_renderer
+from agentic_opd.worlds.coding.tasks.load import load_train_and_eval
 from agentic_opd.worlds.coding.tools import TOOL_SPECS
-from agentic_opd.worlds.coding.world import SYSTEM_PROMPT
+from agentic_opd.worlds.coding.world import SYSTEM_PROMPT, CodingWorld
 
 _OLDEST_VLLM = Version("0.32")
 
@@ -131,6 +134,23 @@ async def check_renderer(setup: Setup) -> Note:
             Status.WARNING,
         )
     return Note(f"{name}: a tool call comes back as it was written")
+
+
+async def check_prompts(setup: Setup) -> Note:
+    """Every task's first prompt leaves room for an answer."""
+    config, world = setup.config, CodingWorld(setup.config, setup.config.system_prompt)
+    train, held_out = load_train_and_eval(config)
+    tasks = {task.task_id: task for task in (*train, *held_out)}
+    limit = config.max_token_length
+    long = await asyncio.to_thread(too_long, tasks.values(), world, setup.known_chat(), limit)
+    if not long:
+        return Note(f"the first prompts of all {len(tasks)} tasks fit {limit} tokens")
+    what = described(long, len(tasks), limit)
+    if config.dataset_skip_too_long and len(long) < len(tasks):
+        return Note(f"{what}; they are left out", Status.WARNING)
+    return Note(
+        f"{what}. Raise env.max_token_length, or leave such tasks out with env.dataset_skip_too_long", Status.FAILED
+    )
 
 
 async def _check_ids_survive(client: JsonClient, info: ServerInfo, chat: Chat) -> None:

@@ -34,6 +34,10 @@ class CodingConfig(SandboxConfig):
     dataset_skip_broken: bool = Field(
         default=False, description="Leave out rows that cannot become tasks, and say how many, instead of stopping."
     )
+    dataset_skip_too_long: bool = Field(
+        default=False,
+        description="Leave out tasks whose first prompt does not fit max_token_length, and say so, instead of stopping.",
+    )
     eval_fraction: float = Field(
         default=0.1,
         ge=0,

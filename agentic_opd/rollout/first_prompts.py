@@ -1,0 +1,54 @@
+"""What an agent is told before its first turn, and the tasks whose first prompt leaves no room for one. Pure."""
+
+from collections.abc import Iterable
+
+from agentic_opd.core.types import Message, Task, World
+from agentic_opd.rollout.chat import Chat
+
+
+def first_messages(world: World, task: Task) -> list[Message]:
+    """What an agent is told before its first turn."""
+    return [{"role": "system", "content": world.system_prompt}, {"role": "user", "content": task.prompt}]
+
+
+def too_long(tasks: Iterable[Task], world: World, chat: Chat, max_token_length: int) -> dict[str, int]:
+    """Find the tasks whose first prompt does not fit, with room for one token of an answer.
+
+    A text is tokenised only if its size does not decide already: a token is a byte or more, and at most as long as the
+    longest one of the vocabulary. So megabytes are told apart at once.
+
+    Args:
+        tasks: What to look at.
+        world: What says what the agent is told.
+        chat: What renders it.
+        max_token_length: Tokens of a whole episode.
+
+    Returns:
+        Task id -> tokens of its first prompt; of a text too large to be tokenised, how many it has at least.
+    """
+    longest = max(len(token.encode()) for token in chat.tokenizer.get_vocab())
+    found: dict[str, int] = {}
+    frame: int | None = None
+    for task in tasks:
+        messages = first_messages(world, task)
+        if frame is None:
+            frame = len(chat.first_prompt([*messages[:-1], {"role": "user", "content": "."}]).token_ids)
+        size = len(task.prompt.encode())
+        if frame + size < max_token_length:
+            continue
+        tokens = size // longest
+        if tokens < max_token_length:
+            tokens = len(chat.first_prompt(messages).token_ids)
+        if tokens >= max_token_length:
+            found[task.task_id] = tokens
+    return found
+
+
+def described(long: dict[str, int], total: int, max_token_length: int) -> str:
+    """A sentence about tasks that are too long, with the numbers of the first three."""
+    shown = ", ".join(f"{task_id!r} has {tokens} tokens or more" for task_id, tokens in list(long.items())[:3])
+    more = f", and {len(long) - 3} more" if len(long) > 3 else ""
+    return (
+        f"{len(long)} of {total} tasks have a first prompt that does not fit env.max_token_length "
+        f"({max_token_length}): {shown}{more}"
+    )
