@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.places import ROOT
-from tests.unit.sandboxes.helpers import needs_bwrap
+from tests.support.sandboxes import needs_bwrap
 
 AS_NOBODY = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--"]
 MODULES = ["tests/integration/test_attacks.py", "tests/integration/test_attacks_tools.py"]

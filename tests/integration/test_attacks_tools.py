@@ -14,7 +14,7 @@ from agentic_opd.worlds.coding.tools import ToolLimits, run_tool
 from agentic_opd.worlds.coding.verifier.verify import verify
 from tests.integration.attacks.arena import MARK, Arena, arena
 from tests.integration.attacks.resources import SMALL
-from tests.unit.sandboxes.helpers import needs_bwrap
+from tests.support.sandboxes import needs_bwrap
 
 pytestmark = needs_bwrap
 

@@ -16,8 +16,8 @@ import pytest
 from agentic_opd.cli.check_tasks.command import main
 from tests.support.environment import exit_code_of
 from tests.support.places import HUMANEVAL, NO_HUMANEVAL, ROOT
+from tests.support.sandboxes import needs_bwrap
 from tests.support.waiting import hear_sigint
-from tests.unit.sandboxes.helpers import needs_bwrap
 
 SCRIPT = str(ROOT / "scripts" / "check_tasks")
 KEYS = ["id", "correctness", "passed", "total", "outcome", "seconds"]

@@ -24,7 +24,7 @@ from tests.support.sandbox_backends import (
     stop_environment,
     swerex_server,
 )
-from tests.unit.sandboxes.helpers import gone, processes_with
+from tests.support.sandboxes import gone, processes_with
 
 SLEEP = f"sleep 57{os.getpid()}"
 

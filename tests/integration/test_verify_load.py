@@ -5,7 +5,7 @@ import asyncio
 from agentic_opd.core.types import Task, Verification, VerifyOutcome
 from agentic_opd.sandboxes.bubblewrap import BubblewrapSandbox
 from agentic_opd.worlds.coding.verifier.verify import verify
-from tests.unit.sandboxes.helpers import needs_bwrap
+from tests.support.sandboxes import needs_bwrap
 
 pytestmark = needs_bwrap
 

@@ -24,7 +24,7 @@ from agentic_opd.core.errors import SandboxError
 from agentic_opd.sandboxes.factory import check_sandbox, sandbox_factory
 from agentic_opd.sandboxes.protocol import CommandResult, Sandbox, SandboxFactory
 from agentic_opd.worlds.coding.config import CodingConfig
-from tests.unit.sandboxes.helpers import processes_with
+from tests.support.sandboxes import processes_with
 
 from .waiting import hear_sigint
 

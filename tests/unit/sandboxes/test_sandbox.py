@@ -15,7 +15,7 @@ from agentic_opd.sandboxes.bubblewrap import BubblewrapSandbox, Identity, proces
 from agentic_opd.sandboxes.factory import check_sandbox
 from agentic_opd.sandboxes.protocol import Limits, Sandbox
 from agentic_opd.sandboxes.workdir import get_files, put_files
-from tests.unit.sandboxes.helpers import gone, in_sandbox, needs_bwrap, processes_with, run_all
+from tests.support.sandboxes import gone, in_sandbox, needs_bwrap, processes_with, run_all
 
 pytestmark = needs_bwrap
 

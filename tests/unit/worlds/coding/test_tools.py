@@ -9,7 +9,7 @@ from agentic_opd.sandboxes.bubblewrap import Limits
 from agentic_opd.sandboxes.protocol import Sandbox
 from agentic_opd.worlds.coding.tools import TOOL_SPECS, ToolLimits, run_tool
 from agentic_opd.worlds.coding.world import SYSTEM_PROMPT
-from tests.unit.sandboxes.helpers import in_sandbox, needs_bwrap
+from tests.support.sandboxes import in_sandbox, needs_bwrap
 
 Call = tuple[str, dict[str, Any] | None]
 

@@ -9,7 +9,7 @@ from agentic_opd.sandboxes.protocol import Sandbox
 from agentic_opd.sandboxes.workdir import put_files
 from agentic_opd.worlds.coding.tasks.builtin import builtin_tasks
 from agentic_opd.worlds.coding.verifier.verify import verify
-from tests.unit.sandboxes.helpers import in_sandbox, needs_bwrap
+from tests.support.sandboxes import in_sandbox, needs_bwrap
 
 TASKS = {task.entry_point: task for task in builtin_tasks()}
 

@@ -15,7 +15,7 @@ from agentic_opd.sandboxes.workdir import put_files
 from agentic_opd.worlds.coding.config import CodingConfig
 from agentic_opd.worlds.coding.tasks.load import load_tasks
 from agentic_opd.worlds.coding.verifier.hidden_tests import call_tests, io_tests
-from tests.unit.sandboxes.helpers import needs_bwrap
+from tests.support.sandboxes import needs_bwrap
 
 PROGRAM: dict[str, Any] = {
     "problem_id": 3,

@@ -11,7 +11,7 @@ from agentic_opd.sandboxes.bubblewrap import BubblewrapSandbox
 from agentic_opd.sandboxes.workdir import put_files
 from agentic_opd.worlds.coding.config import CodingConfig
 from agentic_opd.worlds.coding.tasks.load import load_tasks
-from tests.unit.sandboxes.helpers import needs_bwrap
+from tests.support.sandboxes import needs_bwrap
 
 ROW: dict[str, Any] = {
     "task_id": 11,

@@ -9,7 +9,7 @@ from agentic_opd.core.errors import DatasetError, SandboxError
 from agentic_opd.core.types import Task, Verification, VerifyOutcome
 from agentic_opd.sandboxes.bubblewrap import BubblewrapSandbox
 from agentic_opd.worlds.coding.verifier.verify import checks_of, verify
-from tests.unit.sandboxes.helpers import needs_bwrap, verify_source
+from tests.support.sandboxes import needs_bwrap, verify_source
 
 pytestmark = needs_bwrap
 

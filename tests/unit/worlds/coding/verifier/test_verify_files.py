@@ -3,7 +3,7 @@
 import pytest
 
 from agentic_opd.core.types import VerifyOutcome
-from tests.unit.sandboxes.helpers import needs_bwrap, verify_source
+from tests.support.sandboxes import needs_bwrap, verify_source
 
 pytestmark = needs_bwrap
 

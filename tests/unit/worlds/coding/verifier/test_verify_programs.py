@@ -6,7 +6,7 @@ import pytest
 
 from agentic_opd.core.types import VerifyOutcome
 from agentic_opd.worlds.coding.verifier.hidden_tests import call_tests, io_tests
-from tests.unit.sandboxes.helpers import needs_bwrap, verify_source
+from tests.support.sandboxes import needs_bwrap, verify_source
 
 SUM = io_tests(["1 2\n", "3 4", "5 6\n", "ä\n"], ["3\n", "7  \n\n", "12", "ä"])
 

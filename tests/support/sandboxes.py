@@ -1,4 +1,4 @@
-"""What the tests of this folder share: real sandboxes, and a mark for the tests that need them."""
+"""Real sandboxes, and a mark for the tests that need them."""
 
 import asyncio
 import time
