@@ -36,7 +36,7 @@ class CodingConfig(SandboxConfig):
     )
     dataset_skip_too_long: bool = Field(
         default=False,
-        description="Leave out tasks whose first prompt does not fit max_token_length, and say so, instead of stopping.",
+        description="Leave out tasks whose first prompt does not fit max_token_length, and say so, instead of ending.",
     )
     eval_fraction: float = Field(
         default=0.1,
