@@ -11,10 +11,12 @@ import sys
 import zlib
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
+from hashlib import blake2b
 from pathlib import Path
 from typing import IO, Any, NamedTuple, NoReturn
 
 from agentic_opd.wire.checks import GroupChecker
+from agentic_opd.wire.group import ScoredGroup
 
 SHOWN = 20
 """Violations that are printed; of the rest the number."""
@@ -70,18 +72,34 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _violations(lines: IO[str], checker: GroupChecker) -> Iterator[str]:
     is_empty = True
+    seen: dict[object, int] = {}
+    """Digest of a line, or the name of what it holds -> its number."""
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         is_empty = False
+        if (first := seen.setdefault(blake2b(line.encode(), digest_size=16).digest(), number)) != number:
+            yield f"line {number}: the same as line {first}"
+            continue
         try:
             group = json.loads(line, parse_constant=_refuse_constant)
         except (ValueError, RecursionError) as error:
             yield f"line {number}: not JSON: {error}"
             continue
-        yield from (problem.at(f"line {number}") for problem in checker.read(group).problems)
+        checked = checker.read(group)
+        yield from (problem.at(f"line {number}") for problem in checked.problems)
+        # `serve` begins its items anew when it is started again, and gives each group an id of its own.
+        if (name := _name(checked.group)) is not None and (first := seen.setdefault(name, number)) != number:
+            yield f"line {number}: {name[0]} {name[1]!r} stands in line {first} too"
     if is_empty:
         yield "line 1: the file holds no group"
+
+
+def _name(group: ScoredGroup | None) -> tuple[str, str] | None:
+    """What no other group of a file may be called."""
+    if group is None or (group.group_id or group.item_id) is None:
+        return None
+    return ("group_id", group.group_id) if group.group_id else ("item_id", group.item_id or "")
 
 
 def _refuse_constant(name: str) -> NoReturn:
@@ -105,4 +123,6 @@ def _show(path: Path, report: Report) -> None:
         print(violation)
     if report.violations > len(report.shown):
         print(f"... and {report.violations - len(report.shown):,} more")
-    print(f"{path!s}: {'no violation' if not report.violations else f'{report.violations:,} violations'}")
+    print(
+        f"{path!s}: {'no violation' if not report.violations else f'{report.violations:,} violation{"s" * (report.violations != 1)}'}"
+    )

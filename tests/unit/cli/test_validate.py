@@ -17,7 +17,7 @@ def write(path: Path, *groups: Any) -> Path:
 
 
 def test_good_groups_pass_and_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([str(write(tmp_path / "groups.jsonl", group(), group()))]) == 0
+    assert main([str(write(tmp_path / "groups.jsonl", group(), {**group(), "own": 1}))]) == 0
     printed = " ".join(capsys.readouterr().out.split())
     for part in (
         "groups 2",
@@ -60,13 +60,32 @@ def test_an_empty_file_is_no_success(tmp_path: Path) -> None:
 
 
 def test_at_most_20_violations_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    bad = group()
-    bad["scores"] = ["x", "x"]
-    assert main([str(write(tmp_path / "groups.jsonl", *[bad] * 15))]) == 1
+    bad = [{**group(), "scores": ["x", "x"], "own": number} for number in range(15)]
+    assert main([str(write(tmp_path / "groups.jsonl", *bad))]) == 1
     printed = capsys.readouterr().out
     assert printed.count("expected a finite number") == 20
     assert "... and 10 more" in printed
     assert "30 violations" in printed
+
+
+def named(number: int, **names: str) -> dict[str, Any]:
+    one = group()
+    one["group_overrides"] |= names
+    return {**one, "own": number}
+
+
+def test_what_stands_twice_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Line 2 is line 1; 4 holds the item of 3; 6 has 3's item, but an id of its own, as `serve` gives it; 7 has 6's."""
+    one, item = named(1), {"item_id": "t#0"}
+    served = [named(number, **item, group_id=name) for number, name in ((5, "a"), (6, "b"), (7, "b"))]
+    path = write(tmp_path / "groups.jsonl", one, one, named(3, **item), named(4, **item), *served)
+    assert validate(path).shown == [
+        "line 2: the same as line 1",
+        "line 4: item_id 't#0' stands in line 3 too",
+        "line 7: group_id 'b' stands in line 6 too",
+    ]
+    assert main([str(write(path, one, one))]) == 1
+    assert capsys.readouterr().out.endswith(": 1 violation\n")
 
 
 @pytest.mark.parametrize(
