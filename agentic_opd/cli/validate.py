@@ -123,6 +123,5 @@ def _show(path: Path, report: Report) -> None:
         print(violation)
     if report.violations > len(report.shown):
         print(f"... and {report.violations - len(report.shown):,} more")
-    print(
-        f"{path!s}: {'no violation' if not report.violations else f'{report.violations:,} violation{"s" * (report.violations != 1)}'}"
-    )
+    plural = "" if report.violations == 1 else "s"
+    print(f"{path!s}: {f'{report.violations:,} violation{plural}' if report.violations else 'no violation'}")
