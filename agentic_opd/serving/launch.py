@@ -56,8 +56,23 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
         parser.error(f"unknown: {' '.join(unknown)}; vLLM's own options go after --")
     if args.weights_root is not None and not args.weights_root.is_dir():
         parser.error(f"--weights-root {args.weights_root} is not a directory")
+    if (wrong := _why_no_model(args.model)) is not None:
+        parser.error(f"MODEL {args.model}: {wrong}")
     args.vllm_args = vllm_args
     return args
+
+
+def _why_no_model(name: str) -> str | None:
+    """What is wrong with the model, as far as this machine tells: a name on the hub is `OWNER/NAME`."""
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return (
+            None if (path / "config.json").exists() else "the directory holds no config.json, so it is not a checkpoint"
+        )
+    if path.exists():
+        return "expected a directory with a checkpoint, got a file"
+    is_path = name.startswith(("/", ".", "~")) or name.count("/") > 1 or name.endswith("/")
+    return f"there is no such directory (the current one is {Path.cwd()})" if is_path else None
 
 
 def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:

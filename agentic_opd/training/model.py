@@ -47,7 +47,9 @@ def load_model(config: TrainerConfig, device: str) -> Any:
         ConfigError: it can't be loaded, or peft is needed and missing.
     """
     from transformers import AutoModelForCausalLM
+    from transformers.utils.logging import disable_progress_bar
 
+    disable_progress_bar()  # A line for each weight, and one more each time that it is saved.
     try:
         model: Any = AutoModelForCausalLM.from_pretrained(config.model, dtype=torch.float32)
     except (OSError, ValueError) as error:

@@ -84,6 +84,7 @@ def test_plain_vllm_loads_no_plugin() -> None:
 
 
 def test_local_models_and_roots(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
     args = parse_args([str(tmp_path), "--weights-root", str(tmp_path)])
     variables = environment(args, {}, cpu=False)
     assert variables["HF_HUB_OFFLINE"] == "1"
@@ -97,6 +98,10 @@ def test_local_models_and_roots(tmp_path: Path) -> None:
         (["m", "--port", "x"], "--port"),
         (["m", "--weights-root", "/nowhere"], "--weights-root"),
         (["m", "--seed", "1"], "go after --"),
+        (["./no/such/model"], "there is no such directory"),
+        (["runs/train/final"], "there is no such directory"),
+        (["tests"], "holds no config.json"),
+        (["README.md"], "got a file"),
     ],
 )
 def test_wrong_command_lines_are_explained(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
