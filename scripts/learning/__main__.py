@@ -20,10 +20,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from local_server import ServerFailedError, local_server
 from rich.console import Console
 
 from agentic_opd.core.console import LiveBar
-from agentic_opd.serving.local import ServerFailedError, local_server
 from learning.laboratory import GROUP_SIZE, MODES, ROOT, Examiner, Laboratory, Point, Run, RunFailedError, Setting
 from learning.results import (
     Curves,

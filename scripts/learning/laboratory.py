@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import yaml
+from local_server import LocalServer, child_process, end_of, free_port
 
 from agentic_opd.env.config import PolicyServerConfig
 from agentic_opd.runs.evaluate import sample_file
-from agentic_opd.serving.local import LocalServer, child_process, end_of, free_port
 from learning.controlled_env import LearnConfig, LearnEnv
 
 ROOT = Path(__file__).parents[2]

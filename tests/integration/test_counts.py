@@ -8,8 +8,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+from local_server import free_port, stop
 
-from agentic_opd.serving.local import free_port, stop
 from tests.support.environment import serving
 from tests.support.places import ROOT
 from tests.support.recording_proxy import Exchange, RecordingProxy, recording_proxy

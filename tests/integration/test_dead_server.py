@@ -4,8 +4,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from local_server import LocalServer
 
-from agentic_opd.serving.local import LocalServer
 from tests.support.environment import items, process, process_command
 from tests.support.places import ROOT
 from tests.support.vllm import RootedServer

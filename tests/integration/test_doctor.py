@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from local_server import free_port
 
-from agentic_opd.serving.local import free_port
 from tests.support.doctor import doctor, statuses
 from tests.support.scripted_judge import judge_server
 from tests.support.trajectory import trajectory_api

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 import torch
+from local_server import LocalServer
 from torch import Tensor
 
-from agentic_opd.serving.local import LocalServer
 from agentic_opd.training.batch import TrainBatch, make_batch
 from agentic_opd.training.client import TrainerClient
 from agentic_opd.training.config import TrainerConfig

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from local_server import free_port
 
-from agentic_opd.serving.local import free_port
 from tests.support.environment import items, read_lines, serving
 from tests.support.trajectory import Trajectories, trajectory_api
 from tests.support.waiting import until

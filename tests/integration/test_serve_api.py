@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from local_server import free_port
 
 from agentic_opd.core.notices import Notices
 from agentic_opd.core.trajectory_api import EnvDescription, TrajectoryApi
 from agentic_opd.runs.membership import Membership
 from agentic_opd.runs.serve import GroupServer, ServeCounts, ServeHooks, ServePlan
-from agentic_opd.serving.local import free_port
 from agentic_opd.training.client import TrainerClient
 from agentic_opd.training.config import TrainerConfig
 from tests.support.recording_proxy import RecordingProxy, recording_proxy

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from local_server import LocalServer, free_port
 
-from agentic_opd.serving.local import LocalServer, free_port
 from tests.support.environment import Serving, serving
 from tests.support.trajectory import trajectory_api
 from tests.support.waiting import until

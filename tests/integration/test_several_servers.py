@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import pytest
 import yaml
+from local_server import LocalServer
 
-from agentic_opd.serving.local import LocalServer
 from tests.support.places import ROOT
 from tests.support.recording_proxy import RecordingProxy, recording_proxy
 from tests.support.vllm import RootedServer

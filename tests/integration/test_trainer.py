@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from local_server import stop
 
-from agentic_opd.serving.local import stop
 from agentic_opd.training.metrics import TRAINER_METRICS
 from tests.support.environment import serving
 from tests.support.places import ROOT

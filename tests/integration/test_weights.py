@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+from local_server import LocalServer
 from safetensors.numpy import load_file, save_file
 
-from agentic_opd.serving.local import LocalServer
 from tests.support.places import MODEL, ROOT
 from tests.support.plugin_client import Scored, ask, check, random_ids, running_requests, score
 from tests.support.vllm import Forward, StartVllm

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from local_server import LocalServer
 
-from agentic_opd.serving.local import LocalServer
 from tests.support.doctor import doctor, statuses
 from tests.support.environment import process, validate
 from tests.support.vllm import StartVllm

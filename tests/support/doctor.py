@@ -4,8 +4,9 @@ import json
 from contextlib import chdir, redirect_stdout
 from io import StringIO
 
+from local_server import free_port
+
 from agentic_opd.cli.main import main
-from agentic_opd.serving.local import free_port
 
 from .places import ROOT
 

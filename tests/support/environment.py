@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agentic_opd.serving.local import stop
+from local_server import stop
 
 from .places import ROOT
 from .waiting import until

@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from local_server import LocalServer
 from numpy.typing import NDArray
-
-from agentic_opd.serving.local import LocalServer
 
 TOLERANCE = 1e-3
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agentic_opd.serving.local import end_of, free_port, stop
+from local_server import end_of, free_port, stop
 
 from .recording_proxy import Exchange
 

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Protocol
 
 import numpy as np
+from local_server import LocalServer, free_port
 from numpy.typing import NDArray
-
-from agentic_opd.serving.local import LocalServer, free_port
 
 from .places import MODEL, ROOT
 from .plugin_client import ask

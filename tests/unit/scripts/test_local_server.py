@@ -5,8 +5,7 @@ import time
 from pathlib import Path
 
 import pytest
-
-from agentic_opd.serving.local import ServerFailedError, local_server
+from local_server import ServerFailedError, local_server
 
 HEALTHY = """
 import http.server, subprocess, sys
