@@ -13,7 +13,7 @@ class DistillConfig(BaseModel):
     setting_group: ClassVar = DISTILLATION
 
     opd_enabled: bool = Field(
-        default=True, description="Distil from hindsight. Off: no judge is asked and no distillation field is written."
+        default=True, description="Distill from hindsight. Off: no judge is asked and no distillation field is written."
     )
     distill_topk: int = Field(
         default=50,

