@@ -5,8 +5,10 @@ Exit code 0: no violation; 1: violations; 2: the file can't be read.
 """
 
 import argparse
+import asyncio
 import gzip
 import json
+import os
 import sys
 import zlib
 from collections.abc import Generator, Iterator, Sequence
@@ -15,6 +17,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import IO, Any, NamedTuple, NoReturn
 
+from agentic_opd.core.exit_codes import EXIT_FAILED, EXIT_OK, EXIT_USAGE, exit_code
 from agentic_opd.wire.checks import GroupChecker
 from agentic_opd.wire.group import ScoredGroup
 
@@ -39,7 +42,7 @@ def validate(path: Path) -> Report:
     checker = GroupChecker()
     shown: list[str] = []
     violations = 0
-    with _opened(path) as lines:
+    with opened(path) as lines:
         for violation in _violations(lines, checker):
             violations += 1
             if len(shown) < SHOWN:
@@ -52,22 +55,62 @@ def validate(path: Path) -> Report:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m agentic_opd.validate",
-        description="Check a file of scored groups against the wire format: lengths, masks, logprob conventions, turn "
-        "records and distillation rows. Works on files that this package did not write: without turn records only "
-        "the arrays are checked.",
-        epilog="Exit code 0: no violation; 1: violations, the first of which are printed; 2: the file can't be read.",
-    )
-    parser.add_argument("file", type=Path, metavar="FILE", help="JSONL of scored groups; .gz is unpacked")
-    path: Path = parser.parse_args(argv).file
+    args = _parser().parse_args(argv)
+    path: Path = args.file
     try:
         report = validate(path)
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         print(f"cannot read {str(path)!r}: {error}", file=sys.stderr)
-        return 2
+        return EXIT_USAGE
     _show(path, report)
-    return 1 if report.violations else 0
+    if report.violations:
+        return EXIT_FAILED
+    if args.server is None:
+        return EXIT_OK
+    return exit_code(lambda: asyncio.run(_check_on(path, args)), on_error=EXIT_USAGE)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m agentic_opd.validate",
+        description="Check a file of scored groups against the wire format: lengths, masks, logprob conventions, turn "
+        "records and distillation rows. Works on files that this package did not write: without turn records only "
+        "the arrays are checked. With --server also its numbers: some scored turns are computed again.",
+        epilog="Exit code 0: no violation; 1: violations, the first of which are printed, or numbers that differ; 2: "
+        "the file can't be read, or the server can't be compared with it.",
+    )
+    parser.add_argument("file", type=Path, metavar="FILE", help="JSONL of scored groups; .gz is unpacked")
+    parser.add_argument("--server", metavar="URL", help="the vLLM server whose weights sampled and scored the file")
+    parser.add_argument("--api-key", metavar="KEY", help="its key (default: the variable VLLM_API_KEY, or none)")
+    parser.add_argument("--turns", type=int, default=20, metavar="N", help="turns to compute again (default: 20)")
+    parser.add_argument(
+        "--tolerance",
+        type=float,
+        default=1e-3,
+        metavar="NATS",
+        help="largest difference that is not an error (default: 0.001; a GPU in bf16 needs about 0.1)",
+    )
+    return parser
+
+
+async def _check_on(path: Path, args: argparse.Namespace) -> int:
+    from agentic_opd.cli.recompute import recompute  # What scores takes a second to import.
+    from agentic_opd.core.http import JsonClient
+
+    client = JsonClient(args.server, args.api_key or os.environ.get("VLLM_API_KEY"), retry_s=5.0)
+    try:
+        found = await recompute(path, client, args.turns)
+    finally:
+        await client.close()
+    print(
+        f"computed again on {client.base_url}: {found.turns} turns, {found.rows} rows; largest difference "
+        f"{found.in_rows:.1e} nats in the rows, {found.in_sampling:.1e} in the sampling logprobs; "
+        f"{found.missing} ids of rows are not among the server's most likely"
+    )
+    differs = max(found.in_rows, found.in_sampling) > args.tolerance
+    if differs:
+        print(f"more than --tolerance {args.tolerance:g}: other weights, another teacher, or another precision?")
+    return EXIT_FAILED if differs else EXIT_OK
 
 
 def _violations(lines: IO[str], checker: GroupChecker) -> Iterator[str]:
@@ -107,7 +150,8 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 @contextmanager
-def _opened(path: Path) -> Generator[IO[str]]:
+def opened(path: Path) -> Generator[IO[str]]:
+    """The lines of a file, gzipped if its name ends in .gz."""
     opener: Any = gzip.open if path.suffix == ".gz" else open
     with opener(path, "rt", encoding="utf-8") as file:
         yield file

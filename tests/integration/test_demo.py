@@ -1,12 +1,15 @@
 """What a `process` run of the demo writes: groups that pass the checks, that Atropos takes, and that are small."""
 
 import json
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import pytest
 from atroposlib.api.server import ScoredData
+from local_server import LocalServer
 
+from agentic_opd.cli.validate import main
 from tests.support.environment import items, validate
 
 from .conftest import DemoRun
@@ -25,6 +28,28 @@ def test_the_demo_makes_valid_groups_with_hints(demo: DemoRun, groups: list[dict
     assert outcomes.count("vote_failed") >= 8
     passed = [o["verification"]["passed"] == o["verification"]["total"] for g in groups for o in g["overrides"]]
     assert 0 < sum(passed) < len(passed)
+
+
+def test_its_numbers_can_be_computed_again(
+    demo: DemoRun, vllm_server: LocalServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On the server that made them; a file whose numbers were changed differs, one of other weights is refused."""
+    server = ("--server", vllm_server.base_url, "--turns", "8")
+    assert main([str(demo.path), *server]) == 0
+    assert "computed again on" in capsys.readouterr().out
+    changed = tmp_path / "changed.jsonl"
+    for group in demo.groups:
+        rows = [row for sequence in group["distill_logprobs"] for row in sequence if row]
+        for row in rows:
+            row[0] -= 0.01
+        with changed.open("a") as file:
+            file.write(json.dumps(group) + "\n")
+    assert main([str(changed), *server]) == 1
+    assert "more than --tolerance" in capsys.readouterr().out
+    older = tmp_path / "older.jsonl"
+    older.write_text(demo.path.read_text().replace('"weight_version":0', '"weight_version":7'))
+    assert main([str(older), *server]) == 2
+    assert "has the weights of version 0, but the file was sampled with 7" in capsys.readouterr().err
 
 
 def test_groups_are_what_the_api_takes(groups: list[dict[str, Any]]) -> None:
