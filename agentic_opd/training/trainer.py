@@ -84,7 +84,6 @@ class Trainer:
         config = self.config
         config.output_dir.mkdir(parents=True, exist_ok=True)
         self._running = asyncio.current_task()
-        self._lines = JsonLines(self.metrics, is_continued=True)
         try:
             await self.pusher.push(self.model, self.step, None)
             await self.client.register(self.step)
@@ -103,7 +102,8 @@ class Trainer:
                 await self._save()
             raise
         finally:
-            self._lines.close()
+            if self._lines is not None:
+                self._lines.close()
             await self.client.close()
             await self.pusher.close()
 
@@ -175,7 +175,8 @@ class Trainer:
         if wrong := [name for name, value in metrics.items() if not math.isfinite(value)]:
             logger.warning("step %d: %s is not a number, and is left out", self.step, ", ".join(wrong))
             metrics = {name: value for name, value in metrics.items() if name not in wrong}
-        assert self._lines is not None
+        if self._lines is None:  # Not before: a file of an earlier run keeps a new one from starting.
+            self._lines = JsonLines(self.metrics, is_continued=True)
         self._lines.write({"step": self.step, **metrics})
         if self.config.use_wandb:
             import wandb

@@ -9,17 +9,19 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
 from local_server import free_port
 
 from agentic_opd.core.notices import Notices
 from agentic_opd.core.trajectory_api import EnvDescription, TrajectoryApi
+from agentic_opd.core.types import Task
+from agentic_opd.runs.environment import FinishedGroup
 from agentic_opd.runs.membership import Membership
 from agentic_opd.runs.serve import GroupServer, ServeCounts, ServeHooks, ServePlan
 from agentic_opd.training.client import TrainerClient
 from agentic_opd.training.config import TrainerConfig
+from agentic_opd.wire.group import ScoredGroup, ScoredRollout, TaskItem
 from tests.support.recording_proxy import RecordingProxy, recording_proxy
 from tests.support.trajectory import Trajectories, handed_out, ids_of, sent, trajectory_api
 from tests.support.waiting import until
@@ -111,11 +113,10 @@ def test_a_trainer_that_has_gone_back_is_a_new_api(tmp_path: Path) -> None:
 # ----------------------------------------------------------------------------------------------------------- counting
 
 
-def scripted_group(number: int) -> dict[str, Any]:
-    one = [[number, 1, 2]] * GROUP_SIZE
-    logprobs = [[1.0, -0.1, -0.2]] * GROUP_SIZE
-    scores = [0.0, 1.0]
-    return {"tokens": one, "masks": one, "scores": scores, "inference_logprobs": logprobs, "group_overrides": {}}
+def scripted_group(number: int) -> ScoredGroup:
+    return ScoredGroup(
+        tuple(ScoredRollout([number, 1, 2], [-100, 1, 2], [1.0, -0.1, -0.2], score) for score in (0.0, 1.0))
+    )
 
 
 @dataclass
@@ -143,7 +144,9 @@ class Loop:
         async with asyncio.timeout(120):
             api = TrajectoryApi(url)
             plan = ServePlan(describe("env"), 8, self.ahead, None, False)
-            hooks = ServeHooks(self.next_item, self.collect, self.ignore, self.ignore, lambda look: None, lambda: 1.0)
+            hooks = ServeHooks(
+                self.next_item, self.collect, lambda group: None, self.on_step, lambda look: None, lambda: 1.0
+            )
             server = GroupServer(api, plan, hooks)
             self.counts = server.counts
             try:
@@ -151,15 +154,15 @@ class Loop:
             finally:
                 await api.close()
 
-    def next_item(self) -> int:
+    def next_item(self) -> TaskItem:
         self.made += 1
-        return self.made
+        return TaskItem(Task(str(self.made), "p", "assert f()"), 0)
 
-    async def collect(self, item: int) -> dict[str, Any]:
+    async def collect(self, item: TaskItem) -> FinishedGroup:
         await asyncio.sleep(0.02)
-        return scripted_group(item)
+        return FinishedGroup(scripted_group(int(item.task.task_id)), (), None)
 
-    async def ignore(self, what: Any) -> None:
+    async def on_step(self, step: int) -> None:
         pass
 
     async def train(self, url: str) -> None:

@@ -68,8 +68,9 @@ def test_a_trainer_that_is_stopped_resumes_where_it_was(vllm_server: Any, tmp_pa
         settings = ("--vllm_urls=[]", "--warmup_steps=0", "--save_every=50")
         argv = trainer(tmp_path, api.url, vllm_server.base_url, *settings, "--total_steps=50")
         process = subprocess.Popen(argv, cwd=ROOT, stderr=subprocess.PIPE, start_new_session=True)
+        log = tmp_path / "train" / "metrics.jsonl"
         try:
-            until((tmp_path / "train" / "metrics.jsonl").exists, 120, process)
+            until(lambda: log.exists() and log.stat().st_size > 0, 120, process)
             os.kill(process.pid, signal.SIGTERM)
             assert process.wait(60) == 130
         finally:
