@@ -21,30 +21,40 @@ print("torch" in sys.modules, int(status["VmRSS"].split()[0]) // 1024)
 """
 
 
-def started(program: str, **variables: str) -> tuple[str, int]:
-    """Whether torch is imported after `program`, and the resident memory in MiB."""
+def started(program: str, *, after: str = "", **variables: str) -> tuple[str, int]:
+    """Whether torch is imported after `program`, and the resident memory in MiB; then `after` must work too."""
     env = {"PATH": "/usr/bin:/bin", "HF_HUB_OFFLINE": "1", **variables}
-    done = subprocess.run([sys.executable, "-c", program + SAY], capture_output=True, text=True, env=env, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", program + SAY + after], capture_output=True, text=True, env=env, timeout=120
+    )
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     torch, memory = done.stdout.split()
     return torch, int(memory)
 
 
-def test_an_environment_is_small_and_without_torch() -> None:
-    torch, memory = started(MAKE)
+def test_an_environment_is_small_and_without_torch_which_can_be_imported_all_the_same() -> None:
+    torch, memory = started(MAKE, after="import torch; torch.zeros(2)")
     assert torch == "False"
     assert memory < 350
 
 
-def test_torch_can_be_imported_all_the_same() -> None:
-    assert started(MAKE + "import torch; torch.zeros(2)")[0] == "True"
+def test_an_environment_that_needs_models_gets_them() -> None:
+    assert started(MAKE + "from transformers import AutoModel; AutoModel.from_config\n", USE_TORCH="1")[0] == "True"
 
 
-@pytest.mark.parametrize(("before", "variables"), [("import torch\n", {}), ("", {"USE_TORCH": "1"})])
-def test_an_environment_that_needs_models_gets_them(before: str, variables: dict[str, str]) -> None:
-    program = before + MAKE + "from transformers import AutoModel; AutoModel.from_config\n"
-    assert started(program, **variables)[0] == "True"
+@pytest.mark.parametrize(("before", "kept"), [("", False), ("sys.modules['torch'] = sys", True)])
+def test_who_imported_torch_before_keeps_it(before: str, kept: bool) -> None:
+    """A stand-in for torch: importing it takes seconds."""
+    code = f"""
+import sys
+{before}
+import agentic_opd.env as env
+env.import_module = lambda name: print(name, sys.modules.get("torch", "hidden"))
+env.keep_torch_out()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == ("" if kept else "transformers None\n")
 
 
 @pytest.mark.parametrize(
