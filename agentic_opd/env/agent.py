@@ -91,6 +91,11 @@ class AgentEnv(BaseEnv):
         self._active = dict.fromkeys((server.client.base_url for server in self.servers), 0)
         self._items: Iterator[TaskItem] = iter(())
 
+    @classmethod
+    def config_init(cls) -> tuple[AgentEnvConfig, list[PolicyServerConfig]]:  # type: ignore[override]
+        """Default settings: a vLLM server on this machine."""
+        return AgentEnvConfig(), [PolicyServerConfig()]
+
     # ----------------------------------------------------------------------------------- what a subclass may replace
 
     def make_world(self) -> World:
@@ -320,6 +325,10 @@ class AgentEnv(BaseEnv):
     def line_settings(self) -> dict[str, Any]:
         """The settings that a written line depends on, and the policy's model."""
         return {**line_settings(self.config), "policy_model": self.servers[0].config.model_name}
+
+    def default_line_settings(self) -> dict[str, Any]:
+        """The defaults of these settings."""
+        return line_settings(self.config_init()[0])
 
     def _sample_seconds(self) -> list[float]:
         return [seconds for server in self.servers for seconds in server.request_timings]

@@ -56,3 +56,7 @@ class Environment(Protocol):
     def line_settings(self) -> dict[str, Any]:
         """The settings that a written line depends on, and the policy's model."""
         ...
+
+    def default_line_settings(self) -> dict[str, Any]:
+        """The defaults of these settings."""
+        ...

@@ -125,18 +125,27 @@ class GroupFile:
         path: Path,
         settings: Mapping[str, Any],
         *,
+        defaults: Mapping[str, Any] | None = None,
         resume: bool = False,
         overwrite: bool = False,
         seen: Callable[[ScoredGroup], None] = lambda group: None,
     ) -> None:
-        """Open `path`; `seen` is told of every group in it, those of an earlier run first.
+        """Open `path`.
+
+        Args:
+            path: The file of groups.
+            settings: What its lines depend on.
+            defaults: Settings that an earlier run need not have named: there were fewer of them in earlier versions.
+            resume: Continue what an earlier run wrote.
+            overwrite: Replace it.
+            seen: Told of every group in the file, those of an earlier run first.
 
         Raises:
             OutputError: it can't be written, or another process writes it; it holds lines already and neither `resume`
                 nor `overwrite` is set (if both are, it is continued); or it was written with other settings.
         """
         self.path = path
-        self._seen = seen
+        self._seen, self._defaults = seen, defaults or {}
         self.finished: set[str] = set()
         hint = "Choose another env.data_path_to_save_groups."
         with ExitStack() as undo:
@@ -191,6 +200,7 @@ class GroupFile:
                 f"{str(self._settings_path)!r}, the settings that {str(self.path)!r} was written with, can't be read; "
                 "without them the run can't be continued. Use --env.overwrite, without --env.resume, to start again."
             ) from error
+        earlier = {**{name: value for name, value in self._defaults.items() if name in settings}, **earlier}
         changed = [name for name in sorted({*earlier, *settings}) if earlier.get(name) != settings.get(name)]
         if changed:
             shown = "; ".join(f"{name} was {earlier.get(name)!r}, is {settings.get(name)!r}" for name in changed)

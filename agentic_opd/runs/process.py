@@ -51,7 +51,14 @@ async def process(env: Environment, metrics: RunMetrics, count: int, held_out: s
     config, counts = env.config, RunCounts()
     items = list(islice(env.items(), count))
     path = Path(config.data_path_to_save_groups or default_output_folder("process") / "groups.jsonl")
-    file = GroupFile(path, env.line_settings(), resume=config.resume, overwrite=config.overwrite, seen=counts.add)
+    file = GroupFile(
+        path,
+        env.line_settings(),
+        defaults=env.default_line_settings(),
+        resume=config.resume,
+        overwrite=config.overwrite,
+        seen=counts.add,
+    )
     try:
         metrics.step = len(file.finished)
         if config.use_wandb:

@@ -151,7 +151,10 @@ async def serve(env: Environment, metrics: RunMetrics, evaluation: Evaluation, *
     try:
         if config.data_path_to_save_groups:
             path = Path(config.data_path_to_save_groups)
-            file = GroupFile(path, env.line_settings(), resume=config.resume, overwrite=config.overwrite)
+            defaults = env.default_line_settings()
+            file = GroupFile(
+                path, env.line_settings(), defaults=defaults, resume=config.resume, overwrite=config.overwrite
+            )
         if not config.use_wandb:  # A run on W&B takes its project from the trainer, at the first step.
             metrics.to_file(file, default_output_folder("serve"))
 

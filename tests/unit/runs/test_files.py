@@ -71,6 +71,17 @@ def test_other_settings_are_named(tmp_path: Path) -> None:
         GroupFile(path, {**SETTINGS, "group_size": 8}, resume=True)
 
 
+def test_a_setting_that_an_earlier_version_did_not_have_is_at_its_default(tmp_path: Path) -> None:
+    path = tmp_path / "groups.jsonl"
+    file = GroupFile(path, SETTINGS)
+    file.write(group("a#0"))
+    file.close()
+    defaults = {"group_size": 4, "newer": "as before"}
+    GroupFile(path, {**SETTINGS, "newer": "as before"}, defaults=defaults, resume=True).close()
+    with pytest.raises(OutputError, match="newer was 'as before', is 'otherwise'"):
+        GroupFile(path, {**SETTINGS, "newer": "otherwise"}, defaults=defaults, resume=True)
+
+
 def test_a_foreign_file_is_not_continued(tmp_path: Path) -> None:
     path = tmp_path / "groups.jsonl"
     GroupFile(path, SETTINGS).close()
