@@ -1,14 +1,11 @@
 """`validate --server URL`: some scored turns of a file, computed again by the server that made them (I/O)."""
 
-import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from random import Random
 
 import numpy as np
 
-from agentic_opd.cli.validate import opened
 from agentic_opd.core.concurrency import gather_all
 from agentic_opd.core.errors import OutputError, ServerMismatchError
 from agentic_opd.core.http import JsonClient
@@ -33,17 +30,17 @@ class Recomputed:
     """Ids of rows that are not among as many of the server's most likely ones."""
 
 
-async def recompute(path: Path, client: JsonClient, count: int, seed: int = 0) -> Recomputed:
-    """Score `count` turns of a file again, drawn from its scored ones, and compare.
+async def recompute(groups: Iterable[ScoredGroup], client: JsonClient, count: int, seed: int = 0) -> Recomputed:
+    """Score `count` turns of `groups` again, drawn from their scored ones, and compare.
 
     Raises:
         OutputError: the file holds no scored turn.
         ServerMismatchError: the server has other weights than those that sampled the file.
         ServerRequestError, ServerUnreachableError: the server did not do its part.
     """
-    scored = _scored_turns(path)
+    scored = _scored_turns(groups)
     if not scored:
-        raise OutputError(f"{str(path)!r} holds no scored turn, so there is nothing to compute again")
+        raise OutputError("the file holds no scored turn, so there is nothing to compute again")
     info = await fetch_server_info(client)
     drawn = Random(seed).sample(scored, min(count, len(scored)))
     versions = {version for version, _, _ in drawn if version is not None}
@@ -56,9 +53,7 @@ async def recompute(path: Path, client: JsonClient, count: int, seed: int = 0) -
     return _sum(await gather_all(_compared(teacher, rollout, turn) for _, rollout, turn in drawn))
 
 
-def _scored_turns(path: Path) -> list[tuple[int | None, ScoredRollout, TurnRecord]]:
-    with opened(path) as lines:
-        groups = [ScoredGroup.from_wire(json.loads(line)) for line in lines if line.strip()]
+def _scored_turns(groups: Iterable[ScoredGroup]) -> list[tuple[int | None, ScoredRollout, TurnRecord]]:
     return [
         (group.weight_version, rollout, turn)
         for group in groups

@@ -42,7 +42,7 @@ def validate(path: Path) -> Report:
     checker = GroupChecker()
     shown: list[str] = []
     violations = 0
-    with opened(path) as lines:
+    with _opened(path) as lines:
         for violation in _violations(lines, checker):
             violations += 1
             if len(shown) < SHOWN:
@@ -99,7 +99,9 @@ async def _check_on(path: Path, args: argparse.Namespace) -> int:
 
     client = JsonClient(args.server, args.api_key or os.environ.get("VLLM_API_KEY"), retry_s=5.0)
     try:
-        found = await recompute(path, client, args.turns)
+        with _opened(path) as lines:
+            groups = (ScoredGroup.from_wire(json.loads(line)) for line in lines if line.strip())
+            found = await recompute(groups, client, args.turns)
     finally:
         await client.close()
     print(
@@ -150,8 +152,7 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 @contextmanager
-def opened(path: Path) -> Generator[IO[str]]:
-    """The lines of a file, gzipped if its name ends in .gz."""
+def _opened(path: Path) -> Generator[IO[str]]:
     opener: Any = gzip.open if path.suffix == ".gz" else open
     with opener(path, "rt", encoding="utf-8") as file:
         yield file
