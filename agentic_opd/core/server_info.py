@@ -52,6 +52,10 @@ class _Tokens(BaseModel):
     tokens: list[int]
 
 
+class _Text(BaseModel):
+    prompt: str
+
+
 async def fetch_server_info(client: JsonClient) -> ServerInfo:
     """Ask the plugin, or vLLM's own model list if there is no plugin.
 
@@ -96,6 +100,28 @@ async def _listed_model(client: JsonClient, entry: type[ModelT], problem: str) -
         raise ServerMismatchError(f"{client.base_url} {problem} ({error})") from error
 
 
+async def ask_token_ids(client: JsonClient, body: dict[str, Any]) -> list[int]:
+    """The ids that the server makes of a prompt or of messages.
+
+    Raises:
+        ServerRequestError: the server refuses them.
+        ServerMismatchError: it answers something else than ids.
+    """
+    answer = await client.post("/tokenize", body)
+    return read_answer(_Tokens, answer, f"{client.base_url}/tokenize", "vLLM's tokenizer").tokens
+
+
+async def ask_text(client: JsonClient, model: str, token_ids: Sequence[int]) -> str:
+    """The text that the server reads the ids as.
+
+    Raises:
+        ServerRequestError: the server refuses them.
+        ServerMismatchError: it answers something else than a text.
+    """
+    answer = await client.post("/detokenize", {"model": model, "tokens": list(token_ids)})
+    return read_answer(_Text, answer, f"{client.base_url}/detokenize", "vLLM's tokenizer").prompt
+
+
 async def check_tokenizer(
     client: JsonClient, info: ServerInfo, encode: Callable[[str], Sequence[int]], special: str
 ) -> None:
@@ -106,8 +132,7 @@ async def check_tokenizer(
     """
     probe = f"def f(x):\n    return x * 2  # é, 数, 🙂{special}"
     body = {"model": info.model, "prompt": probe, "add_special_tokens": False}
-    answer = await client.post("/tokenize", body)
-    theirs = read_answer(_Tokens, answer, f"{client.base_url}/tokenize", "vLLM's tokenizer").tokens
+    theirs = await ask_token_ids(client, body)
     ours = encode(probe)
     if theirs != list(ours):
         raise ServerMismatchError(

@@ -67,7 +67,8 @@ class PluginTeacher:
             latency = time.monotonic() - start
         rows = _plugin_rows(answer)
         check_rows(rows, request, top_k, self.info.vocab_size)
-        return TeacherReply(rows, latency, _cached_tokens(answer), answer.get("weight_version"))
+        cached, version = answer["results"][0].get("num_cached_tokens"), answer.get("weight_version")
+        return TeacherReply(rows, latency, _whole_or_none(cached), _whole_or_none(version))
 
     async def close(self) -> None:
         """Close pooled connections."""
@@ -123,10 +124,9 @@ def _plugin_rows(answer: Any) -> TeacherRows:
         raise AlignmentError(f"the scoring answer can't be read: {type(error).__name__}: {error}") from error
 
 
-def _cached_tokens(answer: Any) -> int | None:
-    """What the plugin says of its cache; the rows are kept if it says nothing."""
-    cached = answer["results"][0].get("num_cached_tokens")
-    return cached if isinstance(cached, int) else None
+def _whole_or_none(said: object) -> int | None:
+    """What the plugin says of its cache or its weights; the rows are kept if it says nothing usable."""
+    return said if isinstance(said, int) else None
 
 
 def _decode(text: str, dtype: str, shape: tuple[int, ...]) -> NDArray[Any]:

@@ -11,7 +11,14 @@ from agentic_opd import __version__
 from agentic_opd.cli.doctor.diagnosis import Note, Setup, Status
 from agentic_opd.core.errors import RendererError, ServerRequestError
 from agentic_opd.core.http import JsonClient
-from agentic_opd.core.server_info import ServerInfo, check_caps, check_tokenizer, fetch_server_info
+from agentic_opd.core.server_info import (
+    ServerInfo,
+    ask_text,
+    ask_token_ids,
+    check_caps,
+    check_tokenizer,
+    fetch_server_info,
+)
 from agentic_opd.core.types import Message
 from agentic_opd.distill.connect import check_completions
 from agentic_opd.distill.rescoring import encode_hint
@@ -158,9 +165,9 @@ async def _check_ids_survive(client: JsonClient, info: ServerInfo, chat: Chat) -
     call = {"id": "call_0_0", "type": "function", "function": {"name": "terminal", "arguments": '{"command": "ls"}'}}
     turn: Message = {"role": "assistant", "content": "I look.", "tool_calls": [call]}
     ids = chat.renderer.render_ids([*FIRST_MESSAGES, turn], tools=chat.tools)  # type: ignore[list-item]
-    text = (await client.post("/detokenize", {"model": info.model, "tokens": ids}))["prompt"]
+    text = await ask_text(client, info.model, ids)
     body = {"model": info.model, "prompt": text, "add_special_tokens": False}
-    again = (await client.post("/tokenize", body))["tokens"]
+    again = await ask_token_ids(client, body)
     if again != ids:
         raise RendererError(
             f"{client.base_url} reads {len(ids)} ids of a rendered tool call as a text of {len(again)} other ids: the "
@@ -172,6 +179,6 @@ async def _rendered_by(client: JsonClient, info: ServerInfo, chat: Chat, options
     """The ids of a first prompt by the server's own chat template; None if it has no template, or refuses tools."""
     body = {"model": info.model, "messages": FIRST_MESSAGES, "tools": chat.tools, "add_generation_prompt": True}
     try:
-        return (await client.post("/tokenize", {**body, "chat_template_kwargs": options}))["tokens"]
+        return await ask_token_ids(client, {**body, "chat_template_kwargs": options})
     except ServerRequestError:
         return None

@@ -11,7 +11,7 @@ from aiohttp import web
 from agentic_opd.core import http
 from agentic_opd.core.errors import ServerMismatchError, ServerRequestError, ServerUnreachableError
 from agentic_opd.core.http import JsonClient, NoAnswerError, RetryWindow
-from agentic_opd.core.server_info import ServerInfo, check_tokenizer, fetch_model_path, fetch_server_info
+from agentic_opd.core.server_info import ServerInfo, ask_text, check_tokenizer, fetch_model_path, fetch_server_info
 from tests.unit.distill.fakes import Script, served
 
 
@@ -145,3 +145,10 @@ def test_a_tokenizer_that_is_another_or_says_no_ids_is_a_mismatch(answer: Any) -
     with pytest.raises(ServerMismatchError, match="tokeniz"):
         asked("/tokenize", answer, lambda client: check_tokenizer(client, info, lambda text: [1, 2], "<|im_end|>"))
     asked("/tokenize", {"tokens": [1, 2]}, lambda client: check_tokenizer(client, info, lambda text: [1, 2], ""))
+
+
+@pytest.mark.parametrize("answer", [None, [], {}, {"prompt": None}, {"prompt": [1]}])
+def test_a_text_of_ids_that_is_none_is_a_mismatch(answer: Any) -> None:
+    with pytest.raises(ServerMismatchError, match="/detokenize is not vLLM's tokenizer"):
+        asked("/detokenize", answer, lambda client: ask_text(client, "m", [1, 2]))
+    assert asked("/detokenize", {"prompt": "ab"}, lambda client: ask_text(client, "m", (1, 2))) == "ab"
