@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         report = validate(path)
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
-        print(f"cannot read {str(path)!r}: {error}", file=sys.stderr)
+        print(f"error: cannot read {str(path)!r}: {getattr(error, 'strerror', None) or error}", file=sys.stderr)
         return EXIT_USAGE
     _show(path, report)
     if report.violations:

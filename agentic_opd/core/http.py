@@ -4,6 +4,7 @@ of it, and `read_answer` turns the JSON into a typed answer.
 
 import asyncio
 import json
+import logging
 import random
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -15,11 +16,15 @@ from pydantic import BaseModel, ValidationError
 
 from agentic_opd.core.errors import ServerError, ServerMismatchError, ServerRequestError, ServerUnreachableError
 
+logger = logging.getLogger(__name__)
+
 AnswerT = TypeVar("AnswerT")
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 _BACKOFF_S = (0.1, 5.0)
 """First and longest pause between two attempts; each pause doubles the one before and is jittered."""
+_QUIET_S = 2.0
+"""An outage that is over sooner is not worth a line."""
 
 
 class NoAnswerError(Exception):
@@ -29,12 +34,18 @@ class NoAnswerError(Exception):
 class RetryWindow:
     """Repeats the requests of one client, which share what they know of an outage.
 
-    A request is repeated for `retry_s` seconds after its first failure. An outage is one, not one a request: after
-    `retry_s` without any answer every request is tried once and fails at once, until the server answers one.
+    A request is repeated for `retry_s` seconds after its first failure. An outage is one, not one a request: it is
+    logged once, and after `retry_s` without any answer every request is tried once and fails at once, until the
+    server answers one.
+
+    Args:
+        server: What is asked, for the log.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, server: str) -> None:
+        self._server = server
         self._down_since: float | None = None
+        self._is_logged = False
 
     async def ask(self, attempt: Callable[[], Awaitable[AnswerT]], retry_s: float) -> AnswerT:
         """Call `attempt` until it does not raise NoAnswerError; a ServerError that it raises is an answer too.
@@ -49,12 +60,18 @@ class RetryWindow:
             except ServerError:
                 self._down_since = None
                 raise
-            except NoAnswerError:
+            except NoAnswerError as error:
                 now = time.monotonic()
-                self._down_since = now if self._down_since is None else self._down_since
+                if self._down_since is None:
+                    self._down_since, self._is_logged = now, False
                 failed_since = min(failed_since, self._down_since)
                 if now + pause > failed_since + retry_s:
                     raise
+                if now - self._down_since > _QUIET_S and not self._is_logged:
+                    self._is_logged = True
+                    logger.warning(
+                        "%s does not answer (%s); it is asked again for %.0f s", self._server, error, retry_s
+                    )
             else:
                 self._down_since = None
                 return answer
@@ -100,11 +117,12 @@ class JsonClient:
     hint: str = "scripts/serve_vllm MODEL starts one."
     connections: int = field(default=0, init=False)
     """Opened so far. While it stays the same, one process answers."""
-    _window: RetryWindow = field(default_factory=RetryWindow, init=False, repr=False)
+    _window: RetryWindow = field(init=False, repr=False)
     _session: aiohttp.ClientSession | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.base_url = self.base_url.rstrip("/").removesuffix("/v1")
+        self._window = RetryWindow(self.base_url)
 
     async def post(self, path: str, body: Mapping[str, Any]) -> Any:
         """POST `body` as JSON and return the answer's JSON; see `request`."""

@@ -80,7 +80,7 @@ class OpenAIJudge:
             "max_tokens": max_tokens,
             "extra_body": extra_body or None,
         }
-        self._retry_s, self._window = retry_s, RetryWindow()
+        self._retry_s, self._window = retry_s, RetryWindow(f"the judge {base_url}")
         self._slots = asyncio.Semaphore(max_concurrent)
         self._takes_n = True
 

@@ -50,24 +50,31 @@ def no(count: int) -> list[Any]:
 
 def test_pauses_double_and_the_window_starts_with_the_first_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, answers = Clock(monkeypatch), [*no(9), "late"]
-    assert isinstance(outcome(RetryWindow(), answers, clock), NoAnswerError)
+    assert isinstance(outcome(RetryWindow("S"), answers, clock), NoAnswerError)
     # Failures at 1, 2.1, 3.3, 4.7, 6.5 and 9.1 s; the next attempt would start at 12.3 s, 11.3 s after the first.
     assert (len(answers), clock.now) == (4, pytest.approx(1009.1))
 
 
-def test_an_outage_ends_with_an_answer_and_a_refusal_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, window = Clock(monkeypatch), RetryWindow()
+def test_an_outage_ends_with_an_answer_and_a_refusal_is_one(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock, window = Clock(monkeypatch), RetryWindow("S")
     outcome(window, no(9), clock)
     clock.now += 5.0
     again = no(9)
     assert isinstance(outcome(window, again, clock), NoAnswerError)
     assert len(again) == 8, "the outage is known: one attempt"
     assert outcome(window, [ServerRequestError("refused", 400)], clock).status == 400
+    line = "S does not answer (HTTP 500); it is asked again for 10 s"
+    assert caplog.messages == [line], "once for the outage, not for each attempt"
     assert outcome(window, [*no(3), "back"], clock) == "back"
+    assert caplog.messages == [line, line], "the next outage is another"
+    assert outcome(window, [*no(2), "back"], clock) == "back"
+    assert len(caplog.messages) == 2, "over before it is worth a line"
 
 
 def test_a_request_that_always_fails_ends_though_others_are_answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, window = Clock(monkeypatch), RetryWindow()
+    clock, window = Clock(monkeypatch), RetryWindow("S")
 
     async def others_are_answered() -> Any:
         clock.now += 1.0
