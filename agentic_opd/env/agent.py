@@ -76,7 +76,9 @@ class AgentEnv(BaseEnv):
         # The base would open the file by itself, under another name if it exists.
         config = config.model_copy(update={"tokenizer_name": tokenizer_name, "data_path_to_save_groups": None})
         with explained_tokenizer_errors(tokenizer_name):
-            servers = [joined(server, APIServerConfig) for server in server_configs]
+            # Each server's client loads a tokenizer too; a served model may have any name, which is no tokenizer's.
+            named = [server.model_copy(update={"tokenizer_name": tokenizer_name}) for server in server_configs]
+            servers = [joined(server, APIServerConfig) for server in named]
             super().__init__(joined(config, BaseEnvConfig), servers, slurm, testing)
         self.config.data_path_to_save_groups = output
         self.servers = cast(list[PolicyServer], self.server.servers)

@@ -8,8 +8,8 @@ import pytest
 MAKE = """
 from agentic_opd.env import AgenticOPDEnv, AgenticOPDEnvConfig, PolicyServerConfig
 
-policy = "scripts/demo_policy/policy"
-env = AgenticOPDEnv(AgenticOPDEnvConfig(tokenizer_name=policy), [PolicyServerConfig(model_name=policy)])
+served = PolicyServerConfig(model_name="a-served-name")  # Which names no tokenizer, and need not.
+env = AgenticOPDEnv(AgenticOPDEnvConfig(tokenizer_name="scripts/demo_policy/policy"), [served])
 assert env.tokenizer.encode("def f(x):")
 """
 SAY = """
