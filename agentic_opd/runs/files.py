@@ -189,7 +189,8 @@ class GroupFile:
         self._compare(settings)
         for line, _ in whole_lines(self.path):
             group = _read_group(line, self.path)
-            self.finished.add(group.item_id or "")
+            if group.item_id is not None:
+                self.finished.add(group.item_id)
             self._seen(group)
 
     def _compare(self, settings: Mapping[str, Any]) -> None:
