@@ -1,7 +1,9 @@
 """What all tests share."""
 
 import os
+from collections.abc import Iterator
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 # Before torch is imported, here and in the processes that tests start. Its threads wait for each other in busy loops:
@@ -11,3 +13,21 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Tests share their two cores with whatever else runs; a slow example is no failure.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
+
+
+@pytest.fixture(params=["cgroup", "watch"])
+def memory_kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """How the memory of sandboxes is limited, and that neither a process nor a group of them is left."""
+    # What it needs tries out a sandbox, for which most runs of tests need not wait.
+    from agentic_opd.sandboxes.cgroups import group_place
+    from tests.support.memory import MARK, only_watch
+    from tests.support.sandboxes import gone
+
+    if request.param == "watch":
+        only_watch(monkeypatch)
+    elif group_place() is None:
+        pytest.skip("no memory cgroup can be made below this process's own")
+    yield request.param
+    assert gone(MARK)
+    place = group_place()
+    assert place is None or list(place.folder.glob(f"agentic-opd-{os.getpid()}-*")) == []

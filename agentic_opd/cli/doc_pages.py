@@ -1,16 +1,23 @@
-"""The pages of docs/ that are made from the code: docs/metrics.md and docs/configuration.md.
+"""The pages of docs/ that are made from the code: metrics.md, configuration.md and judge.md.
 
 `python -m agentic_opd.cli.doc_pages` writes them; a test fails where they are not what it would write.
 """
 
 import argparse
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from inspect import get_annotations
 from pathlib import Path
 
+from pydantic import BaseModel
+
 from agentic_opd.core.metric import Metric
+from agentic_opd.core.types import Evidence, HindsightPair
+from agentic_opd.distill.hints import Questions
 from agentic_opd.distill.metrics import OPD_METRICS
+from agentic_opd.distill.prompts import JUDGE_QUESTION, JUDGE_STEP_PROMPT, JUDGE_SYSTEM_PROMPT
 from agentic_opd.env.config import default_settings
+from agentic_opd.gateway.config import GatewayConfig
 from agentic_opd.rollout.metrics import TRAIN_METRICS
 from agentic_opd.runs.evaluate import EVAL_METRICS
 from agentic_opd.settings.fields import NO_EFFECT
@@ -52,9 +59,71 @@ a section; flags go over it, as in `--lr 1e-4 --loss.forward_kl 1`.
 [losses.md](losses.md) says what the parts of the loss are."""
 
 
+_GATEWAY_INTRO = """\
+[The gateway](gateway.md) takes the settings above of the policy server, distillation, judge and teacher, `renderer` and
+`renderer_options`, and its own, in the same sections: `agentic-opd gateway --env.port 8080`."""
+
+
+_JUDGE_INTRO = """\
+For every turn the judge reads the task, the turn and what came after it, and votes `prm_votes` times. A vote is
+`\\boxed{1}` with a hint of more than 10 characters between `[HINT_START]` and `[HINT_END]`, or `\\boxed{-1}`; anything
+else abstains. A hint is accepted if more than half of the votes that were asked for are positive (`hint_vote_rule`).
+Hints that give hidden tests away are left out before one is chosen.
+
+What came after a turn, with `hindsight: delayed`:
+
+| evidence | what it is |
+|---|---|
+| `tool` | the results of the turn's own calls |
+| `user` | what the user said next |
+| `later` | results of later turns, and what the user said then, up to the next change of what this turn changed; \
+only if it changed something that is judged |
+| `verdict` | what the hidden tests said, for the turn that changed the judged files last. \
+Which checks failed and how, and the line of the solution that raised; never an expected value, nor an input that the \
+task does not show. A closing turn is shown the count alone, if tests failed: enough to see whether its claim is \
+refuted. |
+
+What changed is read from the files themselves, before and after each call, so a heredoc or `sed` counts like `patch`.
+With `hindsight: next_state`, the published method, a turn is shown its next state alone, and the last one the verdict.
+
+The judge is told (`judge_system_prompt`):"""
+
+_JUDGE_QUESTION = """\
+And asked (`judge_question`), with these placeholders filled in:"""
+
+_JUDGE_EXAMPLE = """\
+What comes from outside can't answer in the judge's place: each heading ends in a mark that is made from a secret of the
+run and the task; a heading, `\\boxed` or `[HINT_START]` in a task, a turn or a result is broken by a space, and so are
+the control tokens of the common model families and of the policy's tokenizer. The turn's record holds the question as
+it was sent (`question`). For example:"""
+
+_JUDGE_STEP = """\
+With `step_votes` above 0 it is asked a second question about the same text, and its majority becomes the turn's
+`step_score` (1, 0 or -1; a tie is 0), which the trainer can take as a reward (`judge_step_prompt`):"""
+
+_EXAMPLE = HindsightPair(
+    turn_index=0,
+    task_text="Write `flatten(items)` in solution.py: return one flat list of all values in items.",
+    turn_text="[write_file]\npath: solution.py\ncontent:\ndef flatten(items):\n    return sum(items, [])\n",
+    evidence=(
+        Evidence("tool", "wrote 2 lines to solution.py"),
+        Evidence("later", "ok   flatten([[1], [2]])\nFAIL flatten([1, [2, 3]]): TypeError: ...\n[exit code 1]", 1),
+        Evidence(
+            "verdict",
+            "Hidden tests: 3 of 10 passed.\nFAIL check 1: it raises TypeError in line 2 of solution.py: "
+            "return sum(items, [])",
+        ),
+    ),
+)
+
+
 def pages() -> dict[Path, str]:
     """Each page's text by its path from the project's root."""
-    return {Path("docs/metrics.md"): metrics_page(), Path("docs/configuration.md"): configuration_page()}
+    return {
+        Path("docs/metrics.md"): metrics_page(),
+        Path("docs/configuration.md"): configuration_page(),
+        Path("docs/judge.md"): judge_page(),
+    }
 
 
 def metrics_page() -> str:
@@ -75,6 +144,7 @@ def configuration_page() -> str:
     for row in groups:
         if row not in idle:
             parts += [f"## {row.group.title}", _settings_table([row])]
+    parts += ["## The gateway", _GATEWAY_INTRO, _settings_table(_own_settings({"env": GatewayConfig()}))]
     parts += ["## The reference trainer", _TRAINER_INTRO, _settings_table(grouped_settings(DEFAULTS))]
     parts += [
         f"## {NO_EFFECT.title}",
@@ -82,6 +152,27 @@ def configuration_page() -> str:
         f"other environments load: {', '.join(f'`{name}`' for row in idle for name in sorted(row.written))}.",
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def judge_page() -> str:
+    """What the judge is told and asked, and what it is shown."""
+    example = Questions(b"an example").question(_EXAMPLE)
+    parts = ["# The judge", _MADE, _JUDGE_INTRO, _fenced(JUDGE_SYSTEM_PROMPT), _JUDGE_QUESTION, _fenced(JUDGE_QUESTION)]
+    parts += [_JUDGE_EXAMPLE, _fenced(example), _JUDGE_STEP, _fenced(JUDGE_STEP_PROMPT)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _fenced(text: str) -> str:
+    return f"```text\n{text}\n```"
+
+
+def _own_settings(models: Mapping[str, BaseModel]) -> list[GroupedSettings]:
+    """The settings that the models declare themselves, without those that they inherit."""
+    return [
+        row._replace(written={flag: name for flag, name in row.written.items() if name in own})
+        for row in grouped_settings(models)
+        for own in [get_annotations(type(row.defaults))]
+    ]
 
 
 def _settings_table(groups: Iterable[GroupedSettings]) -> str:

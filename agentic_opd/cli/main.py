@@ -9,28 +9,33 @@ from difflib import get_close_matches
 from importlib import import_module
 
 from agentic_opd import __version__
+from agentic_opd.core.exit_codes import EXIT_CODES, EXIT_USAGE
 
 COMMANDS = {
     "serve": "roll out for a trainer: scored groups to the trajectory API (run-api)",
     "process": "make a number of scored groups and write them to a JSONL file",
     "evaluate": "measure the policy on the held-out tasks",
+    "gateway": "serve the policy to any agent, as OpenAI does, and make groups of what is said (extra [gateway])",
+    "sessions": "list, show, export or delete what a gateway's journal holds",
     "train": "train on scored groups with the reference trainer (extra [train])",
     "doctor": "check a set-up in seconds, and say what to do",
     "validate": "check a file of scored groups against the wire format",
-    "report": "make an HTML page of a file of scored groups",
+    "report": "make an HTML page of a file of scored groups, or of two that are compared",
+    "hints": "list the hints of a file, and measure what they are worth by sampling their turns again",
     "serve-vllm": "start a vLLM server with everything that the others need",
 }
 
 _MODULES = {
+    "gateway": "agentic_opd.gateway.command",
+    "sessions": "agentic_opd.gateway.sessions_command",
     "train": "agentic_opd.training.command",
     "doctor": "agentic_opd.cli.doctor.command",
     "validate": "agentic_opd.cli.validate",
     "report": "agentic_opd.report.command",
+    "hints": "agentic_opd.cli.hints",
     "serve-vllm": "agentic_opd.serving.launch",
 }
 """Where the `main` of each command is that is no mode of the environment."""
-
-EXIT_CODES = "Exit code 0: done; 1: failed, or not all done; 2: wrong settings; 130: interrupted."
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -39,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     command = arguments[0] if arguments else "--help"
     if command in ("-h", "--help"):
         print(help_text())
-        return 0 if arguments else 2
+        return 0 if arguments else EXIT_USAGE
     if command == "--version":
         print(f"agentic_opd {__version__}")
         return 0
@@ -47,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         close = get_close_matches(command, COMMANDS, n=1, cutoff=0.5)
         meant = f"; did you mean {close[0]!r}?" if close else f". There are: {', '.join(COMMANDS)}."
         print(f"error: the command {command!r} is unknown{meant}", file=sys.stderr)
-        return 2
+        return EXIT_USAGE
     if command not in _MODULES:
         return import_module("agentic_opd.env.command").main(None, arguments, "agentic-opd")
     return import_module(_MODULES[command]).main(arguments[1:]) or 0

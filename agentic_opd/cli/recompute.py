@@ -1,6 +1,6 @@
 """`validate --server URL`: some scored turns of a file, computed again by the server that made them (I/O)."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -12,7 +12,7 @@ from agentic_opd.core.http import JsonClient
 from agentic_opd.core.server_info import fetch_server_info
 from agentic_opd.core.types import TeacherRequest
 from agentic_opd.distill.connect import make_teacher
-from agentic_opd.distill.teacher import TeacherClient
+from agentic_opd.distill.teacher import Reading, TeacherClient
 from agentic_opd.wire.group import ScoredGroup, ScoredRollout, TurnRecord
 
 
@@ -24,61 +24,87 @@ class Recomputed:
     rows: int
     in_rows: float
     """Between a distillation row's logprobs and the server's, of the same ids under the same hint."""
-    in_sampling: float
-    """Between `inference_logprobs` and the server's, without the hint."""
+    without_hint: float | None
+    """Between the logprobs that were read without the hint and the server's; None if no turn has such that this
+    server's weights gave."""
     missing: int
     """Ids of rows that are not among as many of the server's most likely ones."""
 
 
+@dataclass(frozen=True, slots=True)
+class _ScoredTurn:
+    """A scored turn of a file, and the versions of the weights that sampled and scored it, as far as the file says."""
+
+    rollout: ScoredRollout
+    record: TurnRecord
+    sampled_version: int | None
+    scored_version: int | None
+
+    @property
+    def read_by_scorer(self) -> Sequence[float] | None:
+        """What the weights that gave the rows said without the hint; None if they were not asked."""
+        record = self.record
+        return record.unhinted_logprobs if record.baseline_logprobs is None else record.baseline_logprobs
+
+    def without_hint(self, version: int | None) -> Sequence[float] | None:
+        """The turn's logprobs without its hint, by the weights of this version; None if the file holds none of them."""
+        if self.read_by_scorer is not None:
+            return self.read_by_scorer
+        is_same = version is None or self.sampled_version in (None, version)
+        return self.rollout.logprobs_T[slice(*self.record.span)] if is_same else None
+
+
 async def recompute(groups: Iterable[ScoredGroup], client: JsonClient, count: int, seed: int = 0) -> Recomputed:
-    """Score `count` turns of `groups` again, drawn from their scored ones, and compare.
+    """Score `count` turns of `groups` again, drawn from those that the server's weights scored, and compare.
 
     Raises:
         OutputError: the file holds no scored turn.
-        ServerMismatchError: the server has other weights than those that sampled the file.
+        ServerMismatchError: the server has other weights than those that scored the file.
         ServerRequestError, ServerUnreachableError: the server did not do its part.
     """
-    scored = _scored_turns(groups)
+    scored = list(_scored_turns(groups))
     if not scored:
         raise OutputError("the file holds no scored turn, so there is nothing to compute again")
     info = await fetch_server_info(client)
-    drawn = Random(seed).sample(scored, min(count, len(scored)))
-    versions = {version for version, _, _ in drawn if version is not None}
-    if info.weight_version is not None and versions - {info.weight_version}:
+    version = info.weight_version
+    own = [turn for turn in scored if version is None or turn.scored_version in (None, version)]
+    if not own:
+        versions = {turn.scored_version for turn in scored if turn.scored_version is not None}
         raise ServerMismatchError(
-            f"{client.base_url} has the weights of version {info.weight_version}, but the file was sampled with "
+            f"{client.base_url} has the weights of version {version}, but the file was scored with "
             f"{', '.join(map(str, sorted(versions)))}: load those weights, or choose a file of these"
         )
     teacher = make_teacher(client, info)
-    return _sum(await gather_all(_compared(teacher, rollout, turn) for _, rollout, turn in drawn))
+    drawn = Random(seed).sample(own, min(count, len(own)))
+    return _sum(await gather_all(_compared(teacher, turn, version) for turn in drawn))
 
 
-def _scored_turns(groups: Iterable[ScoredGroup]) -> list[tuple[int | None, ScoredRollout, TurnRecord]]:
-    return [
-        (group.weight_version, rollout, turn)
-        for group in groups
-        for rollout in group.rollouts
-        for turn in rollout.turns or ()
-        if turn.is_scored and turn.insert_at is not None and rollout.rows is not None
-    ]
+def _scored_turns(groups: Iterable[ScoredGroup]) -> Iterator[_ScoredTurn]:
+    """Yield the scored turns. A record without versions is one of before: the group's weights sampled and scored it."""
+    for group in groups:
+        for rollout in group.rollouts:
+            for turn in rollout.turns or ():
+                if turn.is_scored and rollout.rows is not None:
+                    sampled = group.weight_version if turn.weight_version is None else turn.weight_version
+                    scored = sampled if turn.scored_version is None else turn.scored_version
+                    yield _ScoredTurn(rollout, turn, sampled, scored)
 
 
-async def _compared(teacher: TeacherClient, rollout: ScoredRollout, turn: TurnRecord) -> Recomputed:
-    assert rollout.rows is not None
-    assert turn.insert_at is not None
-    (start, end), tokens = turn.span, tuple(rollout.tokens_T)
-    hinted = tokens[: turn.insert_at] + turn.hint_token_ids + tokens[turn.insert_at : end]
-    ids_RK = np.asarray(rollout.rows.token_ids_TK[start:end])
-    written_RK = np.asarray(rollout.rows.logprobs_TK[start:end])
-    with_hint = TeacherRequest(hinted, end - start, turn.insert_at, turn.hint_token_ids)
-    with_rows, without = await gather_all(
-        teacher.score(request, top_k)
-        for request, top_k in (
-            (with_hint, ids_RK.shape[1]),
-            (TeacherRequest(tokens[:end], end - start, turn.insert_at, ()), 1),
-        )
+async def _compared(teacher: TeacherClient, turn: _ScoredTurn, version: int | None) -> Recomputed:
+    assert turn.rollout.rows is not None
+    record, tokens = turn.record, tuple(turn.rollout.tokens_T)
+    start, end = record.span
+    place = start if record.insert_at is None else record.insert_at
+    hinted = tokens[:place] + record.hint_token_ids + tokens[place:end]
+    ids_RK = np.asarray(turn.rollout.rows.token_ids_TK[start:end])
+    written_RK = np.asarray(turn.rollout.rows.logprobs_TK[start:end])
+    reply = await teacher.score(
+        TeacherRequest(hinted, end - start, place, record.hint_token_ids),
+        ids_RK.shape[1],
+        (Reading(TeacherRequest(tokens[:end], end - start, start, ()), 1),),
     )
-    rows = with_rows.rows
+    rows, (plain,) = reply.rows, reply.also
+    assert plain is not None  # it does not depend on the weights' version
     known = [dict(zip(ids, row, strict=True)) for ids, row in zip(rows.top_ids_RK, rows.top_logprobs_RK, strict=True)]
     differences = [
         abs(written - row[token])
@@ -87,11 +113,12 @@ async def _compared(teacher: TeacherClient, rollout: ScoredRollout, turn: TurnRe
         if token in row
     ]
     sampled = np.abs(written_RK[:, 0] - rows.actual_R)
+    without_hint = turn.without_hint(version)
     return Recomputed(
         turns=1,
         rows=end - start,
         in_rows=float(max(sampled.max(), *differences, 0.0)),
-        in_sampling=float(np.abs(np.asarray(rollout.logprobs_T[start:end]) - without.rows.actual_R).max()),
+        without_hint=None if without_hint is None else float(np.abs(np.asarray(without_hint) - plain.actual_R).max()),
         missing=ids_RK[:, 1:].size - len(differences),
     )
 
@@ -101,6 +128,6 @@ def _sum(parts: Sequence[Recomputed]) -> Recomputed:
         sum(part.turns for part in parts),
         sum(part.rows for part in parts),
         max(part.in_rows for part in parts),
-        max(part.in_sampling for part in parts),
+        max((part.without_hint for part in parts if part.without_hint is not None), default=None),
         sum(part.missing for part in parts),
     )

@@ -1,4 +1,4 @@
-"""Check files of scored groups: `python -m agentic_opd.validate FILE` (I/O).
+"""Check files of scored groups: `agentic-opd validate FILE` (I/O).
 
 Prints what the file holds and the first violations of the wire format, as `line 3, sequence 1, position 812: ...`.
 Exit code 0: no violation; 1: violations; 2: the file can't be read.
@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m agentic_opd.validate",
+        prog="agentic-opd validate",
         description="Check a file of scored groups against the wire format: lengths, masks, logprob conventions, turn "
         "records and distillation rows. Works on files that this package did not write: without turn records only "
         "the arrays are checked. With --server also its numbers: some scored turns are computed again.",
@@ -80,7 +80,7 @@ def _parser() -> argparse.ArgumentParser:
         "the file can't be read, or the server can't be compared with it.",
     )
     parser.add_argument("file", type=Path, metavar="FILE", help="JSONL of scored groups; .gz is unpacked")
-    parser.add_argument("--server", metavar="URL", help="the vLLM server whose weights sampled and scored the file")
+    parser.add_argument("--server", metavar="URL", help="the vLLM server whose weights scored the file")
     parser.add_argument("--api-key", metavar="KEY", help="its key (default: the variable VLLM_API_KEY, or none)")
     parser.add_argument("--turns", type=int, default=20, metavar="N", help="turns to compute again (default: 20)")
     parser.add_argument(
@@ -104,12 +104,13 @@ async def _check_on(path: Path, args: argparse.Namespace) -> int:
             found = await recompute(groups, client, args.turns)
     finally:
         await client.close()
+    plain = "nothing of these weights" if found.without_hint is None else f"{found.without_hint:.1e}"
     print(
         f"computed again on {client.base_url}: {found.turns} turns, {found.rows} rows; largest difference "
-        f"{found.in_rows:.1e} nats in the rows, {found.in_sampling:.1e} in the sampling logprobs; "
+        f"{found.in_rows:.1e} nats in the rows, {plain} without the hint (sampling or baseline logprobs); "
         f"{found.missing} ids of rows are not among the server's most likely"
     )
-    differs = max(found.in_rows, found.in_sampling) > args.tolerance
+    differs = max(found.in_rows, found.without_hint or 0.0) > args.tolerance
     if differs:
         print(f"more than --tolerance {args.tolerance:g}: other weights, another teacher, or another precision?")
     return EXIT_FAILED if differs else EXIT_OK

@@ -12,6 +12,7 @@
     ├── AlignmentError         lengths or ids that must agree do not; the message holds both
     ├── WireError              JSON is not a scored group
     └── OutputError            a file cannot be written, read back, or continued
+        └── PlaceError           found at the start: the file or folder that a setting or an argument names
 
 A message names the thing, the value got, the value expected, and what to do.
 """
@@ -48,12 +49,12 @@ class ServerUnreachableError(ServerError):
 class ServerRequestError(ServerError):
     """The server refused the request (4xx); asking again would change nothing.
 
-    `status` is the HTTP status code.
+    `status` is the HTTP status code, `answer` the text that the server refused it with.
     """
 
-    def __init__(self, message: str, status: int) -> None:
+    def __init__(self, message: str, status: int, answer: str = "") -> None:
         super().__init__(message)
-        self.status = status
+        self.status, self.answer = status, answer
 
 
 class ServerMismatchError(ServerError):
@@ -70,3 +71,7 @@ class WireError(OPDError):
 
 class OutputError(OPDError):
     """A file cannot be written, read back, or continued."""
+
+
+class PlaceError(OutputError):
+    """The file or folder that a setting or an argument names cannot be used; found before anything is done."""

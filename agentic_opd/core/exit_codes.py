@@ -4,9 +4,15 @@ import asyncio
 import sys
 from collections.abc import Callable
 
-from agentic_opd.core.errors import ConfigError, OPDError
+from agentic_opd.core.errors import ConfigError, DatasetError, OPDError, PlaceError, RendererError
 
 EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
+
+EXIT_CODES = "Exit code 0: done; 1: failed, or not all done; 2: wrong settings; 130: interrupted."
+"""What help says of them; a command that means them in a narrower way says so itself."""
+
+_WRONG_SETTINGS = (ConfigError, DatasetError, RendererError, PlaceError)
+"""Errors that only another setting or argument mends, whenever they are found."""
 
 
 def exit_code(command: Callable[[], int], *, interrupted: str = "interrupted", on_error: int = EXIT_FAILED) -> int:
@@ -15,13 +21,13 @@ def exit_code(command: Callable[[], int], *, interrupted: str = "interrupted", o
     Args:
         command: Returns its exit code.
         interrupted: What is said after Ctrl-C.
-        on_error: The code of a typed error other than `ConfigError`, which is always EXIT_USAGE.
+        on_error: The code of a typed error that is not about a setting or an argument, which is always EXIT_USAGE.
     """
     try:
         return command()
     except OPDError as error:
         print(f"error: {error}", file=sys.stderr)
-        return EXIT_USAGE if isinstance(error, ConfigError) else on_error
+        return EXIT_USAGE if isinstance(error, _WRONG_SETTINGS) else on_error
     except (KeyboardInterrupt, asyncio.CancelledError):
         print(interrupted, file=sys.stderr)
         return EXIT_INTERRUPTED

@@ -7,7 +7,7 @@ import json
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -144,10 +144,60 @@ class JsonClient:
         try:
             return await self._window.ask(lambda: self._once(method, path, data, headers or {}), self.retry_s)
         except NoAnswerError as error:
-            raise ServerUnreachableError(
-                f"{self.base_url}{path} gave no usable answer for {self.retry_s:g} s: {error}. "
-                f"Is the server up at this address? {self.hint}"
-            ) from error
+            raise self._unreachable(path, error) from error
+
+    async def events(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[Any]:
+        """POST `body` as JSON and yield the JSON of each server-sent event of the answer, as they come.
+
+        Until the answer begins it is asked as `request` asks; an answer that breaks off is not asked for again. Closing
+        the generator closes the connection, by which the server sees that nobody waits any more.
+
+        Raises:
+            ServerRequestError: 4xx (not 408 and 429); `.status` holds the code.
+            ServerUnreachableError: nothing usable within `retry_s`, or the answer broke off.
+        """
+        data = json.dumps(body).encode()
+        try:
+            answer = await self._window.ask(lambda: self._begun(path, data), self.retry_s)
+        except NoAnswerError as error:
+            raise self._unreachable(path, error) from error
+        try:
+            async with answer:
+                async for line in answer.content:
+                    event = line.strip().removeprefix(b"data:").strip()
+                    if event == b"[DONE]":
+                        return
+                    if event:
+                        yield json.loads(event)
+        except (aiohttp.ClientError, TimeoutError, ConnectionError, ValueError) as error:
+            raise ServerUnreachableError(f"the answer of {self.base_url}{path} broke off: {error!r}") from error
+        raise ServerUnreachableError(f"the answer of {self.base_url}{path} broke off")
+
+    async def _begun(self, path: str, data: bytes) -> aiohttp.ClientResponse:
+        """An answer of which the head is there, and that is no refusal."""
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=self.timeout_s)
+        headers = {"Content-Type": "application/json"}
+        try:
+            answer = await self._open().post(self.base_url + path, data=data, headers=headers, timeout=timeout)
+            if answer.status < 400:
+                return answer
+            text = await answer.text()
+        except (aiohttp.ClientError, TimeoutError, ConnectionError, UnicodeDecodeError) as error:
+            raise NoAnswerError(str(error) or type(error).__name__) from error
+        raise self._refusal(path, answer.status, text)
+
+    def _unreachable(self, path: str, error: NoAnswerError) -> ServerUnreachableError:
+        return ServerUnreachableError(
+            f"{self.base_url}{path} gave no usable answer for {self.retry_s:g} s: {error}. "
+            f"Is the server up at this address? {self.hint}"
+        )
+
+    def _refusal(self, path: str, status: int, text: str) -> NoAnswerError | ServerRequestError:
+        if may_pass(status):
+            return NoAnswerError(f"HTTP {status}: {text[:300]}")
+        return ServerRequestError(
+            f"{self.base_url}{path} refused the request: HTTP {status}: {text[:1000]}", status, text
+        )
 
     async def _once(self, method: str, path: str, data: bytes | None, headers: Mapping[str, str]) -> Any:
         headers = {"Content-Type": "application/json", **headers} if data is not None else headers
@@ -158,11 +208,7 @@ class JsonClient:
                     return json.loads(text)
         except (aiohttp.ClientError, TimeoutError, ConnectionError, json.JSONDecodeError, UnicodeDecodeError) as error:
             raise NoAnswerError(str(error) or type(error).__name__) from error
-        if may_pass(answer.status):
-            raise NoAnswerError(f"HTTP {answer.status}: {text[:300]}")
-        raise ServerRequestError(
-            f"{self.base_url}{path} refused the request: HTTP {answer.status}: {text[:1000]}", answer.status
-        )
+        raise self._refusal(path, answer.status, text)
 
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None or self._session.closed:

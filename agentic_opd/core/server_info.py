@@ -23,6 +23,10 @@ class ServerInfo:
     weight_version: int | None = None
     plugin_version: str | None = None
     vllm_version: str | None = None
+    score_route: int = 1
+    """What the plugin's `/v1/opd/score` understands; see `serving/score.py`."""
+    generate_route: int = 1
+    """What the plugin's `/generate` understands; see `serving/generate.py`."""
 
 
 class _PluginInfo(BaseModel):
@@ -33,6 +37,8 @@ class _PluginInfo(BaseModel):
     weight_version: int
     plugin_version: str | None = None
     vllm_version: str | None = None
+    score_route: int = 1
+    generate_route: int = 1
 
 
 class _Models(BaseModel):
@@ -167,8 +173,8 @@ def check_caps(base_url: str, info: ServerInfo, *, context: int, vocab_size: int
         )
     if top_k is not None and info.max_logprobs is not None and 0 <= info.max_logprobs < top_k:
         wrong.append(
-            f"it returns at most {info.max_logprobs} logprobs, but env.distill_topk is {top_k}: restart it with "
-            f"--max-logprobs {top_k} or more, or lower env.distill_topk"
+            f"it returns at most {info.max_logprobs} logprobs, but {top_k} are asked for (env.distill_topk, or twice "
+            f"that with env.control): restart it with --max-logprobs {top_k} or more, or lower env.distill_topk"
         )
     if wrong:
         raise ServerMismatchError(f"{base_url} (model {info.model!r}) does not fit: " + "; ".join(wrong) + ".")

@@ -31,6 +31,19 @@ def control_tokens(tokenizer: Any) -> dict[int, str]:
     }
 
 
+FOREIGN_CONTROL_TOKENS = (
+    *("<|", "<\uff5c"),  # Qwen, Llama 3, Phi, GLM, gpt-oss; DeepSeek
+    *("[INST]", "[/INST]", "<<SYS>>", "<</SYS>>", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"),  # Llama 2, Mistral
+    *("[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_CALLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]"),  # Mistral
+    *("<s>", "</s>", "<bos>", "<eos>", "<pad>", "<unk>"),
+    *("<start_of_turn>", "<end_of_turn>"),  # Gemma
+    *("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"),  # Qwen 3
+    *("[gMASK]", "<sop>", "<eop>", "[THINK]", "[/THINK]"),  # GLM, Magistral
+    *("<minimax:tool_call>", "</minimax:tool_call>", "]~b]", "[e~["),  # MiniMax
+)
+"""Spellings of control tokens of the common model families, for text that a model of any family will read."""
+
+
 def without_control_tokens(spellings: Collection[str], text: str) -> str:
     """`text` with a space behind the first character of each control token that it spells out."""
     while found := next((spelling for spelling in spellings if spelling in text), None):

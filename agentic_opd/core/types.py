@@ -38,21 +38,25 @@ def check_lengths(what: str, **lengths: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One coding task.
+    """What an agent is asked to do.
 
     `files` (path -> text) lie in the agent's sandbox from the start; `hidden_tests` are only ever seen by the verifier.
+    They are None where nothing verifies what comes of it: a conversation that happened.
     """
 
     task_id: str
     prompt: str
-    hidden_tests: str
+    hidden_tests: str | None
     entry_point: str | None = None
     files: Mapping[str, str] = field(default_factory=dict[str, str])
     reference_solution: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("task_id", "prompt", "hidden_tests"):
-            if not getattr(self, name).strip():
+        needed = {"task_id": self.task_id}
+        if self.hidden_tests is not None:
+            needed |= {"prompt": self.prompt, "hidden_tests": self.hidden_tests}
+        for name, text in needed.items():
+            if not text.strip():
                 raise AlignmentError(f"task {self.task_id!r}: {name} is empty")
 
 
@@ -80,6 +84,8 @@ class ToolResult:
 
     content: str
     is_error: bool = False
+    is_change: bool = False
+    """The call changed what the verdict will be about."""
 
 
 class StopReason(StrEnum):
@@ -92,9 +98,15 @@ class StopReason(StrEnum):
     CONTEXT_FULL = "context_full"
     """No room was left for another turn within `max_token_length`."""
     RENDER_ERROR = "render_error"
-    """After at least one turn, the next one could not be rendered or parsed."""
+    """A turn could not be parsed, or the prompt after it not be rendered."""
+    SANDBOX_DIED = "sandbox_died"
+    """The sandbox of its tools or of its hidden tests ended early; a fresh one works, so the episode earns nothing."""
     SERVER_ERROR = "server_error"
     """The policy server failed; the episode is not training data."""
+    CLOSED = "closed"
+    """A conversation: the client said that it is over."""
+    IDLE = "idle"
+    """A conversation: nothing was said in it for as long as it may be idle."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +126,8 @@ class Turn:
     message_index: int
     truncated: bool = False
     """The turn was cut off (token limit) before the model ended it."""
+    weight_version: int | None = None
+    """Of the weights that sampled it; None if the server does not say."""
 
     def __post_init__(self) -> None:
         if not 0 < self.last_user_end <= self.assistant_open <= self.start < self.end:
@@ -131,19 +145,21 @@ class VerifyOutcome(StrEnum):
     NO_SOLUTION = "no_solution"
     """The agent left no solution file."""
     CRASHED = "crashed"
-    """The solution could not be imported, left early, or raised outside of a check."""
+    """The solution could not be imported, left early, raised outside of a check, or took too much memory or disk."""
     TIMEOUT = "timeout"
     """A check took too long, or all of them together did."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """The hidden tests' verdict; `report` is the text that the judge reads as the last turn's next state."""
+    """The hidden tests' verdict; `report` is for whoever may know the tests."""
 
     outcome: VerifyOutcome
     passed: int
     total: int
     report: str
+    judge_report: str
+    """What the judge reads: which checks failed and how, with no value of the tests and no input not shown."""
     in_process: bool = False
     """Tests and solution shared a process, because the tests need the solution's own classes: easier to cheat."""
 
@@ -190,8 +206,12 @@ class Episode:
     reward: Reward | None = None
     weight_version: int | None = None
     """The oldest of the policy's weights that sampled it; None if the server does not say."""
+    changes: tuple[frozenset[int], ...] = ()
+    """For each turn, which of its tool calls (counted from 0) changed what the verdict is about. Empty: not known."""
 
     def __post_init__(self) -> None:
+        if self.changes:
+            check_lengths("episode", turns=len(self.turns), changes=len(self.changes))
         if (self.stop_reason is StopReason.SERVER_ERROR) != (self.error is not None):
             raise AlignmentError(f"episode: stop reason {self.stop_reason!r} with error {self.error!r}")
         check_lengths("episode", tokens=len(self.tokens_T), masks=len(self.masks_T), logprobs=len(self.logprobs_T))
@@ -275,15 +295,42 @@ class TurnOutcome(StrEnum):
     """The teacher gave no rows, or rows that do not fit the turn."""
 
 
+EvidenceKind = Literal["tool", "user", "later", "verdict"]
+"""What shows how a turn was: its own tool results, the user's reply to it, what came of it later, the verdict."""
+
+StepScore = Literal[1, 0, -1]
+"""Whether a turn did what was wanted: yes, it can't be told, no."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """One thing that came after a turn, as text for the judge."""
+
+    kind: EvidenceKind
+    text: str
+    later_turn: int | None = None
+    """Which turn it answered, for kind `later`; counted from 0."""
+
+
 @dataclass(frozen=True, slots=True)
 class HindsightPair:
-    """A turn and what answered it, both as text for the judge. `next_state` is None if nothing answered."""
+    """A turn and what came after it, both as text for the judge. Without evidence there is nothing to judge it by."""
 
     turn_index: int
     task_text: str
     turn_text: str
-    next_state: str | None
-    next_state_role: Literal["tool", "user", "verdict"] | None
+    evidence: tuple[Evidence, ...]
+
+    @property
+    def kinds(self) -> tuple[EvidenceKind, ...]:
+        """The kinds of evidence, each once, in their order."""
+        return tuple(dict.fromkeys(one.kind for one in self.evidence))
+
+    @property
+    def next_state_role(self) -> Literal["tool", "user", "verdict"] | None:
+        """Who said the last thing that is shown; what a later turn was answered with counts as a tool's word."""
+        kinds: list[Literal["tool", "user", "verdict"]] = ["tool" if k == "later" else k for k in self.kinds]
+        return kinds[-1] if kinds else None
 
 
 @dataclass(frozen=True, slots=True)

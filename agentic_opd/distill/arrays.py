@@ -5,7 +5,7 @@ K > 1       .  .  .   x  x   .  .   .  .         x: K entries, the sampled token
 K = 1       0  0  0   x  x   0  0   s  s         one entry everywhere; 0: logprob 0.0, s: the student's own
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -82,12 +82,26 @@ def build_arrays(episode: Episode, scored: Mapping[int, TeacherRows], top_k: int
     return DistillArrays(ids, logprobs)
 
 
-def gaps(episode: Episode, turn_index: int, rows: TeacherRows) -> NDArray[np.float64]:
-    """Teacher minus student at the turn's sampled tokens, [R], in nats."""
-    turn = episode.turns[turn_index]
-    student_R = np.asarray(episode.logprobs_T[turn.start : turn.end], np.float64)
-    check_lengths(f"turn {turn_index}", tokens=len(student_R), rows=len(rows.actual_R))
-    return rows.actual_R.astype(np.float64) - student_R
+def gaps(baseline_R: Sequence[float], rows: TeacherRows) -> NDArray[np.float64]:
+    """The teacher's logprobs of a turn's sampled tokens minus what they are measured from, [R], in nats."""
+    check_lengths("gaps", baseline=len(baseline_R), rows=len(rows.actual_R))
+    return rows.actual_R.astype(np.float64) - np.asarray(baseline_R, np.float64)
+
+
+def logprobs_of(ids_RK: Sequence[Sequence[int]], rows: TeacherRows) -> tuple[tuple[float | None, ...], ...]:
+    """The logprobs that `rows` hold of other rows' ids, [R, K] in nats; None for an id that is not among the top ones.
+
+    Args:
+        ids_RK: The ids of each row, the sampled token first.
+        rows: Of the same sampled tokens, read in another context.
+    """
+    check_lengths("logprobs of other rows", ids=len(ids_RK), rows=len(rows.actual_R))
+    known = [
+        dict(zip(ids, logprobs, strict=True))
+        for ids, logprobs in zip(rows.top_ids_RK.tolist(), rounded(rows.top_logprobs_RK).tolist(), strict=True)
+    ]
+    sampled = rounded(rows.actual_R).tolist()
+    return tuple((own, *map(row.get, ids[1:])) for own, ids, row in zip(sampled, ids_RK, known, strict=True))
 
 
 def _rows(sampled_R: NDArray[np.int64], rows: TeacherRows, top_k: int) -> tuple[list[list[int]], list[list[float]]]:
@@ -99,10 +113,10 @@ def _rows(sampled_R: NDArray[np.int64], rows: TeacherRows, top_k: int) -> tuple[
     shape = (len(sampled_R), top_k - 1)
     ids_RK = np.concatenate([sampled_R[:, None], rows.top_ids_RK[keep].reshape(shape)], axis=1)
     logprobs_RK = np.concatenate([rows.actual_R[:, None], rows.top_logprobs_RK[keep].reshape(shape)], axis=1)
-    return ids_RK.tolist(), _rounded(logprobs_RK).tolist()
+    return ids_RK.tolist(), rounded(logprobs_RK).tolist()
 
 
-def _rounded(logprobs: NDArray[np.float32]) -> NDArray[np.float64]:
+def rounded(logprobs: NDArray[np.float32]) -> NDArray[np.float64]:
     """Short in JSON, at most 0, and never -0.0."""
     clipped: NDArray[np.float64] = np.minimum(logprobs.astype(np.float64), 0.0)
     return clipped.round(LOGPROB_DECIMALS) + 0.0

@@ -4,6 +4,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field, SecretStr, model_validator
 
+from agentic_opd.distill.prompts import STEP_PROTOCOL, VOTE_PROTOCOL, template_problems
 from agentic_opd.settings.fields import CONCURRENCY, DISTILLATION, JUDGE, RUN_ONLY, TEACHER, Url
 
 
@@ -25,6 +26,18 @@ class DistillConfig(BaseModel):
     hint_max_next_state_chars: int = Field(
         default=4000, ge=100, description="Characters of a next state shown to the judge; longer is cut in the middle."
     )
+    hindsight: Literal["delayed", "next_state"] = Field(
+        default="delayed",
+        description="What a turn is judged by. delayed: its next state, what later turns showed about what it changed, "
+        "and the verdict if it changed the judged files last. next_state (the published method): its next state "
+        "alone, and for the last turn the verdict.",
+    )
+    hindsight_max_turns: int = Field(
+        default=4, ge=0, description="delayed: later turns whose results a turn is shown at most."
+    )
+    hindsight_max_chars: int = Field(
+        default=2000, ge=0, description="delayed: characters of all these results together, the earliest first."
+    )
     hint_vote_rule: Literal["majority", "any"] = Field(
         default="majority",
         description="When a hint is accepted: more than half of all votes are positive, or any vote is (OpenClaw-RL).",
@@ -38,6 +51,31 @@ class DistillConfig(BaseModel):
         "appended to the last user message.",
     )
 
+    step_votes: int = Field(
+        default=0,
+        ge=0,
+        le=64,
+        description="Votes on a second question: did the turn do what was wanted (1, 0, -1)? Recorded as the turn's "
+        "step_score, which a trainer may take as a reward. 0: it is not asked.",
+    )
+    hint_source: Literal["judge", "other_task", "none"] = Field(
+        default="judge",
+        description="What the teacher reads in a turn that the judge wrote a hint for: that hint; an accepted hint of "
+        "another task in its place (until there is one, the turn ends as vote_failed); or no hint at all. The last two "
+        "show what a run learns without the hint's content.",
+    )
+    control: Literal["none", "neutral", "other", "same_task"] = Field(
+        default="none",
+        description="Score each turn under a control hint too, in the same request, and record the logprobs: neutral "
+        "(control_neutral_hint), other (an accepted hint of another task), or same_task (another accepted hint of this "
+        "task). While none fits, the neutral one stands in. At most doubles the scoring time.",
+    )
+    control_neutral_hint: str = Field(
+        default="Take your time and think about the next step.",
+        min_length=11,
+        description="A control hint that says nothing about any task.",
+    )
+
     judge_base_url: Annotated[Url | None, JUDGE] = Field(
         default=None, description="OpenAI-compatible endpoint of the judge, ending in /v1. Unset: the policy server."
     )
@@ -49,6 +87,20 @@ class DistillConfig(BaseModel):
         default=0.7, ge=0.0, le=2.0, description="Sampling temperature of the votes."
     )
     judge_max_tokens: Annotated[int, JUDGE] = Field(default=512, ge=16, description="Tokens one vote may take.")
+    judge_system_prompt: Annotated[str | None, JUDGE] = Field(
+        default=None,
+        description="What the judge is told before a question. It must name the protocol: \\boxed{1}, \\boxed{-1}, "
+        "[HINT_START] and [HINT_END]. Unset: the text in docs/judge.md.",
+    )
+    judge_step_prompt: Annotated[str | None, JUDGE] = Field(
+        default=None,
+        description="The same for the second question; it must name \\boxed{1} and \\boxed{-1}. Unset: as in "
+        "docs/judge.md.",
+    )
+    judge_question: Annotated[str | None, JUDGE] = Field(
+        default=None,
+        description="Template of the question, with {mark}, {task}, {turn} and {evidence}. Unset: as in docs/judge.md.",
+    )
     judge_timeout_s: Annotated[float, JUDGE] = Field(
         default=120.0, gt=0, description="Seconds one judge request may take."
     )
@@ -67,12 +119,43 @@ class DistillConfig(BaseModel):
         default=None, description="The teacher's model. Unset: what it serves."
     )
     teacher_api_key: Annotated[SecretStr | None, TEACHER] = Field(default=None, description="Key for teacher_base_url.")
+    gap_baseline: Annotated[Literal["student", "teacher"], TEACHER] = Field(
+        default="student",
+        description="Whose reading without the hint gaps are measured from, if teacher_base_url names another model: "
+        "the policy's, or the teacher's own. Without teacher_base_url both are one.",
+    )
     max_concurrent_judgements: Annotated[int, CONCURRENCY, RUN_ONLY] = Field(
         default=64, ge=1, description="Judge requests under way at the same time."
     )
     max_concurrent_scores: Annotated[int, CONCURRENCY, RUN_ONLY] = Field(
         default=32, ge=1, description="Scoring requests under way at the same time."
     )
+
+    @property
+    def logprobs_asked(self) -> int:
+        """Most logprobs a position that the teacher is asked for.
+
+        A control's rows are asked for twice as many as the hinted ones: among them are most of the hinted rows' ids.
+        """
+        return self.distill_topk if self.control == "none" else self.control_topk
+
+    @property
+    def control_topk(self) -> int:
+        """Logprobs a position that a control is asked for."""
+        return 1 if self.distill_topk == 1 else 2 * self.distill_topk
+
+    @model_validator(mode="after")
+    def _check_prompts(self) -> "DistillConfig":
+        wanted = {"judge_system_prompt": VOTE_PROTOCOL, "judge_step_prompt": STEP_PROTOCOL}
+        for name, words in wanted.items():
+            prompt = getattr(self, name)
+            missing = [word for word in words if prompt is not None and word not in prompt]
+            if missing:
+                raise ValueError(f"{name} does not say {' and '.join(missing)}, so its answers could not be read")
+        problems = [] if self.judge_question is None else template_problems(self.judge_question)
+        if problems:
+            raise ValueError(f"judge_question: {'; '.join(problems)}")
+        return self
 
     @model_validator(mode="after")
     def _check_keys(self) -> "DistillConfig":

@@ -1,6 +1,7 @@
 """Settings -> what distilling needs besides them: a judge, a teacher, a renderer, all checked to fit (I/O)."""
 
 import logging
+import secrets
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,10 +12,19 @@ from renderers import Renderer
 from agentic_opd.core.errors import ServerMismatchError, ServerRequestError
 from agentic_opd.core.http import JsonClient
 from agentic_opd.core.server_info import ServerInfo, check_caps, check_tokenizer, fetch_server_info
+from agentic_opd.core.text import control_tokens
 from agentic_opd.distill.config import DistillConfig
+from agentic_opd.distill.hints import Questions
 from agentic_opd.distill.judge import Judge, OpenAIJudge
+from agentic_opd.distill.prompts import JUDGE_QUESTION, JUDGE_STEP_PROMPT, JUDGE_SYSTEM_PROMPT
 from agentic_opd.distill.rescoring import encode_hint
-from agentic_opd.distill.teacher import CompletionsTeacher, PluginTeacher, TeacherClient, completions_body
+from agentic_opd.distill.teacher import (
+    SCORE_ROUTE,
+    CompletionsTeacher,
+    PluginTeacher,
+    TeacherClient,
+    completions_body,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +38,7 @@ class DistillServers:
     """
 
     judge: Judge
+    questions: Questions
     teacher: TeacherClient
     renderer: Renderer
     tokenizer: Any
@@ -74,7 +85,8 @@ async def connect(
         ServerRequestError: a server refused a request, for example for a wrong key.
         ServerUnreachableError: a server is not there.
     """
-    encode_hint(renderer, tokenizer, "A plain hint.", as_message=config.hint_placement == "end")
+    for hint in ("A plain hint.", config.control_neutral_hint):
+        encode_hint(renderer, tokenizer, hint, as_message=config.hint_placement == "end")
     separate = config.teacher_base_url is not None
     async with AsyncExitStack() as undo:
         teacher = await connect_teacher(
@@ -84,7 +96,7 @@ async def connect(
                 retry_s=retry_s,
             ),
             tokenizer,
-            top_k=config.distill_topk,
+            top_k=config.logprobs_asked,
             max_token_length=max_token_length,
             model_name=config.teacher_model_name,
             policy=await _policy_info(policy, retry_s) if separate else None,
@@ -97,12 +109,29 @@ async def connect(
         undo.pop_all()
         return DistillServers(
             judge,
+            questions_of(config, tokenizer),
             teacher,
             renderer,
             tokenizer,
             judge_is_policy=config.judge_base_url is None,
             teacher_is_policy=not separate,
         )
+
+
+def questions_of(config: DistillConfig, tokenizer: Any) -> Questions:
+    """How the judge of these settings is asked.
+
+    Args:
+        config: The distillation settings.
+        tokenizer: The policy's, whose control tokens are broken too, in case it judges itself; None: not at hand.
+    """
+    return Questions(
+        secret=secrets.token_bytes(16),
+        system_prompt=config.judge_system_prompt or JUDGE_SYSTEM_PROMPT,
+        step_prompt=config.judge_step_prompt or JUDGE_STEP_PROMPT,
+        template=config.judge_question or JUDGE_QUESTION,
+        control_tokens=() if tokenizer is None else tuple(control_tokens(tokenizer).values()),
+    )
 
 
 async def connect_teacher(
@@ -120,7 +149,7 @@ async def connect_teacher(
     Args:
         client: The teacher's server.
         tokenizer: The policy's; the teacher's must give the same ids.
-        top_k: Entries of a row that will be asked for.
+        top_k: Most logprobs a position that will be asked for.
         max_token_length: Longest sequence of the rollouts.
         model_name: The model it must serve; unset: any.
         policy: What the policy's server says of itself, if the teacher is another one.
@@ -143,15 +172,26 @@ async def connect_teacher(
             )
         check_caps(client.base_url, info, context=max_token_length, vocab_size=len(tokenizer), top_k=top_k)
         await _check_vocabulary(client, info, tokenizer)
+        # The policy can't learn about ids that it has no weights for.
+        sizes = [size for size in (info.vocab_size, policy.vocab_size if policy else None) if size is not None]
+        teacher = make_teacher(client, replace(info, vocab_size=min(sizes, default=None)), max_concurrent)
         undo.pop_all()
-    # The policy can't learn about ids that it has no weights for.
-    sizes = [size for size in (info.vocab_size, policy.vocab_size if policy else None) if size is not None]
-    info = replace(info, vocab_size=min(sizes, default=None))
-    return make_teacher(client, info, max_concurrent)
+        return teacher
 
 
 def make_teacher(client: JsonClient, info: ServerInfo, max_concurrent: int = 32) -> TeacherClient:
-    """The quickest way to have this server score."""
+    """The quickest way to have this server score.
+
+    Raises:
+        ServerMismatchError: its plugin is too old for what this package asks.
+    """
+    if info.has_plugin and info.score_route < SCORE_ROUTE:
+        raise ServerMismatchError(
+            f"{client.base_url} has plugin {info.plugin_version}, whose scoring route is of version "
+            f"{info.score_route}, but {SCORE_ROUTE} is needed to read a turn with and without its hint by the same "
+            "weights: install this version of agentic_opd in vLLM's environment, and restart it with "
+            "scripts/serve_vllm MODEL."
+        )
     return (PluginTeacher if info.has_plugin else CompletionsTeacher)(client, info, max_concurrent)
 
 
@@ -188,8 +228,9 @@ async def check_completions(client: JsonClient, info: ServerInfo, top_k: int) ->
         await client.post("/v1/completions", completions_body(info.model, (0, 0), top_k))
     except ServerRequestError as error:
         raise ServerMismatchError(
-            f"{client.base_url} does not return the {top_k} prompt logprobs that env.distill_topk asks for: {error}. "
-            f"Restart it with scripts/serve_vllm {info.model} --max-logprobs {top_k}, or lower env.distill_topk."
+            f"{client.base_url} does not return the {top_k} prompt logprobs that env.distill_topk (or twice that, with "
+            f"env.control) asks for: {error}. Restart it with scripts/serve_vllm {info.model} --max-logprobs {top_k}, "
+            "or lower env.distill_topk."
         ) from error
 
 

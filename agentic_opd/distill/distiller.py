@@ -1,7 +1,7 @@
 """The distiller: what the environment, or anyone else who has episodes, holds in order to have them distilled (I/O)."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,9 +11,10 @@ from agentic_opd.core.concurrency import gather_all
 from agentic_opd.core.types import Episode, TurnOutcome
 from agentic_opd.distill.config import DistillConfig
 from agentic_opd.distill.connect import DistillServers, PolicyEndpoint, connect
+from agentic_opd.distill.control import HintPool
 from agentic_opd.distill.inactivity import InactivityWatch
 from agentic_opd.distill.metrics import EpisodeStats
-from agentic_opd.distill.pipeline import DistilledEpisode, distill_episode, noise_floor
+from agentic_opd.distill.pipeline import DistilledEpisode, DistilledTurn, distill_episode, distill_turn, noise_floor
 from agentic_opd.wire.group import GroupDistillation
 
 logger = logging.getLogger(__name__)
@@ -30,15 +31,16 @@ class DistilledGroup:
 class Distiller:
     """Distills the episodes of any number of policy servers: connect, distill, close each group, close."""
 
-    def __init__(self, config: DistillConfig, *, max_token_length: int, retry_s: float) -> None:
+    def __init__(self, config: DistillConfig, *, max_token_length: int, retry_s: float, seed: int = 0) -> None:
         """Prepare; nothing is asked yet.
 
         Args:
             config: The distillation settings.
             max_token_length: Tokens of the longest episode.
             retry_s: Seconds to go on asking a server that does not answer.
+            seed: Of the choice of other turns' hints.
         """
-        self.config = config
+        self.config, self.pool = config, HintPool(seed)
         self._max_token_length, self._retry_s = max_token_length, retry_s
         self._servers: dict[str, DistillServers] = {}
         self._inactivity = InactivityWatch()
@@ -46,7 +48,7 @@ class Distiller:
     @property
     def policy_top_k(self) -> int | None:
         """Logprobs that a policy server is asked for at each position; None if a teacher scores in its place."""
-        return None if self.config.teacher_base_url else self.config.distill_topk
+        return None if self.config.teacher_base_url else self.config.logprobs_asked
 
     async def connect(self, policy: PolicyEndpoint, renderer: Renderer, tokenizer: Any) -> None:
         """Connect to the judge and the teacher of one policy server's episodes; see `connect.connect`.
@@ -63,25 +65,41 @@ class Distiller:
             retry_s=self._retry_s,
         )
 
-    def servers_of(self, episode: Episode, policy_url: str) -> DistillServers:
-        """Who judges and scores this episode; a subclass may put something in between."""
+    def servers_of(self, policy_url: str) -> DistillServers:
+        """Who judges and scores the episodes of this policy server."""
         return self._servers[policy_url]
 
-    async def distill(self, episode: Episode, policy_url: str) -> DistilledEpisode:
-        """Judge and score a verified episode, while its context is still in the policy server's cache.
+    async def distill_turn(self, episode: Episode, turn_index: int, policy_url: str) -> DistilledTurn:
+        """Judge and score a turn as soon as its next state is there; see `distill`.
+
+        Args:
+            episode: The episode up to what answered the turn.
+            turn_index: Which of its turns, counted from 0.
+            policy_url: `PolicyEndpoint.base_url` of the server that sampled it.
+
+        Raises:
+            ServerUnreachableError: as `distill`.
+        """
+        return await distill_turn(episode, turn_index, self.servers_of(policy_url), self.config, self.pool)
+
+    async def distill(
+        self, episode: Episode, policy_url: str, known: Mapping[int, DistilledTurn] | None = None
+    ) -> DistilledEpisode:
+        """Judge and score a finished episode, while its context is still in the policy server's cache.
 
         Args:
             episode: The episode.
             policy_url: `PolicyEndpoint.base_url` of the server that sampled it.
+            known: What `distill_turn` gave of its turns, by their index.
 
         Raises:
             ServerUnreachableError: the teacher, or the judge if it is the policy's server, is gone.
         """
-        return await distill_episode(episode, self.servers_of(episode, policy_url), self.config)
+        return await distill_episode(episode, self.servers_of(policy_url), self.config, self.pool, known)
 
     async def close_group(self, episodes: Sequence[DistilledEpisode]) -> DistilledGroup:
         """Measure the engine's noise once for a group, and say what the group's distillation was made with."""
-        floor = await noise_floor([one.episode for one in episodes], episodes[0].servers)
+        floor = await noise_floor([one.episode for one in episodes], episodes[0].servers, self.config)
         records = [record for one in episodes for record in one.records]
         self._warn(self._inactivity.saw(records))
         outcomes = [record.outcome for record in records]
@@ -89,6 +107,8 @@ class Distiller:
             distill_topk=self.config.distill_topk,
             hint_placement=self.config.hint_placement,
             outcomes={outcome.value: outcomes.count(outcome) for outcome in TurnOutcome},
+            gap_baseline=self.config.gap_baseline,
+            hint_source=self.config.hint_source,
             noise_floor=floor,
         )
         return DistilledGroup(about, tuple(one.stats for one in episodes))

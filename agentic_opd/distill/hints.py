@@ -1,44 +1,87 @@
-"""HindsightPair -> Verdict, without the asking: the judge's prompt, the reading of votes, voting, and leaks. Pure."""
+"""HindsightPair -> Verdict, without the asking: the judge's questions, the reading of its answers, the choice. Pure."""
 
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Literal
 
 from agentic_opd.core.errors import AlignmentError
-from agentic_opd.core.types import HindsightPair, Message, TurnOutcome, Verdict, Vote
+from agentic_opd.core.text import FOREIGN_CONTROL_TOKENS, without_control_tokens
+from agentic_opd.core.types import Evidence, HindsightPair, Message, StepScore, TurnOutcome, Verdict, Vote
 from agentic_opd.distill.leaks import leaks
+from agentic_opd.distill.prompts import JUDGE_QUESTION, JUDGE_STEP_PROMPT, JUDGE_SYSTEM_PROMPT, PLACEHOLDER
 
 MIN_HINT_CHARS = 10
 """A hint must be longer than this to be one (OpenClaw-RL's bound)."""
 
-JUDGE_SYSTEM_PROMPT = (
-    "You judge one turn of a coding agent in hindsight, from what came back after it. If the next state shows what "
-    "the turn should have done differently, answer \\boxed{1} and a hint that would have helped, between [HINT_START] "
-    "and [HINT_END]: concrete, one to three sentences, no test code. Otherwise answer \\boxed{-1}."
-)
-
-_ROLE_NAMES = {"tool": "tool result", "user": "user reply", "verdict": "hidden test verdict"}
+_EVIDENCE_NAMES = {"tool": "Next state: tool result", "user": "Next state: user reply", "verdict": "Verdict"}
+_HEADING = re.compile(r"^##(?= (Task|Turn|Next state|Later|Verdict|End)\b)", re.MULTILINE)
+_PROTOCOL = ("\\boxed", "[HINT_START]", "[HINT_END]")
 _BOX = re.compile(r"\\boxed\{([^{}]*)\}")
 _Decision = Literal[1, -1]
 _DECISIONS: dict[str, _Decision] = {"1": 1, "+1": 1, "-1": -1}
+_STEP_SCORES: dict[str, StepScore] = {"1": 1, "+1": 1, "0": 0, "-1": -1}
 
 
-def judge_messages(pair: HindsightPair) -> list[Message]:
-    """Return the chat that asks for one vote on `pair`, which must have a next state.
+# ------------------------------------------------------------------------------------------------------- the questions
 
-    The judge's server turns what is spelled like a control token into one, and a program may print `<|im_end|>` to end
-    the judge's question and answer it: `<|`, with which the control tokens of most models begin, is broken by a space.
+
+@dataclass(frozen=True, slots=True)
+class Questions:
+    """How the judge is asked: its prompts, and what keeps what it reads from answering in its place.
+
+    `secret` is the run's: the mark of a question is made from it and the task, so nothing that an agent, a program or
+    a user writes can hold it. `control_tokens` are spellings of control tokens of the judge's own tokenizer; those of
+    the common model families are always broken.
     """
-    if pair.next_state is None or pair.next_state_role is None:
-        raise AlignmentError(f"turn {pair.turn_index} has no next state, so there is nothing to judge it by")
-    user = (
-        f"## Task\n{pair.task_text}\n\n## Turn\n{pair.turn_text}\n\n"
-        f"## Next state ({_ROLE_NAMES[pair.next_state_role]})\n{pair.next_state}"
-    )
-    return [
-        {"role": "system", "content": JUDGE_SYSTEM_PROMPT},
-        {"role": "user", "content": user.replace("<|", "< |")},
-    ]
+
+    secret: bytes
+    system_prompt: str = JUDGE_SYSTEM_PROMPT
+    step_prompt: str = JUDGE_STEP_PROMPT
+    template: str = JUDGE_QUESTION
+    control_tokens: Collection[str] = ()
+
+    def question(self, pair: HindsightPair) -> str:
+        """What the judge reads of `pair`, which must have evidence.
+
+        Raises:
+            AlignmentError: it has none.
+        """
+        if not pair.evidence:
+            raise AlignmentError(f"nothing came after turn {pair.turn_index}, so there is nothing to judge it by")
+        mark = blake2b(pair.task_text.encode(errors="replace"), key=self.secret, digest_size=4).hexdigest()
+        evidence = "\n\n".join(f"## {_title(one)} [{mark}]\n{self._as_data(one.text)}" for one in pair.evidence)
+        fields = {
+            "mark": mark,
+            "task": self._as_data(pair.task_text),
+            "turn": self._as_data(pair.turn_text),
+            "evidence": evidence,
+        }
+        return PLACEHOLDER.sub(lambda found: fields.get(found[1], found[0]), self.template)
+
+    def hint_messages(self, question: str) -> list[Message]:
+        """The chat that asks for one vote and a hint."""
+        return [{"role": "system", "content": self.system_prompt}, {"role": "user", "content": question}]
+
+    def step_messages(self, question: str) -> list[Message]:
+        """The chat that asks whether the turn did what was wanted."""
+        return [{"role": "system", "content": self.step_prompt}, {"role": "user", "content": question}]
+
+    def _as_data(self, text: str) -> str:
+        """`text` without what could end its section or answer the question: a space breaks each such word."""
+        spellings = (*_PROTOCOL, *FOREIGN_CONTROL_TOKENS, *self.control_tokens)
+        return _HEADING.sub("# #", without_control_tokens(spellings, text))
+
+
+def _title(evidence: Evidence) -> str:
+    if evidence.later_turn is not None:
+        return f"Later: result of turn {evidence.later_turn + 1}"
+    return _EVIDENCE_NAMES[evidence.kind]
+
+
+# --------------------------------------------------------------------------------------------------------- the answers
 
 
 def parse_vote(text: str) -> Vote:
@@ -48,39 +91,28 @@ def parse_vote(text: str) -> Vote:
     Decision 1 needs exactly one `[HINT_START]...[HINT_END]`, holding more than `MIN_HINT_CHARS` characters.
     """
     answer = text.rpartition("</think>")[2]
-    boxes = _BOX.findall(answer)
-    decisions: set[_Decision | None] = {_DECISIONS.get(box.strip()) for box in boxes}
-    # An unclosed <think> means that the answer never began; an unclosed or nested box can't be told from a wrong one.
-    if len(decisions) != 1 or answer.count("\\boxed") != len(boxes) or answer.lstrip().startswith("<think>"):
-        return Vote(None, None, text)
-    decision = decisions.pop()
+    boxed = _only_box(answer)
+    decision = None if boxed is None else _DECISIONS.get(boxed)
     if decision != 1:
         return Vote(decision, None, text)
     hint = _only_hint(answer)
     return Vote(None, None, text) if hint is None else Vote(1, hint, text)
 
 
-def decide(
-    votes: Sequence[Vote],
-    prm_votes: int,
-    rule: Literal["majority", "any"],
-    selection: Literal["longest", "shortest"],
-) -> str | None:
-    """Return the accepted hint, or None if the quorum was not reached.
+def parse_step_vote(text: str) -> StepScore | None:
+    """Read one answer to the second question: 1, 0 or -1 in a box; None if it can't be read."""
+    boxed = _only_box(text.rpartition("</think>")[2])
+    return None if boxed is None else _STEP_SCORES.get(boxed)
 
-    Args:
-        votes: The votes that came back, at most `prm_votes`.
-        prm_votes: The votes that were asked for; missing ones and abstentions count against a majority.
-        rule: `majority`: more than half of `prm_votes` are positive; `any`: at least one is.
-        selection: Which positive vote's hint is returned; of equally long ones the first.
-    """
-    if len(votes) > prm_votes:
-        raise AlignmentError(f"got {len(votes)} votes, expected at most {prm_votes}")
-    hints = [vote.hint for vote in votes if vote.hint is not None]
-    needed = prm_votes // 2 + 1 if rule == "majority" else 1
-    if len(hints) < needed:
+
+def step_score_of(votes: Sequence[StepScore | None]) -> StepScore | None:
+    """What most readable votes say; 0 if two answers are equally frequent, None if no vote could be read."""
+    counts = Counter(vote for vote in votes if vote is not None)
+    if not counts:
         return None
-    return max(hints, key=len) if selection == "longest" else min(hints, key=len)
+    most = max(counts.values())
+    leading: list[StepScore] = [score for score in _STEP_SCORES.values() if counts[score] == most]
+    return leading[0] if len(set(leading)) == 1 else 0
 
 
 def verdict_of(
@@ -89,27 +121,47 @@ def verdict_of(
     rule: Literal["majority", "any"],
     selection: Literal["longest", "shortest"],
     *,
-    hidden_tests: str,
+    hidden_tests: str | None,
     public_text: str,
 ) -> Verdict:
-    """Join the votes on one turn into an accepted hint, or the outcome that ends the turn here; see `decide`.
+    """Join the votes on one turn into an accepted hint, or the outcome that ends the turn here.
+
+    A leaking hint counts as a positive vote, because its judge did see something; but only clean ones can be chosen.
 
     Args:
-        votes: The votes that came back.
-        prm_votes: The votes that were asked for.
-        rule: The quorum.
-        selection: Which hint is used.
-        hidden_tests: Source of the hidden tests; a hint that quotes them is dropped.
-        public_text: All that the agent was shown; quoting that is not a leak.
+        votes: The votes that came back, at most `prm_votes`.
+        prm_votes: The votes that were asked for; missing ones and abstentions count against a majority.
+        rule: `majority`: more than half of `prm_votes` are positive; `any`: at least one is.
+        selection: Which hint is used; of equally long ones the first.
+        hidden_tests: Source of the hidden tests; a hint that gives them away is dropped. None: there are none.
+        public_text: All that the agent was shown; saying that is not a leak.
+
+    Raises:
+        AlignmentError: there are more votes than were asked for.
     """
+    if len(votes) > prm_votes:
+        raise AlignmentError(f"got {len(votes)} votes, expected at most {prm_votes}")
     if all(vote.decision is None for vote in votes):
         return Verdict(tuple(votes), None, TurnOutcome.JUDGE_ERROR)
-    hint = decide(votes, prm_votes, rule, selection)
-    if hint is None:
+    hints = [vote.hint for vote in votes if vote.hint is not None]
+    if len(hints) < (prm_votes // 2 + 1 if rule == "majority" else 1):
         return Verdict(tuple(votes), None, TurnOutcome.VOTE_FAILED)
-    if leaks(hint, hidden_tests, public_text):
+    clean = [hint for hint in hints if hidden_tests is None or not leaks(hint, hidden_tests, public_text)]
+    if not clean:
         return Verdict(tuple(votes), None, TurnOutcome.LEAKED)
-    return Verdict(tuple(votes), hint, None)
+    return Verdict(tuple(votes), max(clean, key=len) if selection == "longest" else min(clean, key=len), None)
+
+
+def _only_box(answer: str) -> str | None:
+    """What all boxes of an answer hold; None if they differ or one can't be read.
+
+    An unclosed <think> means that the answer never began; an unclosed or nested box can't be told from a wrong one.
+    """
+    boxes = _BOX.findall(answer)
+    held = {box.strip() for box in boxes}
+    if answer.count("\\boxed") != len(boxes) or answer.lstrip().startswith("<think>") or len(held) != 1:
+        return None
+    return held.pop()
 
 
 def _only_hint(answer: str) -> str | None:

@@ -1,4 +1,4 @@
-"""The judge: one chat in, several votes out, from any OpenAI-compatible endpoint (I/O)."""
+"""The judge: one chat in, several answers out, from any OpenAI-compatible endpoint (I/O)."""
 
 import asyncio
 import json
@@ -11,16 +11,17 @@ from pydantic import SecretStr
 
 from agentic_opd.core.errors import ServerMismatchError, ServerRequestError, ServerUnreachableError
 from agentic_opd.core.http import NoAnswerError, RetryWindow, may_pass
-from agentic_opd.core.types import Message, Vote
-from agentic_opd.distill.hints import parse_vote
+from agentic_opd.core.types import Message
 
 AnswerT = TypeVar("AnswerT")
 
 
 class JudgeReply(NamedTuple):
-    """The votes on one turn, and how long the endpoint took for all of them (waiting for a free slot not counted)."""
+    """The answers to one question, and how long the endpoint took for all of them (waiting for a free slot not
+    counted).
+    """
 
-    votes: tuple[Vote, ...]
+    texts: tuple[str, ...]
     latency_s: float
 
 
@@ -28,7 +29,7 @@ class Judge(Protocol):
     """What the pipeline needs of a judge; `OpenAIJudge` is one."""
 
     async def ask(self, messages: Sequence[Message], num_votes: int) -> JudgeReply:
-        """Return `num_votes` votes on the turn that `messages` describe."""
+        """Return `num_votes` answers to `messages`, each sampled by itself."""
         ...
 
     async def close(self) -> None:
@@ -85,7 +86,7 @@ class OpenAIJudge:
         self._takes_n = True
 
     async def ask(self, messages: Sequence[Message], num_votes: int) -> JudgeReply:
-        """Return exactly `num_votes` votes.
+        """Return exactly `num_votes` answers; "" stands for one that the endpoint did not give.
 
         Raises:
             ServerRequestError: the endpoint refused the request (4xx).
@@ -103,7 +104,7 @@ class OpenAIJudge:
             latency = max(latency, first.seconds + answer.seconds)
         # An endpoint that gives no choice to a request for one has no more votes to give.
         texts += [""] * (num_votes - len(texts))
-        return JudgeReply(tuple(parse_vote(text) for text in texts[:num_votes]), latency)
+        return JudgeReply(tuple(texts[:num_votes]), latency)
 
     async def check(self) -> None:
         """Ask which models there are, to find a wrong address or key before the first episode.

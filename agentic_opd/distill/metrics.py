@@ -13,7 +13,7 @@ import numpy as np
 from agentic_opd.core.metric import Metric, percentiles
 from agentic_opd.core.types import TurnOutcome, Vote
 from agentic_opd.wire.counts import TurnCounts
-from agentic_opd.wire.group import TurnRecord
+from agentic_opd.wire.group import ControlKind, ControlReading, TurnRecord
 
 _OUTCOMES = {
     TurnOutcome.SCORED: "turns with a hint whose tokens the teacher scored",
@@ -43,10 +43,39 @@ OPD_METRICS = (
     ),
     Metric("opd/votes_readable", "share", "votes that could be read, of all votes that came back"),
     Metric("opd/scored_token_fraction", "share", "scored tokens of all sampled tokens"),
-    Metric("opd/gap_mean", "nats", "teacher minus student at the scored tokens, mean"),
+    Metric(
+        "opd/gap_mean",
+        "nats",
+        "teacher minus student at the scored tokens, mean. The student is the policy without the hint, by the weights "
+        "that the teacher read with",
+    ),
     Metric("opd/gap_std", "nats", "its standard deviation (of the tokens at hand, not of a sample)"),
     Metric("opd/gap_positive_share", "share", "scored tokens that the teacher finds likelier than the student did"),
     *(Metric(f"opd/gap_p{q}", "nats", f"{q}th percentile of the gap") for q in (5, 50, 95)),
+    Metric("opd/gap_distance_mean", "nats", "mean of the gap's absolute value"),
+    Metric(
+        "opd/control_gap_mean",
+        "nats",
+        "mean distance between the teacher's logprobs of a scored token under the hint and under the control hint: as "
+        "large as opd/gap_distance_mean or larger if what the hint says matters, near 0 if any hint would do. Left out "
+        "with control: none, as all control metrics",
+    ),
+    Metric(
+        "opd/control_fallbacks",
+        "turns",
+        "scored turns whose control is the neutral hint because no accepted hint fitted",
+    ),
+    Metric(
+        "opd/control_missing_share",
+        "share",
+        "entries of scored rows that are not among the control's most likely tokens, and have no logprob there (null)",
+    ),
+    Metric(
+        "opd/rebased_share",
+        "share",
+        "scored turns whose gap is measured from a second reading, because the weights changed since they were "
+        "sampled, or with gap_baseline: teacher",
+    ),
     Metric("opd/noise_floor", "nats", "largest gap without a hint, over the groups in which it was measured"),
     Metric(
         "opd/teacher_entropy",
@@ -71,6 +100,17 @@ OPD_METRICS = (
 
 
 @dataclass(frozen=True, slots=True)
+class ControlStats:
+    """What a turn's control adds to the metrics: a distance (nats) a token, and the row entries without a logprob."""
+
+    fell_back: bool
+    """It is another control than the settings ask for."""
+    distances: tuple[float, ...]
+    entries: int
+    missing: int
+
+
+@dataclass(frozen=True, slots=True)
 class ScoreStats:
     """What scoring a turn adds to the metrics: a gap, an entropy (nats) and a mass a token; what was read, and when.
 
@@ -84,6 +124,8 @@ class ScoreStats:
     cached_tokens: int | None
     start_s: float
     seconds: float
+    control: ControlStats | None = None
+    """None if the settings ask for none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +158,17 @@ def row_stats(logprobs_RK: Sequence[Sequence[float]]) -> tuple[tuple[float, ...]
     return tuple(entropies_R.tolist()), tuple(masses_R.tolist())
 
 
+def control_stats(control: ControlReading, logprobs_RK: Sequence[Sequence[float]], wanted: ControlKind) -> ControlStats:
+    """What the control of a scored turn adds; `logprobs_RK` are the teacher's rows, `wanted` what was asked for."""
+    both = zip(logprobs_RK, control.logprobs_RK, strict=True)
+    return ControlStats(
+        fell_back=control.kind != wanted,
+        distances=tuple(abs(hinted[0] - own[0]) for hinted, own in both if own[0] is not None),
+        entries=sum(map(len, control.logprobs_RK)),
+        missing=sum(row.count(None) for row in control.logprobs_RK),
+    )
+
+
 def aggregate(episodes: Sequence[EpisodeStats], noise_floors: Sequence[float | None] = ()) -> dict[str, float]:
     """Return the metrics of `OPD_METRICS` over `episodes`; `noise_floors` has one entry a group, None if unknown."""
     turns, counts = [turn for episode in episodes for turn in episode.turns], TurnCounts()
@@ -135,6 +188,9 @@ def aggregate(episodes: Sequence[EpisodeStats], noise_floors: Sequence[float | N
     if floors:
         metrics["opd/noise_floor"] = max(floors)
     metrics |= _vote_metrics([turn.record.votes for turn in turns if turn.record.votes])
+    if counts.scored:
+        rebased = sum(turn.record.baseline_logprobs is not None for turn in turns)
+        metrics["opd/rebased_share"] = rebased / counts.scored
     metrics |= percentiles("opd/judge_s", [turn.judge_s for turn in turns if turn.judge_s is not None])
     scored = [turn.scored for turn in turns if turn.scored is not None]
     sampled = sum(episode.sampled_tokens for episode in episodes)
@@ -159,15 +215,30 @@ def _score_metrics(scored: Sequence[ScoreStats], sampled_tokens: int) -> dict[st
     metrics["opd/gap_std"] = float(np.std(gaps))
     metrics["opd/gap_positive_share"] = fmean(gap > 0 for gap in gaps)
     metrics |= percentiles("opd/gap", gaps, (5, 50, 95))
+    metrics["opd/gap_distance_mean"] = fmean(map(abs, gaps))
     metrics["opd/teacher_entropy"] = fmean(entropy for turn in scored for entropy in turn.entropies)
     metrics["opd/teacher_topk_mass"] = fmean(mass for turn in scored for mass in turn.masses)
     metrics |= percentiles("opd/score_s", [turn.seconds for turn in scored])
     busy_s = _covered((turn.start_s, turn.start_s + turn.seconds) for turn in scored)
     if busy_s > 0:
         metrics["opd/scored_tokens_per_s"] = len(gaps) / busy_s
+    metrics |= _control_metrics([turn.control for turn in scored if turn.control is not None])
     said = [(turn.cached_tokens, turn.prompt_tokens) for turn in scored if turn.cached_tokens is not None]
     if said:
         metrics["opd/prefix_cache_hit_share"] = sum(cached for cached, _ in said) / sum(read for _, read in said)
+    return metrics
+
+
+def _control_metrics(controls: Sequence[ControlStats]) -> dict[str, float]:
+    if not controls:
+        return {}
+    metrics: dict[str, float] = {"opd/control_fallbacks": sum(control.fell_back for control in controls)}
+    if distances := [distance for control in controls for distance in control.distances]:
+        metrics["opd/control_gap_mean"] = fmean(distances)
+        entries, missing = (
+            sum(counts) for counts in zip(*((one.entries, one.missing) for one in controls), strict=True)
+        )
+        metrics["opd/control_missing_share"] = missing / entries
     return metrics
 
 

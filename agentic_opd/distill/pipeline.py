@@ -6,11 +6,12 @@ Each step may end the turn; where it ended is the turn's one `TurnOutcome`. A de
 an outcome: it stops the run (ServerUnreachableError), and nothing half done is kept.
 """
 
+import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from agentic_opd.core.concurrency import gather_all
 from agentic_opd.core.errors import (
@@ -24,19 +25,23 @@ from agentic_opd.core.types import (
     DistillArrays,
     Episode,
     HindsightPair,
+    StepScore,
     TeacherRequest,
+    TeacherRows,
+    Turn,
     TurnOutcome,
 )
-from agentic_opd.distill.arrays import build_arrays, gaps
+from agentic_opd.distill.arrays import build_arrays, gaps, logprobs_of, rounded
 from agentic_opd.distill.config import DistillConfig
 from agentic_opd.distill.connect import DistillServers
-from agentic_opd.distill.hints import judge_messages, verdict_of
+from agentic_opd.distill.control import AcceptedHint, ControlHint, HintPool, control_hints
+from agentic_opd.distill.hints import parse_step_vote, parse_vote, step_score_of, verdict_of
 from agentic_opd.distill.judge import JudgeReply
-from agentic_opd.distill.metrics import EpisodeStats, ScoreStats, TurnStats, row_stats
+from agentic_opd.distill.metrics import ControlStats, EpisodeStats, ScoreStats, TurnStats, control_stats, row_stats
 from agentic_opd.distill.rescoring import encode_hint, hint_place, insert_hint
-from agentic_opd.distill.teacher import TeacherReply
+from agentic_opd.distill.teacher import Reading, TeacherReply
 from agentic_opd.distill.turns import hindsight_pairs, shown_text
-from agentic_opd.wire.group import TurnRecord
+from agentic_opd.wire.group import ControlReading, TurnRecord, gap_baseline_T
 
 logger = logging.getLogger(__name__)
 
@@ -53,15 +58,26 @@ class DistilledEpisode:
 
 
 @dataclass(frozen=True, slots=True)
+class _Control:
+    """A control hint, what the teacher reads with it in the hint's place, and its rows once they are there."""
+
+    hint: ControlHint
+    request: TeacherRequest
+    rows: TeacherRows | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class _Turn:
     """One turn's way through the pipeline so far."""
 
     record: TurnRecord
     judge_s: float | None = None
-    request: TeacherRequest | None = None
     reply: TeacherReply | None = None
+    read_tokens: int = 0
+    """Of all that the teacher read."""
     replied_s: float = 0.0
     """When the reply was there, on the monotonic clock."""
+    control: _Control | None = None
 
     def ended(self, outcome: TurnOutcome, error: object = None, **fields: Any) -> "_Turn":
         """This turn with its outcome, and whatever else is known of it."""
@@ -69,105 +85,221 @@ class _Turn:
         return replace(self, record=replace(self.record, outcome=outcome, error=message), **fields)
 
 
-async def distill_episode(episode: Episode, servers: DistillServers, config: DistillConfig) -> DistilledEpisode:
-    """Judge and score all turns of a verified episode.
+@dataclass(frozen=True, slots=True)
+class DistilledTurn:
+    """A turn that was judged, and scored if there was a hint, by what was known of it then."""
+
+    pair: HindsightPair
+    way: _Turn
+
+    def is_of(self, pair: HindsightPair) -> bool:
+        """Whether the judge would be asked the same."""
+        return replace(self.pair, turn_index=pair.turn_index) == pair
+
+
+async def distill_turn(
+    episode: Episode, turn_index: int, servers: DistillServers, config: DistillConfig, pool: HintPool
+) -> DistilledTurn:
+    """Judge and score one turn of an episode that may still go on; see `distill_episode`.
+
+    Args:
+        episode: The episode up to what answered the turn.
+        turn_index: Which of its turns, counted from 0.
+        servers: Who judges and scores.
+        config: The distillation settings.
+        pool: Accepted hints of other turns; this turn's is added.
 
     Raises:
         ServerUnreachableError: the teacher, or the judge if it is the policy's server, is gone.
     """
-    pairs = hindsight_pairs(episode, config.hint_max_next_state_chars)
+    pair = _pairs(episode, config)[turn_index]
+    way = await _distill_turn(episode, pair, shown_text(episode), servers, config, pool)
+    return DistilledTurn(pair, way)
+
+
+def _pairs(episode: Episode, config: DistillConfig) -> list[HindsightPair]:
+    return hindsight_pairs(
+        episode,
+        config.hint_max_next_state_chars,
+        config.hindsight,
+        max_later_turns=config.hindsight_max_turns,
+        max_later_chars=config.hindsight_max_chars,
+    )
+
+
+async def distill_episode(
+    episode: Episode,
+    servers: DistillServers,
+    config: DistillConfig,
+    pool: HintPool,
+    known: Mapping[int, DistilledTurn] | None = None,
+) -> DistilledEpisode:
+    """Judge and score all turns of a finished episode.
+
+    Args:
+        episode: The episode.
+        servers: Who judges and scores.
+        config: The distillation settings.
+        pool: Accepted hints of other turns; this episode's are added.
+        known: Turns that were distilled before, by their index; one is taken if the judge would be asked the same now.
+
+    Raises:
+        ServerUnreachableError: the teacher, or the judge if it is the policy's server, is gone.
+    """
     public_text = shown_text(episode)
-    turns = await gather_all(_distill_turn(episode, pair, public_text, servers, config) for pair in pairs)
+
+    async def distilled(pair: HindsightPair) -> _Turn:
+        before = (known or {}).get(pair.turn_index)
+        if before is not None and before.is_of(pair):
+            return before.way
+        return await _distill_turn(episode, pair, public_text, servers, config, pool)
+
+    turns = await gather_all(distilled(pair) for pair in _pairs(episode, config))
     scored = {index: turn.reply.rows for index, turn in enumerate(turns) if turn.reply is not None}
     arrays = build_arrays(episode, scored, config.distill_topk)
+    records = tuple(_record(turn, way, arrays) for turn, way in zip(episode.turns, turns, strict=True))
+    baseline_T = gap_baseline_T(episode.logprobs_T, records)
     return DistilledEpisode(
         episode=episode,
         arrays=arrays,
-        records=tuple(turn.record for turn in turns),
+        records=records,
         stats=EpisodeStats(
             sampled_tokens=sum(turn.end - turn.start for turn in episode.turns),
             turns=tuple(
-                TurnStats(turn.record, turn.judge_s, _score_stats(episode, index, turn, arrays))
-                for index, turn in enumerate(turns)
+                TurnStats(record, way.judge_s, _score_stats(record, way, arrays, baseline_T, config))
+                for record, way in zip(records, turns, strict=True)
             ),
         ),
         servers=servers,
     )
 
 
-def _score_stats(episode: Episode, index: int, turn: _Turn, arrays: DistillArrays) -> ScoreStats | None:
-    if turn.reply is None or turn.request is None:
+def _record(turn: Turn, way: _Turn, arrays: DistillArrays) -> TurnRecord:
+    """The turn's record, with the control's logprobs of the ids that the arrays hold."""
+    control = None
+    if way.control is not None and way.control.rows is not None:
+        control = ControlReading(
+            kind=way.control.hint.kind,
+            hint=way.control.hint.text,
+            hint_token_ids=way.control.request.hint_token_ids,
+            logprobs_RK=logprobs_of(arrays.token_ids_TK[turn.start : turn.end], way.control.rows),
+        )
+    return replace(way.record, weight_version=turn.weight_version, control=control)
+
+
+def _score_stats(
+    record: TurnRecord, way: _Turn, arrays: DistillArrays, baseline_T: Sequence[float], config: DistillConfig
+) -> ScoreStats | None:
+    if way.reply is None:
         return None
-    start, end = turn.record.span
-    entropies, masses = row_stats(arrays.logprobs_TK[start:end])
+    turn = slice(*record.span)
+    entropies, masses = row_stats(arrays.logprobs_TK[turn])
     return ScoreStats(
-        gaps=tuple(gaps(episode, index, turn.reply.rows).tolist()),
+        gaps=tuple(gaps(baseline_T[turn], way.reply.rows).tolist()),
         entropies=entropies,
         masses=masses,
-        prompt_tokens=len(turn.request.token_ids),
-        cached_tokens=turn.reply.cached_tokens,
-        start_s=turn.replied_s - turn.reply.latency_s,
-        seconds=turn.reply.latency_s,
+        prompt_tokens=way.read_tokens,
+        cached_tokens=way.reply.cached_tokens,
+        start_s=way.replied_s - way.reply.latency_s,
+        seconds=way.reply.latency_s,
+        control=_control_stats(record, arrays.logprobs_TK[turn], config),
     )
 
 
-async def noise_floor(episodes: Sequence[Episode], servers: DistillServers) -> float | None:
+def _control_stats(
+    record: TurnRecord, logprobs_RK: Sequence[Sequence[float]], config: DistillConfig
+) -> ControlStats | None:
+    if record.control is None or config.control == "none":
+        return None
+    return control_stats(record.control, logprobs_RK, config.control)
+
+
+async def noise_floor(episodes: Sequence[Episode], servers: DistillServers, config: DistillConfig) -> float | None:
     """Score one turn of a group without a hint and return the largest gap, in nats: the engine's noise.
 
     The first turn is used: its prompt is the shortest, and reading it again, which the prefix cache can't help with,
-    costs the least. None if the teacher is another model or has new weights since, if there is no turn, or if the
-    server refuses.
+    costs the least. Where the gap is measured from a second reading, by new weights or by a separate teacher, it is the
+    difference of two such readings. None if it is measured from another model's, if there is no turn, or if the server
+    refuses.
 
     Raises:
         ServerUnreachableError: the teacher is gone.
     """
     episode = next((episode for episode in episodes if episode.turns), None)
-    if episode is None or not servers.teacher_is_policy:
+    if episode is None or not (servers.teacher_is_policy or config.gap_baseline == "teacher"):
         return None
     turn = episode.turns[0]
     request = insert_hint(episode.tokens_T, turn, turn.start, ())
     if len(request.token_ids) >= servers.teacher.info.max_model_len:
         return None
+    second = _without_hint(request, turn, servers)
     try:
-        reply = await servers.teacher.score(request, 1)
+        reply = await servers.teacher.score(request, 1, () if second is None else (second,))
     except (AlignmentError, ServerRequestError) as error:
         logger.warning("the noise floor of a group was not measured: %s", error)
         return None
-    if episode.weight_version is not None and reply.weight_version not in (None, episode.weight_version):
-        return None
-    return float(abs(gaps(episode, 0, reply.rows)).max())
+    read = next((rows.actual_R.tolist() for rows in reply.also if rows is not None), None)
+    return float(abs(gaps(read or episode.logprobs_T[turn.start : turn.end], reply.rows)).max())
 
 
 async def _distill_turn(
-    episode: Episode, pair: HindsightPair, public_text: str, servers: DistillServers, config: DistillConfig
+    episode: Episode,
+    pair: HindsightPair,
+    public_text: str,
+    servers: DistillServers,
+    config: DistillConfig,
+    pool: HintPool,
 ) -> _Turn:
     turn = episode.turns[pair.turn_index]
-    start = _Turn(TurnRecord((turn.start, turn.end), TurnOutcome.NO_NEXT_STATE, pair.next_state_role))
-    if pair.next_state is None:
+    record = TurnRecord((turn.start, turn.end), TurnOutcome.NO_NEXT_STATE, pair.next_state_role)
+    start = _Turn(replace(record, evidence=pair.kinds, truncated=turn.truncated))
+    if not pair.evidence:
         return start
-    reply = await _judged(pair, servers, config)
-    if isinstance(reply, ServerError):
-        return start.ended(TurnOutcome.JUDGE_ERROR, reply)
-    verdict = verdict_of(
-        reply.votes,
+    question = servers.questions.question(pair)
+    start = replace(start, record=replace(start.record, question=question))
+    judged = await _judged(question, servers, config)
+    if isinstance(judged, ServerError):
+        return start.ended(TurnOutcome.JUDGE_ERROR, judged)
+    # Hidden tests may be megabytes, and what they say is looked for in each hint: not on the event loop.
+    verdict = await asyncio.to_thread(
+        verdict_of,
+        [parse_vote(text) for text in judged.hints.texts],
         config.prm_votes,
         config.hint_vote_rule,
         config.hint_selection,
         hidden_tests=episode.task.hidden_tests,
         public_text=public_text,
     )
-    judged = replace(start, record=replace(start.record, votes=verdict.votes), judge_s=reply.latency_s)
+    step_votes: tuple[StepScore | None, ...] = ()
+    if judged.step is not None:
+        step_votes = tuple(parse_step_vote(text) for text in judged.step.texts)
+    voted = replace(
+        start,
+        record=replace(start.record, votes=verdict.votes, step_votes=step_votes, step_score=step_score_of(step_votes)),
+        judge_s=judged.hints.latency_s,
+    )
     if verdict.hint is None:
         assert verdict.outcome is not None  # a Verdict holds exactly one of the two
         unreadable = "no vote could be read" if verdict.outcome is TurnOutcome.JUDGE_ERROR else None
-        return judged.ended(verdict.outcome, unreadable)
-    hinted = replace(judged, record=replace(judged.record, hint=verdict.hint))
-    return await _scored(hinted, episode, pair.turn_index, verdict.hint, servers, config)
+        return voted.ended(verdict.outcome, unreadable)
+    hinted = replace(voted, record=replace(voted.record, hint=verdict.hint))
+    return await _scored(hinted, episode, pair.turn_index, verdict.hint, servers, config, pool)
 
 
-async def _judged(pair: HindsightPair, servers: DistillServers, config: DistillConfig) -> JudgeReply | ServerError:
+class _Judged(NamedTuple):
+    """The judge's answers to its first question, and to the second if that is asked."""
+
+    hints: JudgeReply
+    step: JudgeReply | None
+
+
+async def _judged(question: str, servers: DistillServers, config: DistillConfig) -> _Judged | ServerError:
+    asked = [servers.judge.ask(servers.questions.hint_messages(question), config.prm_votes)]
+    if config.step_votes:
+        asked.append(servers.judge.ask(servers.questions.step_messages(question), config.step_votes))
     try:
-        return await servers.judge.ask(judge_messages(pair), config.prm_votes)
+        hints, *step = await gather_all(asked)
+        return _Judged(hints, step[0] if step else None)
     except ServerUnreachableError as error:
         if servers.judge_is_policy:
             raise
@@ -177,26 +309,90 @@ async def _judged(pair: HindsightPair, servers: DistillServers, config: DistillC
 
 
 async def _scored(
-    hinted: _Turn, episode: Episode, turn_index: int, hint: str, servers: DistillServers, config: DistillConfig
+    hinted: _Turn,
+    episode: Episode,
+    turn_index: int,
+    hint: str,
+    servers: DistillServers,
+    config: DistillConfig,
+    pool: HintPool,
 ) -> _Turn:
-    turn = episode.turns[turn_index]
+    turn, own = episode.turns[turn_index], AcceptedHint(episode.task.task_id, hint)
+    pool.add(own)
+    read = pool.of_other_task(own) if config.hint_source == "other_task" else own
+    hinted = replace(hinted, record=replace(hinted.record, hint=read and read.text))
+    if read is None:
+        return hinted.ended(TurnOutcome.VOTE_FAILED, "hint_source other_task: no other task has an accepted hint yet")
     place = hint_place(episode, turn, config.hint_placement)
+
+    def with_hint(text: str) -> TeacherRequest:
+        ids = encode_hint(servers.renderer, servers.tokenizer, text, as_message=place.as_message)
+        return insert_hint(episode.tokens_T, turn, place.insert_at, ids)
+
+    unhinted = insert_hint(episode.tokens_T, turn, place.insert_at, ())
     try:
-        hint_ids = encode_hint(servers.renderer, servers.tokenizer, hint, as_message=place.as_message)
+        request = unhinted if config.hint_source == "none" else with_hint(read.text)
     except RendererError as error:
         return hinted.ended(TurnOutcome.SCORING_ERROR, error)
-    request = insert_hint(episode.tokens_T, turn, place.insert_at, hint_ids)
-    ready = replace(hinted, record=replace(hinted.record, hint_token_ids=hint_ids, insert_at=place.insert_at))
+    hint_ids = request.hint_token_ids
+    ready = replace(
+        hinted,
+        record=replace(hinted.record, hint_token_ids=hint_ids, insert_at=place.insert_at if hint_ids else None),
+    )
     # The server samples one token after what it reads, so that one must fit too.
     limit = servers.teacher.info.max_model_len - 1
     if len(request.token_ids) > limit:
         return ready.ended(TurnOutcome.TOO_LONG, f"{len(request.token_ids)} tokens, the teacher reads at most {limit}")
-    return await _asked(ready, request, servers, config)
+    ready = replace(ready, control=_control(control_hints(config, pool, own, read), with_hint, limit))
+    if ready.control is None and config.control != "none":
+        return ready.ended(TurnOutcome.TOO_LONG, f"no control hint fits the {limit} tokens that the teacher reads")
+    return await _asked(ready, request, _without_hint(unhinted, turn, servers), servers, config)
 
 
-async def _asked(ready: _Turn, request: TeacherRequest, servers: DistillServers, config: DistillConfig) -> _Turn:
+def _control(hints: Iterable[ControlHint], with_hint: Callable[[str], TeacherRequest], limit: int) -> _Control | None:
+    """The first of `hints` that can be rendered in the hint's place and fits the teacher's context."""
+    for hint in hints:
+        try:
+            request = with_hint(hint.text)
+        except RendererError:  # Another place than that of the turn it was written for.
+            continue
+        if len(request.token_ids) <= limit:
+            return _Control(hint, request)
+    return None
+
+
+def _without_hint(request: TeacherRequest, turn: Turn, servers: DistillServers) -> Reading | None:
+    """A reading without the hint by the weights that read with it; None if only the sampling weights' is to be had.
+
+    If the teacher is the policy, nothing is read where the weights are known to be those that sampled the turn.
+    """
+    if not servers.teacher_is_policy:
+        return Reading(request, 1)
+    return Reading(request, 1, turn.weight_version) if servers.teacher.info.has_plugin else None
+
+
+async def _asked(
+    ready: _Turn, request: TeacherRequest, without_hint: Reading | None, servers: DistillServers, config: DistillConfig
+) -> _Turn:
+    also = {"without_hint": without_hint} if without_hint is not None else {}
+    if ready.control is not None:
+        top_k = min(config.control_topk, servers.teacher.info.vocab_size or config.control_topk)
+        also["control"] = Reading(ready.control.request, top_k)
     try:
-        reply = await servers.teacher.score(request, config.distill_topk)
+        reply = await servers.teacher.score(request, config.distill_topk, tuple(also.values()))
     except (AlignmentError, ServerRequestError) as error:
         return ready.ended(TurnOutcome.SCORING_ERROR, error)
-    return ready.ended(TurnOutcome.SCORED, request=request, reply=reply, replied_s=time.monotonic())
+    replied_s = time.monotonic()
+    found = {name: rows for name, rows in zip(also, reply.also, strict=True) if rows is not None}
+    record = replace(ready.record, scored_version=reply.weight_version)
+    if rows := found.get("without_hint"):
+        is_baseline = servers.teacher_is_policy or config.gap_baseline == "teacher"
+        name = "baseline_logprobs" if is_baseline else "unhinted_logprobs"
+        record = replace(record, **{name: tuple(rounded(rows.actual_R).tolist())})
+    return replace(ready, record=record).ended(
+        TurnOutcome.SCORED,
+        reply=reply,
+        read_tokens=sum(len(one.token_ids) for one in (request, *(also[name].request for name in found))),
+        replied_s=replied_s,
+        control=ready.control and replace(ready.control, rows=found.get("control")),
+    )

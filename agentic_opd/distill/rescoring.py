@@ -72,7 +72,7 @@ def _encode_text(_renderer: Renderer, tokenizer: Any, content: str) -> list[int]
     return tokenizer.encode("\n\n" + content, add_special_tokens=False)
 
 
-def _encode_message(renderer: Renderer, _tokenizer: Any, content: str) -> list[int]:
+def _encode_message(renderer: Renderer, tokenizer: Any, content: str) -> list[int]:
     """What a template adds to a conversation that ends in a tool result when a user message follows it."""
     call = {"id": "call00000", "type": "function", "function": {"name": "terminal", "arguments": '{"command": "ls"}'}}
     before: list[Any] = [
@@ -85,8 +85,34 @@ def _encode_message(renderer: Renderer, _tokenizer: Any, content: str) -> list[i
         whole = renderer.render([*before, {"role": "user", "content": content}]).token_ids
     except Exception as error:  # a chat template raises whatever it likes
         raise RendererError(f"the chat template can't render a user message after a tool result: {error}") from error
-    if whole[: len(without)] != without or len(whole) == len(without):
+    if whole[: len(without)] == without and len(whole) > len(without):
+        return whole[len(without) :]
+    bridged = _bridged_message(renderer, tokenizer, before, content)
+    if bridged is None:
         raise RendererError(
-            "the chat template rewrites a tool result when a user message follows it; use hint_placement: last_user"
+            "the chat template rewrites earlier messages when a user message follows a tool result; use "
+            "hint_placement: last_user"
         )
-    return whole[len(without) :]
+    return bridged
+
+
+def _bridged_message(renderer: Renderer, tokenizer: Any, before: list[Any], content: str) -> list[int] | None:
+    """The same where the template drops earlier reasoning then: what a prompt that keeps sampled ids is extended by.
+
+    before     P P | R | T T A            P: a prompt, R: what was sampled, T: the tool result, A: the opening
+    with it    P P | R | T T H H A        H: what is returned; None if the rest is not the same
+    """
+    user, _, result = before
+    prompt = renderer.render([user], add_generation_prompt=True).token_ids
+    sampled = tokenizer.encode("a", add_special_tokens=False)
+    without = renderer.bridge_to_next_turn(prompt, sampled, [result])
+    whole = renderer.bridge_to_next_turn(prompt, sampled, [result, {"role": "user", "content": content}])
+    if without is None or whole is None:
+        return None
+    place = len(without.token_ids)
+    while place and without.message_indices[place - 1] == -1:
+        place -= 1
+    end = place + len(whole.token_ids) - len(without.token_ids)
+    if whole.token_ids[:place] + whole.token_ids[end:] != without.token_ids:
+        return None
+    return whole.token_ids[place:end] or None

@@ -4,16 +4,33 @@ import asyncio
 import base64
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from agentic_opd.core.concurrency import gather_all
 from agentic_opd.core.errors import AlignmentError
 from agentic_opd.core.http import JsonClient
 from agentic_opd.core.server_info import ServerInfo
 from agentic_opd.core.types import TeacherRequest, TeacherRows, check_lengths
 from agentic_opd.distill.arrays import check_rows
+
+SCORE_ROUTE = 2
+"""What the plugin's scoring route must understand; see `serving/score.py`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Ids that a teacher is to read, and how many logprobs of each position are wanted.
+
+    With `unless_weight_version` they are read only if the weights are not of that version.
+    """
+
+    request: TeacherRequest
+    top_k: int
+    unless_weight_version: int | None = None
 
 
 class TeacherReply(NamedTuple):
@@ -22,9 +39,11 @@ class TeacherReply(NamedTuple):
     rows: TeacherRows
     latency_s: float
     cached_tokens: int | None = None
-    """Tokens of the request that were read from the prefix cache; None if the server does not say."""
+    """Tokens of all that was read which came from the prefix cache; None if the server does not say."""
     weight_version: int | None = None
-    """Of the weights that gave the rows; None if the server does not say."""
+    """Of the weights that gave all rows; None if the server does not say."""
+    also: tuple[TeacherRows | None, ...] = ()
+    """The rows of the further readings; None for one that was not read."""
 
 
 class TeacherClient(Protocol):
@@ -35,8 +54,10 @@ class TeacherClient(Protocol):
         """What the server said of itself."""
         ...
 
-    async def score(self, request: TeacherRequest, top_k: int) -> TeacherReply:
+    async def score(self, request: TeacherRequest, top_k: int, also: Sequence[Reading] = ()) -> TeacherReply:
         """Return the teacher's logprobs of the last `request.num_scored` tokens, and its `top_k` most likely ones.
+
+        What else is to be read goes in the same request, and is read by the same weights.
 
         Raises:
             AlignmentError: the rows do not fit the request.
@@ -58,17 +79,23 @@ class PluginTeacher:
         self._client = client
         self._slots = asyncio.Semaphore(max_concurrent)
 
-    async def score(self, request: TeacherRequest, top_k: int) -> TeacherReply:
+    async def score(self, request: TeacherRequest, top_k: int, also: Sequence[Reading] = ()) -> TeacherReply:
         """See `TeacherClient.score`."""
-        sequence = {"token_ids": request.token_ids, "num_scored": request.num_scored}
+        readings = (Reading(request, top_k), *also)
+        body = {"sequences": [_sequence(reading, top_k) for reading in readings], "top_k": top_k}
         async with self._slots:
             start = time.monotonic()
-            answer = await self._client.post("/v1/opd/score", {"sequences": [sequence], "top_k": top_k})
+            answer = await self._client.post("/v1/opd/score", body)
             latency = time.monotonic() - start
-        rows = _plugin_rows(answer)
-        check_rows(rows, request, top_k, self.info.vocab_size)
-        cached, version = answer["results"][0].get("num_cached_tokens"), answer.get("weight_version")
-        return TeacherReply(rows, latency, _whole_or_none(cached), _whole_or_none(version))
+        rows, *others = _plugin_rows(answer, readings)
+        for reading, found in zip(readings, (rows, *others), strict=True):
+            if found is not None:
+                check_rows(found, reading.request, reading.top_k, self.info.vocab_size)
+        assert rows is not None  # it was asked for whatever the weights are
+        cached = [_whole_or_none(result.get("num_cached_tokens")) for result in answer["results"] if result is not None]
+        known = [tokens for tokens in cached if tokens is not None]
+        version = _whole_or_none(answer.get("weight_version"))
+        return TeacherReply(rows, latency, sum(known) if known == cached else None, version, tuple(others))
 
     async def close(self) -> None:
         """Close pooled connections."""
@@ -76,22 +103,34 @@ class PluginTeacher:
 
 
 class CompletionsTeacher:
-    """Scores through `/v1/completions`, for servers without the plugin: all rows of the prompt come back, as JSON."""
+    """Scores through `/v1/completions`, for servers without the plugin: all rows of the prompt come back, as JSON.
+
+    Such a server does not say which weights read: what depends on their version is not read.
+    """
 
     def __init__(self, client: JsonClient, info: ServerInfo, max_concurrent: int = 32) -> None:
         self.info = info
         self._client = client
         self._slots = asyncio.Semaphore(max_concurrent)
 
-    async def score(self, request: TeacherRequest, top_k: int) -> TeacherReply:
+    async def score(self, request: TeacherRequest, top_k: int, also: Sequence[Reading] = ()) -> TeacherReply:
         """See `TeacherClient.score`."""
-        body = completions_body(self.info.model, request.token_ids, top_k)
+        readings = (Reading(request, top_k), *also)
+        first, *others = await gather_all(self._read(reading) for reading in readings)
+        assert first is not None  # it does not depend on the weights' version
+        latency = max(read.latency_s for read in (first, *others) if read is not None)
+        return TeacherReply(first.rows, latency, also=tuple(read and read.rows for read in others))
+
+    async def _read(self, reading: Reading) -> TeacherReply | None:
+        if reading.unless_weight_version is not None:
+            return None
+        body = completions_body(self.info.model, reading.request.token_ids, reading.top_k)
         async with self._slots:
             start = time.monotonic()
             answer = await self._client.post("/v1/completions", body)
             latency = time.monotonic() - start
-        rows = _completions_rows(answer, request, top_k)
-        check_rows(rows, request, top_k, self.info.vocab_size)
+        rows = _completions_rows(answer, reading.request, reading.top_k)
+        check_rows(rows, reading.request, reading.top_k, self.info.vocab_size)
         return TeacherReply(rows, latency)
 
     async def close(self) -> None:
@@ -111,17 +150,36 @@ def completions_body(model: str, token_ids: Sequence[int], top_k: int) -> dict[s
     }
 
 
-def _plugin_rows(answer: Any) -> TeacherRows:
+def _sequence(reading: Reading, top_k: int) -> dict[str, Any]:
+    """A reading as the plugin takes it; `top_k` is what the request asks for where a sequence says nothing."""
+    request = reading.request
+    sequence: dict[str, Any] = {"token_ids": request.token_ids, "num_scored": request.num_scored}
+    if reading.top_k != top_k:
+        sequence["top_k"] = reading.top_k
+    if reading.unless_weight_version is not None:
+        sequence["unless_weight_version"] = reading.unless_weight_version
+    return sequence
+
+
+def _plugin_rows(answer: Any, readings: Sequence[Reading]) -> list[TeacherRows | None]:
+    """The rows of each reading; None, which only a reading that depends on the weights can be, if it was not read."""
     try:
-        (result,) = answer["results"]
-        rows, top_k = int(result["num_scored"]), int(result["top_k"])
-        return TeacherRows(
-            _decode(result["actual_logprobs"], "<f4", (rows,)),
-            _decode(result["top_token_ids"], "<i4", (rows, top_k)),
-            _decode(result["top_logprobs"], "<f4", (rows, top_k)),
-        )
+        results = answer["results"]
+        return [
+            None if result is None and reading.unless_weight_version is not None else _result_rows(result)
+            for result, reading in zip(results, readings, strict=True)
+        ]
     except (KeyError, TypeError, ValueError) as error:  # binascii.Error is a ValueError
         raise AlignmentError(f"the scoring answer can't be read: {type(error).__name__}: {error}") from error
+
+
+def _result_rows(result: Any) -> TeacherRows:
+    rows, top_k = int(result["num_scored"]), int(result["top_k"])
+    return TeacherRows(
+        _decode(result["actual_logprobs"], "<f4", (rows,)),
+        _decode(result["top_token_ids"], "<i4", (rows, top_k)),
+        _decode(result["top_logprobs"], "<f4", (rows, top_k)),
+    )
 
 
 def _whole_or_none(said: object) -> int | None:

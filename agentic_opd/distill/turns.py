@@ -1,6 +1,14 @@
-"""Episode -> HindsightPairs: each assistant turn, as text, with what answered it.
+"""Episode -> HindsightPairs: each assistant turn, as text, with what came after it.
 
-In: an `Episode`. Out: one `HindsightPair` a turn, in order; `next_state` is None if nothing answered. Pure.
+In: an `Episode`. Out: one `HindsightPair` a turn, in order; it has no evidence if nothing came. Pure.
+
+    turn 0: write   turn 1: run   turn 2: patch, run   turn 3: "Done."     verdict: failed
+    |- tool         |- tool       |- tool              |- verdict (its first line: is the claim true?)
+    |- later (1)                  |- verdict
+
+With `next_state` (the published method) a turn is judged by what directly answered it, and the last one by the verdict.
+With `delayed` it is judged by that and by what later turns showed about what it changed, up to the next change; and the
+verdict belongs to the turn that changed the judged thing last.
 """
 
 import json
@@ -8,35 +16,42 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from agentic_opd.core.text import cut_middle
-from agentic_opd.core.types import Episode, HindsightPair, Message
+from agentic_opd.core.types import Episode, Evidence, EvidenceKind, HindsightPair, Message
 
-Role = Literal["tool", "user", "verdict"]
+Hindsight = Literal["delayed", "next_state"]
 
 
-def hindsight_pairs(episode: Episode, max_next_state_chars: int) -> list[HindsightPair]:
-    """Pair every turn of `episode` with its next state.
-
-    The next state of a turn is the tool results and the user's reply between it and the next assistant message. The
-    last turn is answered by the hidden tests' verdict, which follows its tool results if there are any (an episode
-    that was cut while the agent was still working). The pair's role is that of the last part.
+def hindsight_pairs(
+    episode: Episode,
+    max_next_state_chars: int,
+    hindsight: Hindsight = "delayed",
+    *,
+    max_later_turns: int = 4,
+    max_later_chars: int = 2000,
+) -> list[HindsightPair]:
+    """Pair every turn of `episode` with what shows how it was.
 
     Args:
         episode: A finished episode; its messages may lack `content`.
-        max_next_state_chars: Longer next states are cut in the middle.
+        max_next_state_chars: A turn's own next state, and the verdict, are cut in the middle to so many characters.
+        hindsight: Which evidence belongs to a turn; see above.
+        max_later_turns: Later turns whose results a turn is shown at most.
+        max_later_chars: Characters of all of these together, the earliest first.
 
     Returns:
         One pair for each of `episode.turns`, in the same order.
     """
     task_text = next((message_text(m) for m in episode.messages if m["role"] == "user"), episode.task.prompt)
+    verdicts = _verdicts(episode, hindsight)
     pairs: list[HindsightPair] = []
     for index, turn in enumerate(episode.turns):
         message = episode.messages[turn.message_index]
-        is_last = index == len(episode.turns) - 1
-        verdict = episode.verification.report if is_last and episode.verification else ""
-        parts = _next_state_parts(message, _answers(episode.messages, turn.message_index), verdict)
-        text = cut_middle("\n\n".join(text for _, text in parts), max_next_state_chars) if parts else None
-        role: Role | None = parts[-1][0] if parts else None
-        pairs.append(HindsightPair(index, task_text, turn_text(message), text, role))
+        evidence = _next_state(episode, index, max_next_state_chars)
+        if hindsight == "delayed":
+            evidence += _later(episode, index, max_later_turns, max_later_chars)
+        if index in verdicts:
+            evidence.append(Evidence("verdict", cut_middle(verdicts[index], max_next_state_chars)))
+        pairs.append(HindsightPair(index, task_text, turn_text(message), tuple(evidence)))
     return pairs
 
 
@@ -62,28 +77,80 @@ def shown_text(episode: Episode) -> str:
     return "\n".join(parts)
 
 
-def _answers(messages: Sequence[Message], index: int) -> list[Message]:
-    """The messages between the assistant's at `index` and its next one."""
+# ---------------------------------------------------------------------------------------------------------- evidence
+
+
+def _next_state(episode: Episode, index: int, max_chars: int) -> list[Evidence]:
+    """The tool results and the user's reply between the turn and the next assistant message."""
+    texts: list[tuple[EvidenceKind, str]] = [("tool", _tool_text(episode, index)), ("user", _user_text(episode, index))]
+    return [Evidence(kind, cut_middle(text, max_chars)) for kind, text in texts if text.strip()]
+
+
+def _later(episode: Episode, index: int, max_turns: int, max_chars: int) -> list[Evidence]:
+    """What answered later turns before the thing that this turn changed was changed again."""
+    found: list[Evidence] = []
+    if not (episode.changes and episode.changes[index]):
+        return found
+    for later in range(index + 1, len(episode.turns)):
+        changed = episode.changes[later]
+        text = _tool_text(episode, later, before=min(changed, default=None))
+        text = "\n\n".join(part for part in (text, "" if changed else _user_text(episode, later)) if part.strip())
+        if text and max_chars > 0 and len(found) < max_turns:
+            found.append(Evidence("later", cut_middle(text, max_chars), later))
+            max_chars -= len(text)
+        if changed:
+            break
+    return found
+
+
+def _verdicts(episode: Episode, hindsight: Hindsight) -> dict[int, str]:
+    """Which turns are shown how much of the hidden tests' verdict.
+
+    A closing turn, which only ends the work of an earlier one, is shown the count alone, and only where tests failed:
+    enough to see whether its claim is refuted.
+    """
+    if episode.verification is None or not episode.turns:
+        return {}
+    report, last = episode.verification.judge_report, len(episode.turns) - 1
+    if hindsight == "next_state":
+        return {last: report}
+    changing = [index for index, changed in enumerate(episode.changes) if changed]
+    if not episode.changes:  # A world that does not say what changed: whatever was called last.
+        changing = [index for index in range(last + 1) if _calls(episode, index)]
+    maker = changing[-1] if changing else last
+    verdicts = {maker: report}
+    if maker != last and not _calls(episode, last) and episode.verification.correctness < 1:
+        verdicts[last] = report.partition("\n")[0]
+    return verdicts
+
+
+def _calls(episode: Episode, index: int) -> Sequence[dict[str, Any]]:
+    return episode.messages[episode.turns[index].message_index].get("tool_calls") or ()
+
+
+def _answers(episode: Episode, index: int, role: str) -> list[Message]:
+    """The messages of `role` between a turn and the next assistant message."""
     following: list[Message] = []
-    for message in messages[index + 1 :]:
+    for message in episode.messages[episode.turns[index].message_index + 1 :]:
         if message["role"] == "assistant":
             break
         following.append(message)
-    return following
+    return [message for message in following if message["role"] == role]
 
 
-def _next_state_parts(turn: Message, answers: Sequence[Message], verdict: str) -> list[tuple[Role, str]]:
-    results = [m for m in answers if m["role"] == "tool"]
-    texts = [message_text(m) for m in results]
-    if len(results) > 1:
-        names = {call.get("id"): _call_name(call) for call in turn.get("tool_calls") or ()}
-        labels = [m.get("name") or names.get(m.get("tool_call_id")) or "tool" for m in results]
-        joined = "\n\n".join(f"[{label}]\n{text}" for label, text in zip(labels, texts, strict=True))
-    else:
-        joined = "".join(texts)
-    replies = "\n\n".join(message_text(m) for m in answers if m["role"] == "user")
-    parts: list[tuple[Role, str]] = [("tool", joined if any(texts) else ""), ("user", replies), ("verdict", verdict)]
-    return [(role, text) for role, text in parts if text.strip()]
+def _user_text(episode: Episode, index: int) -> str:
+    return "\n\n".join(message_text(m) for m in _answers(episode, index, "user"))
+
+
+def _tool_text(episode: Episode, index: int, before: int | None = None) -> str:
+    """A turn's tool results, each under its tool's name if there are several; those of the first `before` calls."""
+    results = _answers(episode, index, "tool")
+    names = {call.get("id"): _call_name(call) for call in _calls(episode, index)}
+    texts = [message_text(m) for m in results][:before]
+    if len(results) == 1 or not any(texts):
+        return "".join(texts)
+    labels = [m.get("name") or names.get(m.get("tool_call_id")) or "tool" for m in results][:before]
+    return "\n\n".join(f"[{label}]\n{text}" for label, text in zip(labels, texts, strict=True))
 
 
 def _call_name(call: dict[str, Any]) -> str:

@@ -10,16 +10,16 @@ models. `import torch` itself works as ever. An environment that needs transform
 package, or is started with USE_TORCH=1. Importing a class from its own module (`agentic_opd.env.opd`) hides nothing.
 """
 
-import logging
-import os
-import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from agentic_opd.core.light import keep_torch_out
+
 if TYPE_CHECKING:
     from agentic_opd.env.agent import AgentEnv
-    from agentic_opd.env.config import AgentEnvConfig, AgenticOPDEnvConfig, PolicyServerConfig
+    from agentic_opd.env.config import AgentEnvConfig, AgenticOPDEnvConfig
     from agentic_opd.env.opd import AgenticOPDEnv
+    from agentic_opd.settings.servers import PolicyServerConfig
 
 __all__ = ["AgentEnv", "AgentEnvConfig", "AgenticOPDEnv", "AgenticOPDEnvConfig", "PolicyServerConfig"]
 
@@ -32,17 +32,3 @@ def __getattr__(name: str) -> Any:
     if name in _ENVIRONMENTS:
         keep_torch_out()
     return getattr(import_module(f"{__name__}.{_ENVIRONMENTS.get(name, 'config')}"), name)
-
-
-def keep_torch_out() -> None:
-    """Import transformers without torch, unless one of them is imported already or USE_TORCH=1 is set."""
-    if {"torch", "transformers"} & sys.modules.keys() or os.environ.get("USE_TORCH") == "1":
-        return
-    disabled = logging.root.manager.disable
-    logging.disable(logging.WARNING)  # transformers warns that it has no models.
-    sys.modules["torch"] = None  # type: ignore[assignment]  # How Python is told that a module can't be imported.
-    try:
-        import_module("transformers")
-    finally:
-        del sys.modules["torch"]
-        logging.disable(disabled)

@@ -23,18 +23,20 @@ from agentic_opd.core.types import Episode, Message, Task, World
 from agentic_opd.distill.connect import PolicyEndpoint
 from agentic_opd.distill.distiller import Distiller
 from agentic_opd.distill.pipeline import DistilledEpisode
-from agentic_opd.env.config import AgentEnvConfig, PolicyServerConfig, joined, line_settings
+from agentic_opd.env.config import AgentEnvConfig, joined
 from agentic_opd.env.policy_server import PolicyServer, ServedPolicy
 from agentic_opd.rollout.chat import Chat
 from agentic_opd.rollout.first_prompts import described, too_long
 from agentic_opd.rollout.loop import run_episode
-from agentic_opd.rollout.renderer import check_round_trip, explained_tokenizer_errors, load_renderer
+from agentic_opd.rollout.renderer import check_round_trip, explained_tokenizer_errors, load_renderer, reasoning_warning
 from agentic_opd.runs.environment import FinishedGroup
 from agentic_opd.runs.evaluate import Evaluated, Evaluation, evaluate
 from agentic_opd.runs.files import default_output_folder
 from agentic_opd.runs.metric_log import RunMetrics
 from agentic_opd.runs.process import RunSummary, process
 from agentic_opd.runs.serve import ServeCounts, serve
+from agentic_opd.settings.fields import line_settings
+from agentic_opd.settings.servers import PolicyServerConfig
 from agentic_opd.wire.group import ScoredGroup, ScoredRollout, TaskItem
 from agentic_opd.worlds.coding.tasks.load import load_train_and_eval
 from agentic_opd.worlds.coding.world import CodingWorld
@@ -125,6 +127,8 @@ class AgentEnv(BaseEnv):
         renderer = load_renderer(self.tokenizer, self.config.renderer, self.config.renderer_options)
         self.chat = Chat(renderer, self.tokenizer, self.world.tools)
         check_round_trip(self.chat)
+        if warning := reasoning_warning(self.chat):
+            logger.warning("%s", warning)
         await gather_all(self._connect(server) for server in self.servers)
         self.tasks, self.eval_tasks = await asyncio.to_thread(self._fitting_tasks)
         self._items = self.items()

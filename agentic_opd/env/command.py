@@ -15,7 +15,7 @@ from typing import Any, cast
 from pydantic import BaseModel
 
 from agentic_opd.core.console import set_up_logging
-from agentic_opd.core.exit_codes import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, exit_code
+from agentic_opd.core.exit_codes import EXIT_CODES, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, exit_code
 from agentic_opd.core.http import JsonClient
 from agentic_opd.core.server_info import fetch_model_path
 from agentic_opd.env.config import default_settings
@@ -35,7 +35,7 @@ _DESCRIPTION = "Coding agents on vLLM, distilled token by token from hindsight h
 _EPILOG = """\
 {program} MODE --help lists the settings. A first run, beside a vLLM server at the usual place:
   {program} process --openai.base_url http://127.0.0.1:8000/v1 --env.total_steps 8
-Exit code 0: done; 1: failed, or not all done; 2: wrong settings; 130: interrupted."""
+{exit_codes}"""
 
 
 def build_parser(program: str, description: str, models: Mapping[str, BaseModel]) -> argparse.ArgumentParser:
@@ -43,7 +43,7 @@ def build_parser(program: str, description: str, models: Mapping[str, BaseModel]
     parser = argparse.ArgumentParser(
         prog=program,
         description=description,
-        epilog=_EPILOG.format(program=program),
+        epilog=_EPILOG.format(program=program, exit_codes=EXIT_CODES),
         formatter_class=HelpFormatter,
         allow_abbrev=False,
     )

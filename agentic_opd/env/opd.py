@@ -6,7 +6,8 @@ from typing import NoReturn
 from agentic_opd.distill.distiller import Distiller
 from agentic_opd.env import command
 from agentic_opd.env.agent import AgentEnv
-from agentic_opd.env.config import AgenticOPDEnvConfig, PolicyServerConfig, default_settings
+from agentic_opd.env.config import AgenticOPDEnvConfig, default_settings
+from agentic_opd.settings.servers import PolicyServerConfig
 
 
 class AgenticOPDEnv(AgentEnv):
@@ -35,7 +36,12 @@ class AgenticOPDEnv(AgentEnv):
         config = self.config
         if not config.opd_enabled:
             return None
-        return Distiller(config, max_token_length=config.max_token_length, retry_s=config.server_retry_s)
+        return Distiller(
+            config,
+            max_token_length=config.max_token_length,
+            retry_s=config.server_retry_s,
+            seed=config.seed,
+        )
 
     def roles(self) -> dict[str, str]:
         """The policy, and who judges and scores."""

@@ -152,7 +152,7 @@ class RenderedManagedServer(ManagedServer):
         self._policy = server
         self.chat = chat
         self.sampling = {"stop_token_ids": chat.stop_token_ids, **sampling}
-        self._conversations = ConversationIndex()
+        self._conversations = ConversationIndex[Conversation]()
 
     async def chat_completion(self, **kwargs: Any) -> ChatCompletion:
         """Atropos' contract: messages in, one or `n` messages out, each kept in a node for `get_state()`.
@@ -191,10 +191,10 @@ class RenderedManagedServer(ManagedServer):
 
     def reset(self) -> None:
         """Forget everything that was sampled."""
-        self._conversations = ConversationIndex()
+        self._conversations = ConversationIndex[Conversation]()
 
     async def _sample(self, messages: Sequence[Message], params: dict[str, Any]) -> list[tuple[Sample, str]]:
-        before = self._conversations.find(messages)
+        before = next(iter(self._conversations.find(messages).known), None)
         if before is None:
             first = Conversation(self.chat, messages)
         else:  # A fork, so that a request which fails, or another at the same time, finds it as it was.
@@ -203,8 +203,9 @@ class RenderedManagedServer(ManagedServer):
         completions = await self._policy.complete(first.prompt(), **params)
         choices = [first, *(first.fork() for _ in completions[1:])]
         sampled = [(choice.add(one), one.finish_reason) for choice, one in zip(choices, completions, strict=True)]
+        known = 0 if before is None else len(before.messages)
         for choice in choices:
-            self._conversations.add(choice, before)
+            self._conversations.add(choice, choice.messages[known:], before)
         if before is not None:
             self._conversations.discard(before)
         return sampled

@@ -1,28 +1,32 @@
-"""`python -m agentic_opd.report groups.jsonl [-o report.html]`, and the report at the end of a `process` run (I/O)."""
+"""`agentic-opd report FILE [FILE] [-o report.html]`, and the report at the end of a `process` run (I/O)."""
 
 import argparse
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from agentic_opd.core.console import Console, LiveBar, log_console, reading_bar
-from agentic_opd.core.errors import OutputError
+from agentic_opd.core.errors import ConfigError, OutputError
 from agentic_opd.core.exit_codes import EXIT_OK, EXIT_USAGE, exit_code
-from agentic_opd.report.page import choose_tokenizer, write_report
+from agentic_opd.report.curves import is_curves_file, read_curves
+from agentic_opd.report.page import ShownRun, choose_tokenizer, write_curves, write_report
 from agentic_opd.report.read import read_run, report_path
 
 logger = logging.getLogger(__name__)
+
+MOST_FILES = 2
 
 
 def report_run(path: Path, tokenizer: Any) -> None:
     """Write the report of the groups in `path` beside them; where that fails, say so: the run itself is on disk."""
     output = report_path(path)
     try:
-        write_report(read_run(path), output, tokenizer)
+        write_report([ShownRun(read_run(path), tokenizer)], output)
     except OutputError as error:
         logger.error(
-            "the report was not written: %s. The groups are safe; try again with: python -m agentic_opd.report %s",
+            "the report was not written: %s. The groups are safe; try again with: agentic-opd report %s",
             error,
             path,
         )
@@ -32,50 +36,96 @@ def report_run(path: Path, tokenizer: Any) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
-    args = _parser().parse_args(argv)
+    parser = _parser()
+    args = parser.parse_args(argv)
+    files: list[Path] = args.files
+    if len(files) > MOST_FILES:
+        parser.error(f"{len(files)} files: a report is about one, or compares two")
 
     def run() -> int:
-        make_report(args.file, args.output or report_path(args.file), args.tokenizer, log_console())
+        if any(map(is_curves_file, files)):
+            make_curves_report(files, args.output, log_console())
+        else:
+            make_report(files, args.output or default_output(files), args.tokenizer, log_console())
         return EXIT_OK
 
     return exit_code(run, interrupted="interrupted: no report was written", on_error=EXIT_USAGE)
 
 
-def make_report(file: Path, output: Path, tokenizer_name: str | None, console: Console) -> None:
-    """Read `file`, write its report to `output`, and say what became of it.
+def default_output(files: Sequence[Path]) -> Path:
+    """Where the report of `files` is written: beside the last of them."""
+    path = report_path(files[-1])
+    return path if len(files) == 1 else path.with_name(f"{path.stem}.compared.html")
+
+
+def make_report(files: Sequence[Path], output: Path, tokenizer_name: str | None, console: Console) -> None:
+    """Read a file, or two to be compared, write the report to `output`, and say what became of it.
 
     Raises:
         OutputError: one of them can't be read or written.
         ConfigError: `tokenizer_name` can't be loaded.
     """
-    with reading_bar(console) as wrap:
-        run = read_run(file, wrap)
-    tokenizer, notes = choose_tokenizer(run, tokenizer_name)
-    with LiveBar("rollouts packed", len(run.rollouts), console=console) as bar:
-        size = write_report(run, output, tokenizer, notes, lambda count: bar.show(count, ""))
-    for line in (*run.left_out, *notes):
-        console.print(f"warning: {line}", markup=False, highlight=False, soft_wrap=True)
-    groups = len({rollout.line for rollout in run.rollouts})
-    what = f"{groups} group{'s' * (groups != 1)}, {len(run.rollouts)} rollouts"
-    console.print(
-        f"{what}: {output} ({size / 1e6:.1f} MB). Open it in a browser.",
-        markup=False,
-        highlight=False,
-        soft_wrap=True,
-    )
+    shown: list[ShownRun] = []
+    for file, name in zip(files, _names(files), strict=True):
+        with reading_bar(console) as wrap:
+            run = replace(read_run(file, wrap), name=name)
+        shown.append(ShownRun(run, *choose_tokenizer(run, tokenizer_name)))
+    rollouts = [rollout for one in shown for rollout in one.run.rollouts]
+    with LiveBar("rollouts packed", len(rollouts), console=console) as bar:
+        size = write_report(shown, output, lambda count: bar.show(count, ""))
+    for one in shown:
+        which = f"{one.run.name}: " if len(shown) > 1 else ""
+        for line in (*one.run.left_out, *one.notes):
+            _say(console, f"warning: {which}{line}")
+    groups = sum(len({rollout.line for rollout in one.run.rollouts}) for one in shown)
+    what = f"{groups} group{'s' * (groups != 1)}, {len(rollouts)} rollouts"
+    _say(console, f"{what}: {output} ({size / 1e6:.1f} MB). Open it in a browser.")
+
+
+def make_curves_report(files: Sequence[Path], output: Path | None, console: Console) -> None:
+    """Write the page of the learning curves of scripts/learn.
+
+    Raises:
+        ConfigError: there is another file beside them.
+        OutputError: the file can't be read, or the page not be written.
+    """
+    if len(files) > 1:
+        raise ConfigError("learning curves (.json) have a page of their own: name one file")
+    curves = read_curves(files[0])
+    output = output or report_path(files[0])
+    write_curves(files[0].name, curves, output)
+    _say(console, f"{len(curves)} learning curves: {output}. Open it in a browser.")
+
+
+def _names(files: Sequence[Path]) -> list[str]:
+    """What the files are called on the page: with their folder where the names alone are the same."""
+    names = [file.name for file in files]
+    return names if len(set(names)) == len(names) else [f"{file.resolve().parent.name}/{file.name}" for file in files]
+
+
+def _say(console: Console, line: str) -> None:
+    console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m agentic_opd.report",
+        prog="agentic-opd report",
         description="Make an HTML report of a file of scored groups: which turns got a hint, what the judge said, and "
-        "which tokens the hint moves. One file that needs no network; open it in a browser.",
+        "which tokens the hint moves. Of two files, a comparison with the tasks side by side, mostly before and after "
+        "training; of the results.json of scripts/learn, its curves. One file that needs no network; open it in a "
+        "browser.",
         epilog="Exit code 0: the report is written; 2: the file can't be read, or the report can't be written. Lines "
         "that break the wire format are left out, and the report says which. docs/report.md explains what is shown.",
     )
-    parser.add_argument("file", type=Path, metavar="FILE", help="JSONL that `process` wrote; .gz is unpacked")
     parser.add_argument(
-        "-o", "--output", type=Path, metavar="FILE", help="where to write it (default: beside FILE, as .html)"
+        "files",
+        type=Path,
+        nargs="+",
+        metavar="FILE",
+        help="JSONL that `process` wrote (.gz is unpacked), or two of them; or learning curves (.json)",
+    )
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", help="where to write it (default: beside the last FILE, as .html)"
     )
     parser.add_argument(
         "--tokenizer",

@@ -64,9 +64,9 @@ def _failures(counts: TurnCounts, turns: Sequence[TurnRecord]) -> Iterator[str]:
 def _hints(numbers: Overview, counts: TurnCounts, turns: Sequence[TurnRecord]) -> Iterator[str]:
     if numbers.hint_rows and numbers.hints >= 4:
         row = numbers.hint_rows[0]
-        if row.tasks > 1 and row.times >= REPEATED * numbers.hints:
+        if row.tasks > 1 and row.turns >= REPEATED * numbers.hints:
             yield (
-                f"One hint is {row.times} of all {numbers.hints}, over {row.tasks} tasks: {_cut(row.text)}. "
+                f"One hint is {row.turns} of all {numbers.hints}, over {row.tasks} tasks: {_cut(row.text)}. "
                 "It can't be about what happened in each of them."
             )
     if leaked := counts.outcomes[TurnOutcome.LEAKED]:

@@ -1,42 +1,54 @@
 """Rollouts -> the numbers of the report's overview. Pure.
 
-Gaps are teacher minus student in nats, at scored tokens only; a number that can't be computed is None, not 0.
+Gaps are teacher minus baseline (mostly the student) in nats, at scored tokens only; a number that can't be computed is
+None, not 0.
 """
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from agentic_opd.core.types import TurnOutcome
-from agentic_opd.report.read import Rollout
+from agentic_opd.report.hints import HintRow, hinted_turns, rows_by_evidence, rows_by_hint
+from agentic_opd.report.read import MOVED, Rollout
 from agentic_opd.wire.counts import RolloutCounts, TurnCounts
-from agentic_opd.wire.group import TurnRecord
 
-GAP_EDGES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
-"""Bins of the gap's distribution, in nats, on both sides of 0; a gap below the first counts as no gap."""
+NO_GAP = 0.01
+"""Gaps below this (nats) are next to 0: they say nothing of how far colours should reach, and no list shows them."""
+MOVED_EDGES = (MOVED, 0.1, 0.3, 1.0, 3.0, 10.0)
+"""Bins of the gaps of tokens that moved, in nats, on both sides of 0."""
 
 
 class Distribution(NamedTuple):
-    """Counts in bins, `labels` one a bin, with the mean and percentiles of what was counted."""
+    """Counts of `n` things (`of`: rollouts, turns, tokens) in bins.
+
+    `ticks` are the texts at the bins' edges, one more than bins; or, where each bin is one value, below the bins.
+    """
 
     name: str
     unit: str
-    labels: tuple[str, ...]
+    of: str
+    ticks: tuple[str, ...]
     counts: tuple[int, ...]
     n: int
-    mean: float | None
-    p5: float | None
-    p50: float | None
-    p95: float | None
+    median: float
 
 
-def distributions_of(rollouts: Sequence[Rollout], gaps: NDArray[np.float64]) -> Iterator[Distribution]:
-    """Yield the distributions of scores, parts of the reward, votes, hints' lengths and `gaps`, if there are any."""
+def distributions_of(rollouts: Sequence[Rollout], moved: NDArray[np.float64]) -> Iterator[Distribution]:
+    """Yield the distributions of the `moved` tokens' gaps, scores, the reward's parts, votes and hints' lengths."""
+    if len(moved):
+        edges = np.asarray([-np.inf, *(-edge for edge in reversed(MOVED_EDGES)), *MOVED_EDGES, np.inf])
+        # A gap of -0.05 itself has moved; numpy's bins end before their upper edge.
+        edges[len(MOVED_EDGES)] = np.nextafter(-MOVED, 0)
+        counts = np.delete(np.histogram(moved, edges)[0], len(MOVED_EDGES))
+        up = [f"{edge:g}" for edge in MOVED_EDGES[1:]]
+        middle = f"±{MOVED:g}"
+        ticks = ("", *(f"-{edge}" for edge in reversed(up)), middle, *up, "")
+        yield _distribution("gap of the tokens that moved", "nats", "tokens", moved, ticks, counts)
     yield _tenths("score", [rollout.score for rollout in rollouts])
     parts: dict[str, list[float]] = defaultdict(list)
     for rollout in rollouts:
@@ -47,43 +59,34 @@ def distributions_of(rollouts: Sequence[Rollout], gaps: NDArray[np.float64]) -> 
     turns = [turn for rollout in rollouts for turn in rollout.records]
     positive = [sum(vote.decision == 1 for vote in turn.votes) for turn in turns if turn.votes]
     if positive:
-        most = max(len(turn.votes) for turn in turns)
-        bins = [positive.count(count) for count in range(most + 1)]
-        yield _distribution("votes for a hint", "votes a turn", positive, map(str, range(most + 1)), bins)
+        values = range(max(len(turn.votes) for turn in turns) + 1)
+        bins = [positive.count(count) for count in values]
+        yield _distribution("votes for a hint", "", "turns", positive, map(str, values), bins)
     if lengths := [len(turn.hint) for turn in turns if turn.hint is not None]:
         width = max(10, -(-max(lengths) // 100) * 10)
         edges = np.arange(0, max(lengths) + width + 1, width)
-        labels = (f"{edge} to {edge + width - 1}" for edge in edges[:-1])
-        yield _distribution("hint length", "characters", lengths, labels, np.histogram(lengths, edges)[0])
-    if len(gaps):
-        edges = np.asarray([-np.inf, *(-edge for edge in reversed(GAP_EDGES)), *GAP_EDGES, np.inf])
-        bins = np.histogram(gaps, edges)[0]
-        yield _distribution("token gap", "nats", gaps, _gap_labels(), bins)
+        counts = np.histogram(lengths, edges)[0]
+        yield _distribution("hint length", "characters", "hints", lengths, map(str, edges), counts)
 
 
 def _tenths(name: str, values: Sequence[float]) -> Distribution:
     low, high = min(0.0, *values), max(1.0, *values)
     counts, edges = np.histogram(values, 10, (low, high))
-    labels = (f"{start:.3g} to {end:.3g}" for start, end in pairwise(edges))
-    return _distribution(name, "", values, labels, counts)
-
-
-def _gap_labels() -> Iterable[str]:
-    up = [f"{low:g} to {high:g}" for low, high in pairwise(GAP_EDGES)]
-    last = f"{GAP_EDGES[-1]:g}"
-    down = [f"-{label.split()[2]} to -{label.split()[0]}" for label in reversed(up)]
-    return (f"below -{last}", *down, f"within ±{GAP_EDGES[0]:g}", *up, f"above {last}")
+    return _distribution(name, "", "rollouts", values, (f"{edge:.3g}" for edge in edges), counts)
 
 
 def _distribution(
-    name: str, unit: str, values: Sequence[float] | NDArray[np.float64], labels: Iterable[str], counts: Iterable[int]
+    name: str,
+    unit: str,
+    of: str,
+    values: Sequence[float] | NDArray[np.float64],
+    ticks: Iterable[str],
+    counts: Iterable[int],
 ) -> Distribution:
-    p5, p50, p95 = np.percentile(values, (5, 50, 95)).tolist()
     bins = tuple(int(count) for count in counts)
-    return Distribution(name, unit, tuple(labels), bins, len(values), float(np.mean(values)), p5, p50, p95)
+    return Distribution(name, unit, of, tuple(ticks), bins, len(values), float(np.median(values)))
 
 
-HINTS_SHOWN = 40
 GAPS_SHOWN = 12
 _LIMITS = (0.1, 0.2, 0.5, 1.0, 2.0, 3.0, 5.0, 8.0)
 
@@ -113,19 +116,9 @@ class TaskRow(NamedTuple):
     mean_score: float
     turns: int
     hints: int
+    sampled_tokens: int
     scored_tokens: int
     mean_gap: float | None
-
-
-class HintRow(NamedTuple):
-    """One hint, word for word, how often it was accepted, and the first turn that had it."""
-
-    text: str
-    times: int
-    tasks: int
-    mean_gap: float | None
-    rollout: int
-    position: int
 
 
 class GapRow(NamedTuple):
@@ -148,8 +141,11 @@ class Overview:
     tokens: int
     sampled_tokens: int
     scored_tokens: int
+    moved_tokens: int
     mean_score: float
     mean_gap: float | None
+    mean_moved: float | None
+    """Mean |gap| (nats) of the tokens that moved."""
     colour_limit: float
     """A round number of nats that half of the gaps which are not next to 0 lie below: where colours start out full."""
     positive_gaps: float | None
@@ -160,7 +156,7 @@ class Overview:
     distributions: tuple[Distribution, ...]
     by_task: tuple[TaskRow, ...]
     hint_rows: tuple[HintRow, ...]
-    """The most frequent first, at most HINTS_SHOWN."""
+    evidence_rows: tuple[HintRow, ...]
     gap_rows: tuple[GapRow, ...]
     """The largest first, at most GAPS_SHOWN."""
 
@@ -168,6 +164,7 @@ class Overview:
 def overview(rollouts: Sequence[Rollout]) -> Overview:
     """Add up `rollouts`, of which there must be at least one."""
     gaps, counts = np.concatenate([rollout.gaps for rollout in rollouts]), _counts(rollouts)
+    moved, hinted = np.concatenate([rollout.moved for rollout in rollouts]), hinted_turns(rollouts)
     floors = [rollout.noise_floor for rollout in rollouts if rollout.noise_floor is not None]
     return Overview(
         groups=len({rollout.line for rollout in rollouts}),
@@ -178,23 +175,20 @@ def overview(rollouts: Sequence[Rollout]) -> Overview:
         tokens=counts.tokens,
         sampled_tokens=counts.sampled_tokens,
         scored_tokens=counts.scored_tokens,
+        moved_tokens=len(moved),
         mean_score=counts.score / counts.rollouts,
         mean_gap=_mean(gaps),
+        mean_moved=_mean(np.abs(moved)),
         colour_limit=_colour_limit(gaps),
         positive_gaps=_mean(gaps > 0),
         noise_floor=max(floors, default=None),
         funnel=_funnel(counts.records),
-        distributions=tuple(distributions_of(rollouts, gaps)),
+        distributions=tuple(distributions_of(rollouts, moved)),
         by_task=_by_task(rollouts),
-        hint_rows=_hint_rows(rollouts),
+        hint_rows=rows_by_hint(hinted),
+        evidence_rows=rows_by_evidence(hinted),
         gap_rows=_gap_rows(rollouts),
     )
-
-
-def turn_gaps(rollout: Rollout, span: tuple[int, int]) -> NDArray[np.float64]:
-    """The gaps (nats) of one turn's scored tokens."""
-    first, behind = np.searchsorted(rollout.sampled_S[rollout.is_scored_S], span)
-    return rollout.gaps[first:behind]
 
 
 def _counts(rollouts: Iterable[Rollout]) -> RolloutCounts:
@@ -205,7 +199,7 @@ def _counts(rollouts: Iterable[Rollout]) -> RolloutCounts:
 
 
 def _colour_limit(gaps: NDArray[np.float64]) -> float:
-    sizes = np.abs(gaps[np.abs(gaps) > GAP_EDGES[0]])
+    sizes = np.abs(gaps[np.abs(gaps) > NO_GAP])
     half = float(np.median(sizes)) if len(sizes) else 1.0
     return next((limit for limit in _LIMITS if limit >= half), _LIMITS[-1])
 
@@ -229,23 +223,8 @@ def _by_task(rollouts: Sequence[Rollout]) -> tuple[TaskRow, ...]:
         gaps, counts = np.concatenate([rollout.gaps for rollout in own]), _counts(own)
         passed = counts.passed if counts.verified else None
         score, turns = counts.score / counts.rollouts, sum(len(rollout.spans) for rollout in own)
-        hints, scored = counts.records.hints, counts.scored_tokens
-        rows.append(TaskRow(task, counts.rollouts, passed, score, turns, hints, scored, _mean(gaps)))
-    return tuple(rows)
-
-
-def _hint_rows(rollouts: Sequence[Rollout]) -> tuple[HintRow, ...]:
-    places: dict[str, list[tuple[int, TurnRecord]]] = defaultdict(list)
-    for index, rollout in enumerate(rollouts):
-        for turn in rollout.records:
-            if turn.hint is not None:
-                places[turn.hint].append((index, turn))
-    rows: list[HintRow] = []
-    for text, where in sorted(places.items(), key=lambda place: -len(place[1]))[:HINTS_SHOWN]:
-        gaps = np.concatenate([turn_gaps(rollouts[index], turn.span) for index, turn in where])
-        tasks = len({rollouts[index].task_id for index, _ in where})
-        index, turn = where[0]
-        rows.append(HintRow(text, len(where), tasks, _mean(gaps), index, turn.span[0]))
+        tokens = counts.sampled_tokens, counts.scored_tokens
+        rows.append(TaskRow(task, counts.rollouts, passed, score, turns, counts.records.hints, *tokens, _mean(gaps)))
     return tuple(rows)
 
 
@@ -255,7 +234,7 @@ def _gap_rows(rollouts: Sequence[Rollout]) -> tuple[GapRow, ...]:
         for index, rollout in enumerate(rollouts):
             sampled, gaps = np.flatnonzero(rollout.is_scored_S), rollout.gaps
             for at in np.argsort(-sign * gaps)[:GAPS_SHOWN].tolist():
-                if sign * gaps[at] > GAP_EDGES[0]:
+                if sign * gaps[at] > NO_GAP:
                     rows.append(GapRow(index, int(sampled[at]), float(gaps[at])))
         return sorted(rows, key=lambda row: -sign * row.gap)[: GAPS_SHOWN // 2]
 

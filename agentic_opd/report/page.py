@@ -14,21 +14,24 @@ import gzip
 import hashlib
 import json
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from agentic_opd.core.errors import ConfigError, OutputError
+from agentic_opd.core.intervals import Estimate
+from agentic_opd.report.compare import compare
+from agentic_opd.report.curves import Curve, curves_data
 from agentic_opd.report.findings import findings
-from agentic_opd.report.numbers import GapRow, Overview, overview, turn_gaps
+from agentic_opd.report.numbers import GapRow, Overview, overview
 from agentic_opd.report.read import Rollout, Run
 from agentic_opd.report.tokens import TokenTexts, load_tokenizer
-from agentic_opd.report.transcript import called_names, context_parts, regions, split_messages
+from agentic_opd.report.transcript import Region, called_names, context_parts, regions, split_messages
 from agentic_opd.settings.atropos import IdleEnvSettings
 from agentic_opd.wire.group import TurnRecord
 
@@ -38,6 +41,8 @@ _SCRIPTS = (
     "dom.js",
     "charts.js",
     "overview.js",
+    "comparison.js",
+    "curves.js",
     "list.js",
     "tokens.js",
     "detail.js",
@@ -70,31 +75,42 @@ def choose_tokenizer(run: Run, name: str | None) -> tuple[Any | None, list[str]]
     return None, [f"Tokens are shown as ids: {why}. Name a tokenizer with --tokenizer."]
 
 
-def write_report(
-    run: Run,
-    path: Path,
-    tokenizer: Any | None,
-    notes: Sequence[str] = (),
-    packed: Callable[[int], None] = lambda count: None,
-) -> int:
-    """Write the report of `run` to `path`, whole or not at all, and return its size in bytes.
+class ShownRun(NamedTuple):
+    """A run as a page shows it: with its tokenizer (None: ids), and `notes`, sentences for the top of its overview."""
+
+    run: Run
+    tokenizer: Any | None
+    notes: Sequence[str] = ()
+
+
+def write_report(runs: Sequence[ShownRun], path: Path, packed: Callable[[int], None] = lambda count: None) -> int:
+    """Write the report of a run, or of two that are compared, to `path`, whole or not at all; returns its bytes.
 
     Args:
-        run: What to show.
+        runs: What to show.
         path: The HTML file; one that is there is replaced.
-        tokenizer: A tokenizer of transformers, or None to show ids.
-        notes: Sentences for the top of the overview.
         packed: Told how many rollouts are packed, after each.
 
     Raises:
         OutputError: it can't be written.
     """
+    return _write(path, _page(runs, packed))
+
+
+def write_curves(name: str, curves: Sequence[Curve], path: Path) -> int:
+    """Write the page of learning curves; see `write_report`."""
+    data = {"unit": LOGPROB_UNIT, "runs": [], "comparison": None, "curves": curves_data(name, curves)}
+    before, between, after = _template()
+    return _write(path, (before, _head_element(data), between, after))
+
+
+def _write(path: Path, pieces: Iterable[str]) -> int:
     part = path.with_name(f"{path.name}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             with part.open("w", encoding="utf-8") as file:
-                file.writelines(_page(run, TokenTexts(tokenizer), notes, packed))
+                file.writelines(pieces)
             part.replace(path)
         finally:
             part.unlink(missing_ok=True)
@@ -103,8 +119,27 @@ def write_report(
         raise OutputError(f"cannot write {str(path)!r}: {error.strerror or error}") from error
 
 
-def _page(run: Run, texts: TokenTexts, notes: Sequence[str], packed: Callable[[int], None]) -> Iterator[str]:
-    """The file piece by piece. The blocks come before the head, whose vocabulary they fill."""
+def _page(runs: Sequence[ShownRun], packed: Callable[[int], None]) -> Iterator[str]:
+    """The file piece by piece. The blocks come before the head, whose vocabularies they fill."""
+    before, between, after = _template()
+    yield before
+    heads: list[dict[str, Any]] = []
+    count = 0
+    for shown in runs:
+        texts = TokenTexts(shown.tokenizer)
+        packer = Packer(texts)
+        for rollout in shown.run.rollouts:
+            yield f'<script type="text/plain" id="rollout-{count}">{packer.block(rollout)}</script>\n'
+            count += 1
+            packed(count)
+        heads.append(head(shown, texts, packer))
+    compared = compare(runs[0].run, runs[1].run) if len(runs) == 2 else None
+    data = {"unit": LOGPROB_UNIT, "runs": heads, "comparison": compared and _as_data(compared), "curves": None}
+    yield from (_head_element(data), between, after)
+
+
+def _template() -> tuple[str, str, str]:
+    """The page before its data, between the blocks and the end of its script, and behind that."""
     style = _static("report.css")
     script = "(() => {\n'use strict';\n" + "".join(map(_static, (*_SCRIPTS, _MAIN))) + "})();\n"
     template = _static("template.html")
@@ -112,13 +147,21 @@ def _page(run: Run, texts: TokenTexts, notes: Sequence[str], packed: Callable[[i
         template = template.replace(f"%{name}%", text)
     before, rest = template.split("%DATA%")
     between, after = rest.split("%SCRIPT%")
-    yield before
-    packer = Packer(texts)
-    for index, rollout in enumerate(run.rollouts):
-        yield f'<script type="text/plain" id="rollout-{index}">{packer.block(rollout)}</script>\n'
-        packed(index + 1)
-    yield f'<script type="application/json" id="head">{_inert(head(run, texts, packer, notes))}</script>\n'
-    yield from (between, script, after)
+    return before, between + script, after
+
+
+def _head_element(data: Mapping[str, Any]) -> str:
+    return f'<script type="application/json" id="head">{_inert(data)}</script>\n'
+
+
+def _as_data(value: Any) -> Any:
+    """Named tuples as objects, but for estimates, which stay [value, low, high]."""
+    if isinstance(value, Estimate) or not isinstance(value, tuple):
+        return value
+    items: Any = cast(Any, value)
+    if hasattr(items, "_asdict"):
+        return {name: _as_data(one) for name, one in items._asdict().items()}
+    return [_as_data(one) for one in items]
 
 
 def _inert(data: Any) -> str:
@@ -141,26 +184,35 @@ class Packer:
     def __init__(self, texts: TokenTexts) -> None:
         self._texts = texts
         self._places: dict[int, int] = {}
+        self.moved_in: dict[str, float] = dict.fromkeys(("call", "think", "say"), 0.0)
+        """Sum of |gap| (nats) that moved a token, by the part of its turn: `call`, `think`, or `say` for the rest."""
 
     def block(self, rollout: Rollout) -> str:
         """One rollout as the page unpacks it."""
-        stretches = split_messages(rollout.messages, len(rollout.spans))
+        stretches = split_messages(rollout.messages, len(rollout.spans), rollout.context)
         said = [assistant for assistant, _ in stretches[1:]]
         turns = zip(rollout.spans, rollout.records or [None] * len(said), said, strict=True)
         head = {
             "contexts": list(self._contexts(rollout, stretches)),
             "turns": [
-                {**self._turn(rollout, span), **_about(record), "calls": called_names(message)}
-                for span, record, message in turns
+                {
+                    **self._turn(rollout, span),
+                    **_about(record),
+                    "calls": called_names(message),
+                    "resampled": at in rollout.resampled and asdict(rollout.resampled[at]),
+                }
+                for at, (span, record, message) in enumerate(turns)
             ],
         }
         arrays: dict[str, NDArray[Any]] = {
-            "student": rollout.student_S.clip(_FLOAT32.min, _FLOAT32.max).astype("<f4"),
+            "student": _float32(rollout.student_S),
             "teacher": _quantised(rollout.teacher.logprobs),
             "tokens": self._indices(rollout.tokens_T[rollout.sampled_S]),
             "others": self._indices(rollout.teacher.ids),
             "counts": rollout.teacher.counts_S,
         }
+        if not np.array_equal(rollout.baseline_S, rollout.student_S):
+            arrays["baseline"] = _float32(rollout.baseline_S)
         return base64.b64encode(gzip.compress(_container(head, arrays), 6, mtime=0)).decode()
 
     def vocab(self) -> dict[str, Any]:
@@ -181,16 +233,29 @@ class Packer:
 
     def _turn(self, rollout: Rollout, span: tuple[int, int]) -> dict[str, Any]:
         first, behind = np.searchsorted(rollout.sampled_S, span).tolist()
-        gaps = turn_gaps(rollout, span)
+        gaps = rollout.gaps_in(span)
         texts = [self._texts.shown(token_id) for token_id in rollout.tokens_T[slice(*span)].tolist()]
+        parts = regions(texts) if self._texts.has_tokenizer else []
+        self._count_moved(rollout, span, parts)
         return {
             "start": span[0],
             "from": first,
             "to": behind,
             "scored": len(gaps),
-            "meanGap": float(gaps.mean()) if len(gaps) else None,
-            "regions": [list(region) for region in regions(texts)] if self._texts.has_tokenizer else [],
+            "moved": int((np.abs(gaps) >= rollout.moved_from).sum()) if len(gaps) else None,
+            "regions": [list(region) for region in parts],
         }
+
+    def _count_moved(self, rollout: Rollout, span: tuple[int, int], parts: Sequence[Region]) -> None:
+        positions = rollout.sampled_S[rollout.is_scored_S]
+        places = positions[(positions >= span[0]) & (positions < span[1])] - span[0]
+        sizes = np.abs(rollout.gaps_in(span))
+        sizes[sizes < rollout.moved_from] = 0.0
+        self.moved_in["say"] += float(sizes.sum())
+        for kind, start, end in parts:
+            inside = float(sizes[(places >= start) & (places < end)].sum())
+            self.moved_in[kind] += inside
+            self.moved_in["say"] -= inside
 
     def _indices(self, token_ids: NDArray[np.int64]) -> NDArray[np.uint32]:
         places = (self._places.setdefault(token_id, len(self._places)) for token_id in token_ids.tolist())
@@ -202,39 +267,41 @@ def _about(turn: TurnRecord | None) -> dict[str, Any]:
     about = {} if turn is None else turn.to_wire()
     return {
         **{name: about.get(name) for name in ("outcome", "hint", "error")},
-        "role": about.get("next_state_role"),
+        "evidence": [] if turn is None else turn.shown_evidence,
+        "question": about.get("question"),
+        "stepScore": about.get("step_score"),
         "votes": about.get("votes", []),
         "hintTokens": len(about.get("hint_token_ids", ())),
         "insertAt": about.get("insert_at"),
     }
 
 
-def head(run: Run, texts: TokenTexts, packer: Packer, notes: Sequence[str]) -> dict[str, Any]:
-    """What the page reads first: numbers, findings, settings, the list of rollouts, and the tokens' texts.
+def head(shown: ShownRun, texts: TokenTexts, packer: Packer) -> dict[str, Any]:
+    """What the page reads first of a run: numbers, findings, settings, the list of rollouts, and the tokens' texts.
 
     Args:
-        run: The run, whose rollouts `packer` has packed all.
+        shown: The run, whose rollouts `packer` has packed all.
         texts: Looks up tokens.
         packer: For its vocabulary.
-        notes: Further sentences for the top of the overview.
     """
+    run = shown.run
     numbers = overview(run.rollouts)
     return {
         "name": run.name,
         "settings": {name: value for name, value in run.settings.items() if name not in IdleEnvSettings.model_fields},
-        "findings": [*notes, *findings(numbers, run.rollouts)],
+        "findings": [*shown.notes, *findings(numbers, run.rollouts)],
         "leftOut": list(run.left_out),
         "overview": _overview(numbers, run.rollouts, texts),
         "rollouts": [_row(rollout) for rollout in run.rollouts],
+        "movedIn": packer.moved_in if texts.has_tokenizer else None,
         "vocab": packer.vocab(),
-        "unit": LOGPROB_UNIT,
     }
 
 
 def _overview(numbers: Overview, rollouts: Sequence[Rollout], texts: TokenTexts) -> dict[str, Any]:
     shown = asdict(numbers)
-    for name in ("funnel", "distributions", "by_task", "hint_rows"):
-        shown[name] = [row._asdict() for row in getattr(numbers, name)]
+    for name in ("funnel", "distributions", "by_task", "hint_rows", "evidence_rows"):
+        shown[name] = _as_data(getattr(numbers, name))
     shown["gap_rows"] = [_gap_row(row, rollouts[row.rollout], texts) for row in numbers.gap_rows]
     return shown
 
@@ -253,7 +320,7 @@ def _gap_row(row: GapRow, rollout: Rollout, texts: TokenTexts) -> dict[str, Any]
 
 
 def _row(rollout: Rollout) -> dict[str, Any]:
-    gaps = rollout.gaps
+    gaps, moved = rollout.gaps, rollout.moved
     return {
         "line": rollout.line,
         "index": rollout.index,
@@ -271,7 +338,14 @@ def _row(rollout: Rollout) -> dict[str, Any]:
         "scored": len(gaps),
         "meanGap": float(gaps.mean()) if len(gaps) else None,
         "largestGap": float(np.abs(gaps).max()) if len(gaps) else None,
+        "moved": len(moved),
+        "toShow": float(np.abs(moved).sum()),
+        "movedFrom": rollout.moved_from,
     }
+
+
+def _float32(logprobs: NDArray[np.float64]) -> NDArray[np.float32]:
+    return logprobs.clip(_FLOAT32.min, _FLOAT32.max).astype("<f4")
 
 
 def _quantised(logprobs: NDArray[np.float64]) -> NDArray[np.int32]:

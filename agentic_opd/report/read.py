@@ -9,18 +9,19 @@ import json
 import math
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
-from agentic_opd.core.errors import OutputError
+from agentic_opd.core.errors import PlaceError
 from agentic_opd.core.types import IGNORED, Message, check_lengths
 from agentic_opd.wire.checks import GroupChecker
 from agentic_opd.wire.counts import RolloutCounts
 from agentic_opd.wire.group import ScoredGroup, ScoredRollout, TurnRecord, VerdictCounts
+from agentic_opd.wire.lifts import Lifts, ResampledTurn, lifts_path, read_lifts
 
 TOP_SHOWN = 8
 """Entries of a teacher's row that are kept at most."""
@@ -28,6 +29,10 @@ MIN_SHOWN = 3
 """Entries that are kept however small they are; of the others those from `MIN_PROBABILITY` on."""
 MIN_PROBABILITY = 1e-3
 _MIN_LOGPROB = math.log(MIN_PROBABILITY)
+MOVED = 0.05
+"""A token has moved if its gap is of at least so many nats, up or down,"""
+NOISE_FACTOR = 3.0
+"""and of at least so many times the noise floor, where that was measured."""
 
 Wrap = Callable[[BinaryIO, int], BinaryIO]
 
@@ -61,23 +66,33 @@ class Rollout:
     sampled_S: NDArray[np.int64]
     """The sampled positions."""
     student_S: NDArray[np.float64]
-    """The policy's logprob (nats) of each sampled token."""
+    """The policy's logprob (nats) of each sampled token, when it was sampled."""
+    baseline_S: NDArray[np.float64]
+    """What its gap is measured from (nats): the same, or a second reading by the weights that scored it."""
     teacher: TeacherTop
     spans: tuple[tuple[int, int], ...]
     """Its turns, `[start, end)`; without records, the runs of sampled positions."""
     records: tuple[TurnRecord, ...]
     """What became of each turn; empty if the run was not distilled, or another program wrote the file."""
     messages: Sequence[Message]
+    context: frozenset[int]
+    """The places of the assistant's messages that are no turns: they were not learned from."""
     checks: VerdictCounts | None
     reward: Mapping[str, float] | None
     stop_reason: str | None
     tool_errors: int | None
     noise_floor: float | None
     """The engine's noise (nats), measured once a group."""
+    resampled: Mapping[int, ResampledTurn] = field(default_factory=dict[int, ResampledTurn])
+    """Turns that were sampled again with and without their hint, where that was done, by their number from 0."""
 
     def __post_init__(self) -> None:
         check_lengths(
-            "rollout", sampled=len(self.sampled_S), student=len(self.student_S), teacher=len(self.teacher.counts_S)
+            "rollout",
+            sampled=len(self.sampled_S),
+            student=len(self.student_S),
+            baseline=len(self.baseline_S),
+            teacher=len(self.teacher.counts_S),
         )
 
     @property
@@ -87,16 +102,32 @@ class Rollout:
 
     @property
     def gaps(self) -> NDArray[np.float64]:
-        """Teacher minus student (nats) at the scored tokens, in order."""
+        """Teacher minus baseline (nats) at the scored tokens, in order."""
         counts = self.teacher.counts_S[self.is_scored_S].astype(np.int64)
         first = np.cumsum(counts) - counts
-        gaps: NDArray[np.float64] = self.teacher.logprobs[first] - self.student_S[self.is_scored_S]
+        gaps: NDArray[np.float64] = self.teacher.logprobs[first] - self.baseline_S[self.is_scored_S]
         return gaps
+
+    @property
+    def moved_from(self) -> float:
+        """The size of a gap (nats) from which its token has moved."""
+        return max(MOVED, NOISE_FACTOR * (self.noise_floor or 0.0))
+
+    @property
+    def moved(self) -> NDArray[np.float64]:
+        """The gaps (nats) of the tokens that moved, in order."""
+        gaps = self.gaps
+        return gaps[np.abs(gaps) >= self.moved_from]
+
+    def gaps_in(self, span: tuple[int, int]) -> NDArray[np.float64]:
+        """The gaps (nats) of the scored tokens in `[start, end)`."""
+        first, behind = np.searchsorted(self.sampled_S[self.is_scored_S], span)
+        return self.gaps[first:behind]
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A file of scored groups as the report reads it.
+    """A file of scored groups as the report reads it, with the lifts of its hints where these lie beside it.
 
     `settings` is what stands in the `.run.json` beside it, empty if there is no such file; `left_out` says
     which lines are not in the report and why.
@@ -116,7 +147,7 @@ def read_run(path: Path, wrap: Wrap = lambda file, size: file) -> Run:
         wrap: Given the opened file and its size in bytes, returns what is read in its place, to show progress.
 
     Raises:
-        OutputError: it can't be read, or holds no group that keeps to the wire format.
+        PlaceError: it can't be read, or holds no group that keeps to the wire format; or the lifts beside it can't.
     """
     left_out: list[str] = []
     try:
@@ -125,13 +156,16 @@ def read_run(path: Path, wrap: Wrap = lambda file, size: file) -> Run:
             lines: Any = gzip.GzipFile(fileobj=source) if path.suffix == ".gz" else source
             rollouts = tuple(read_groups(lines, left_out))
     except (OSError, EOFError, zlib.error) as error:
-        raise OutputError(f"cannot read {str(path)!r}: {getattr(error, 'strerror', None) or error}") from error
+        raise PlaceError(f"cannot read {str(path)!r}: {getattr(error, 'strerror', None) or error}") from error
     if not rollouts:
         why = f": {left_out[0]}" if left_out else ": it is empty"
-        raise OutputError(
+        raise PlaceError(
             f"{str(path)!r} holds no scored group{why}. It must be a JSONL that `process` wrote; "
-            "`python -m agentic_opd.validate` lists what is wrong with a file"
+            "`agentic-opd validate` lists what is wrong with a file"
         )
+    lifts = read_lifts(lifts_path(path))
+    if lifts is not None:
+        rollouts = _with_lifts(rollouts, lifts)
     return Run(path.name, read_settings(settings_path(path)), rollouts, tuple(left_out))
 
 
@@ -174,27 +208,42 @@ def read_groups(lines: Iterable[bytes], left_out: list[str]) -> Iterator[Rollout
 
 def _rollout(group: ScoredGroup, one: ScoredRollout, line: int, index: int) -> Rollout:
     sampled = [position for position, mask in enumerate(one.masks_T) if mask != IGNORED]
-    counts = RolloutCounts()
+    counts, baseline_T = RolloutCounts(), one.baseline_T
     counts.add(one)
     return Rollout(
         line=line,
         index=index,
-        task_id=group.task_id or f"line {line}",
+        task_id=group.task_id or group.session_id or f"line {line}",
         score=one.score,
         counts=counts,
         tokens_T=np.asarray(one.tokens_T, np.int64),
         sampled_S=np.asarray(sampled, np.int64),
         student_S=np.asarray([one.logprobs_T[position] for position in sampled], np.float64),
+        baseline_S=np.asarray([baseline_T[position] for position in sampled], np.float64),
         teacher=_teacher(one, sampled),
         spans=_runs(sampled) if one.turns is None else tuple(turn.span for turn in one.turns),
         records=one.turns or (),
         messages=one.messages or (),
+        context=frozenset(turn.message_index for turn in one.context_turns),
         checks=one.checks,
         reward=one.reward,
         stop_reason=one.stop_reason,
         tool_errors=one.tool_errors,
         noise_floor=None if group.distillation is None else group.distillation.noise_floor,
     )
+
+
+def _with_lifts(rollouts: Sequence[Rollout], lifts: Lifts) -> tuple[Rollout, ...]:
+    """The rollouts with their measured turns; what was measured of a file that was replaced since is not theirs."""
+    measured = {turn.place: turn for turn in lifts.turns}
+
+    def own(rollout: Rollout) -> Iterator[tuple[int, ResampledTurn]]:
+        for at, record in enumerate(rollout.records):
+            turn = measured.get((rollout.line, rollout.index, at))
+            if turn is not None and (turn.hint, turn.task_id) == (record.hint, rollout.task_id):
+                yield at, turn
+
+    return tuple(replace(rollout, resampled=dict(own(rollout))) for rollout in rollouts)
 
 
 def _runs(sampled: Sequence[int]) -> tuple[tuple[int, int], ...]:

@@ -52,16 +52,17 @@ def message_text(message: Mapping[str, Any]) -> str:
 
 
 def split_messages(
-    messages: Sequence[Mapping[str, Any]], num_turns: int
+    messages: Sequence[Mapping[str, Any]], num_turns: int, context: Collection[int] = ()
 ) -> list[tuple[Mapping[str, Any] | None, list[Mapping[str, Any]]]]:
     """The messages before each turn and those behind the last: `num_turns + 1` pairs of the assistant's message that
     the stretch follows (None at the start) and the others.
 
-    Without messages, or with another number of the assistant's than turns, all stretches are empty.
+    The assistant's messages at the places `context` are no turns, and stand among the others. Without messages, or with
+    another number of the assistant's than turns, all stretches are empty.
     """
     stretches: list[tuple[Mapping[str, Any] | None, list[Mapping[str, Any]]]] = [(None, [])]
-    for message in messages:
-        if message.get("role") == "assistant":
+    for place, message in enumerate(messages):
+        if message.get("role") == "assistant" and place not in context:
             stretches.append((message, []))
         else:
             stretches[-1][1].append(message)

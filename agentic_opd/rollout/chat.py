@@ -117,6 +117,11 @@ class Chat:
             message["tool_calls"] = [_wire_call(call) for call in calls]
         return ParsedTurn(message, calls)
 
+    def unparsed(self, completion_ids: Sequence[int]) -> ParsedTurn:
+        """A completion as a message that holds its text."""
+        text = self.tokenizer.decode(list(completion_ids), skip_special_tokens=True)
+        return ParsedTurn({"role": "assistant", "content": text}, ())
+
     def _extend_by_template(
         self, known_ids: list[int], start: int, history: Sequence[Message], new: Sequence[Message]
     ) -> RenderedTokens:

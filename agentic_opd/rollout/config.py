@@ -7,12 +7,11 @@ from pydantic import BaseModel, Field, model_validator
 from agentic_opd.settings.fields import AGENT, MOST_USED, REWARD
 
 
-class RolloutConfig(BaseModel):
-    """How episodes are sampled and rewarded, whatever their world."""
+class RendererConfig(BaseModel):
+    """Which renderer writes the conversations."""
 
     setting_group: ClassVar = AGENT
 
-    system_prompt: str | None = Field(default=None, description="Replaces the agent's system prompt.")
     renderer: Annotated[str, MOST_USED] = Field(
         default="auto",
         description="Renderer of the `renderers` package: auto, qwen3, llama-3, glm-4.5, ..., or default (the "
@@ -21,6 +20,14 @@ class RolloutConfig(BaseModel):
     renderer_options: dict[str, Any] = Field(
         default_factory=dict, description="Options of that renderer, for example {enable_thinking: false}."
     )
+
+
+class RolloutConfig(RendererConfig):
+    """How episodes are sampled and rewarded, whatever their world."""
+
+    setting_group: ClassVar = AGENT
+
+    system_prompt: str | None = Field(default=None, description="Replaces the agent's system prompt.")
     max_turns: Annotated[int, MOST_USED] = Field(
         default=8, ge=1, le=1000, description="Assistant turns an episode may take."
     )

@@ -67,6 +67,24 @@ class Conversation:
         self._prompt: Prompt | None = None
         """Its ids stand at the end of `_tokens`; masks and logprobs grow with the turn that is sampled from it."""
 
+    @classmethod
+    def restored(
+        cls, chat: Chat, messages: Sequence[Message], turns: Sequence[Turn], record: TokenRecord
+    ) -> "Conversation":
+        """A conversation as it stood behind its last turn, to go on from there.
+
+        Args:
+            chat: Renders and parses what follows.
+            messages: All up to and including the last turn's.
+            turns: Its turns, at least one.
+            record: Its tokens up to the end of the last turn.
+        """
+        talk = cls(chat, messages)
+        talk.turns = list(turns)
+        talk.weight_version = min((v for turn in turns if (v := turn.weight_version) is not None), default=None)
+        talk._tokens, talk._masks, talk._logprobs = list(record.tokens_T), list(record.masks_T), list(record.logprobs_T)
+        return talk
+
     def prompt(self) -> list[int]:
         """The ids that the next turn is sampled from. Not a copy: they grow with the conversation.
 
@@ -84,8 +102,8 @@ class Conversation:
             self._prompt = prompt
         return self._tokens
 
-    def add(self, completion: Completion) -> Sample:
-        """Add the turn that was sampled from `prompt()`.
+    def add(self, completion: Completion, *, parse: bool = True) -> Sample:
+        """Add the turn that was sampled from `prompt()`; its text as it is, without calls, unless it is to be parsed.
 
         Raises:
             RendererError: it can't be parsed; the conversation stays as it was.
@@ -94,8 +112,16 @@ class Conversation:
         assert prompt is not None
         ids, start, index = completion.token_ids, len(tokens), len(self.messages)
         cut_off = completion.finish_reason == "length"
-        turn = Turn(start, start + len(ids), prompt.assistant_open, prompt.last_user_end, index, cut_off)
-        parsed = self.chat.parse(tokens, ids, index)
+        turn = Turn(
+            start=start,
+            end=start + len(ids),
+            assistant_open=prompt.assistant_open,
+            last_user_end=prompt.last_user_end,
+            message_index=index,
+            truncated=cut_off,
+            weight_version=completion.weight_version,
+        )
+        parsed = self.chat.parse(tokens, ids, index) if parse else self.chat.unparsed(ids)
         self._tokens += ids
         self._masks += [IGNORED] * len(prompt.token_ids) + list(ids)
         self._logprobs += [PROMPT_LOGPROB] * len(prompt.token_ids) + list(completion.logprobs)

@@ -1,63 +1,105 @@
-"""Which conversation do these messages continue? For clients that send all messages with each request.
+"""Which of the known conversations do these messages continue? For clients that send all messages with each request.
 
-In: chat messages as a client writes them. Out: the conversation that they go on from.
+In: chat messages as a client writes them. Out: what is known under the longest beginning of them.
+
+Agents write messages back otherwise than they got them: a null content, arguments in another order, text without the
+space around it, no reasoning, other call ids. None of that makes another conversation; another text does.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from hashlib import blake2b
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from agentic_opd.core.types import Message
-from agentic_opd.rollout.conversation import Conversation
+
+Known = TypeVar("Known", bound=Hashable)
 
 
-class ConversationIndex:
-    """Conversations by a hash of all their messages: a look-up reads the messages asked about, and no others."""
+class Match(NamedTuple, Generic[Known]):
+    """What is known under the first `length` of the messages asked about; `known` is empty if `length` is 0."""
+
+    length: int
+    known: Sequence[Known]
+
+
+class ConversationIndex(Generic[Known]):
+    """Values by a hash of messages: a look-up reads the messages asked about, and no others.
+
+    A value is anything that stands for a conversation up to some message. Those of different `scope`s never meet.
+    """
 
     def __init__(self) -> None:
-        self._by_key: dict[bytes, list[Conversation]] = {}
-        self._hashes: dict[Conversation, tuple[blake2b, int]] = {}
-        """The hash of each, and of how many messages it is."""
+        self._by_key: dict[bytes, list[Known]] = {}
+        self._hashes: dict[Known, blake2b] = {}
 
-    def __iter__(self) -> Iterator[Conversation]:
+    def __iter__(self) -> Iterator[Known]:
         return iter(self._hashes)
 
-    def find(self, messages: Sequence[Message]) -> Conversation | None:
-        """The longest conversation that `messages` start with and go beyond; None if there is none."""
-        found, so_far = None, blake2b(digest_size=16)
-        for message in messages[:-1]:
+    def find(
+        self,
+        messages: Sequence[Message],
+        *,
+        scope: bytes = b"",
+        accept: Callable[[Known], bool] = lambda known: True,
+    ) -> Match[Known]:
+        """The longest beginning of `messages`, shorter than all of them, that is known; and all that is known by it.
+
+        Args:
+            messages: What a client sends.
+            scope: Which values may be found at all.
+            accept: Which of these are meant.
+        """
+        found, so_far = Match[Known](0, ()), _start(scope)
+        for length, message in enumerate(messages[:-1], start=1):
             so_far.update(_identity(message))
-            found = self._by_key.get(so_far.digest(), [found])[0]
+            known = [one for one in self._by_key.get(so_far.digest(), ()) if accept(one)]
+            if known:
+                found = Match(length, known)
         return found
 
-    def add(self, conversation: Conversation, after: Conversation | None = None) -> None:
-        """Make a conversation known by the messages that it holds now.
+    def add(self, known: Known, messages: Sequence[Message], after: Known | None = None, *, scope: bytes = b"") -> None:
+        """Make `known` found by `messages`; if it goes on from `after`, by those of `after` and then `messages`.
 
-        If it goes on from `after`, and that is still known, only what it added is read.
+        Raises:
+            KeyError: `after` is not known.
         """
-        so_far, known = self._hashes[after] if after in self._hashes else (blake2b(digest_size=16), 0)
-        so_far = so_far.copy()
-        for message in conversation.messages[known:]:
+        so_far = _start(scope) if after is None else self._hashes[after].copy()
+        for message in messages:
             so_far.update(_identity(message))
-        self._hashes[conversation] = so_far, len(conversation.messages)
-        self._by_key.setdefault(so_far.digest(), []).append(conversation)
+        self._hashes[known] = so_far
+        self._by_key.setdefault(so_far.digest(), []).append(known)
 
-    def discard(self, conversation: Conversation) -> None:
-        """Forget a conversation, if it is known."""
-        if conversation in self._hashes:
-            key = self._hashes.pop(conversation)[0].digest()
-            self._by_key[key].remove(conversation)
+    def discard(self, known: Known) -> None:
+        """Forget a value, if it is known."""
+        if known in self._hashes:
+            key = self._hashes.pop(known).digest()
+            self._by_key[key].remove(known)
             if not self._by_key[key]:
                 del self._by_key[key]
 
 
+def _start(scope: bytes) -> blake2b:
+    return blake2b(scope, digest_size=16)
+
+
 def _identity(message: Message) -> bytes:
-    """What makes a message the same however a client wrote it back (None fields, extra fields)."""
+    """What makes a message the same however a client wrote it back."""
     calls = [
-        (call["id"], call["function"]["name"], call["function"]["arguments"])
+        (call["function"]["name"], _canonical(call["function"]["arguments"]))
         for call in message.get("tool_calls") or ()
     ]
-    content = message.get("content") or ""
-    if not isinstance(content, str):
-        content = json.dumps(content, sort_keys=True)
-    return repr((message["role"], content, calls, message.get("tool_call_id"))).encode()
+    content: Any = message.get("content") or ""
+    if isinstance(content, list):
+        content = "".join(part.get("text") or "" for part in content if isinstance(part, dict))
+    return repr((message["role"], str(content).strip(), calls)).encode()
+
+
+def _canonical(arguments: Any) -> str:
+    """A call's arguments, in one order; a text that is not JSON stays as it is."""
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except (ValueError, RecursionError):
+            return str(arguments).strip()
+    return json.dumps(arguments, sort_keys=True)

@@ -2,11 +2,11 @@
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from agentic_opd.core.errors import RendererError, ServerError
-from agentic_opd.core.types import Episode, Message, Session, StopReason, Task, ToolCall, World
+from agentic_opd.core.errors import RendererError, SandboxError, ServerError
+from agentic_opd.core.types import Episode, Message, Reward, Session, StopReason, Task, ToolCall, ToolResult, World
 from agentic_opd.rollout.chat import Chat
 from agentic_opd.rollout.config import RolloutConfig
 from agentic_opd.rollout.conversation import Completion, Conversation, Sample
@@ -43,14 +43,16 @@ class AgentLoop:
     user_reply: UserReply | None = None
     tool_calls: int = 0
     tool_errors: int = 0
+    changes: list[frozenset[int]] = field(default_factory=list[frozenset[int]])
 
     async def run(self, policy: Policy) -> Episode:
         """Take turns until one ends the episode.
 
-        A server that fails ends it as SERVER_ERROR; a renderer that fails after the first turn, as RENDER_ERROR.
+        A server that fails ends it as SERVER_ERROR; a renderer that fails on a turn, or on the prompt of a later one,
+        as RENDER_ERROR.
 
         Raises:
-            RendererError: not even one turn could be rendered and parsed.
+            RendererError: the first prompt can't be rendered.
         """
         stop, failure = None, None
         try:
@@ -76,7 +78,13 @@ class AgentLoop:
 
     async def take(self, completion: Completion) -> StopReason | None:
         """Add a sampled turn and what answers it; returns why the episode ends, None if it goes on."""
-        sample = self.conversation.add(completion)
+        self.changes.append(frozenset())
+        try:
+            sample = self.conversation.add(completion)
+        except RendererError as error:
+            logger.warning("an episode of %s ends with turn %d: %s", self.task.task_id, len(self.changes), error)
+            self.conversation.add(completion, parse=False)
+            return StopReason.RENDER_ERROR
         if sample.turn.truncated and sample.turn.end >= self.config.max_token_length:
             return StopReason.CONTEXT_FULL
         answers = await self.answers(sample)
@@ -88,7 +96,9 @@ class AgentLoop:
     async def answers(self, sample: Sample) -> list[Message]:
         """The tools' results in the order of the calls, or the user's reply, or nothing."""
         if sample.tool_calls:
-            return [await self.run_tool(call) for call in sample.tool_calls]
+            results = [await self.run_tool(call) for call in sample.tool_calls]
+            self.changes[-1] = frozenset(place for place, result in enumerate(results) if result.is_change)
+            return [_tool_message(call, result) for call, result in zip(sample.tool_calls, results, strict=True)]
         if sample.turn.truncated:
             length = sample.turn.end - sample.turn.start
             text = f"Your message was cut off after {length} tokens. Continue in smaller steps."
@@ -96,12 +106,12 @@ class AgentLoop:
         reply = await self.user_reply(self.task, self.conversation.messages) if self.user_reply else None
         return [] if reply is None else [{"role": "user", "content": reply}]
 
-    async def run_tool(self, call: ToolCall) -> Message:
-        """Run one call; whatever goes wrong is the result that the model reads."""
+    async def run_tool(self, call: ToolCall) -> ToolResult:
+        """Run one call; whatever goes wrong is in the result, which the model reads."""
         result = await self.session.run_tool(call)
         self.tool_calls += 1
         self.tool_errors += result.is_error
-        return {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": result.content}
+        return result
 
     def episode(self, stop: StopReason, failure: Exception | None = None) -> Episode:
         """The conversation so far as an Episode."""
@@ -118,7 +128,12 @@ class AgentLoop:
             tool_errors=self.tool_errors,
             error=failure,
             weight_version=self.conversation.weight_version,
+            changes=tuple(self.changes),
         )
+
+
+def _tool_message(call: ToolCall, result: ToolResult) -> Message:
+    return {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": result.content}
 
 
 async def run_episode(
@@ -130,15 +145,35 @@ async def run_episode(
         A verified and rewarded episode, or one whose `error` says how the policy server failed.
 
     Raises:
-        RendererError: not even one turn could be rendered and parsed.
-        SandboxError: the world itself does not work.
+        RendererError: the first prompt can't be rendered.
+        SandboxError: the world itself does not work, which a fresh session has shown.
     """
-    conversation = Conversation(chat, first_messages(world, task))
-    async with world.session(task) as session:
-        episode = await AgentLoop(task, conversation, session, config, user_reply).run(policy)
-        if episode.error is not None:
-            return episode
-        left = await session.collect()
-    verification = await world.verify(task, left)
+    conversation, loop = Conversation(chat, first_messages(world, task)), None
+    try:
+        async with world.session(task) as session:
+            loop = AgentLoop(task, conversation, session, config, user_reply)
+            episode = await loop.run(policy)
+            if episode.error is not None:
+                return episode
+            left = await session.collect()
+        verification = await world.verify(task, left)
+    except SandboxError as error:
+        await world.check()  # A machine on which nothing works must not write zeros.
+        if loop is None or not conversation.turns:
+            raise
+        return await _without_reward(loop, world, error)
     reward = compute_reward(verification, len(episode.turns), episode.tool_calls, episode.tool_errors, config)
     return replace(episode, verification=verification, reward=reward)
+
+
+async def _without_reward(loop: AgentLoop, world: World, error: SandboxError) -> Episode:
+    """The episode of a sandbox that died: nothing is left to be verified, and nothing of it is rewarded."""
+    turns = len(loop.conversation.turns)
+    logger.warning(
+        "an episode of %s earns nothing: its sandbox died after turn %d: %s", loop.task.task_id, turns, error
+    )
+    verdict = await world.verify(loop.task, {})
+    text = f"Hidden tests: 0 of {verdict.total} passed.\nThe sandbox ended early, and its files are lost."
+    verdict = replace(verdict, passed=0, report=text, judge_report=text)
+    nothing = Reward(correctness=0.0, efficiency=0.0, tool_usage=0.0, total=0.0)
+    return replace(loop.episode(StopReason.SANDBOX_DIED), verification=verdict, reward=nothing)

@@ -13,7 +13,8 @@ _STOPS = {
     StopReason.FINISHED: "because the model called no tool any more",
     StopReason.MAX_TURNS: "after max_turns turns",
     StopReason.CONTEXT_FULL: "because max_token_length left no room for another turn",
-    StopReason.RENDER_ERROR: "because the renderer failed on a turn after the first; the log says how",
+    StopReason.RENDER_ERROR: "because the renderer failed on a turn or on the prompt after it; the log says how",
+    StopReason.SANDBOX_DIED: "because their sandbox did, while a fresh one works; the log says how. They earn nothing",
 }
 
 EPISODE_METRICS = (
@@ -22,6 +23,9 @@ EPISODE_METRICS = (
     Metric("train/reward_correctness", "in [0, 1]", "mean share of hidden checks that passed, unweighted"),
     Metric("train/reward_efficiency", "in [0, 1]", "mean of that part (turns saved, times correctness), unweighted"),
     Metric("train/reward_tool_usage", "in [0, 1]", "mean share of tool calls that worked, unweighted"),
+    Metric(
+        "train/in_process", "share", "episodes whose hidden tests shared a process with the solution: easier to cheat"
+    ),
     Metric("train/turns", "turns", "mean assistant turns of an episode"),
     Metric("train/tool_calls", "calls", "mean tool calls of an episode"),
     Metric("train/tool_errors_count", "calls", "tool calls that came back as an error, in all"),
@@ -65,6 +69,7 @@ def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
         "train/reward_correctness": fmean(r.correctness for _, r, _ in scored),
         "train/reward_efficiency": fmean(r.efficiency for _, r, _ in scored),
         "train/reward_tool_usage": fmean(r.tool_usage for _, r, _ in scored),
+        "train/in_process": fmean(v.in_process for _, _, v in scored),
         "train/turns": fmean(len(e.turns) for e, _, _ in scored),
         "train/tool_calls": fmean(e.tool_calls for e, _, _ in scored),
         "train/tool_errors_count": float(sum(e.tool_errors for e, _, _ in scored)),

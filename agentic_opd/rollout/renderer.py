@@ -61,11 +61,13 @@ def check_round_trip(chat: Chat) -> None:
     turn: Message = {"role": "assistant", "content": "", "tool_calls": [call]}
     prompt = chat.first_prompt(before)
     whole = chat.renderer.render_ids([*before, turn], tools=chat.tools)  # type: ignore[list-item]
-    closes = [i for i, token in enumerate(whole) if token in chat.stop_token_ids]
     shared = 0
     while shared < min(len(prompt.token_ids), len(whole)) and prompt.token_ids[shared] == whole[shared]:
         shared += 1
-    completion = whole[shared : closes[-1] + 1] if closes else []
+    completion = whole[shared:]
+    closes = [i for i, token in enumerate(completion) if token in chat.stop_token_ids]
+    if closes:  # Some families close no turn of their own: the next message's role does.
+        completion = completion[: closes[-1] + 1]
     parsed = chat.parse([*prompt.token_ids], completion, 0) if completion else None
     if parsed is None or [c.arguments for c in parsed.tool_calls] != [{"command": "ls"}]:
         raise RendererError(
@@ -75,3 +77,26 @@ def check_round_trip(chat: Chat) -> None:
     answer: Message = {"role": "tool", "tool_call_id": "call_0_0", "name": name, "content": "ok"}
     known = [*prompt.token_ids, *completion]
     chat.next_prompt(known, len(prompt.token_ids), prompt.last_user_end, [*before, turn], [answer])
+
+
+def reasoning_warning(chat: Chat) -> str | None:
+    """What a model that thinks cannot do with this renderer; None if it can do all, or does not think.
+
+    Sampled reasoning stays in every later prompt, so a template that drops it can't be followed further.
+    """
+    before: list[Message] = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
+    prompt = chat.first_prompt(before)
+    if "</think>" in chat.tokenizer.decode(list(prompt.token_ids[prompt.assistant_open :])):
+        return None  # Thinking is switched off: the opening holds a block that is empty.
+    turn: Message = {"role": "assistant", "content": "a", "reasoning_content": "r"}
+    try:
+        known = chat.renderer.render_ids([*before, turn], tools=chat.tools)  # type: ignore[list-item]
+        reply: Message = {"role": "user", "content": "u"}
+        chat.next_prompt(known, len(prompt.token_ids), prompt.last_user_end, [*before, turn], [reply])
+    except RendererError:
+        return (
+            "the chat template drops earlier reasoning when a user speaks. An episode of a model that thinks ends "
+            "there (render_error), and so does one with a turn that was cut off: name the model's own renderer in "
+            "env.renderer, or switch thinking off in env.renderer_options"
+        )
+    return None

@@ -8,9 +8,9 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import comb, sqrt
+from math import comb
 from pathlib import Path
-from statistics import fmean, pvariance
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from rich.console import Console
@@ -18,7 +18,8 @@ from rich.table import Table
 
 from agentic_opd.core.concurrency import gather_all
 from agentic_opd.core.console import LiveBar
-from agentic_opd.core.errors import AlignmentError, ConfigError, OPDError, OutputError
+from agentic_opd.core.errors import AlignmentError, ConfigError, OPDError, PlaceError
+from agentic_opd.core.intervals import interval
 from agentic_opd.core.metric import Metric
 from agentic_opd.core.types import Episode, Reward, Task, Verification
 from agentic_opd.rollout.metrics import EPISODE_METRICS, episode_metrics
@@ -28,9 +29,6 @@ from agentic_opd.runs.metric_log import RunMetrics
 from agentic_opd.runs.progress import start_screen
 
 logger = logging.getLogger(__name__)
-
-_Z = 1.959964
-"""Standard deviations of a normal distribution that hold 95% of it around its mean."""
 
 EVAL_METRICS = (
     Metric("eval/pass@<k>", "share", "tasks that one of k samples solves: the unbiased estimate, mean over tasks"),
@@ -132,21 +130,6 @@ def pass_at_k(n: int, c: int, k: int) -> float:
     if not (0 <= c <= n and 1 <= k <= n):
         raise ValueError(f"pass@k: expected 0 <= c <= n and 1 <= k <= n, got n={n}, c={c}, k={k}")
     return 1.0 - comb(n - c, k) / comb(n, k)
-
-
-def interval(values: Sequence[float], samples: int = 1) -> tuple[float, float]:
-    """The 95% interval of the mean of `values`, one value in [0, 1] a task, each of so many samples.
-
-    Wilson's score interval (Wilson, 1927) with the effective sample size of the tasks (Korn and Graubard, 1998): a task
-    is drawn, not a sample of it, so as many independent draws are counted as give the variance that the tasks show. If
-    they show none (all passed, or none did), each task counts once: the interval never collapses to a point.
-    """
-    tasks, mean = len(values), fmean(values)
-    variance = pvariance(values, mean) / tasks  # of the mean; with one sample a task this gives Wilson's own interval
-    draws = min(max(mean * (1 - mean) / variance, 1.0), tasks * samples) if variance > 0 else tasks
-    centre = (mean + _Z**2 / (2 * draws)) / (1 + _Z**2 / draws)
-    half = _Z / (1 + _Z**2 / draws) * sqrt(mean * (1 - mean) / draws + _Z**2 / (4 * draws**2))
-    return max(0.0, centre - half), min(1.0, centre + half)
 
 
 def _ks(n: int) -> list[int]:
@@ -277,7 +260,7 @@ async def evaluate(
 
     Raises:
         ConfigError: no task is held out for evaluation.
-        OutputError: samples.jsonl can't be written, or holds an earlier evaluation and `overwrite` is off.
+        PlaceError: samples.jsonl can't be written, or holds an earlier evaluation and `overwrite` is off.
     """
     if not evaluation.tasks:
         raise ConfigError(
@@ -286,7 +269,7 @@ async def evaluate(
     tasks, samples = len(evaluation.tasks), evaluation.config.eval_samples
     earlier = folder / "samples.jsonl"
     if earlier.exists() and earlier.stat().st_size > 0 and not evaluation.config.overwrite:
-        raise OutputError(
+        raise PlaceError(
             f"{str(earlier)!r} holds an earlier evaluation. Replace it with --env.overwrite, or choose another "
             "env.data_dir_to_save_evals."
         )
@@ -313,7 +296,7 @@ def sample_file(folder: Path) -> JsonLines:
     """A new samples.jsonl in `folder`, for a line of each sample as it comes.
 
     Raises:
-        OutputError: it can't be written.
+        PlaceError: it can't be written.
     """
     file = JsonLines(folder / "samples.jsonl", hint="Choose another env.data_dir_to_save_evals.")
     (folder / "metrics.json").unlink(missing_ok=True)  # An earlier run's would not go with these samples.

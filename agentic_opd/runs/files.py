@@ -10,7 +10,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from agentic_opd.core.errors import OutputError, WireError
+from agentic_opd.core.errors import OutputError, PlaceError, WireError
 from agentic_opd.wire.group import ScoredGroup
 
 
@@ -26,14 +26,14 @@ class JsonLines:
             hint: What to do if it can't be written; ends the error's message.
 
         Raises:
-            OutputError: it can't be written.
+            PlaceError: it can't be written.
         """
         self.path = path
         self._where = "standard output" if path is None else repr(str(path))
         try:
             self._file: IO[bytes] = sys.stdout.buffer if path is None else _opened(path, is_continued)
         except OSError as error:
-            raise OutputError(f"cannot write {self._where}: {error.strerror or error}.{hint and ' ' + hint}") from error
+            raise PlaceError(f"cannot write {self._where}: {error.strerror or error}.{hint and ' ' + hint}") from error
 
     def write(self, row: Mapping[str, Any], *, durable: bool = False) -> None:
         """Append one line; `durable` lines survive a power cut too.
@@ -83,8 +83,8 @@ class FileLock:
     The lock is held on `FILE.lock` beside the file, which names the holder for a process that is refused.
     """
 
-    def __init__(self, path: Path) -> None:
-        """Take the lock of `path`.
+    def __init__(self, path: Path, setting: str = "env.data_path_to_save_groups") -> None:
+        """Take the lock of `path`; `setting` names another file.
 
         Raises:
             OutputError: another process has it; the message says which.
@@ -99,8 +99,7 @@ class FileLock:
             holder = self._file.read().strip() or "another process"
             self._file.close()
             raise OutputError(
-                f"{str(path)!r} is being written by {holder}. Wait for its end, or choose another "
-                "env.data_path_to_save_groups."
+                f"{str(path)!r} is being written by {holder}. Wait for its end, or choose another {setting}."
             ) from error
         self._file.truncate(0)
         self._file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
@@ -141,8 +140,9 @@ class GroupFile:
             seen: Told of every group in the file, those of an earlier run first.
 
         Raises:
-            OutputError: it can't be written, or another process writes it; it holds lines already and neither `resume`
-                nor `overwrite` is set (if both are, it is continued); or it was written with other settings.
+            PlaceError: it can't be written; it holds lines already and neither `resume` nor `overwrite` is set (if both
+                are, it is continued); or it was written with other settings.
+            OutputError: another process writes it.
         """
         self.path = path
         self._seen, self._defaults = seen, defaults or {}
@@ -159,7 +159,7 @@ class GroupFile:
                 if not is_continued:
                     self._settings_path.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
             except OSError as error:
-                raise OutputError(f"cannot write {str(path)!r}: {error.strerror or error}. {hint}") from error
+                raise PlaceError(f"cannot write {str(path)!r}: {error.strerror or error}. {hint}") from error
             undo.pop_all()
 
     @property
@@ -182,7 +182,7 @@ class GroupFile:
 
     def _read_earlier(self, settings: Mapping[str, Any], *, resume: bool) -> None:
         if not resume:
-            raise OutputError(
+            raise PlaceError(
                 f"{str(self.path)!r} holds groups of an earlier run. Continue it with --env.resume, replace it with "
                 "--env.overwrite, or choose another env.data_path_to_save_groups."
             )
@@ -197,7 +197,7 @@ class GroupFile:
         try:
             earlier = json.loads(self._settings_path.read_text())
         except (FileNotFoundError, json.JSONDecodeError) as error:
-            raise OutputError(
+            raise PlaceError(
                 f"{str(self._settings_path)!r}, the settings that {str(self.path)!r} was written with, can't be read; "
                 "without them the run can't be continued. Use --env.overwrite, without --env.resume, to start again."
             ) from error
@@ -205,7 +205,7 @@ class GroupFile:
         changed = [name for name in sorted({*earlier, *settings}) if earlier.get(name) != settings.get(name)]
         if changed:
             shown = "; ".join(f"{name} was {earlier.get(name)!r}, is {settings.get(name)!r}" for name in changed)
-            raise OutputError(
+            raise PlaceError(
                 f"{str(self.path)!r} was written with other settings ({shown}). Set them back to continue, or use "
                 "--env.overwrite, without --env.resume, to start again."
             )
@@ -215,11 +215,11 @@ def _read_group(line: bytes, path: Path) -> ScoredGroup:
     try:
         group = ScoredGroup.from_wire(json.loads(line))
     except (json.JSONDecodeError, WireError) as error:
-        raise OutputError(
+        raise PlaceError(
             f"{str(path)!r} holds a line that `process` did not write ({error}); it can't be continued"
         ) from error
     if group.item_id is None:
-        raise OutputError(f"{str(path)!r} holds a group without an item_id; it can't be continued")
+        raise PlaceError(f"{str(path)!r} holds a group without an item_id; it can't be continued")
     return group
 
 

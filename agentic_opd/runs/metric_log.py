@@ -46,7 +46,7 @@ class MetricFile:
         """Open `path`.
 
         Raises:
-            OutputError: it can't be written.
+            PlaceError: it can't be written.
         """
         self.place = str(path)
         self._lines = JsonLines(path, is_continued=is_continued)

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from agentic_opd.core.console import LiveBar
-from agentic_opd.core.errors import OPDError, OutputError, ServerUnreachableError
+from agentic_opd.core.errors import OPDError, OutputError, SandboxError, ServerUnreachableError
 from agentic_opd.report.command import report_run
 from agentic_opd.runs.environment import Environment, FinishedGroup
 from agentic_opd.runs.files import GroupFile, default_output_folder
@@ -96,8 +96,8 @@ async def run_items(
 ) -> RunSummary:
     """Collect and write every item that is not `finished`, at most `concurrency` at a time.
 
-    A group that fails by itself is counted and the run goes on. A dead server or disk, or a cancellation, stops the
-    run: groups under way are dropped, groups finished stay on disk.
+    A group that fails by itself is counted and the run goes on. A dead server or disk, a sandbox that
+    does not work, or a cancellation stops the run: groups under way are dropped, groups finished stay on disk.
     """
     todo = [item for item in items if item.item_id not in finished]
     summary = RunSummary(total=len(items), skipped=len(items) - len(todo))
@@ -107,7 +107,7 @@ async def run_items(
         for item in queue:
             try:
                 group = await collect(item)
-            except ServerUnreachableError:
+            except (ServerUnreachableError, SandboxError):
                 raise
             except OPDError as error:
                 summary.failed[item.item_id] = str(error)
@@ -121,7 +121,7 @@ async def run_items(
         async with asyncio.TaskGroup() as workers:
             for _ in range(min(concurrency, len(todo))):
                 workers.create_task(work())
-    except* (ServerUnreachableError, OutputError) as failures:
+    except* (ServerUnreachableError, SandboxError, OutputError) as failures:
         summary.stopped = failures.exceptions[0]
     except* asyncio.CancelledError as cancelled:
         summary.stopped = cancelled.exceptions[0]
@@ -184,7 +184,7 @@ def summary_table(counts: RunCounts) -> Table:
     for i, (task, row) in enumerate([*rows, ("all", counts.total)]):
         cells = [f"{row.rollouts}", f"{row.passed}", f"{row.score / row.rollouts:.2f}", f"{row.assistant_turns}"]
         if counts.distilled:
-            share = 100 * row.scored_tokens / row.tokens
+            share = 100 * row.scored_tokens / max(1, row.sampled_tokens)
             cells += [f"{row.records.hints}", f"{row.records.scored}", f"{row.scored_tokens} ({share:.1f}%)"]
         table.add_row(task, *cells, end_section=i == len(rows) - 1)
     return table
@@ -202,5 +202,5 @@ def closing_lines(summary: RunSummary, path: Path) -> list[str]:
         lines.append(f"stopped early: {why}")
         lines.append("what is finished is on disk; run again with --env.resume to complete it")
         if summary.skipped + summary.done:
-            lines.append(f"to look at it now: python -m agentic_opd.report {path}")
+            lines.append(f"to look at it now: agentic-opd report {path}")
     return lines

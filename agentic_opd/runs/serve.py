@@ -18,7 +18,7 @@ from pathlib import Path
 from rich.console import Console
 
 from agentic_opd.core.console import LiveBar
-from agentic_opd.core.errors import ConfigError, OPDError, ServerRequestError, ServerUnreachableError
+from agentic_opd.core.errors import ConfigError, OPDError, SandboxError, ServerRequestError, ServerUnreachableError
 from agentic_opd.core.notices import Notices
 from agentic_opd.core.trajectory_api import EnvDescription, QueueStatus, TrajectoryApi
 from agentic_opd.runs.environment import Environment, FinishedGroup
@@ -318,6 +318,8 @@ class GroupServer:
             except ServerUnreachableError as error:
                 self._notices.say_once(waiting, str(error))
                 await asyncio.sleep(_PATIENCE_S)
+            except SandboxError:
+                raise
             except OPDError as error:
                 self._fail(error)
                 return

@@ -1,31 +1,45 @@
-"""The bubblewrap command line: what a sandboxed process may see and use, as pure argv building.
+"""`BubblewrapSandbox`: namespaces of this machine; what a sandboxed process may see and use.
 
 What it gets: the system read-only, the host's Python (read-only, on PATH as `python` and `python3`, with the packages
 that lie in its own site-packages, not those of a virtual environment), no network, its own process tree, a fixed
-environment, and writable directories of its own (PRIVATE_DIRS), which last as long as the sandbox.
+environment, the system calls of seccomp.py, one limit on its memory (memory.py), and writable directories of its own
+(PRIVATE_DIRS), which last as long as the sandbox: for root a tmpfs of limited size that counts into the memory, for
+others folders whose size is watched (disk.py).
 """
 
+import asyncio
+import contextlib
 import math
 import os
 import re
 import secrets
 import shutil
 import sys
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Self
 
 from agentic_opd.core.errors import SandboxError
+from agentic_opd.sandboxes.cgroups import group_place, remove_dead_groups
 from agentic_opd.sandboxes.disk import run_within
 from agentic_opd.sandboxes.folders import PrivateFolder, remove_leftovers
 from agentic_opd.sandboxes.host_process import HOST_ENV, SYSTEM_PATH, host_python, run_host_process
+from agentic_opd.sandboxes.launcher import launcher, leave_keyring, mount_tmpfs, unmount
+from agentic_opd.sandboxes.memory import MemoryLimit, memory_limit
 from agentic_opd.sandboxes.protocol import CommandResult, Limits, try_out, variables
+from agentic_opd.sandboxes.seccomp import syscall_filter
+from agentic_opd.sandboxes.watch import unnamed_bytes
 
 WORKDIR = "/workspace"
 HOME = "/home/agent"
 
 _SYSTEM_DIRS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store")
 _ETC = ("/etc/alternatives", "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/localtime")
+_KEYS = ("/proc/keys", "/proc/key-users")
+"""They would show the names of keys of the same user."""
 
 PRIVATE_DIRS = {"work": WORKDIR, "tmp": "/tmp", "home": HOME, "shm": "/dev/shm"}
 """The writable directories: their name in the sandbox's folder on the host -> where the sandbox sees them."""
@@ -35,6 +49,7 @@ PRIVATE_DIRS = {"work": WORKDIR, "tmp": "/tmp", "home": HOME, "shm": "/dev/shm"}
 _FIRST_UID = 1_500_000_000
 _NUM_UIDS = 500_000_000
 _SANDBOX_UID = 1000
+_FILES_A_MIB = 512
 _OTHER_PROCESSES = 10_000
 
 
@@ -63,11 +78,18 @@ def _is_mapped(uid: int) -> bool:
     return False
 
 
-def build_argv(folder: Path, command: str, cpu_s: int, identity: Identity, limits: Limits) -> list[str]:
-    """The argv that runs `command` in a shell inside a new sandbox whose PRIVATE_DIRS lie in the host's `folder`."""
+def build_argv(
+    folder: Path, command: str, cpu_s: int, identity: Identity, limits: Limits, status_fd: int, filter_fd: int
+) -> list[str]:
+    """The argv that runs `command` in a shell inside a new sandbox whose PRIVATE_DIRS lie in the host's `folder`.
+
+    bwrap says on `status_fd`, which nothing inside the sandbox has, what became of it, and reads the filter of system
+    calls from `filter_fd`.
+    """
     environment = variables(HOME, PATH=f"/run/python:{host_python().parent}:{SYSTEM_PATH}")
     return [
         "bwrap",
+        *("--json-status-fd", str(status_fd), "--seccomp", str(filter_fd)),
         *_namespaces(identity),
         *_mounts(folder),
         "--clearenv",
@@ -75,10 +97,12 @@ def build_argv(folder: Path, command: str, cpu_s: int, identity: Identity, limit
         *("--chdir", WORKDIR, "--"),
         *_drop_privileges(identity),
         "prlimit",
-        f"--as={limits.memory_mb * 2**20}",
+        # A process by itself learns of the limit by an error; the sandbox's limit, above that, ends it.
+        f"--as={limits.memory_mb * 2**20 * 7 // 8}",
         f"--fsize={limits.file_mb * 2**20}",
         f"--nproc={process_limit(limits.processes, identity, os.uname().release)}",
         f"--cpu={cpu_s}",
+        f"--nofile={limits.descriptors}",
         "--core=0",
         "--",
         *("bash" if shutil.which("bash", path=SYSTEM_PATH) else "sh", "-c", command),
@@ -128,6 +152,7 @@ def _mounts(folder: Path) -> list[str]:
     for path in _ETC:
         argv += ["--ro-bind-try", path, path]
     argv += ["--proc", "/proc", "--dev", "/dev"]
+    argv += [part for path in _KEYS if Path(path).exists() for part in ("--ro-bind", "/dev/null", path)]
     for prefix in prefixes:
         argv += ["--ro-bind", str(prefix), str(prefix)]
     for name in ("python", "python3"):
@@ -158,50 +183,130 @@ class BubblewrapSandbox:
         self._limits = limits or Limits()
         self._identity = Identity.choose(secrets.randbits(48))
         self._folder = PrivateFolder()
+        self._memory: MemoryLimit | None = None
+        self._tmpfs: Path | None = None
 
     async def __aenter__(self) -> Self:
-        await self._folder.make(self._fill)
+        try:
+            await launcher().run(self._enter())
+        except BaseException:
+            await self.__aexit__()
+            raise
         return self
 
+    async def _enter(self) -> None:
+        self._memory = memory_limit(self._limits.memory_mb, self._limits.file_mb)
+        await self._folder.make(self._fill)
+
     def _fill(self, folder: Path) -> None:
+        # What lies in a tmpfs counts into the memory of a cgroup only.
+        if self._identity.uid is not None and launcher().has_own_mounts and group_place() is not None:
+            is_mounted = mount_tmpfs(folder, self._limits.disk_mb, self._limits.disk_mb * _FILES_A_MIB)
+            self._tmpfs = folder if is_mounted else None
         for name in PRIVATE_DIRS:
             (folder / name).mkdir()
             if self._identity.uid is not None:
                 os.chown(folder / name, self._identity.uid, self._identity.uid)
 
     async def __aexit__(self, *exc_info: object) -> None:
+        await asyncio.shield(launcher().run(self._leave()))
+
+    async def _leave(self) -> None:
+        memory, self._memory = self._memory, None
+        tmpfs, self._tmpfs = self._tmpfs, None
+        if tmpfs is not None:
+            unmount(tmpfs)
         await self._folder.remove()
+        if memory is not None:
+            await asyncio.to_thread(memory.remove)
 
     async def run(self, command: str, timeout_s: float, stdin: bytes | None = None) -> CommandResult:
         """Run a shell command in the work directory; see `Sandbox.run`."""
-        result = await self._run(command, timeout_s, stdin)
-        # bwrap's own failures look like a failed command of that output, and an agent can print the like. So ask anew.
-        if result.exit_code != 0 and result.output.startswith((b"bwrap: ", b"setpriv: ", b"prlimit: ")):
-            await self._try()
-        return result
+        return await launcher().run(self._run(command, timeout_s, stdin, needs_start=True))
 
     async def check(self) -> None:
         """Remove what killed runs left and run a trivial command; see `Sandbox.check`."""
         await remove_leftovers()
-        await self._try()
-
-    async def _try(self) -> None:
+        await asyncio.to_thread(remove_dead_groups)
         if shutil.which("bwrap", path=HOST_ENV["PATH"]) is None:
             raise SandboxError(_INSTALL_HINT)
-        await try_out(self._run, "bubblewrap does not work here", _advice)
 
-    async def _run(self, command: str, timeout_s: float, stdin: bytes | None = None) -> CommandResult:
-        folder = self._folder.path
+        async def run(command: str, timeout_s: float) -> CommandResult:
+            return await launcher().run(self._run(command, timeout_s))
+
+        await try_out(run, "bubblewrap does not work here", _advice)
+
+    async def _run(
+        self, command: str, timeout_s: float, stdin: bytes | None = None, *, needs_start: bool = False
+    ) -> CommandResult:
+        """Run a command in a new bwrap. `needs_start`: raise SandboxError if bwrap never started it."""
+        folder, memory = self._folder.path, self._memory
         (folder / "work").chmod(0o755)  # An earlier command may have closed it: bwrap could not enter it then.
         cpu_s = math.ceil(timeout_s) + 1
-        running = run_host_process(
-            build_argv(folder, command, cpu_s, self._identity, self._limits),
-            timeout_s=timeout_s,
-            max_output_bytes=self._limits.output_bytes,
-            env=HOST_ENV,
-            stdin=stdin,
-        )
-        return await run_within(running, [folder / name for name in PRIVATE_DIRS], self._limits.disk_mb)
+        with _Status() as status, _open_filter() as filter_fd:
+            running = run_host_process(
+                build_argv(folder, command, cpu_s, self._identity, self._limits, status.fd, filter_fd),
+                timeout_s=timeout_s,
+                max_output_bytes=self._limits.output_bytes,
+                env=HOST_ENV,
+                stdin=stdin,
+                pass_fds=[status.fd, filter_fd],
+                before_start=leave_keyring,
+                memory=memory,
+            )
+            if self._tmpfs is not None:
+                result = await running
+            else:
+                folders, device = [folder / name for name in PRIVATE_DIRS], folder.stat().st_dev
+                unnamed = partial(status.unnamed_bytes, device, self._limits.file_mb * 2**20)
+                result = await run_within(running, folders, self._limits.disk_mb, unnamed)
+            # A command that signals its process group may end bwrap too, if that is of the same user.
+            is_failure = 0 < result.exit_code < 128 and not result.is_over_limit
+            if needs_start and is_failure and not status.has_ended():
+                raise SandboxError(f"bubblewrap could not start a command: {result.text.strip()[:500]!r}")
+            return result
+
+
+class _Status:
+    """What bwrap says of a command, on a pipe of which nothing inside the sandbox has an end."""
+
+    def __init__(self) -> None:
+        self._read_fd, self.fd = os.pipe()
+        os.set_blocking(self._read_fd, False)
+        self._said = b""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        os.close(self._read_fd)
+        os.close(self.fd)
+
+    def has_ended(self) -> bool:
+        """Whether the command was started and came to an end."""
+        return b'"exit-code"' in self._all()
+
+    def unnamed_bytes(self, device: int, file_bytes: int) -> int:
+        """What the sandbox's open files without a name hold on a device."""
+        child = re.search(rb'"child-pid": (\d+)', self._all())
+        return 0 if child is None else unnamed_bytes(int(child[1]), device, file_bytes)
+
+    def _all(self) -> bytes:
+        with contextlib.suppress(BlockingIOError):
+            self._said += os.read(self._read_fd, 2**16)
+        return self._said
+
+
+@contextmanager
+def _open_filter() -> Generator[int]:
+    """A descriptor from which the filter of system calls is read."""
+    fd = os.memfd_create("filter")
+    try:
+        os.write(fd, syscall_filter())
+        os.lseek(fd, 0, os.SEEK_SET)
+        yield fd
+    finally:
+        os.close(fd)
 
 
 def _advice(output: str) -> str:

@@ -14,14 +14,20 @@ class SandboxConfig(BaseModel):
 
     sandbox_backend: Literal["bubblewrap", "docker", "swerex", "unsafe-local"] = Field(
         default="bubblewrap",
-        description="Isolation in which model-written code runs: namespaces of this machine, containers of a Docker "
-        "engine (extra [docker]), a SWE-ReX server (extra [swerex]), or, with unsafe-local, none.",
+        description="Isolation in which model-written code runs: namespaces of this machine, containers of Docker or "
+        "podman, a SWE-ReX server (extra [swerex]), or, with unsafe-local, none.",
+    )
+    sandbox_container_command: str = Field(
+        default="docker",
+        min_length=1,
+        description="Command line of sandbox_backend docker: docker or podman, with its path and own options where it "
+        "needs them, for example `podman --runtime runc`.",
     )
     sandbox_image: str = Field(
         default="python:3.11-slim",
         min_length=1,
-        description="Image of sandbox_backend docker, with Python 3.8 or later, a shell, tar and findutils. It is "
-        "never pulled.",
+        description="Image of sandbox_backend docker, with Python 3.8 or later (`python`), a shell, coreutils, tar and "
+        "findutils. It is never pulled.",
     )
     sandbox_swerex_url: Url | None = Field(
         default=None, description="Server of sandbox_backend swerex, for example http://127.0.0.1:8880."
@@ -29,7 +35,12 @@ class SandboxConfig(BaseModel):
     sandbox_swerex_token: SecretStr | None = Field(
         default=None, description="What that server was given as --auth-token."
     )
-    sandbox_memory_mb: int = Field(default=1024, ge=64, description="Address space of each process, in MiB.")
+    sandbox_memory_mb: int = Field(
+        default=1024,
+        ge=64,
+        description="Memory of a sandbox as a whole, in MiB: its processes, what they share, and files that lie in "
+        "memory. With swerex and unsafe-local it is the address space of each process.",
+    )
     sandbox_file_mb: int = Field(default=64, ge=1, description="Size of each file a process writes, in MiB.")
     sandbox_disk_mb: int = Field(
         default=512, ge=1, description="Size of all files that a sandbox keeps, in MiB; swerex does not limit it."

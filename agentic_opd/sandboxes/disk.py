@@ -1,73 +1,107 @@
 """A limit on what a sandbox keeps on disk, by measuring its folders while a command runs and after it.
 
-Namespaces know no quota, so a command can pass the limit by what the disk takes in `_EVERY_S` seconds.
+Namespaces know no quota, so a command can pass the limit by what the disk takes between two looks.
 """
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+import os
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from agentic_opd.core.errors import SandboxError
 from agentic_opd.sandboxes.folders import remove_tree
 from agentic_opd.sandboxes.host_process import HOST_ENV, run_host_process
 from agentic_opd.sandboxes.protocol import CommandResult
 
-_EVERY_S = 0.5
+_QUICK_S, _EVERY_S = 0.1, 0.5
+"""Seconds between two looks at few files, and at many."""
+_FEW = 2000
 _MEASURE_TIMEOUT_S = 60.0
-_MAX_OUTPUT_BYTES = 2**16
-_ENV = {**HOST_ENV, "LC_ALL": "C"}
+
+# Whatever these programs say of files that come and go meanwhile is not read: there may be any number of them.
+_MEASURE = r"""
+exec 2>/dev/null
+find "$@" -xdev -type d ! \( -readable -executable \) -print -quit | grep -q . && echo closed
+du -scx --block-size=1M -- "$@" | tail -n 1
+"""
+_OPEN = 'chmod -R u+rwX -- "$@" 2>/dev/null'
 
 
 async def run_within(
-    command: Coroutine[Any, Any, CommandResult], folders: Sequence[Path], disk_mb: int
+    command: Coroutine[Any, Any, CommandResult],
+    folders: Sequence[Path],
+    disk_mb: int,
+    unnamed_bytes: Callable[[], int] = lambda: 0,
 ) -> CommandResult:
     """Await `command`, which writes in `folders` only, and stop it once they hold more than `disk_mb` MiB.
 
-    If they do, they are emptied, because nothing else keeps the disk free, and the result says so.
-
-    Raises:
-        SandboxError: The size cannot be measured.
+    `unnamed_bytes` tells what its open files hold that have no name in them any more. A size that can't be measured is
+    too large. Too large folders are emptied, because nothing else keeps the disk free, and the result says so.
     """
     running = asyncio.create_task(command)
     try:
-        done, used_mb = False, 0
-        while not done and used_mb <= disk_mb:
-            done = bool((await asyncio.wait([running], timeout=_EVERY_S))[0])
-            used_mb = await _size_mb(folders)
+        done, used_mb, pause_s = False, 0, _QUICK_S
+        while not done and used_mb is not None and used_mb <= disk_mb:
+            done = bool((await asyncio.wait([running], timeout=pause_s))[0])
+            used_mb, pause_s = await _size_mb(folders)
+            if used_mb is not None and not done:
+                used_mb += await asyncio.to_thread(unnamed_bytes) // 2**20
     finally:
         running.cancel()
         # It ends only when its processes have.
         await asyncio.shield(asyncio.wait([running]))
-    if used_mb <= disk_mb:
+    if used_mb is not None and used_mb <= disk_mb:
         return running.result()
     await asyncio.to_thread(_empty, folders)
-    said = f"the files take {used_mb} MiB, more than the {disk_mb} MiB allowed; all files here were removed\n"
+    take = "take more space than can be measured" if used_mb is None else f"take {used_mb} MiB"
+    said = f"the files {take}, more than the {disk_mb} MiB allowed; all files here were removed\n"
     result = CommandResult(1, b"") if running.cancelled() else running.result()
     output = result.output + said.encode()
     return replace(result, exit_code=1, timed_out=False, output_exceeded=False, disk_exceeded=True, output=output)
 
 
-async def _size_mb(folders: Sequence[Path]) -> int:
-    output = await _measure(folders)
-    if b": cannot read directory" in output:
+async def _size_mb(folders: Sequence[Path]) -> tuple[int | None, float]:
+    """What the folders take, or None if it can't be measured; and seconds until the next look."""
+    few = await asyncio.to_thread(_size_of_few, folders)
+    return (few // 2**20, _QUICK_S) if few is not None else (await _size_of_many(folders), _EVERY_S)
+
+
+def _size_of_few(folders: Sequence[Path]) -> int | None:
+    """The bytes that the folders take; None if there are many files, or some can't be seen, or come and go."""
+    found, seen, size, todo = 0, set[int](), 0, [str(folder) for folder in folders]
+    try:
+        while todo and found <= _FEW:
+            with os.scandir(todo.pop()) as entries:
+                for entry in entries:
+                    found += 1
+                    about = entry.stat(follow_symlinks=False)
+                    size += 0 if about.st_ino in seen else about.st_blocks * 512
+                    seen.add(about.st_ino)
+                    if entry.is_dir(follow_symlinks=False):
+                        todo.append(entry.path)
+    except OSError:
+        return None
+    return size if found <= _FEW else None
+
+
+async def _size_of_many(folders: Sequence[Path]) -> int | None:
+    """MiB that the folders take, or None if it can't be measured."""
+    lines = await _run_script(_MEASURE, folders)
+    if b"closed" in lines and os.geteuid() != 0:
         # The command closed a folder that the user of this process may open again.
-        await _run_tool("chmod", "-R", "u+rwX", "--", *map(str, folders))
-        output = await _measure(folders)
-    total = output.rpartition(b"\ttotal")[0].rpartition(b"\n")[2]
-    if not total.isdigit():
-        raise SandboxError(f"the size of {folders[0]} cannot be measured: du printed {output[-500:]!r}")
-    return int(total)
+        await _run_script(_OPEN, folders)
+        lines = await _run_script(_MEASURE, folders)
+    if not lines or (b"closed" in lines and os.geteuid() != 0):
+        return None
+    total, _, what = lines[-1].partition(b"\t")
+    return int(total) if what == b"total" and total.isdigit() else None
 
 
-async def _measure(folders: Sequence[Path]) -> bytes:
-    return await _run_tool("du", "-scx", "--block-size=1M", "--", *map(str, folders))
-
-
-async def _run_tool(*argv: str) -> bytes:
-    result = await run_host_process(argv, timeout_s=_MEASURE_TIMEOUT_S, max_output_bytes=_MAX_OUTPUT_BYTES, env=_ENV)
-    return result.output
+async def _run_script(script: str, folders: Sequence[Path]) -> list[bytes]:
+    argv = ["sh", "-c", script, "sh", *map(str, folders)]
+    result = await run_host_process(argv, timeout_s=_MEASURE_TIMEOUT_S, max_output_bytes=2**16, env=HOST_ENV)
+    return result.output.splitlines()
 
 
 def _empty(folders: Sequence[Path]) -> None:

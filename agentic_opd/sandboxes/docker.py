@@ -1,341 +1,254 @@
-"""`DockerSandbox`: containers of a Docker engine, one for each command.
+"""`DockerSandbox`: a container of Docker or podman, by their command line, in which commands run one after the other.
 
-A command's container has no network, a read-only root, no capabilities and no way to new privileges, runs as an
-ordinary user, and is limited in memory, processors, processes, file size and output. It is removed, with everything
-that it started, when the command ends. The work folder, `/tmp` and the home last from command to command; each is a
-tmpfs of at most `disk_mb`, and belongs to a `keeper` container that does nothing but read a connection which this
-process holds open: if this process is killed, the engine ends and removes the keeper and the files. A command that
-runs at that moment ends with its time, and the next start's `check()` removes what is left of it.
+The container has no network, a read-only root and no way to new privileges, makes the system calls of seccomp.py only,
+and is limited in memory, processors and processes. The work folder, `/tmp` and the home are of memory; their sizes add
+up to `disk_mb`, or half of `memory_mb` where that is less, and what is in them counts into the one limit on memory.
+
+Its first process does nothing but wait for a line of ours, and then kills all others: so nothing outlives its command.
+It is the container's root, commands run as an ordinary user, and its input is held open by this process: if that is
+killed, the container ends, and is removed with everything in it.
 """
 
 import asyncio
+import contextlib
 import math
 import os
 import secrets
-from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
-from socket import SHUT_RDWR
-from typing import Any, Self, TypeVar
+import shlex
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Self
 
 from agentic_opd.core.errors import SandboxError
-from agentic_opd.sandboxes.folders import PREFIX, is_dead, owner_tag
+from agentic_opd.sandboxes.folders import PREFIX, PrivateFolder, is_dead, owner_tag, remove_leftovers
+from agentic_opd.sandboxes.host_process import HOST_ENV, kill_host_process, run_host_process, start_host_process
 from agentic_opd.sandboxes.protocol import CommandResult, Limits, not_entered, try_out, variables
-
-try:
-    from docker import APIClient
-    from docker.errors import APIError, DockerException, ImageNotFound, NotFound
-    from docker.types import DriverConfig, LogConfig, Mount, Ulimit
-    from docker.utils import kwargs_from_env
-    from docker.utils.socket import SocketError, frames_iter
-    from requests.exceptions import RequestException
-except ImportError as missing:
-    raise SandboxError("sandbox_backend docker needs the extra: pip install 'agentic-opd[docker]'") from missing
+from agentic_opd.sandboxes.seccomp import container_profile
 
 WORKDIR = "/workspace"
+LABEL = "agentic-opd.owner"
 
 _HOME = "/home/agent"
-_WRITABLE = (WORKDIR, "/tmp", _HOME)
-_USER = 1000
-_LABEL = "agentic-opd.owner"
-_CPUS = 1.0
-_OWN_PROCESSES = 4
-_MAX_CONNECTIONS = 512
-_SPARE_S = 5
+_PARTS = {WORKDIR: 2, "/tmp": 4, _HOME: 4}
+"""The writable folders -> which part of the sandbox's files each may hold: one half, one fourth."""
 
-# $1: bytes of input, $2: the command. A connection to a container cannot say that the input ends; `head` can.
+_USER = 1000
+_CPUS = 1
+_OWN_PROCESSES = 8
+_MOST_PROCESSES = 10_000
+"""All containers run as one user, so its limit says little; the container's own does."""
+_ENGINE_TIMEOUT_S = 60.0
+_NOT_RUN = (125, 126, 127)
+"""What the command lines end with if the engine did not do its part; a command may end with them too."""
+
+_PASSED_ON = (
+    *("HOME", "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME", "DOCKER_HOST", "DOCKER_CONFIG", "DOCKER_CONTEXT"),
+    *("DOCKER_TLS_VERIFY", "DOCKER_CERT_PATH", "CONTAINER_HOST", "CONTAINER_CONNECTION", "CONTAINERS_CONF"),
+)
+"""What the command lines read. Proxies and secrets of this process are none of a container's business."""
+
+_PROFILE = "seccomp.json"
+
+# Nothing but built-in commands: no process can be started in a container that is full of them.
+_KEEP = """
+echo ready
+while read -r line; do
+  kill -s KILL -- -1 2>/dev/null
+  for file in /sys/fs/cgroup/memory.events /sys/fs/cgroup/memory/memory.oom_control; do
+    [ -r "$file" ] && while read -r name value; do [ "$name" = oom_kill ] && killed=$value; done <"$file"
+  done
+  echo "ended ${killed:-0}"
+done
+"""
+"""Says `ready`, and for each line `ended` and how often the kernel has killed for memory."""
+
 _SHELL = """
 exec 2>&1
+echo 1000 >/proc/self/oom_score_adj
+ulimit -c 0; ulimit -t "$1"; ulimit -v "$2"; ulimit -f "$3"; ulimit -n "$4"
+command=$5; shift 5
 shell=sh; command -v bash >/dev/null && shell=bash
-if [ "$1" = 0 ]; then exec "$shell" -c "$2" </dev/null; fi
-head -c "$1" | "$shell" -c "$2"
+exec env -i "$@" PATH="$PATH" "$shell" -c "$command"
 """
+"""$1: seconds of processor time, $2: KiB of address space, $3: blocks of 512 bytes of a file, $4: open files, $5: the
+command, then its variables. Both of its streams become one, which keeps their order."""
 
 
-class Connection:
-    """A container's input and output."""
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """A container engine, by its command line."""
 
-    def __init__(self, raw: Any) -> None:
-        self._raw = raw
-        # What the SDK returns wraps the socket for reading only, except with TLS.
-        self._socket = getattr(raw, "_sock", raw)
-        self._socket.settimeout(None)
+    argv: tuple[str, ...]
 
-    def write(self, data: bytes) -> int:
-        """Write all of it; a container that ends before is not an error."""
-        with suppress(OSError):
-            self._socket.sendall(data)
-        return len(data)
+    @property
+    def name(self) -> str:
+        """The command line without its path, for a person."""
+        return " ".join((Path(self.argv[0]).name, *self.argv[1:]))
 
-    def read(self) -> Iterator[bytes]:
-        """Pieces of the output, until the container ends."""
-        with suppress(OSError, SocketError):
-            for _, piece in frames_iter(self._raw, tty=False):
-                yield piece
+    @property
+    def env(self) -> dict[str, str]:
+        """The environment of the command line."""
+        return HOST_ENV | {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
 
-    def hang_up(self) -> None:
-        """End `read` and `write`, wherever they are. An engine that cannot write to us would not remove a container."""
-        with suppress(OSError):
-            self._socket.shutdown(SHUT_RDWR)
+    async def run(
+        self, *arguments: str, timeout_s: float = _ENGINE_TIMEOUT_S, most: int = 2**22, stdin: bytes | None = None
+    ) -> CommandResult:
+        """Run the command line to its end, or for so many seconds and bytes of output."""
+        argv = [*self.argv, *arguments]
+        return await run_host_process(argv, timeout_s=timeout_s, max_output_bytes=most, env=self.env, stdin=stdin)
 
-    def close(self) -> None:
-        """Free it, once nothing reads or writes."""
-        self.hang_up()
-        # The response that the socket was taken from owns it.
-        getattr(self._raw, "_response", self._raw).close()
+    async def do(self, *arguments: str) -> str:
+        """Run the command line to its end; returns what it says.
 
-
-class DockerEngine:
-    """The engine of DOCKER_HOST and the variables beside it, else the local one."""
-
-    def __init__(self, image: str, limits: Limits) -> None:
-        self._image = image
-        self._limits = limits
-        self._api: Any = None
-        self._keeper: Connection | None = None
-
-    def connect(self) -> None:
-        """Find the engine, and see that it has the image."""
-        try:
-            self._api = APIClient(version="auto", max_pool_size=_MAX_CONNECTIONS, **kwargs_from_env())
-        except (DockerException, RequestException, OSError) as error:
-            where = os.environ.get("DOCKER_HOST", "the local socket")
-            raise SandboxError(
-                f"no Docker engine answers at {where}: {error}. Start one, or set DOCKER_HOST, and see that this user "
-                "may use it (`docker info`)."
-            ) from error
-        with _engine_errors():
-            try:
-                self._api.inspect_image(self._image)
-            except ImageNotFound as error:
-                raise SandboxError(
-                    f"the Docker engine has no image {self._image!r}: get it with `docker pull {self._image}`, or name "
-                    "another one in sandbox_image"
-                ) from error
-
-    def close(self, name: str) -> None:
-        """Remove the keeper `name`, if there is one, and hang up."""
-        if self._api is None:
-            return
-        try:
-            self.remove(name)
-        finally:
-            if self._keeper is not None:
-                self._keeper.close()
-            self._api.close()
-
-    def start_keeper(self, name: str) -> None:
-        """Start the container that the writable folders belong to.
-
-        It ends, and is removed with them, when this process hangs up, or dies.
+        Raises:
+            SandboxError: it failed, with its words.
         """
-        size = f"size={self._limits.disk_mb}m,uid={_USER},gid={_USER},mode=0755"
-        tmpfs = DriverConfig("local", {"type": "tmpfs", "device": "tmpfs", "o": size})
-        labels = {_LABEL: owner_tag()}
-        mounts = [Mount(path, None, type="volume", driver_config=tmpfs, labels=labels) for path in _WRITABLE]
-        self._keeper = self._start(name, ["cat"], mounts=mounts, auto_remove=True)
+        result = await self.run(*arguments)
+        if result.exit_code != 0:
+            raise self.failed(arguments[0], result)
+        return result.text
 
-    def start_command(self, name: str, keeper: str, command: str, timeout_s: float, stdin_bytes: int) -> Connection:
-        """Start a command that sees the keeper's folders. It ends by itself when nobody ends it after `timeout_s`."""
-        after = str(math.ceil(timeout_s) + _SPARE_S)
-        # An input of no bytes ends at once, as no input does.
-        shell = ["sh", "-c", _SHELL, "sh", str(stdin_bytes), command]
-        limits = [
-            Ulimit(name="fsize", soft=self._limits.file_mb * 2**20, hard=self._limits.file_mb * 2**20),
-            Ulimit(name="cpu", soft=math.ceil(timeout_s) + 1, hard=math.ceil(timeout_s) + 1),
-            Ulimit(name="core", soft=0, hard=0),
-        ]
-        return self._start(name, ["timeout", "-s", "KILL", after, *shell], volumes_from=[keeper], ulimits=limits)
+    def failed(self, what: str, result: CommandResult) -> SandboxError:
+        """The error of an engine that did not do its part."""
+        why = "no answer in time" if result.timed_out else repr(result.text.strip()[-500:])
+        return SandboxError(f"`{self.name} {what}` failed: {why}")
 
-    def _start(self, name: str, argv: list[str], **options: Any) -> Connection:
-        memory = f"{self._limits.memory_mb}m"
-        with _engine_errors():
-            host_config = self._api.create_host_config(
-                network_mode="none",
-                read_only=True,
-                cap_drop=["ALL"],
-                security_opt=["no-new-privileges"],
-                pids_limit=self._limits.processes + _OWN_PROCESSES,
-                mem_limit=memory,
-                memswap_limit=memory,
-                nano_cpus=int(_CPUS * 1e9),
-                shm_size=memory,
-                log_config=LogConfig(type="none"),
-                **options,
-            )
-            self._api.create_container(
-                self._image,
-                argv,
-                name=name,
-                entrypoint=[],
-                user=f"{_USER}:{_USER}",
-                working_dir=WORKDIR,
-                hostname="sandbox",
-                environment=variables(_HOME),
-                labels={_LABEL: owner_tag()},
-                stdin_open=True,
-                host_config=host_config,
-                use_config_proxy=False,
-            )
-            # Before the start, so that no output is missed.
-            streams = {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
-            connection = Connection(self._api.attach_socket(name, streams))
-            self._api.start(name)
-            return connection
-
-    def wait(self, name: str) -> int:
-        """The exit code of a container, once it has ended or is removed (then 137)."""
-        with _engine_errors():
-            try:
-                return self._api.wait(name, timeout=None)["StatusCode"]
-            except NotFound:
-                return 137
-
-    def remove(self, name: str) -> None:
-        """End and remove a container, with the folders that it kept; one that is not there is not an error."""
-        with _engine_errors(), suppress(NotFound):
-            try:
-                self._api.remove_container(name, force=True, v=True)
-            except APIError as error:
-                if error.status_code != 409:
-                    raise
-                # The engine is already removing it.
-                self._api.wait(name, timeout=None, condition="removed")
-
-    def remove_leftovers(self) -> None:
-        """Remove the containers and folders of runs of this machine that were killed."""
-        mine = {"label": _LABEL}
-        with _engine_errors():
-            for container in self._api.containers(all=True, filters=mine):
-                if is_dead(container["Labels"][_LABEL]):
-                    self.remove(container["Id"])
-            for volume in self._api.volumes(filters=mine)["Volumes"] or []:
-                if is_dead(volume["Labels"][_LABEL]):
-                    with suppress(NotFound):
-                        self._api.remove_volume(volume["Name"], force=True)
+    async def remove_leftovers(self) -> None:
+        """Remove the containers of runs of this machine that were killed."""
+        listed = await self.do("ps", "-a", "--filter", f"label={LABEL}", "--format", "{{.Names}}")
+        dead = [name for name in listed.split() if is_dead(name.removeprefix(PREFIX))]
+        if dead:
+            await self.do("rm", "-f", *dead)
 
 
-@contextmanager
-def _engine_errors() -> Generator[None]:
-    try:
-        yield
-    except (DockerException, RequestException, OSError) as error:
-        raise SandboxError(f"the Docker engine did not do its part: {error}") from error
+def container_arguments(name: str, image: str, limits: Limits, profile: Path) -> list[str]:
+    """The arguments that run the container of a sandbox, attached to its first process."""
+    memory, files = f"{limits.memory_mb}m", min(limits.disk_mb, limits.memory_mb // 2)
+    folders = {place: f"rw,nosuid,nodev,exec,mode=0777,size={max(1, files // part)}m" for place, part in _PARTS.items()}
+    return [
+        *("run", "-i", "--rm", "--name", name, "--label", f"{LABEL}={owner_tag()}", "--pull", "never"),
+        *("--network", "none", "--read-only", "--hostname", "sandbox", "--log-driver", "none", "--workdir", WORKDIR),
+        *("--user", "0:0", "--cap-drop", "ALL", "--cap-add", "KILL"),
+        *("--security-opt", "no-new-privileges", "--security-opt", f"seccomp={profile}"),
+        *("--memory", memory, "--memory-swap", memory, "--shm-size", f"{max(1, files // 4)}m", "--cpus", str(_CPUS)),
+        *("--pids-limit", str(limits.processes + _OWN_PROCESSES)),
+        *(f"--ulimit={name}={most}:{most}" for name, most in (("nproc", _MOST_PROCESSES), ("nofile", 1024))),
+        *(f"--tmpfs={place}:{options}" for place, options in folders.items()),
+        *("--entrypoint", "", image, "sh", "-c", _KEEP),
+    ]
 
 
-T = TypeVar("T")
-
-# Each command that runs holds two, one that reads and one that writes.
-_THREADS = ThreadPoolExecutor(max_workers=512, thread_name_prefix="docker")
+def command_arguments(name: str, limits: Limits, command: str, timeout_s: float) -> list[str]:
+    """The arguments that run a command in the container of a sandbox."""
+    # A process by itself learns of the limit by an error; the sandbox's limit, above that, kills.
+    space_kib, file_blocks = limits.memory_mb * 2**10 * 7 // 8, limits.file_mb * 2**11
+    numbers = (math.ceil(timeout_s) + 1, space_kib, file_blocks, limits.descriptors)
+    environment = [f"{key}={value}" for key, value in variables(_HOME).items()]
+    where = ("--user", f"{_USER}:{_USER}", "--workdir", WORKDIR, name)
+    return ["exec", "-i", *where, "sh", "-c", _SHELL, "sh", *map(str, numbers), command, *environment]
 
 
 class DockerSandbox:
-    """A sandbox of containers; see the module."""
+    """A sandbox that is a container; see the module."""
 
-    def __init__(self, image: str, limits: Limits | None = None) -> None:
-        self._image = image
-        self._limits = limits or Limits()
+    def __init__(self, command: str, image: str, limits: Limits | None = None) -> None:
+        self._engine, self._image, self._limits = Engine(tuple(shlex.split(command))), image, limits or Limits()
         self._name = f"{PREFIX}{owner_tag()}-{secrets.token_hex(6)}"
-        self._engine: DockerEngine | None = None
-        self._commands = 0
+        self._folder = PrivateFolder()
+        self._keeper: asyncio.subprocess.Process | None = None
+        self._kills = 0
 
     async def __aenter__(self) -> Self:
-        engine = self._engine = DockerEngine(self._image, self._limits)
+        entering = asyncio.create_task(self._enter())
         try:
-            await _call(engine.connect)
-            await _call(lambda: engine.start_keeper(self._name))
+            await asyncio.shield(entering)
         except BaseException:
+            await asyncio.wait([entering])
             await self.__aexit__()
             raise
         return self
 
+    async def _enter(self) -> None:
+        engine, image = self._engine, self._image
+        await self._folder.make(_write_profile)
+        found = await engine.run("image", "inspect", "--format", "{{.Id}}", image)
+        if found.exit_code != 0:
+            raise SandboxError(
+                f"{engine.failed('image inspect', found)}. See that the engine runs and this user may use it "
+                f"(`{engine.name} info`); get the image with `{engine.name} pull {image}`, or name another one in "
+                "sandbox_image."
+            )
+        argv = container_arguments(self._name, image, self._limits, self._folder.path / _PROFILE)
+        self._keeper = await start_host_process([*engine.argv, *argv], engine.env, "/", has_input=True)
+        said = await self._line()
+        if said != b"ready\n":
+            raise engine.failed("run", CommandResult(1, said))
+
     async def __aexit__(self, *exc_info: object) -> None:
-        engine, self._engine = self._engine, None
-        if engine is not None:
-            await _call(lambda: engine.close(self._name))
+        await asyncio.shield(asyncio.create_task(self._leave()))
+
+    async def _leave(self) -> None:
+        keeper, self._keeper = self._keeper, None
+        if keeper is not None:
+            assert keeper.stdin is not None
+            keeper.stdin.close()
+            try:
+                async with asyncio.timeout(_ENGINE_TIMEOUT_S):
+                    await keeper.wait()
+            except TimeoutError:
+                await self._engine.run("rm", "-f", self._name)
+            await kill_host_process(keeper)
+        await self._folder.remove()
 
     async def check(self) -> None:
         """Remove what killed runs left and run a trivial command; see `Sandbox.check`."""
-        if self._engine is None:
-            raise not_entered()
-        await _call(self._engine.remove_leftovers)
-        await try_out(self.run, f"docker does not work here with image {self._image!r}")
+        await remove_leftovers()
+        await self._engine.remove_leftovers()
+        await try_out(self.run, f"{self._engine.name} does not work here with image {self._image!r}")
 
     async def run(self, command: str, timeout_s: float, stdin: bytes | None = None) -> CommandResult:
-        """Run a shell command in a container of its own; see `Sandbox.run`."""
-        if self._engine is None:
+        """Run a shell command in the container; see `Sandbox.run`."""
+        if self._keeper is None:
             raise not_entered()
-        engine, self._commands = self._engine, self._commands + 1
-        name = f"{self._name}-{self._commands}"
-        running = _Running(engine, name, stdin or b"", self._limits.output_bytes)
+        arguments = command_arguments(self._name, self._limits, command, timeout_s)
+        most, kills = self._limits.output_bytes, self._kills
         try:
-            await _call(lambda: running.start(self._name, command, timeout_s))
-            done, _ = await asyncio.wait(running.follow(), timeout=timeout_s)
+            result = await self._engine.run(*arguments, timeout_s=timeout_s, most=most, stdin=stdin)
         finally:
-            await asyncio.shield(running.end())
-        return running.result(timed_out=not done)
+            await asyncio.shield(asyncio.create_task(self._end_all()))
+        if result.exit_code in _NOT_RUN and result.text.lower().startswith(("error", "oci runtime", "docker:")):
+            await self._need_engine(result)
+        return replace(result, memory_exceeded=self._kills > kills)
+
+    async def _end_all(self) -> None:
+        """Have every process but the first killed, and learn how many the kernel has killed.
+
+        Raises:
+            SandboxError: the container has ended.
+        """
+        assert self._keeper is not None
+        assert self._keeper.stdin is not None
+        self._keeper.stdin.write(b"\n")
+        said = await self._line()
+        if not said.startswith(b"ended "):
+            raise self._engine.failed("run", CommandResult(1, said or b"the container has ended"))
+        self._kills = int(said.split()[1])
+
+    async def _need_engine(self, result: CommandResult) -> None:
+        """Raise SandboxError unless a command can be started; one may print what the engine prints."""
+        probe = await self._engine.run("exec", self._name, "true")
+        if probe.exit_code != 0:
+            raise self._engine.failed("exec", result)
+
+    async def _line(self) -> bytes:
+        """What the first process says next, to the end of its line."""
+        assert self._keeper is not None
+        assert self._keeper.stdout is not None
+        with contextlib.suppress(TimeoutError, ValueError):
+            async with asyncio.timeout(_ENGINE_TIMEOUT_S):
+                return await self._keeper.stdout.readline()
+        return b""
 
 
-class _Running:
-    """A command's container, and what came of it."""
-
-    def __init__(self, engine: DockerEngine, name: str, stdin: bytes, limit: int) -> None:
-        self._engine = engine
-        self._name = name
-        self._stdin = stdin
-        self._limit = limit
-        self._output = bytearray()
-        self._connection: Connection | None = None
-        self._threads: list[asyncio.Future[int]] = []
-
-    def start(self, keeper: str, command: str, timeout_s: float) -> None:
-        self._connection = self._engine.start_command(self._name, keeper, command, timeout_s, len(self._stdin))
-
-    def follow(self) -> list[asyncio.Future[int]]:
-        """Begin to feed and read it. Returns what is done once it has ended, or has written too much."""
-        self._threads = [_in_thread(self._read), _in_thread(self._write)]
-        return self._threads[:1]
-
-    def _read(self) -> int:
-        assert self._connection is not None
-        for piece in self._connection.read():
-            self._output += piece
-            if len(self._output) > self._limit:
-                return 137
-        return self._engine.wait(self._name)
-
-    def _write(self) -> int:
-        assert self._connection is not None
-        return self._connection.write(self._stdin)
-
-    async def end(self) -> None:
-        """Remove the container, which ends both threads."""
-        if self._connection is not None:
-            self._connection.hang_up()
-        await _in_thread(lambda: self._engine.remove(self._name))
-        if self._threads:
-            await asyncio.wait(self._threads)
-        if self._connection is not None:
-            self._connection.close()
-
-    def result(self, timed_out: bool) -> CommandResult:
-        return CommandResult(
-            exit_code=self._threads[0].result(),
-            output=bytes(self._output[: self._limit]),
-            timed_out=timed_out,
-            output_exceeded=len(self._output) > self._limit,
-        )
-
-
-def _in_thread(function: Callable[[], T]) -> asyncio.Future[T]:
-    return asyncio.get_running_loop().run_in_executor(_THREADS, function)
-
-
-async def _call(function: Callable[[], T]) -> T:
-    """Call it in a thread; a cancellation waits for its end, so that what it makes can be removed."""
-    calling = _in_thread(function)
-    try:
-        return await asyncio.shield(calling)
-    except asyncio.CancelledError:
-        await asyncio.wait([calling])
-        raise
+def _write_profile(folder: Path) -> None:
+    (folder / _PROFILE).write_text(container_profile())

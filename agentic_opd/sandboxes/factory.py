@@ -1,7 +1,7 @@
 """The settings -> sandboxes of the backend that they name.
 
     bubblewrap     bubblewrap.py   Linux namespaces on this machine: the default
-    docker         docker.py       containers of a Docker engine; extra [docker]
+    docker         docker.py       containers of Docker or podman, by their command line
     swerex         swerex.py       a SWE-ReX server, on this machine or a remote one; extra [swerex]
     unsafe-local   local.py        plain processes of this user: no isolation at all
 
@@ -10,6 +10,7 @@ What the settings name is what is used: a backend that does not work is an error
 
 from agentic_opd.sandboxes.bubblewrap import BubblewrapSandbox
 from agentic_opd.sandboxes.config import SandboxConfig
+from agentic_opd.sandboxes.docker import DockerSandbox
 from agentic_opd.sandboxes.protocol import Limits, SandboxFactory
 
 
@@ -24,9 +25,7 @@ def sandbox_factory(config: SandboxConfig) -> SandboxFactory:
         case "bubblewrap":
             return lambda: BubblewrapSandbox(limits)
         case "docker":
-            from agentic_opd.sandboxes.docker import DockerSandbox
-
-            return lambda: DockerSandbox(config.sandbox_image, limits)
+            return lambda: DockerSandbox(config.sandbox_container_command, config.sandbox_image, limits)
         case "swerex":
             from agentic_opd.sandboxes.swerex import SwerexSandbox
 

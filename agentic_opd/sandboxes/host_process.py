@@ -9,10 +9,11 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from agentic_opd.core.errors import SandboxError
+from agentic_opd.sandboxes.memory import MemoryLimit
 from agentic_opd.sandboxes.protocol import CommandResult
 
 SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
@@ -35,6 +36,9 @@ async def run_host_process(
     env: Mapping[str, str],
     cwd: str = "/",
     stdin: bytes | None = None,
+    pass_fds: Sequence[int] = (),
+    before_start: Callable[[], None] | None = None,
+    memory: MemoryLimit | None = None,
 ) -> CommandResult:
     """Run `argv` in a process group of its own.
 
@@ -45,43 +49,71 @@ async def run_host_process(
         env: Its whole environment; nothing is inherited.
         cwd: Its working directory.
         stdin: What it reads; None is an empty input.
+        pass_fds: File descriptors that it inherits beside the usual three, under their numbers.
+        before_start: Called in this thread just before it is started.
+        memory: Kills it when it says so; `argv` is wrapped for it.
 
     Raises:
         SandboxError: The program cannot be started.
     """
-    process = await start_host_process(argv, env, cwd, has_input=stdin is not None)
+    started = argv if memory is None else memory.wrap([*argv])
+    process = await start_host_process(started, env, cwd, stdin is not None, pass_fds, before_start)
     output = bytearray()
-    timed_out = exceeded = False
+    timed_out = memory_exceeded = False
     feeding = asyncio.create_task(_feed(process, stdin))
+    reading = asyncio.create_task(_read(process, output, max_output_bytes))
     try:
         async with asyncio.timeout(timeout_s):
-            exceeded = not await _read(process, output, max_output_bytes)
-            if not exceeded:
-                await process.wait()
+            memory_exceeded = await _watched(reading, process.pid, memory)
     except TimeoutError:
         timed_out = True
     finally:
         feeding.cancel()
+        exceeded = reading.done() and not reading.result()
+        reading.cancel()
+        await asyncio.wait([reading])
         await kill_host_process(process)
+    # The kernel may have killed between two looks; a process that has ended holds nothing.
+    memory_exceeded = memory_exceeded or (memory is not None and memory.exceeded(process.pid))
     code = process.returncode if process.returncode is not None else -signal.SIGKILL
     return CommandResult(
         exit_code=128 - code if code < 0 else code,
         output=bytes(output),
         timed_out=timed_out,
         output_exceeded=exceeded,
+        memory_exceeded=memory_exceeded,
     )
 
 
+async def _watched(reading: asyncio.Task[bool], pid: int, memory: MemoryLimit | None) -> bool:
+    """Wait for the end of a process that is read; True if it took too much memory before."""
+    if memory is None:
+        await asyncio.wait([reading])
+        return False
+    while not (await asyncio.wait([reading], timeout=memory.pause_s))[0]:
+        if await asyncio.to_thread(memory.exceeded, pid):
+            return True
+    return False
+
+
 async def start_host_process(
-    argv: Sequence[str], env: Mapping[str, str], cwd: str, has_input: bool
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    cwd: str,
+    has_input: bool,
+    pass_fds: Sequence[int] = (),
+    before_start: Callable[[], None] | None = None,
 ) -> asyncio.subprocess.Process:
     """Start `argv` in a session of its own, stderr into stdout; a start that is cancelled leaves nothing behind.
 
     Raises:
         SandboxError: The program cannot be started.
     """
-    starting = asyncio.create_task(
-        asyncio.create_subprocess_exec(
+
+    async def start() -> asyncio.subprocess.Process:
+        if before_start is not None:
+            before_start()
+        return await asyncio.create_subprocess_exec(
             *argv,
             stdin=asyncio.subprocess.PIPE if has_input else asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
@@ -89,8 +121,10 @@ async def start_host_process(
             env=dict(env),
             cwd=cwd,
             start_new_session=True,
+            pass_fds=pass_fds,
         )
-    )
+
+    starting = asyncio.create_task(start())
     try:
         return await asyncio.shield(starting)
     except OSError as error:
@@ -112,13 +146,14 @@ async def _feed(process: asyncio.subprocess.Process, stdin: bytes | None) -> Non
 
 
 async def _read(process: asyncio.subprocess.Process, output: bytearray, limit: int) -> bool:
-    """Read into `output` until the end (True) or until more than `limit` bytes have come (False)."""
+    """Read into `output` until the process has ended (True) or until more than `limit` bytes have come (False)."""
     assert process.stdout is not None
     while chunk := await process.stdout.read(65536):
         output += chunk
         if len(output) > limit:
             del output[limit:]
             return False
+    await process.wait()
     return True
 
 

@@ -17,13 +17,18 @@ class Limits:
     """What the processes of one sandbox may use."""
 
     memory_mb: int = 1024
-    """Address space of each process, in MiB; with docker, memory of the sandbox."""
+    """Memory of the sandbox as a whole, in MiB: its processes, what they share, and files that lie in memory.
+
+    With swerex and unsafe-local it is the address space of each process.
+    """
     file_mb: int = 64
     """Size of each written file, in MiB."""
     processes: int = 256
     """Processes and threads of one sandbox at a time; not limited by swerex and unsafe-local."""
     output_bytes: int = 4 * 2**20
     """Bytes of output of one command."""
+    descriptors: int = 256
+    """Open files of each process."""
     disk_mb: int = 512
     """Size of everything that a sandbox keeps on disk, in MiB; not limited by swerex."""
 
@@ -46,8 +51,15 @@ class CommandResult:
     """It did not end within its time and was killed; `output` is what came until then."""
     output_exceeded: bool = False
     """It wrote more than is allowed and was killed; `output` is its beginning."""
+    memory_exceeded: bool = False
+    """The sandbox took more memory than is allowed: all of its processes were killed."""
     disk_exceeded: bool = False
     """Its files took more than is allowed: it was killed if it still ran, and all files of the sandbox are gone."""
+
+    @property
+    def is_over_limit(self) -> bool:
+        """Whether it was stopped, or its files were removed, for one of its limits: the exit code says nothing then."""
+        return self.timed_out or self.output_exceeded or self.memory_exceeded or self.disk_exceeded
 
     @property
     def text(self) -> str:
@@ -85,7 +97,7 @@ class Sandbox(Protocol):
 SandboxFactory = Callable[[], Sandbox]
 """Makes a fresh sandbox, to be entered by the caller."""
 
-TRIAL = "echo 'import sys; print(sys.version_info >= (3, 8))' | python - && touch .check && rm .check"
+TRIAL = "echo 'import sys; print(sys.version_info >= (3, 8))' | python -I - && touch .check && rm .check"
 """Runs Python, reads a pipe, and writes in the work directory."""
 
 _TRIAL_TIMEOUT_S = 30.0

@@ -1,8 +1,11 @@
 """Files into and out of a sandbox's work directory, by commands inside it, so for every kind of sandbox."""
 
+import hashlib
 import io
+import secrets
+import shlex
 import tarfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from agentic_opd.core.errors import SandboxError
 from agentic_opd.sandboxes.protocol import Sandbox
@@ -32,11 +35,38 @@ async def put_files(sandbox: Sandbox, files: Mapping[str, str]) -> None:
         raise SandboxError(f"the task's files {sorted(files)} could not be written: {result.text.strip()[-500:]!r}")
 
 
+NO_FILES = f"{hashlib.sha256().hexdigest()}  -"
+"""`digest_of` a directory without files."""
+
+
+async def digest_of(sandbox: Sandbox, left_out: Collection[str] = ()) -> str:
+    """A digest of the regular files that `get_files` would read, hidden ones not counted, and of their names.
+
+    Args:
+        sandbox: An entered sandbox.
+        left_out: Relative paths of files that do not count.
+
+    Returns:
+        Another text if a file was changed, added or removed. If the digest can't be made in time, one that is equal to
+        no other.
+    """
+    pruned = "\\( -name __pycache__ -o -name '.?*' \\) -prune"
+    others = "".join(f" ! -path {shlex.quote(f'./{path}')}" for path in sorted(left_out))
+    command = (
+        f"find . {pruned} -o -type f -size -{_MAX_FILE_BYTES + 1}c{others} -print0 2>/dev/null "
+        "| LC_ALL=C sort -z | xargs -0r sha256sum -- 2>/dev/null | sha256sum"
+    )
+    result = await sandbox.run(command, _TIMEOUT_S)
+    if result.timed_out or result.output_exceeded or result.exit_code != 0:
+        return secrets.token_hex(32)
+    return result.text.strip()
+
+
 async def get_files(sandbox: Sandbox, first: str = "solution.py") -> dict[str, bytes]:
     """The regular files in the work directory, by relative path.
 
     At most 200 files of at most 1 MiB each, and not more in all than a command may print; `first` comes before all
-    others. Links are not followed, and what cannot be read is left out.
+    others. Links are not followed; what cannot be read, or has a name that is not UTF-8, is left out.
     """
     select = f"-type f -size -{_MAX_FILE_BYTES + 1}c -print0"
     command = (
@@ -47,12 +77,22 @@ async def get_files(sandbox: Sandbox, first: str = "solution.py") -> dict[str, b
     result = await sandbox.run(command, _TIMEOUT_S)
     files: dict[str, bytes] = {}
     try:
-        with tarfile.open(fileobj=io.BytesIO(result.output)) as archive:
+        with tarfile.open(fileobj=io.BytesIO(result.output), mode="r:") as archive:
             for member in archive:
                 content = archive.extractfile(member) if member.isreg() else None
-                if content is not None:
+                if content is not None and _is_text(member.name):
                     files[member.name.removeprefix("./")] = content.read()
-    except tarfile.TarError:
-        # The output ended early (too much of it, or no file at all); what came whole counts.
+    except (tarfile.TarError, ValueError, OverflowError, OSError):
+        # The output ended early (too much of it, or no file at all), or is no archive where the agent may have put
+        # another `tar`; what came whole counts.
         pass
     return files
+
+
+def _is_text(name: str) -> bool:
+    """Whether the name is UTF-8; tarfile hands on other bytes as halves of surrogate pairs."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -5,8 +5,10 @@ Logprobs are not turned into Python objects on the way; they come as arrays.
 
 import asyncio
 import os
+import re
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from uuid import uuid4
@@ -19,7 +21,7 @@ from vllm.engine.protocol import EngineClient
 from vllm.exceptions import RetryableRequestError
 from vllm.inputs import EngineInput
 from vllm.logprobs import FlatLogprobs, PromptLogprobs, SampleLogprobs
-from vllm.outputs import RequestOutput
+from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.logprobs import LogprobsProcessor
@@ -27,6 +29,10 @@ from vllm.v1.outputs import LogprobsTensors
 
 WEIGHTS_ROOT_VARIABLE = "AGENTIC_OPD_WEIGHTS_ROOT"
 """Names the directory that checkpoints may be loaded from; unset, none may."""
+MAX_BODY_VARIABLE = "AGENTIC_OPD_MAX_BODY_MIB"
+"""Says how many MiB a request's body may have."""
+MAX_BODY_MIB = 4
+"""Unless the variable says otherwise: about half a million token ids."""
 
 
 class RefusedError(Exception):
@@ -51,11 +57,22 @@ class PluginState:
     weights_root: Path | None = None
     loaded_path: str = ""
     """Where the weights in use come from."""
+    max_body_bytes: int = MAX_BODY_MIB * 2**20
+    """A longer body is refused."""
+    last_version: int = 0
+    """Of the weights that gave the last scores; asking the engine takes a round trip."""
     reload_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    parser: Executor = field(default_factory=lambda: ThreadPoolExecutor(1, "agentic-opd-parser"))
+    """Parses long bodies, one at a time: parsing holds the interpreter's lock, 5 ms a MiB of ids and 40 of the worst.
+    Between two bodies the event loop has its turn, which it would have to share with all if each had a thread."""
 
     @classmethod
     def of_server(cls, engine: EngineClient, args: Namespace) -> "PluginState":
-        """Take the settings from where vLLM takes them: its arguments first, then the environment."""
+        """Take the settings from where vLLM takes them: its arguments first, then the environment.
+
+        Raises:
+            ValueError: a variable has no usable value.
+        """
         root = os.environ.get(WEIGHTS_ROOT_VARIABLE)
         return cls(
             engine=engine,
@@ -63,6 +80,7 @@ class PluginState:
             api_keys=tuple(key for key in (args.api_key or [envs.VLLM_API_KEY]) if key),
             weights_root=Path(root).resolve() if root else None,
             loaded_path=engine.model_config.model,
+            max_body_bytes=_max_body_mib() * 2**20,
         )
 
     @property
@@ -96,6 +114,13 @@ class PluginState:
             raise RefusedError(
                 f"{name}[{index}]", f"token id {token_ids[index]} is not in the vocabulary of {self.vocab_size}"
             )
+
+
+def _max_body_mib() -> int:
+    value = os.environ.get(MAX_BODY_VARIABLE) or str(MAX_BODY_MIB)
+    if re.fullmatch("0*[1-9][0-9]{0,3}", value) is None:
+        raise ValueError(f"{MAX_BODY_VARIABLE} is {value!r}; expected a whole number of MiB from 1 to 9999")
+    return int(value)
 
 
 def state_of(request: Request) -> PluginState:
@@ -132,9 +157,24 @@ async def final_output(engine: EngineClient, prompt: EngineInput, params: Sampli
         output = await _with_tensors(engine, prompt, params, request_id)
     else:
         output = [output async for output in engine.generate(prompt, params, request_id)][-1]
+    _check_done(output)
+    return output
+
+
+async def outputs(engine: EngineClient, prompt: EngineInput, params: SamplingParams) -> AsyncGenerator[RequestOutput]:
+    """Yield what one request gives, as it comes; `params` ask for `DELTA`. Closing it aborts the request.
+
+    Raises:
+        VLLMClientError, VLLMServerError: as `final_output`.
+    """
+    async for output in engine.generate(prompt, params, f"opd-{uuid4().hex}"):
+        _check_done(output)
+        yield output
+
+
+def _check_done(output: RequestOutput) -> None:
     if any(completion.finish_reason in ("abort", "error") for completion in output.outputs):
         raise RetryableRequestError("the engine gave the request up before it was done; ask again")
-    return output
 
 
 async def _with_tensors(
@@ -173,9 +213,12 @@ def last_rows(
     return ids.reshape(rows, -1), np.array(logprobs.logprobs[begin:], dtype=np.float32).reshape(rows, -1)
 
 
-def weight_version(output: RequestOutput) -> int:
-    """The version of the weights that `output` comes from; 0 are those that the server started with."""
-    spans = output.outputs[0].weight_versions
+def weight_version(output: RequestOutput | CompletionOutput) -> int:
+    """The version of the weights that sampled the first token; 0 are those that the server started with.
+
+    vLLM says it of what is finished.
+    """
+    spans = (output.outputs[0] if isinstance(output, RequestOutput) else output).weight_versions
     return as_version(spans[0].version) if spans else 0
 
 

@@ -1,12 +1,15 @@
-"""`POST /generate`: the route that Atropos' `VLLMServer` samples and reads prompt logprobs through."""
+"""`POST /generate`: the route that Atropos' `VLLMServer` samples and reads prompt logprobs through.
 
-import json
-from collections.abc import Mapping
-from typing import Any, NotRequired, TypedDict, get_type_hints
+With `stream: true` it answers with server-sent events, one a step of the engine and choice, and `[DONE]` at the end.
+"""
 
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import fields, is_dataclass
+from typing import Annotated, Any, NotRequired, TypedDict, get_args, get_type_hints
+
+import msgspec
 import numpy as np
-from fastapi import Request
-from pydantic import TypeAdapter, ValidationError, create_model
 from vllm.exceptions import VLLMValidationError
 from vllm.inputs import EngineInput, tokens_input
 from vllm.logprobs import PromptLogprobs, SampleLogprobs
@@ -14,8 +17,11 @@ from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.outputs import LogprobsTensors
 
-from agentic_opd.serving.engine import PluginState, RefusedError, final_output, last_rows, state_of, weight_version
-from agentic_opd.serving.web import Body, refusal
+from agentic_opd.serving.engine import PluginState, RefusedError, final_output, last_rows, outputs, weight_version
+from agentic_opd.serving.web import Body, read_body
+
+GENERATE_ROUTE = 2
+"""What the route understands: 2 streams."""
 
 NOT_FOR_CLIENTS = {
     *("detokenize", "extra_args", "flat_logprobs", "output_kind", "output_text_buffer_length", "skip_clone"),
@@ -23,18 +29,72 @@ NOT_FOR_CLIENTS = {
 }
 """Fields of vLLM's sampling parameters that say how the server works, not what is sampled."""
 
+MAX_PARAMETERS_BYTES = 2**18
+"""Of a body without its prompt. Parameters may nest, and then take longest to parse; vLLM walks through them after us,
+on the event loop."""
+
 LOWEST_LOGPROB = -9999.0
 """Stands for a logprob of minus infinity, which JSON cannot hold; vLLM's own routes use the same."""
 
-
-def _sampling_fields() -> dict[str, Any]:
-    hints = get_type_hints(SamplingParams, include_extras=True)
-    names = [name for name in SamplingParams.__struct_fields__ if not name.startswith("_")]
-    return {name: (hints[name] | None, None) for name in names if name not in NOT_FOR_CLIENTS}
+WholeNumber = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+"""What vLLM can hand to its engine."""
 
 
-SamplingBody = create_model("SamplingBody", __base__=Body, **_sampling_fields())
-_TOKEN_IDS = TypeAdapter(list[int])
+def _hints(of: type) -> dict[str, Any]:
+    hints = get_type_hints(of, include_extras=True)
+    return {name: WholeNumber if hint in (int, int | None) else hint for name, hint in hints.items()}
+
+
+def _struct_of(vllms: Any) -> type[msgspec.Struct]:
+    """A body with the fields that one of vLLM's dataclasses is made of."""
+    hints = _hints(vllms)
+    given = [(one.name, hints[one.name] | None, None) for one in fields(vllms) if one.init]
+    return msgspec.defstruct(vllms.__name__, given, bases=(Body,), frozen=True, forbid_unknown_fields=True)
+
+
+_HINTS = {
+    name: hint
+    for name, hint in _hints(SamplingParams).items()
+    if name in SamplingParams.__struct_fields__ and name not in NOT_FOR_CLIENTS and not name.startswith("_")
+}
+_OBJECTS: dict[str, Any] = {
+    name: part for name, hint in _HINTS.items() for part in get_args(hint) if is_dataclass(part)
+}
+"""Fields that are objects of vLLM's, and their classes."""
+
+
+class PromptPart(msgspec.Struct, frozen=True):
+    """The prompt as it stands in the body; the rest is passed over, which makes no objects of it."""
+
+    prompt: msgspec.Raw = msgspec.Raw()
+
+
+class PromptObject(Body, frozen=True):
+    """The prompt as Atropos sends it; one of the two."""
+
+    prompt: str | None = None
+    prompt_token_ids: list[int] | None = None
+
+
+class RoutedBody(Body, frozen=True):
+    """What of the body of `POST /generate` is not about sampling."""
+
+    prompt: str | list[int] | PromptObject | None = None
+    model: str | None = None
+    stream: bool | None = None
+
+
+GenerateBody = msgspec.defstruct(
+    "GenerateBody",
+    [
+        (name, _struct_of(_OBJECTS[name]) | None if name in _OBJECTS else hint | None, None)
+        for name, hint in _HINTS.items()
+    ],
+    bases=(RoutedBody,),
+    frozen=True,
+    forbid_unknown_fields=True,
+)
+"""The body of `POST /generate`."""
 
 
 class GenerateAnswer(TypedDict):
@@ -54,89 +114,124 @@ class GenerateAnswer(TypedDict):
     """[token] -> `{id: logprob}`, if they were asked for; the first token has none (null)."""
 
 
-async def generate(request: Request) -> GenerateAnswer:
-    """Sample, and answer as Atropos reads it."""
-    state = state_of(request)
-    body = read_object(await request.body())
-    prompt = await read_prompt(body.pop("prompt", None), state)
-    if body.pop("stream", False):
-        raise RefusedError("stream", "this route does not stream")
-    if (model := body.pop("model", state.model)) != state.model:
-        raise RefusedError("model", f"{model!r} is not served here; {state.model!r} is", 404)
+class SampledTokens(TypedDict):
+    """An event of a stream: what was sampled of one choice since the last one."""
+
+    index: int
+    token_ids: list[int]
+    logprobs: NotRequired[list[list[dict[int, float]]]]
+    """[token] -> `[{id: logprob}]` as in `GenerateAnswer`, if they were asked for."""
+    finish_reason: str | None
+    stop_reason: int | str | None
+    """The string or the id that ended it; None for the model's own end."""
+    weight_version: int | None
+    """Of the weights that sampled the choice's first token, with its last event; None before."""
+
+
+async def generate(state: PluginState, raw: bytes) -> GenerateAnswer | AsyncGenerator[SampledTokens]:
+    """Sample, and answer as Atropos reads it; with `stream`, token by token."""
+    if len(raw) > MAX_PARAMETERS_BYTES:
+        prompt_part = await read_body(state, raw, PromptPart)
+        if len(raw) - memoryview(prompt_part.prompt).nbytes > MAX_PARAMETERS_BYTES:
+            message = f"all that is not the prompt is longer than {MAX_PARAMETERS_BYTES} bytes"
+            raise RefusedError(None, message, 413)
+    body = await read_body(state, raw, GenerateBody)
+    assert isinstance(body, RoutedBody)
+    if body.model is not None and body.model != state.model:
+        raise RefusedError("model", f"{body.model!r} is not served here; {state.model!r} is", 404)
     params = read_params(body)
+    prompt = await read_prompt(body.prompt, state)
+    if body.stream:
+        if params.prompt_logprobs is not None:
+            raise RefusedError("prompt_logprobs", "prompt logprobs do not come in a stream")
+        params.output_kind = RequestOutputKind.DELTA
+        return _streamed(state, prompt, params)
     return answer(await final_output(state.engine, prompt, params), params)
 
 
-def read_object(raw: bytes) -> dict[str, Any]:
-    """The body as a JSON object.
+async def _streamed(state: PluginState, prompt: EngineInput, params: SamplingParams) -> AsyncGenerator[SampledTokens]:
+    async with aclosing(outputs(state.engine, prompt, params)) as every:
+        async for output in every:
+            for completion in output.outputs:
+                ids = list(completion.token_ids)
+                if not ids and completion.finish_reason is None:
+                    continue
+                event = SampledTokens(
+                    index=completion.index,
+                    token_ids=ids,
+                    finish_reason=completion.finish_reason,
+                    stop_reason=completion.stop_reason,
+                    weight_version=None if completion.finish_reason is None else weight_version(completion),
+                )
+                if params.logprobs is not None:
+                    event["logprobs"] = [[row] for row in as_dicts(completion.logprobs, len(ids))]
+                yield event
 
-    Raises:
-        RefusedError: it is not one.
-    """
-    try:
-        body = json.loads(raw)
-    except ValueError as error:
-        raise RefusedError(None, f"the body is not JSON: {error}") from error
-    if not isinstance(body, dict):
-        raise RefusedError(None, "the body must be a JSON object")
-    return body
 
-
-async def read_prompt(prompt: Any, state: PluginState) -> EngineInput:
+async def read_prompt(prompt: str | list[int] | PromptObject | None, state: PluginState) -> EngineInput:
     """The prompt as the engine takes it; it comes as a text, ids, `{"prompt": text}` or `{"prompt_token_ids": ids}`.
 
     Raises:
-        RefusedError: it is none of these, empty, too long, or holds ids that the model does not have.
+        RefusedError: it is missing, empty, too long, or holds ids that the model does not have.
     """
     name = "prompt"
+    if isinstance(prompt, PromptObject):
+        if prompt.prompt is not None and prompt.prompt_token_ids is not None:
+            raise RefusedError(name, "expected one of prompt and prompt_token_ids, got both")
+        name = "prompt.prompt" if prompt.prompt_token_ids is None else "prompt.prompt_token_ids"
+        prompt = prompt.prompt if prompt.prompt_token_ids is None else prompt.prompt_token_ids
     if prompt is None:
-        raise RefusedError(name, 'a prompt is needed: a text, or {"prompt_token_ids": [...]}')
-    if isinstance(prompt, Mapping):
-        if len(prompt) != 1 or not prompt.keys() <= {"prompt", "prompt_token_ids"}:
-            raise RefusedError(name, f"expected one of prompt and prompt_token_ids, got {sorted(prompt)}")
-        ((key, prompt),) = prompt.items()
-        name = f"{name}.{key}"
+        raise RefusedError("prompt", 'a prompt is needed: a text, or {"prompt_token_ids": [...]}')
     if isinstance(prompt, str):
         rendered: list[Any] = await state.engine.renderer.render_cmpl_async([{"prompt": prompt}])
-        prompt = rendered[0]["prompt_token_ids"]
-    try:
-        token_ids = _TOKEN_IDS.validate_python(prompt, strict=True)
-    except ValidationError as error:
-        raise refusal(error, (name,)) from error
+        token_ids: list[int] = rendered[0]["prompt_token_ids"]
+    else:
+        token_ids = prompt
     if not token_ids:
         raise RefusedError(name, "the prompt is empty")
     state.check_ids(name, token_ids)
     return tokens_input(token_ids)
 
 
-def read_params(body: dict[str, Any]) -> SamplingParams:
+def read_params(body: RoutedBody) -> SamplingParams:
     """The rest of the body as vLLM's sampling parameters; null means the default.
 
     Without `max_tokens` as many tokens are sampled as the context holds.
 
     Raises:
-        RefusedError: naming the parameter that is unknown or wrong.
+        RefusedError: naming the parameter that is wrong.
     """
+    values: dict[str, Any] = {name: value for name in _HINTS if (value := getattr(body, name)) is not None}
+    for name in values.keys() & _OBJECTS:
+        members = msgspec.structs.asdict(values[name])
+        try:
+            values[name] = _OBJECTS[name](**{key: value for key, value in members.items() if value is not None})
+        except VLLMValidationError as error:
+            raise RefusedError(name, error.args[0]) from error
+    return make_params(values)
+
+
+def make_params(values: dict[str, Any]) -> SamplingParams:
+    """Make vLLM's sampling parameters.
+
+    Raises:
+        RefusedError: naming the parameter that is wrong.
+    """
+    values = values if "max_tokens" in values else {**values, "max_tokens": None}
     try:
-        given = SamplingBody.model_validate_json(json.dumps(body))
-        values = {name: value for name in given.model_fields_set if (value := getattr(given, name)) is not None}
-        values.setdefault("max_tokens", None)
         return SamplingParams(**values, flat_logprobs=True, output_kind=RequestOutputKind.FINAL_ONLY)
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise RefusedError(str(first["loc"][0]), first["msg"]) from error
     except VLLMValidationError as error:
-        raise RefusedError(error.parameter or _blamed(body, str(error)), error.args[0]) from error
+        raise RefusedError(error.parameter or _blamed(values, str(error)), error.args[0]) from error
 
 
-def _blamed(body: dict[str, Any], message: str) -> str | None:
+def _blamed(values: dict[str, Any], message: str) -> str | None:
     """The parameter that vLLM complains of without naming it apart: the message begins with it, or it fails alone."""
     first_word = message.partition(" ")[0]
-    if first_word in body or len(body) == 1:
-        return first_word if first_word in body else next(iter(body))
-    for name, value in body.items():
+    if first_word in values or len(values) == 1:
+        return first_word if first_word in values else next(iter(values))
+    for name, value in values.items():
         try:
-            read_params({name: value})
+            make_params({name: value})
         except RefusedError:
             return name
     return None

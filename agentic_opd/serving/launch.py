@@ -49,6 +49,13 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
     add("--max-model-len", type=int, metavar="N", help="tokens a sequence may hold (default: what the model can)")
     add("--max-logprobs", type=int, default=256, metavar="K", help="most logprobs a position (default: %(default)s)")
     add("--weights-root", type=Path, metavar="DIR", help="let clients load new weights from checkpoints in DIR")
+    add(
+        "--max-body-mib",
+        type=_whole_number,
+        metavar="N",
+        help="MiB that a request to the plugin may have; a longer one is refused (default: "
+        "AGENTIC_OPD_MAX_BODY_MIB, or 4, which is half a million token ids)",
+    )
     add("--no-plugin", action="store_true", help="plain vLLM, to compare with")
     add("--kv-cache-gib", type=int, default=1, metavar="N", help="on the CPU: memory for the KV cache, in GiB")
     args, unknown = parser.parse_known_args(argv)
@@ -73,6 +80,13 @@ def _why_no_model(name: str) -> str | None:
         return "expected a directory with a checkpoint, got a file"
     is_path = name.startswith(("/", ".", "~")) or name.count("/") > 1 or name.endswith("/")
     return f"there is no such directory (the current one is {Path.cwd()})" if is_path else None
+
+
+def _whole_number(text: str) -> int:
+    value = int(text)
+    if not 1 <= value <= 9999:
+        raise argparse.ArgumentTypeError(f"{value} is not from 1 to 9999")
+    return value
 
 
 def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -126,6 +140,8 @@ def environment(args: argparse.Namespace, inherited: Mapping[str, str], *, cpu: 
     variables.pop("PYTHONDONTWRITEBYTECODE", None)
     if args.api_key:
         variables["VLLM_API_KEY"] = args.api_key
+    if args.max_body_mib is not None:
+        variables["AGENTIC_OPD_MAX_BODY_MIB"] = str(args.max_body_mib)
     if args.weights_root is not None:
         variables["AGENTIC_OPD_WEIGHTS_ROOT"] = str(args.weights_root.resolve())
     return variables

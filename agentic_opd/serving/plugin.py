@@ -6,15 +6,15 @@ vLLM loads it if `VLLM_PLUGINS` names `agentic_opd`; `scripts/serve_vllm` sees t
 from argparse import Namespace
 
 import vllm
-from fastapi import FastAPI, Request
+from fastapi import FastAPI
 from starlette.datastructures import State
 from vllm.engine.protocol import EngineClient
 
 from agentic_opd import __version__
-from agentic_opd.serving.engine import PluginState, as_version, state_of
-from agentic_opd.serving.generate import generate
+from agentic_opd.serving.engine import PluginState, as_version
+from agentic_opd.serving.generate import GENERATE_ROUTE, generate
 from agentic_opd.serving.reload import reload_weights
-from agentic_opd.serving.score import score
+from agentic_opd.serving.score import SCORE_ROUTE, score
 from agentic_opd.serving.web import guarded
 
 
@@ -37,9 +37,8 @@ class OPDEndpointPlugin:
         state.agentic_opd = PluginState.of_server(engine_client, args)
 
 
-async def info(request: Request) -> dict[str, str | int]:
+async def info(state: PluginState, _raw: bytes) -> dict[str, str | int]:
     """What the server serves, and its caps."""
-    state = state_of(request)
     return {
         "model": state.model,
         "plugin_version": __version__,
@@ -47,5 +46,8 @@ async def info(request: Request) -> dict[str, str | int]:
         "max_model_len": state.max_model_len,
         "max_logprobs": state.max_logprobs,
         "vocab_size": state.vocab_size,
+        "max_body_bytes": state.max_body_bytes,
         "weight_version": as_version(await state.engine.get_weight_version()),
+        "score_route": SCORE_ROUTE,
+        "generate_route": GENERATE_ROUTE,
     }

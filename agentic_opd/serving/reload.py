@@ -2,34 +2,33 @@
 
 import asyncio
 from pathlib import Path
+from typing import Annotated
 
-from fastapi import Request
-from pydantic import Field
+from msgspec import Meta
 from safetensors import SafetensorError, safe_open
 from vllm.exceptions import VLLMServerError
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
 
-from agentic_opd.serving.engine import WEIGHTS_ROOT_VARIABLE, PluginState, RefusedError, as_version, state_of
+from agentic_opd.serving.engine import WEIGHTS_ROOT_VARIABLE, PluginState, RefusedError, as_version
 from agentic_opd.serving.web import Body, read_body
 
 logger = init_logger("vllm.agentic_opd.reload")
 
 
-class ReloadBody(Body):
+class ReloadBody(Body, frozen=True):
     """The body of `POST /v1/opd/reload_weights`."""
 
-    path: str = Field(min_length=1)
-    version: int | None = Field(default=None, ge=0, lt=2**63)
+    path: Annotated[str, Meta(min_length=1)]
+    version: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
 
 
-async def reload_weights(request: Request) -> dict[str, int]:
+async def reload_weights(state: PluginState, raw: bytes) -> dict[str, int]:
     """Let the requests under way end, swap the weights, drop the prefix cache, and go on; one reload at a time.
 
     Once begun it runs to its end, also when the client goes: half of it would leave new weights under an old version.
     """
-    state = state_of(request)
-    body = await read_body(request, ReloadBody)
+    body = await read_body(state, raw, ReloadBody)
     checkpoint = allowed_checkpoint(body.path, state.weights_root)
     swap = asyncio.create_task(reload_checkpoint(state, checkpoint, body.version))
     return {"weight_version": await asyncio.shield(swap)}
@@ -73,7 +72,8 @@ def allowed_checkpoint(path: str, root: Path | None) -> Path:
     """The directory that `path` (absolute, or relative to `root`) names, symbolic links resolved.
 
     Raises:
-        RefusedError: there is no root, the path leads out of it, or it is not a directory with safetensors.
+        RefusedError: there is no root, the path leads out of it, or it is not a directory with safetensors that the
+            operating system lets us look at.
     """
     if root is None:
         raise RefusedError(
@@ -82,8 +82,15 @@ def allowed_checkpoint(path: str, root: Path | None) -> Path:
             f"{WEIGHTS_ROOT_VARIABLE}=DIR",
             403,
         )
-    if "\0" in path:
-        raise RefusedError("path", "a path holds no null character")
+    try:
+        return _checkpoint_in(root, path)
+    except OSError as error:
+        raise RefusedError("path", f"{path!r} cannot be looked at: {error.strerror}") from error
+    except (ValueError, RuntimeError) as error:  # a null character; links that lead in a circle
+        raise RefusedError("path", f"{path!r} is not a path: {error}") from error
+
+
+def _checkpoint_in(root: Path, path: str) -> Path:
     checkpoint = (root / path).resolve()
     if not checkpoint.is_relative_to(root):
         raise RefusedError("path", f"{path!r} is outside of the weights root", 403)

@@ -3,38 +3,64 @@
 The prefix cache is read, which vLLM does not do for prompt logprobs unless told to: for a turn that was sampled on this
 server only the hint and the turn are computed. If the cache covers rows that were asked for, these were not computed
 and hold garbage; such a sequence is scored again without the cache.
+
+A sequence with `unless_weight_version` is scored only if other weights score the whole body: so a client learns in one
+request how a turn looks to new weights, and nothing is computed where the weights are still those that sampled it.
 """
 
 import asyncio
 import base64
 from collections.abc import Sequence
-from typing import Any, TypedDict
+from typing import Annotated, Any, TypedDict
 
 import numpy as np
-from fastapi import Request
+from msgspec import Meta
 from numpy.typing import NDArray
-from pydantic import Field
 from vllm.engine.protocol import EngineClient
 from vllm.exceptions import VLLMServerError
 from vllm.inputs import tokens_input
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
-from agentic_opd.serving.engine import PluginState, RefusedError, final_output, last_rows, state_of, weight_version
+from agentic_opd.serving.engine import (
+    PluginState,
+    RefusedError,
+    as_version,
+    final_output,
+    last_rows,
+    weight_version,
+)
 from agentic_opd.serving.web import Body, read_body
 
+SCORE_ROUTE = 2
+"""What this route understands, for clients to ask (`/v1/opd/info`): from 2 on a sequence's own `top_k` and
+`unless_weight_version`."""
+MAX_SEQUENCES = 256
+"""Each is a request of its own to the engine; a turn has at most a handful."""
 
-class ScoredSequence(Body):
+Count = Annotated[int, Meta(ge=1)]
+Version = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+
+
+class ScoredSequence(Body, frozen=True):
     """One sequence; the logprobs of its last `num_scored` tokens are wanted."""
 
-    token_ids: list[int] = Field(min_length=2)
-    num_scored: int = Field(ge=1)
+    token_ids: Annotated[list[int], Meta(min_length=2)]
+    num_scored: Count
+    top_k: Count | None = None
+    """In place of the body's."""
+    unless_weight_version: Version | None = None
+    """Its result is null if the weights have this version."""
 
 
-class ScoreBody(Body):
+class ScoreBody(Body, frozen=True):
     """The body of `POST /v1/opd/score`."""
 
-    sequences: list[ScoredSequence] = Field(min_length=1)
-    top_k: int = Field(ge=1)
+    sequences: Annotated[list[ScoredSequence], Meta(min_length=1)]
+    top_k: Count
+
+    def wanted(self, version: int) -> list[bool]:
+        """Which sequences are to be scored by the weights of this version."""
+        return [sequence.unless_weight_version != version for sequence in self.sequences]
 
 
 class SequenceAnswer(TypedDict):
@@ -52,10 +78,10 @@ class SequenceAnswer(TypedDict):
 
 
 class ScoreAnswer(TypedDict):
-    """The answer of `POST /v1/opd/score`, one result a sequence, all of the same weights."""
+    """The answer of `POST /v1/opd/score`, one result a sequence, all of the same weights; null if it was not wanted."""
 
     weight_version: int
-    results: list[SequenceAnswer]
+    results: list[SequenceAnswer | None]
 
 
 def encode(array: NDArray[Any], dtype: str) -> str:
@@ -63,17 +89,25 @@ def encode(array: NDArray[Any], dtype: str) -> str:
     return base64.b64encode(array.astype(dtype).tobytes()).decode("ascii")
 
 
-async def score(request: Request) -> ScoreAnswer:
+async def score(state: PluginState, raw: bytes) -> ScoreAnswer:
     """Score every sequence of the body, all of them with the same weights."""
-    state = state_of(request)
-    body = await read_body(request, ScoreBody)
+    if raw.count(b"{") > 1 + MAX_SEQUENCES:  # no field is a text, so each brace is an object; far cheaper than parsing
+        raise RefusedError(
+            "sequences", f"the body holds too many objects: at most {MAX_SEQUENCES} sequences are scored"
+        )
+    body = await read_body(state, raw, ScoreBody)
     check_limits(body, state)
+    assumed = state.last_version
     while True:
-        scored = await score_all(state.engine, body)
-        versions = {version for version, _ in scored}
-        if len(versions) == 1:
-            return {"weight_version": versions.pop(), "results": [answer for _, answer in scored]}
-        # New weights came between two of the sequences.
+        scored = await score_all(state.engine, body, body.wanted(assumed))
+        versions = {result[0] for result in scored if result is not None}
+        if not versions:
+            versions.add(as_version(await state.engine.get_weight_version()))
+        version = state.last_version = versions.pop()
+        if not versions and body.wanted(version) == body.wanted(assumed):
+            return {"weight_version": version, "results": [result and result[1] for result in scored]}
+        # New weights came between two of the sequences, or since the last answer.
+        assumed = version
 
 
 def check_limits(body: ScoreBody, state: PluginState) -> None:
@@ -82,14 +116,11 @@ def check_limits(body: ScoreBody, state: PluginState) -> None:
     Raises:
         RefusedError: naming the field.
     """
-    if body.top_k > min(state.max_logprobs, state.vocab_size):
-        raise RefusedError(
-            "top_k",
-            f"{body.top_k} is more than this server returns ({min(state.max_logprobs, state.vocab_size)}); "
-            f"restart it with --max-logprobs {body.top_k}, or ask for less",
-        )
+    check_top_k("top_k", body.top_k, state)
     for index, sequence in enumerate(body.sequences):
         name = f"sequences[{index}]"
+        if sequence.top_k is not None:
+            check_top_k(f"{name}.top_k", sequence.top_k, state)
         state.check_ids(f"{name}.token_ids", sequence.token_ids)
         if sequence.num_scored >= len(sequence.token_ids):
             raise RefusedError(
@@ -99,14 +130,34 @@ def check_limits(body: ScoreBody, state: PluginState) -> None:
             )
 
 
-async def score_all(engine: EngineClient, body: ScoreBody) -> list[tuple[int, SequenceAnswer]]:
-    """All sequences at once, in their order; when one fails, the others are aborted."""
+def check_top_k(name: str, top_k: int, state: PluginState) -> None:
+    """Refuse more logprobs a position than there are.
+
+    Raises:
+        RefusedError: with what to restart the server with.
+    """
+    most = min(state.max_logprobs, state.vocab_size)
+    if top_k > most:
+        raise RefusedError(
+            name,
+            f"{top_k} is more than this server returns ({most}); restart it with --max-logprobs {top_k}, or ask for "
+            "less",
+        )
+
+
+async def score_all(
+    engine: EngineClient, body: ScoreBody, wanted: Sequence[bool]
+) -> list[tuple[int, SequenceAnswer] | None]:
+    """The wanted sequences at once, in their order, None for the others; when one fails, the others are aborted."""
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(score_sequence(engine, sequence, body.top_k)) for sequence in body.sequences]
+            tasks = [
+                group.create_task(score_sequence(engine, sequence, sequence.top_k or body.top_k)) if is_wanted else None
+                for sequence, is_wanted in zip(body.sequences, wanted, strict=True)
+            ]
     except BaseExceptionGroup as failures:
         raise failures.exceptions[0] from failures
-    return [task.result() for task in tasks]
+    return [task and task.result() for task in tasks]
 
 
 async def score_sequence(engine: EngineClient, sequence: ScoredSequence, top_k: int) -> tuple[int, SequenceAnswer]:

@@ -1,50 +1,121 @@
-"""What the plugin's routes share: reading a body, refusing it by field, the API key, and clients that go away."""
+"""What the plugin's routes share: reading a body, refusing it by field, the API key, and clients that go away.
+
+Bodies are read by msgspec, which vLLM brings: it takes a tenth of pydantic's time, stops at the first thing that does
+not fit, where pydantic lists millions, and knows no NaN and no infinity. Of a key that stands twice in an object the
+last value counts, and both are checked.
+"""
 
 import asyncio
+import json
+import re
 import secrets
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import aclosing, suppress
 from typing import Any, TypeVar
 
+import msgspec
 from fastapi import Request
-from fastapi.responses import JSONResponse, Response
-from pydantic import BaseModel, ConfigDict, ValidationError
-from vllm.exceptions import VLLMClientError
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from starlette.requests import ClientDisconnect
+from vllm.exceptions import RetryableRequestError, VLLMClientError
 
-from agentic_opd.serving.engine import RefusedError, state_of
+from agentic_opd.serving.engine import MAX_BODY_VARIABLE, PluginState, RefusedError, state_of
 
 Result = TypeVar("Result")
-Model = TypeVar("Model", bound="Body")
-Handler = Callable[[Request], Coroutine[Any, Any, Mapping[str, object]]]
-"""Answers a request with JSON data."""
+Parsed = TypeVar("Parsed")
+Handler = Callable[[PluginState, bytes], Coroutine[Any, Any, Mapping[str, object] | AsyncGenerator[Any]]]
+"""Answers a request's body with JSON data, or with a stream of them."""
+
+PARSED_AT_ONCE = 2**16
+"""Bytes that are parsed on the event loop, in less than a millisecond."""
+DISCARD_S = 30.0
+"""Seconds that a refused body is taken for."""
+MOST_SHOWN = 300
+"""Characters of a message, which may quote what the client sent."""
+
+_PLACE = re.compile(r"(.*) - at (?:`\w+` in )?`\$\.?(.*)`", re.DOTALL)
+"""msgspec's message, and where in the body."""
+_FIELD = re.compile(r"Object (?:contains unknown|missing required) field `(.*)`", re.DOTALL)
 
 
-class Body(BaseModel):
-    """A request body: nothing is coerced, and unknown fields are refused."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+class Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A request body, or an object in it: nothing is coerced, and unknown fields are refused."""
 
 
-def field_path(location: Sequence[str | int]) -> str:
-    """`("sequences", 0, "num_scored")` as `sequences[0].num_scored`."""
-    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location).lstrip(".")
+async def receive_body(request: Request, max_bytes: int) -> bytes:
+    """The request's body; of one that is longer than `max_bytes` nothing is kept.
+
+    Raises:
+        RefusedError: 413.
+        ClientDisconnect: the client went before it had sent all of it.
+    """
+    chunks = request.stream()
+    declared = request.headers.get("Content-Length", "")
+    is_too_long = declared.isdecimal() and int(declared) > max_bytes
+    body = bytearray()
+    while not is_too_long and (chunk := await anext(chunks, None)) is not None:
+        body += chunk
+        is_too_long = len(body) > max_bytes
+    if not is_too_long:
+        return bytes(body)
+    body.clear()
+    await discard(request, chunks)
+    raise RefusedError(
+        None,
+        f"the body is longer than the {max_bytes} bytes that this server reads; send less, or restart it with "
+        f"scripts/serve_vllm --max-body-mib N, or with {MAX_BODY_VARIABLE}=N",
+        413,
+    )
 
 
-def refusal(error: ValidationError, prefix: Sequence[str | int] = ()) -> RefusedError:
-    """The first of pydantic's complaints as ours."""
-    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    return RefusedError(field_path([*prefix, *first["loc"]]) or None, first["msg"])
+async def discard(request: Request, chunks: AsyncIterator[bytes]) -> None:
+    """Take the rest of a refused body, for a while, and keep none of it.
+
+    A client reads its answer only when it has sent everything; if the server hung up before, it would see a broken
+    connection instead. One that waits for a go-ahead (`Expect`) gets its answer at once.
+
+    Raises:
+        ClientDisconnect: the client went.
+    """
+    if "Expect" not in request.headers:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(DISCARD_S):
+                async for _ in chunks:
+                    pass
 
 
-async def read_body(request: Request, model: type[Model]) -> Model:
-    """The request's JSON as `model`.
+async def read_body(state: PluginState, body: bytes, model: type[Parsed]) -> Parsed:
+    """The body's JSON as `model`; a long one is parsed by the parser's thread.
+
+    Raises:
+        RefusedError: naming the first field that does not fit.
+    """
+    if len(body) <= PARSED_AT_ONCE:
+        return parse(body, model)
+    return await asyncio.get_running_loop().run_in_executor(state.parser, parse, body, model)
+
+
+def parse(body: bytes, model: type[Parsed]) -> Parsed:
+    """JSON as `model`.
 
     Raises:
         RefusedError: naming the first field that does not fit.
     """
     try:
-        return model.model_validate_json(await request.body())
-    except ValidationError as error:
-        raise refusal(error) from error
+        return msgspec.json.decode(body, type=model)
+    except msgspec.ValidationError as error:
+        text = shortened(str(error))
+        place = _PLACE.fullmatch(text)
+        message, path = place.groups() if place else (text, "")
+        named = _FIELD.fullmatch(message)
+        field = ".".join(filter(None, (path, named and named[1])))
+        raise RefusedError(
+            field or None, message if field else f"the JSON is not what is expected: {message}"
+        ) from error
+    except RecursionError as error:
+        raise RefusedError(None, "the body is not JSON that can be read: it is nested too deeply") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise RefusedError(None, f"the body is not JSON: {error}") from error
 
 
 def guarded(handler: Handler) -> Callable[[Request], Awaitable[Response]]:
@@ -56,9 +127,17 @@ def guarded(handler: Handler) -> Callable[[Request], Awaitable[Response]]:
 
     async def route(request: Request) -> Response:
         try:
-            check_key(request.headers.get("Authorization"), state_of(request).api_keys)
-            await request.body()
-            answer = await unless_gone(request, handler(request))
+            state = state_of(request)
+            await check_key(request, state.api_keys)
+            body = await receive_body(request, state.max_body_bytes)
+            answer = await unless_gone(request, handler(state, body))
+            if isinstance(answer, AsyncGenerator):
+                stream = answer
+                # A refusal comes before the first event, and has a status of its own.
+                first = await unless_gone(request, _first(stream))
+                return Response(status_code=499) if first is None else event_stream(first, stream)
+        except ClientDisconnect:
+            answer = None
         except RefusedError as refused:
             return refused_response(refused)
         except VLLMClientError as error:
@@ -68,22 +147,51 @@ def guarded(handler: Handler) -> Callable[[Request], Awaitable[Response]]:
     return route
 
 
+async def _first(stream: AsyncGenerator[Any]) -> Any:
+    return await anext(stream)
+
+
+def event_stream(first: Any, rest: AsyncGenerator[Any]) -> StreamingResponse:
+    """JSON data as server-sent events; what fails under way is the last event, `{"error": {"message"}}`."""
+
+    async def events() -> AsyncGenerator[str]:
+        async with aclosing(rest):
+            yield f"data: {json.dumps(first)}\n\n"
+            try:
+                async for event in rest:
+                    yield f"data: {json.dumps(event)}\n\n"
+            except (VLLMClientError, RetryableRequestError) as error:
+                failed = {"error": {"field": None, "message": shortened(str(error))}}
+                yield f"data: {json.dumps(failed)}\n\n"
+        yield "data: [DONE]\n\n"
+
+    return StreamingResponse(events(), media_type="text/event-stream")
+
+
 def refused_response(refused: RefusedError) -> JSONResponse:
     """The answer that the client reads."""
-    body = {"error": {"field": refused.field, "message": refused.message}}
+    field = refused.field and shortened(refused.field)
+    body = {"error": {"field": field, "message": shortened(refused.message)}}
     return JSONResponse(body, status_code=refused.status)
 
 
-def check_key(authorization: str | None, keys: Sequence[str]) -> None:
+def shortened(text: str) -> str:
+    """`text`, or its beginning and its end."""
+    half = MOST_SHOWN // 2
+    return text if len(text) <= MOST_SHOWN else f"{text[:half]} ... {text[-half:]}"
+
+
+async def check_key(request: Request, keys: Sequence[str]) -> None:
     """Compare a request's bearer token with the server's keys; without keys everybody may ask.
 
     Raises:
         RefusedError: 401.
     """
-    scheme, _, token = (authorization or "").partition(" ")
+    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
     # Every key is compared, so that the time taken does not tell which of them came close.
     matches = [secrets.compare_digest(token.encode(), key.encode()) for key in keys]
     if keys and not (scheme.lower() == "bearer" and any(matches)):
+        await discard(request, request.stream())
         raise RefusedError("Authorization", "this server wants its API key: send 'Authorization: Bearer KEY'", 401)
 
 

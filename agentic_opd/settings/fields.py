@@ -6,13 +6,13 @@ on it. A model's `setting_group` is that of the fields that it declares without 
 
 from dataclasses import dataclass
 from inspect import get_annotations
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, Field
 
 Url = Annotated[str, Field(pattern=r"^https?://[^\s]+$")]
 
-Mode = Literal["serve", "process", "evaluate", "doctor"]
+Mode = Literal["serve", "process", "evaluate", "doctor", "hints", "gateway"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class SettingGroup:
 RUN_ONLY = "run only"
 """Marks a setting that only says how a run is run."""
 
-_TRAINING: tuple[Mode, ...] = ("serve", "process", "doctor")
+_TRAINING: tuple[Mode, ...] = ("serve", "process", "doctor", "gateway")
 
 MOST_USED = SettingGroup(0, "Most used")
 POLICY_SERVER = SettingGroup(1, "Policy server")
@@ -45,9 +45,10 @@ REWARD = SettingGroup(10, "Hidden tests and reward")
 SANDBOX = SettingGroup(11, "Sandbox")
 CONCURRENCY = SettingGroup(12, "How much at once")
 LOGGING = SettingGroup(13, "What is logged and sent", _TRAINING)
-OWN = SettingGroup(14, "This environment's own")
+GATEWAY = SettingGroup(14, "Gateway", ("gateway",))
+OWN = SettingGroup(15, "This environment's own")
 """What a subclass adds without a group."""
-NO_EFFECT = SettingGroup(15, "Without effect", ())
+NO_EFFECT = SettingGroup(16, "Without effect", ())
 """Settings of Atropos that this package takes, so that its YAML files load, and does nothing with."""
 
 
@@ -69,3 +70,10 @@ def declared_by(model: type[BaseModel], name: str) -> list[type[BaseModel]]:
     """The classes that declare a field: the one that counts, then those whose field it overrides."""
     bases = [base for base in model.__mro__ if issubclass(base, BaseModel)]
     return [base for base in bases if name in get_annotations(base)]
+
+
+def line_settings(config: BaseModel) -> dict[str, Any]:
+    """The settings that a written line depends on; secrets and what only says how a run is run are left out."""
+    dumped = config.model_dump(mode="json")
+    left_out = {name for name in dumped if name.endswith("_key") or is_run_only(type(config), name)}
+    return {name: value for name, value in dumped.items() if name not in left_out}

@@ -3,8 +3,10 @@
 import argparse
 import difflib
 import shutil
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
+from functools import partial
 from inspect import get_annotations
 from pathlib import Path
 from types import NoneType, UnionType
@@ -13,6 +15,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_ori
 import yaml
 from pydantic import BaseModel, SecretStr
 
+from agentic_opd.core.exit_codes import EXIT_CODES
 from agentic_opd.settings.fields import Mode, SettingGroup, group_of
 from agentic_opd.settings.files import parse_yaml
 
@@ -21,14 +24,18 @@ NO_VALUE = "<no value>"
 
 _EPILOG = """\
 Flags go over the YAML file, the YAML file over the defaults. Values are read as YAML: 8, true, null, {key: value}.
-Exit code 0: done; 1: failed, or not all done; 2: wrong settings; 130: interrupted."""
+"""
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """A flag on one line, what it is below it."""
+    """A flag on one line, what it is below it; texts keep their line breaks, and long lines are folded."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=8, width=min(shutil.get_terminal_size().columns, 120))
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        fill = partial(textwrap.fill, width=width, initial_indent=indent, subsequent_indent=indent)
+        return "\n".join(map(fill, text.splitlines()))
 
     def _format_args(self, action: argparse.Action, default_metavar: str) -> str:
         """Brackets are for a value that may be left out."""
@@ -46,7 +53,7 @@ def add_settings(parser: argparse.ArgumentParser, models: Mapping[str, BaseModel
     usage = " ".join(f"[--{_written(prefix, 'NAME')} VALUE ...]" for prefix in models)
     parser.formatter_class = HelpFormatter
     parser.usage = f"{parser.prog} [--config FILE] {usage}"
-    parser.epilog = _EPILOG
+    parser.epilog = _EPILOG + EXIT_CODES
     parser.add_argument("--config", metavar="FILE", type=Path, help=f"YAML file with {sections}")
     parser.add_argument("--verbose", action="store_true", help="show the log lines of all libraries")
     for group, defaults, written in grouped_settings(models):

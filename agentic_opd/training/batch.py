@@ -1,13 +1,14 @@
 """The scored groups of a batch -> padded tensors whose alignment was checked."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from agentic_opd.core.errors import AlignmentError
-from agentic_opd.core.types import IGNORED
+from agentic_opd.core.errors import AlignmentError, ConfigError
+from agentic_opd.core.types import IGNORED, check_lengths
 from agentic_opd.wire.group import ScoredGroup, ScoredRollout
 
 
@@ -23,12 +24,23 @@ class TrainBatch:
     """bool: tokens that the policy sampled."""
     old_BT: Tensor
     """float32: `inference_logprobs` at sampled positions, else 0."""
+    baseline_BT: Tensor
+    """float32: what the gap is measured from, `ScoredRollout.baseline_T` at sampled positions, else 0."""
+    hinted_BT: Tensor
+    """float32: the teacher's logprob of the sampled token with the hint, at scored positions, else 0."""
+    control_BT: Tensor
+    """float32: the same with the control hint; all 0 unless contrast is asked for."""
     teacher_ids_BTK: Tensor
     """int64: `distill_token_ids`; the sampled token first. 0 if there is no entry."""
     teacher_BTK: Tensor
-    """float32: `distill_logprobs`; 0 if there is no entry."""
+    """float32: `distill_logprobs`; 0 if there is no entry. `step.take_out_control` replaces them by its target."""
     entries_BTK: Tensor
     """bool: which entries there are."""
+    control_BTK: Tensor | None
+    """float32: the teacher's logprobs of the same ids with the control hint, until `step.take_out_control` has used
+    them; None unless contrast is asked for."""
+    step_scores_BT: Tensor
+    """float32: the judge's score (1, 0, -1) of the turn, at its sampled positions; 0 without one."""
     scores_B: Tensor
     """float32."""
     groups_B: Tensor
@@ -47,8 +59,7 @@ class TrainBatch:
 
     def after(self, position: int) -> "TrainBatch":
         """The same without the positions before this one."""
-        kept = {field.name: getattr(self, field.name) for field in fields(self)}
-        return TrainBatch(**{name: t if name.endswith("_B") else t[:, position:] for name, t in kept.items()})
+        return self._changed(lambda name, t: t if name.endswith("_B") else t[:, position:])
 
     def before(self, ends_B: Tensor) -> "TrainBatch":
         """The same with each sequence ending before its position in `ends_B`, int64 [B]; 0: nothing of it is left."""
@@ -62,9 +73,8 @@ class TrainBatch:
 
     def rows(self, index: Sequence[int]) -> "TrainBatch":
         """The sequences of these indices, cut to the longest of them."""
-        length = int(self.attended_BT[list(index)].sum(-1).max())
-        kept = {field.name: getattr(self, field.name)[list(index)] for field in fields(self)}
-        return TrainBatch(**{name: t if name.endswith("_B") else t[:, :length] for name, t in kept.items()})
+        length, kept = int(self.attended_BT[list(index)].sum(-1).max()), list(index)
+        return self._changed(lambda name, t: t[kept] if name.endswith("_B") else t[kept][:, :length])
 
     def indexed_parts(self, max_tokens: int) -> Iterator[tuple[list[int], "TrainBatch"]]:
         """Sequences of like length together, with their indices: at most `max_tokens` padded tokens a part.
@@ -90,32 +100,51 @@ class TrainBatch:
 
     def to(self, device: str | torch.device) -> "TrainBatch":
         """The same on `device`."""
-        return TrainBatch(**{field.name: getattr(self, field.name).to(device) for field in fields(self)})
+        return self._changed(lambda _, t: t.to(device))
+
+    def _changed(self, change: Callable[[str, Tensor], Tensor]) -> "TrainBatch":
+        """Each tensor changed, by its name."""
+        tensors: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
+        tensors |= {name: change(name, tensor) for name, tensor in tensors.items() if tensor is not None}
+        return TrainBatch(**tensors)
 
 
-def make_batch(groups: Sequence[ScoredGroup]) -> TrainBatch:
+def make_batch(groups: Sequence[ScoredGroup], *, contrast: bool = False) -> TrainBatch:
     """Pad the sequences of all groups, in order.
 
     If a sequence has turn records, only the spans of scored turns get entries: the K = 1 form fills all other sampled
     positions with the student's own logprob, and nothing else tells those from scored ones.
 
+    Args:
+        groups: At least one sequence.
+        contrast: Read the control readings too. An id that the control says nothing about leaves its row, and so
+            counts to the tail in every distribution.
+
     Raises:
         AlignmentError: a row is not at a sampled position, does not start with the sampled token, repeats one, or has
-            several entries outside of the scored turns. It says which group, sequence and position.
+            several entries outside of the scored turns; a turn's control reading does not fit its rows. It says which
+            group, sequence and position.
+        ConfigError: contrast is asked for, and a scored turn has no control reading.
     """
     rollouts = [one for group in groups for one in group.rollouts]
     if not rollouts:
         raise AlignmentError("a batch holds no sequence")
     size = (len(rollouts), max(len(one.tokens_T) for one in rollouts))
     widest = max((len(row) for one in rollouts if one.rows for row in one.rows.token_ids_TK), default=0)
+    rows = (*size, max(1, widest))
     batch = TrainBatch(
         tokens_BT=torch.zeros(size, dtype=torch.int64),
         attended_BT=torch.zeros(size, dtype=torch.bool),
         sampled_BT=torch.zeros(size, dtype=torch.bool),
         old_BT=torch.zeros(size),
-        teacher_ids_BTK=torch.zeros((*size, max(1, widest)), dtype=torch.int64),
-        teacher_BTK=torch.zeros((*size, max(1, widest))),
-        entries_BTK=torch.zeros((*size, max(1, widest)), dtype=torch.bool),
+        baseline_BT=torch.zeros(size),
+        hinted_BT=torch.zeros(size),
+        control_BT=torch.zeros(size),
+        teacher_ids_BTK=torch.zeros(rows, dtype=torch.int64),
+        teacher_BTK=torch.zeros(rows),
+        entries_BTK=torch.zeros(rows, dtype=torch.bool),
+        control_BTK=torch.zeros(rows) if contrast else None,
+        step_scores_BT=torch.zeros(size),
         scores_B=torch.tensor([one.score for one in rollouts], dtype=torch.float32),
         groups_B=torch.tensor([number for number, group in enumerate(groups) for _ in group.rollouts]),
     )
@@ -124,22 +153,42 @@ def make_batch(groups: Sequence[ScoredGroup]) -> TrainBatch:
     ]
     for i, (one, where) in enumerate(zip(rollouts, places, strict=True)):
         length = len(one.tokens_T)
+        sampled_T = torch.tensor(one.masks_T) != IGNORED
         batch.tokens_BT[i, :length] = torch.tensor(one.tokens_T)
         batch.attended_BT[i, :length] = True
-        batch.sampled_BT[i, :length] = torch.tensor(one.masks_T) != IGNORED
-        batch.old_BT[i, :length] = torch.where(batch.sampled_BT[i, :length], torch.tensor(one.logprobs_T), 0.0)
-        for position, ids, logprobs in _rows(one, where):
-            batch.teacher_ids_BTK[i, position, : len(ids)] = torch.tensor(ids)
-            batch.teacher_BTK[i, position, : len(ids)] = torch.tensor(logprobs)
-            batch.entries_BTK[i, position, : len(ids)] = True
+        batch.sampled_BT[i, :length] = sampled_T
+        batch.old_BT[i, :length] = torch.where(sampled_T, torch.tensor(one.logprobs_T), 0.0)
+        batch.baseline_BT[i, :length] = torch.where(sampled_T, torch.tensor(one.baseline_T), 0.0)
+        for turn in one.turns or ():
+            start, end = turn.span
+            batch.step_scores_BT[i, start:end] = torch.where(sampled_T[start:end], float(turn.step_score or 0), 0.0)
+        for row in _rows(one, where, contrast=contrast):
+            at, width = (i, row.position), len(row.ids)
+            batch.teacher_ids_BTK[at][:width] = torch.tensor(row.ids)
+            batch.teacher_BTK[at][:width] = torch.tensor(row.logprobs)
+            batch.entries_BTK[at][:width] = True
+            batch.hinted_BT[at] = row.logprobs[0]
+            if batch.control_BTK is not None:
+                batch.control_BTK[at][:width] = torch.tensor(row.control)
+                batch.control_BT[at] = row.control[0]
     return batch
 
 
-def _rows(one: ScoredRollout, where: str) -> Iterator[tuple[int, Sequence[int], Sequence[float]]]:
-    """Yield the position, ids and logprobs of each row that is about a scored turn; all rows are checked."""
+class _Row(NamedTuple):
+    """A distillation row that is about a scored turn."""
+
+    position: int
+    ids: Sequence[int]
+    logprobs: Sequence[float]
+    control: Sequence[float] = ()
+    """With the control hint; nothing unless contrast is asked for."""
+
+
+def _rows(one: ScoredRollout, where: str, *, contrast: bool) -> Iterator[_Row]:
+    """Yield each row that is about a scored turn; all rows are checked."""
     if one.rows is None:
         return
-    scored = one.scored_positions
+    scored, controls = one.scored_positions, _controls(one) if contrast else {}
     for position, (ids, logprobs) in enumerate(zip(one.rows.token_ids_TK, one.rows.logprobs_TK, strict=True)):
         if not ids:
             continue
@@ -156,6 +205,32 @@ def _rows(one: ScoredRollout, where: str) -> Iterator[tuple[int, Sequence[int], 
             what = "is outside of the scored turns"
         else:
             if is_scored:
-                yield position, ids, logprobs
+                row = _Row(position, ids, logprobs)
+                yield _with_control(row, controls, f"{where}, position {position}") if contrast else row
             continue
         raise AlignmentError(f"{where}, position {position}: the distillation row {what}")
+
+
+def _controls(one: ScoredRollout) -> dict[int, Sequence[float | None]]:
+    """The control's row of each position of a scored turn that was read with a control hint."""
+    rows: dict[int, Sequence[float | None]] = {}
+    for turn in one.turns or ():
+        if turn.is_scored and turn.control is not None:
+            rows |= zip(range(*turn.span), turn.control.logprobs_RK, strict=True)
+    return rows
+
+
+def _with_control(row: _Row, controls: Mapping[int, Sequence[float | None]], where: str) -> _Row:
+    """The row with the control's reading, without the ids that the control says nothing about."""
+    if row.position not in controls:
+        raise ConfigError(
+            f"{where}: loss.contrast is on, but this scored turn was not read with a control hint. Set env.control "
+            "where the groups are made, or loss.contrast to false."
+        )
+    control = controls[row.position]
+    check_lengths(f"{where}: the distillation row and its control", row=len(row.ids), control=len(control))
+    if control[0] is None:
+        raise AlignmentError(f"{where}: the control hint's reading lacks the sampled token {row.ids[0]}")
+    entries = zip(row.ids, row.logprobs, control, strict=True)
+    ids, logprobs, known = zip(*(entry for entry in entries if entry[2] is not None), strict=True)
+    return _Row(row.position, ids, logprobs, known)

@@ -1,4 +1,4 @@
-"""What a training run resumes from: weights, optimizer, random state and step, whole or not at all."""
+"""What a training run resumes from: weights, optimizer, random state, step and recipe, whole or not at all."""
 
 import json
 import shutil
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from agentic_opd.core.errors import OutputError
+from agentic_opd.core.errors import OutputError, PlaceError
 
 _STATE = "state.pt"
 _KEPT = 2
@@ -20,22 +20,24 @@ class Resumed(NamedTuple):
     step: int
     total_steps: int
     """What it was to end at then."""
+    recipe: Mapping[str, Any] | None = None
+    """Its `TrainerConfig.recipe`; None in checkpoints of a version that did not keep it."""
 
 
-def save_checkpoint(folder: Path, step: int, total_steps: int, parts: Mapping[str, Any]) -> Path:
+def save_checkpoint(folder: Path, at: Resumed, parts: Mapping[str, Any]) -> Path:
     """Write `step-NNNNNN` into `folder`: the state of each part (all have `state_dict`), and torch's random state.
 
     Raises:
         OutputError: it can't be written.
     """
-    target, fresh = folder / f"step-{step:06d}", folder / f"step-{step:06d}.new"
+    target, fresh = folder / f"step-{at.step:06d}", folder / f"step-{at.step:06d}.new"
     try:
         shutil.rmtree(fresh, ignore_errors=True)
         fresh.mkdir(parents=True)
         state = {name: part.state_dict() for name, part in parts.items()}
         state["random"] = {"cpu": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state_all()}
         torch.save(state, fresh / _STATE)
-        (fresh / "step.json").write_text(json.dumps({"step": step, "total_steps": total_steps}) + "\n")
+        (fresh / "step.json").write_text(json.dumps(at._asdict()) + "\n")
         shutil.rmtree(target, ignore_errors=True)
         fresh.rename(target)
     except (OSError, RuntimeError) as error:  # torch.save says with a RuntimeError that the disk is full.
@@ -49,11 +51,12 @@ def load_checkpoint(folder: Path, parts: Mapping[str, Any], device: str) -> Resu
     """Restore the last checkpoint in `folder`.
 
     Raises:
-        OutputError: there is no checkpoint, or it does not fit.
+        PlaceError: there is no checkpoint.
+        OutputError: it does not fit.
     """
     saved = _saved(folder)
     if not saved:
-        raise OutputError(f"there is no checkpoint in {str(folder)!r} to resume from; start anew with overwrite=true")
+        raise PlaceError(f"there is no checkpoint in {str(folder)!r} to resume from; start anew with overwrite=true")
     try:
         state = torch.load(saved[-1] / _STATE, map_location=device, weights_only=True)
         for name, part in parts.items():

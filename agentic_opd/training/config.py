@@ -2,9 +2,9 @@
 
 import argparse
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
@@ -14,21 +14,39 @@ from agentic_opd.settings.files import read_yaml
 from agentic_opd.settings.flags import flag_values
 from agentic_opd.settings.read import refuse, validated
 
+PARTS = ("token_advantage", "forward_kl", "reverse_kl", "jensen_shannon", "grpo", "step_reward")
+"""The settings of the loss that are weights of its parts."""
+DEFAULT_PARTS: dict[str, float] = {"forward_kl": 1.0}
+"""The loss where no part has a weight: what docs/learning shows to learn. GRPO beside it made nothing better there."""
+
 
 class LossConfig(BaseModel):
-    """Weights and bounds of the combined loss; a weight of 0 leaves a part out."""
+    """Weights and bounds of the combined loss; a weight of 0 leaves a part out.
+
+    If any part is given a weight, all others have 0; if none is, the parts are `DEFAULT_PARTS`.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     setting_group: ClassVar = SettingGroup(1, "Parts of the loss")
 
-    token_advantage: float = Field(
-        default=0.0, ge=0, description="Weight of the clipped surrogate on teacher - student at the sampled token."
-    )
     forward_kl: float = Field(default=0.0, ge=0, description="Weight of KL(teacher || student) over the top K.")
     reverse_kl: float = Field(default=0.0, ge=0, description="Weight of KL(student || teacher) over the top K.")
     jensen_shannon: float = Field(default=0.0, ge=0, description="Weight of the mix of both.")
+    token_advantage: float = Field(
+        default=0.0, ge=0, description="Weight of the clipped surrogate on teacher - student at the sampled token."
+    )
     grpo: float = Field(default=0.0, ge=0, description="Weight of GRPO on the scores.")
-    gap_clip: float = Field(default=5.0, gt=0, description="token_advantage: largest gap in nats.")
+    step_reward: float = Field(
+        default=0.0, ge=0, description="Weight of the clipped surrogate on the judge's score of each turn."
+    )
+    contrast: bool = Field(
+        default=False,
+        description="Learn what the hint says beyond a control hint (env.control): token_advantage takes the control's "
+        "reading as its baseline, the divergences a target that moves the policy by the difference of both readings.",
+    )
+    gap_clip: float = Field(
+        default=5.0, gt=0, description="token_advantage and contrast: largest difference of two readings, in nats."
+    )
     beta: float = Field(default=0.5, gt=0, lt=1, description="jensen_shannon: the teacher's share of the mixture.")
     clip_low: float = Field(default=0.2, ge=0, le=1, description="Surrogates: how far below 1 the ratio may fall.")
     clip_high: float = Field(default=0.2, ge=0, description="Surrogates: how far above 1 the ratio may rise.")
@@ -40,10 +58,24 @@ class LossConfig(BaseModel):
         default=True, description="GRPO: divide advantages by the standard deviation of the group's scores."
     )
 
+    @property
+    def has_divergence(self) -> bool:
+        """One of the divergences has a weight."""
+        return any((self.forward_kl, self.reverse_kl, self.jensen_shannon))
+
+    @model_validator(mode="before")
+    @classmethod
+    def _default_parts(cls, values: Any) -> Any:
+        if isinstance(values, dict) and not any(name in values for name in PARTS):
+            return {**cast(dict[str, Any], values), **DEFAULT_PARTS}
+        return values
+
     @model_validator(mode="after")
     def _check_weights(self) -> "LossConfig":
-        if not any((self.token_advantage, self.forward_kl, self.reverse_kl, self.jensen_shannon, self.grpo)):
+        if not any(getattr(self, name) for name in PARTS):
             raise ValueError("one of the loss weights must be above 0")
+        if self.contrast and not (self.token_advantage or self.has_divergence):
+            raise ValueError("contrast changes token_advantage and the divergences: give one of them a weight")
         return self
 
 
@@ -102,21 +134,26 @@ class TrainerConfig(BaseModel):
         "gradient is the same. Not with gradient_checkpointing, nor with models whose layers keep no key-value cache.",
     )
     epochs_per_batch: int = Field(
-        default=1,
+        default=4,
         ge=1,
         description="Passes over each batch. More take more from the same rollouts: the divergences' targets stay what "
         "they are, and the surrogates are clipped.",
     )
     minibatches: int = Field(
-        default=1,
+        default=4,
         ge=1,
         description="Parts of whole groups that each pass cuts the batch into, in an order that the seed decides; each "
         "is one optimizer update.",
     )
-    lr: float = Field(default=1e-5, gt=0, description="Learning rate after the warm-up.")
+    lr: float = Field(
+        default=1e-5,
+        gt=0,
+        description="Learning rate after the warm-up, of each of a step's epochs_per_batch * minibatches updates. The "
+        "default is one for adapters of a model of billions; its whole weights want about 1e-6, the demo policy 1e-4.",
+    )
     warmup_steps: int = Field(default=0, ge=0, description="Steps over which the learning rate rises to lr.")
     lr_schedule: Literal["constant", "linear", "cosine"] = Field(
-        default="constant",
+        default="linear",
         description="After the warm-up: stay at lr, or fall towards 0 at total_steps in a line or half a cosine.",
     )
     weight_decay: float = Field(default=0.0, ge=0, description="Of AdamW.")
@@ -125,14 +162,41 @@ class TrainerConfig(BaseModel):
     lora_rank: int | None = Field(default=None, ge=1, description="Train adapters of this rank with peft.")
     gradient_checkpointing: bool = Field(default=False, description="Trade time for memory.")
     loss: LossConfig = Field(
-        default_factory=lambda: LossConfig(token_advantage=1.0, grpo=1.0),
-        description="The parts of the loss. If any part is set, each part that is not named has weight 0.",
+        default_factory=LossConfig,
+        description="The parts of the loss. If any part is given a weight, each part that is not named has weight 0.",
     )
 
     save_every: int = Field(default=50, ge=1, description="Steps between two checkpoints that a run resumes from.")
     use_wandb: bool = Field(default=False, description="Log metrics to Weights & Biases too.")
     wandb_project: str = Field(default="agentic_opd", description="Project there.")
     wandb_group: str = Field(default="agentic_opd", description="Group of runs there.")
+
+    @property
+    def recipe(self) -> dict[str, Any]:
+        """What decides how a batch changes the weights, by the names of the flags, as plain JSON data."""
+        kept = self.model_dump(mode="json", include=set(_RECIPE))
+        return {**{f"loss.{name}": value for name, value in kept.pop("loss").items()}, **kept}
+
+    def check_recipe(self, saved: Mapping[str, Any] | None) -> list[str]:
+        """Compare the recipe with that of a checkpoint to resume from; None: of a version that did not keep it.
+
+        Returns:
+            What goes on otherwise than before because these settings name it, a line each.
+
+        Raises:
+            ConfigError: something would go on otherwise that they do not name: the defaults were others.
+        """
+        recipe, before = self.recipe, _EARLIER_DEFAULTS if saved is None else saved
+        changed = [name for name, value in before.items() if recipe.get(name) != value]
+        if unnamed := [name for name in changed if name.partition(".")[0] not in self.model_fields_set]:
+            raise ConfigError(
+                "the checkpoint is of a run with other defaults: "
+                + "; ".join(f"{name} was {before[name]} and would be {recipe.get(name)}" for name in unnamed)
+                + f". Name {' and '.join(dict.fromkeys(name.partition('.')[0] for name in unnamed))} in the settings."
+            )
+        if saved is None:
+            return ["the losses are divided by the sampled tokens now, where those on hints were by the scored ones"]
+        return [f"{name} was {before[name]} and is {recipe.get(name)} now" for name in changed]
 
     def lr_at(self, step: int) -> float:
         """The learning rate of a step, counted from 0."""
@@ -153,7 +217,21 @@ class TrainerConfig(BaseModel):
         return self
 
 
-DEFAULTS: dict[str, BaseModel] = {"": TrainerConfig(model=""), "loss": LossConfig.model_construct()}
+_RECIPE = (
+    *("loss", "epochs_per_batch", "minibatches", "lr", "warmup_steps", "lr_schedule"),
+    *("weight_decay", "adam_betas", "max_grad_norm"),
+)
+"""A checkpoint says what these were."""
+_EARLIER_DEFAULTS: dict[str, Any] = {
+    **{"loss.token_advantage": 1.0, "loss.forward_kl": 0.0, "loss.grpo": 1.0},
+    "epochs_per_batch": 1,
+    "minibatches": 1,
+    "lr_schedule": "constant",
+}
+"""Of the version whose checkpoints do not keep their recipe, where they are not today's."""
+
+
+DEFAULTS: dict[str, BaseModel] = {"": TrainerConfig(model=""), "loss": LossConfig()}
 """By the prefix of their flags: `--lr`, `--loss.grpo`."""
 
 

@@ -4,8 +4,9 @@ Dimensions: B sequences, T positions, K entries of a distillation row. Row p is 
 takes a mask [B, T] and returns a value for each position [B, T] that is exactly 0, with a gradient of exactly 0, where
 the mask is False; `mean_of` makes a scalar of it. Logprobs are in nats. `student` carries the gradient.
 
-Sources: OpenClaw-RL (arXiv 2603.10165), SDFT (2601.19897), SDPO (2601.20802), GRPO (2402.03300), DAPO (2503.14476) for
-the two clip bounds, truncated importance sampling as V-trace in IMPALA (1802.01561).
+Sources: OpenClaw-RL (arXiv 2603.10165), SDFT (2601.19897), SDPO (2601.20802), RLCSD (2606.11709) and G-OPD (2602.12125)
+for the contrast, GRPO (2402.03300), DAPO (2503.14476) for the two clip bounds, truncated importance sampling as V-trace
+in IMPALA (1802.01561).
 """
 
 import math
@@ -21,30 +22,36 @@ from agentic_opd.training.logprobs import wide
 
 _LEAST_TAIL = 1e-6
 """Probability that the tail bin holds at least: rows are rounded, so that their sum may reach 1."""
+_LEAST_CONTRASTED_TAIL = 1e-4
+"""The same where two tails are divided by each other: a hundred times what float32 leaves of 1 minus a sum, so that
+rounding is at most a hundredth of a nat in their ratio. Of a tail below it in both readings nothing is learned."""
 
 
-def mean_of(values_BT: Tensor, mask_BT: Tensor, count: float | None = None) -> Tensor:
-    """The sum over the mask divided by `count`, by default the mask's own size; 0 where nothing counts.
+def mean_of(values_BT: Tensor, count: float) -> Tensor:
+    """The sum of the values divided by `count`, the sampled positions of the whole update; 0 if nothing was sampled.
 
-    Give the same `count` to every part of a step whose gradient is accumulated, else short parts weigh too much.
+    Every part of the loss is divided by the same count. If each were divided by the positions that it applies to, a
+    part would grow just because it applies to few.
     """
-    total = float(mask_BT.sum()) if count is None else count
-    return values_BT.sum() / max(total, 1.0)
+    return values_BT.sum() / max(count, 1.0)
 
 
 # ------------------------------------------------------------------------------------------------------ token advantage
 
 
-def token_advantage(teacher_BT: Tensor, student_BT: Tensor, mask_BT: Tensor, gap_clip: float) -> Tensor:
-    """A_t = clip(teacher_t - student_t, -gap_clip, gap_clip) at the sampled token [B, T]; no gradient (OpenClaw-RL).
+def token_advantage(hinted_BT: Tensor, baseline_BT: Tensor, mask_BT: Tensor, gap_clip: float) -> Tensor:
+    """A_t = clip(hinted_t - baseline_t, -gap_clip, gap_clip) at the sampled token [B, T]; no gradient.
+
+    With the reading without a hint as the baseline it is OpenClaw-RL's advantage. With the reading under a control hint
+    it is RLCSD's evidence (eq. 7) e_t = log p(y_t | right hint) - log mean_k p(y_t | wrong hint k), for one control.
 
     Args:
-        teacher_BT: Logprob of the sampled token under the prompt with the hint.
-        student_BT: Its logprob when it was sampled, without the hint.
+        hinted_BT: Logprob of the sampled token under the prompt with the hint.
+        baseline_BT: Its logprob without the hint, or with a control hint in the hint's place.
         mask_BT: Scored positions.
         gap_clip: Largest gap, in nats, above 0.
     """
-    gap = (teacher_BT - student_BT).detach().clamp(-gap_clip, gap_clip)
+    gap = (hinted_BT - baseline_BT).detach().clamp(-gap_clip, gap_clip)
     return torch.where(mask_BT, gap, 0.0)
 
 
@@ -83,16 +90,18 @@ def forward_kl(student_BTK: Tensor, teacher_BTK: Tensor, entries_BTK: Tensor) ->
 
     Args:
         student_BTK: The student's logprobs of the row's tokens.
-        teacher_BTK: The teacher's, as `distill_logprobs` holds them.
+        teacher_BTK: The teacher's, as `distill_logprobs` holds them, or `contrast_target`.
         entries_BTK: Which entries there are. A position without entries is not scored and gives 0.
     """
-    p, q, _ = _with_tail(teacher_BTK, student_BTK, entries_BTK)
+    there = _bins_there(entries_BTK)
+    p, q = _with_tail(teacher_BTK.detach(), there), _with_tail(student_BTK, there)
     return _masked((p.exp() * (p - q)).sum(-1), entries_BTK)
 
 
 def reverse_kl(student_BTK: Tensor, teacher_BTK: Tensor, entries_BTK: Tensor) -> Tensor:
     """KL(student || teacher) over a row's K tokens and the tail bin, [B, T] (SDPO). Arguments as `forward_kl`."""
-    p, q, _ = _with_tail(teacher_BTK, student_BTK, entries_BTK)
+    there = _bins_there(entries_BTK)
+    p, q = _with_tail(teacher_BTK.detach(), there), _with_tail(student_BTK, there)
     return _masked((q.exp() * (q - p)).sum(-1), entries_BTK)
 
 
@@ -102,30 +111,66 @@ def jensen_shannon(student_BTK: Tensor, teacher_BTK: Tensor, entries_BTK: Tensor
     The generalised Jensen-Shannon divergence (GKD, arXiv 2306.13649, eq. 1), at most log 2 for beta 0.5. Arguments as
     `forward_kl`; beta is the teacher's share of the mixture, in (0, 1).
     """
-    p, q, there = _with_tail(teacher_BTK, student_BTK, entries_BTK)
+    there = _bins_there(entries_BTK)
+    p, q = _with_tail(teacher_BTK.detach(), there), _with_tail(student_BTK, there)
     m = torch.where(there, torch.logaddexp(p + math.log(beta), q + math.log1p(-beta)), 0.0)
     terms = beta * p.exp() * (p - m) + (1.0 - beta) * q.exp() * (q - m)
     return _masked(torch.where(there, terms, 0.0).sum(-1), entries_BTK)
 
 
-def _with_tail(teacher_BTK: Tensor, student_BTK: Tensor, entries_BTK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Both rows with a tail bin appended, and which bins there are: [B, T, K + 1] each; 0 if there is no entry.
+def _bins_there(entries_BTK: Tensor) -> Tensor:
+    """Which bins there are: the entries, and the tail of a row that has some, bool [B, T, K + 1]."""
+    return torch.cat((entries_BTK, entries_BTK.any(-1, keepdim=True)), -1)
 
-    Absent entries get the logprob 0 in both, so that every term of theirs is 0 and so is its gradient.
+
+def _with_tail(logprobs_BTK: Tensor, bins_there: Tensor, least: float = _LEAST_TAIL) -> Tensor:
+    """A row with the logprob of its tail bin appended, [B, T, K + 1]; the tail holds `least` at least.
+
+    Absent entries get the logprob 0, so that every term of theirs is 0 and so is its gradient.
     """
-    rows = []
-    for logprobs in (wide(teacher_BTK).detach(), wide(student_BTK)):
-        kept = torch.where(entries_BTK, logprobs, 0.0)
-        mass = torch.where(entries_BTK, kept.exp(), 0.0).sum(-1, keepdim=True)
-        rows.append(torch.cat((kept, (1.0 - mass).clamp_min(_LEAST_TAIL).log()), -1))
-    scored = entries_BTK.any(-1, keepdim=True)
-    there = torch.cat((entries_BTK, scored), -1)
-    teacher, student = (torch.where(there, row, 0.0) for row in rows)
-    return teacher, student, there
+    entries_BTK = bins_there[..., :-1]
+    kept = torch.where(entries_BTK, wide(logprobs_BTK), 0.0)
+    mass = torch.where(entries_BTK, kept.exp(), 0.0).sum(-1, keepdim=True)
+    row = torch.cat((kept, (1.0 - mass).clamp_min(least).log()), -1)
+    return torch.where(bins_there, row, 0.0)
 
 
 def _masked(values_BT: Tensor, entries_BTK: Tensor) -> Tensor:
     return torch.where(entries_BTK.any(-1), values_BT, 0.0)
+
+
+# ------------------------------------------------------------------------------------------------------------ contrast
+
+
+def contrast_target(
+    start_BTK: Tensor, teacher_BTK: Tensor, control_BTK: Tensor, entries_BTK: Tensor, gap_clip: float
+) -> Tensor:
+    """The policy moved by what the hint says and a control hint does not; the divergences' target, [B, T, K], in nats.
+
+    log p*(k) = log q0(k) + clip(log p_h(k) - log p_c(k), -gap_clip, gap_clip) - log Z, over the row's K tokens and the
+    tail bin, where Z makes the probabilities add up to 1. q0 is the policy before it is trained on the batch, p_h the
+    teacher with the hint, p_c with the control hint. Without the clip p* is the one distribution that maximises
+    E_p[log p_h - log p_c] - KL(p || q0): G-OPD's objective (2602.12125) with q0 as the reference and RLCSD's evidence
+    as the reward. If the control says what the hint says, p* is q0 and nothing is to be learned; if it says what the
+    policy says, p* is p_h. No probability differs from q0's by more than a factor of exp(2 gap_clip).
+
+    Args:
+        start_BTK: The policy's logprobs of the row's tokens, q0.
+        teacher_BTK: The teacher's under the hint, as `distill_logprobs` holds them.
+        control_BTK: The teacher's under the control hint.
+        entries_BTK: Which entries there are.
+        gap_clip: Largest difference of the two readings that counts, in nats, above 0.
+
+    Returns:
+        p* of the row's tokens, without a gradient, 0 if there is no entry. What they leave of 1 is that of the tail.
+    """
+    there = _bins_there(entries_BTK)
+    start = _with_tail(start_BTK.detach(), there)
+    hinted, control = (_with_tail(row.detach(), there, _LEAST_CONTRASTED_TAIL) for row in (teacher_BTK, control_BTK))
+    shift = (hinted - control).clamp(-gap_clip, gap_clip)
+    # The first of the sums is 1 but for rounding, which is how q0 without a shift stays what it is to the last bit.
+    before, after = (torch.where(there, bins, -math.inf).logsumexp(-1, keepdim=True) for bins in (start, start + shift))
+    return torch.where(entries_BTK, (start + (shift - (after - before)))[..., :-1], 0.0)
 
 
 # ---------------------------------------------------------------------------------------------------------------- GRPO
@@ -176,13 +221,17 @@ def importance_weights(student_BT: Tensor, old_BT: Tensor, mask_BT: Tensor) -> T
 # ------------------------------------------------------------------------------------------------------------- combined
 
 
-def trained_positions(config: LossConfig, sampled_BT: Tensor, scored_BT: Tensor, advantages_B: Tensor) -> Tensor:
+def trained_positions(
+    config: LossConfig, sampled_BT: Tensor, scored_BT: Tensor, advantages_B: Tensor, step_scores_BT: Tensor
+) -> Tensor:
     """Where the combined loss can have a gradient, bool [B, T]; everywhere else it is zero whatever the model says."""
-    distilled = any((config.token_advantage, config.forward_kl, config.reverse_kl, config.jensen_shannon))
+    distilled = config.token_advantage > 0 or config.has_divergence
     trained = scored_BT & sampled_BT if distilled else torch.zeros_like(sampled_BT)
     if config.grpo:
         routed = sampled_BT & ~scored_BT if config.route_by_turn else sampled_BT
         trained = trained | (routed & (advantages_B != 0)[:, None])
+    if config.step_reward:
+        trained = trained | (sampled_BT & (step_scores_BT != 0))
     return trained
 
 
@@ -197,37 +246,47 @@ class LossInputs:
     """Logprob of the token at each position now, with gradient."""
     student_BTK: Tensor
     old_BT: Tensor
+    """Its logprob when it was sampled: what the ratios are taken with."""
+    hinted_BT: Tensor
+    """The teacher's logprob of it with the hint."""
+    baseline_BT: Tensor
+    """What that is compared with: the logprob without a hint, or with the control hint."""
     teacher_BTK: Tensor
+    """What the divergences pull towards: the teacher's rows, or what `contrast_target` made of them."""
     entries_BTK: Tensor
     sampled_BT: Tensor
     """True at tokens that the policy sampled."""
     advantages_B: Tensor
     """Of each sequence, from `group_advantages`."""
+    step_scores_BT: Tensor
+    """1, 0 or -1: the judge's score of the turn that the token belongs to; 0 without one."""
 
 
 def combined_loss(
-    inputs: LossInputs, config: LossConfig, scored_count: float | None = None, sampled_count: float | None = None
+    inputs: LossInputs, config: LossConfig, sampled_count: float | None = None
 ) -> tuple[Tensor, dict[str, float]]:
-    """The weighted sum of the parts, a scalar, and each part's own mean by name.
+    """The weighted sum of the parts, a scalar, and each part's own mean by name, all of them over sampled positions.
 
-    The distillation parts are means over scored positions, GRPO is one over sampled positions.
+    `step_reward` is OpenClaw-RL's binary reward (2603.10165): the score of a turn is the advantage of each of its
+    tokens, with no baseline and no normalisation. There a turn has one surrogate with the sum of the two advantages;
+    here it is the sum of two surrogates, which has the same gradient as long as no ratio is clipped.
 
     Args:
         inputs: Aligned tensors.
-        config: Weights and bounds.
-        scored_count: Scored positions of the whole step, if this is a part of one.
-        sampled_count: Likewise sampled positions.
+        config: Weights and bounds. `contrast` is not read here: it decides what the inputs hold.
+        sampled_count: Sampled positions of the whole update, if this is a part of one.
     """
     scored_BT = inputs.entries_BTK.any(-1) & inputs.sampled_BT
     entries = inputs.entries_BTK & scored_BT[..., None]
+    count = float(inputs.sampled_BT.sum()) if sampled_count is None else sampled_count
     weights = importance_weights(inputs.student_BT, inputs.old_BT, scored_BT)
-    clips = (config.clip_low, config.clip_high)
+    surrogate = partial(clipped_surrogate, clip_low=config.clip_low, clip_high=config.clip_high)
     rows = (inputs.student_BTK, inputs.teacher_BTK, entries)
     parts: dict[str, tuple[float, Tensor]] = {}
     if config.token_advantage:
-        gaps = token_advantage(inputs.teacher_BTK[..., 0], inputs.old_BT, scored_BT, config.gap_clip)
-        values = clipped_surrogate(inputs.student_BT, inputs.old_BT, gaps, scored_BT, *clips)
-        parts["token_advantage"] = config.token_advantage, mean_of(values, scored_BT, scored_count)
+        gaps = token_advantage(inputs.hinted_BT, inputs.baseline_BT, scored_BT, config.gap_clip)
+        values = surrogate(inputs.student_BT, inputs.old_BT, gaps, scored_BT)
+        parts["token_advantage"] = config.token_advantage, mean_of(values, count)
     divergences = {
         "forward_kl": (config.forward_kl, forward_kl),
         "reverse_kl": (config.reverse_kl, reverse_kl),
@@ -235,11 +294,14 @@ def combined_loss(
     }
     for name, (weight, divergence) in divergences.items():
         if weight:
-            parts[name] = weight, mean_of(weights * divergence(*rows), scored_BT, scored_count)
+            parts[name] = weight, mean_of(weights * divergence(*rows), count)
     if config.grpo:
         routed = inputs.sampled_BT & ~scored_BT if config.route_by_turn else inputs.sampled_BT
         advantages = inputs.advantages_B[:, None].expand_as(inputs.student_BT)
-        values = clipped_surrogate(inputs.student_BT, inputs.old_BT, advantages, routed, *clips)
-        parts["grpo"] = config.grpo, mean_of(values, inputs.sampled_BT, sampled_count)
+        values = surrogate(inputs.student_BT, inputs.old_BT, advantages, routed)
+        parts["grpo"] = config.grpo, mean_of(values, count)
+    if config.step_reward:
+        values = surrogate(inputs.student_BT, inputs.old_BT, inputs.step_scores_BT, inputs.sampled_BT)
+        parts["step_reward"] = config.step_reward, mean_of(values, count)
     total = torch.stack([weight * value for weight, value in parts.values()]).sum()
     return total, {name: float(value.detach()) for name, (_, value) in parts.items()}

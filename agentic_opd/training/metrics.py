@@ -1,17 +1,23 @@
 """The reference trainer's metrics: what each is. They are computed in step.py, push.py and trainer.py."""
 
 from agentic_opd.core.metric import Metric
+from agentic_opd.training.config import PARTS
 
 TRAINER_METRICS = (
     Metric("loss", "none", "combined loss: the weighted sum of its parts, mean over the updates of the first pass"),
     *(
-        Metric(f"loss/{part}", "none", f"the part `loss.{part}` by itself, if it has a weight")
-        for part in ("token_advantage", "forward_kl", "reverse_kl", "jensen_shannon", "grpo")
+        Metric(
+            f"loss/{part}", "none", f"the part `loss.{part}` by itself, if it has a weight: mean over sampled tokens"
+        )
+        for part in PARTS
     ),
     Metric("loss_last", "none", "combined loss of the last pass over the batch"),
     Metric("grad_norm", "none", "norm of the gradient before it is clipped, mean over the updates of the first pass"),
     Metric("grad_norm_last", "none", "the same of the last pass"),
-    Metric("gap_mean", "nats", "teacher - student when it sampled, mean over scored tokens"),
+    Metric("gap_mean", "nats", "teacher with the hint - without it, at the sampled token, mean over scored tokens"),
+    Metric(
+        "contrast_mean", "nats", "teacher with the hint - with the control hint, likewise, if `loss.contrast` is on"
+    ),
     Metric(
         "logprob_drift",
         "nats",

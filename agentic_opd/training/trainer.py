@@ -1,6 +1,6 @@
 """The reference trainer: batches from the trajectory API, the combined loss, new weights into the running vLLM.
 
-python -m agentic_opd.training.trainer --config configs/train_demo.yaml
+agentic-opd train --config configs/train_demo.yaml
 """
 
 if __name__ == "__main__":  # Before torch is imported: help and wrong settings need none of it.
@@ -20,15 +20,15 @@ from typing import Any
 
 import torch
 
-from agentic_opd.core.errors import OutputError
+from agentic_opd.core.errors import PlaceError
 from agentic_opd.runs.files import JsonLines
 from agentic_opd.training.batch import TrainBatch, make_batch
-from agentic_opd.training.checkpoint import load_checkpoint, save_checkpoint
+from agentic_opd.training.checkpoint import Resumed, load_checkpoint, save_checkpoint
 from agentic_opd.training.client import TrainerClient
 from agentic_opd.training.config import TrainerConfig
 from agentic_opd.training.model import leave_cores_to_others, load_model, pick_device, save_weights
 from agentic_opd.training.push import Probe, WeightPusher
-from agentic_opd.training.step import mean_metrics, train_step
+from agentic_opd.training.step import mean_metrics, take_out_control, train_step
 from agentic_opd.wire.group import ScoredGroup
 
 logger = logging.getLogger(__name__)
@@ -41,9 +41,10 @@ class Trainer:
         """Load the model, and the last checkpoint if the settings say so.
 
         Raises:
-            ConfigError: the model can't be loaded, or the device is not there.
-            OutputError: there is no checkpoint to resume from; or an earlier run's output is there, and neither
-                `resume` nor `overwrite` is set.
+            ConfigError: the model can't be loaded, the device is not there, or the checkpoint's run had other defaults.
+            PlaceError: there is no checkpoint to resume from; or an earlier run's output is there, and neither `resume`
+                nor `overwrite` is set.
+            OutputError: the checkpoint does not fit.
         """
         self.config = config
         self.checkpoints, self.metrics = config.output_dir / "checkpoints", config.output_dir / "metrics.jsonl"
@@ -59,6 +60,8 @@ class Trainer:
         )
         self.parts = {"model": self.model, "optimizer": self.optimizer}
         earlier = load_checkpoint(self.checkpoints, self.parts, self.device) if config.resume else None
+        for change in config.check_recipe(earlier.recipe) if earlier else ():
+            logger.warning("resumed with other settings: %s", change)
         self.step = self._saved_step = earlier.step if earlier else 0
         self._unpushed: Probe | None = None  # What proves the next push, if there is something to push.
         self._is_busy = self._is_stopping = False
@@ -118,15 +121,15 @@ class Trainer:
 
     async def _save(self) -> None:
         if self._saved_step < self.step:
-            to = (self.checkpoints, self.step, self.config.total_steps, self.parts)
-            await asyncio.to_thread(save_checkpoint, *to)
+            at = Resumed(self.step, self.config.total_steps, self.config.recipe)
+            await asyncio.to_thread(save_checkpoint, self.checkpoints, at, self.parts)
             self._saved_step = self.step
 
     def _check_room(self) -> None:
         """Refuse to mix the lines and checkpoints of two runs."""
         config = self.config
         if not (config.resume or config.overwrite) and (self.metrics.exists() or self.checkpoints.exists()):
-            raise OutputError(
+            raise PlaceError(
                 f"{str(config.output_dir)!r} holds an earlier run. Continue it with --resume, replace it with "
                 "--overwrite, or choose another output_dir."
             )
@@ -149,7 +152,9 @@ class Trainer:
 
     async def _train(self, groups: Sequence[ScoredGroup]) -> dict[str, float]:
         config, start = self.config, time.monotonic()
-        batch, lr = make_batch(groups), config.lr_at(self.step)
+        batch, lr = make_batch(groups, contrast=config.loss.contrast), config.lr_at(self.step)
+        if config.loss.contrast:
+            batch = await asyncio.to_thread(take_out_control, self.model, batch, config, self.device)
         for parameters in self.optimizer.param_groups:
             parameters["lr"] = lr
         order = torch.Generator().manual_seed(config.seed * 1_000_003 + self.step)

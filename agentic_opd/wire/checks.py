@@ -8,12 +8,25 @@ without records of turns the arrays are checked by themselves.
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, cast
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, cast, get_args
 
 from agentic_opd.core.errors import WireError
-from agentic_opd.core.types import IGNORED, PROMPT_LOGPROB, TurnOutcome
-from agentic_opd.wire.group import SAME_LOGPROB, ScoredGroup, ScoredRollout, TurnRecord, is_int, is_number
+from agentic_opd.core.types import IGNORED, PROMPT_LOGPROB, EvidenceKind, StepScore, TurnOutcome
+from agentic_opd.wire.group import (
+    SAME_LOGPROB,
+    ContextTurn,
+    ControlKind,
+    ControlReading,
+    GapBaseline,
+    HintSource,
+    ScoredGroup,
+    ScoredRollout,
+    TurnRecord,
+    is_int,
+    is_number,
+    is_text,
+)
 
 SUM_SLACK = 1e-3
 """How far above 1 the probabilities of a row may sum: logprobs are written rounded."""
@@ -22,6 +35,7 @@ _REQUIRED = ("tokens", "masks", "scores", "inference_logprobs")
 _OPTIONAL = ("messages", "overrides", "advantages", "ref_logprobs")
 _DISTILL = ("distill_token_ids", "distill_logprobs")
 _RECORD = ("span", "outcome", "next_state_role", "votes", "hint", "hint_token_ids", "insert_at")
+_READINGS = ("baseline_logprobs", "unhinted_logprobs")
 _OUTCOMES = frozenset(outcome.value for outcome in TurnOutcome)
 _ROLES = ("tool", "user", "verdict", None)
 _HINTED = frozenset({TurnOutcome.SCORED, TurnOutcome.TOO_LONG, TurnOutcome.SCORING_ERROR})
@@ -92,13 +106,18 @@ def _field_problems(fields: dict[str, Any]) -> Iterator[Problem]:
             yield Problem("", f"{name}: expected a list, got {_kind(fields, name)}")
         elif len(column) != size:
             yield Problem("", f"{name}: expected {size} entries, one a sequence, got {len(column)}")
-    said = _object(_object(fields.get("group_overrides")).get("opd")).get("outcomes")
+    opd = _object(_object(fields.get("group_overrides")).get("opd"))
+    said = opd.get("outcomes")
     if said is not None and not (isinstance(said, dict) and all(map(is_int, said.values()))):
         yield Problem("", f"group_overrides: outcomes {said!r}, expected an object of counts")
+    for name, known in (("gap_baseline", get_args(GapBaseline)), ("hint_source", get_args(HintSource))):
+        if name in opd and opd[name] not in known:
+            yield Problem("", f"group_overrides: {name} {opd[name]!r} is none of {', '.join(known)}")
 
 
 def _sequence_form(sequence: dict[str, Any]) -> Iterator[Problem]:
-    tokens, records = sequence["tokens"], _object(_object(sequence.get("overrides")).get("opd")).get("turns")
+    opd = _object(_object(sequence.get("overrides")).get("opd"))
+    tokens, records = sequence["tokens"], opd.get("turns")
     if not is_number(sequence["scores"]):
         yield Problem("", "scores: expected a finite number")
     if not _is_chat(sequence.get("messages", [])):
@@ -116,6 +135,7 @@ def _sequence_form(sequence: dict[str, Any]) -> Iterator[Problem]:
         elif (at := _odd_one(values, kind)) is not None:
             yield Problem(f", position {at}", f"{entry}, got {values[at]!r}")
     yield from _records_form(records, len(tokens))
+    yield from _context_form(opd.get("context_turns", []))
     if "distill_token_ids" in sequence:
         yield from _rows_form(len(tokens), sequence["distill_token_ids"], sequence["distill_logprobs"])
 
@@ -126,6 +146,17 @@ def _records_form(records: Any, length: int) -> Iterator[Problem]:
             yield from (Problem(f", turn {index}", message) for message in _record_form(record, length))
     elif records is not None:
         yield Problem("", f"opd turns: expected a list, got {type(records).__name__}")
+
+
+def _context_form(entries: Any) -> Iterator[Problem]:
+    if not isinstance(entries, list):
+        yield Problem("", f"opd context_turns: expected a list, got {type(entries).__name__}")
+        return
+    for index, entry in enumerate(cast(list[Any], entries)):
+        try:
+            ContextTurn.from_wire(entry)
+        except WireError as error:
+            yield Problem(f", context turn {index}", str(error))
 
 
 def _record_form(record: Any, length: int) -> Iterator[str]:
@@ -146,6 +177,44 @@ def _record_form(record: Any, length: int) -> Iterator[str]:
         yield "hint_token_ids: expected token ids"
     if not (place is None or is_int(place)):
         yield f"insert_at: {place!r}, expected a position of the turn's prompt, or null"
+    tokens = span[1] - span[0] if _are_ids(span) and len(span) == 2 else 0
+    yield from _further_form(cast(dict[str, Any], record), tokens)
+
+
+def _further_form(record: dict[str, Any], tokens: int) -> Iterator[str]:
+    """What is wrong with the fields of a record that may be missing; `tokens` is the length of its span."""
+    yield from (
+        f"{name}: {record[name]!r}, expected {expected}"
+        for name, (is_right, expected) in _OPTIONAL_OF_RECORD.items()
+        if name in record and not is_right(record[name])
+    )
+    for name in _READINGS:
+        if name in record and not (_are_logprobs(record[name]) and len(record[name]) == tokens):
+            yield f"{name}: expected {tokens} finite numbers of at most 0, one a token of the span"
+    if "control" in record:
+        yield from _control_form(record["control"], tokens)
+
+
+def _control_form(control: Any, tokens: int) -> Iterator[str]:
+    fields = _object(control)
+    kind, hint, rows = fields.get("kind"), fields.get("hint"), fields.get("logprobs")
+    if kind not in get_args(ControlKind):
+        yield f"control: kind {kind!r} is none of {', '.join(get_args(ControlKind))}"
+    if not is_text(hint) or not hint:
+        yield f"control: hint {hint!r}, expected a text"
+    if not _are_ids(fields.get("hint_token_ids")) or not fields["hint_token_ids"]:
+        yield "control: hint_token_ids: expected token ids, at least one"
+    if not isinstance(rows, list) or len(rows) != tokens:
+        yield f"control: logprobs: expected {tokens} rows, one a token of the span, got {_size(rows)}"
+    elif not all(_is_control_row(row) for row in cast(list[Any], rows)):
+        yield "control: logprobs: expected finite numbers of at most 0 or null, and never null first"
+
+
+def _is_control_row(row: Any) -> bool:
+    if not isinstance(row, list) or not row:
+        return False
+    entries = cast(list[Any], row)
+    return entries[0] is not None and _are_logprobs([entry for entry in entries if entry is not None])
 
 
 def _votes_form(votes: Any) -> Iterator[str]:
@@ -179,6 +248,41 @@ def _are_ids(values: Any) -> bool:
     if not isinstance(values, list) or not set(map(type, values)) <= {int}:
         return False
     return not values or (min(values) >= 0 and max(values) < 2**63)
+
+
+def _are_logprobs(values: Any) -> bool:
+    """Whether this is a list of finite numbers that rounding at most put above 0."""
+    return isinstance(values, list) and all(is_number(value) and value <= SUM_SLACK for value in values)
+
+
+def _is_step_score(value: Any) -> bool:
+    return is_int(value) and value in get_args(StepScore)
+
+
+def _is_version(value: Any) -> bool:
+    return is_int(value) and value >= 0
+
+
+def _are_kinds_of_evidence(values: Any) -> bool:
+    if not isinstance(values, list) or not all(map(is_text, values)):
+        return False
+    return len(set(values)) == len(values) and set(values) <= set(get_args(EvidenceKind))
+
+
+def _are_step_votes(values: Any) -> bool:
+    return isinstance(values, list) and all(value is None or _is_step_score(value) for value in values)
+
+
+_OPTIONAL_OF_RECORD: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "evidence": (_are_kinds_of_evidence, f"some of {', '.join(get_args(EvidenceKind))}, each once"),
+    "question": (is_text, "a text"),
+    "step_votes": (_are_step_votes, "a list of 1, 0, -1 and null"),
+    "step_score": (_is_step_score, "1, 0 or -1"),
+    "truncated": (lambda value: isinstance(value, bool), "true or false"),
+    "weight_version": (_is_version, "a whole number, at least 0"),
+    "scored_version": (_is_version, "a whole number, at least 0"),
+}
+"""Fields of a record that may be missing, and what they may hold."""
 
 
 def _odd_one(values: list[Any], kind: type[int | float]) -> int | None:
@@ -236,8 +340,9 @@ class GroupChecker:
         if self.top_k is None and distillation is not None:
             self.top_k = distillation.distill_topk
         self.counts["groups with distillation" if has_rows else "groups without distillation"] += 1
+        reads_hints = distillation is None or distillation.hint_source != "none"
         for index, rollout in enumerate(group.rollouts):
-            for where, message in self._rollout(rollout):
+            for where, message in self._rollout(rollout, reads_hints=reads_hints):
                 yield Problem(f"sequence {index}{where}", message)
         records = [turn for rollout in group.rollouts for turn in rollout.turns or ()]
         if distillation is None or not distillation.outcomes or not records:
@@ -247,14 +352,14 @@ class GroupChecker:
             said = dict(distillation.outcomes)
             yield Problem("", f"group_overrides: outcomes {said!r}, but the turns' records say {dict(found)!r}")
 
-    def _rollout(self, rollout: ScoredRollout) -> Iterator[Problem]:
+    def _rollout(self, rollout: ScoredRollout, *, reads_hints: bool) -> Iterator[Problem]:
         """Yield what is wrong with the arrays; if nothing is, with the records; if nothing is, with the rows."""
         if problems := list(_array_problems(rollout)):
             yield from problems
             return
         self.counts["tokens"] += len(rollout.tokens_T)
         self.counts["sampled tokens"] += sum(mask != IGNORED for mask in rollout.masks_T)
-        if problems := list(_turn_problems(rollout)):
+        if problems := list(_turn_problems(rollout, reads_hints=reads_hints)):
             yield from problems
             return
         if rollout.turns is not None:
@@ -281,6 +386,9 @@ class GroupChecker:
                 yield Problem(f", position {position}", f"row: {message}")
             elif row_ids and mask != IGNORED and (is_scored or (is_scored is None and self.top_k != 1)):
                 self.counts["scored rows"] += 1
+        for turn in rollout.turns or ():
+            if turn.control is not None:
+                yield from _control_problems(turn, turn.control, ids)
 
     def _row_problem(
         self, rollout: ScoredRollout, at: int, ids: Sequence[int], logprobs: Sequence[float], is_scored: bool | None
@@ -321,17 +429,30 @@ def _array_problems(rollout: ScoredRollout) -> Iterator[Problem]:
         yield Problem(f", position {position}", message)
 
 
-def _turn_problems(rollout: ScoredRollout) -> Iterator[Problem]:
+def _control_problems(turn: TurnRecord, control: ControlReading, ids_TK: Sequence[Sequence[int]]) -> Iterator[Problem]:
+    """What is wrong with a control's rows beside the teacher's, whose ids their entries are about."""
+    for position, row in enumerate(control.logprobs_RK, start=turn.span[0]):
+        total = sum(math.exp(logprob) for logprob in row if logprob is not None)
+        if len(row) != len(ids_TK[position]):
+            message = f"expected {len(ids_TK[position])} entries, those of the row, got {len(row)}"
+        elif total > 1 + SUM_SLACK:
+            message = f"probabilities sum to {total:.6f}, expected at most 1"
+        else:
+            continue
+        yield Problem(f", position {position}", f"control: {message}")
+
+
+def _turn_problems(rollout: ScoredRollout, *, reads_hints: bool) -> Iterator[Problem]:
     """What is wrong with the records: in themselves, in their order, and against masks and messages.
 
-    Spans are in order, do not overlap, and cover exactly the sampled positions.
+    Spans are in order, do not overlap, and cover exactly the sampled positions. `reads_hints`: the teacher read them.
     """
     if rollout.turns is None:
         return
     before, in_turn = 0, [False] * len(rollout.masks_T)
     for index, turn in enumerate(rollout.turns):
         start, end = turn.span
-        yield from (Problem(f", turn {index}", message) for message in _record_problems(turn))
+        yield from (Problem(f", turn {index}", message) for message in _record_problems(turn, reads_hints=reads_hints))
         if start < before:
             yield Problem(f", turn {index}", f"span: starts at {start}, before the end {before} of the turn before")
         before = end
@@ -341,12 +462,16 @@ def _turn_problems(rollout: ScoredRollout) -> Iterator[Problem]:
             what = "in a turn's span, but not sampled" if is_in else "sampled, but in no turn's span"
             yield Problem(f", position {position}", what)
     if rollout.messages is not None:
-        said = sum(message["role"] == "assistant" for message in rollout.messages)
-        if said != len(rollout.turns):
-            yield Problem("", f"opd turns: {len(rollout.turns)} records for {said} assistant messages")
+        said = [index for index, message in enumerate(rollout.messages) if message["role"] == "assistant"]
+        context = [turn.message_index for turn in rollout.context_turns]
+        if wrong := [index for index in context if index not in said] or len(context) != len(set(context)):
+            yield Problem("", f"opd context_turns: messages {wrong or context} are not the assistant's, or stand twice")
+        elif len(said) != len(rollout.turns) + len(context):
+            also = f" and {len(context)} context turns" if context else ""
+            yield Problem("", f"opd turns: {len(rollout.turns)} records{also} for {len(said)} assistant messages")
 
 
-def _record_problems(turn: TurnRecord) -> Iterator[str]:
+def _record_problems(turn: TurnRecord, *, reads_hints: bool) -> Iterator[str]:
     outcome, ids, place, start = turn.outcome, turn.hint_token_ids, turn.insert_at, turn.span[0]
     if (turn.next_state_role is None) != (outcome is TurnOutcome.NO_NEXT_STATE):
         yield f"next_state_role: {turn.next_state_role!r} does not go with outcome {outcome.value!r}"
@@ -356,10 +481,19 @@ def _record_problems(turn: TurnRecord) -> Iterator[str]:
         yield f"insert_at: {place!r} with {len(ids)} hint_token_ids"
     elif place is not None and not 0 < place <= start:
         yield f"insert_at: {place!r}, expected a position of the turn's prompt, 1 to {start}"
-    if turn.is_scored and not ids:
-        yield "hint_token_ids: empty, but the turn is scored"
+    if turn.is_scored and bool(ids) != reads_hints:
+        yield f"hint_token_ids: {'empty' if reads_hints else 'there, with hint_source none'}, but the turn is scored"
     if outcome not in _HINTED and ids:
         yield f"hint_token_ids: {len(ids)} of them do not go with outcome {outcome.value!r}"
+    yield from (
+        f"{name}: does not go with outcome {outcome.value!r}"
+        for name in (*_READINGS, "scored_version", "control")
+        if not turn.is_scored and getattr(turn, name) is not None
+    )
+    if turn.control is not None and turn.control.hint == turn.hint:
+        yield "control: its hint is the turn's own"
+    if turn.step_score not in (None, 0, *turn.step_votes):
+        yield f"step_score: {turn.step_score}, but no vote says so"
 
 
 def _entries_problem(token: int, ids: Sequence[int], logprobs: Sequence[float]) -> str | None:

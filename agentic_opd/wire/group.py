@@ -5,16 +5,18 @@ package does not know of a group is kept as it came, in `other`, and written aga
 """
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeGuard, cast
+from typing import Any, Literal, TypeGuard, TypeVar, cast, get_args
 
 from agentic_opd.core.errors import AlignmentError, WireError
 from agentic_opd.core.types import (
     IGNORED,
     DistillArrays,
     Episode,
+    EvidenceKind,
     Message,
+    StepScore,
     Task,
     TurnOutcome,
     VerifyOutcome,
@@ -24,8 +26,25 @@ from agentic_opd.core.types import (
 
 Role = Literal["tool", "user", "verdict"]
 
+ControlKind = Literal["neutral", "other", "same_task"]
+"""What a control hint is: a fixed sentence, an accepted hint of another task, one of this task about another fault."""
+
+GapBaseline = Literal["student", "teacher"]
+
+HintSource = Literal["judge", "other_task", "none"]
+"""What the teacher reads of accepted hints: the turn's own, one of another task in its place, or none."""
+
 SAME_LOGPROB = 1e-6
 """Logprobs that differ by this at most (nats) are one, written twice."""
+
+
+WhyContext = Literal["not_sampled", "shared", "side", "altered_sampling"]
+"""Why an assistant's message is read and not learned from: the client wrote it, or wrote it back otherwise than it was
+sampled; it is learned from in another sequence of the group; it was asked for as a side turn; or it was sampled from a
+changed distribution."""
+
+
+Known = TypeVar("Known", bound=str)
 
 
 def is_int(value: object) -> TypeGuard[int]:
@@ -57,10 +76,41 @@ class TaskItem:
 
 
 @dataclass(frozen=True, slots=True)
+class ControlReading:
+    """The scored turn read once more, with a control hint where the hint stood: what any hint would explain."""
+
+    kind: ControlKind
+    hint: str
+    hint_token_ids: tuple[int, ...]
+    logprobs_RK: tuple[tuple[float | None, ...], ...]
+    """Of the row's tokens (`distill_token_ids` in the turn's span), in nats; None where the engine did not say."""
+
+    def to_wire(self) -> dict[str, Any]:
+        """The reading as plain JSON data."""
+        return {
+            "kind": self.kind,
+            "hint": self.hint,
+            "hint_token_ids": list(self.hint_token_ids),
+            "logprobs": [list(row) for row in self.logprobs_RK],
+        }
+
+    @classmethod
+    def from_wire(cls, value: Mapping[str, Any]) -> "ControlReading":
+        """Read it; what does not fit raises KeyError, TypeError or ValueError, which `TurnRecord.from_wire` expects."""
+        return cls(
+            kind=value["kind"],
+            hint=value["hint"],
+            hint_token_ids=tuple(value["hint_token_ids"]),
+            logprobs_RK=tuple(tuple(row) for row in value["logprobs"]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class TurnRecord:
     """What became of one assistant turn: `overrides[i]["opd"]["turns"][t]`.
 
     The teacher read `tokens[:insert_at] + hint_token_ids + tokens[insert_at:end]`, where `span` is `[start, end)`.
+    Fields from `evidence` on are written only where there is something to write.
     """
 
     span: tuple[int, int]
@@ -71,11 +121,43 @@ class TurnRecord:
     hint_token_ids: tuple[int, ...] = ()
     insert_at: int | None = None
     error: str | None = None
+    evidence: tuple[EvidenceKind, ...] = ()
+    """What the judge was shown, in its order."""
+    question: str | None = None
+    """What the judge read, word for word, behind its system prompt."""
+    step_votes: tuple[StepScore | None, ...] = ()
+    """Answers to the second question, whether the turn did what was wanted; None if one could not be read."""
+    step_score: StepScore | None = None
+    truncated: bool = False
+    """The turn was cut off at a token limit."""
+    weight_version: int | None = None
+    """Of the weights that sampled it."""
+    scored_version: int | None = None
+    """Of the weights that gave the rows."""
+    baseline_logprobs: tuple[float, ...] | None = None
+    """What the gap is measured from, one a token of the span, in nats; None where `inference_logprobs` are."""
+    unhinted_logprobs: tuple[float, ...] | None = None
+    """A separate teacher's reading without the hint, where the gap is not measured from it."""
+    control: ControlReading | None = None
+
+    def __post_init__(self) -> None:
+        lengths = {
+            "baseline_logprobs": self.baseline_logprobs,
+            "unhinted_logprobs": self.unhinted_logprobs,
+            "control": None if self.control is None else self.control.logprobs_RK,
+        }
+        start, end = self.span
+        check_lengths("turn", span=end - start, **{name: len(row) for name, row in lengths.items() if row is not None})
 
     @property
     def is_scored(self) -> bool:
         """The teacher's rows are written in its span."""
         return self.outcome is TurnOutcome.SCORED
+
+    @property
+    def shown_evidence(self) -> tuple[str, ...]:
+        """The kinds of evidence that the judge was shown; a record of before names only the last one."""
+        return self.evidence or ((self.next_state_role,) if self.next_state_role else ())
 
     def to_wire(self) -> dict[str, Any]:
         """The record as plain JSON data."""
@@ -88,6 +170,8 @@ class TurnRecord:
             "hint_token_ids": list(self.hint_token_ids),
             "insert_at": self.insert_at,
             "error": self.error,
+            **{name: to_wire(value) for name, to_wire in _WRITTEN_IF_ANY.items() if (value := getattr(self, name))},
+            **{name: value for name in _WRITTEN_IF_KNOWN if (value := getattr(self, name)) is not None},
         }
 
     @classmethod
@@ -109,9 +193,81 @@ class TurnRecord:
                 hint_token_ids=tuple(row["hint_token_ids"]),
                 insert_at=row["insert_at"],
                 error=row["error"] if is_text(row.get("error")) else None,
+                evidence=tuple(row.get("evidence") or ()),
+                question=row.get("question"),
+                step_votes=tuple(row.get("step_votes") or ()),
+                step_score=row.get("step_score"),
+                truncated=row.get("truncated") is True,
+                weight_version=row.get("weight_version"),
+                scored_version=row.get("scored_version"),
+                baseline_logprobs=_tuple_or_none(row.get("baseline_logprobs")),
+                unhinted_logprobs=_tuple_or_none(row.get("unhinted_logprobs")),
+                control=None if row.get("control") is None else ControlReading.from_wire(row["control"]),
             )
         except (KeyError, TypeError, ValueError, AttributeError, AlignmentError) as error:
             raise WireError(f"a turn's record can't be read: {error!r}") from error
+
+
+def gap_baseline_T(logprobs_T: Sequence[float], turns: Iterable[TurnRecord]) -> Sequence[float]:
+    """What gaps are measured from [T], in nats: a scored row's first entry minus this is the token's gap.
+
+    Args:
+        logprobs_T: The sampling weights' logprobs, `inference_logprobs`.
+        turns: The records, of which those that have `baseline_logprobs` say so for the tokens of their spans.
+    """
+    baseline_T = list(logprobs_T)
+    for turn in turns:
+        if turn.baseline_logprobs is not None:
+            baseline_T[slice(*turn.span)] = turn.baseline_logprobs
+    return baseline_T
+
+
+def _tuple_or_none(values: Sequence[float] | None) -> tuple[float, ...] | None:
+    return None if values is None else tuple(values)
+
+
+_WRITTEN_IF_ANY: dict[str, Callable[[Any], Any]] = {
+    "evidence": list,
+    "step_votes": list,
+    "truncated": bool,
+    "baseline_logprobs": list,
+    "unhinted_logprobs": list,
+    "control": ControlReading.to_wire,
+}
+_WRITTEN_IF_KNOWN = ("question", "step_score", "weight_version", "scored_version")
+
+
+@dataclass(frozen=True, slots=True)
+class ContextTurn:
+    """An assistant's message of a conversation that is context only: `overrides[i]["opd"]["context_turns"][t]`."""
+
+    message_index: int
+    """Its place in the rollout's messages."""
+    why: WhyContext
+    altered: tuple[str, ...] = ()
+    """The sampling parameters that changed the distribution, with `altered_sampling`."""
+
+    def to_wire(self) -> dict[str, Any]:
+        """The entry as plain JSON data."""
+        return {
+            "message": self.message_index,
+            "why": self.why,
+            **({"altered": list(self.altered)} if self.altered else {}),
+        }
+
+    @classmethod
+    def from_wire(cls, value: object) -> "ContextTurn":
+        """Read an entry.
+
+        Raises:
+            WireError: it is not an object with the fields above.
+        """
+        row = _object(value)
+        why = _one_of(row.get("why"), *get_args(WhyContext))
+        index, altered = row.get("message"), row.get("altered", [])
+        if not is_int(index) or why is None or not (isinstance(altered, list) and all(map(is_text, altered))):
+            raise WireError(f"a context turn can't be read: {value!r}")
+        return cls(index, why, tuple(altered))
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +306,10 @@ class ScoredRollout:
     tool_errors: int | None = None
     reward: Mapping[str, float] | None = None
     """The parts of the score, by name."""
+    is_rewarded: bool = True
+    """False: nobody judged what came of it, so its score of 0.0 says nothing. Written as `reward: null`."""
+    context_turns: tuple[ContextTurn, ...] = ()
+    """The assistant's messages that have no record, because they are context only."""
     checks: VerdictCounts | None = None
     other: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Entries of its `overrides` that this package does not know."""
@@ -167,6 +327,11 @@ class ScoredRollout:
         if self.turns is None:
             return None
         return frozenset(position for turn in self.turns if turn.is_scored for position in range(*turn.span))
+
+    @property
+    def baseline_T(self) -> Sequence[float]:
+        """What a gap is measured from at each sampled position, in nats; see `gap_baseline_T`."""
+        return gap_baseline_T(self.logprobs_T, self.turns or ())
 
     @property
     def row_positions(self) -> list[int]:
@@ -219,8 +384,45 @@ class ScoredRollout:
             checks=VerdictCounts(verification.outcome.value, verification.passed, verification.total),
         )
 
+    @classmethod
+    def of_conversation(
+        cls,
+        episode: Episode,
+        *,
+        given_reward: float | None,
+        context_turns: tuple[ContextTurn, ...] = (),
+        rows: DistillArrays | None = None,
+        turns: tuple[TurnRecord, ...] | None = None,
+    ) -> "ScoredRollout":
+        """The rollout of a conversation that happened, which nothing verified.
+
+        Args:
+            episode: One branch of the conversation.
+            given_reward: What its client said that it was worth; None: nothing.
+            context_turns: The assistant's messages that are context only.
+            rows: The teacher's rows; None if nothing was distilled.
+            turns: The records of the turns; None if nothing was distilled.
+        """
+        return cls(
+            tokens_T=episode.tokens_T,
+            masks_T=episode.masks_T,
+            logprobs_T=episode.logprobs_T,
+            score=0.0 if given_reward is None else given_reward,
+            messages=episode.messages,
+            rows=rows,
+            turns=turns,
+            num_turns=len(episode.turns),
+            stop_reason=episode.stop_reason.value,
+            reward=None if given_reward is None else {"client": given_reward},
+            is_rewarded=given_reward is not None,
+            context_turns=context_turns,
+        )
+
     def overrides(self) -> dict[str, Any]:
         """Its entry of `overrides`; what is None is left out."""
+        opd: dict[str, Any] = {} if self.turns is None else {"turns": [turn.to_wire() for turn in self.turns]}
+        if self.context_turns:
+            opd["context_turns"] = [turn.to_wire() for turn in self.context_turns]
         known = {
             "stop_reason": self.stop_reason,
             "turns": self.num_turns,
@@ -229,9 +431,10 @@ class ScoredRollout:
             "reward": None if self.reward is None else dict(self.reward),
             "verification": self.checks
             and {"outcome": self.checks.outcome, "passed": self.checks.passed, "total": self.checks.total},
-            "opd": None if self.turns is None else {"turns": [turn.to_wire() for turn in self.turns]},
+            "opd": opd or None,
         }
-        return {**{name: value for name, value in known.items() if value is not None}, **self.other}
+        said = {name: value for name, value in known.items() if value is not None}
+        return {**said, **({} if self.is_rewarded else {"reward": None}), **self.other}
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,6 +445,10 @@ class GroupDistillation:
     hint_placement: str | None = None
     outcomes: Mapping[str, int] = field(default_factory=dict[str, int])
     """How many turns ended in each outcome."""
+    gap_baseline: GapBaseline | None = None
+    """Whose reading without the hint the gap is measured from; None in files of before, which means the student's."""
+    hint_source: HintSource | None = None
+    """None in files of before, which means the judge."""
     noise_floor: float | None = None
     """The largest gap (nats) without a hint: the engine's noise. None if it was not measured."""
 
@@ -256,7 +463,9 @@ class ScoredGroup:
     weight_version: int | None = None
     """The oldest of the weights that sampled it: a trainer measures from it how stale the group is."""
     group_id: str | None = None
-    """Given by `serve`, so that a group that is sent twice is known again."""
+    """Given by `serve` and by the gateway, so that a group that is sent twice is known again."""
+    session_id: str | None = None
+    """The conversation that it is, if a gateway made it."""
     distillation: GroupDistillation | None = None
     other: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Fields of the group that this package does not know."""
@@ -288,9 +497,14 @@ class ScoredGroup:
                 "hint_placement": self.distillation.hint_placement,
                 "outcomes": dict(self.distillation.outcomes),
                 "noise_floor": self.distillation.noise_floor,
+                **_known(
+                    gap_baseline=self.distillation.gap_baseline,
+                    hint_source=self.distillation.hint_source,
+                ),
             },
             "weight_version": self.weight_version,
             "group_id": self.group_id,
+            "session_id": self.session_id,
         }
         group: dict[str, Any] = {
             "tokens": [list(one.tokens_T) for one in rollouts],
@@ -352,12 +566,14 @@ def _group(fields: dict[str, Any]) -> ScoredGroup:
         del about["opd"]
         placement, floor = opd.get("hint_placement"), opd.get("noise_floor")
         distillation = GroupDistillation(
-            top_k,
-            placement if is_text(placement) else None,
-            _object(opd.get("outcomes")),
-            floor if is_number(floor) else None,
+            distill_topk=top_k,
+            hint_placement=placement if is_text(placement) else None,
+            outcomes=_object(opd.get("outcomes")),
+            gap_baseline=_one_of(opd.get("gap_baseline"), "student", "teacher"),
+            hint_source=_one_of(opd.get("hint_source"), "judge", "other_task", "none"),
+            noise_floor=floor if is_number(floor) else None,
         )
-    known = _taken(about, item_id=is_text, task_id=is_text, weight_version=is_int, group_id=is_text)
+    known = _taken(about, item_id=is_text, task_id=is_text, weight_version=is_int, group_id=is_text, session_id=is_text)
     return ScoredGroup(rollouts, **known, distillation=distillation, other=fields, other_overrides=about)
 
 
@@ -372,9 +588,13 @@ def _column(fields: dict[str, Any], name: str, size: int, *, optional: bool = Fa
 def _about_rollout(overrides: dict[str, Any]) -> dict[str, Any]:
     """What a sequence's overrides say that this package knows; an entry of another form stays among the others."""
     found: dict[str, Any] = {}
-    turns = _object(overrides.get("opd")).get("turns")
+    opd = _object(overrides.get("opd"))
+    turns, context = opd.get("turns"), opd.get("context_turns")
     if turns is not None:
         found["turns"] = tuple(TurnRecord.from_wire(turn) for turn in turns)
+    if context is not None:
+        found["context_turns"] = tuple(ContextTurn.from_wire(turn) for turn in context)
+    if turns is not None or context is not None:
         del overrides["opd"]
     verdict, reward = _object(overrides.get("verification")), _object(overrides.get("reward"))
     passed, total = verdict.get("passed"), verdict.get("total")
@@ -383,6 +603,9 @@ def _about_rollout(overrides: dict[str, Any]) -> dict[str, Any]:
         del overrides["verification"]
     if reward and all(map(is_number, reward.values())):
         found["reward"] = overrides.pop("reward")
+    elif "reward" in overrides and overrides["reward"] is None:
+        del overrides["reward"]
+        found["is_rewarded"] = False
     found |= _taken(overrides, stop_reason=is_text, tool_calls=is_int, tool_errors=is_int)
     if is_int(overrides.get("turns")):
         found["num_turns"] = overrides.pop("turns")
@@ -392,6 +615,14 @@ def _about_rollout(overrides: dict[str, Any]) -> dict[str, Any]:
 def _taken(entries: dict[str, Any], **kinds: Callable[[object], bool]) -> dict[str, Any]:
     """Take out of `entries` those that are of the kind that is expected of them."""
     return {name: entries.pop(name) for name, is_kind in kinds.items() if is_kind(entries.get(name))}
+
+
+def _one_of(value: object, *known: Known) -> Known | None:
+    return next((one for one in known if one == value), None)
+
+
+def _known(**entries: object) -> dict[str, object]:
+    return {name: value for name, value in entries.items() if value is not None}
 
 
 def _object(value: object) -> dict[str, Any]:

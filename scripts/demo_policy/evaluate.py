@@ -9,16 +9,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from agentic_opd.core.types import StopReason, Task
-from agentic_opd.distill.hints import judge_messages, parse_vote
+from agentic_opd.core.types import HindsightPair, StepScore, StopReason, Task, Vote
+from agentic_opd.distill.hints import parse_step_vote, parse_vote
 from agentic_opd.distill.rescoring import hint_place, insert_hint
 from agentic_opd.distill.turns import hindsight_pairs
 from agentic_opd.rollout.conversation import Conversation
 from agentic_opd.rollout.loop import AgentLoop, first_messages
 from agentic_opd.worlds.coding.tasks.builtin import builtin_tasks
 from demo_policy.episodes import RememberingSession, said
-from demo_policy.script import Rates, plan_episode
-from demo_policy.transcripts import UNLIMITED, Author, Placement
+from demo_policy.script import Rates, Step, plan_episode
+from demo_policy.transcripts import UNLIMITED, Author, Placement, hints_of, step_score
 from demo_policy.variants import Fault, load_variants
 
 Sampler = Callable[[Sequence[Sequence[int]], int, float], list[list[int]]]
@@ -86,18 +86,21 @@ class Examiner:
 
     def examine(self, episodes: int) -> Scores:
         """Run everything with so many episodes a task."""
-        self.act(episodes)
-        self.heed_first(episodes, foreign=False)
-        self.heed_first(episodes, foreign=True)
+        for examples in (True, False):
+            self.act(episodes, examples=examples)
+            self.heed_first(episodes, foreign=False, examples=examples)
+            self.heed_first(episodes, foreign=True, examples=examples)
         self.heed_next(episodes, "end", foreign=False)
         self.heed_next(episodes, "last_user", foreign=False)
         self.heed_next(episodes, "end", foreign=True)
-        self.judge(episodes)
+        for examples in (True, False):
+            self.judge(episodes, examples=examples)
         return self.scores
 
-    def act(self, episodes: int) -> None:
+    def act(self, episodes: int, *, examples: bool) -> None:
         """Whole episodes without a hint, at temperature 1."""
-        tasks = [task for task in builtin_tasks() for _ in range(episodes)]
+        kind = "" if examples else ", no examples"
+        tasks = [task for task in builtin_tasks(with_examples=examples) for _ in range(episodes)]
         config = UNLIMITED.model_copy(update={"max_turns": _MAX_TURNS})
         sessions = [RememberingSession(self.world, task) for task in tasks]
         loops = [AgentLoop(one.task, self._begin(one.task), one, config) for one in sessions]
@@ -110,23 +113,23 @@ class Examiner:
                 if i not in first and sessions[i].solution is not None:
                     first[i] = self.world.passes(tasks[i], sessions[i].solution)
         for i, (task, session) in enumerate(zip(tasks, sessions, strict=True)):
-            self.scores.add("first attempt passes", task, first.get(i, False))
-            self.scores.add("episode passes", task, self.world.passes(task, session.solution))
+            self.scores.add(f"first attempt passes{kind}", task, first.get(i, False))
+            self.scores.add(f"episode passes{kind}", task, self.world.passes(task, session.solution))
             variants = load_variants()[task.entry_point or ""]
             known = session.solution in (*variants.correct, *(fault.solution for fault in variants.faults))
-            self.scores.add("solution is a known variant", task, known)
-            self.scores.add("episode finished", task, stops[i] is StopReason.FINISHED)
+            self.scores.add(f"solution is a known variant{kind}", task, known)
+            self.scores.add(f"episode finished{kind}", task, stops[i] is StopReason.FINISHED)
 
-    def heed_first(self, episodes: int, *, foreign: bool) -> None:
+    def heed_first(self, episodes: int, *, foreign: bool, examples: bool) -> None:
         """The first turn, with a hint appended to the task (both placements are one there)."""
         prompts: list[list[int]] = []
-        tasks = [task for task in builtin_tasks() for _ in range(episodes)]
+        tasks = [task for task in builtin_tasks(with_examples=examples) for _ in range(episodes)]
         for task in tasks:
             prompt = self.author.chat.first_prompt(first_messages(self.world, task))
             hint = self.author.hint_ids(self._hint(task, None, foreign=foreign), as_message=False)
             ids, place = prompt.token_ids, prompt.last_user_end
             prompts.append([*ids[:place], *hint, *ids[place:]])
-        column = "first turn, foreign hint" if foreign else "first turn, its hint"
+        column = f"first turn, {'foreign' if foreign else 'its'} hint{'' if examples else ', no examples'}"
         for task, prompt, ids in zip(tasks, prompts, self._sample(prompts, 1.0), strict=True):
             self.scores.add(column, task, self._writes_correct(task, None, prompt, ids))
 
@@ -135,7 +138,7 @@ class Examiner:
         rows: list[tuple[Task, str, list[int]]] = []
         for task in (task for task in builtin_tasks() for _ in range(episodes)):
             steps = plan_episode(load_variants()[task.entry_point or ""], self.rng, _FAULTY)
-            episode = self.author.play(task, steps)
+            episode = self.author.play(task, steps, self.rng)
             turn, before = episode.turns[-1], steps[-1].before
             insert_at, as_message = hint_place(episode, turn, placement)
             hint = self.author.hint_ids(self._hint(task, before.fault, foreign=foreign), as_message=as_message)
@@ -145,28 +148,46 @@ class Examiner:
         for (task, solution, prompt), ids in zip(rows, self._sample([row[2] for row in rows], 1.0), strict=True):
             self.scores.add(column, task, self._writes_correct(task, solution, prompt, ids))
 
-    def judge(self, episodes: int) -> None:
-        """Votes on the turns of scripted episodes, at temperature 0.7."""
-        rows = []
-        for task in (task for task in builtin_tasks() for _ in range(episodes)):
-            steps = plan_episode(load_variants()[task.entry_point or ""], self.rng, Rates())
-            pairs = hindsight_pairs(self.author.play(task, steps), 4000)
-            index = self.rng.randrange(len(steps))
-            rows.append((task, steps[index], self.author.judge_prompt(judge_messages(pairs[index]))))
-        for (task, step, _), ids in zip(rows, self._sample([row[2] for row in rows], 0.7), strict=True):
-            vote = parse_vote(self.author.chat.tokenizer.decode(ids[:-1]))
-            self.scores.add("judge: vote can be read", task, vote.decision is not None)
-            self.scores.add("judge: decision is right", task, vote.decision == (1 if step.hints else -1))
-            if step.hints and step.kind != "stumble":
-                hints = [hint for fault in load_variants()[task.entry_point or ""].faults for hint in fault.hints]
-                self.scores.add("judge: hint of this task", task, vote.hint in hints)
-                self.scores.add("judge: hint of this fault", task, vote.hint in step.hints)
+    def judge(self, episodes: int, *, examples: bool) -> None:
+        """Both answers on turns of scripted episodes, at temperature 0.7."""
+        rows: list[tuple[Task, Step, HindsightPair]] = []
+        prompts: list[list[int]] = []
+        questions = self.author.questions(self.rng)
+        for task in (task for task in builtin_tasks(with_examples=examples) for _ in range(episodes)):
+            variants = load_variants()[task.entry_point or ""]
+            steps = plan_episode(variants, self.rng, Rates(), examples=examples)
+            pairs = hindsight_pairs(self.author.play(task, steps, self.rng), 4000)
+            step, pair = self.rng.choice([row for row in zip(steps, pairs, strict=True) if row[1].evidence])
+            question = questions.question(pair)
+            rows.append((task, step, pair))
+            prompts += [
+                self.author.judge_prompt(questions.hint_messages(question)),
+                self.author.judge_prompt(questions.step_messages(question)),
+            ]
+        answers = [self.author.chat.tokenizer.decode(ids[:-1]) for ids in self._sample(prompts, 0.7)]
+        for (task, step, pair), first, second in zip(rows, answers[::2], answers[1::2], strict=True):
+            self._mark(
+                task, step, pair, parse_vote(first), parse_step_vote(second), "" if examples else ", no examples"
+            )
+
+    def _mark(
+        self, task: Task, step: Step, pair: HindsightPair, vote: Vote, score: StepScore | None, kind: str
+    ) -> None:
+        hints = hints_of(step, pair)
+        self.scores.add(f"judge: vote can be read{kind}", task, vote.decision is not None)
+        self.scores.add(f"judge: decision is right{kind}", task, vote.decision == (1 if hints else -1))
+        if hints and step.kind not in ("stumble", "final"):
+            known = [hint for fault in load_variants()[task.entry_point or ""].faults for hint in fault.hints]
+            self.scores.add(f"judge: hint of this task{kind}", task, vote.hint in known)
+            self.scores.add(f"judge: hint of this fault{kind}", task, vote.hint in hints)
+        self.scores.add(f"judge: step score is right{kind}", task, score == step_score(step, pair))
+        if "verdict" in pair.kinds:
+            self.scores.add(f"judge: step score, verdict{kind}", task, score == step_score(step, pair))
 
     def _hint(self, task: Task, fault: Fault | None, *, foreign: bool) -> str:
         variants = load_variants()
         if foreign:
-            name = self.rng.choice([name for name in variants if name != task.entry_point])
-            return self.rng.choice(self.rng.choice(variants[name].faults).hints)
+            return self.author.empty_hint(variants[task.entry_point or ""], self.rng)
         return self.rng.choice((fault or self.rng.choice(variants[task.entry_point or ""].faults)).hints)
 
     def _writes_correct(self, task: Task, solution: str | None, prompt: list[int], ids: list[int]) -> bool:

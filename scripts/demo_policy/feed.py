@@ -34,11 +34,15 @@ class Feed:
         self.batches = self._batches(rows, size, rng)
 
     def next_parts(self, parts: int, other_weight: float, *, short: bool) -> list[Batch]:
-        """The next batch in up to `parts` parts; `short` leaves out what all rows start with."""
+        """The next batch in up to `parts` parts; `short` leaves out what all rows start with.
+
+        Not of the judge's rows: its two questions differ in nothing but what they start with.
+        """
         rows = next(self.batches)
         split = [rows[i::parts] for i in range(parts)]
         batches = [make_batch(self.kind, i, part, self.prefix, other_weight) for i, part in enumerate(split) if part]
-        return [batch._replace(prefix=[]) for batch in batches] if short else batches
+        is_short = short and not self.kind.startswith("judge")
+        return [batch._replace(prefix=[]) for batch in batches] if is_short else batches
 
     @staticmethod
     def _batches(rows: list[Transcript], size: int, rng: Random) -> Iterator[list[Transcript]]:
@@ -65,7 +69,7 @@ def make_batch(kind: str, place: int, rows: list[Transcript], prefix: list[int],
     ids = torch.zeros(len(rows), width, dtype=torch.long)
     weights = torch.zeros(len(rows), width)
     hinted = kind in ("heed_first", "heed_later", "ignore")
-    own, other = (JUDGE_WEIGHT if kind == "judge" else 1.0), (0.0 if hinted else other_weight)
+    own, other = (JUDGE_WEIGHT if kind.startswith("judge") else 1.0), (0.0 if hinted else other_weight)
     for i, row in enumerate(rows):
         length = len(row.token_ids) - cut
         ids[i, :length] = torch.tensor(row.token_ids[cut:])

@@ -4,32 +4,58 @@ In: tasks, variants and a random generator. Out: `Transcript`s, rows of ids that
 """
 
 import asyncio
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 from typing import Literal
 
-from agentic_opd.core.types import IGNORED, Episode, Message, Task, Turn
-from agentic_opd.distill.hints import judge_messages
+from agentic_opd.core.text import control_tokens
+from agentic_opd.core.types import IGNORED, Episode, Evidence, HindsightPair, Message, Task, Turn
+from agentic_opd.distill.hints import Questions
 from agentic_opd.distill.rescoring import encode_hint, hint_place, insert_hint
-from agentic_opd.distill.turns import hindsight_pairs
+from agentic_opd.distill.turns import Hindsight, hindsight_pairs
 from agentic_opd.rollout.chat import Chat
 from agentic_opd.rollout.config import RolloutConfig
 from agentic_opd.rollout.loop import run_episode
 from agentic_opd.worlds.coding.tasks.builtin import builtin_tasks
+from agentic_opd.worlds.coding.verifier.verify import SOLUTION_FILE
 from demo_policy.episodes import RememberingWorld, ScriptedPolicy
-from demo_policy.script import STUMBLE_HINTS, Rates, State, Step, plan_episode, plan_hinted, write_call
+from demo_policy.script import (
+    NEUTRAL_HINTS,
+    STUMBLE_HINTS,
+    Rates,
+    State,
+    Step,
+    plan_episode,
+    plan_hinted,
+    plan_nothing,
+    write_call,
+)
 from demo_policy.variants import TaskVariants, load_variants
 
 Placement = Literal["end", "last_user"]
 
 _PLACEMENTS: tuple[Placement, Placement] = ("end", "last_user")
 _MAX_CHARS = 4000
+_FAILURE = re.compile(r"FAIL (.*): expected (.*), got (.*)")
+_COUNT = re.compile(r"Hidden tests: (\d+) of (\d+) passed\.")
+_COMPLAINTS = (
+    "That is wrong: {call} gives {got}, it should be {expected}.",
+    "{call} returns {got} for me. I expected {expected}.",
+    "No, {call} must be {expected} and not {got}.",
+    "It does not work yet. For {call} I get {got} instead of {expected}.",
+)
+_VAGUE_COMPLAINTS = ("It fails with an error for me.", "It does not work for me, please look again.")
+_COMPLAINT_FORMS = [
+    re.compile(re.sub(r"\\{\w+\\}", ".*", re.escape(text))) for text in (*_COMPLAINTS, *_VAGUE_COMPLAINTS)
+]
+_THANKS = ("Thank you, it works.", "Great, that is what I wanted.", "Thanks!")
 
 UNLIMITED = RolloutConfig(max_turns=1000, max_token_length=1_000_000)
 """A script says itself where an episode ends."""
 
-Kind = Literal["act", "heed_first", "heed_later", "ignore", "judge"]
+Kind = Literal["act", "heed_first", "heed_later", "ignore", "judge", "judge_step"]
 """The skills that a transcript may teach."""
 
 
@@ -38,7 +64,7 @@ class Transcript:
     """One training sequence: its ids, and which of them the policy is to write.
 
     `kind` names the skill: to act without a hint, to heed a fitting one before anything is written or later, to ignore
-    a foreign one, to judge.
+    a foreign or empty one, to judge with a hint, to judge whether a turn did what was wanted.
     """
 
     kind: Kind
@@ -52,8 +78,16 @@ class Transcript:
 class Mix:
     """How often an episode becomes which transcripts."""
 
-    judged_turns: float = 0.5
+    without_examples: float = 0.4
+    """Episodes of tasks without examples."""
+    judged_turns: float = 0.6
     """Turns of an episode that are shown to the judge, as a share."""
+    judged_steps: float = 0.3
+    """Turns of which it is also asked the second question."""
+    by_next_state: float = 0.2
+    """Episodes whose turns are judged by their next state alone."""
+    undone: float = 0.03
+    """Episodes after which the judge is shown one that ended without a solution."""
     hinted_first: float = 0.8
     """First turns that are taught again, with two hints, as a share."""
     hinted_faulty: float = 1.0
@@ -62,6 +96,8 @@ class Mix:
     """Other turns that are taught again."""
     foreign_hints: float = 0.25
     """Hints of another task among them, which change nothing."""
+    neutral_hints: float = 0.3
+    """Of these, the share that says nothing about any task."""
 
 
 class Author:
@@ -72,16 +108,17 @@ class Author:
         self.world = world
         self.rates = rates or Rates()
         self.mix = mix or Mix()
-        self.tasks = builtin_tasks()
+        self.tasks = {examples: builtin_tasks(with_examples=examples) for examples in (True, False)}
         self._hints: dict[tuple[str, bool], tuple[int, ...]] = {}
         self._partings: dict[str, list[int]] = {}
 
     def write(self, rng: Random) -> Iterator[Transcript]:
         """Write one episode of a task drawn at random, and what is taught along with it."""
-        task = rng.choice(self.tasks)
+        examples = rng.random() >= self.mix.without_examples
+        task = rng.choice(self.tasks[examples])
         variants = load_variants()[task.entry_point or ""]
-        steps = plan_episode(variants, rng, self.rates)
-        episode = self.play(task, steps)
+        steps = plan_episode(variants, rng, self.rates, examples=examples)
+        episode = self.play(task, steps, rng)
         is_target = tuple(mask != IGNORED for mask in episode.masks_T)
         decisions = [
             position
@@ -92,15 +129,52 @@ class Author:
         for turn, step in zip(episode.turns, steps, strict=True):
             for placement in self._placements(step, rng):
                 yield self.heed(episode, turn, step, placement, variants, rng)
-        pairs = hindsight_pairs(episode, _MAX_CHARS)
-        for pair, step in zip(pairs, steps, strict=True):
-            if rng.random() < self.mix.judged_turns:
-                yield self.judge(judge_messages(pair), step, rng)
+        yield from self.judged(episode, steps, rng)
+        if rng.random() < self.mix.undone:
+            steps = plan_nothing(examples=examples)
+            yield from self.judged(self.play(task, steps, rng), steps, rng)
 
-    def play(self, task: Task, steps: Sequence[Step]) -> Episode:
-        """Run scripted turns through the real rendering, parsing and tools."""
+    def play(self, task: Task, steps: Sequence[Step], rng: Random) -> Episode:
+        """Run scripted turns through the real rendering, parsing and tools, with what the user says to them."""
         policy = ScriptedPolicy(self.completion_ids(step) for step in steps)
-        return asyncio.run(run_episode(task, policy, self.world, self.chat, UNLIMITED))
+        replies = {index: self.reply(task, step, rng) for index, step in enumerate(steps) if step.reply is not None}
+
+        async def user_reply(_task: Task, messages: Sequence[Message]) -> str | None:
+            return replies.get(sum(message["role"] == "assistant" for message in messages) - 1)
+
+        return asyncio.run(run_episode(task, policy, self.world, self.chat, UNLIMITED, user_reply))
+
+    def reply(self, task: Task, step: Step, rng: Random) -> str:
+        """What a user says to a closing turn: thanks, or what is wrong with the solution that it leaves."""
+        if step.reply == "thanks":
+            return rng.choice(_THANKS)
+        solution = (step.before.solution or "").encode()
+        report = asyncio.run(self.world.verify(task, {SOLUTION_FILE: solution})).report
+        failures = [found.groups() for line in report.splitlines() if (found := _FAILURE.fullmatch(line))]
+        if not failures:
+            return rng.choice(_VAGUE_COMPLAINTS)
+        call, expected, got = rng.choice(failures)
+        return rng.choice(_COMPLAINTS).format(call=call, expected=expected, got=got)
+
+    def judged(self, episode: Episode, steps: Sequence[Step], rng: Random) -> Iterator[Transcript]:
+        """Teach the judge's answers to some of an episode's turns."""
+        hindsight: Hindsight = "next_state" if rng.random() < self.mix.by_next_state else "delayed"
+        questions = self.questions(rng)
+        for pair, step in zip(hindsight_pairs(episode, _MAX_CHARS, hindsight), steps, strict=True):
+            if not pair.evidence:
+                continue
+            question = questions.question(pair)
+            if rng.random() < self.mix.judged_turns:
+                hints = hints_of(step, pair)
+                answer = f"\\boxed{{1}}\n[HINT_START]{rng.choice(hints)}[HINT_END]" if hints else "\\boxed{-1}"
+                yield self.answer("judge", questions.hint_messages(question), answer)
+            if rng.random() < self.mix.judged_steps:
+                answer = f"\\boxed{{{step_score(step, pair)}}}"
+                yield self.answer("judge_step", questions.step_messages(question), answer)
+
+    def questions(self, rng: Random) -> Questions:
+        """The judge's questions with a mark of their own."""
+        return Questions(rng.randbytes(16), control_tokens=tuple(control_tokens(self.chat.tokenizer).values()))
 
     def completion_ids(self, step: Step) -> list[int]:
         """The turn as sampled ids, its end token included."""
@@ -111,7 +185,7 @@ class Author:
     ) -> Transcript:
         """Teach a turn again with a hint in its prompt: the turn is changed if the hint fits, else it stays."""
         foreign = rng.random() < self.mix.foreign_hints
-        hint, target = (self._foreign_hint(variants, rng), step) if foreign else self._hinted(step, variants, rng)
+        hint, target = (self.empty_hint(variants, rng), step) if foreign else self._hinted(step, variants, rng)
         insert_at, as_message = hint_place(episode, turn, placement)
         request = insert_hint(episode.tokens_T, turn, insert_at, self.hint_ids(hint, as_message=as_message))
         prompt_ids = request.token_ids[: -request.num_scored]
@@ -144,13 +218,12 @@ class Author:
             self._hints[key] = encode_hint(self.chat.renderer, self.chat.tokenizer, hint, as_message=as_message)
         return self._hints[key]
 
-    def judge(self, messages: list[Message], step: Step, rng: Random) -> Transcript:
-        """Teach the judge's answer to one turn."""
-        answer = f"\\boxed{{1}}\n[HINT_START]{rng.choice(step.hints)}[HINT_END]" if step.hints else "\\boxed{-1}"
+    def answer(self, kind: Kind, messages: list[Message], answer: str) -> Transcript:
+        """Teach an answer of the judge."""
         prompt_ids = self.judge_prompt(messages)
         answer_ids = [*self._encode(answer), self.chat.stop_token_ids[0]]
         is_target = (False,) * len(prompt_ids) + (True,) * len(answer_ids)
-        return Transcript("judge", (*prompt_ids, *answer_ids), is_target)
+        return Transcript(kind, (*prompt_ids, *answer_ids), is_target)
 
     def judge_prompt(self, messages: list[Message]) -> list[int]:
         """The judge's messages as the server renders them."""
@@ -167,25 +240,62 @@ class Author:
     def _hinted(self, step: Step, variants: TaskVariants, rng: Random) -> tuple[str, Step]:
         """A fitting hint for a turn, and the turn that it should lead to."""
         if step.kind == "stumble" and rng.random() < 0.5:
-            return rng.choice(step.hints), self._without_stumble(variants, rng)
+            return rng.choice(step.hints), self._without_stumble(step, variants, rng)
         if step.before.solution is None and rng.random() < 0.1:
-            return rng.choice(STUMBLE_HINTS), self._without_stumble(variants, rng)
+            return rng.choice(STUMBLE_HINTS), self._without_stumble(step, variants, rng)
         fault = step.before.fault or (step.after.fault if step.before.solution is None else None)
         if fault is None or rng.random() < 0.2:
             fault = rng.choice(variants.faults)
         return rng.choice(fault.hints), plan_hinted(step, fault)
 
-    @staticmethod
-    def _foreign_hint(variants: TaskVariants, rng: Random) -> str:
+    def empty_hint(self, variants: TaskVariants, rng: Random) -> str:
+        """A hint that changes nothing: one of another task, or one that says nothing."""
+        if rng.random() < self.mix.neutral_hints:
+            return rng.choice(NEUTRAL_HINTS)
         others = [v for v in load_variants().values() if v.entry_point != variants.entry_point]
         return rng.choice(rng.choice(rng.choice(others).faults).hints)
 
-    def _without_stumble(self, variants: TaskVariants, rng: Random) -> Step:
+    def _without_stumble(self, step: Step, variants: TaskVariants, rng: Random) -> Step:
         """What a hint about tool calls leads to: a first turn that works, with a solution as often wrong as ever."""
-        return plan_episode(variants, rng, replace(self.rates, stumble_first=0.0))[0]
+        rates = replace(self.rates, stumble_first=0.0)
+        return plan_episode(variants, rng, rates, examples=step.before.examples)[0]
 
     def _encode(self, text: str) -> list[int]:
         return self.chat.tokenizer.encode(text, add_special_tokens=False)
+
+
+def hints_of(step: Step, pair: HindsightPair) -> Sequence[str]:
+    """What the judge may say of a turn, by what it is shown; empty: it has nothing to say."""
+    if step.kind in ("read", "run"):
+        return ()
+    if step.kind == "final":
+        is_wrong = step.reply == "complaint" if step.before.solution is not None else "verdict" in pair.kinds
+        return step.hints if is_wrong else ()
+    return step.hints if step.kind == "stumble" or shows_failure(pair) else ()
+
+
+def step_score(step: Step, pair: HindsightPair) -> int:
+    """Whether what is shown says that the turn did what was wanted: 1, 0 or -1."""
+    if step.kind in ("stumble", "read", "run"):
+        return {"stumble": -1, "read": 0, "run": 1}[step.kind]
+    if shows_failure(pair) or step.reply == "complaint":
+        return -1
+    is_shown = any("examples passed" in one.text for one in pair.evidence) or "verdict" in pair.kinds
+    return 1 if is_shown or step.reply == "thanks" else 0
+
+
+def shows_failure(pair: HindsightPair) -> bool:
+    """Whether an example or a hidden test failed, or a user complained later."""
+    return any(map(_is_failure, pair.evidence))
+
+
+def _is_failure(evidence: Evidence) -> bool:
+    if evidence.kind == "verdict":
+        count = _COUNT.match(evidence.text)
+        return count is None or count[1] != count[2]
+    if evidence.kind == "later" and any(form.search(evidence.text) for form in _COMPLAINT_FORMS):
+        return True
+    return evidence.kind != "user" and "FAIL " in evidence.text
 
 
 def _common(first: Sequence[int], second: Sequence[int]) -> int:

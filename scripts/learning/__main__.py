@@ -1,14 +1,17 @@
 """Does the demo policy learn from its hints, and how many rollouts does that take?
 
 The whole loop on this machine: vLLM on the CPU with the demo policy, a second vLLM that keeps the first weights, judges
-and teaches, run-api, `serve`, and the reference trainer. Five modes see the same number of rollouts: opd (top-K
+and teaches, run-api, `serve`, and the reference trainer. All modes see the same number of rollouts: opd (top-K
 divergence from the teacher that read the hint), grpo (the scores), opd+grpo (hints where there are some, scores
-elsewhere), and two controls, wrong-hint (each hint is one of another task) and no-hint (the teacher reads none). First
-a sweep chooses the learning rate and the batch size of each mode on a seed of its own; a control takes those of opd,
-from which it is to differ in its hints alone. Then every seed trains. Along the way `evaluate` measures the pass rate
-without hints at temperature 1.
+elsewhere), and two controls, wrong-hint (each hint is one of another task) and no-hint (the teacher reads none). More
+by their names: next-state (turns are judged by their next state alone), step-reward (the judge's second question as a
+reward beside opd), contrast and contrast-other (what a neutral or another task's hint explains is taken out of the
+target), and wrong-hint-contrast, wrong-hint-contrast-other (wrong hints, with that contrast). First
+a sweep chooses the learning rate, the batch size and the divergence's weight of each mode on a seed of its own; a
+control takes those of opd, from which it is to differ in its hints alone. Then every seed trains. Along the way
+`evaluate` measures the pass rate without hints at temperature 1.
 
-    scripts/learn            the whole experiment: under two hours on two cores; started again, it goes on where it was
+    scripts/learn            the whole experiment: about two hours on two cores; started again, it goes on where it was
     scripts/learn --quick    one seed, a few steps, no sweep: minutes; shows that everything runs, and proves nothing
 """
 
@@ -18,13 +21,28 @@ import json
 import signal
 import sys
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 
 from local_server import ServerFailedError, local_server
 from rich.console import Console
 
 from agentic_opd.core.console import LiveBar
-from learning.laboratory import GROUP_SIZE, MODES, ROOT, Examiner, Laboratory, Point, Run, RunFailedError, Setting
+from agentic_opd.core.errors import OutputError
+from agentic_opd.report.command import make_curves_report
+from learning.laboratory import (
+    GROUP_SIZE,
+    MODES,
+    ROOT,
+    USUAL_MODES,
+    Examiner,
+    Laboratory,
+    Point,
+    Run,
+    RunFailedError,
+    Setting,
+    settings_of,
+)
 from learning.results import (
     Curves,
     best,
@@ -41,7 +59,7 @@ from learning.results import (
 SWEEP_SEED = 1000
 QUICK = {
     **{"seeds": [0], "rollouts": 32, "points": [0, 32], "eval_samples": 2},
-    **{"batch_sizes": [16], "epochs": 1, "minibatches": 1, "lrs": [3e-4]},
+    **{"batch_sizes": [16], "epochs": 1, "minibatches": 1, "lrs": [3e-4], "weights": [1.0]},
 }
 
 
@@ -54,7 +72,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         return asyncio.run(experiment(args))
-    except (RunFailedError, ServerFailedError) as error:
+    except (RunFailedError, ServerFailedError, OutputError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -68,7 +86,12 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--out", type=Path, default=Path("runs/learn"), help="where everything is written: %(default)s")
     parser.add_argument("--model", type=Path, default=Path("scripts/demo_policy/policy"), help="start: %(default)s")
-    parser.add_argument("--modes", nargs="+", choices=list(MODES), default=list(MODES), help="default: all five")
+    parser.add_argument(
+        "--modes", nargs="+", choices=list(MODES), default=list(USUAL_MODES), help="default: the first five"
+    )
+    parser.add_argument(
+        "--without-examples", action="store_true", help="tasks without public examples: nothing to run before the end"
+    )
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], help="default: 0 1 2")
     parser.add_argument("--rollouts", type=int, default=256, help="of each run: %(default)s")
     parser.add_argument("--epochs", type=int, default=4, help="passes over each batch: %(default)s")
@@ -83,6 +106,9 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--eval-samples", type=int, default=16, help="episodes of each of the 8 tasks: %(default)s")
     parser.add_argument("--lrs", nargs="+", type=float, default=[5e-5, 1e-4], help="learning rates of the sweep")
     parser.add_argument("--batch-sizes", nargs="+", type=int, default=[32], help="rollouts of a batch, likewise")
+    parser.add_argument(
+        "--weights", nargs="+", type=float, default=[1.0, 4.0], help="of the divergence, likewise: 1 4; GRPO has 1"
+    )
     parser.add_argument("--sweep-rollouts", type=int, default=64, help="of each run of the sweep: %(default)s")
     parser.add_argument(
         "--lr-schedule", choices=["constant", "linear", "cosine"], default="linear", help="of the trainer: %(default)s"
@@ -91,7 +117,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     args = parser.parse_args(argv)
     if args.quick:
         vars(args).update(QUICK)
-    args.settings = [Setting(lr, size) for lr in args.lrs for size in args.batch_sizes]
+    args.settings = [Setting(*one) for one in product(args.lrs, args.batch_sizes, args.weights)]
     wanted = (args.rollouts, args.sweep_rollouts, *args.points)
     if any(size % GROUP_SIZE or any(n % size for n in wanted) for size in args.batch_sizes):
         parser.error(f"a batch size must divide all numbers of rollouts, and be a multiple of {GROUP_SIZE}")
@@ -103,7 +129,7 @@ def other_settings(args: argparse.Namespace) -> str | None:
     """What forbids to add to the curves of the folder, whose settings are written down; None where nothing does."""
     kept = (
         *("model", "rollouts", "epochs", "minibatches", "points", "eval_samples"),
-        *("lrs", "lr_schedule", "batch_sizes", "sweep_rollouts"),
+        *("without_examples", "lrs", "lr_schedule", "batch_sizes", "weights", "sweep_rollouts"),
     )
     settings = {name: str(value) if isinstance(value := getattr(args, name), Path) else value for name in kept}
     path = args.out / "settings.json"
@@ -115,8 +141,10 @@ def other_settings(args: argparse.Namespace) -> str | None:
 
 
 async def experiment(args: argparse.Namespace) -> int:
-    if not missing(args, read_curves(args.out / "results.json")):
-        print(f"nothing is left to do; {args.out / 'results.json'} is whole", file=sys.stderr)
+    results = args.out / "results.json"
+    if not missing(args, read_curves(results)):
+        print(f"nothing is left to do; {results} is whole", file=sys.stderr)
+        make_curves_report([results], None, Console(stderr=True))
         return 0
     weights = args.out / "weights"
     weights.mkdir(exist_ok=True)
@@ -128,7 +156,7 @@ async def experiment(args: argparse.Namespace) -> int:
     ):
         laboratory = Laboratory(
             *(vllm, expert, args.model, args.out, args.eval_samples),
-            *(args.epochs, args.minibatches, args.lr_schedule),
+            *(args.epochs, args.minibatches, args.lr_schedule, not args.without_examples),
         )
         work = Work(args, laboratory, Examiner(laboratory))
         try:
@@ -152,8 +180,9 @@ class Work:
         """Do what is missing, then show all of it."""
         args = self.args
         todo = missing(args, self.curves)
-        for mode in {tuned_as(mode): None for mode, _ in todo} if len(args.settings) > 1 else ():
-            for setting in args.settings:
+        for mode in {tuned_as(mode): None for mode, _ in todo}:
+            settings = settings_of(mode, args.settings)
+            for setting in settings if len(settings) > 1 else ():
                 if str(setting) not in self.sweep.get(mode, {}):
                     points = sorted({n for n in args.points if 0 < n <= args.sweep_rollouts} | {args.sweep_rollouts})
                     curve = await self.curve(Run(mode, SWEEP_SEED, setting, args.sweep_rollouts), points)
@@ -166,10 +195,11 @@ class Work:
 
     def chosen(self, mode: str) -> Setting:
         """What the sweep found best for the mode; the only setting where there is no more than one."""
-        if len(self.args.settings) == 1:
-            return self.args.settings[0]
+        settings = settings_of(tuned_as(mode), self.args.settings)
+        if len(settings) == 1:
+            return settings[0]
         name = best(self.sweep[tuned_as(mode)])
-        return next(setting for setting in self.args.settings if str(setting) == name)
+        return next(setting for setting in settings if str(setting) == name)
 
     async def curve(self, run: Run, points: Sequence[int]) -> list[Point]:
         """Train, then measure the weights at each point."""
@@ -200,9 +230,10 @@ class Work:
         return point
 
     def show(self) -> None:
-        """Write results.json, results.md and curves.png, and print the table."""
+        """Write results.json, results.md, curves.png and results.html; print the table, and where the page is."""
         ordered = {mode: self.curves[mode] for mode in MODES if mode in self.curves}
-        write_json(self.args.out / "results.json", ordered)
+        results = self.args.out / "results.json"
+        write_json(results, ordered)
         settings = {mode: str(self.chosen(mode)) for mode in ordered}
         (self.args.out / "results.md").write_text(markdown(ordered, settings))
         draw(ordered, self.args.out / "curves.png")
@@ -210,6 +241,7 @@ class Work:
         reached = {mode: rollouts_to(mean_curve(seeds)) for mode, seeds in ordered.items()}
         if (opd := reached.get("opd")) and (grpo := reached.get("grpo")):
             self.console.print(f"opd needs {grpo / opd:.1f} times fewer rollouts than grpo", highlight=False)
+        make_curves_report([results], None, self.console)
 
 
 def missing(args: argparse.Namespace, curves: Curves) -> list[tuple[str, int]]:

@@ -11,7 +11,7 @@ import shutil
 import sys
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -19,19 +19,41 @@ from typing import NamedTuple
 import yaml
 from local_server import LocalServer, child_process, end_of, free_port
 
-from agentic_opd.env.config import PolicyServerConfig
+from agentic_opd.env.config import AgenticOPDEnvConfig
+from agentic_opd.env.opd import AgenticOPDEnv
 from agentic_opd.runs.evaluate import sample_file
-from learning.controlled_env import LearnConfig, LearnEnv
+from agentic_opd.settings.servers import PolicyServerConfig
 
 ROOT = Path(__file__).parents[2]
 MODES = {
     "opd": {"loss": {"forward_kl": 1.0}},
     "grpo": {"loss": {"grpo": 1.0, "route_by_turn": False}, "env": {"opd_enabled": "false"}},
     "opd+grpo": {"loss": {"forward_kl": 1.0, "grpo": 1.0}},
-    "wrong-hint": {"loss": {"forward_kl": 1.0}, "env": {"hint_control": "wrong"}},
-    "no-hint": {"loss": {"forward_kl": 1.0}, "env": {"hint_control": "none"}},
+    "wrong-hint": {"loss": {"forward_kl": 1.0}, "env": {"hint_source": "other_task"}},
+    "no-hint": {"loss": {"forward_kl": 1.0}, "env": {"hint_source": "none"}},
+    "next-state": {"loss": {"forward_kl": 1.0}, "env": {"hindsight": "next_state"}},
+    "step-reward": {"loss": {"forward_kl": 1.0, "step_reward": 1.0}, "env": {"step_votes": 3}},
+    "contrast": {"loss": {"forward_kl": 1.0, "contrast": True}, "env": {"control": "neutral"}},
+    "contrast-other": {"loss": {"forward_kl": 1.0, "contrast": True}, "env": {"control": "other"}},
+    "wrong-hint-contrast": {
+        "loss": {"forward_kl": 1.0, "contrast": True},
+        "env": {"control": "neutral", "hint_source": "other_task"},
+    },
+    "wrong-hint-contrast-other": {
+        "loss": {"forward_kl": 1.0, "contrast": True},
+        "env": {"control": "other", "hint_source": "other_task"},
+    },
 }
-"""What each mode changes: the trainer's loss, and the environment's settings."""
+"""What each mode changes: the trainer's loss, whose divergence the sweep weights, and the environment's settings."""
+USUAL_MODES = ("opd", "grpo", "opd+grpo", "wrong-hint", "no-hint")
+TUNED_AS = {
+    "wrong-hint": "opd",
+    "no-hint": "opd",
+    "next-state": "opd",
+    "wrong-hint-contrast": "contrast",
+    "wrong-hint-contrast-other": "contrast-other",
+}
+"""Modes that take another one's setting, from which they are to differ in their hints alone."""
 GROUP_SIZE = 4
 THREADS = {"OMP_NUM_THREADS": str(os.cpu_count()), "OMP_WAIT_POLICY": "PASSIVE"}
 """The trainer may use every core: threads that do not wait in busy loops take little from vLLM."""
@@ -49,9 +71,11 @@ class Setting(NamedTuple):
     lr: float
     """Learning rate of the first batch."""
     batch_size: int
+    weight: float
+    """Of the divergence, which beside GRPO decides the mix: both are divided by the sampled tokens."""
 
     def __str__(self) -> str:
-        return f"lr {self.lr:g}, batch {self.batch_size}"
+        return f"lr {self.lr:g}, batch {self.batch_size}, weight {self.weight:g}"
 
 
 class Run(NamedTuple):
@@ -65,12 +89,26 @@ class Run(NamedTuple):
     @property
     def name(self) -> str:
         """The run's folder."""
-        return f"{self.mode}/seed-{self.seed}-lr-{self.setting.lr:g}-batch-{self.setting.batch_size}"
+        lr, batch_size, weight = self.setting
+        return f"{self.mode}/seed-{self.seed}-lr-{lr:g}-batch-{batch_size}-weight-{weight:g}"
+
+    @property
+    def loss(self) -> dict[str, float]:
+        """The trainer's loss."""
+        parts = MODES[self.mode]["loss"]
+        return {**parts, **({"forward_kl": self.setting.weight} if "forward_kl" in parts else {})}
 
     @property
     def steps(self) -> int:
         """Batches that it trains on."""
         return self.rollouts // self.setting.batch_size
+
+
+def settings_of(mode: str, settings: Sequence[Setting]) -> list[Setting]:
+    """Those that differ for the mode, as the sweep's first of each: one without a divergence has nothing to weight."""
+    if "forward_kl" in MODES[mode]["loss"]:
+        return list(settings)
+    return list({setting._replace(weight=1.0): None for setting in settings})
 
 
 class Point(NamedTuple):
@@ -100,6 +138,8 @@ class Laboratory:
     """Optimizer updates of each pass."""
     lr_schedule: str
     """Of the trainer."""
+    examples: bool
+    """The tasks have their public examples."""
 
     @property
     def weights(self) -> Path:
@@ -173,13 +213,14 @@ class Laboratory:
             "max_concurrent_groups": run.setting.batch_size // GROUP_SIZE,
             "seed": run.seed,
             "steps_per_eval": 0,
+            "builtin_examples": str(self.examples).lower(),
             "judge_base_url": f"{self.expert.base_url}/v1",
             "judge_model_name": self.model,
             "teacher_base_url": f"{self.expert.base_url}/v1",
             **MODES[run.mode].get("env", {}),
         }
         flags = [text for name, value in settings.items() for text in (f"--env.{name}", str(value))]
-        script = [sys.executable, "-m", "learning.controlled_env", "serve"]
+        script = [sys.executable, "-m", "agentic_opd.env", "serve"]
         config = ["--config", str(ROOT / "configs" / "demo.yaml"), "--openai.base_url", f"{self.vllm.base_url}/v1"]
         return [*script, *config, *flags]
 
@@ -201,7 +242,7 @@ class Laboratory:
             "epochs_per_batch": self.epochs,
             "minibatches": self.minibatches,
             "save_every": run.steps,
-            "loss": json.dumps(MODES[run.mode]["loss"]),
+            "loss": json.dumps(run.loss),
         }
         flags = [text for name, value in settings.items() for text in (f"--{name}", str(value))]
         script = [sys.executable, "-m", "agentic_opd.training.trainer"]
@@ -214,13 +255,14 @@ class Examiner:
     def __init__(self, laboratory: Laboratory) -> None:
         """Prepare; `start` connects."""
         settings = yaml.safe_load((ROOT / "configs" / "demo.yaml").read_text())["env"]
-        config = LearnConfig(
+        config = AgenticOPDEnvConfig(
             **{**settings, "data_path_to_save_groups": None, "opd_enabled": False, "data_dir_to_save_evals": None},
+            builtin_examples=laboratory.examples,
             eval_samples=laboratory.eval_samples,
             eval_temperature=1.0,
         )
         server = PolicyServerConfig(base_url=f"{laboratory.vllm.base_url}/v1", model_name=str(laboratory.model))
-        self.env = LearnEnv(config, [server])
+        self.env = AgenticOPDEnv(config, [server])
 
     async def pass_rate(self, folder: Path) -> tuple[float, int]:
         """The share of episodes that pass, and how many there were; each of them goes to samples.jsonl in `folder`."""

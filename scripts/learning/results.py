@@ -2,12 +2,13 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
 from statistics import mean
 
 from rich.table import Table
 
-from learning.laboratory import Point
+from learning.laboratory import TUNED_AS, Point
 
 TARGET = 0.9
 """The pass rate that the modes race to."""
@@ -20,6 +21,9 @@ COLUMNS = (
     f"rollouts to {TARGET:.0%}, by seed",
     "of the mean curve",
 )
+
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#7F7F7F", "#E69F00", "#56B4E9", "#000000")
+"""Told apart by colour-blind readers too."""
 
 Curves = dict[str, dict[str, list[Point]]]
 """Mode -> seed -> points."""
@@ -54,8 +58,8 @@ def best(swept: Mapping[str, Sequence[Point]]) -> str:
 
 
 def tuned_as(mode: str) -> str:
-    """The mode whose setting this one takes: a control differs from opd in its hints alone."""
-    return "opd" if mode.endswith("-hint") else mode
+    """The mode whose setting this one takes."""
+    return TUNED_AS.get(mode, mode)
 
 
 def mean_curve(seeds: Mapping[str, Sequence[Point]]) -> list[Point]:
@@ -117,7 +121,7 @@ def draw(curves: Curves, path: Path) -> None:
     from matplotlib import pyplot as plt
 
     figure, axes = plt.subplots(figsize=(8, 4.8), dpi=130, layout="constrained")
-    colours = dict(zip(curves, ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#7F7F7F"), strict=False))
+    colours = dict(zip(curves, cycle(_COLOURS), strict=False))
     for mode, seeds in curves.items():
         centre = mean_curve(seeds)
         x = [point.rollouts for point in centre]

@@ -25,11 +25,30 @@ from tests.support.vllm import Forward, RootedServer, StartVllm
 FIRST = {
     "learn": ("test_learn",),
     # An attack looks for processes that are left of it, on the whole machine and below its own process.
-    "attacks": ("test_attacks", "test_attacks_tools", "test_attacks_as_user"),
-    "weights": ("test_counts", "test_trainer", "test_pushes", "test_several_servers", "test_dead_server"),
+    "attacks": (
+        *("test_attacks", "test_attacks_tools", "test_attacks_in_containers", "test_attacks_as_user"),
+        "test_fuzz_tools",
+    ),
+    "weights": (
+        "test_counts",
+        "test_versions",
+        "test_trainer",
+        "test_pushes",
+        "test_gateway_pushes",
+        "test_several_servers",
+        "test_dead_server",
+    ),
 }
 LAST = {
-    "demo": ("test_demo", "test_report", "test_report_use", "test_report_size", "test_report_hostile"),
+    "bodies": ("test_bodies",),
+    "demo": (
+        "test_demo",
+        "test_report",
+        "test_report_use",
+        "test_report_compare",
+        "test_report_size",
+        "test_report_hostile",
+    ),
 }
 """Modules that share what is expensive run on one worker, one after the other; any other module is a group by itself.
 

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.integration.attacks.answers import ANSWERS
 from tests.integration.attacks.arena import Arena, Attack, arena, run_attack
 from tests.integration.attacks.escaping import ESCAPING
 from tests.integration.attacks.in_process import IN_PROCESS, KNOWN
+from tests.integration.attacks.names import NAMES
 from tests.integration.attacks.protocol import PROTOCOL
 from tests.integration.attacks.reading import READING
 from tests.integration.attacks.resources import RESOURCES, SMALL
@@ -47,6 +49,16 @@ def test_the_expected_values_cannot_be_found(attack: Attack, place: Arena) -> No
 
 @_each(PROTOCOL)
 def test_the_pipe_carries_nothing_but_data(attack: Attack, place: Arena) -> None:
+    run_attack(attack, place)
+
+
+@_each(NAMES)
+def test_the_tests_use_no_code_of_the_solutions_but_what_they_ask_for(attack: Attack, place: Arena) -> None:
+    run_attack(attack, place)
+
+
+@_each(ANSWERS)
+def test_no_object_answers_for_itself(attack: Attack, place: Arena) -> None:
     run_attack(attack, place)
 
 

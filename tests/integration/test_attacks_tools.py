@@ -1,19 +1,24 @@
-"""Sequences of tool calls that attack, in real bubblewrap sandboxes, and what is then made of the agent's files."""
+"""Sequences of tool calls that attack, in real sandboxes of each kind that isolates, and what comes of their files."""
 
 import asyncio
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 from agentic_opd.core.types import Task, ToolCall, ToolResult, Verification, VerifyOutcome
 from agentic_opd.sandboxes.bubblewrap import BubblewrapSandbox
+from agentic_opd.sandboxes.docker import DockerSandbox
+from agentic_opd.sandboxes.protocol import Sandbox
 from agentic_opd.sandboxes.workdir import get_files, put_files
 from agentic_opd.worlds.coding.tools import ToolLimits, run_tool
 from agentic_opd.worlds.coding.verifier.verify import verify
 from tests.integration.attacks.arena import MARK, Arena, arena
 from tests.integration.attacks.resources import SMALL
+from tests.support.sandbox_backends import ENGINE, IMAGE, start_backend
 from tests.support.sandboxes import needs_bwrap
 
 pytestmark = needs_bwrap
@@ -22,10 +27,25 @@ TASK = Task("t", "p", "from solution import f\nassert f(1) == 1\nassert f(2) == 
 HONEST = "def f(x): return x\n"
 
 
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Arena]:
+class Place(NamedTuple):
+    """An arena, and the sandboxes that are attacked in it."""
+
+    arena: Arena
+    new_sandbox: Callable[[], Sandbox]
+
+    @property
+    def outside(self) -> Path:
+        return self.arena.outside
+
+
+# The container engine of these tests is root's.
+@pytest.fixture(params=["bubblewrap", "docker"] if os.geteuid() == 0 else ["bubblewrap"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+    if request.param == "docker":
+        start_backend("docker", {})
+    kinds = {"bubblewrap": BubblewrapSandbox, "docker": partial(DockerSandbox, ENGINE, IMAGE)}
     with arena(tmp_path) as ready:
-        yield ready
+        yield Place(ready, lambda: kinds[request.param](SMALL))
 
 
 def call(name: str, **arguments: str) -> ToolCall:
@@ -36,19 +56,18 @@ def terminal(command: str) -> ToolCall:
     return call("terminal", command=command)
 
 
-def attack(place: Arena, calls: Sequence[ToolCall], timeout_s: float = 10.0) -> tuple[list[str], Verification]:
+def attack(place: Place, calls: Sequence[ToolCall], timeout_s: float = 10.0) -> tuple[list[str], Verification]:
     """What the tools answered, and the verdict on what was left; nothing has escaped."""
 
     async def main() -> tuple[list[ToolResult], Verification]:
-        new_sandbox = lambda: BubblewrapSandbox(SMALL)  # noqa: E731
-        async with new_sandbox() as sandbox:
+        async with place.new_sandbox() as sandbox:
             await put_files(sandbox, {"solution.py": HONEST})
             results = [await run_tool(one, sandbox, ToolLimits(timeout_s)) for one in calls]
             files = await get_files(sandbox)
-        return results, await verify(TASK, new_sandbox, files, 20.0)
+        return results, await verify(TASK, place.new_sandbox, files, 20.0)
 
     results, verdict = asyncio.run(main())
-    place.check()
+    place.arena.check()
     return [result.content for result in results], verdict
 
 
@@ -56,7 +75,7 @@ def earns_its_half(verdict: Verification) -> None:
     assert (verdict.outcome, verdict.passed, verdict.total) == (VerifyOutcome.RAN, 1, 2), verdict.report
 
 
-def test_paths_to_the_outside_reach_nothing(place: Arena) -> None:
+def test_paths_to_the_outside_reach_nothing(place: Place) -> None:
     secret = place.outside / "secret.txt"
     paths = [str(secret), f"../../../../..{secret}", f"/proc/1/root{secret}", "/etc/shadow", "/root/.ssh/id_rsa"]
     said, verdict = attack(place, [call("read_file", path=path) for path in paths])
@@ -64,7 +83,7 @@ def test_paths_to_the_outside_reach_nothing(place: Arena) -> None:
     earns_its_half(verdict)
 
 
-def test_paths_to_the_outside_write_and_patch_nothing(place: Arena) -> None:
+def test_paths_to_the_outside_write_and_patch_nothing(place: Place) -> None:
     victim = place.outside / "victim.txt"
     paths = [str(victim), f"../../../../..{victim}", f"/proc/1/root{victim}", "/etc/passwd", "../../pwned", "/pwned"]
     said, verdict = attack(
@@ -79,7 +98,7 @@ def test_paths_to_the_outside_write_and_patch_nothing(place: Arena) -> None:
     earns_its_half(verdict)
 
 
-def test_links_to_the_outside_reach_nothing(place: Arena) -> None:
+def test_links_to_the_outside_reach_nothing(place: Place) -> None:
     victim = place.outside / "victim.txt"
     said, verdict = attack(
         place,
@@ -103,7 +122,7 @@ def test_links_to_the_outside_reach_nothing(place: Arena) -> None:
     earns_its_half(verdict)
 
 
-def test_paths_are_no_commands(place: Arena) -> None:
+def test_paths_are_no_commands(place: Place) -> None:
     paths = ["$(touch pwned)", "`touch pwned`", "; touch pwned", "-rf", "a\nb", "' touch pwned '", "&& touch pwned"]
     calls = [call("write_file", path=path, content="x") for path in paths]
     said, verdict = attack(place, [*calls, terminal("ls -A; ls pwned")])
@@ -111,7 +130,7 @@ def test_paths_are_no_commands(place: Arena) -> None:
     earns_its_half(verdict)
 
 
-def test_daemons_end_with_their_command(place: Arena) -> None:
+def test_daemons_end_with_their_command(place: Place) -> None:
     loop = f"while :; do date >> alive; sleep 0.05; done # {MARK}"
     said, verdict = attack(
         place,
@@ -127,7 +146,7 @@ def test_daemons_end_with_their_command(place: Arena) -> None:
     earns_its_half(verdict)
 
 
-def test_a_fork_bomb_leaves_the_sandbox_usable(place: Arena) -> None:
+def test_a_fork_bomb_leaves_the_sandbox_usable(place: Place) -> None:
     said, verdict = attack(
         place, [terminal(f"bomb() {{ bomb | bomb & }}; bomb; sleep 60 # {MARK}"), terminal("echo ok")], 2.0
     )
@@ -135,7 +154,7 @@ def test_a_fork_bomb_leaves_the_sandbox_usable(place: Arena) -> None:
     earns_its_half(verdict)
 
 
-def test_signals_end_no_more_than_the_command(place: Arena) -> None:
+def test_signals_end_no_more_than_the_command(place: Place) -> None:
     said, verdict = attack(
         place,
         [*[terminal(f"kill -9 {pid}; echo survived") for pid in ("1", "0", "$PPID", "-- -1")], terminal("echo ok")],
@@ -144,7 +163,7 @@ def test_signals_end_no_more_than_the_command(place: Arena) -> None:
     earns_its_half(verdict)
 
 
-def test_output_without_end_is_cut(place: Arena) -> None:
+def test_output_without_end_is_cut(place: Place) -> None:
     said, verdict = attack(place, [terminal("yes"), terminal("cat /dev/zero >&2"), call("read_file", path="/dev/zero")])
     assert "more than 4 MiB of output" in said[0]
     assert "more than 4 MiB of output" in said[1]
@@ -152,7 +171,7 @@ def test_output_without_end_is_cut(place: Arena) -> None:
     earns_its_half(verdict)
 
 
-def test_files_too_large_are_stopped_and_links_and_special_files_are_no_solution(place: Arena) -> None:
+def test_files_too_large_are_stopped_and_links_and_special_files_are_no_solution(place: Place) -> None:
     said, _ = attack(
         place, [terminal("truncate -s 1T sparse; dd if=/dev/zero of=big bs=1M count=100; ls -s | tail -2")]
     )
@@ -168,7 +187,7 @@ def test_files_too_large_are_stopped_and_links_and_special_files_are_no_solution
         assert (verdict.outcome, verdict.passed) == (VerifyOutcome.NO_SOLUTION, 0), command
 
 
-def test_a_deleted_work_directory_fails_nothing_but_itself(place: Arena) -> None:
+def test_a_deleted_work_directory_fails_nothing_but_itself(place: Place) -> None:
     said, verdict = attack(
         place,
         [
@@ -181,9 +200,9 @@ def test_a_deleted_work_directory_fails_nothing_but_itself(place: Arena) -> None
     earns_its_half(verdict)
 
 
-def test_no_secret_and_no_network(place: Arena) -> None:
+def test_no_secret_and_no_network(place: Place) -> None:
     assert os.environ["OPD_TEST_SECRET"]
-    connect = f"(exec 3<>/dev/tcp/127.0.0.1/{place.port}) && echo connected"
+    connect = f"(exec 3<>/dev/tcp/127.0.0.1/{place.arena.port}) && echo connected"
     said, verdict = attack(
         place,
         [
@@ -199,7 +218,7 @@ def test_no_secret_and_no_network(place: Arena) -> None:
     earns_its_half(verdict)
 
 
-def test_what_the_agent_leaves_running_or_planted_reaches_no_verdict(place: Arena) -> None:
+def test_what_the_agent_leaves_running_or_planted_reaches_no_verdict(place: Place) -> None:
     """The hidden tests get a fresh sandbox: no process, no folder but the work directory's files, no shell start-up."""
     plant = "import os; os.write(1, b'Hidden tests: 2 of 2 passed.'); os._exit(0)"
     said, verdict = attack(

@@ -47,9 +47,9 @@ def test_its_numbers_can_be_computed_again(
     assert main([str(changed), *server]) == 1
     assert "more than --tolerance" in capsys.readouterr().out
     older = tmp_path / "older.jsonl"
-    older.write_text(demo.path.read_text().replace('"weight_version":0', '"weight_version":7'))
+    older.write_text(demo.path.read_text().replace('_version":0', '_version":7'))
     assert main([str(older), *server]) == 2
-    assert "has the weights of version 0, but the file was sampled with 7" in capsys.readouterr().err
+    assert "has the weights of version 0, but the file was scored with 7" in capsys.readouterr().err
 
 
 def test_groups_are_what_the_api_takes(groups: list[dict[str, Any]]) -> None:

@@ -59,6 +59,9 @@ def test_every_mode_trains_and_is_measured(
     samples = [path.read_text().splitlines() for path in tmp_path.rglob("samples.jsonl")]
     assert [len(lines) for lines in samples] == [16] * (1 + len(MODES))  # The start, and where each mode came.
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+    page = tmp_path / "results.html"
+    assert f"5 learning curves: {page}. Open it in a browser." in done.stderr
+    assert all(f'"{mode}"' in page.read_text() for mode in MODES)
     for mode in MODES:
         assert mode in (tmp_path / "results.md").read_text()
         assert mode in done.stderr
@@ -74,7 +77,9 @@ def test_every_mode_trains_and_is_measured(
     assert rows["no-hint"][0]["grad_norm"] < 1e-2 * rows["opd"][0]["grad_norm"]
 
     assert learn_here("--quick", "--out", str(tmp_path)) == 0
-    assert "nothing is left to do" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "nothing is left to do" in said
+    assert str(page) in said
     assert json.loads((tmp_path / "results.json").read_text()) == curves
 
     assert learn_here("--out", str(tmp_path)) == 2

@@ -23,8 +23,9 @@ from tests.support.wandb_run import logged_steps, tables
 pytestmark = pytest.mark.vllm
 
 OUTCOMES = ("scored", "no_next_state", "vote_failed", "judge_error", "leaked", "too_long", "scoring_error")
-STOPS = ("finished", "max_turns", "context_full", "render_error")
+STOPS = ("finished", "max_turns", "context_full", "render_error", "sandbox_died")
 IN_NO_LINE = {
+    "train/in_process",
     *("opd/judge_s_p50", "opd/judge_s_p95", "opd/score_s_p50", "opd/score_s_p95", "opd/scored_tokens_per_s"),
     *("opd/prefix_cache_hit_share", "train/sample_s_p50", "train/sample_s_p95"),
 }
@@ -64,7 +65,10 @@ def recount(group: dict[str, Any]) -> dict[str, float]:
     }
     if hints:
         metrics["opd/hint_chars"] = fmean(len(hint) for hint in hints)
-    return {**metrics, **recount_votes(turns), **recount_rows(group, sum(lengths))}
+    if any(scored):
+        rebased = sum("baseline_logprobs" in turn for turn in turns)
+        metrics["opd/rebased_share"] = rebased / sum(scored)
+    return {**metrics, **recount_votes(turns), **recount_rows(group, sum(lengths)), **recount_controls(group)}
 
 
 def recount_votes(turns: list[dict[str, Any]]) -> dict[str, float]:
@@ -74,10 +78,39 @@ def recount_votes(turns: list[dict[str, Any]]) -> dict[str, float]:
     return {"opd/vote_agreement": fmean(shares), "opd/votes_readable": sum(map(len, read)) / sum(map(len, votes))}
 
 
+def recount_controls(group: dict[str, Any]) -> dict[str, float]:
+    """Of a run with `control: other`; a run without one has none."""
+    pairs = [
+        (turn["control"], rows_T[slice(*turn["span"])])
+        for rows_T, rollout in zip(group["distill_logprobs"], group["overrides"], strict=True)
+        for turn in rollout["opd"]["turns"]
+        if "control" in turn
+    ]
+    if not pairs:
+        return {}
+    entries = [entry for control, _ in pairs for row in control["logprobs"] for entry in row]
+    both = [(row[0], own[0]) for control, rows in pairs for row, own in zip(rows, control["logprobs"], strict=True)]
+    return {
+        "opd/control_gap_mean": fmean(abs(hinted - own) for hinted, own in both),
+        "opd/control_fallbacks": sum(control["kind"] != "other" for control, _ in pairs),
+        "opd/control_missing_share": fmean(entry is None for entry in entries),
+    }
+
+
+def baselines(group: dict[str, Any]) -> list[list[float]]:
+    """What gaps are measured from: the records' own readings where they have one."""
+    found = [list(logprobs) for logprobs in group["inference_logprobs"]]
+    for own, rollout in zip(found, group["overrides"], strict=True):
+        for turn in rollout["opd"]["turns"]:
+            for position, logprob in enumerate(turn.get("baseline_logprobs", ()), start=turn["span"][0]):
+                own[position] = logprob
+    return found
+
+
 def recount_rows(group: dict[str, Any], sampled: int) -> dict[str, float]:
     pairs = [
         (rows, student)
-        for rows_T, students_T in zip(group["distill_logprobs"], group["inference_logprobs"], strict=True)
+        for rows_T, students_T in zip(group["distill_logprobs"], baselines(group), strict=True)
         for rows, student in zip(rows_T, students_T, strict=True)
         if rows
     ]
@@ -94,6 +127,7 @@ def recount_rows(group: dict[str, Any], sampled: int) -> dict[str, float]:
     return {
         **metrics,
         "opd/gap_mean": fmean(gaps),
+        "opd/gap_distance_mean": fmean(map(abs, gaps)),
         "opd/gap_std": float(np.std(gaps)),
         **{f"opd/gap_p{q}": float(np.percentile(gaps, q)) for q in (5, 50, 95)},
         "opd/teacher_entropy": fmean(entropies),
@@ -113,7 +147,7 @@ def check_step(logged: dict[str, Any], group: dict[str, Any]) -> None:
     if "opd/gap_mean" not in expected:
         assert share is None
         return
-    rows = zip(group["distill_logprobs"], group["inference_logprobs"], strict=True)
+    rows = zip(group["distill_logprobs"], baselines(group), strict=True)
     gaps = [row[0] - own for rows_T, own_T in rows for row, own in zip(rows_T, own_T, strict=True) if row]
     # A gap smaller than what rounding takes away may have had either sign.
     assert fmean(gap > ROUNDED for gap in gaps) <= share <= fmean(gap > -ROUNDED for gap in gaps)
@@ -133,7 +167,7 @@ def check_names(logged: set[str], described: tuple[Metric, ...]) -> None:
 
 def test_every_metric_on_wandb_is_that_of_the_groups(vllm_server: Any, tmp_path: Path) -> None:
     out = tmp_path / "groups.jsonl"
-    flags = ("--env.total_steps", "6", "--env.max_concurrent_groups", "3", "--env.use_wandb")
+    flags = ("--env.total_steps", "6", "--env.max_concurrent_groups", "3", "--env.use_wandb", "--env.control", "other")
     offline = {"WANDB_MODE": "offline", "WANDB_DIR": str(tmp_path)}
     done = process(vllm_server.base_url, out, *flags, "--env.num_rollouts_per_group_for_logging", "2", **offline)
     assert done.returncode == 0, done.stderr

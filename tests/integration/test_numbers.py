@@ -185,13 +185,14 @@ def test_without_a_hint_the_teacher_is_the_student(vllm_server: Any) -> None:
             groups = [await env.collect(TaskItem(task, 0)) for task in builtin_tasks()[:4]]
             episodes = [episode for group in groups for episode in group.episodes]
             assert env.distiller is not None
-            teacher = env.distiller.servers_of(episodes[0], env.servers[0].client.base_url).teacher
+            teacher = env.distiller.servers_of(env.servers[0].client.base_url).teacher
             largest = []
             for episode in episodes:
-                for index, turn in enumerate(episode.turns):
+                for turn in episode.turns:
                     request = insert_hint(episode.tokens_T, turn, turn.start, ())
                     answers = [(await teacher.score(request, 5)).rows for _ in range(3)]
-                    largest += [float(np.abs(gaps(episode, index, rows)).max()) for rows in answers]
+                    sampled = episode.logprobs_T[turn.start : turn.end]
+                    largest += [float(np.abs(gaps(sampled, rows)).max()) for rows in answers]
                     for rows in answers[1:]:
                         assert np.abs(rows.top_logprobs_RK - answers[0].top_logprobs_RK).max() < TOLERANCE
             return largest, sum(len(episode.turns) for episode in episodes)

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from agentic_opd.training.batch import TrainBatch, make_batch
 from agentic_opd.training.client import TrainerClient
-from agentic_opd.training.config import TrainerConfig
+from agentic_opd.training.config import LossConfig, TrainerConfig
 from agentic_opd.training.logprobs import selected_logprobs
-from agentic_opd.training.losses import LossConfig, LossInputs, combined_loss
+from agentic_opd.training.losses import LossInputs, combined_loss
 from agentic_opd.training.model import load_model, logits_of
 from agentic_opd.training.step import train_step
 from tests.support.environment import serving
@@ -122,10 +122,13 @@ def test_what_is_not_scored_has_no_loss_and_no_gradient(top_k: int, kind: str, b
             student_BT=kept[..., 0],
             student_BTK=kept[..., 1:],
             old_BT=one.old_BT,
+            hinted_BT=one.hinted_BT,
+            baseline_BT=one.baseline_BT,
             teacher_BTK=one.teacher_BTK,
             entries_BTK=one.entries_BTK,
             sampled_BT=one.sampled_BT,
             advantages_B=torch.ones(1),
+            step_scores_BT=one.step_scores_BT,
         )
         loss, _ = combined_loss(inputs, LossConfig(**{kind: 1.0}))
         loss.backward()

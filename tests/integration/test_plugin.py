@@ -190,6 +190,9 @@ def test_atropos_reads_prompt_logprobs(atropos: VLLMServer, forward: Forward, vo
         ("/generate", {"prompt": "a", "logprobs": 257}, "logprobs"),
         ("/generate", {"prompt": "a", "allowed_token_ids": [10**6]}, "allowed_token_ids"),
         ("/generate", {"prompt": "a", "stop_token_ids": ["a"]}, "stop_token_ids"),
+        ("/generate", {"prompt": "a", "stop_token_ids": [10**6], "min_tokens": 2}, "stop_token_ids"),
+        ("/generate", {"prompt": "a", "logprobs": 1, "logprob_token_ids": [10**6]}, "logprob_token_ids"),
+        ("/generate", {"prompt": "a " * 10**6}, "maximum context length"),
         ("/v1/opd/reload_weights", {"path": "x"}, "--weights-root"),
     ],
 )

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
+from agentic_opd.report.read import MOVED
 from tests.support.browser import Report
 from tests.support.places import MODEL, ROOT
 from tests.support.report_facts import Scored, fixed, peak_x, place, sampled_before, signed, wide
@@ -39,8 +40,63 @@ def test_the_overview_counts_what_the_file_holds(
     stages = dict(zip(report.texts(".funnel .name"), report.texts(".funnel .value"), strict=True))
     scored = sum(turn["outcome"] == "scored" for turn in turns)
     assert (stages["all turns"], stages["scored"]) == (str(len(turns)), str(scored))
-    assert len(report.texts("#overview tbody tr")) == 8 + len({turn["hint"] for turn in turns} - {None})
+    sampled = sum(mask != -100 for group in groups for masks in group["masks"] for mask in masks)
+    assert facts["tokens scored"].split("% ")[1] == f"{len(tokens):,} of {sampled:,} sampled"
+    assert facts["tokens moved"].split("% ")[1].startswith(f"{sum(abs(token.gap) >= MOVED for token in tokens):,} of")
+    assert len(report.texts("[aria-label='By task'] tbody tr")) == 8
     assert "scripts/demo_policy/policy" in report.texts(".settings dd")
+
+
+def test_hints_are_listed_by_what_they_moved(
+    report: Report, groups: list[dict[str, Any]], tokens: list[Scored]
+) -> None:
+    """Every hint once, sorted by a click; a row leads to the turn with the largest gap."""
+    moved: dict[str, list[float]] = {}
+    for line, group in enumerate(groups, start=1):
+        for index, overrides in enumerate(group["overrides"]):
+            for turn in overrides["opd"]["turns"]:
+                if turn["hint"] is not None:
+                    own = (t for t in tokens if (t.line, t.index) == (line, index))
+                    sizes = [abs(t.gap) for t in own if turn["span"][0] <= t.position < turn["span"][1]]
+                    spelled = " ".join(turn["hint"].casefold().split()).rstrip(" .!")
+                    moved.setdefault(spelled, []).extend(size for size in sizes if size >= MOVED)
+    table = "#overview [aria-label='Hints']"
+    report.page.locator(f"{table} + .more").evaluate_all("buttons => buttons.forEach(button => button.click())")
+    assert len(report.texts(f"{table} tbody tr")) == len(moved)
+    report.page.locator(f"{table} .sort", has_text="largest").click()
+    largest = sorted((max(sizes, default=-1) for sizes in moved.values()), reverse=True)
+    shown = [
+        number(text) if text[0].isdigit() else -1 for text in report.texts(f"{table} td[data-label='largest |gap|']")
+    ]
+    assert shown == pytest.approx(largest, abs=0.0051)
+    assert report.page.locator(f"{table} th[aria-sort]").get_attribute("aria-sort") == "descending"
+    report.page.locator(f"{table} tbody a").first.click()
+    report.wait_until("document.activeElement.dataset.at !== undefined")
+    card = report.page.locator(".turn", has=report.page.locator(".t.on"))
+    gaps = [abs(number(text)) for text in card.locator(".moved .value").all_text_contents()]
+    assert gaps[0] == pytest.approx(largest[0], abs=0.0051)
+    assert gaps == sorted(gaps, reverse=True)
+
+
+def test_beside_a_moved_token_stand_the_hint_and_what_the_teacher_wanted(
+    report: Report, groups: list[dict[str, Any]], tokens: list[Scored]
+) -> None:
+    decode = AutoTokenizer.from_pretrained(ROOT / MODEL).decode
+    token = next(token for token in wide(tokens, groups, decode) if token.gap < 0)
+    group = groups[token.line - 1]
+    ids, logprobs = (group[f"distill_{name}"][token.index][token.position] for name in ("token_ids", "logprobs"))
+    assert logprobs[1] > logprobs[0]  # A token that a hint moves down most is not what the teacher would have said.
+    wanted = decode([ids[1]]).replace(" ", "·").replace("\n", "↵")
+    report.go(place(token))
+    element = report.page.locator(f'.t[data-at="{sampled_before(group, token)}"]')
+    assert element.get_attribute("data-wants") == wanted[:24]
+    records = group["overrides"][token.index]["opd"]["turns"]
+    hint = next(turn["hint"] for turn in records if turn["span"][0] <= token.position < turn["span"][1])
+    said = report.texts("#detail .hint")[0]
+    assert " ".join(hint.split())[:200] in said
+    assert f"The teacher wanted {wanted} instead" in said
+    gap = next(i for i in report.page.locator(".t:not(.u)").all() if i.get_attribute("data-wants") is None)
+    assert gap.evaluate("token => getComputedStyle(token, '::after').content") in ("none", "normal")
 
 
 def test_a_token_shows_the_numbers_of_the_line(
@@ -115,6 +171,8 @@ def test_what_the_model_saw_and_said_is_all_there(report: Report, groups: list[d
     assert report.texts("#turn-0 .verdict .chip") == [first["outcome"].replace("_", " ")]
     shown = report.page.locator(".r-tool pre").first.evaluate("element => element.textContent")
     assert answer.rstrip("\n") in shown
-    votes = report.page.locator("#turn-0 .votes")
+    read, votes = report.page.locator("#turn-0 .votes").all()
+    read.locator("summary").click()
+    assert read.locator("pre").all_text_contents() == [first["question"]]
     votes.locator("summary").click()
     assert votes.locator("pre").all_text_contents() == [vote["text"] for vote in first["votes"]]

@@ -7,6 +7,7 @@ import pytest
 from playwright.sync_api import Browser
 from transformers import AutoTokenizer
 
+from agentic_opd.report.read import MOVED
 from tests.support.browser import Report, opened
 from tests.support.places import MODEL, ROOT
 from tests.support.report_facts import Scored, fixed, later_scored, place, sampled_before, wide
@@ -89,8 +90,17 @@ def test_a_link_comes_back_to_the_token(
 
 def test_everything_can_be_done_with_keys(report: Report, groups: list[dict[str, Any]]) -> None:
     page = report.page
-    report.go("#rollouts")
-    for key, name in (("j", "1.0"), ("j", "1.1"), ("ArrowRight", "1.2"), ("k", "1.1"), ("ArrowLeft", "1.0")):
+    report.go("#r=1.3")
+    for key, name in (
+        ("k", "1.2"),
+        ("k", "1.1"),
+        ("k", "1.0"),
+        ("k", "1.0"),
+        ("j", "1.1"),
+        ("ArrowRight", "1.2"),
+        ("k", "1.1"),
+        ("ArrowLeft", "1.0"),
+    ):
         page.keyboard.press(key)
         report.wait_until(f"document.title.includes('{name}')")
     page.locator("#turn-0 .t").first.wait_for()
@@ -117,6 +127,31 @@ def test_everything_can_be_done_with_keys(report: Report, groups: list[dict[str,
     assert page.locator("#help").is_visible()
     page.keyboard.press("Escape")
     assert page.locator("#help").is_hidden()
+
+
+def test_the_list_opens_with_the_rollout_that_has_most_to_show(
+    report: Report, browser: Browser, demo: DemoRun, tokens: list[Scored]
+) -> None:
+    """That is the largest sum of gaps that moved a token; on a narrow screen the list stands alone."""
+    sums: dict[str, float] = {}
+    for token in tokens:
+        name = f"{token.line}.{token.index}"
+        sums[name] = sums.get(name, 0.0) + (abs(token.gap) if abs(token.gap) >= MOVED else 0.0)
+    best = {name for name, total in sums.items() if total > max(sums.values()) - 1e-3}
+    report.page.locator("#nav-rollouts").click()
+    report.wait_until("document.querySelector('#list [aria-current]') !== null")
+    assert report.texts("#list [aria-current] .sub")[0].split()[0] in best
+    assert report.page.locator("#rollout-pane .turn").count() > 0
+    with opened(browser, demo.path.with_suffix(".html"), "#rollouts", width=400) as narrow:
+        assert narrow.page.locator("#rollout-pane").is_hidden()
+        assert narrow.page.locator("#list").is_visible()
+
+
+@pytest.mark.parametrize("view", ["", "#rollouts"])
+def test_a_phone_starts_with_a_short_page(browser: Browser, demo: DemoRun, view: str) -> None:
+    with opened(browser, demo.path.with_suffix(".html"), view, width=400) as report:
+        assert report.page.evaluate("document.documentElement.scrollHeight") <= 3000
+        assert report.page.evaluate("document.documentElement.scrollWidth") <= 400
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -1,4 +1,4 @@
-"""One contract for every sandbox backend, on the real thing: bwrap, a Docker engine, a SWE-ReX server, processes."""
+"""One contract for every sandbox backend, on the real thing: bwrap, podman, a SWE-ReX server, processes."""
 
 import asyncio
 import hashlib
@@ -34,7 +34,6 @@ def backend(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     if request.param != "swerex":
         yield start_backend(request.param, {})
         return
-    pytest.importorskip("swerex", reason="the extra [swerex] is not installed")
     with swerex_server(tmp_path_factory.mktemp("swerex") / "server.log") as settings:
         yield start_backend("swerex", settings)
 
@@ -91,6 +90,24 @@ def test_output_memory_and_file_size_are_limited(backend: Backend) -> None:
     assert str(2**29) not in memory.text
     assert file.text.endswith("1048576\n")
     assert after.text == "still works\n"
+
+
+MEMFDS = """
+import os, time
+for held in range(28):
+    os.write(os.memfd_create("m"), bytes(2**24))
+    print(held, flush=True)
+time.sleep(30)
+"""
+
+
+@pytest.mark.parametrize("backend", ["bubblewrap", "docker"], indirect=True)
+def test_memory_is_limited_for_all_that_a_sandbox_holds(backend: Backend) -> None:
+    command = f"python -I -S - <<'EOF'\n{MEMFDS}EOF"
+    memfds, after = backend.run_all(command, "echo still works", sandbox_memory_mb=160)
+    assert memfds.memory_exceeded
+    assert 16 * max(int(line) for line in memfds.text.splitlines() if line.isdigit()) < 1.5 * 160
+    assert (after.text, after.memory_exceeded) == ("still works\n", False)
 
 
 def test_no_process_outlives_its_command(backend: Backend) -> None:
@@ -205,7 +222,7 @@ def test_after_a_killed_environment_the_next_start_leaves_nothing(backend: Backe
             assert (await living.run("cat f", 20.0)).text == "mine\n"
 
     pid = stop_environment(backend, signal.SIGKILL, SLEEP)
-    if backend.name in ("bubblewrap", "unsafe-local"):
+    if backend.name != "swerex":
         assert gone(SLEEP), "these end with the environment, not only at the next start"
     assert backend.traces(pid) != []
     asyncio.run(main())

@@ -1,9 +1,11 @@
 """The trainer's parts without servers: a step that learns, checkpoints that resume exactly."""
 
 import asyncio
+import json
 import os
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +14,13 @@ import torch
 from demo_policy import POLICY_DIR
 
 from agentic_opd.core.errors import ConfigError, OutputError
-from agentic_opd.training.checkpoint import load_checkpoint, save_checkpoint
+from agentic_opd.core.types import TurnOutcome
+from agentic_opd.training.checkpoint import Resumed, load_checkpoint, save_checkpoint
 from agentic_opd.training.model import load_model, save_weights
 from agentic_opd.training.push import Probe, WeightPusher
 from agentic_opd.training.step import train_step
 from agentic_opd.training.trainer import Trainer
+from agentic_opd.wire.group import ControlReading, TurnRecord
 from tests.support.training import ScriptedClient, make_config, make_group, make_rollout, own_logprobs
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -41,6 +45,31 @@ def test_steps_move_the_student_to_the_teacher(kind: str, precision: str) -> Non
     assert steps[0]["logprob_drift"] < (1e-4 if precision == "fp32" else 0.2)
 
 
+@pytest.mark.parametrize("control", [(-8.0, -0.01), (-0.2, -2.0)], ids=["says the same", "says something else"])
+def test_a_run_with_contrast_learns_only_what_the_control_does_not_say(
+    control: tuple[float, float], tmp_path: Path
+) -> None:
+    """The hint's reading of the row at 10 is (-8, -0.01). All updates of a batch, with AdamW, from one run's loop."""
+    config = make_config(
+        output_dir=tmp_path, vllm_urls=[], total_steps=1, lr=1e-4, loss={"forward_kl": 1.0, "contrast": True}
+    )
+    trainer = Trainer(config)
+    group = make_group(trainer.model)
+    record = TurnRecord((10, 11), TurnOutcome.SCORED, "tool", control=ControlReading("neutral", "", (), (control,)))
+    group = replace(group, rollouts=tuple(replace(one, turns=(record,)) for one in group.rollouts))
+    trainer.client = ScriptedClient(config, [[group]])
+    tokens = list(group.rollouts[1].tokens_T)
+    before = own_logprobs(trainer.model, tokens)[9]
+    asyncio.run(trainer.run())
+    moved = (own_logprobs(trainer.model, tokens)[9] - before)[tokens[10]]
+    (line,) = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(line)["contrast_mean"] == pytest.approx(-8.0 - control[0])
+    if control[0] == -8.0:
+        assert abs(moved) < 1e-3
+    else:
+        assert moved < -0.1
+
+
 def test_parts_make_the_same_gradient_as_the_whole() -> None:
     grads = []
     for micro in (1, 1000):
@@ -63,10 +92,10 @@ def test_a_checkpoint_resumes_exactly(tmp_path: Path) -> None:
     batch = make_rollout(model)
     for _ in range(2):
         train_step(model, optimizer, batch, config, "cpu")
-    save_checkpoint(tmp_path, 2, 9, parts)
+    save_checkpoint(tmp_path, Resumed(2, 9, config.recipe), parts)
     straight = train_step(model, optimizer, batch, config, "cpu")
     resumed_model, resumed_optimizer, resumed_parts = fresh()
-    assert load_checkpoint(tmp_path, resumed_parts, "cpu") == (2, 9)
+    assert load_checkpoint(tmp_path, resumed_parts, "cpu") == (2, 9, config.recipe)
     assert train_step(resumed_model, resumed_optimizer, batch, config, "cpu") == straight
     for a, b in zip(model.parameters(), resumed_model.parameters(), strict=True):
         assert torch.equal(a, b)
@@ -129,7 +158,7 @@ def test_a_full_disk_is_said(tmp_path: Path) -> None:
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(tmp_path)], check=True)
     try:
         with pytest.raises(OutputError, match="cannot write"):
-            save_checkpoint(tmp_path, 1, 1, parts)
+            save_checkpoint(tmp_path, Resumed(1, 1), parts)
         with pytest.raises(OutputError, match="cannot write"):
             save_weights(model, str(POLICY_DIR), tmp_path / "weights")
     finally:
@@ -140,7 +169,8 @@ def test_two_runs_do_not_mix_in_one_folder(tmp_path: Path) -> None:
     config = {"output_dir": str(tmp_path), "vllm_urls": []}
     Trainer(make_config(**config))
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
-    save_checkpoint(tmp_path / "checkpoints", 70, 100, Trainer(make_config(**config, overwrite=True)).parts)
+    first = Trainer(make_config(**config, overwrite=True))
+    save_checkpoint(tmp_path / "checkpoints", Resumed(70, 100, first.config.recipe), first.parts)
     with pytest.raises(OutputError, match="holds an earlier run"):
         Trainer(make_config(**config))
     assert Trainer(make_config(**config, resume=True, overwrite=True)).step == 70
@@ -149,6 +179,28 @@ def test_two_runs_do_not_mix_in_one_folder(tmp_path: Path) -> None:
     assert (tmp_path / "checkpoints" / "step-000070").exists()
     assert Trainer(make_config(**config, overwrite=True)).step == 0
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_of_another_loss_is_resumed_only_if_the_settings_say_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = {"output_dir": str(tmp_path), "vllm_urls": []}
+    first = Trainer(make_config(**config, loss={"grpo": 1.0}))
+    save_checkpoint(tmp_path / "checkpoints", Resumed(70, 100, first.config.recipe), first.parts)
+    with pytest.raises(ConfigError, match=r"loss.grpo was 1.0 and would be 0.0. Name loss in the settings"):
+        Trainer(make_config(**config, resume=True))
+    assert Trainer(make_config(**config, resume=True, loss={"grpo": 1.0})).step == 70
+    assert caplog.messages == []
+    assert Trainer(make_config(**config, resume=True, loss={"grpo": 2.0})).step == 70
+    assert caplog.messages == ["resumed with other settings: loss.grpo was 1.0 and is 2.0 now"]
+
+
+def test_a_checkpoint_of_before_does_not_say_its_loss(tmp_path: Path) -> None:
+    config = {"output_dir": str(tmp_path), "vllm_urls": []}
+    folder = save_checkpoint(tmp_path / "checkpoints", Resumed(70, 100), Trainer(make_config(**config)).parts)
+    (folder / "step.json").write_text('{"step": 70, "total_steps": 100}\n')
+    with pytest.raises(ConfigError, match=r"Name loss and epochs_per_batch and minibatches and lr_schedule"):
+        Trainer(make_config(**config, resume=True))
 
 
 def test_pushes_of_another_run_do_not_push_todays_out(tmp_path: Path) -> None:

@@ -17,10 +17,10 @@ NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"
 
 @contextmanager
 def chromium() -> Generator[Browser]:
-    """The system's Chromium while the block runs; `scripts/setup --browser` installs it."""
+    """The system's Chromium while the block runs; `scripts/setup --tests` installs it."""
     program = next(filter(None, map(shutil.which, NAMES)), None)
     if program is None:
-        pytest.skip(f"none of {', '.join(NAMES)} is installed; scripts/setup --browser installs Chromium")
+        pytest.skip(f"none of {', '.join(NAMES)} is installed; scripts/setup --tests installs Chromium")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
         try:

@@ -1,4 +1,7 @@
-"""An HTTP proxy on a port of its own that forwards to one server, keeps what passed, and can lose or hold answers."""
+"""An HTTP proxy on a port of its own that forwards to one server, keeps what passed, and can lose or hold answers.
+
+A stream of server-sent events passes as it comes; its events are kept when it has ended.
+"""
 
 import contextlib
 import gzip
@@ -6,10 +9,11 @@ import http.client
 import json
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from io import BufferedIOBase
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -18,12 +22,13 @@ _KEPT_HEADERS = ("Content-Type", "Content-Encoding", "Authorization")
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """A request that the server answered; bodies are parsed JSON, None where there was none."""
+    """A request that the server answered; bodies are parsed JSON, None where there was none, a list of a stream's."""
 
     path: str
     request: Any
     status: int
     answer: Any
+    is_stream: bool = False
 
 
 @dataclass
@@ -46,6 +51,10 @@ class RecordingProxy:
         with self.lock:
             return [exchange for exchange in self.exchanges if exchange.path == path]
 
+    def streams(self, path: str) -> list[tuple[Any, list[Any]]]:
+        """The requests of one route that were answered by a stream, and its events."""
+        return [(one.request, one.answer) for one in self.of(path) if one.is_stream]
+
     def settled(self) -> list[Exchange]:
         """All exchanges, once those that are under way have ended: after the server was killed, no other follows."""
         with self.lock:
@@ -58,24 +67,34 @@ class RecordingProxy:
             assert time.monotonic() < deadline, "an exchange does not end"
             time.sleep(0.01)
 
-    def forward(self, method: str, path: str, body: bytes, headers: dict[str, str]) -> tuple[int, bytes] | None:
-        """Ask the server. None where the client is to see a lost connection: nobody answered, or the answer is lost."""
+    def forward(
+        self, method: str, path: str, body: bytes, headers: dict[str, str], begin_stream: Callable[[], BufferedIOBase]
+    ) -> tuple[int, bytes] | None:
+        """Ask the server. None where the client is to see a lost connection: nobody answered, or the answer is lost.
+
+        A stream is written to what `begin_stream` gives, and its end is seen by the connection's.
+        """
         this = object()
         with self.lock:
             self.under_way.add(this)
         try:
-            return self._ask(method, path, body, headers)
+            return self._ask(method, path, body, headers, begin_stream)
         finally:
             with self.lock:
                 self.under_way.discard(this)
 
-    def _ask(self, method: str, path: str, body: bytes, headers: dict[str, str]) -> tuple[int, bytes] | None:
+    def _ask(
+        self, method: str, path: str, body: bytes, headers: dict[str, str], begin_stream: Callable[[], BufferedIOBase]
+    ) -> tuple[int, bytes] | None:
         place = urlsplit(self.target)
         connection = http.client.HTTPConnection(place.hostname or "", place.port, timeout=600)
         with contextlib.closing(connection):
             try:
                 connection.request(method, path, body or None, headers)
                 reply = connection.getresponse()
+                if (reply.getheader("Content-Type") or "").startswith("text/event-stream"):
+                    self._pass_stream(path, body, reply, begin_stream())
+                    return None
                 status, answer = reply.status, reply.read()
             except (OSError, http.client.HTTPException):
                 return None
@@ -92,6 +111,17 @@ class RecordingProxy:
             self.release.wait(60)
         return None if is_lost else (status, answer)
 
+    def _pass_stream(self, path: str, body: bytes, reply: http.client.HTTPResponse, client: BufferedIOBase) -> None:
+        events: list[Any] = []
+        for line in reply:
+            if line.startswith(b"data: {"):
+                events.append(json.loads(line.removeprefix(b"data: ")))
+            if line.startswith(b"data: [DONE]"):  # Before the client knows that it is over.
+                with self.lock:
+                    self.exchanges.append(Exchange(path, parsed(body), reply.status, events, is_stream=True))
+            client.write(line)
+            client.flush()
+
 
 def parsed(body: bytes) -> Any:
     try:
@@ -107,7 +137,7 @@ def handler_of(proxy: RecordingProxy) -> type[BaseHTTPRequestHandler]:
         def pass_on(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
             headers = {name: self.headers[name] for name in _KEPT_HEADERS if name in self.headers}
-            reply = proxy.forward(self.command, self.path, body, headers)
+            reply = proxy.forward(self.command, self.path, body, headers, self.begin_stream)
             self.close_connection = reply is None
             if reply is None:
                 return
@@ -118,6 +148,13 @@ def handler_of(proxy: RecordingProxy) -> type[BaseHTTPRequestHandler]:
                 self.send_header("Content-Length", str(len(answer)))
                 self.end_headers()
                 self.wfile.write(answer)
+
+        def begin_stream(self) -> BufferedIOBase:
+            self.send_response(200)
+            self.send_header("Content-Type", "text/event-stream")
+            self.send_header("Connection", "close")
+            self.end_headers()
+            return self.wfile
 
         do_GET = do_POST = pass_on
 

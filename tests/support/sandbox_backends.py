@@ -1,7 +1,6 @@
 """What the tests of sandbox backends share: each backend as its settings make it, and what it leaves outside."""
 
 import asyncio
-import gc
 import json
 import os
 import secrets
@@ -11,27 +10,28 @@ import subprocess
 import sys
 import tempfile
 import time
-import warnings
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-import pytest
-
-from agentic_opd.core.errors import SandboxError
+from agentic_opd.sandboxes.docker import LABEL
 from agentic_opd.sandboxes.factory import check_sandbox, sandbox_factory
 from agentic_opd.sandboxes.protocol import CommandResult, Sandbox, SandboxFactory
 from agentic_opd.worlds.coding.config import CodingConfig
 from tests.support.sandboxes import processes_with
 
+from .places import ROOT
 from .waiting import hear_sigint
 
 T = TypeVar("T")
 
 BACKENDS = ("bubblewrap", "docker", "swerex", "unsafe-local")
 SECRET = "s3cret-value"
+ENGINE = os.environ.get("OPD_TEST_ENGINE", "podman --runtime runc")
+"""The command line of the container engine; scripts/setup --tests installs it."""
+IMAGE = "localhost/agentic-opd-sandbox"
 
 
 @dataclass(frozen=True)
@@ -61,31 +61,21 @@ class Backend:
 
     def traces(self, pid: int) -> list[str]:
         """What a process has left outside of itself: folders, containers, volumes."""
-        if self.name != "docker":
-            return [path.name for path in Path(tempfile.gettempdir()).glob(f"agentic-opd-{pid}-*")]
-        import docker
-
-        client, label = docker.from_env(), "agentic-opd.owner"
-        things = client.api.containers(all=True, filters={"label": label})
-        things += client.api.volumes(filters={"label": label})["Volumes"] or []
-        client.close()
-        return [str(thing) for thing in things if thing["Labels"][label].startswith(f"{pid}-")]
+        left = [path.name for path in Path(tempfile.gettempdir()).glob(f"agentic-opd-{pid}-*")]
+        if self.name == "docker":
+            listed = [*ENGINE.split(), "ps", "-a", "--filter", f"label={LABEL}", "--format", "{{.Names}}"]
+            names = subprocess.run(listed, check=True, capture_output=True, text=True).stdout.split()
+            left += [name for name in names if name.startswith(f"agentic-opd-{pid}-")]
+        return left
 
 
 def start_backend(name: str, settings: dict[str, Any]) -> Backend:
-    """The backend, or a skip that says why it cannot work here."""
-    backend, why = Backend(name, settings), None
-    with warnings.catch_warnings():
-        # docker's SDK leaves its socket open where no engine listens.
-        warnings.simplefilter("ignore", ResourceWarning)
-        try:
-            asyncio.run(check_sandbox(backend.factory()))
-        except SandboxError as error:
-            why = str(error)
-        time.sleep(0.2)  # Until the thread that asked has let go of it too.
-        gc.collect()
-    if why is not None:
-        pytest.skip(f"{name} cannot run here: {why}")
+    """The backend; where it is made of containers, with an image from Debian's packages."""
+    if name == "docker":
+        settings = {"sandbox_container_command": ENGINE, "sandbox_image": IMAGE}
+        subprocess.run([ROOT / "scripts/sandbox_image"], check=True, env={**os.environ, "ENGINE": ENGINE})
+    backend = Backend(name, settings)
+    asyncio.run(check_sandbox(backend.factory()))
     return backend
 
 

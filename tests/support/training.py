@@ -23,7 +23,8 @@ def trainer(folder: Path, api_url: str, vllm_url: str, *changes: str) -> list[st
     return [
         *(sys.executable, "-m", "agentic_opd.training.trainer", "--config", str(ROOT / "configs" / "train_demo.yaml")),
         *(f"--output_dir={folder / 'train'}", f"--weights_dir={folder / 'weights'}", f"--api_url={api_url}"),
-        *(f"--vllm_urls=[{vllm_url}]", "--total_steps=3", "--batch_size=8", "--save_every=1", *changes),
+        *(f"--vllm_urls=[{vllm_url}]", "--total_steps=3", "--batch_size=8", "--save_every=1"),
+        *("--epochs_per_batch=1", "--minibatches=1", *changes),
     ]
 
 

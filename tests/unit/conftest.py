@@ -65,3 +65,16 @@ def make_tokenizer() -> Any:
 @pytest.fixture
 def tokenizer() -> Any:
     return make_tokenizer()
+
+
+GLM = ["[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>"]
+GLM += ["<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"]
+QWEN35 = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
+
+
+@pytest.fixture
+def family_tokenizer() -> Any:
+    """A tokenizer of its own that also has the special tokens of GLM and of Qwen3.5, for their renderers."""
+    tokenizer = make_tokenizer.__wrapped__()
+    tokenizer.add_tokens([*GLM, *QWEN35], special_tokens=True)
+    return tokenizer

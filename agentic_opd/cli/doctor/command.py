@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from agentic_opd.core.console import set_up_logging
 from agentic_opd.core.exit_codes import exit_code
-from agentic_opd.env import keep_torch_out
+from agentic_opd.core.light import keep_torch_out
 from agentic_opd.env.config import default_settings
 from agentic_opd.settings.flags import add_settings, misunderstood
 from agentic_opd.settings.read import read_settings

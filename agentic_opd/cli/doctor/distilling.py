@@ -4,9 +4,9 @@ from agentic_opd.cli.doctor.diagnosis import Note, Setup, Status
 from agentic_opd.cli.doctor.servers import FIRST_MESSAGES
 from agentic_opd.core.errors import ServerMismatchError, ServerUnreachableError
 from agentic_opd.core.trajectory_api import TrajectoryApi
-from agentic_opd.core.types import HindsightPair, TeacherRequest
-from agentic_opd.distill.connect import connect_teacher, make_judge, make_teacher
-from agentic_opd.distill.hints import judge_messages
+from agentic_opd.core.types import Evidence, HindsightPair, TeacherRequest
+from agentic_opd.distill.connect import connect_teacher, make_judge, make_teacher, questions_of
+from agentic_opd.distill.hints import parse_vote
 from agentic_opd.distill.teacher import TeacherClient
 from agentic_opd.distill.turns import turn_text
 from agentic_opd.env.policy_server import PolicyServer, ServedPolicy
@@ -15,15 +15,24 @@ NOISE_LIMIT = 0.1
 """Nats: a tenth more or less of a token's probability, which would hide a hint's effect of that size."""
 _SAMPLED = 32
 
-_CALL = {"name": "terminal", "arguments": '{"command": "python test_solution.py"}'}
+_SOLUTION = "def fizzbuzz(n):\n    if n % 3 == 0:\n        return 'Fizz'\n    return 'Buzz' if n % 5 == 0 else str(n)\n"
+_CALLS = [
+    {"function": {"name": "write_file", "arguments": {"path": "solution.py", "content": _SOLUTION}}},
+    {"function": {"name": "terminal", "arguments": {"command": "python test_solution.py"}}},
+]
 PAIR = HindsightPair(
     turn_index=0,
     task_text="Write `fizzbuzz(n)` in solution.py: return 'Fizz' if n is divisible by 3, 'Buzz' if by 5, 'FizzBuzz' "
     "if by both, else str(n).\n\nExamples (test_solution.py runs them):\nfizzbuzz(3) == 'Fizz'\n"
     "fizzbuzz(15) == 'FizzBuzz'",
-    turn_text=turn_text({"role": "assistant", "content": "I run the examples.", "tool_calls": [{"function": _CALL}]}),
-    next_state="AssertionError: fizzbuzz(15) == 'FizzBuzz', got 'Fizz'\n[exit code 1]",
-    next_state_role="tool",
+    turn_text=turn_text({"role": "assistant", "content": "", "tool_calls": _CALLS}),
+    evidence=(
+        Evidence(
+            "tool",
+            "[write_file]\nwrote 4 lines to solution.py\n\n[terminal]\nok   fizzbuzz(3)\n"
+            "FAIL fizzbuzz(15): expected 'FizzBuzz', got 'Fizz'\n1 of 2 examples passed\n[exit code 1]",
+        ),
+    ),
 )
 """A turn that any judge has something to say about."""
 
@@ -37,9 +46,11 @@ async def check_judge(setup: Setup) -> Note:
     judge, asked = make_judge(setup.config, setup.policy, setup.retry_s), setup.config.prm_votes
     try:
         await judge.check()
-        votes, seconds = await judge.ask(judge_messages(PAIR), asked)
+        questions = questions_of(setup.config, setup.tokenizer)
+        texts, seconds = await judge.ask(questions.hint_messages(questions.question(PAIR)), asked)
     finally:
         await judge.close()
+    votes = [parse_vote(text) for text in texts]
     readable = [vote for vote in votes if vote.decision is not None]
     who = f"{judge.model} at {judge.base_url}"
     if not readable:
@@ -69,7 +80,7 @@ async def _separate_teacher(setup: Setup, url: str) -> TeacherClient:
     return await connect_teacher(
         setup.client(url, key.get_secret_value() if key else None),
         setup.tokenizer,
-        top_k=config.distill_topk,
+        top_k=config.logprobs_asked,
         max_token_length=config.max_token_length,
         model_name=config.teacher_model_name,
         policy=setup.infos[0],

@@ -16,6 +16,7 @@ from agentic_opd.cli.doctor.diagnosis import Note, Setup, Status
 from agentic_opd.core.errors import ConfigError, OutputError
 from agentic_opd.runs.files import default_output_folder
 from agentic_opd.sandboxes.factory import check_sandbox, sandbox_factory
+from agentic_opd.sandboxes.memory import memory_limited
 from agentic_opd.worlds.coding.tasks.load import load_train_and_eval
 
 _OLDEST, _NEWEST = (3, 11), (3, 13)
@@ -107,7 +108,8 @@ async def check_isolation(setup: Setup) -> Note:
     await check_sandbox(sandbox_factory(setup.config))
     if backend == "unsafe-local":
         return Note("unsafe-local works, and isolates nothing: env.sandbox_backend bubblewrap does", Status.WARNING)
-    return Note(f"{backend} runs Python, pipes and files")
+    limit = f"; {memory_limited()}" if backend == "bubblewrap" else ""
+    return Note(f"{backend} runs Python, pipes and files{limit}")
 
 
 async def check_wandb(setup: Setup) -> Note:

@@ -26,7 +26,7 @@ from agentic_opd.env.agent import name_of_tokenizer
 from agentic_opd.env.command import name_models
 from agentic_opd.rollout.chat import Chat
 from agentic_opd.rollout.first_prompts import described, too_long
-from agentic_opd.rollout.renderer import check_round_trip, explained_tokenizer_errors, load_renderer
+from agentic_opd.rollout.renderer import check_round_trip, explained_tokenizer_errors, load_renderer, reasoning_warning
 from agentic_opd.worlds.coding.tasks.load import load_train_and_eval
 from agentic_opd.worlds.coding.tools import TOOL_SPECS
 from agentic_opd.worlds.coding.world import SYSTEM_PROMPT, CodingWorld
@@ -95,7 +95,7 @@ async def check_context(setup: Setup) -> Note:
 
 async def check_logprobs(setup: Setup) -> Note:
     """The policy's servers return as many logprobs as a scored row holds."""
-    top_k = setup.config.distill_topk
+    top_k = setup.config.logprobs_asked
     if not setup.config.opd_enabled or setup.config.teacher_base_url is not None:
         return Note("the policy's servers do not score", Status.SKIPPED)
     for client, info in zip(setup.clients, setup.infos, strict=True):
@@ -140,6 +140,8 @@ async def check_renderer(setup: Setup) -> Note:
             "there). The policy reads what is rendered here: is env.renderer the model's own?",
             Status.WARNING,
         )
+    if warning := reasoning_warning(chat):
+        return Note(f"{name}: {warning}", Status.WARNING)
     return Note(f"{name}: a tool call comes back as it was written")
 
 

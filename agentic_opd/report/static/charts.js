@@ -1,11 +1,11 @@
 // Bars: a funnel, histograms, and the strip that shows where in a turn the gap lies.
 
-function funnel(stages) {
+function funnel(stages, run) {
   const all = stages[0].turns || 1;
   return el('ol', { class: 'funnel' }, stages.map((stage) => {
     const lost = Object.entries(stage.lost).map(([outcome, turns]) =>
       (turns
-        ? el('button', { type: 'button', class: 'plain', onclick: () => showFiltered({ outcome }) }, `${words(outcome)} ${number(turns)}`)
+        ? el('button', { type: 'button', class: 'plain', onclick: () => showFiltered({ run, outcome }) }, `${words(outcome)} ${number(turns)}`)
         : el('span', { class: 'zero' }, `${words(outcome)} 0`)));
     const bar = el('span', { class: 'bar' });
     bar.style.inlineSize = `${(100 * stage.turns) / all}%`;
@@ -17,23 +17,29 @@ function funnel(stages) {
   }));
 }
 
+// Bars with their counts on top and the values they stand for below; the gaps' middle, where nothing moved, is left out.
 function histogram(one) {
-  const isGap = one.name === 'token gap';
-  const middle = isGap ? (one.labels.length - 1) / 2 : -1;
-  const most = Math.max(1, ...one.counts.filter((_, i) => i !== middle));
+  const hasSides = one.unit === 'nats';
+  const bins = one.counts.length;
+  const most = Math.max(1, ...one.counts);
   const bars = one.counts.map((value, i) => {
-    const bar = el('i', { class: i === middle ? 'cut' : isGap ? (i < middle ? 'neg' : 'pos') : null });
-    bar.style.blockSize = `${Math.max(value ? 2 : 0, (100 * Math.min(value, most)) / most)}%`;
-    return el('span', { title: `${one.labels[i]}: ${number(value)}` }, bar);
+    const bar = el('i', { class: hasSides && i < bins / 2 ? 'neg' : null });
+    bar.style.blockSize = `${value ? Math.max(2, (100 * value) / most) : 0}%`;
+    return el('span', null, value ? el('b', null, value < 10000 ? value : `${Math.round(value / 1000)}k`) : null, bar);
   });
-  const described = one.labels.map((label, i) => `${label}: ${one.counts[i]}`).join('; ');
-  const ends = one.name === 'token gap' ? ['-10', '0', '+10'] : [one.labels[0].split(' ')[0], one.labels.at(-1).split(' ').at(-1)];
-  return el('figure', { class: 'histogram' },
-    el('figcaption', null, el('b', null, one.name), one.unit ? ` ${one.unit}` : ''),
+  const isEdges = one.ticks.length > bins;
+  const range = (i) => (isEdges ? `${one.ticks[i] || 'less'} to ${one.ticks[i + 1] || 'more'}` : one.ticks[i]);
+  const ticks = one.ticks.map((text, i) => {
+    const tick = el('span', null, text);
+    tick.style.insetInlineStart = `${(100 * (isEdges ? i : i + 0.5)) / bins}%`;
+    return tick;
+  });
+  const described = one.counts.map((value, i) => `${range(i)}: ${value}`).join('; ');
+  return el('figure', { class: hasSides ? 'histogram broad' : 'histogram' },
+    el('figcaption', null, el('b', null, one.name), ` ${one.unit ? `in ${one.unit}, ` : ''}${number(one.n)} ${one.of}, median ${short(one.median)}`),
     el('div', { class: 'bars', role: 'img', 'aria-label': `${one.name}. ${described}` }, bars),
-    el('div', { class: 'ends', 'aria-hidden': 'true' }, ends.map((text) => el('span', null, text))),
-    el('p', { class: 'note' }, `mean ${short(one.mean)}, 5–50–95%: ${short(one.p5)}, ${short(one.p50)}, ${short(one.p95)}`,
-      isGap ? `. ${percent(one.counts[middle] / one.n)} lie within ±0.01; their bar is cut.` : ''));
+    el('div', { class: 'ticks', 'aria-hidden': 'true' }, ticks),
+    hasSides ? el('p', { class: 'sides' }, el('span', { class: 'value neg' }, '← the hint makes them less likely'), el('span', { class: 'value pos' }, 'more likely →')) : null);
 }
 
 const STRIP_BINS = 120;

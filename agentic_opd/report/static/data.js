@@ -1,7 +1,10 @@
-// The packed data of the page: HEAD, and the blocks of rollouts, which are unpacked when they are needed.
+// The packed data of the page: HEAD, with a run or two, and the blocks of rollouts, which are unpacked when they are needed.
 
 const HEAD = JSON.parse(document.getElementById('head').textContent);
-const ROLLOUTS = HEAD.rollouts;
+const RUNS = HEAD.runs;
+const LETTERS = 'AB'; // by which two runs are told apart
+RUNS.forEach((run, place) => { run.place = place; run.first = place ? RUNS[place - 1].first + RUNS[place - 1].rollouts.length : 0; });
+const ROLLOUTS = RUNS.flatMap((run) => run.rollouts.map((row) => ({ ...row, run: run.place })));
 const ARRAYS = { f4: Float32Array, i4: Int32Array, u4: Uint32Array, u1: Uint8Array };
 const KEPT = 6;
 const unpacked = new Map();
@@ -12,6 +15,8 @@ class RolloutData {
     const size = new DataView(buffer).getUint32(0, true);
     const head = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 4, size)));
     this.index = index;
+    this.vocab = RUNS[ROLLOUTS[index].run].vocab;
+    this.movedFrom = ROLLOUTS[index].movedFrom;
     this.contexts = head.contexts;
     this.turns = head.turns;
     for (const [name, [type, offset, length]] of Object.entries(head.arrays)) {
@@ -21,17 +26,28 @@ class RolloutData {
     this.counts.forEach((entries, at) => { this.offsets[at + 1] = this.offsets[at] + entries; });
   }
 
-  text(at) { return HEAD.vocab.texts[this.tokens[at]]; }
-  id(at) { return HEAD.vocab.ids[this.tokens[at]]; }
+  text(at) { return this.vocab.texts[this.tokens[at]]; }
+  id(at) { return this.vocab.ids[this.tokens[at]]; }
   isScored(at) { return this.counts[at] > 0; }
   teacherLogprob(at) { return this.teacher[this.offsets[at]] * HEAD.unit; }
-  gap(at) { return this.isScored(at) ? this.teacherLogprob(at) - this.student[at] : null; }
+  // What the gap is measured from: the student when it sampled, unless the file holds a second reading.
+  baselineLogprob(at) { return (this.baseline ?? this.student)[at]; }
+  gap(at) { return this.isScored(at) ? this.teacherLogprob(at) - this.baselineLogprob(at) : null; }
+
+  isMoved(at) { return this.isScored(at) && Math.abs(this.gap(at)) >= this.movedFrom; }
+
+  // What the teacher would rather have had here: its most likely token, where that is not the one that was sampled.
+  wanted(at) {
+    const place = this.offsets[at];
+    if (this.counts[at] < 2 || this.teacher[place + 1] <= this.teacher[place]) return null;
+    return { text: this.vocab.texts[this.others[place + 1]], logprob: this.teacher[place + 1] * HEAD.unit };
+  }
 
   // The teacher's shown entries, most likely first; `sampled` marks the one that was sampled.
   entries(at) {
     const rows = [];
     for (let i = this.offsets[at]; i < this.offsets[at + 1]; i++) {
-      rows.push({ text: HEAD.vocab.texts[this.others[i]], logprob: this.teacher[i] * HEAD.unit, sampled: i === this.offsets[at] });
+      rows.push({ text: this.vocab.texts[this.others[i]], logprob: this.teacher[i] * HEAD.unit, sampled: i === this.offsets[at] });
     }
     return rows.sort((a, b) => b.logprob - a.logprob);
   }
@@ -68,7 +84,7 @@ async function searchText(index) {
     const data = await unpack(index);
     const parts = [ROLLOUTS[index].task, ...data.contexts.flat().map((part) => part[1])];
     for (const turn of data.turns) {
-      parts.push(Array.from(data.tokens.subarray(turn.from, turn.to), (place) => HEAD.vocab.texts[place]).join(''));
+      parts.push(Array.from(data.tokens.subarray(turn.from, turn.to), (place) => data.vocab.texts[place]).join(''));
       parts.push(turn.hint ?? '', ...turn.votes.map((vote) => vote.text));
     }
     searchable.set(index, parts.join('\n').toLowerCase());
@@ -76,5 +92,5 @@ async function searchText(index) {
   return searchable.get(index);
 }
 
-const rolloutName = (index) => `${ROLLOUTS[index].line}.${ROLLOUTS[index].index}`;
+const rolloutName = (index) => `${RUNS.length > 1 ? LETTERS[ROLLOUTS[index].run] : ''}${ROLLOUTS[index].line}.${ROLLOUTS[index].index}`;
 const rolloutLink = (index, position = null) => `#r=${rolloutName(index)}${position === null ? '' : `&p=${position}`}`;

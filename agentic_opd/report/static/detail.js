@@ -21,6 +21,17 @@ function teacherRows(data, at) {
     el('p', { class: 'note' }, `all others: ${percent(Math.max(0, rest))}`)];
 }
 
+const HINT_CHARS = 240;
+
+// The hint that the teacher read, and what it would rather have had than this token.
+function hintBeside(data, turn, at) {
+  const wanted = data.wanted(at);
+  return el('div', { class: 'hint' },
+    el('p', { class: 'who' }, data.isMoved(at) ? 'moved by the hint' : `the hint moved it by less than ${short(data.movedFrom)} nats`),
+    shownText(turn.hint.length > HINT_CHARS ? `${turn.hint.slice(0, HINT_CHARS)}…` : turn.hint),
+    wanted === null ? null : el('p', { class: 'wanted' }, 'The teacher wanted ', el('code', null, spelled(wanted.text).slice(0, 60)), ` instead (${percent(Math.exp(wanted.logprob))}).`));
+}
+
 function detailContent(data, at) {
   const turn = data.turns[data.turnOf(at)];
   const gap = data.gap(at);
@@ -31,8 +42,10 @@ function detailContent(data, at) {
     el('p', { class: 'note' }, `id ${data.id(at)}, position ${position}, `, el('a', { href: rolloutLink(data.index, position) }, 'link to this token')),
     el('dl', { class: 'numbers', id: 'detail-numbers' },
       probabilityRow('student', data.student[at]),
+      gap === null || !data.baseline ? null : probabilityRow('no hint', data.baselineLogprob(at)),
       gap === null ? null : probabilityRow('teacher', data.teacherLogprob(at)),
       gap === null ? null : [el('dt', null, 'gap'), el('dd', null, el('b', { class: gap > 0 ? 'pos' : 'neg' }, signed(gap)), el('span', { class: 'logprob' }, 'nats'))]),
+    gap === null || turn.hint === null ? null : hintBeside(data, turn, at),
     gap === null ? el('p', { class: 'note' }, `not scored${turn.outcome ? `: ${words(turn.outcome)}` : ''}`) : teacherRows(data, at),
   ];
 }

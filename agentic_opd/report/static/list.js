@@ -1,6 +1,6 @@
 // The list of rollouts: filter, search, sort. `shown` holds the places of the rollouts that are listed, in order.
 
-const ROWS_AT_ONCE = 400;
+const rowsAtOnce = () => (isStacked() ? 25 : 400); // a phone's page stays short
 let shown = [];
 let matching = null; // places of the rollouts that hold the searched text; null: no search
 let searches = 0;
@@ -17,6 +17,7 @@ const descending = (key) => (a, b) => (ROLLOUTS[b][key] ?? -Infinity) - (ROLLOUT
 const ascending = (key) => (a, b) => (ROLLOUTS[a][key] ?? Infinity) - (ROLLOUTS[b][key] ?? Infinity) || a - b;
 const SORTS = {
   file: ['order of the file', (a, b) => a - b],
+  show: ['most to show first', descending('toShow')],
   largest: ['largest gap first', descending('largestGap')],
   mean: ['mean gap, lowest first', ascending('meanGap')],
   meanHigh: ['mean gap, highest first', descending('meanGap')],
@@ -28,6 +29,8 @@ function setUpList() {
   const options = (id, entries) => byId(id).append(...entries.map(([value, text]) => el('option', { value }, text)));
   const tasks = [...new Set(ROLLOUTS.map((row) => row.task))].sort();
   const outcomes = [...new Set(ROLLOUTS.flatMap((row) => row.outcomes).filter(Boolean))].sort();
+  byId('filter-run').closest('label').hidden = RUNS.length < 2;
+  options('filter-run', [['', 'both'], ...RUNS.map((run) => [run.place, `${LETTERS[run.place]}: ${spelled(run.name)}`])]);
   options('filter-task', [['', 'all'], ...tasks.map((task) => [task, spelled(task).slice(0, 80)])]);
   options('filter-outcome', [['', 'any'], ...outcomes.map((name) => [name, words(name)])]);
   for (const [id, choices] of [['filter-score', SCORES], ['filter-hint', HINTS], ['sort', SORTS]]) {
@@ -41,9 +44,10 @@ function setUpList() {
 }
 
 // From the overview: the list with one filter set and the others cleared.
-function showFiltered({ task = '', outcome = '' }) {
+function showFiltered({ run = '', task = '', outcome = '' }) {
   byId('filters').reset();
   matching = null;
+  byId('filter-run').value = RUNS.length > 1 ? run : '';
   byId('filter-task').value = task;
   byId('filter-outcome').value = outcome;
   drawList();
@@ -65,15 +69,15 @@ async function search() {
 }
 
 function drawList() {
-  const [task, outcome, score, hint, sort] = ['filter-task', 'filter-outcome', 'filter-score', 'filter-hint', 'sort'].map((id) => byId(id).value);
+  const [run, task, outcome, score, hint, sort] = ['filter-run', 'filter-task', 'filter-outcome', 'filter-score', 'filter-hint', 'sort'].map((id) => byId(id).value);
   shown = ROLLOUTS.map((_, index) => index).filter((index) => {
     const row = ROLLOUTS[index];
-    return (!task || row.task === task) && (!outcome || row.outcomes.includes(outcome)) && SCORES[score][1](row) && HINTS[hint][1](row)
+    return (!run || row.run === Number(run)) && (!task || row.task === task) && (!outcome || row.outcomes.includes(outcome)) && SCORES[score][1](row) && HINTS[hint][1](row)
       && (matching === null || matching.has(index));
   }).sort(SORTS[sort][1]);
   byId('list-count').textContent = shown.length === ROLLOUTS.length ? `all ${count(shown.length, 'rollout')}` : `${number(shown.length)} of ${count(ROLLOUTS.length, 'rollout')}`;
   byId('list').replaceChildren();
-  drawRows(ROWS_AT_ONCE);
+  drawRows(rowsAtOnce());
   markCurrent();
 }
 
@@ -82,7 +86,7 @@ function drawRows(upTo) {
   list.querySelector('.more')?.remove();
   list.append(...shown.slice(list.children.length, upTo).map(listRow));
   if (upTo < shown.length) {
-    const more = el('button', { type: 'button', onclick: () => drawRows(upTo + ROWS_AT_ONCE) }, `show ${number(Math.min(ROWS_AT_ONCE, shown.length - upTo))} more`);
+    const more = el('button', { type: 'button', onclick: () => drawRows(upTo + rowsAtOnce()) }, `show ${number(Math.min(rowsAtOnce(), shown.length - upTo))} more`);
     list.append(el('li', { class: 'more' }, more));
   }
 }
@@ -90,7 +94,7 @@ function drawRows(upTo) {
 function listRow(index) {
   const row = ROLLOUTS[index];
   const verdict = row.passed === null ? null : el('span', { class: row.passed === row.total ? 'good' : 'bad' }, `${row.passed}/${row.total} tests`);
-  const gap = row.largestGap === null ? 'not scored' : `gap ${signed(row.meanGap, 2)}, up to ${fixed(row.largestGap, 2)}`;
+  const gap = row.largestGap === null ? 'not scored' : `${number(row.moved)} moved, up to ${fixed(row.largestGap, 2)} nats`;
   return el('li', null, el('a', { href: rolloutLink(index), data: { index } },
     el('span', { class: 'task' }, shownText(row.task)),
     el('span', { class: 'score' }, fixed(row.score, 2)),
@@ -108,6 +112,9 @@ function markCurrent() {
     else link.removeAttribute('aria-current');
   }
 }
+
+// The listed rollout with most to show: the largest sum of gaps that moved a token.
+const mostToShow = () => shown.toSorted(SORTS.show[1])[0] ?? null;
 
 // The rollout `step` places further in the list.
 function neighbour(step) {

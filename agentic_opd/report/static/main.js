@@ -2,19 +2,20 @@
 
 function parseHash() {
   const values = new URLSearchParams(location.hash.slice(1));
-  const [line, index] = (values.get('r') ?? '').split('.').map(Number);
-  const place = ROLLOUTS.findIndex((row) => row.line === line && row.index === index);
-  return { rollout: place, position: values.has('p') ? Number(values.get('p')) : null };
+  const name = values.get('r');
+  return { rollout: name === null ? -1 : ROLLOUTS.findIndex((_, index) => rolloutName(index) === name), position: values.has('p') ? Number(values.get('p')) : null };
 }
+
+const FILES = HEAD.curves ? HEAD.curves.name : RUNS.map((run) => run.name).join(' and ');
 
 function show(view) {
   byId('overview').hidden = view !== 'overview';
   byId('rollouts').hidden = view === 'overview';
   document.body.classList.toggle('reading', view === 'rollout');
-  for (const name of ['overview', 'rollouts']) {
-    const isHere = name === 'overview' ? view === 'overview' : view !== 'overview';
-    if (isHere) byId(`nav-${name}`).setAttribute('aria-current', 'page');
-    else byId(`nav-${name}`).removeAttribute('aria-current');
+  for (const link of document.querySelectorAll('nav a')) {
+    const isHere = view === 'overview' ? link.hash === (location.hash || '#overview') : link.id === 'nav-rollouts';
+    if (isHere) link.setAttribute('aria-current', 'page');
+    else link.removeAttribute('aria-current');
   }
 }
 
@@ -22,8 +23,8 @@ async function route() {
   const { rollout, position } = parseHash();
   if (rollout < 0) {
     closeDetail();
-    show(location.hash === '#rollouts' ? 'rollouts' : 'overview');
-    document.title = `${HEAD.name}, distillation report`;
+    if (location.hash === '#rollouts' && ROLLOUTS.length) await openList();
+    else openOverview();
     return;
   }
   show('rollout');
@@ -33,6 +34,23 @@ async function route() {
   const at = position === null ? -1 : open.at(position);
   if (at >= 0) goTo(at);
   else if (isNew) { window.scrollTo(0, 0); byId('rollout-pane').querySelector('h1').focus({ preventScroll: true }); }
+}
+
+function openOverview() {
+  show('overview');
+  const run = RUNS.length === 1 ? RUNS[0] : RUNS.find((one) => location.hash === overviewLink(one));
+  if (HEAD.curves) drawCurves();
+  else if (run) drawOverview(run);
+  else drawComparison();
+  document.title = `${FILES}${run && RUNS.length > 1 ? `, ${LETTERS[run.place]}` : ''}, distillation report`;
+}
+
+// The list; beside it, where there is room, the open rollout, or the one of the list that has most to show.
+async function openList() {
+  show('rollouts');
+  const isOpen = shown.includes(current);
+  if (!isOpen && !isStacked() && shown.length) await openRollout(mostToShow());
+  document.title = `Rollouts of ${FILES}, distillation report`;
 }
 
 const KEYS = {
@@ -61,7 +79,10 @@ function setTheme(theme) {
 }
 
 function start() {
-  byId('file-name').textContent = HEAD.name;
+  byId('file-name').textContent = FILES;
+  byId('nav-overview').after(...(RUNS.length > 1 ? RUNS.map((run) => el('a', { href: overviewLink(run) }, `Run ${LETTERS[run.place]}`)) : []));
+  if (RUNS.length > 1) byId('nav-overview').textContent = 'Comparison';
+  document.querySelector('nav').hidden = byId('help-open').hidden = HEAD.curves !== null;
   setTheme(matchMedia('(prefers-color-scheme: dark)').matches ? 'dark' : 'light');
   byId('theme').addEventListener('click', () => setTheme(document.documentElement.dataset.theme === 'dark' ? 'light' : 'dark'));
   byId('help-open').addEventListener('click', () => byId('help').showModal());
@@ -73,7 +94,6 @@ function start() {
   document.addEventListener('pointerdown', (event) => { if (!event.target.closest('.t, #detail')) closeDetail(); });
   addEventListener('scroll', () => requestAnimationFrame(followScroll), { passive: true });
   addEventListener('hashchange', route);
-  drawOverview();
   setUpList();
   route();
 }

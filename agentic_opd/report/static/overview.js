@@ -6,77 +6,131 @@ const MAIN_SETTINGS = [
   'teacher_base_url', 'sandbox_backend', 'seed',
 ];
 
-function settingsList(names) {
+function settingsList(run, names) {
   const rows = names.map((name) => {
-    const value = HEAD.settings[name];
+    const value = run.settings[name];
     const text = value === null || value === '' ? 'unset' : typeof value === 'string' ? value : JSON.stringify(value);
     return [el('dt', null, name), el('dd', null, shownText(text))];
   });
   return el('dl', { class: 'settings' }, rows);
 }
 
-function settings() {
-  const names = Object.keys(HEAD.settings);
+function settings(run) {
+  const names = Object.keys(run.settings);
   if (!names.length) return el('p', { class: 'note' }, 'No settings (.run.json) lie beside the file.');
-  const main = MAIN_SETTINGS.filter((name) => name in HEAD.settings);
+  const main = MAIN_SETTINGS.filter((name) => name in run.settings);
   const others = names.filter((name) => !main.includes(name));
-  return [settingsList(main), others.length ? el('details', null, el('summary', null, `${others.length} more settings`), settingsList(others)) : null];
+  return [settingsList(run, main), others.length ? el('details', null, el('summary', null, `${others.length} more settings`), settingsList(run, others)) : null];
 }
 
-function facts(run) {
-  const figure = (value, name, note) => el('div', { class: 'fact' }, el('dt', null, name), el('dd', null, el('b', null, value), note ? el('span', null, note) : null));
+const overviewLink = (run) => (RUNS.length > 1 ? `#overview-${LETTERS[run.place].toLowerCase()}` : '#overview');
+const figure = (value, name, note) => el('div', { class: 'fact' }, el('dt', null, name), el('dd', null, el('b', null, value), note ? el('span', null, note) : null));
+const shareOf = (part, whole) => (whole ? part / whole : null);
+const nats = (value, digits = 3) => (value === null ? '–' : signed(value, digits));
+
+function facts(numbers) {
   return el('dl', { class: 'facts' },
-    figure(number(run.rollouts), 'rollouts', `in ${count(run.groups, 'group')}`),
-    figure(run.passed === null ? '–' : percent(run.passed / run.rollouts), 'passed', `mean score ${fixed(run.mean_score, 2)}`),
-    figure(number(run.hints), 'hints', `on ${percent(run.turns ? run.hints / run.turns : null)} of ${count(run.turns, 'turn')}`),
-    figure(percent(run.sampled_tokens ? run.scored_tokens / run.sampled_tokens : null), 'tokens scored', `${number(run.scored_tokens)} of ${number(run.sampled_tokens)} sampled`),
-    figure(run.mean_gap === null ? '–' : signed(run.mean_gap, 3), 'mean gap', `nats; ${percent(run.positive_gaps)} above 0`),
-    figure(run.noise_floor === null ? '–' : run.noise_floor.toExponential(1), 'noise floor', 'nats, without a hint'));
+    figure(number(numbers.rollouts), 'rollouts', `in ${count(numbers.groups, 'group')}`),
+    figure(numbers.passed === null ? '–' : percent(numbers.passed / numbers.rollouts), 'passed', `mean score ${fixed(numbers.mean_score, 2)}`),
+    figure(number(numbers.hints), 'hints', `on ${percent(shareOf(numbers.hints, numbers.turns))} of ${count(numbers.turns, 'turn')}`),
+    figure(percent(shareOf(numbers.scored_tokens, numbers.sampled_tokens)), 'tokens scored', `${number(numbers.scored_tokens)} of ${number(numbers.sampled_tokens)} sampled`),
+    figure(percent(shareOf(numbers.moved_tokens, numbers.sampled_tokens)), 'tokens moved', `${number(numbers.moved_tokens)} of the sampled, by ${short(numbers.mean_moved)} nats`),
+    figure(nats(numbers.mean_gap), 'mean gap', `nats, over all scored; ${percent(numbers.positive_gaps)} above 0`),
+    figure(numbers.noise_floor === null ? '–' : numbers.noise_floor.toExponential(1), 'noise floor', 'nats, without a hint'));
 }
 
 function taskTable(run) {
-  const rows = run.by_task.map((row) => [
-    el('button', { type: 'button', class: 'plain', onclick: () => showFiltered({ task: row.task }) }, shownText(row.task)),
-    number(row.rollouts), row.passed === null ? '–' : percent(row.passed / row.rollouts), fixed(row.mean_score, 2),
-    percent(row.turns ? row.hints / row.turns : null), number(row.scored_tokens), row.mean_gap === null ? '–' : signed(row.mean_gap, 3),
+  const rows = run.overview.by_task.map((row) => [
+    [el('button', { type: 'button', class: 'plain', onclick: () => showFiltered({ run: run.place, task: row.task }) }, shownText(row.task)), row.task],
+    [number(row.rollouts), row.rollouts],
+    [row.passed === null ? '–' : percent(row.passed / row.rollouts), row.passed === null ? null : row.passed / row.rollouts],
+    [fixed(row.mean_score, 2), row.mean_score],
+    [percent(shareOf(row.hints, row.turns)), shareOf(row.hints, row.turns)],
+    [percent(shareOf(row.scored_tokens, row.sampled_tokens)), shareOf(row.scored_tokens, row.sampled_tokens)],
+    [nats(row.mean_gap), row.mean_gap],
   ]);
-  const headers = [['task', ''], ['rollouts', 'n'], ['pass rate', 'n'], ['score', 'n'], ['hint rate', 'n'], ['scored tokens', 'n'], ['mean gap', 'n']];
-  return table(headers, rows, 'By task');
+  const columns = [['task', ''], ['rollouts', 'n'], ['pass rate', 'n'], ['score', 'n'], ['hint rate', 'n'], ['tokens scored', 'n'], ['mean gap', 'n']];
+  return table(columns, rows, 'By task', 40);
 }
 
-function hintTable(run) {
-  const rows = run.hint_rows.map((row) => [
-    el('a', { href: rolloutLink(row.rollout, row.position) }, shownText(row.text.length > 400 ? `${row.text.slice(0, 400)}…` : row.text)),
-    number(row.times), number(row.tasks), row.mean_gap === null ? '–' : signed(row.mean_gap, 3),
+const NEXT_TURNS = [['no_fault', 'no fault'], ['fault', 'fault again'], ['repeated', 'same tokens again'], ['unclear', 'unclear'], ['none', 'none followed']];
+
+// What the hint does to the pass rate, in points, with the interval and the two rates.
+function liftCell(lift) {
+  if (lift === null) return '–';
+  const [withHint, without] = [lift.with_hint, lift.without_hint].map(share);
+  return [el('b', { class: changeClass(lift.lift) }, points(lift.lift[0])),
+    el('span', { class: 'note from' }, changeRange(lift.lift)), el('span', { class: 'note from' }, `${without} → ${withHint}`)];
+}
+
+// Hints, or kinds of evidence: what they moved, and what came after them.
+function hintTable(run, rows, first, caption, name) {
+  const isMeasured = rows.some((row) => row.lift !== null);
+  const columns = [...(isMeasured ? [['lift', 'n']] : []), first, ['turns', 'n'], ['tasks', 'n'], ['tokens moved', 'n'], ['largest |gap|', 'n'], ['mean |gap| of moved', 'n'], ['next turn', 'some'], ['passed in the end', 'n']];
+  const best = isMeasured ? rows.toSorted((a, b) => (b.lift?.lift[0] ?? -2) - (a.lift?.lift[0] ?? -2)) : rows;
+  const cells = best.map((row) => [
+    ...(isMeasured ? [[liftCell(row.lift), row.lift?.lift[0]]] : []),
+    [name(row), row.text],
+    [number(row.turns), row.turns], [number(row.tasks), row.tasks], [number(row.moved), row.moved],
+    [row.largest === null ? '–' : el('a', { href: rolloutLink(run.first + row.rollout, row.position) }, fixed(row.largest, 2)), row.largest],
+    [row.mean_moved === null ? '–' : fixed(row.mean_moved, 2), row.mean_moved],
+    [NEXT_TURNS.filter(([key]) => row.next_turns[key]).map(([key, text]) => `${text} ${row.next_turns[key]}`).join(', '), (row.next_turns.no_fault ?? 0) / row.turns],
+    [row.verified ? `${row.passed} of ${row.verified}` : '–', shareOf(row.passed, row.verified)],
   ]);
-  return table([['hint', 'wide'], ['turns', 'n'], ['tasks', 'n'], ['mean gap', 'n']], rows, 'Hints');
+  return table(columns, cells, caption, isNarrow() ? 3 : 10);
+}
+
+const evidenceText = (kinds) => kinds.map((kind) => EVIDENCE[kind]).join(' + ') || 'not said';
+
+function hintName(run, row) {
+  return [
+    el('a', { href: rolloutLink(run.first + row.rollout, row.position) }, shownText(row.text.length > 400 ? `${row.text.slice(0, 400)}…` : row.text)),
+    row.wordings > 1 ? el('span', { class: 'note' }, ` in ${row.wordings} spellings`) : null,
+    el('span', { class: 'note from' }, ` from ${evidenceText(row.evidence)}`),
+  ];
+}
+
+function hints(run) {
+  const { evidence_rows: byEvidence, hint_rows: byHint } = run.overview;
+  return [
+    byHint.some((row) => row.lift) ? el('p', { class: 'note' }, 'Lift: the turn sampled again with the hint in its prompt and without it; the difference of the pass rates right after it, with its 95% interval.') : null,
+    hintTable(run, byHint, ['hint', 'wide'], 'Hints', (row) => hintName(run, row)),
+    el('h3', null, 'By what the judge was shown'),
+    hintTable(run, byEvidence, ['evidence', ''], 'Evidence', (row) => evidenceText(row.evidence)),
+  ];
 }
 
 function gapList(run) {
-  return el('ul', { class: 'gaps' }, run.gap_rows.map((row) => el('li', null,
-    el('a', { href: rolloutLink(row.rollout, row.position) },
+  const up = run.overview.gap_rows.filter((row) => row.gap > 0);
+  const down = run.overview.gap_rows.filter((row) => row.gap <= 0);
+  const rows = isNarrow() ? [...up.slice(0, 3), ...down.slice(0, 3)] : run.overview.gap_rows;
+  return el('ul', { class: 'gaps' }, rows.map((row) => el('li', null,
+    el('a', { href: rolloutLink(run.first + row.rollout, row.position) },
       el('span', { class: `value ${row.gap > 0 ? 'pos' : 'neg'}` }, signed(row.gap, 2)),
       el('code', null, el('span', { class: 'before' }, spelled(row.before)), el('mark', { class: row.gap > 0 ? 'p6' : 'n6' }, spelled(row.text).slice(0, 80))),
-      el('span', { class: 'where' }, ROLLOUTS[row.rollout].task)))));
+      el('span', { class: 'where' }, run.rollouts[row.rollout].task)))));
 }
 
-function block(title, ...content) {
-  return el('section', { class: 'block' }, el('h2', null, title), content);
-}
-
-function drawOverview() {
-  const run = HEAD.overview;
-  const found = HEAD.findings.concat(HEAD.leftOut.length ? [`${count(HEAD.leftOut.length, 'line')} of the file ${HEAD.leftOut.length === 1 ? 'is' : 'are'} left out.`] : []);
-  byId('overview').append(...[
-    el('h1', { id: 'overview-title' }, 'Overview'),
+function warnings(run) {
+  const found = run.findings.concat(run.leftOut.length ? [`${count(run.leftOut.length, 'line')} of the file ${run.leftOut.length === 1 ? 'is' : 'are'} left out.`] : []);
+  return [
     found.length ? el('ul', { class: 'findings', 'aria-label': 'Warnings' }, found.map((text) => el('li', null, shownText(text)))) : null,
-    HEAD.leftOut.length ? el('details', { class: 'left-out' }, el('summary', null, 'What is wrong with the lines that are left out'), el('ul', null, HEAD.leftOut.map((text) => el('li', null, shownText(text))))) : null,
-    facts(run),
-    run.funnel.length ? block('What became of the turns', funnel(run.funnel)) : null,
-    run.gap_rows.length ? block('Tokens that the hints move most', gapList(run)) : null,
-    block('By task', taskTable(run)),
-    run.hint_rows.length ? block('Hints', hintTable(run)) : null,
-    block('Distributions', el('div', { class: 'histograms' }, run.distributions.map(histogram))),
-    block('Settings', settings()),
-  ].filter(Boolean));
+    run.leftOut.length ? el('details', { class: 'left-out' }, el('summary', null, 'What is wrong with the lines that are left out'), el('ul', null, run.leftOut.map((text) => el('li', null, shownText(text))))) : null,
+  ];
+}
+
+function drawOverview(run) {
+  const numbers = run.overview;
+  const title = RUNS.length > 1 ? `Run ${LETTERS[run.place]}: ${run.name}` : 'Overview';
+  byId('overview').replaceChildren(...[
+    el('h1', { id: 'overview-title' }, shownText(title)),
+    warnings(run),
+    facts(numbers),
+    numbers.funnel.length ? block('What became of the turns', true, funnel(numbers.funnel, run.place)) : null,
+    numbers.gap_rows.length ? block('Tokens that the hints move most', true, gapList(run)) : null,
+    numbers.hint_rows.length ? block('Hints', true, hints(run)) : null,
+    block('By task', false, taskTable(run)),
+    block('Distributions', false, el('div', { class: 'histograms' }, numbers.distributions.map(histogram))),
+    block('Settings', false, settings(run)),
+  ].flat().filter(Boolean));
 }

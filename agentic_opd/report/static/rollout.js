@@ -4,7 +4,7 @@ const LONG = 1200; // characters from which a piece of context is folded
 
 let current = null; // the place of the open rollout
 let open = null; // its data
-let limit = HEAD.overview.colour_limit;
+let limit = Math.max(...RUNS.map((run) => run.overview.colour_limit), 0);
 
 const WHY = {
   scored: 'The teacher read the hint and scored every token of this turn.',
@@ -15,7 +15,8 @@ const WHY = {
   too_long: 'Hint and turn together do not fit the teacher’s context.',
   scoring_error: 'The teacher gave no rows, or rows that do not fit the turn.',
 };
-const STATE = { tool: 'a tool result', user: 'the user’s reply', verdict: 'the hidden tests’ verdict' };
+const EVIDENCE = { tool: 'tool results', user: 'the user’s reply', later: 'what showed later', verdict: 'the hidden tests’ verdict' };
+const STEP = { 1: 'did what was wanted', 0: 'can’t be told', '-1': 'did not do what was wanted' };
 
 function contextPart([role, text, name, unseen]) {
   if (role === 'template') {
@@ -31,14 +32,39 @@ function contextPart([role, text, name, unseen]) {
   return el('div', { class: `context r-${role}` }, inner);
 }
 
-function verdictPane(turn, index) {
+const MOVED_SHOWN = 6;
+
+// The tokens of a turn that its hint moved, the most first: each with its gap, and what the teacher wanted instead.
+function movedTokens(data, turn) {
+  const moved = Array.from({ length: turn.to - turn.from }, (_, i) => turn.from + i).filter((at) => data.isMoved(at))
+    .sort((a, b) => Math.abs(data.gap(b)) - Math.abs(data.gap(a)));
+  if (!moved.length) return null;
+  const entry = (at) => {
+    const [gap, wanted] = [data.gap(at), data.wanted(at)];
+    return el('li', null, el('button', { type: 'button', onclick: () => goTo(at) },
+      el('span', { class: `value ${gap > 0 ? 'pos' : 'neg'}` }, signed(gap, 2)),
+      el('code', null, spelled(data.text(at)).slice(0, 40)),
+      wanted === null ? null : ['→ ', el('code', null, spelled(wanted.text).slice(0, 40))]));
+  };
+  const rest = moved.slice(MOVED_SHOWN);
+  return el('div', { class: 'moved' },
+    el('p', { class: 'who' }, `${count(moved.length, 'token')} moved; → what the teacher wanted instead`),
+    el('ul', null, moved.slice(0, MOVED_SHOWN).map(entry)),
+    rest.length ? el('details', null, el('summary', null, `${number(rest.length)} more`), el('ul', null, rest.slice(0, 200).map(entry))) : null);
+}
+
+function verdictPane(data, turn, index) {
   const votesFor = turn.votes.filter((vote) => vote.decision === 1).length;
   const kind = (vote) => ({ 1: 'for a hint', '-1': 'against' }[vote.decision] ?? 'unreadable');
   return el('aside', { class: 'verdict', 'aria-label': `What the judge said of turn ${index + 1}` },
-    el('p', null, chip(turn.outcome), turn.role ? ` judged by ${STATE[turn.role]}` : ''),
+    el('p', null, chip(turn.outcome), turn.evidence.length ? ` judged by ${turn.evidence.map((kind) => EVIDENCE[kind]).join(', ')}` : ''),
     WHY[turn.outcome] ? el('p', { class: 'note' }, WHY[turn.outcome]) : null,
     turn.error ? el('p', { class: 'error' }, shownText(turn.error)) : null,
     turn.hint === null ? null : el('blockquote', { class: 'hint' }, el('p', { class: 'who' }, `hint · ${count(turn.hintTokens, 'token')}`), shownText(turn.hint)),
+    turn.resampled ? el('p', { class: 'note' }, `sampled again, passed right after it: ${turn.resampled.passed_with} of ${turn.resampled.samples} with the hint, ${turn.resampled.passed_without} of ${turn.resampled.samples} without`) : null,
+    movedTokens(data, turn),
+    turn.stepScore === null ? null : el('p', { class: 'note' }, `second question: ${STEP[turn.stepScore]} (${turn.stepScore})`),
+    turn.question === null ? null : el('details', { class: 'votes' }, el('summary', null, 'what the judge read'), el('pre', null, shownText(turn.question))),
     turn.votes.length ? el('details', { class: 'votes' },
       el('summary', null, `${votesFor} of ${count(turn.votes.length, 'vote')} for a hint `,
         el('span', { class: 'dots', 'aria-hidden': 'true' }, turn.votes.map((vote) => el('i', { class: vote.decision === 1 ? 'yes' : vote.decision === -1 ? 'no' : 'odd' })))),
@@ -48,13 +74,13 @@ function verdictPane(turn, index) {
 function turnCard(data, index) {
   const turn = data.turns[index];
   const length = turn.to - turn.from;
-  const gap = turn.meanGap === null ? 'not scored' : `mean gap ${signed(turn.meanGap, 3)}`;
+  const gap = turn.moved === null ? 'not scored' : `${count(turn.moved, 'token')} moved`;
   const card = el('section', { class: 'turn', id: `turn-${index}`, 'aria-labelledby': `turn-title-${index}` },
     el('header', null,
       el('h2', { id: `turn-title-${index}` }, `Turn ${index + 1}`),
       turn.calls.length ? el('span', { class: 'calls' }, 'calls ', turn.calls.flatMap((name, i) => [i ? ', ' : '', el('code', null, shownText(name))])) : null,
       el('span', { class: 'size' }, `${count(length, 'token')}, ${gap}`)),
-    el('div', { class: 'said' }), verdictPane(turn, index));
+    el('div', { class: 'said' }), verdictPane(data, turn, index));
   const said = card.querySelector('.said');
   said.style.minBlockSize = `${Math.min(40000, 1.6 * Math.ceil((length * 4) / 70))}em`;
   card.build = () => {
@@ -77,7 +103,7 @@ function rolloutHeader(index) {
     row.passed === null ? null : `${row.passed} of ${row.total} hidden tests passed`,
     row.stop ? `ended: ${words(row.stop)}` : null,
     row.toolErrors === null ? null : count(row.toolErrors, 'tool error'),
-    `${number(row.scored)} of ${number(row.sampled)} sampled tokens scored`,
+    `${number(row.scored)} of ${number(row.sampled)} sampled tokens scored, ${number(row.moved)} moved`,
   ].filter(Boolean);
   return el('header', { class: 'rollout-head' },
     el('div', { class: 'steps' }, el('a', { class: 'button back', href: '#rollouts' }, '‹ List'), step(-1, '‹ Previous'), step(1, 'Next ›')),
@@ -101,7 +127,8 @@ function scaleBar() {
   return el('div', { class: 'scale' },
     el('span', { class: 'ramp', role: 'img', 'aria-label': 'Colours from orange, the hint makes the token less likely, to blue, more likely' }, ends[0], el('span', { class: 'steps' }, steps), ends[1]),
     el('label', { for: 'limit' }, 'Colour limit ', input), value,
-    el('label', null, el('input', { type: 'checkbox', id: 'signs', checked: !document.body.classList.contains('no-signs'), onchange: (event) => document.body.classList.toggle('no-signs', !event.target.checked) }), ' show spaces'));
+    el('label', null, el('input', { type: 'checkbox', id: 'signs', checked: !document.body.classList.contains('no-signs'), onchange: (event) => document.body.classList.toggle('no-signs', !event.target.checked) }), ' show spaces'),
+    el('label', null, el('input', { type: 'checkbox', id: 'wants', checked: !document.body.classList.contains('no-wants'), onchange: (event) => document.body.classList.toggle('no-wants', !event.target.checked) }), ' and what the teacher wanted'));
 }
 
 function redraw() {

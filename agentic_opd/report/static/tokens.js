@@ -1,6 +1,7 @@
 // A turn's tokens, coloured by their gap.
 
 const LEVELS = 8;
+const WANTED_CHARS = 24; // of what the teacher wanted instead, beside the token
 const BLOCK = 400; // tokens after which a new block may start, so that what is out of sight costs nothing
 
 function gapClass(gap, limit) {
@@ -50,7 +51,9 @@ function tokenStream(data, turn, turnIndex, limit) {
     while (at < turn.from + until) {
       const block = el('div', { class: 'tokens' });
       for (let n = 0; at < turn.from + until && (n < BLOCK || !data.text(at - 1).endsWith('\n')) && n < 4 * BLOCK; n++, at++) {
-        block.append(el('span', { class: `t ${gapClass(data.gap(at), limit)}`, data: { at }, tabindex: at === turn.from ? '0' : '-1' }, tokenNodes(data.text(at), state)));
+        const wanted = data.isMoved(at) ? data.wanted(at) : null;
+        const marks = wanted === null ? { at } : { at, wants: spelled(wanted.text).slice(0, WANTED_CHARS) };
+        block.append(el('span', { class: `t ${gapClass(data.gap(at), limit)}`, data: marks, tabindex: at === turn.from ? '0' : '-1' }, tokenNodes(data.text(at), state)));
       }
       box.append(block);
     }

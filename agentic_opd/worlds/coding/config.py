@@ -31,12 +31,22 @@ class CodingConfig(SandboxConfig):
         description="Overrides of the preset: our name -> the row's field, for example {prompt: question}.",
     )
     dataset_limit: int | None = Field(default=None, ge=1, description="Use only the first N tasks of a dataset.")
+    builtin_examples: bool = Field(
+        default=True,
+        description="The built-in tasks show examples and a file that runs them; off: nothing but the hidden tests, "
+        "after the end, says whether a solution is right.",
+    )
     dataset_skip_broken: bool = Field(
         default=False, description="Leave out rows that cannot become tasks, and say how many, instead of stopping."
     )
     dataset_skip_too_long: bool = Field(
         default=False,
         description="Leave out tasks whose first prompt does not fit max_token_length, and say so, instead of ending.",
+    )
+    dataset_in_process: Literal["keep", "skip", "refuse"] = Field(
+        default="keep",
+        description="Tasks whose hidden tests must share a process with the solution, where it is easier to cheat: "
+        "keep them with a warning, leave them out, or stop.",
     )
     eval_fraction: float = Field(
         default=0.1,

@@ -14,8 +14,14 @@ from agentic_opd.core.types import ToolCall, ToolResult
 from agentic_opd.sandboxes.protocol import CommandResult, Sandbox
 from agentic_opd.worlds.coding.config import CodingConfig
 
+READING_TOOLS = frozenset({"read_file"})
+"""Tools that can't change a file."""
+
 _MAX_COMMAND_CHARS = 30_000
 """The kernel takes 128 KiB in one argument, and a character is up to four bytes."""
+
+_MAX_PATH_BYTES = 4095
+"""What the kernel takes as a path; a longer one names nothing."""
 
 _BROKEN_READ = {
     11: "there is no file {path!r}",
@@ -57,7 +63,9 @@ async def run_tool(call: ToolCall, sandbox: Sandbox, limits: ToolLimits) -> Tool
         arguments = _check_arguments(call.name, call.arguments, tool)
         return ToolResult(await tool.run(sandbox, limits, **arguments))
     except _ToolError as error:
-        return ToolResult(f"Error: {cut_middle(str(error), limits.output_max_chars)}", is_error=True)
+        # What the model wrote may hold halves of surrogate pairs, which no tokenizer takes.
+        text = str(error).encode(errors="replace").decode()
+        return ToolResult(f"Error: {cut_middle(text, limits.output_max_chars)}", is_error=True)
 
 
 # ------------------------------------------------------------------------------------------------------ the four tools
@@ -71,7 +79,7 @@ async def _terminal(sandbox: Sandbox, limits: ToolLimits, command: str) -> str:
         )
     result = await sandbox.run(command, limits.timeout_s)
     text = result.text.rstrip()
-    if result.timed_out or result.output_exceeded:
+    if result.timed_out or result.output_exceeded or result.memory_exceeded:
         raise _ToolError(_stopped(result, limits) + (f" Its output:\n{text}" if text else ""))
     text = cut_middle(text, limits.output_max_chars)
     if result.exit_code != 0:
@@ -110,15 +118,14 @@ async def _patch(sandbox: Sandbox, limits: ToolLimits, path: str, old: str, new:
 
 
 async def _read(sandbox: Sandbox, limits: ToolLimits, path: str) -> bytes:
-    quoted = _quote(path)
     command = (
-        f"[ -e {quoted} ] || exit 11; [ -d {quoted} ] && exit 12; [ -f {quoted} ] || exit 13; "
-        f"[ -r {quoted} ] || exit 14; exec cat -- {quoted}"
+        f'p={_quote(path)}; [ -e "$p" ] || exit 11; [ -d "$p" ] && exit 12; [ -f "$p" ] || exit 13; '
+        '[ -r "$p" ] || exit 14; exec cat -- "$p"'
     )
     result = await sandbox.run(command, limits.timeout_s)
     if result.output_exceeded:
         raise _ToolError(f"{path!r} is too large to read. Use terminal, for example with head, tail or grep.")
-    if result.timed_out:
+    if result.timed_out or result.memory_exceeded:
         raise _ToolError(_stopped(result, limits))
     if result.exit_code != 0:
         what = _BROKEN_READ.get(result.exit_code, "{path!r} cannot be read").format(path=path)
@@ -127,10 +134,9 @@ async def _read(sandbox: Sandbox, limits: ToolLimits, path: str) -> bytes:
 
 
 async def _write(sandbox: Sandbox, limits: ToolLimits, path: str, content: bytes) -> None:
-    quoted = _quote(path)
-    command = f'mkdir -p -- "$(dirname -- {quoted})" && cat > {quoted}'
+    command = f'p={_quote(path)}; mkdir -p -- "$(dirname -- "$p")" && cat > "$p"'
     result = await sandbox.run(command, limits.timeout_s, stdin=content)
-    if result.timed_out:
+    if result.timed_out or result.output_exceeded or result.memory_exceeded:
         raise _ToolError(_stopped(result, limits))
     if result.exit_code != 0:
         # The shell says `bash: line 1: PATH: reason`.
@@ -143,12 +149,17 @@ def _quote(path: str) -> str:
     """The path for a shell line; `./` keeps a relative one from being taken for an option."""
     if not path:
         raise _ToolError("'path' is empty. Give a file's path, for example 'solution.py'.")
+    length = len(path.encode())
+    if length > _MAX_PATH_BYTES:
+        raise _ToolError(f"'path' has {length} bytes, at most {_MAX_PATH_BYTES} are possible.")
     return shlex.quote(path if path.startswith("/") else f"./{path}")
 
 
 def _stopped(result: CommandResult, limits: ToolLimits) -> str:
     if result.timed_out:
         return f"timed out after {limits.timeout_s:g} s; the command was stopped."
+    if result.memory_exceeded:
+        return "more memory than is allowed, all processes and files in memory together; the command was stopped."
     return f"more than {len(result.output) // 2**20} MiB of output; the command was stopped."
 
 

@@ -2,15 +2,16 @@
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 from agentic_opd.core.types import Task, ToolCall, ToolResult, Verification
 from agentic_opd.sandboxes.factory import check_sandbox, sandbox_factory
 from agentic_opd.sandboxes.protocol import Sandbox
-from agentic_opd.sandboxes.workdir import get_files, put_files
+from agentic_opd.sandboxes.workdir import NO_FILES, digest_of, get_files, put_files
 from agentic_opd.worlds.coding.config import CodingConfig
-from agentic_opd.worlds.coding.tools import TOOL_SPECS, ToolLimits, run_tool
-from agentic_opd.worlds.coding.verifier.verify import verify
+from agentic_opd.worlds.coding.tools import READING_TOOLS, TOOL_SPECS, ToolLimits, run_tool
+from agentic_opd.worlds.coding.verifier.verify import SOLUTION_FILE, verify
 
 SYSTEM_PROMPT = """\
 You are a coding agent. You work in the current directory of a Linux machine, with the tools you are given, \
@@ -22,9 +23,9 @@ returns, and what it does at the edges: empty input, a single element, repeated 
 containers.
 - Write the whole solution to solution.py with write_file. Keep the name and the parameters that the task gives. \
 Use the standard library only, and neither read input nor print anything unless the task asks for it.
-- Run `python test_solution.py` right after writing; both calls fit into one turn. It runs the examples of the \
-task, a line each, and says what was expected and what came. Other tests, which you do not see, decide in the \
-end: an example that passes is a start and not the goal.
+- If there is a test_solution.py, run `python test_solution.py` right after writing; both calls fit into one turn. It \
+runs the examples of the task, a line each, and says what was expected and what came. Other tests, which you do not \
+see, decide in the end: an example that passes is a start and not the goal.
 - When something fails, find the cause before you change anything. Compare what was expected with what came, and \
 follow the code with that input by hand. Then mend the cause with patch or write_file and run the tests again. \
 Do not change test_solution.py, and do not treat its examples as special cases.
@@ -32,19 +33,34 @@ Do not change test_solution.py, and do not treat its examples as special cases.
 see all of their results.
 
 How to end:
-- When the tests pass and you have thought of the edges, answer with one short sentence and no tool call. If you \
-cannot find the fault, say so in one sentence."""
+- When the tests pass, or there are none, and you have thought of the edges, answer with one short sentence and no \
+tool call. If you cannot find the fault, say so in one sentence."""
 
 
 class CodingSession:
     """One episode's work directory; see `core.types.Session`."""
 
-    def __init__(self, sandbox: Sandbox, limits: ToolLimits) -> None:
+    def __init__(self, sandbox: Sandbox, limits: ToolLimits, task: Task) -> None:
+        """A session in a sandbox that holds the task's files.
+
+        The verdict is about the solution and what the agent wrote beside it, not about the other files of the task.
+        """
         self._sandbox, self._limits = sandbox, limits
+        self._given = task.files.keys() - {SOLUTION_FILE}
+        self._digest = None if SOLUTION_FILE in task.files else NO_FILES
 
     async def run_tool(self, call: ToolCall) -> ToolResult:
-        """Run one call in the sandbox."""
-        return await run_tool(call, self._sandbox, self._limits)
+        """Run one call in the sandbox, and see whether the files that are judged are others after it.
+
+        Whatever wrote them: the file tools, a heredoc, `sed`, a program.
+        """
+        if self._digest is None:
+            self._digest = await digest_of(self._sandbox, self._given)
+        result = await run_tool(call, self._sandbox, self._limits)
+        if call.name in READING_TOOLS:
+            return result
+        before, self._digest = self._digest, await digest_of(self._sandbox, self._given)
+        return replace(result, is_change=before != self._digest)
 
     async def collect(self) -> Mapping[str, bytes]:
         """The files in the work directory."""
@@ -71,7 +87,7 @@ class CodingWorld:
         """A fresh sandbox that holds the task's files."""
         async with self._new_sandbox() as sandbox:
             await put_files(sandbox, task.files)
-            yield CodingSession(sandbox, ToolLimits.from_config(self._config))
+            yield CodingSession(sandbox, ToolLimits.from_config(self._config), task)
 
     async def verify(self, task: Task, left: Mapping[str, bytes]) -> Verification:
         """Run the hidden tests on the agent's files, in a fresh sandbox."""

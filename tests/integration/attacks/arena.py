@@ -13,14 +13,15 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from agentic_opd.core.types import Task, Verification
 from agentic_opd.sandboxes.bubblewrap import BubblewrapSandbox
-from agentic_opd.sandboxes.protocol import Limits
+from agentic_opd.sandboxes.protocol import Limits, Sandbox
+from agentic_opd.worlds.coding.verifier.hidden_tests import complete_tests
 from agentic_opd.worlds.coding.verifier.verify import verify
 
 MARK = "opd-attack-process"
@@ -62,6 +63,8 @@ class Attack:
     total: int = NUM_CHECKS
     timeout_s: float = 20.0
     in_process: bool = False
+    entry_point: str | None = None
+    """The tests are those of a dataset, which take for granted what they do not import."""
 
 
 @dataclass(frozen=True)
@@ -184,13 +187,20 @@ def ten_tests(needles: list[int]) -> str:
     return "from solution import f\n" + "".join(checks)
 
 
-def run_attack(attack: Attack, place: Arena, limits: Limits | None = None) -> Verification:
+def run_attack(
+    attack: Attack,
+    place: Arena,
+    limits: Limits | None = None,
+    new_sandbox: Callable[[Limits | None], Sandbox] = BubblewrapSandbox,
+) -> Verification:
     """Verify the attack's solution; assert its score and that nothing has escaped."""
     needles = [10**11 + secrets.randbelow(10**11) for _ in range(NUM_CHECKS - NUM_HONEST)]
     tests = ten_tests(needles) if attack.tests is None else attack.tests % {"needle": needles[0]}
+    if attack.entry_point is not None:
+        tests = complete_tests(tests, attack.entry_point)
     source = HELPERS + re.sub(r"%\((\w+)\)s", lambda match: str(place.names[match[1]]), attack.source)
     files = {name: text.encode() for name, text in {**attack.files, "solution.py": source}.items()}
-    factory = lambda: BubblewrapSandbox(limits)  # noqa: E731
+    factory = lambda: new_sandbox(limits)  # noqa: E731
     verdict = asyncio.run(verify(Task("attack", "p", tests), factory, files, attack.timeout_s))
     least, most = attack.passed if isinstance(attack.passed, tuple) else (attack.passed, attack.passed)
     assert verdict.total == attack.total, verdict.report

@@ -13,14 +13,14 @@ def _attack(source: str, passed: int | tuple[int, int], report: str = "", **more
     return Attack(_NODE + source, passed, report, tests=_TESTS, in_process=True, **more)  # type: ignore[arg-type]
 
 
-_LEFT = "Hidden tests: [0-2] of 10 passed.\nThe solution ended the tests' process"
+_LEFT = "Hidden tests: 0 of 10 passed.\nThe solution ended the tests' process"
 
 IN_PROCESS = {
     "an honest solution": _attack("", 3, "got ''"),
     "sys.exit(0) at import": _attack("sys.exit(0)", 0, "could not be imported: SystemExit: 0"),
     "os._exit(0) at import": _attack("os._exit(0)", 0, _LEFT),
     "sys.exit(0) in a call": _attack("g = f\ndef f(x): return g(x) if x < 2 else sys.exit(0)", 3, "SystemExit: 0"),
-    "os._exit(0) in a call": _attack("g = f\ndef f(x): return g(x) if x < 2 else os._exit(0)", 2, _LEFT),
+    "os._exit(0) in a call": _attack("g = f\ndef f(x): return g(x) if x < 2 else os._exit(0)", 0, _LEFT),
     "atexit": _attack("import atexit\natexit.register(os._exit, 0)", 3),
     "an exception that is none": _attack(
         "class Sly(BaseException): pass\ng = f\ndef f(x):\n    if x < 2: return g(x)\n    raise Sly",
@@ -30,7 +30,7 @@ IN_PROCESS = {
     "exits from a thread": _attack(
         "import threading\ng = f\ndef f(x):\n    if x == 2:\n        threading.Timer(0.01, os._exit, (0,)).start()\n"
         "        while True: pass\n    return g(x)",
-        2,
+        0,
         _LEFT,
     ),
     "prints the verdict": _attack(
@@ -49,11 +49,11 @@ IN_PROCESS = {
     "an endless call without its alarm": _attack(
         "import signal\nsignal.signal(signal.SIGALRM, signal.SIG_IGN)\ng = f\ndef f(x):\n    while x > 1: pass\n"
         "    return g(x)",
-        2,
+        0,
         "The tests did not end within 2 s",
         timeout_s=2.0,
     ),
-    "kills itself": _attack("g = f\ndef f(x):\n    if x > 1: os.kill(os.getpid(), 9)\n    return g(x)", 2, _LEFT),
+    "kills itself": _attack("g = f\ndef f(x):\n    if x > 1: os.kill(os.getpid(), 9)\n    return g(x)", 0, _LEFT),
     "splits in two": _attack("g = f\ndef f(x):\n    if x == 2: os.fork()\n    return g(x)", (0, 3)),
 }
 """What in-process verification withstands."""

@@ -138,7 +138,7 @@ def LOOK():
     "ptrace": _looks(
         _MEMORY + "def LOOK():\n    TRIED.append(error(libc.ptrace(16, parent(), 0, 0)))\n"
         "    TRIED.append(error(libc.ptrace(0x4206, parent(), 0, 0)))\n",
-        "got 'Operation not permitted'",
+        "got 'Function not implemented'",
     ),
     "process_vm_readv": _looks(
         _MEMORY
@@ -150,7 +150,7 @@ def LOOK():
     TRIED.append(error(libc.process_vm_readv(parent(), local, 1, remote, 1, 0)))
     found_in(buffer.raw)
 """,
-        "got 'Operation not permitted'",
+        "got 'Function not implemented'",
     ),
     "pidfd_getfd": _looks(
         _MEMORY
@@ -162,7 +162,7 @@ def LOOK():
         TRIED.append(error(fd))
         if fd >= 0: found_in(os.pread(fd, 4096, 0))
 """,
-        "got 'Operation not permitted'",
+        "got 'Function not implemented'",
     ),
     "capabilities of a user namespace": _looks(
         _MEMORY

@@ -51,6 +51,12 @@ attempt(fill)
 """,
         _HURT,
     ),
+    "files without a name beyond the memory": Attack(
+        "g = f\ndef f(x):\n    if x == 2:\n        for _ in range(40): os.write(os.memfd_create('m'), bytes(2**24))\n"
+        "    return g(x)",
+        0,
+        "The solution took more memory than is allowed",
+    ),
     "an endless import": Attack("while True: pass", 0, "could not be imported: no end after", timeout_s=2.0),
     "an endless call": Attack(
         "g = f\ndef f(x):\n    while x > 1: pass\n    return g(x)",

@@ -13,6 +13,8 @@ class TestF(unittest.TestCase):
     def test_c(self): self.assertEqual(f(1), 1)
 unittest.main()
 """
+_COMPUTED = "import pytest\nfrom solution import f\n@pytest.mark.parametrize('x', [*range(3)])\n"
+_COMPUTED += "def test_f(x): assert f(x) == (x if x < 2 else %(needle)s)\n"
 _TOO_EARLY = r"Hidden tests: 0 of 10 passed.\nsolution.py could not be imported"
 _LEFT = r"Hidden tests: 2 of 10 passed.\nThe solution ended its process in 8 checks."
 
@@ -101,7 +103,7 @@ open("pytest.py", "w").write("raises = None")
 TRIED.append("patched")
 """,
         1,
-        "did not raise <class 'ValueError'>.*expected [0-9]{12}, got 'patched'",
+        "DID NOT RAISE .*ValueError.*expected [0-9]{12}, got 'patched'",
         tests=_RAISES,
         total=3,
     ),
@@ -181,9 +183,31 @@ def f(x):
     ),
     "ends the tests within a loop that it has begun well": Attack(
         "g = f\ndef f(x):\n    if x > 2: os.kill(parent(), 9)\n    return g(x)",
-        1,
+        0,
         "The solution ended the tests' process.",
         tests="from solution import f\nassert f(0) == 0\nfor x in range(10):\n    assert f(x) == x\n",
+        total=2,
+    ),
+    "ends the tests after the first of computed cases": Attack(
+        "g = f\ndef f(x):\n    if x > 1: os.kill(parent(), 9)\n    return g(x)",
+        0,
+        "The solution ended the tests' process.",
+        tests=_COMPUTED,
+        total=1,
+    ),
+    "stops the tests after the first of computed cases": Attack(
+        "import signal\ng = f\ndef f(x):\n    if x > 1: os.kill(parent(), signal.SIGSTOP)\n    return g(x)",
+        0,
+        "The tests did not end within 5 s.",
+        tests=_COMPUTED,
+        total=1,
+        timeout_s=5.0,
+    ),
+    "raises where no check catches it": Attack(
+        "def f(x):\n    if x == 'all':\n        yield 0\n        raise ValueError\n    return x",
+        0,
+        "The tests ended early: (ValueError|RuntimeError)",
+        tests="from solution import f\nfor x in f('all'):\n    assert x == 0\nassert f(1) == 1\n",
         total=2,
     ),
     "returns a good beginning of what a loop checks": Attack(

@@ -1,5 +1,6 @@
 """What README, docs/ and configs/ tell a person to type, and quote, is what the code understands and says."""
 
+import json
 import re
 import runpy
 import shlex
@@ -18,11 +19,13 @@ from agentic_opd.cli.doctor.command import build_parser as doctor_parser
 from agentic_opd.cli.main import COMMANDS
 from agentic_opd.env.command import MODES, build_parser
 from agentic_opd.env.config import default_settings
+from agentic_opd.gateway.config import GatewayConfig
 from agentic_opd.serving.launch import parse_args as parse_serve_vllm
 from agentic_opd.settings.flags import misunderstood
 from agentic_opd.settings.read import read_settings
 from agentic_opd.training.command import build_parser as trainer_parser
 from agentic_opd.training.config import read_config
+from tests.unit.wire.sample import group
 
 PAGES = [Path("README.md"), Path("CONTRIBUTING.md"), *sorted(Path("docs").rglob("*.md"))]
 TEXTS = [*PAGES, *sorted(Path("configs").glob("*.yaml"))]
@@ -143,14 +146,14 @@ def checker_of(program: str) -> Callable[[list[str]], None]:
     """How to look at what follows a program's name."""
     if program == "scripts/demo":
         return lambda words: check_mode(["process", *words])
+    if program == "scripts/demo_gateway":
+        return check_source(Path("scripts/gateway_demo.py").read_text())
     if program in ("python -m agentic_opd.env",) or program.startswith("python environments/"):
         return check_mode
     if program == "agentic-opd":
         return check_console_script
     if program == "scripts/serve_vllm":
         return check_serve_vllm
-    if program == "python -m agentic_opd.training.trainer":
-        return check_trainer
     if program == "run-api":
         return check_flags("-m", "atroposlib.cli.run_api")
     if program.startswith("python -m "):
@@ -184,6 +187,13 @@ def test_every_command_is_understood(command: str, path: Path) -> None:
         checker_of(program)(words[len(program.split()) :])
 
 
+def test_commands_are_written_in_one_way() -> None:
+    """`agentic-opd COMMAND`; what has no command of its own is a module, and one line says how Atropos starts it."""
+    modules = {program for c, _ in COMMAND_LINES if (program := program_of(c)) and program.startswith("python -m")}
+    assert modules == {"python -m agentic_opd.env", "python -m agentic_opd.cli.doc_pages"}
+    assert sum(c.startswith("python -m agentic_opd.env") for c, _ in COMMAND_LINES) == 1
+
+
 def test_commands_that_need_a_gpu_are_those_listed() -> None:
     """A model of the hub is downloaded and served by none of the tests."""
     served = {
@@ -195,7 +205,7 @@ def test_commands_that_need_a_gpu_are_those_listed() -> None:
 @pytest.mark.parametrize("path", TEXTS, ids=str)
 def test_every_setting_that_is_named_exists(path: Path) -> None:
     env, servers = default_settings()
-    known = {f"env.{name}" for name in type(env).model_fields} | {
+    known = {f"env.{name}" for name in (*type(env).model_fields, *GatewayConfig.model_fields)} | {
         f"openai.{name}" for name in type(servers[0]).model_fields
     }
     named = set(re.findall(r"(?:--|`)((?:env|openai)\.[a-z_]+)\b(?!\.py)", path.read_text()))
@@ -230,3 +240,14 @@ def test_messages_in_troubleshooting_are_messages_of_the_code() -> None:
     source = said_by_the_code()
     missing = [m for m in messages if not all(piece.strip() in source for piece in m.split("..."))]
     assert missing == []
+
+
+def test_the_readmes_library_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (example,) = re.findall(r"```python\n(.*?)```", Path("README.md").read_text(), re.DOTALL)
+    (tmp_path / "runs" / "demo").mkdir(parents=True)
+    (tmp_path / "runs" / "demo" / "groups.jsonl").write_text(f"{json.dumps(group())}\n")
+    monkeypatch.chdir(tmp_path)
+    said = StringIO()
+    with redirect_stdout(said):
+        exec(example, {})
+    assert len(said.getvalue().splitlines()) == 4, "two sequences with a scored turn of two tokens each"

@@ -16,7 +16,9 @@ from agentic_opd.cli.doctor.servers import check_versions
 from agentic_opd.core.errors import ConfigError, OPDError, OutputError, ServerMismatchError
 from agentic_opd.core.server_info import ServerInfo
 from agentic_opd.env.opd import AgenticOPDEnv
+from agentic_opd.sandboxes import memory
 from agentic_opd.worlds.coding.config import CodingConfig
+from tests.support.sandboxes import needs_bwrap
 from tests.unit.distill.fakes import Script, served
 
 
@@ -128,6 +130,13 @@ def test_tasks_and_sandbox(tmp_path: Path) -> None:
     assert look(machine.check_isolation, setup_of(sandbox_backend="unsafe-local")).status is Status.WARNING
 
 
+@needs_bwrap
+def test_how_memory_is_limited_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "its memory is limited by a " in look(machine.check_isolation, setup_of()).text
+    monkeypatch.setattr(memory, "group_place", lambda: None)
+    assert "its memory is limited by a watch" in look(machine.check_isolation, setup_of()).text
+
+
 def test_wandb_must_know_who_logs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert look(machine.check_wandb, setup_of()).status is Status.SKIPPED
     monkeypatch.setenv("WANDB_MODE", "offline")
@@ -164,8 +173,7 @@ def test_a_judge_is_asked_what_a_run_asks_and_its_votes_are_read() -> None:
 
     with pytest.raises(ServerMismatchError, match="none of 3 votes"):
         asyncio.run(run())
-    assert PAIR.next_state is not None
-    assert PAIR.next_state in script.bodies[1]["messages"][1]["content"]
+    assert PAIR.evidence[0].text in script.bodies[1]["messages"][1]["content"]
     assert (script.bodies[1]["n"], script.bodies[1]["model"]) == (3, "j")
 
 

@@ -90,10 +90,10 @@ def test_an_episode_that_does_not_add_up_is_refused(changes: dict[str, Any], mes
 
 
 def test_a_verification_counts_its_checks() -> None:
-    assert Verification(VerifyOutcome.RAN, 3, 4, "").correctness == 0.75
+    assert Verification(VerifyOutcome.RAN, 3, 4, "", "").correctness == 0.75
     for passed, total in ((5, 4), (-1, 4), (0, 0)):
         with pytest.raises(AlignmentError, match=f"got {passed} of {total}"):
-            Verification(VerifyOutcome.RAN, passed, total, "")
+            Verification(VerifyOutcome.RAN, passed, total, "", "")
 
 
 def test_a_hint_belongs_to_a_positive_vote() -> None:

@@ -6,6 +6,7 @@ turns                     [5, 8)             [11, 13)     last user message ends
 """
 
 import asyncio
+import base64
 import json
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -29,19 +30,36 @@ from agentic_opd.core.types import (
     Verification,
     VerifyOutcome,
 )
-from agentic_opd.distill.hints import parse_vote
+from agentic_opd.distill.control import AcceptedHint, HintPool
 from agentic_opd.distill.judge import JudgeReply
-from agentic_opd.distill.teacher import TeacherReply
+from agentic_opd.distill.teacher import Reading, TeacherReply
 
 VOCAB = 512
 TOKENS = (1, 2, 3, 4, 9, 40, 41, 42, 5, 6, 9, 40, 41)
 MASKS = (-100,) * 5 + (40, 41, 42) + (-100,) * 3 + (40, 41)
-TURNS = (Turn(5, 8, 4, 3, 2), Turn(11, 13, 10, 3, 4))
+VERSION = 7
+"""Of the weights that sampled the turns, and of those that a `TableTeacher` has unless it is told otherwise."""
+TURNS = tuple(Turn(*places, weight_version=VERSION) for places in ((5, 8, 4, 3, 2), (11, 13, 10, 3, 4)))
 HINT = "Check divisibility by 15 before 3 and 5."
 POSITIVE = f"\\boxed{{1}}\n[HINT_START]{HINT}[HINT_END]"
 NEGATIVE = "\\boxed{-1}"
 TASK = Task("fizzbuzz", "Write `fizzbuzz(n)` in solution.py.", "assert fizzbuzz(30) == 'FizzBuzz'\n")
-VERDICT = Verification(VerifyOutcome.RAN, 1, 2, "Hidden tests: 1 of 2 passed.\nFAIL fizzbuzz(30): got 'Fizz'")
+VERDICT = Verification(
+    VerifyOutcome.RAN,
+    1,
+    2,
+    "Hidden tests: 1 of 2 passed.\nFAIL fizzbuzz(30): got 'Fizz'",
+    "Hidden tests: 1 of 2 passed.\nFAIL check 2: it gives another value than expected",
+)
+OTHER = AcceptedHint("two_sum", "Remember what was seen.")
+THIRD = AcceptedHint("lru", "Move a key that is read to the end.")
+
+
+def pool_of(*hints: AcceptedHint) -> HintPool:
+    pool = HintPool()
+    for hint in hints:
+        pool.add(hint)
+    return pool
 
 
 def call(name: str, arguments: str, call_id: str = "call_0") -> dict[str, Any]:
@@ -75,15 +93,17 @@ def make_episode(chat: Sequence[Message] | None = None, verification: Verificati
     )
 
 
-def next_token_logprobs(prefix: Sequence[int]) -> np.ndarray:
-    """Float32 [VOCAB]: a distribution that depends on every token of the prefix."""
-    logits = np.random.default_rng(list(prefix)).normal(scale=3.0, size=VOCAB)
+def next_token_logprobs(prefix: Sequence[int], version: int = VERSION) -> np.ndarray:
+    """Float32 [VOCAB]: a distribution that depends on every token of the prefix and on the weights."""
+    seed = [*prefix] if version == VERSION else [*prefix, VOCAB + version]
+    logits = np.random.default_rng(seed).normal(scale=3.0, size=VOCAB)
     return (logits - math.log(np.exp(logits).sum())).astype(np.float32)
 
 
-def table_rows(request: TeacherRequest, top_k: int) -> TeacherRows:
-    first = len(request.token_ids) - request.num_scored
-    rows = np.stack([next_token_logprobs(request.token_ids[:i]) for i in range(first, len(request.token_ids))])
+def table_rows(request: TeacherRequest, top_k: int, version: int = VERSION) -> TeacherRows:
+    ids = request.token_ids
+    first = len(ids) - request.num_scored
+    rows = np.stack([next_token_logprobs(ids[:i], version) for i in range(first, len(ids))])
     top = np.argsort(-rows, axis=1, kind="stable")[:, :top_k]
     sampled = np.asarray(request.token_ids[first:])
     return TeacherRows(
@@ -94,27 +114,77 @@ def table_rows(request: TeacherRequest, top_k: int) -> TeacherRows:
 
 
 class TableTeacher:
-    """Knows `next_token_logprobs`, as the policy of `make_episode` does; or fails with `error`."""
+    """Knows `next_token_logprobs`, as the policy of `make_episode` does; or fails with `error`.
+
+    `requests` and `top_ks` are what was asked for first in each request, `read` the further readings that were read.
+    """
 
     def __init__(
-        self, max_model_len: int = 1000, error: Exception | None = None, weight_version: int | None = None
+        self,
+        max_model_len: int = 1000,
+        error: Exception | None = None,
+        weight_version: int = VERSION,
+        has_plugin: bool = True,
     ) -> None:
-        self.info = ServerInfo("table", max_model_len, has_plugin=True, max_logprobs=VOCAB, vocab_size=VOCAB)
+        self.info = ServerInfo("table", max_model_len, has_plugin=has_plugin, max_logprobs=VOCAB, vocab_size=VOCAB)
         self.error, self.weight_version = error, weight_version
         self.requests: list[TeacherRequest] = []
         self.top_ks: list[int] = []
+        self.read: list[Reading] = []
         self.closed = False
 
-    async def score(self, request: TeacherRequest, top_k: int) -> TeacherReply:
+    async def score(self, request: TeacherRequest, top_k: int, also: Sequence[Reading] = ()) -> TeacherReply:
         self.requests.append(request)
         self.top_ks.append(top_k)
         await asyncio.sleep(0)
         if self.error is not None:
             raise self.error
-        return TeacherReply(table_rows(request, top_k), 0.5, cached_tokens=4, weight_version=self.weight_version)
+        others = [self._further(reading) for reading in also]
+        rows, version = table_rows(request, top_k, self.weight_version), self.weight_version
+        return TeacherReply(rows, 0.5, 4, version if self.info.has_plugin else None, tuple(others))
+
+    def _further(self, reading: Reading) -> TeacherRows | None:
+        if reading.unless_weight_version == self.weight_version:
+            return None
+        self.read.append(reading)
+        return table_rows(reading.request, reading.top_k, self.weight_version)
 
     async def close(self) -> None:
         self.closed = True
+
+
+def b64(values: np.ndarray, dtype: str) -> str:
+    return base64.b64encode(np.ascontiguousarray(values, dtype=dtype).tobytes()).decode()
+
+
+def result_of(rows: TeacherRows, **changes: Any) -> dict[str, Any]:
+    """One sequence's result as the plugin writes it."""
+    result = {
+        "num_scored": rows.top_ids_RK.shape[0],
+        "top_k": rows.top_ids_RK.shape[1],
+        "num_cached_tokens": 0,
+        "actual_logprobs": b64(rows.actual_R, "<f4"),
+        "top_token_ids": b64(rows.top_ids_RK, "<i4"),
+        "top_logprobs": b64(rows.top_logprobs_RK, "<f4"),
+    }
+    return {**result, **changes}
+
+
+def plugin_answer(rows: TeacherRows, **changes: Any) -> dict[str, Any]:
+    """The plugin's answer about one sequence; `changes` replace fields of its result."""
+    return {"weight_version": VERSION, "results": [result_of(rows, **changes)]}
+
+
+def plugin(body: dict[str, Any], version: int = VERSION) -> dict[str, Any]:
+    """`/v1/opd/score` of a server whose weights are `next_token_logprobs`."""
+
+    def result(sequence: dict[str, Any]) -> dict[str, Any] | None:
+        if sequence.get("unless_weight_version") == version:
+            return None
+        request = TeacherRequest(tuple(sequence["token_ids"]), sequence["num_scored"], 0, ())
+        return result_of(table_rows(request, sequence.get("top_k", body["top_k"]), version))
+
+    return {"weight_version": version, "results": [result(sequence) for sequence in body["sequences"]]}
 
 
 class ScriptedJudge:
@@ -133,7 +203,7 @@ class ScriptedJudge:
         if isinstance(answer, Exception):
             raise answer
         assert len(answer) == num_votes
-        return JudgeReply(tuple(parse_vote(vote) for vote in answer), 0.25)
+        return JudgeReply(tuple(answer), 0.25)
 
     async def close(self) -> None:
         self.closed = True

@@ -1,5 +1,3 @@
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -7,7 +5,7 @@ from hypothesis import strategies as st
 
 from agentic_opd.core.errors import AlignmentError
 from agentic_opd.core.types import TeacherRequest, TeacherRows
-from agentic_opd.distill.arrays import LOGPROB_DECIMALS, build_arrays, check_rows, gaps
+from agentic_opd.distill.arrays import LOGPROB_DECIMALS, build_arrays, check_rows, gaps, logprobs_of, rounded
 from agentic_opd.distill.rescoring import insert_hint
 
 from .fakes import MASKS, TOKENS, TURNS, VOCAB, make_episode, table_rows
@@ -64,9 +62,21 @@ def test_rows_must_hold_k_entries() -> None:
         build_arrays(make_episode(), {1: TWO_ROWS}, 4)
 
 
-def test_gap_is_teacher_minus_student() -> None:
-    episode = replace(make_episode(), logprobs_T=(*[1.0] * 11, -3.0, -3.5))
-    assert gaps(episode, 1, TWO_ROWS).tolist() == [2.0, -0.5]
+def test_gap_is_teacher_minus_baseline() -> None:
+    assert gaps([-3.0, -3.5], TWO_ROWS).tolist() == [2.0, -0.5]
+    with pytest.raises(AlignmentError, match="baseline=1, rows=2"):
+        gaps([-3.0], TWO_ROWS)
+
+
+def test_other_rows_ids_are_looked_up_and_the_sampled_one_is_always_there() -> None:
+    """Row 0 sampled 40, row 1 sampled 41; the rows know the sampled ones and their top three."""
+    sampled = rounded(TWO_ROWS.actual_R).tolist()
+    top_ids, top = TWO_ROWS.top_ids_RK.tolist(), rounded(TWO_ROWS.top_logprobs_RK).tolist()
+    ids = [[40, top_ids[0][2], 500], [41, 500, top_ids[1][0]]]
+    assert logprobs_of(ids, TWO_ROWS) == ((sampled[0], top[0][2], None), (sampled[1], None, top[1][0]))
+    assert logprobs_of([[40], [41]], TWO_ROWS) == ((sampled[0],), (sampled[1],))
+    with pytest.raises(AlignmentError, match="ids=1, rows=2"):
+        logprobs_of([[40]], TWO_ROWS)
 
 
 REQUEST = insert_hint(TOKENS, TURNS[1], 10, (70,))

@@ -24,6 +24,7 @@ INFO = {
     "max_logprobs": 64,
     "vocab_size": 512,
     "weight_version": 0,
+    "score_route": 2,
 }
 MODELS = {"object": "list", "data": [{"id": "demo", "object": "model", "max_model_len": 4096}]}
 
@@ -112,6 +113,26 @@ def test_a_plain_server_that_refuses_so_many_logprobs_does_not_fit() -> None:
 def test_a_server_that_does_not_fit_says_what_to_change(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ServerMismatchError, match=message):
         connected(server(**changes))
+
+
+def test_a_plugin_that_can_not_read_twice_is_refused() -> None:
+    with pytest.raises(
+        ServerMismatchError, match=r"plugin 0\.1\.0, whose scoring route is of version 1, but 2 is need"
+    ):
+        connected(server(score_route=1))
+
+
+def test_a_control_needs_twice_as_many_logprobs() -> None:
+    assert connected(server(max_logprobs=50)).teacher_is_policy
+    with pytest.raises(ServerMismatchError, match=r"100 are asked for .* restart it with --max-logprobs 100"):
+        connected(server(max_logprobs=99), control="other")
+    assert connected(server(max_logprobs=100), control="other").teacher_is_policy
+    assert connected(server(max_logprobs=1), control="other", distill_topk=1).teacher_is_policy
+    plain = plain_server()
+    connected(plain, control="neutral", distill_topk=7)
+    probe = plain["/v1/completions"]
+    assert isinstance(probe, Script)
+    assert probe.bodies[0]["prompt_logprobs"] == 14
 
 
 def test_unlimited_logprobs_fit() -> None:

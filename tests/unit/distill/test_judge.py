@@ -11,6 +11,7 @@ from pydantic import SecretStr
 from agentic_opd.core import http
 from agentic_opd.core.errors import ServerMismatchError, ServerRequestError, ServerUnreachableError
 from agentic_opd.core.types import Message
+from agentic_opd.distill.hints import parse_vote
 from agentic_opd.distill.judge import OpenAIJudge
 
 from .fakes import HINT, NEGATIVE, POSITIVE, Script, served
@@ -53,7 +54,7 @@ def votes(script: Script, num_votes: int = 3, **options: Any) -> list[int | None
     async def ask(judge: OpenAIJudge) -> list[int | None]:
         reply = await judge.ask(CHAT, num_votes)
         assert reply.latency_s > 0
-        return [vote.decision for vote in reply.votes]
+        return [parse_vote(text).decision for text in reply.texts]
 
     return with_judge(script, ask, **options)
 
@@ -85,7 +86,7 @@ def test_an_endpoint_that_refuses_n_is_not_asked_for_it_again() -> None:
     script = Script(lambda body: 400 if "n" in body else completion(POSITIVE))
 
     async def ask_twice(judge: OpenAIJudge) -> int:
-        return len((await judge.ask(CHAT, 3)).votes) + len((await judge.ask(CHAT, 3)).votes)
+        return len((await judge.ask(CHAT, 3)).texts) + len((await judge.ask(CHAT, 3)).texts)
 
     assert with_judge(script, ask_twice) == 6
     assert [body.get("n") for body in script.bodies] == [3, *[None] * 6]
@@ -166,7 +167,7 @@ def test_after_an_outage_a_success_gives_the_whole_window_again(monkeypatch: pyt
     script = Script(500, obedient, Clock(monkeypatch).after(100.0, 500), obedient)
 
     async def ask_twice(judge: OpenAIJudge) -> list[Any]:
-        return [(await judge.ask(CHAT, 1)).votes[0].hint for _ in range(2)]
+        return [parse_vote((await judge.ask(CHAT, 1)).texts[0]).hint for _ in range(2)]
 
     assert with_judge(script, ask_twice, retry_s=2.5) == [HINT, HINT]
 

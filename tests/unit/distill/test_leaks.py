@@ -1,4 +1,3 @@
-import ast
 import gc
 import time
 
@@ -6,7 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentic_opd.distill.leaks import _LINE, _segment, leaks
+from agentic_opd.distill.leaks import leaks
+from agentic_opd.distill.leaks.dates import in_iso
+from agentic_opd.distill.leaks.numerals import in_digits
+from agentic_opd.distill.leaks.symbols import in_symbols
 
 TASK = """Write `fizzbuzz(n)` in solution.py: return 'Fizz' if n is divisible by 3, 'Buzz' if by 5, 'FizzBuzz' if by
 both, else str(n).
@@ -60,10 +62,12 @@ def test_candidate_style_tests_are_recognised_by_their_data() -> None:
     assert not leaks("Compare all pairs, not only neighbours, with abs(a - b) < threshold.", hidden, "")
 
 
-def test_a_call_is_data_where_its_arguments_are() -> None:
-    hidden = "assert merge([]) == []\nassert all(merge(x) for x in cases)\nassert merge(k=3) == 1\n"
-    assert leaks("Return early for merge([]).", hidden, "")
-    assert leaks("Return early for merge(k=3).", hidden, "")
+def test_a_call_is_data_where_its_arguments_are_or_its_result_is_told() -> None:
+    hidden = "assert merge([]) == []\nassert all(merge(x) for x in cases)\nassert merge(k=31) == 1\n"
+    assert leaks("Return early for merge(k=31).", hidden, "")
+    assert leaks("merge([]) is [].", hidden, "")
+    assert not leaks("merge([]) is [].", hidden, "merge([]) == []")
+    assert not leaks("merge([]) raises an IndexError.", hidden, ""), "an empty list is everywhere"
     assert not leaks("Let merge(x) sort first.", hidden, "")
 
 
@@ -107,16 +111,6 @@ def test_words_alone_never_leak(prose: str, expressions: list[str]) -> None:
     assert not leaks(prose, "".join(f"assert {expression}\n" for expression in expressions), "")
 
 
-def test_source_is_cut_out_as_the_parser_counts_it() -> None:
-    """Columns are bytes, and a form feed ends no line."""
-    source = "assert f('é', x) == 1\x0c\r\nassert (g(\n 'ü', 2)\n == 3)\rassert h('ß', [1,\x0c 2])"
-    lines = [line.encode() for line in _LINE.findall(source)]
-    nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.expr)]
-    assert len(nodes) > 10
-    for node in nodes:
-        assert _segment(lines, node) == ast.get_source_segment(source, node)
-
-
 def test_a_long_line_of_data_costs_time_in_proportion() -> None:
     """It was the square once: ten lists of 3,000 numbers took ten seconds."""
 
@@ -135,3 +129,238 @@ def test_a_long_line_of_data_costs_time_in_proportion() -> None:
         assert least(16_000) < 100 * least(1_000)
     finally:
         gc.enable()
+
+
+PAIRS = """from shop import price
+
+def test_price():
+    assert price('') is None
+    assert price('tea', 0) == 0
+    assert not price('oak')
+    result = price('ash', [40, 2])
+    assert result == {'ash': 42, 'net': 31.5}
+    with pytest.raises(KeyError):
+        price('elm')
+"""
+
+
+@pytest.mark.parametrize(
+    ("hint", "leak"),
+    [
+        ("an empty string should give None", True),
+        ("Look out for the empty string.", False),
+        ("For oak it is False.", True),
+        ("'elm' must raise a KeyError", True),
+        ("Raise a KeyError for what is not sold.", False),
+        ("thirty-one and a half is wrong, 31.5 is right", True),
+        ("it is 42 in the end", True),
+        ("Forty-two comes out.", True),
+        ("{'net': 31.5, 'ash': 42}", True),
+        ("(2, 40)", True),
+        ("It is off by a factor of 40.", False),
+        ("Take price % 42 for this.", False),
+        ("Use 2 digits and the keys net and gross.", True),
+    ],
+)
+def test_values_and_pairs_leak_in_code_and_in_words(hint: str, leak: bool) -> None:
+    assert leaks(hint, PAIRS, "Write price(name).") == leak
+
+
+FORMS = """import pytest
+from shop import price
+
+@pytest.mark.parametrize("name,expected", [("", 3), ("oak", None)])
+def test_price(name, expected):
+    assert price(name) == expected
+
+class T(unittest.TestCase):
+    def test_it(self):
+        self.assertEqual(price(4), 8)
+        self.assertTrue(price([]))
+        self.assertRaises(KeyError, price, -1)
+        for bad in (5, 6):
+            with self.assertRaises(TypeError):
+                price(bad)
+        with pytest.raises(OSError):
+            price(7)
+        assert price(2, 2, 2) == 2
+
+CASES = [(9, "h"), (1, "k")]
+"""
+
+
+@pytest.mark.parametrize(
+    "hint",
+    [
+        "The empty string should give 3.",
+        "What about 4? It must be 8.",
+        "An empty list is True.",
+        "For minus one raise a KeyError.",
+        "6 is a TypeError",
+        "With 7 you should get an OSError.",
+        "If all three are 2, return two.",
+        "9 -> 'h'",
+    ],
+)
+def test_every_form_of_check_is_read(hint: str) -> None:
+    assert leaks(hint, FORMS, "Write price(name).")
+    assert not leaks(hint, FORMS, f"Write price(name). {hint}")
+
+
+@pytest.mark.parametrize(
+    "hint",
+    [
+        "Take the name and the expected value apart.",
+        "What about 4? Raise a TypeError for text.",
+        "Look at index 4 of the 8 rows.",
+        "Use n % 4 and n // 8.",
+        "The list is empty at first.",
+    ],
+)
+def test_values_of_different_checks_and_numbers_of_a_rule_do_not_leak(hint: str) -> None:
+    assert not leaks(hint, FORMS, "Write price(name).")
+
+
+def test_huge_tests_are_read_in_part_and_quoted_in_whole() -> None:
+    rows = [f"assert f([{i}, {i + 7}], 'w{i}x') == {i * 31}\n" for i in range(30_000)]
+    source = f"assert f({list(range(3_000))}) == 4421\n{''.join(rows)}"
+    assert len(source) > 1_000_000
+    start = time.process_time()
+    assert leaks("It is 310.", source, "")
+    assert time.process_time() - start < 5, "it takes one second alone"
+    assert not leaks("It is 929969.", source, ""), "beyond the part that is read for values"
+    assert leaks("f([29999, 30006], 'w29999x')", source, "")
+
+
+def test_what_the_task_states_is_no_leak() -> None:
+    hint = "Return None for an empty text."
+    assert leaks(hint, PAIRS, "Write price(name).")
+    assert not leaks(hint, PAIRS, "Write price(name), which is None if the name is an empty text.")
+    assert not leaks("It is 1,042 here.", "assert f(1) == 1042", "FAILED: got 1041, expected 1042")
+
+
+@pytest.mark.parametrize(
+    ("words", "digits"),
+    [
+        ("minus five and ninety-eight", "-5 98"),
+        ("one hundred and five", "105"),
+        ("two thousand one hundred", "2100"),
+        ("nineteen hundred ninety-four", "1994"),
+        ("a million", "1000000"),
+        ("three fives", "5, 5, 5"),
+        ("one of them", "one of them"),
+        ("one, two, three", "1, 2, 3"),
+        ("someone often won", "someone often won"),
+        ("[1, 2] twice", "[1, 2], [1, 2]"),
+        ("the word twice", "the word twice"),
+    ],
+)
+def test_numbers_in_words_are_read(words: str, digits: str) -> None:
+    assert in_digits(words) == digits
+
+
+@pytest.mark.parametrize(
+    "public", ["1 2 " * 10_000, "[(" * 50_000, "'" * 50_000, "one hundred " * 9_000, " " * 90_000, "a, b\n" * 20_000]
+)
+def test_odd_public_texts_are_read_in_time(public: str) -> None:
+    start = time.process_time()
+    assert leaks("an empty string should give None", PAIRS, public)
+    assert time.process_time() - start < 20
+
+
+def test_an_expression_of_many_terms_is_read_like_another_language() -> None:
+    source = "assert f(" + " + ".join(["1"] * 900) + ") == 9345\n"
+    assert leaks("It is 9345.", source, "")
+
+
+def test_values_of_long_lists_are_no_data_one_by_one() -> None:
+    source = f"assert f({list(range(1000))}) == 1\n"
+    assert not leaks("Up to 512 files may be open.", source, "")
+    assert leaks("for [511, 512, 513, 514] it fails", source, "")
+
+
+LONG = """from table import load
+
+def test_load():
+    assert load('ada,75.25,kiwi\\ncyd,3.00,plum') == {'2021-06-08': [1, 0, 0, 1]}
+    assert load('', 4) == []
+    assert load(['xy.', '.x.']) == ['07:15']
+    try:
+        load(5)
+    except TypeError:
+        pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("hint", "leak"),
+    [
+        ("One of them has 75.25 on its account.", True),
+        ("ada has a kiwi", True),
+        ("A kiwi is a fruit.", False),
+        ("The 8th of June 2021 is such a day.", True),
+        ("from 7:15 on", True),
+        ("rows of 1 0, then 0 1", True),
+        ("xy. / .x.", True),
+        ("Without any text return an empty list.", True),
+        ("Do not return an empty list without a reason.", False),
+        ("5 is a TypeError", True),
+        ("Add 1 to it, or 0.", False),
+    ],
+)
+def test_pieces_dates_drawings_and_descriptions_leak(hint: str, leak: bool) -> None:
+    assert leaks(hint, LONG, "Write load(text).") == leak
+    assert not leaks(hint, LONG, f"Write load(text). {hint}")
+
+
+@pytest.mark.parametrize(
+    ("text", "iso"),
+    [
+        ("8th of June 2021, 30 Dec 2022", "2021-06-08, 2022-12-30"),
+        ("June 8, 2021", "2021-06-08"),
+        ("31.12.2022 or 2022/1/5", "2022-12-31 or 2022-01-05"),
+        ("6/8/2021", "2021-08-06 2021-06-08"),
+        ("7:15 pm, 5 in the afternoon, 12 am", "19:15, 17:00, 00:00"),
+        ("from 7:15", "from 07:15"),
+        ("xs[1:30:2] and 1.2.3 of May", "xs[1:30:2] and 1.2.3 of May"),
+    ],
+)
+def test_dates_and_times_are_read_in_any_notation(text: str, iso: str) -> None:
+    assert in_iso(text) == iso
+
+
+@pytest.mark.parametrize(
+    ("names", "symbols"),
+    [
+        ("a full stop, a comma and an exclamation mark", "'.,!'"),
+        ("a closing round bracket followed by an opening one", "')('"),
+        ("One lone opening parenthesis", "One lone '('"),
+        ("left square bracket, right curly brace, period", "'[}.'"),
+        ("an opening bracket and a closing one", "an opening bracket and a closing one"),
+        ("split at the comma, or a dot", "split at the comma, or a dot"),
+    ],
+)
+def test_symbols_are_read_by_their_names(names: str, symbols: str) -> None:
+    assert in_symbols(names) == symbols
+
+
+NESTED = """assert flat([[], [[]]]) == []
+assert flat([(1, 2), [3]]) == [(1, 2), 3]
+assert flat('a.b]') == []
+assert flat(['20 1']) == 12321
+"""
+
+
+@pytest.mark.parametrize(
+    ("hint", "leak"),
+    [
+        ("A list of empty lists becomes an empty list.", True),
+        ("An empty list becomes an empty list.", False),
+        ("Keep (1, 2) as it is.", True),
+        ("1, 2 and 3 come out.", False),
+        ("What about a.b]?", True),
+        ("The digits are 1 2 3 2 1.", True),
+    ],
+)
+def test_what_is_in_a_container_is_told_from_what_it_is(hint: str, leak: bool) -> None:
+    assert leaks(hint, NESTED, "Write flat(x): flat([]) == [], flat([1, [2], 3]) == [1, 2, 3].") == leak

@@ -1,9 +1,9 @@
 """Two episodes whose metrics are counted by hand.
 
-episode  turn  outcome      votes   hint   gaps      judge_s  scored in (s)  read (cached)
-1        1     scored       + + -   "abcd" 1 3       0.1      0.0 to 0.5     20 (10)
+episode  turn  outcome      votes   hint   gaps      judge_s  scored in (s)  read (cached)  control
+1        1     scored       + + -   "abcd" 1 3       0.1      0.0 to 0.5     20 (10)        0.5 1.5, misses 1 of 4
          2     vote_failed  - - ?                    0.3
-2        1     scored       + + +   "ab"   2 -2      0.2      0.25 to 1.75   30 (20)
+2        1     scored       + + +   "ab"   2 -2      0.2      0.25 to 1.75   30 (20)        none fits
          2     too_long     + + +   "ab"             0.2
          3     leaked       + + -                    0.2
 """
@@ -13,8 +13,17 @@ import math
 import pytest
 
 from agentic_opd.core.types import TurnOutcome, Vote
-from agentic_opd.distill.metrics import OPD_METRICS, EpisodeStats, ScoreStats, TurnStats, aggregate, row_stats
-from agentic_opd.wire.group import TurnRecord
+from agentic_opd.distill.metrics import (
+    OPD_METRICS,
+    ControlStats,
+    EpisodeStats,
+    ScoreStats,
+    TurnStats,
+    aggregate,
+    control_stats,
+    row_stats,
+)
+from agentic_opd.wire.group import ControlReading, TurnRecord
 
 Out = TurnOutcome
 VOTES = {"+": Vote(1, "a long enough hint", "+"), "-": Vote(-1, None, "-"), "?": Vote(None, None, "?")}
@@ -26,22 +35,30 @@ def turn(
     hint: str | None = None,
     judge_s: float | None = None,
     scored: ScoreStats | None = None,
+    baseline: tuple[float, ...] | None = None,
 ) -> TurnStats:
-    record = TurnRecord((1, 2), outcome, "tool", tuple(VOTES[vote] for vote in votes), hint)
+    record = TurnRecord((1, 3), outcome, "tool", tuple(VOTES[vote] for vote in votes), hint, baseline_logprobs=baseline)
     return TurnStats(record, judge_s, scored)
 
 
 FIRST = EpisodeStats(
     10,
     (
-        turn(Out.SCORED, "++-", "abcd", 0.1, ScoreStats((1.0, 3.0), (0.1, 0.2), (0.9, 0.8), 20, 10, 0.0, 0.5)),
+        turn(
+            *(Out.SCORED, "++-", "abcd", 0.1),
+            ScoreStats((1.0, 3.0), (0.1, 0.2), (0.9, 0.8), 20, 10, 0.0, 0.5, ControlStats(False, (0.5, 1.5), 4, 1)),
+            baseline=(-1.0, -2.0),
+        ),
         turn(Out.VOTE_FAILED, "--?", None, 0.3),
     ),
 )
 SECOND = EpisodeStats(
     10,
     (
-        turn(Out.SCORED, "+++", "ab", 0.2, ScoreStats((2.0, -2.0), (0.3, 0.2), (0.7, 0.6), 30, 20, 0.25, 1.5)),
+        turn(
+            *(Out.SCORED, "+++", "ab", 0.2),
+            ScoreStats((2.0, -2.0), (0.3, 0.2), (0.7, 0.6), 30, 20, 0.25, 1.5, ControlStats(True, (), 0, 0)),
+        ),
         turn(Out.TOO_LONG, "+++", "ab", 0.2),
         turn(Out.LEAKED, "++-", None, 0.2),
     ),
@@ -74,6 +91,11 @@ def test_metrics_of_two_episodes() -> None:
             "opd/gap_p5": -1.55,
             "opd/gap_p50": 1.5,
             "opd/gap_p95": 2.85,
+            "opd/gap_distance_mean": 2.0,
+            "opd/control_gap_mean": 1.0,
+            "opd/control_fallbacks": 1,
+            "opd/control_missing_share": 0.25,
+            "opd/rebased_share": 0.5,
             "opd/teacher_entropy": 0.2,
             "opd/teacher_topk_mass": 0.75,
             "opd/noise_floor": 3e-6,
@@ -86,6 +108,14 @@ def test_metrics_of_two_episodes() -> None:
         }
     )
     assert metrics.keys() == {metric.name for metric in OPD_METRICS}, "what is logged is described, and nothing else"
+
+
+def test_a_control_is_measured_at_the_sampled_tokens_and_its_gaps_are_counted() -> None:
+    rows = ((-0.5, -2.0), (-1.0, None))
+    control = ControlReading("neutral", "Take your time.", (5,), rows)
+    found = control_stats(control, [[-0.25, -3.0], [-2.0, -0.5]], "other")
+    assert found == ControlStats(fell_back=True, distances=(0.25, 1.0), entries=4, missing=1)
+    assert not control_stats(control, [[-0.25, -3.0], [-2.0, -0.5]], "neutral").fell_back
 
 
 def test_requests_one_after_the_other_are_busy_only_while_they_last() -> None:

@@ -9,20 +9,39 @@ import pytest
 from renderers import Qwen3RendererConfig, create_renderer
 
 from agentic_opd.core.errors import AlignmentError, ServerMismatchError, ServerRequestError, ServerUnreachableError
-from agentic_opd.core.types import Episode, Message
+from agentic_opd.core.types import Episode, Message, TeacherRequest
+from agentic_opd.distill.arrays import rounded
 from agentic_opd.distill.config import DistillConfig
 from agentic_opd.distill.connect import DistillServers
+from agentic_opd.distill.control import AcceptedHint, HintPool
 from agentic_opd.distill.distiller import Distiller
+from agentic_opd.distill.hints import Questions
 from agentic_opd.distill.judge import JudgeReply
-from agentic_opd.distill.pipeline import DistilledEpisode, distill_episode, noise_floor
+from agentic_opd.distill.pipeline import DistilledEpisode, distill_episode, distill_turn, noise_floor
+from agentic_opd.distill.rescoring import insert_hint
 from agentic_opd.wire.checks import GroupChecker
 from agentic_opd.wire.group import ScoredGroup, ScoredRollout
 
 from .conftest import make_qwen_tokenizer
-from .fakes import HINT, NEGATIVE, POSITIVE, TOKENS, ScriptedJudge, TableTeacher, make_episode, table_rows
+from .fakes import (
+    HINT,
+    NEGATIVE,
+    OTHER,
+    POSITIVE,
+    THIRD,
+    TOKENS,
+    TURNS,
+    VERSION,
+    ScriptedJudge,
+    TableTeacher,
+    make_episode,
+    next_token_logprobs,
+    pool_of,
+    table_rows,
+)
 
-FIRST, LAST = "tool result", "hidden test verdict"
-"""What stands in the judge's chat for each of the episode's two turns."""
+FIRST, LAST = "## Next state: tool result", "## Verdict"
+"""What stands in the judge's chat of the first turn, and in both."""
 YES, NO, NONSENSE = [POSITIVE] * 3, [NEGATIVE] * 3, ["hm"] * 3
 LEAK = [POSITIVE.replace(HINT, "See that fizzbuzz(30) == 'FizzBuzz' holds.")] * 3
 REFUSED = ServerRequestError("HTTP 400: no", 400)
@@ -36,6 +55,7 @@ def make_deps(
     tokenizer = make_qwen_tokenizer()
     return DistillServers(
         judge=ScriptedJudge(script),
+        questions=Questions(b"secret"),
         teacher=teacher or TableTeacher(),
         renderer=create_renderer(tokenizer, Qwen3RendererConfig(enable_thinking=False)),
         tokenizer=tokenizer,
@@ -45,7 +65,7 @@ def make_deps(
 
 
 def run(deps: DistillServers, episode: Episode | None = None, config: DistillConfig = CONFIG) -> DistilledEpisode:
-    return asyncio.run(distill_episode(episode or make_episode(), deps, config))
+    return asyncio.run(distill_episode(episode or make_episode(), deps, config, HintPool()))
 
 
 def outcomes(distilled: DistilledEpisode) -> list[str]:
@@ -57,8 +77,10 @@ def test_an_accepted_hint_is_scored_and_recorded() -> None:
     distilled = run(deps)
     assert outcomes(distilled) == ["scored", "vote_failed"]
     first, last = distilled.records
-    assert (first.span, first.hint, first.insert_at, first.next_state_role) == ((5, 8), HINT, 3, "tool")
-    assert (last.span, last.hint, last.insert_at, last.next_state_role) == ((11, 13), None, None, "verdict")
+    assert (first.span, first.hint, first.insert_at, first.evidence) == ((5, 8), HINT, 3, ("tool", "verdict"))
+    assert (last.span, last.hint, last.insert_at, last.evidence) == ((11, 13), None, None, ("verdict",))
+    assert isinstance(deps.judge, ScriptedJudge)
+    assert {first.question, last.question} == {*deps.judge.asked}, "the record holds what the judge read"
     assert [len(row) for row in distilled.arrays.token_ids_TK] == [0] * 5 + [5] * 3 + [0] * 5
     assert isinstance(deps.teacher, TableTeacher)
     (request,) = deps.teacher.requests
@@ -117,6 +139,26 @@ def test_every_turn_ends_in_one_outcome_with_its_reason(
     assert (error is None) == (distilled.records[0].error is None)
 
 
+STEP = {"\\boxed{0} if it shows neither": ["\\boxed{1}", "\\boxed{-1}", "\\boxed{-1}"]}
+"""Answers to the second question."""
+
+
+class TwoQuestions(ScriptedJudge):
+    """Answers by the system prompt first."""
+
+    async def ask(self, messages: Sequence[Message], num_votes: int) -> JudgeReply:
+        whole = "\n".join(message["content"] for message in messages)
+        return await super().ask([{"role": "user", "content": whole}], num_votes)
+
+
+def test_the_second_question_gives_a_turn_its_score() -> None:
+    deps = replace(make_deps({}), judge=TwoQuestions({**STEP, FIRST: YES, LAST: NO}))
+    records = run(deps, config=CONFIG.model_copy(update={"step_votes": 3})).records
+    assert [(record.step_votes, record.step_score) for record in records] == [((1, -1, -1), -1)] * 2
+    unasked = run(make_deps({FIRST: YES, LAST: NO})).records
+    assert [(record.step_votes, record.step_score) for record in unasked] == [((), None)] * 2
+
+
 def test_a_turn_that_nothing_answered_is_counted_and_never_judged() -> None:
     deps = make_deps({FIRST: NO})
     assert outcomes(run(deps, make_episode(verification=None))) == ["vote_failed", "no_next_state"]
@@ -163,11 +205,16 @@ def test_turns_are_judged_at_the_same_time_and_nothing_is_sent_twice() -> None:
     assert len(deps.teacher.requests) == len({r.token_ids for r in deps.teacher.requests}) == 2
 
 
+def floor_of(episode: Episode, deps: DistillServers, **settings: Any) -> float | None:
+    return asyncio.run(noise_floor([episode], deps, CONFIG.model_copy(update=settings)))
+
+
 def test_without_a_hint_teacher_and_student_agree() -> None:
     deps = make_deps({})
-    assert asyncio.run(noise_floor([make_episode()], deps)) == pytest.approx(0.0, abs=1e-6)
+    assert floor_of(make_episode(), deps) == pytest.approx(0.0, abs=1e-6)
     shifted = replace(make_episode(), logprobs_T=tuple(x - 0.25 for x in make_episode().logprobs_T))
-    assert asyncio.run(noise_floor([shifted], deps)) == pytest.approx(0.25, abs=1e-6)
+    assert floor_of(shifted, deps) == pytest.approx(0.25, abs=1e-6)
+    assert floor_of(shifted, make_deps({}, TableTeacher(has_plugin=False))) == pytest.approx(0.25, abs=1e-6)
 
 
 def test_noise_floor_is_unknown_where_it_can_not_be_measured() -> None:
@@ -175,26 +222,207 @@ def test_noise_floor_is_unknown_where_it_can_not_be_measured() -> None:
     other = make_deps({}, teacher_is_policy=False)
     refusing = make_deps({}, TableTeacher(error=REFUSED))
     short = make_deps({}, TableTeacher(max_model_len=8))
-    newer = make_deps({}, TableTeacher(weight_version=8))
-    for episode, deps in [
-        (no_turns, make_deps({})),
-        (make_episode(), other),
-        (make_episode(), refusing),
-        (make_episode(), short),
-        (replace(make_episode(), weight_version=7), newer),  # A push came between: the gap is no noise.
-    ]:
-        assert asyncio.run(noise_floor([episode], deps)) is None
-    assert asyncio.run(noise_floor([replace(make_episode(), weight_version=8)], newer)) is not None
+    for episode, deps in [(no_turns, make_deps({})), (make_episode(), other), (make_episode(), refusing)]:
+        assert floor_of(episode, deps) is None
+    assert floor_of(make_episode(), short) is None
     with pytest.raises(ServerUnreachableError):
-        asyncio.run(noise_floor([make_episode()], make_deps({}, TableTeacher(error=GONE))))
+        floor_of(make_episode(), make_deps({}, TableTeacher(error=GONE)))
+
+
+def test_the_noise_of_new_weights_and_of_another_teacher_is_that_of_two_readings() -> None:
+    newer = TableTeacher(weight_version=8)
+    assert floor_of(make_episode(), make_deps({}, newer)) == 0.0
+    assert [reading.request for reading in newer.read] == newer.requests
+    other = TableTeacher(weight_version=3)
+    deps = make_deps({}, other, teacher_is_policy=False)
+    assert floor_of(make_episode(), deps, gap_baseline="teacher") == 0.0
+    assert len(other.read) == 1
+
+
+NEWER = VERSION + 1
+PLAIN = insert_hint(TOKENS, TURNS[0], 3, ())
+"""The first turn without a hint."""
+
+
+def reading(request: TeacherRequest, version: int) -> tuple[float, ...]:
+    """The sampled tokens' logprobs by these weights, as a record holds them."""
+    return tuple(rounded(table_rows(request, 1, version).actual_R).tolist())
+
+
+def test_the_weights_that_sampled_need_no_second_reading() -> None:
+    deps = make_deps({FIRST: YES, LAST: NO})
+    first, last = run(deps).records
+    assert (first.weight_version, first.scored_version, last.weight_version) == (VERSION, VERSION, VERSION)
+    assert (first.baseline_logprobs, first.unhinted_logprobs, first.control) == (None, None, None)
+    assert last.scored_version is None
+    assert isinstance(deps.teacher, TableTeacher)
+    assert deps.teacher.read == []
+
+
+@pytest.mark.parametrize("sampled", [VERSION, None])
+def test_gaps_are_between_two_readings_by_the_same_weights(sampled: int | None) -> None:
+    """New weights came since the turn was sampled, or nobody said which sampled it."""
+    episode = make_episode()
+    episode = replace(episode, turns=tuple(replace(turn, weight_version=sampled) for turn in episode.turns))
+    teacher = TableTeacher(weight_version=NEWER)
+    distilled = run(make_deps({FIRST: YES, LAST: NO}, teacher), episode)
+    record = distilled.records[0]
+    assert (record.weight_version, record.scored_version) == (sampled, NEWER)
+    assert record.baseline_logprobs == reading(PLAIN, NEWER) != episode.logprobs_T[5:8]
+    assert record.unhinted_logprobs is None
+    scored = distilled.stats.turns[0].scored
+    assert scored is not None
+    hinted = table_rows(teacher.requests[0], 1, NEWER).actual_R
+    expected = [float(h) - b for h, b in zip(hinted, record.baseline_logprobs, strict=True)]
+    assert scored.gaps == pytest.approx(expected, abs=1e-6)
+    assert scored.prompt_tokens == len(teacher.requests[0].token_ids) + len(PLAIN.token_ids)
+
+
+def test_a_server_without_versions_has_no_baseline() -> None:
+    record = run(make_deps({FIRST: YES, LAST: NO}, TableTeacher(weight_version=NEWER, has_plugin=False))).records[0]
+    assert (record.scored_version, record.baseline_logprobs) == (None, None)
+
+
+@pytest.mark.parametrize("gap_baseline", ["student", "teacher"])
+def test_a_separate_teacher_reads_without_the_hint_too(gap_baseline: str) -> None:
+    teacher = TableTeacher(weight_version=VERSION)  # The number says nothing: it counts another server's weights.
+    config = CONFIG.model_copy(update={"gap_baseline": gap_baseline})
+    record = run(make_deps({FIRST: YES, LAST: NO}, teacher, teacher_is_policy=False), config=config).records[0]
+    own = reading(PLAIN, VERSION)
+    expected = (own, None) if gap_baseline == "teacher" else (None, own)
+    assert (record.baseline_logprobs, record.unhinted_logprobs) == expected
+
+
+def test_whose_reading_is_the_baseline_makes_no_difference_for_the_policy_itself() -> None:
+    def records(gap_baseline: str) -> Any:
+        teacher = TableTeacher(weight_version=NEWER)
+        config = CONFIG.model_copy(update={"gap_baseline": gap_baseline})
+        return run(make_deps({FIRST: YES, LAST: YES}, teacher), config=config).records
+
+    assert records("student") == records("teacher")
+
+
+def controlled(
+    *hints: AcceptedHint, teacher: TableTeacher | None = None, **settings: Any
+) -> tuple[DistilledEpisode, TableTeacher]:
+    """The episode with a hint for its first turn, while `hints` are in the pool."""
+    teacher = teacher or TableTeacher()
+    deps, config = make_deps({FIRST: YES, LAST: NO}, teacher), CONFIG.model_copy(update=settings)
+    return asyncio.run(distill_episode(make_episode(), deps, config, pool_of(*hints))), teacher
 
 
 @pytest.mark.parametrize("top_k", [1, 5])
+def test_a_control_is_read_where_the_hint_was_read_and_says_what_it_knows_of_the_rows_ids(top_k: int) -> None:
+    distilled, teacher = controlled(OTHER, control="other", distill_topk=top_k)
+    record = distilled.records[0]
+    assert record.control is not None
+    assert (record.control.kind, record.control.hint) == ("other", OTHER.text)
+    (read,) = teacher.read
+    assert read.top_k == (1 if top_k == 1 else 10)
+    assert read.request.token_ids == TOKENS[:3] + record.control.hint_token_ids + TOKENS[3:8]
+    text = make_qwen_tokenizer().decode(record.control.hint_token_ids)
+    assert text == f"\n\n[user's hint / instruction]\n{OTHER.text}"
+    rows = table_rows(read.request, read.top_k)
+    for position, row in enumerate(record.control.logprobs_RK):
+        ids = distilled.arrays.token_ids_TK[5 + position]
+        top = rows.top_ids_RK[position].tolist()
+        exact = next_token_logprobs(read.request.token_ids[: position - 3])
+        assert row[0] is not None
+        assert [logprob is not None for logprob in row[1:]] == [token in top for token in ids[1:]]
+        assert all(logprob is None or abs(logprob - exact[i]) < 1e-4 for logprob, i in zip(row, ids, strict=True))
+    scored = distilled.stats.turns[0].scored
+    assert scored is not None
+    assert scored.control is not None
+    assert scored.control.entries == 3 * top_k
+    assert not scored.control.fell_back
+
+
+def test_while_no_hint_fits_the_neutral_one_is_the_control_and_that_is_counted() -> None:
+    distilled, _ = controlled(control="same_task")
+    control, scored = distilled.records[0].control, distilled.stats.turns[0].scored
+    assert control is not None
+    assert (control.kind, control.hint) == ("neutral", CONFIG.control_neutral_hint)
+    assert scored is not None
+    assert scored.control is not None
+    assert scored.control.fell_back
+
+
+def test_a_control_that_does_not_fit_the_teachers_context_makes_room_for_a_shorter_one() -> None:
+    hinted = len(controlled()[1].requests[0].token_ids)
+    long = AcceptedHint("two_sum", "Remember what was seen. " * 40)
+    distilled, _ = controlled(long, teacher=TableTeacher(max_model_len=hinted + 40), control="other")
+    control = distilled.records[0].control
+    assert control is not None
+    assert control.kind == "neutral"
+    settings = {"control": "other", "control_neutral_hint": "Take your time. " * 40}
+    distilled, teacher = controlled(long, teacher=TableTeacher(max_model_len=hinted + 40), **settings)
+    assert outcomes(distilled) == ["too_long", "vote_failed"], "a contrast has nothing to say of it"
+    assert teacher.read == []
+
+
+def test_a_control_and_a_baseline_go_in_one_request() -> None:
+    distilled, teacher = controlled(OTHER, teacher=TableTeacher(weight_version=NEWER), control="other")
+    assert len(teacher.requests) == 1
+    assert len(teacher.read) == 2
+    record = distilled.records[0]
+    assert record.baseline_logprobs == reading(PLAIN, NEWER)
+    assert record.control is not None
+    assert [row[0] for row in record.control.logprobs_RK] == list(reading(teacher.read[1].request, NEWER))
+
+
+def test_each_hint_may_be_one_of_another_task() -> None:
+    distilled, teacher = controlled(OTHER, hint_source="other_task")
+    record = distilled.records[0]
+    assert record.hint == OTHER.text
+    assert [vote.hint for vote in record.votes] == [HINT] * 3
+    assert teacher.requests[0].token_ids == TOKENS[:3] + record.hint_token_ids + TOKENS[3:8]
+    assert OTHER.text in make_qwen_tokenizer().decode(record.hint_token_ids)
+
+
+def test_while_no_other_task_has_a_hint_the_turn_keeps_none() -> None:
+    distilled, teacher = controlled(hint_source="other_task")
+    record = distilled.records[0]
+    assert (record.outcome.value, record.hint, record.hint_token_ids) == ("vote_failed", None, ())
+    assert record.error == "hint_source other_task: no other task has an accepted hint yet"
+    assert teacher.requests == []
+
+
+def test_a_wrong_hints_control_is_of_a_third_task() -> None:
+    for _ in range(5):
+        record = controlled(OTHER, THIRD, hint_source="other_task", control="other")[0].records[0]
+        assert record.control is not None
+        assert {record.hint, record.control.hint} == {OTHER.text, THIRD.text}
+
+
+def test_the_teacher_may_read_no_hint_at_all() -> None:
+    distilled, teacher = controlled(hint_source="none")
+    record, scored = distilled.records[0], distilled.stats.turns[0].scored
+    assert teacher.requests[0].token_ids == TOKENS[:8]
+    assert (record.hint, record.hint_token_ids, record.insert_at) == (HINT, (), None)
+    assert scored is not None
+    assert scored.gaps == pytest.approx([0.0] * 3, abs=1e-6)
+
+
+FILES = [
+    {},
+    {"control": "other"},
+    {"control": "other", "hint_source": "other_task"},
+    {"control": "neutral", "hint_source": "none"},
+    {"gap_baseline": "teacher"},
+]
+
+
+@pytest.mark.parametrize("settings", FILES)
+@pytest.mark.parametrize("version", [VERSION, NEWER])
+@pytest.mark.parametrize("top_k", [1, 5])
 @pytest.mark.parametrize("answers", [(YES, YES), (YES, NONSENSE), (LEAK, REFUSED), (NO, YES)])
-def test_a_written_group_passes_the_checks_of_a_file(answers: tuple[Any, Any], top_k: int) -> None:
-    config = CONFIG.model_copy(update={"distill_topk": top_k})
+def test_a_written_group_passes_the_checks_of_a_file(
+    answers: tuple[Any, Any], top_k: int, version: int, settings: dict[str, Any]
+) -> None:
+    config = CONFIG.model_copy(update={"distill_topk": top_k, **settings})
     episode = make_episode()
-    distilled = run(make_deps({FIRST: answers[0], LAST: answers[1]}), config=config)
+    deps = make_deps({FIRST: answers[0], LAST: answers[1]}, TableTeacher(weight_version=version))
+    distilled = asyncio.run(distill_episode(episode, deps, config, pool_of(OTHER, THIRD)))
     distiller = Distiller(config, max_token_length=64, retry_s=0.0)
     about = asyncio.run(distiller.close_group([distilled])).about
     rollout = ScoredRollout(
@@ -223,3 +451,30 @@ def test_closing_closes_both() -> None:
     assert isinstance(deps.teacher, TableTeacher)
     assert deps.judge.closed
     assert deps.teacher.closed
+
+
+def test_a_turn_that_was_distilled_before_is_not_asked_about_again_unless_more_is_known_of_it() -> None:
+    """Turn 0 was judged when its tool's result came, before the episode went on; the result is still all there is."""
+    whole = make_episode(verification=None)
+    so_far = replace(
+        whole, messages=whole.messages[:4], tokens_T=TOKENS[:8], masks_T=whole.masks_T[:8],
+        logprobs_T=whole.logprobs_T[:8], turns=whole.turns[:1],
+    )  # fmt: skip
+    another = replace(so_far, messages=(*so_far.messages[:3], {**so_far.messages[3], "content": "disk full"}))
+
+    async def run() -> tuple[DistilledEpisode, DistilledEpisode, DistilledEpisode, list[int]]:
+        deps, pool = make_deps({FIRST: YES, LAST: YES}), HintPool()
+        fresh = await distill_episode(whole, deps, CONFIG, pool)
+        asked: list[int] = []
+        again: list[DistilledEpisode] = []
+        for moment in (so_far, another):
+            known = {0: await distill_turn(moment, 0, deps, CONFIG, pool)}
+            before = len(deps.teacher.requests)  # type: ignore[attr-defined]
+            again.append(await distill_episode(whole, deps, CONFIG, pool, known))
+            asked.append(len(deps.teacher.requests) - before)  # type: ignore[attr-defined]
+        return fresh, again[0], again[1], asked
+
+    fresh, reused, asked_again, asked = asyncio.run(run())
+    assert fresh.records == reused.records == asked_again.records
+    assert [list(row) for row in fresh.arrays.logprobs_TK] == [list(row) for row in reused.arrays.logprobs_TK]
+    assert asked == [0, 1]

@@ -3,7 +3,14 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from renderers import DefaultRendererConfig, Qwen3RendererConfig, Renderer, create_renderer
+from renderers import (
+    DefaultRendererConfig,
+    GLM51RendererConfig,
+    Qwen3RendererConfig,
+    Qwen35RendererConfig,
+    Renderer,
+    create_renderer,
+)
 
 from agentic_opd.core.errors import RendererError
 from agentic_opd.core.types import Turn
@@ -110,6 +117,23 @@ def test_no_hint_brings_control_tokens(pieces: list[str]) -> None:
     tokenizer = make_qwen_tokenizer()
     ids = encode_hint(QWEN, tokenizer, "".join(pieces), as_message=False)
     assert not set(ids) & tokenizer.added_tokens_decoder.keys()
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (Qwen35RendererConfig(thinking_retention="all"), "<|im_start|>user\n" + HEADER + "Look.<|im_end|>\n"),
+        (GLM51RendererConfig(thinking_retention="all"), "<|user|>" + HEADER + "Look."),
+    ],
+    ids=["qwen3.5", "glm-5.1"],
+)
+def test_a_template_that_takes_reasoning_away_when_the_user_speaks(
+    config: Any, message: str, family_tokenizer: Any
+) -> None:
+    """The hint is what a user message adds to a conversation whose sampled ids stay as they are."""
+    renderer = create_renderer(family_tokenizer, config)
+    ids = encode_hint(renderer, family_tokenizer, "Look.", as_message=True)
+    assert family_tokenizer.decode(ids) == message
 
 
 def test_template_that_rewrites_tool_results_is_refused(tokenizer: Any) -> None:

@@ -1,5 +1,5 @@
 import asyncio
-import base64
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,41 +10,32 @@ from agentic_opd.core import http
 from agentic_opd.core.errors import AlignmentError, ServerRequestError, ServerUnreachableError
 from agentic_opd.core.http import JsonClient
 from agentic_opd.core.server_info import ServerInfo
-from agentic_opd.core.types import TeacherRequest, TeacherRows
+from agentic_opd.core.types import TeacherRequest
 from agentic_opd.distill.rescoring import insert_hint
-from agentic_opd.distill.teacher import CompletionsTeacher, PluginTeacher, TeacherReply
+from agentic_opd.distill.teacher import CompletionsTeacher, PluginTeacher, Reading, TeacherReply
 
-from .fakes import TOKENS, TURNS, VOCAB, Script, next_token_logprobs, served, table_rows
+from .fakes import (
+    TOKENS,
+    TURNS,
+    VERSION,
+    VOCAB,
+    Script,
+    b64,
+    next_token_logprobs,
+    plugin,
+    plugin_answer,
+    result_of,
+    served,
+    table_rows,
+)
 
 REQUEST = insert_hint(TOKENS, TURNS[0], 3, (70, 71))
-INFO = ServerInfo("m", 1000, has_plugin=True, max_logprobs=20, vocab_size=VOCAB)
+INFO = ServerInfo("m", 1000, has_plugin=True, max_logprobs=20, vocab_size=VOCAB, score_route=2)
 
 
 @pytest.fixture(autouse=True)
 def _no_long_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "_BACKOFF_S", (0.01, 0.02))
-
-
-def b64(values: np.ndarray, dtype: str) -> str:
-    return base64.b64encode(np.ascontiguousarray(values, dtype=dtype).tobytes()).decode()
-
-
-def plugin_answer(rows: TeacherRows, **changes: Any) -> dict[str, Any]:
-    result = {
-        "num_scored": rows.top_ids_RK.shape[0],
-        "top_k": rows.top_ids_RK.shape[1],
-        "num_cached_tokens": 0,
-        "actual_logprobs": b64(rows.actual_R, "<f4"),
-        "top_token_ids": b64(rows.top_ids_RK, "<i4"),
-        "top_logprobs": b64(rows.top_logprobs_RK, "<f4"),
-    }
-    return {"weight_version": 0, "results": [{**result, **changes}]}
-
-
-def plugin(body: dict[str, Any]) -> dict[str, Any]:
-    (sequence,) = body["sequences"]
-    ids = tuple(sequence["token_ids"])
-    return plugin_answer(table_rows(TeacherRequest(ids, sequence["num_scored"], 0, ()), body["top_k"]))
 
 
 def completions(body: dict[str, Any]) -> dict[str, Any]:
@@ -61,14 +52,20 @@ def completions(body: dict[str, Any]) -> dict[str, Any]:
     return {"choices": [{"index": 0, "text": "x", "prompt_token_ids": ids, "prompt_logprobs": rows}]}
 
 
-def score(script: Script, path: str = "/v1/opd/score", top_k: int = 5, retry_s: float = 60.0) -> TeacherReply:
+def score(
+    script: Script,
+    path: str = "/v1/opd/score",
+    top_k: int = 5,
+    retry_s: float = 60.0,
+    also: Sequence[Reading] = (),
+) -> TeacherReply:
     teacher_class = PluginTeacher if path == "/v1/opd/score" else CompletionsTeacher
 
     async def run() -> TeacherReply:
         async with served({path: script}) as url:
             teacher = teacher_class(JsonClient(f"{url}/v1", "key", retry_s=retry_s), INFO, max_concurrent=2)
             try:
-                return await teacher.score(REQUEST, top_k)
+                return await teacher.score(REQUEST, top_k, also)
             finally:
                 await teacher.close()
 
@@ -82,10 +79,10 @@ BOTH = pytest.mark.parametrize(("path", "answer"), [("/v1/opd/score", plugin), (
 @pytest.mark.parametrize("top_k", [1, 5])
 def test_both_ways_give_the_same_rows(path: str, answer: Any, top_k: int) -> None:
     script = Script(answer)
-    rows, latency, cached, version = score(script, path, top_k)
+    rows, latency, cached, version, also = score(script, path, top_k)
     expected = table_rows(REQUEST, top_k)
     assert latency > 0
-    assert (cached, version) == ((0, 0) if path == "/v1/opd/score" else (None, None))
+    assert (cached, version, also) == ((0, VERSION, ()) if path == "/v1/opd/score" else (None, None, ()))
     assert rows.actual_R.tolist() == expected.actual_R.tolist()
     assert rows.top_ids_RK.tolist() == expected.top_ids_RK.tolist()
     assert rows.top_logprobs_RK.tolist() == expected.top_logprobs_RK.tolist()
@@ -96,6 +93,75 @@ def test_plugin_is_sent_the_ids_and_how_many_to_score() -> None:
     script = Script(plugin)
     score(script)
     assert script.bodies == [{"sequences": [{"token_ids": list(REQUEST.token_ids), "num_scored": 3}], "top_k": 5}]
+
+
+UNHINTED = insert_hint(TOKENS, TURNS[0], 3, ())
+
+
+def test_further_readings_go_in_the_same_request() -> None:
+    script = Script(plugin)
+    also = (
+        Reading(UNHINTED, 1, VERSION),
+        Reading(UNHINTED, 1, VERSION + 1),
+        Reading(UNHINTED, 9),
+        Reading(UNHINTED, 5),
+    )
+    reply = score(script, also=also)
+    ids = {"token_ids": list(UNHINTED.token_ids), "num_scored": 3}
+    (body,) = script.bodies
+    assert body["sequences"][1:] == [
+        {**ids, "top_k": 1, "unless_weight_version": VERSION},
+        {**ids, "top_k": 1, "unless_weight_version": VERSION + 1},
+        {**ids, "top_k": 9},
+        ids,
+    ]
+    assert reply.rows.top_ids_RK.tolist() == table_rows(REQUEST, 5).top_ids_RK.tolist()
+    skipped, *read = reply.also
+    assert skipped is None
+    for rows, reading in zip(read, also[1:], strict=True):
+        assert rows is not None
+        assert rows.top_logprobs_RK.tolist() == table_rows(UNHINTED, reading.top_k).top_logprobs_RK.tolist()
+
+
+def test_the_cache_is_counted_over_all_that_was_read() -> None:
+    def cached(body: dict[str, Any]) -> dict[str, Any]:
+        answer = plugin(body)
+        for result in filter(None, answer["results"]):
+            result["num_cached_tokens"] = 4
+        return answer
+
+    assert score(Script(cached), also=(Reading(UNHINTED, 1), Reading(UNHINTED, 1, VERSION))).cached_tokens == 8
+
+    def silent(body: dict[str, Any]) -> dict[str, Any]:
+        answer = cached(body)
+        del answer["results"][1]["num_cached_tokens"]
+        return answer
+
+    assert score(Script(silent), also=(Reading(UNHINTED, 1),)).cached_tokens is None
+
+
+def test_a_server_without_versions_reads_what_does_not_depend_on_them() -> None:
+    script = Script(completions)
+    reply = score(script, "/v1/completions", also=(Reading(UNHINTED, 3), Reading(UNHINTED, 1, VERSION)))
+    assert len(script.bodies) == 2
+    first, second = reply.also
+    assert first is not None
+    assert first.actual_R.tolist() == table_rows(UNHINTED, 3).actual_R.tolist()
+    assert second is None
+
+
+@pytest.mark.parametrize(
+    ("results", "message"),
+    [
+        ([None, result_of(table_rows(UNHINTED, 1))], "can't be read: TypeError"),
+        ([result_of(table_rows(REQUEST, 5)), None], "can't be read: TypeError"),
+        ([result_of(table_rows(REQUEST, 5))], "can't be read: ValueError"),
+        ([result_of(table_rows(REQUEST, 5)), result_of(table_rows(UNHINTED, 2))], "got=2, expected=1"),
+    ],
+)
+def test_every_reading_must_be_answered(results: Any, message: str) -> None:
+    with pytest.raises(AlignmentError, match=message):
+        score(Script({"weight_version": 0, "results": results}), also=(Reading(UNHINTED, 1),))
 
 
 def test_completions_are_sent_ids_and_never_text() -> None:

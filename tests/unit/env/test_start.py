@@ -49,9 +49,9 @@ def test_who_imported_torch_before_keeps_it(before: str, kept: bool) -> None:
     code = f"""
 import sys
 {before}
-import agentic_opd.env as env
-env.import_module = lambda name: print(name, sys.modules.get("torch", "hidden"))
-env.keep_torch_out()
+import agentic_opd.core.light as light
+light.import_module = lambda name: print(name, sys.modules.get("torch", "hidden"))
+light.keep_torch_out()
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == ("" if kept else "transformers None\n")
@@ -65,6 +65,8 @@ env.keep_torch_out()
         ["agentic_opd", "doctor", "--env.no_such", "1"],
         ["agentic_opd.training.trainer", "--help"],
         ["agentic_opd", "train", "--lr", "x"],
+        ["agentic_opd", "gateway", "--help"],
+        ["agentic_opd", "gateway", "--env.prot", "1"],
     ],
     ids=" ".join,
 )
@@ -76,4 +78,4 @@ def test_help_and_errors_import_nothing_heavy(argv: list[str]) -> None:
     assert done.returncode == (0 if "--help" in argv else 2)
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time")}
     assert "pydantic" in imported
-    assert not imported & {"torch", "transformers", "atroposlib", "wandb", "datasets", "openai", "numpy"}
+    assert not imported & {"torch", "transformers", "atroposlib", "wandb", "datasets", "openai", "numpy", "fastapi"}

@@ -1,6 +1,9 @@
+from itertools import pairwise
+
+import numpy as np
 import pytest
 
-from agentic_opd.report.numbers import Overview, overview, turn_gaps
+from agentic_opd.report.numbers import Distribution, Overview, distributions_of, overview
 from agentic_opd.report.read import Rollout
 
 from .sample import HINT, SCORED, UNSCORED, group, rollouts, with_records
@@ -26,8 +29,7 @@ def test_everything_is_counted() -> None:
         ("b", 2, 2, 4, 4),
     ]
     (hint,) = shown.hint_rows
-    assert (hint.text, hint.times, hint.tasks, hint.rollout, hint.position) == (HINT, 4, 2, 0, 3)
-    assert hint.mean_gap == pytest.approx(-0.3)
+    assert (hint.text, hint.turns, hint.tasks, hint.rollout, hint.position) == (HINT, 4, 2, 0, 3)
     assert [(row.rollout, row.sampled, round(row.gap, 6)) for row in shown.gap_rows[:2]] == [(0, 0, 0.4), (1, 0, 0.4)]
     assert [row.gap for row in shown.gap_rows[4:]] == pytest.approx([-1.0] * 4)
 
@@ -46,28 +48,56 @@ def test_the_funnel_loses_every_turn_at_one_stage() -> None:
     assert numbers(*read).funnel[3].lost == {"vote_failed": 4, "leaked": 2}
 
 
+def counts(one: Distribution) -> dict[str, int]:
+    """Bins by the values they hold, or hold between two ticks."""
+    is_edges = len(one.ticks) > len(one.counts)
+    labels = [f"{low} to {high}" for low, high in pairwise(one.ticks)] if is_edges else one.ticks
+    return dict(zip(labels, one.counts, strict=True))
+
+
+def test_gaps_that_moved_fall_into_one_bin_each() -> None:
+    """Also those at an edge, and those of exactly the size from which a token has moved."""
+    gaps = np.asarray([-12.0, -10.0, -0.3, -0.05, 0.05, 0.1, 10.0, 12.0])
+    (one,) = (one for one in distributions_of(rollouts(), gaps) if one.unit == "nats")
+    assert sum(one.counts) == one.n == 8
+    assert counts(one) == {
+        " to -10": 1,
+        "-10 to -3": 1,
+        "-3 to -1": 0,
+        "-1 to -0.3": 0,
+        "-0.3 to -0.1": 1,
+        "-0.1 to ±0.05": 1,
+        "±0.05 to 0.1": 1,
+        "0.1 to 0.3": 1,
+        "0.3 to 1": 0,
+        "1 to 3": 0,
+        "3 to 10": 0,
+        "10 to ": 2,
+    }
+
+
 def test_distributions_count_everything_once() -> None:
     shown = numbers(*rollouts(group(), group()))
-    counted = {one.name: dict(zip(one.labels, one.counts, strict=True)) for one in shown.distributions}
+    counted = {one.name: counts(one) for one in shown.distributions}
     assert counted["score"]["0.9 to 1"] == 2
     assert counted["score"]["0.2 to 0.3"] == 2
     assert counted["reward: efficiency"]["0.5 to 0.6"] == 4
     assert counted["votes for a hint"] == {"0": 4, "1": 4, "2": 0}
-    assert counted["hint length"]["30 to 39"] == 4
-    gaps = counted["token gap"]
+    assert counted["hint length"]["30 to 40"] == 4
+    gaps = counted["gap of the tokens that moved"]
     assert (gaps["0.3 to 1"], gaps["-3 to -1"] + gaps["-1 to -0.3"], sum(gaps.values())) == (4, 4, 8)
-    assert [one.n for one in shown.distributions if one.name == "token gap"] == [8]
 
 
 def test_a_file_without_distillation_has_no_numbers_of_it() -> None:
     bare = {name: group()[name] for name in ("tokens", "masks", "scores", "inference_logprobs")}
     shown = numbers(*rollouts({**bare, "group_overrides": {}}))
     assert (shown.funnel, shown.hint_rows, shown.gap_rows) == ((), (), ())
+    assert (shown.evidence_rows, shown.moved_tokens, shown.mean_moved) == ((), 0, None)
     assert (shown.passed, shown.mean_gap, shown.positive_gaps, shown.noise_floor) == (None, None, None, None)
     assert [one.name for one in shown.distributions] == ["score"]
 
 
 def test_the_gaps_of_a_turn_are_its_own() -> None:
     one = rollouts()[0]
-    assert turn_gaps(one, one.spans[0]).tolist() == pytest.approx([0.4, -1.0])
-    assert turn_gaps(one, one.spans[1]).tolist() == []
+    assert one.gaps_in(one.spans[0]).tolist() == pytest.approx([0.4, -1.0])
+    assert one.gaps_in(one.spans[1]).tolist() == []

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from agentic_opd.core.errors import OutputError
-from agentic_opd.report.page import Packer, choose_tokenizer, write_report
+from agentic_opd.report.page import Packer, ShownRun, choose_tokenizer, write_report
 from agentic_opd.report.read import Rollout, Run
 from agentic_opd.report.tokens import TokenTexts
 
@@ -26,7 +26,7 @@ def run_of(*groups: Any, **settings: Any) -> Run:
 
 def written(tmp_path: Path, run: Run, tokenizer: Any = None) -> str:
     path = tmp_path / "report.html"
-    assert write_report(run, path, tokenizer) == path.stat().st_size
+    assert write_report([ShownRun(run, tokenizer)], path) == path.stat().st_size
     assert [file.name for file in tmp_path.iterdir()] == ["report.html"]
     return path.read_text(encoding="utf-8")
 
@@ -63,8 +63,19 @@ def test_a_block_holds_the_numbers_of_the_line() -> None:
     assert block["teacher"] == [-1000, -30000, -40000, -25000, -2000, -50000]
     assert [(turn["start"], turn["from"], turn["to"]) for turn in block["turns"]] == [(3, 0, 2), (6, 2, 4)]
     assert (block["turns"][0]["hint"], block["turns"][0]["scored"]) == (HINT, 2)
-    assert block["turns"][0]["meanGap"] == pytest.approx(-0.3)
+    assert (block["turns"][0]["moved"], block["turns"][1]["moved"]) == (2, None)
     assert block["turns"][0]["calls"] == ["terminal"]
+
+
+def test_a_gap_is_measured_from_the_baseline_of_its_turn() -> None:
+    one = group()
+    one["overrides"][0]["opd"]["turns"][0]["baseline_logprobs"] = [-0.25, -2.0]
+    first = rollouts(one)[0]
+    assert first.gaps.tolist() == pytest.approx([0.15, -0.5])
+    block, _ = packed(first)
+    assert block["student"] == [-0.5, -1.5, -0.25, -2.0]
+    assert block["baseline"] == [-0.25, -2.0, -0.25, -2.0]
+    assert "baseline" not in packed(rollouts()[0])[0]
 
 
 def test_logprobs_of_any_size_are_packed() -> None:
@@ -104,7 +115,7 @@ def test_data_can_not_become_markup(tmp_path: Path) -> None:
     assert "alert(1)</script>" not in page
     assert page.count("<script") == page.count("</script>") == 4
     assert page.count("<!--") == 0
-    head = json.loads(element(page, "head"))
+    (head,) = json.loads(element(page, "head"))["runs"]
     assert head["rollouts"][0]["task"] == SCRIPT + "\u2028\ud800"
     assert head["settings"]["policy_model"] == SCRIPT
     assert "\u2028" not in page
@@ -132,13 +143,13 @@ def test_a_report_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        write_report(run_of(group()), path, None, packed=stop)
+        write_report([ShownRun(run_of(group()), None)], path, packed=stop)
     assert path.read_text() == "an earlier one"
     assert list(tmp_path.iterdir()) == [path]
     with pytest.raises(OutputError, match="cannot write"):
-        write_report(run_of(group()), path / "x.html", None)
+        write_report([ShownRun(run_of(group()), None)], path / "x.html")
     with pytest.raises(OutputError, match="cannot write"):
-        write_report(run_of(group()), tmp_path, None)
+        write_report([ShownRun(run_of(group()), None)], tmp_path)
 
 
 def test_without_a_tokenizer_the_page_says_so() -> None:

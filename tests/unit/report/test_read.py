@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from agentic_opd.core.errors import OutputError
+from agentic_opd.core.errors import PlaceError
 from agentic_opd.report.read import read_groups, read_run, report_path, settings_path
 
 from .sample import HINT, TOKENS, group, rollouts
@@ -121,14 +121,14 @@ def test_a_file_without_a_group_is_an_error(tmp_path: Path) -> None:
     for content, reason in (("", "it is empty"), ("hello\n", "line 1 is not JSON"), ("\n\n", "it is empty")):
         path = tmp_path / "groups.jsonl"
         path.write_text(content)
-        with pytest.raises(OutputError, match=reason):
+        with pytest.raises(PlaceError, match=reason):
             read_run(path)
     for path in (tmp_path / "nowhere.jsonl", tmp_path):
-        with pytest.raises(OutputError, match="cannot read"):
+        with pytest.raises(PlaceError, match="cannot read"):
             read_run(path)
     torn = tmp_path / "torn.jsonl.gz"
     torn.write_bytes(gzip.compress(json.dumps(group()).encode())[:-20])
-    with pytest.raises(OutputError, match="cannot read"):
+    with pytest.raises(PlaceError, match="cannot read"):
         read_run(torn)
 
 

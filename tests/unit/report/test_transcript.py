@@ -51,6 +51,14 @@ def test_each_stretch_between_turns_has_its_messages() -> None:
     assert split_messages([], 0) == [(None, [])]
 
 
+def test_an_assistants_message_that_is_context_stands_among_the_others() -> None:
+    said = [message for message in CHAT if message["role"] == "assistant"]
+    place = CHAT.index(said[0])
+    whole, later = split_messages(CHAT, 2), split_messages(CHAT, 1, {place})
+    assert later[0] == (None, [*whole[0][1], said[0], *whole[1][1]])
+    assert later[1] == whole[2]
+
+
 def test_content_and_calls_of_any_shape_are_text() -> None:
     assert message_text({"content": None}) == ""
     assert message_text({"content": [{"type": "text", "text": "é"}]}) == '[{"type": "text", "text": "é"}]'

@@ -78,13 +78,14 @@ def test_an_answer_after_a_look_at_the_prompt_is_in_the_next_one(tokenizer: Any)
     assert text.count("More.") == text.count("Now.") == 1
 
 
-def test_the_oldest_weights_are_remembered(tokenizer: Any) -> None:
+def test_each_turns_weights_are_remembered_and_the_oldest(tokenizer: Any) -> None:
     talk, seen = begin(tokenizer), []
     for version in (None, 7, 4, 9, None):
         talk.add(said(talk, "Done.", version))
         talk.answer([MORE])
         seen.append(talk.weight_version)
     assert seen == [None, 7, 4, 4, 4]
+    assert [turn.weight_version for turn in talk.turns] == [None, 7, 4, 9, None]
 
 
 def test_a_renderer_that_changes_known_ids_is_refused(tokenizer: Any) -> None:
@@ -113,19 +114,64 @@ def test_a_fork_goes_its_own_way(tokenizer: Any) -> None:
 
 
 def test_messages_find_the_longest_conversation_that_they_continue(tokenizer: Any) -> None:
-    index, talk, other = ConversationIndex(), begin(tokenizer), begin(tokenizer, start=[MORE])
+    index, talk, other = ConversationIndex[Conversation](), begin(tokenizer), begin(tokenizer, start=[MORE])
     for one in (talk, other):
         one.add(said(one, "Done."))
-        index.add(one)
+        index.add(one, one.messages)
     longer = talk.fork()
     longer.answer([MORE])
     longer.add(said(longer, "Yes."))
-    index.add(longer)
-    assert index.find([*talk.messages, MORE]) is talk
-    assert index.find([*longer.messages, MORE]) is longer
-    assert index.find([MORE, {"role": "assistant", "content": "Done.", "tool_calls": None}, MORE]) is other
-    assert index.find(talk.messages) is None, "there is nothing that the messages add"
-    assert index.find([*START, {"role": "assistant", "content": "Done!"}, MORE]) is None
+    index.add(longer, longer.messages[len(talk.messages) :], talk)
+    assert index.find([*talk.messages, MORE]) == (3, [talk])
+    assert index.find([*longer.messages, MORE]) == (5, [longer])
+    assert index.find([*longer.messages, MORE], accept=lambda one: one is not longer) == (3, [talk])
+    assert index.find([MORE, {"role": "assistant", "content": "Done.", "tool_calls": None}, MORE]) == (2, [other])
+    assert index.find(talk.messages) == (0, ()), "there is nothing that the messages add"
+    assert index.find([*START, {"role": "assistant", "content": "Done!"}, MORE]) == (0, ())
+    assert index.find([*talk.messages, MORE], scope=b"another key") == (0, ())
     index.discard(longer)
-    assert index.find([*longer.messages, MORE]) is talk
+    assert index.find([*longer.messages, MORE]) == (3, [talk])
     assert [*index] == [talk, other]
+
+
+CALL = {"id": "call_2_0", "type": "function", "function": {"name": "f", "arguments": '{"a": 1, "b": [2]}'}}
+TURN = {"role": "assistant", "content": "I call f.", "reasoning_content": "Hm.", "tool_calls": [CALL]}
+
+
+@pytest.mark.parametrize(
+    ("change", "is_same"),
+    [
+        ({"reasoning_content": None}, True),
+        ({"content": " I call f.\n"}, True),
+        ({"content": [{"type": "text", "text": "I call f."}]}, True),
+        ({"refusal": None, "annotations": []}, True),
+        ({"tool_calls": [CALL | {"id": "another"}]}, True),
+        ({"tool_calls": [CALL | {"function": {"name": "f", "arguments": '{"b":[2],"a":1}'}}]}, True),
+        ({"tool_calls": [CALL | {"function": {"name": "f", "arguments": {"b": [2], "a": 1}}}]}, True),
+        ({"tool_calls": [CALL | {"function": {"name": "f", "arguments": '{"b":[3],"a":1}'}}]}, False),
+        ({"tool_calls": None}, False),
+        ({"content": "I call  f."}, False),
+        ({"content": None}, False),
+    ],
+)
+def test_a_message_is_the_same_however_an_agent_writes_it_back(change: dict[str, Any], is_same: bool) -> None:
+    index = ConversationIndex[int]()
+    index.add(1, [*START, TURN])
+    assert index.find([*START, TURN | change, MORE]).known == ([1] if is_same else ())
+
+
+def test_a_null_content_is_an_empty_one() -> None:
+    index = ConversationIndex[int]()
+    index.add(1, [*START, TURN | {"content": ""}])
+    assert index.find([*START, TURN | {"content": None}, MORE]).known == [1]
+
+
+def test_a_restored_conversation_goes_on_as_the_first_one_does(tokenizer: Any) -> None:
+    talk = begin(tokenizer)
+    talk.add(said(talk, "Done.", 3))
+    again = Conversation.restored(talk.chat, talk.messages, talk.turns, talk.record())
+    for one in (talk, again):
+        one.answer([MORE])
+        one.add(said(one, "Yes.", 5))
+    assert again.record() == talk.record()
+    assert (again.turns, again.messages, again.weight_version) == (talk.turns, talk.messages, 3)

@@ -2,21 +2,22 @@
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
-from agentic_opd.core.errors import RendererError, ServerUnreachableError
-from agentic_opd.core.types import Episode, Message, StopReason, Task
+from agentic_opd.core.errors import RendererError, SandboxError, ServerUnreachableError
+from agentic_opd.core.types import Episode, Message, StopReason, Task, ToolCall, ToolResult, Verification
 from agentic_opd.rollout.chat import Chat
 from agentic_opd.rollout.config import RolloutConfig
 from agentic_opd.rollout.conversation import Completion, Conversation
-from agentic_opd.rollout.loop import AgentLoop, first_messages
+from agentic_opd.rollout.loop import AgentLoop, first_messages, run_episode
 from agentic_opd.rollout.renderer import load_renderer
 from agentic_opd.worlds.coding.config import CodingConfig
 from agentic_opd.worlds.coding.tools import TOOL_SPECS
-from agentic_opd.worlds.coding.world import CodingWorld
+from agentic_opd.worlds.coding.world import CodingSession, CodingWorld
 
 TASK = Task("t", "Write f.", "assert True")
 
@@ -161,16 +162,90 @@ def test_a_dead_server_is_an_episode_with_its_error(tokenizer: Any, turns_before
 
 @pytest.mark.parametrize("second", ["garbled", call("terminal", command="echo choke")])
 def test_a_renderer_that_fails_later_ends_the_episode_alone(tokenizer: Any, second: str) -> None:
-    """Whether on parsing a turn or on rendering what answers it: what was sampled before is kept."""
+    """Whether on parsing a turn or on rendering what answers it: what was sampled is kept."""
     episode = run(ScriptedPolicy(tokenizer, call("terminal", command="true"), second, "Done."))
     assert episode.stop_reason is StopReason.RENDER_ERROR
     assert episode.error is None
-    assert len(episode.turns) == (1 if second == "garbled" else 2)
+    assert len(episode.turns) == len(episode.changes) == 2
     assert len(episode.tokens_T) == episode.turns[-1].end
 
 
-def test_a_renderer_that_fails_at_once_is_an_error(tokenizer: Any) -> None:
-    with pytest.raises(RendererError, match="parsing a turn failed: ValueError: odd channel"):
-        run(ScriptedPolicy(tokenizer, "garbled"))
+def test_a_first_turn_that_can_not_be_parsed_is_an_episode_of_one_turn(tokenizer: Any) -> None:
+    episode = run(ScriptedPolicy(tokenizer, "garbled"))
+    assert episode.stop_reason is StopReason.RENDER_ERROR
+    assert [message["content"] for message in episode.messages[2:]] == ["garbled"]
+    assert len(episode.turns) == 1
+    assert episode.tokens_T[episode.turns[0].start : episode.turns[0].end]
+
+
+def test_a_first_prompt_that_can_not_be_rendered_is_an_error(tokenizer: Any) -> None:
     with pytest.raises(RendererError, match="rendering the first prompt failed: KeyError"):
         run(ScriptedPolicy(tokenizer), task=Task("t", "Do not choke.", "assert True"))
+
+
+class MortalSession:
+    """Does as its session does, until a call tells it to die."""
+
+    def __init__(self, session: CodingSession, dies_when_left: bool) -> None:
+        self.session, self.dies_when_left = session, dies_when_left
+
+    async def run_tool(self, call: ToolCall) -> ToolResult:
+        if "die" in str(call.arguments):
+            raise SandboxError("it died")
+        return await self.session.run_tool(call)
+
+    async def collect(self) -> Mapping[str, bytes]:
+        if self.dies_when_left:
+            raise SandboxError("it died")
+        return await self.session.collect()
+
+
+class MortalWorld(CodingWorld):
+    """Sandboxes that die: while a call runs, while files are taken out, or while the tests run."""
+
+    def __init__(self, where: str, *, is_broken: bool) -> None:
+        super().__init__(CodingConfig())
+        self.where, self.is_broken = where, is_broken
+
+    @asynccontextmanager
+    async def session(self, task: Task) -> AsyncGenerator[Any]:
+        async with super().session(task) as session:
+            yield MortalSession(session, self.where == "collect")
+
+    async def verify(self, task: Task, left: Mapping[str, bytes]) -> Verification:
+        if self.where == "verify" and left:
+            raise SandboxError("it died")
+        return await super().verify(task, left)
+
+    async def check(self) -> None:
+        if self.is_broken:
+            raise SandboxError("nothing works here")
+
+
+DYING_TASK = Task("t", "Write f.", "from solution import f\nassert f(1) == 1\nassert f(2) == 2\n")
+
+
+def die(tokenizer: Any, where: str, *, is_broken: bool) -> Episode:
+    solution = call("write_file", path="solution.py", content="def f(x): return x\n")
+    last = call("terminal", command="die") if where == "run" else "Done."
+    policy: Any = ScriptedPolicy(tokenizer, solution, last)
+    chat = Chat(load_renderer(tokenizer, "qwen3", {"enable_thinking": False}), tokenizer, TOOL_SPECS)
+    return asyncio.run(run_episode(DYING_TASK, policy, MortalWorld(where, is_broken=is_broken), chat, RolloutConfig()))
+
+
+@pytest.mark.parametrize("where", ["run", "collect", "verify"])
+def test_an_episode_whose_sandbox_died_earns_nothing_and_is_an_episode(tokenizer: Any, where: str) -> None:
+    episode = die(tokenizer, where, is_broken=False)
+    assert episode.stop_reason is StopReason.SANDBOX_DIED
+    assert (episode.error, len(episode.turns)) == (None, 2)
+    assert episode.reward is not None
+    assert episode.verification is not None
+    assert episode.reward.total == episode.reward.tool_usage == 0.0
+    assert (episode.verification.passed, episode.verification.total) == (0, 2)
+    assert "The sandbox ended early" in episode.verification.judge_report
+
+
+@pytest.mark.parametrize("where", ["run", "collect", "verify"])
+def test_where_a_fresh_sandbox_does_not_work_nothing_is_rewarded(tokenizer: Any, where: str) -> None:
+    with pytest.raises(SandboxError, match="nothing works here"):
+        die(tokenizer, where, is_broken=True)

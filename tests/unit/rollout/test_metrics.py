@@ -20,7 +20,7 @@ def episode(turns: int, passed: int, stop: StopReason, errors: int, reward: Rewa
         stop_reason=stop,
         tool_calls=3,
         tool_errors=errors,
-        verification=Verification(VerifyOutcome.RAN, passed, 4, "report"),
+        verification=Verification(VerifyOutcome.RAN, passed, 4, "report", "", in_process=passed == 4),
         reward=reward,
     )
 
@@ -41,6 +41,7 @@ def test_metrics_of_two_episodes() -> None:
             "train/reward_correctness": 0.75,
             "train/reward_efficiency": 0.4,
             "train/reward_tool_usage": 0.75,
+            "train/in_process": 0.5,
             "train/turns": 2,
             "train/tool_calls": 3,
             "train/tool_errors_count": 2,
@@ -52,6 +53,7 @@ def test_metrics_of_two_episodes() -> None:
             "train/stop/max_turns": 0.5,
             "train/stop/context_full": 0,
             "train/stop/render_error": 0,
+            "train/stop/sandbox_died": 0,
             "train/sample_s_p50": 2,
             "train/sample_s_p95": 2.9,
         }

@@ -9,7 +9,7 @@ from agentic_opd.rollout.reward import compute_reward
 
 
 def reward(passed: int, total: int, *, turns: int, max_turns: int = 9, calls: int = 0, errors: int = 0) -> Reward:
-    verdict = Verification(VerifyOutcome.RAN, passed, total, "")
+    verdict = Verification(VerifyOutcome.RAN, passed, total, "", "")
     return compute_reward(verdict, turns, calls, errors, RolloutConfig(max_turns=max_turns))
 
 

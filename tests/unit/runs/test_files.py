@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from agentic_opd.core.errors import OutputError
+from agentic_opd.core.errors import OutputError, PlaceError
 from agentic_opd.runs.files import GroupFile, JsonLines
 from agentic_opd.wire.group import ScoredGroup
 from tests.support.groups import group as make_group
@@ -53,7 +53,7 @@ def test_an_earlier_file_is_neither_continued_nor_replaced_unasked(tmp_path: Pat
     file = GroupFile(path, SETTINGS)
     file.write(group("a#0"))
     file.close()
-    with pytest.raises(OutputError, match=r"--env\.resume"):
+    with pytest.raises(PlaceError, match=r"--env\.resume"):
         GroupFile(path, SETTINGS)
     whole = path.read_bytes()
     GroupFile(path, SETTINGS, overwrite=True, resume=True).close()  # The file of settings says one, a flag the other.
@@ -67,7 +67,7 @@ def test_other_settings_are_named(tmp_path: Path) -> None:
     file = GroupFile(path, SETTINGS)
     file.write(group("a#0"))
     file.close()
-    with pytest.raises(OutputError, match="group_size was 2, is 8"):
+    with pytest.raises(PlaceError, match="group_size was 2, is 8"):
         GroupFile(path, {**SETTINGS, "group_size": 8}, resume=True)
 
 
@@ -78,7 +78,7 @@ def test_a_setting_that_an_earlier_version_did_not_have_is_at_its_default(tmp_pa
     file.close()
     defaults = {"group_size": 4, "newer": "as before"}
     GroupFile(path, {**SETTINGS, "newer": "as before"}, defaults=defaults, resume=True).close()
-    with pytest.raises(OutputError, match="newer was 'as before', is 'otherwise'"):
+    with pytest.raises(PlaceError, match="newer was 'as before', is 'otherwise'"):
         GroupFile(path, {**SETTINGS, "newer": "otherwise"}, defaults=defaults, resume=True)
 
 
@@ -86,16 +86,16 @@ def test_a_foreign_file_is_not_continued(tmp_path: Path) -> None:
     path = tmp_path / "groups.jsonl"
     GroupFile(path, SETTINGS).close()
     path.write_text('{"hello": 1}\n')
-    with pytest.raises(OutputError, match="did not write"):
+    with pytest.raises(PlaceError, match="did not write"):
         GroupFile(path, SETTINGS, resume=True)
     path.with_suffix(".run.json").unlink()
-    with pytest.raises(OutputError, match="can't be read"):
+    with pytest.raises(PlaceError, match="can't be read"):
         GroupFile(path, SETTINGS, resume=True)
 
 
 def test_an_unwritable_path_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(OutputError, match="data_path_to_save_groups"):
+    with pytest.raises(PlaceError, match="data_path_to_save_groups"):
         GroupFile(tmp_path / "file" / "groups.jsonl", SETTINGS)
 
 

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from agentic_opd.core.concurrency import gather_all
-from agentic_opd.core.errors import OutputError, ServerRequestError, ServerUnreachableError
+from agentic_opd.core.errors import OutputError, SandboxError, ServerRequestError, ServerUnreachableError
 from agentic_opd.core.types import Task
 from agentic_opd.runs.environment import FinishedGroup
 from agentic_opd.runs.process import RunProgress, RunSummary, run_items
@@ -163,3 +163,15 @@ def test_gather_all_raises_the_error_itself_and_cancels_the_rest() -> None:
     with pytest.raises(ServerUnreachableError, match="gone"):
         asyncio.run(main())
     assert cancelled == ["yes", "yes"]
+
+
+def test_a_sandbox_that_does_not_work_stops_the_run() -> None:
+    async def collect(item: TaskItem) -> FinishedGroup:
+        if item.task.task_id == "b":
+            raise SandboxError("no namespaces here")
+        return await succeed(item)
+
+    summary, written, _ = run(collect, concurrency=1)
+    assert written == ["a"]
+    assert isinstance(summary.stopped, SandboxError)
+    assert summary.failed == {}

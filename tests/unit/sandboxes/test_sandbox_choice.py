@@ -1,10 +1,9 @@
 """The backend that the settings name is the one that is used, and the only one."""
 
 import asyncio
-import gc
 import logging
 import sys
-import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +14,6 @@ from agentic_opd.sandboxes import local
 from agentic_opd.sandboxes.bubblewrap import BubblewrapSandbox
 from agentic_opd.sandboxes.factory import sandbox_factory
 from agentic_opd.sandboxes.local import UnsafeLocalSandbox
-from agentic_opd.sandboxes.protocol import Limits
 from agentic_opd.worlds.coding.config import CodingConfig
 
 
@@ -53,36 +51,31 @@ def test_unsafe_local_says_once_what_it_risks(caplog: pytest.LogCaptureFixture) 
     assert "runs as your user, without isolation" in record.getMessage()
 
 
-@pytest.mark.parametrize(
-    ("extra", "settings"),
-    [
-        ("docker", {}),
-        ("swerex", {"sandbox_swerex_url": "http://127.0.0.1:9", "sandbox_swerex_token": "t"}),
-    ],
-)
-def test_a_missing_extra_is_named(extra: str, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, extra, None)
-    monkeypatch.delitem(sys.modules, f"agentic_opd.sandboxes.{extra}", raising=False)
-    with pytest.raises(SandboxError, match=rf"pip install 'agentic-opd\[{extra}\]'"):
-        sandbox_factory(config(extra, **settings))
+def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "swerex", None)
+    monkeypatch.delitem(sys.modules, "agentic_opd.sandboxes.swerex", raising=False)
+    with pytest.raises(SandboxError, match=r"pip install 'agentic-opd\[swerex\]'"):
+        sandbox_factory(config("swerex", sandbox_swerex_url="http://127.0.0.1:9", sandbox_swerex_token="t"))
 
 
-def test_no_docker_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("docker", reason="the extra [docker] is not installed")
-    monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
-    from agentic_opd.sandboxes.docker import DockerEngine
+def enter_docker(command: str) -> str:
+    async def main() -> None:
+        async with sandbox_factory(config("docker", sandbox_container_command=command))():
+            pass
 
-    said = ""
-    with warnings.catch_warnings():
-        # docker's SDK leaves its socket open where no engine listens.
-        warnings.simplefilter("ignore", ResourceWarning)
-        try:
-            DockerEngine("python:3.11-slim", Limits()).connect()
-        except SandboxError as error:
-            said = str(error)
-        gc.collect()
-    assert said.startswith("no Docker engine answers at unix:///nowhere/docker.sock: ")
-    assert said.endswith("(`docker info`).")
+    with pytest.raises(SandboxError) as raised:
+        asyncio.run(main())
+    return str(raised.value)
+
+
+def test_no_container_engine(tmp_path: Path) -> None:
+    assert "/nowhere/podman cannot be started" in enter_docker("/nowhere/podman")
+    broken = tmp_path / "podman"
+    broken.write_text("#!/bin/sh\necho 'Cannot connect to the daemon'; exit 1\n")
+    broken.chmod(0o755)
+    said = enter_docker(f"{broken} --runtime runc")
+    assert said.startswith("`podman --runtime runc image inspect` failed: 'Cannot connect to the daemon'. See that")
+    assert "`podman --runtime runc pull python:3.11-slim`" in said
 
 
 def test_a_command_that_kills_its_supervisor_is_killed_itself() -> None:

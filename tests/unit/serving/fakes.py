@@ -23,7 +23,11 @@ with warnings.catch_warnings():  # torch's and vLLM's own deprecations
     from vllm.outputs import CompletionOutput, RequestOutput, WeightVersionSpan
     from vllm.sampling_params import SamplingParams
 
+    from agentic_opd.serving.engine import MAX_BODY_MIB as MAX_BODY_MIB
+    from agentic_opd.serving.engine import MAX_BODY_VARIABLE as MAX_BODY_VARIABLE
     from agentic_opd.serving.plugin import OPDEndpointPlugin
+    from agentic_opd.serving.web import MOST_SHOWN as MOST_SHOWN
+    from agentic_opd.serving.web import PARSED_AT_ONCE as PARSED_AT_ONCE
 
 VOCAB = 8
 TABLE_VV = np.log(np.random.default_rng(0).dirichlet(np.ones(VOCAB), size=VOCAB)).astype(np.float32)

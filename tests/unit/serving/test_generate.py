@@ -1,5 +1,6 @@
 """`/generate` on an engine whose logprobs are known."""
 
+import json
 from typing import Any
 
 import pytest
@@ -46,12 +47,14 @@ def test_parameters_are_passed_on_and_null_means_the_default() -> None:
         **{"temperature": 0.5, "top_p": 0.9, "top_k": 3, "seed": 1, "stop": ["x"], "min_tokens": 1},
         **{"logit_bias": {"3": 1.0}, "ignore_eos": True, "presence_penalty": 1},
     }
+    choice = {"choice": ["a", "b"]}
     assert ask(engine, prompt="a", model="policy", min_p=None, max_tokens=2, **given).status_code == 200
-    assert ask(engine, prompt="a", stream=False).status_code == 200
+    assert ask(engine, prompt="a", stream=False, structured_outputs=choice).status_code == 200
     (first, second) = engine.requests
     assert {name: getattr(first, name) for name in given} == {**given, "logit_bias": {3: 1.0}}
     assert (first.max_tokens, first.min_p) == (2, 0.0)
     assert second.max_tokens is None
+    assert second.structured_outputs.choice == ["a", "b"]
 
 
 @pytest.mark.parametrize(
@@ -61,7 +64,8 @@ def test_parameters_are_passed_on_and_null_means_the_default() -> None:
         ({"prompt": []}, "prompt"),
         ({"prompt": ""}, "prompt"),
         ({"prompt": 5}, "prompt"),
-        ({"prompt": {"text": "a"}}, "prompt"),
+        ({"prompt": {}}, "prompt"),
+        ({"prompt": {"text": "a"}}, "prompt.text"),
         ({"prompt": {"prompt": "a", "prompt_token_ids": [1]}}, "prompt"),
         ({"prompt": {"prompt_token_ids": [1, "2"]}}, "prompt.prompt_token_ids[1]"),
         ({"prompt": {"prompt_token_ids": [1, True]}}, "prompt.prompt_token_ids[1]"),
@@ -79,9 +83,16 @@ def test_parameters_are_passed_on_and_null_means_the_default() -> None:
         ({"prompt": "a", "n": 0}, "n"),
         ({"prompt": "a", "n": 2, "temperature": 0}, "n"),
         ({"prompt": "a", "stop": [""]}, "stop"),
-        ({"prompt": "a", "stop": [1]}, "stop"),
+        ({"prompt": "a", "stop": [1]}, "stop[0]"),
+        ({"prompt": "a", "seed": 2**63}, "seed"),
         ({"prompt": "a", "seed": 1, "structured_outputs": {}}, "structured_outputs"),
-        ({"prompt": "a", "stream": True}, "stream"),
+        ({"prompt": "a", "structured_outputs": {"regex": 1}}, "structured_outputs.regex"),
+        ({"prompt": "a", "structured_outputs": {"regex": "a", "_backend": "x"}}, "structured_outputs._backend"),
+        (
+            {"prompt": "a", "repetition_detection": {"max_pattern_size": 1, "min_pattern_size": 2}},
+            "repetition_detection",
+        ),
+        ({"prompt": "a", "stream": True, "prompt_logprobs": 1}, "prompt_logprobs"),
     ],
 )
 def test_bad_requests_are_refused_by_field(body: dict[str, Any], field: str) -> None:
@@ -103,3 +114,17 @@ def test_a_body_that_is_no_json_object_is_refused(content: bytes) -> None:
     reply = client_of(TableEngine()).post("/generate", content=content)
     assert reply.status_code == 400
     assert "JSON" in reply.json()["error"]["message"]
+
+
+def events_of(reply: Any) -> list[Any]:
+    lines = [line.removeprefix("data: ") for line in reply.text.splitlines() if line]
+    assert lines[-1] == "[DONE]"
+    return [json.loads(line) for line in lines[:-1]]
+
+
+def test_a_stream_says_each_choices_ids_and_logprobs() -> None:
+    reply = ask(TableEngine(version="3"), prompt="cd", max_tokens=2, n=2, logprobs=0, temperature=1.0, stream=True)
+    assert reply.headers["Content-Type"].startswith("text/event-stream")
+    row = [[{"4": pytest.approx(float(TABLE_VV[3, 4]))}], [{"5": pytest.approx(float(TABLE_VV[4, 5]))}]]
+    expected = {"token_ids": [4, 5], "logprobs": row, "finish_reason": "length", "stop_reason": None}
+    assert events_of(reply) == [{"index": index, "weight_version": 3, **expected} for index in (0, 1)]

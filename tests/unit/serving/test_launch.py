@@ -91,11 +91,21 @@ def test_local_models_and_roots(tmp_path: Path) -> None:
     assert variables["AGENTIC_OPD_WEIGHTS_ROOT"] == str(tmp_path.resolve())
 
 
+def test_the_longest_body_is_an_option_a_variable_or_the_default() -> None:
+    assert environment(parse_args(["m", "--max-body-mib", "64"]), {}, cpu=True)["AGENTIC_OPD_MAX_BODY_MIB"] == "64"
+    assert (
+        environment(parse_args(["m"]), {"AGENTIC_OPD_MAX_BODY_MIB": "2"}, cpu=True)["AGENTIC_OPD_MAX_BODY_MIB"] == "2"
+    )
+    assert "AGENTIC_OPD_MAX_BODY_MIB" not in environment(parse_args(["m"]), {}, cpu=True)
+
+
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
         ([], "MODEL"),
         (["m", "--port", "x"], "--port"),
+        (["m", "--max-body-mib", "0"], "--max-body-mib"),
+        (["m", "--max-body-mib", "many"], "--max-body-mib"),
         (["m", "--weights-root", "/nowhere"], "--weights-root"),
         (["m", "--seed", "1"], "go after --"),
         (["./no/such/model"], "there is no such directory"),

@@ -70,6 +70,7 @@ def test_what_is_no_checkpoint_of_the_model_is_refused(root: Path) -> None:
     (root / "empty").mkdir()
     (root / "broken").mkdir()
     (root / "broken" / "model.safetensors").write_bytes((root / "new" / "model.safetensors").read_bytes()[:-8])
+    (root / "circle").symlink_to("circle")
     checkpoint(root / "fewer", embed=WEIGHTS["embed"])
     checkpoint(root / "wider", embed=WEIGHTS["embed"], head=np.ones((8, 5), np.float32))
     engine = engine_of(root)
@@ -81,6 +82,11 @@ def test_what_is_no_checkpoint_of_the_model_is_refused(root: Path) -> None:
         ("fewer", "head: shape missing, expected [8, 4]"),
         ("wider", "head: shape [8, 5], expected [8, 4]"),
         ("\0", "null"),
+        ("x" * 5000, "too long"),
+        ("x/" * 2500, "too long"),
+        ("é" * 200, "too long"),
+        ("circle", "circle"),
+        ("circle/new", "circle"),
     ):
         reply = ask(engine, path=path)
         assert (reply.status_code, reply.json()["error"]["field"]) == (400, "path"), path

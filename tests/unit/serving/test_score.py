@@ -97,6 +97,63 @@ def test_sequences_of_one_answer_are_scored_by_the_same_weights() -> None:
 SEQUENCE = {"token_ids": IDS, "num_scored": 2}
 
 
+def post(engine: TableEngine, *sequences: dict[str, Any], top_k: int = 3) -> dict[str, Any]:
+    reply = client_of(engine).post("/v1/opd/score", json={"sequences": sequences, "top_k": top_k})
+    assert reply.status_code == 200, reply.text
+    return reply.json()
+
+
+def test_a_sequence_may_ask_for_other_top_logprobs() -> None:
+    results = post(TableEngine(), SEQUENCE, {**SEQUENCE, "top_k": 4}, {**SEQUENCE, "top_k": 1})["results"]
+    for result, top_k in zip(results, (3, 4, 1), strict=True):
+        check(result, IDS, 2, top_k)
+
+
+@pytest.mark.parametrize("known", ["0", "12"])
+def test_a_sequence_that_depends_on_the_weights_is_scored_by_others_only(known: str) -> None:
+    """Nothing is computed for it, and the engine is not asked, once the weights' version is known."""
+    engine = TableEngine(version=known)
+    client = client_of(engine)
+    body = {"sequences": [SEQUENCE, {**SEQUENCE, "unless_weight_version": int(known)}], "top_k": 3}
+    for passes in range(3):
+        engine.requests.clear()
+        reply = client.post("/v1/opd/score", json=body).json()
+        assert reply["weight_version"] == int(known)
+        check(reply["results"][0], IDS, 2, 3)
+        assert reply["results"][1] is None
+        if passes:
+            assert len(engine.requests) == 1
+    body["sequences"][1]["unless_weight_version"] = 99
+    for result in client.post("/v1/opd/score", json=body).json()["results"]:
+        check(result, IDS, 2, 3)
+
+
+def test_what_depends_on_the_weights_may_be_all_there_is() -> None:
+    only = {**SEQUENCE, "unless_weight_version": 12}
+    engine = TableEngine(version="12")
+    assert post(engine, only) == {"weight_version": 12, "results": [None]}
+    engine.version = "13"
+    reply = post(engine, only)
+    assert reply["weight_version"] == 13
+    check(reply["results"][0], IDS, 2, 3)
+
+
+def test_weights_that_come_in_between_decide_for_all_sequences() -> None:
+    """The first sequence is scored by version 7, then version 8 comes: both are scored again, by version 8."""
+
+    class Reloaded(TableEngine):
+        async def generate(self, *args: Any) -> Any:
+            async for output in super().generate(*args):
+                self.version = "8"
+                yield output
+
+    engine = Reloaded(version="7")
+    reply = post(engine, SEQUENCE, {**SEQUENCE, "unless_weight_version": 7})
+    assert reply["weight_version"] == 8
+    for result in reply["results"]:
+        check(result, IDS, 2, 3)
+
+
 @pytest.mark.parametrize(
     ("body", "field"),
     [
@@ -119,6 +176,10 @@ SEQUENCE = {"token_ids": IDS, "num_scored": 2}
         ({"sequences": [{**SEQUENCE, "num_scored": 0}], "top_k": 3}, "sequences[0].num_scored"),
         ({"sequences": [{**SEQUENCE, "num_scored": 7}], "top_k": 3}, "sequences[0].num_scored"),
         ({"sequences": [{"token_ids": IDS}], "top_k": 3}, "sequences[0].num_scored"),
+        ({"sequences": [SEQUENCE, {**SEQUENCE, "top_k": 5}], "top_k": 3}, "sequences[1].top_k"),
+        ({"sequences": [{**SEQUENCE, "top_k": 0}], "top_k": 3}, "sequences[0].top_k"),
+        ({"sequences": [{**SEQUENCE, "unless_weight_version": -1}], "top_k": 3}, "sequences[0].unless_weight_version"),
+        ({"sequences": [{**SEQUENCE, "unless_weight_version": "1"}], "top_k": 3}, "sequences[0].unless_weight_version"),
     ],
 )
 def test_bad_requests_are_refused_by_field(body: dict[str, Any], field: str) -> None:

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from agentic_opd.distill.teacher import SCORE_ROUTE
+
 from .fakes import TableEngine, app_of, client_of
 
 ROUTES = [
@@ -52,6 +54,7 @@ def test_info_says_what_is_served() -> None:
     info = client_of(TableEngine(version="3")).get("/v1/opd/info").json()
     assert (info["model"], info["max_model_len"], info["vocab_size"]) == ("policy", 16, 8)
     assert (info["max_logprobs"], info["weight_version"]) == (4, 3)
+    assert info["score_route"] == SCORE_ROUTE, "what the package asks for is what its plugin understands"
     assert info["plugin_version"]
     assert info["vllm_version"]
 

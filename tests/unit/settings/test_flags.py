@@ -1,3 +1,4 @@
+import argparse
 from enum import Enum
 from pathlib import Path
 from typing import Any, Literal, Optional, Union
@@ -6,7 +7,7 @@ import pytest
 from pydantic import SecretStr
 
 from agentic_opd.settings.fields import Url
-from agentic_opd.settings.flags import value_kind
+from agentic_opd.settings.flags import HelpFormatter, value_kind
 
 
 class Colour(Enum):
@@ -32,3 +33,11 @@ class Colour(Enum):
 )
 def test_help_says_what_a_value_looks_like(annotation: Any, kind: str) -> None:
     assert value_kind(annotation) == kind
+
+
+def test_help_folds_long_lines_and_keeps_short_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    parser = argparse.ArgumentParser(description=f"{'word ' * 20}\nA line.", formatter_class=HelpFormatter)
+    shown = parser.format_help().splitlines()
+    assert "A line." in shown
+    assert max(map(len, shown)) <= 60

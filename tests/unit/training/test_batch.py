@@ -5,12 +5,13 @@ from typing import Any
 import pytest
 import torch
 
-from agentic_opd.core.errors import AlignmentError
+from agentic_opd.core.errors import AlignmentError, ConfigError
 from agentic_opd.core.types import TurnOutcome
 from agentic_opd.training.batch import TrainBatch, make_batch
-from agentic_opd.training.losses import LossConfig, LossInputs, combined_loss
+from agentic_opd.training.config import LossConfig
+from agentic_opd.training.losses import LossInputs, combined_loss
 from agentic_opd.wire.checks import read_group
-from agentic_opd.wire.group import TurnRecord
+from agentic_opd.wire.group import ControlReading, ScoredGroup, TurnRecord
 
 
 def batch_of(*groups: dict[str, Any]) -> TrainBatch:
@@ -89,10 +90,13 @@ def test_in_the_rectangular_form_an_unscored_turn_adds_nothing_and_keeps_its_rl_
         student_BT=student,
         student_BTK=student[..., None],
         old_BT=batch.old_BT,
+        hinted_BT=batch.hinted_BT,
+        baseline_BT=batch.baseline_BT,
         teacher_BTK=batch.teacher_BTK,
         entries_BTK=batch.entries_BTK,
         sampled_BT=batch.sampled_BT,
         advantages_B=torch.ones(2),
+        step_scores_BT=batch.step_scores_BT,
     )
     unscored = batch.sampled_BT & ~batch.scored_BT
     distilled, _ = combined_loss(inputs, LossConfig(token_advantage=1.0, forward_kl=1.0, reverse_kl=1.0))
@@ -128,6 +132,76 @@ def test_what_is_misaligned_is_named(group: dict[str, Any], said: str) -> None:
 def test_an_empty_batch_is_refused() -> None:
     with pytest.raises(AlignmentError, match="no sequence"):
         make_batch([])
+
+
+def distilled(**changes: Any) -> dict[str, Any]:
+    """The first turn was read by other weights without a hint, and with a control hint that says nothing of token 7."""
+    control = ControlReading("neutral", "Look again.", (5,), ((-0.9, None, -1.1), (-0.6, -0.8)))
+    made = {"baseline_logprobs": (-0.45, -0.75), "control": control, "step_score": -1, **changes}
+    records = [
+        TurnRecord((3, 5), TurnOutcome.SCORED, None, **made),
+        TurnRecord((7, 8), TurnOutcome.VOTE_FAILED, None, step_score=1),
+    ]
+    return make_group(overrides=[{"opd": {"turns": [record.to_wire() for record in records]}}, {}])
+
+
+def test_gaps_are_measured_from_a_scored_turns_baseline_and_ratios_from_what_sampled() -> None:
+    batch = batch_of(distilled())
+    assert batch.old_BT[0].tolist() == pytest.approx([0, 0, 0, -0.5, -0.7, 0, 0, -0.2])
+    assert batch.baseline_BT[0].tolist() == pytest.approx([0, 0, 0, -0.45, -0.75, 0, 0, -0.2])
+    assert batch.hinted_BT[0].tolist() == pytest.approx([0, 0, 0, -0.4, -3.0, 0, 0, 0])
+    assert torch.equal(batch.baseline_BT[1], batch.old_BT[1])
+    assert batch.control_BTK is None
+    plain = batch_of(make_group())
+    assert torch.equal(plain.baseline_BT, plain.old_BT)
+
+
+def test_each_token_has_the_step_score_of_its_turn() -> None:
+    batch = batch_of(distilled())
+    assert batch.step_scores_BT[0].tolist() == [0, 0, 0, -1, -1, 0, 0, 1]
+    assert not batch.step_scores_BT[1].any()
+    assert not batch_of(distilled(step_score=None)).step_scores_BT[0, :7].any()
+
+
+def test_an_id_that_the_control_says_nothing_about_leaves_its_row() -> None:
+    batch = make_batch([read_group(distilled())], contrast=True)
+    assert batch.control_BTK is not None
+    assert batch.teacher_ids_BTK[0, 3:5].tolist() == [[10, 8, 0], [11, 9, 0]]
+    assert batch.entries_BTK[0, 3:5].tolist() == [[True, True, False]] * 2
+    torch.testing.assert_close(batch.teacher_BTK[0, 3:5], torch.tensor([[-0.4, -2.5, 0.0], [-3.0, -0.1, 0.0]]))
+    torch.testing.assert_close(batch.control_BTK[0, 3:5], torch.tensor([[-0.9, -1.1, 0.0], [-0.6, -0.8, 0.0]]))
+    torch.testing.assert_close(batch.control_BT[0], torch.tensor([0, 0, 0, -0.9, -0.6, 0, 0, 0]))
+    part = batch.rows([0]).after(2)
+    assert part.control_BTK is not None
+    assert part.control_BTK.shape == (1, 6, 3)
+
+
+LACKING = ControlReading("neutral", "Look again.", (5,), ((None, -1.0, -1.1), (-0.6, -0.8)))
+NARROW = ControlReading("neutral", "Look again.", (5,), ((-0.9, -1.0), (-0.6, -0.8)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "said"),
+    [
+        (
+            {"control": None},
+            ConfigError,
+            "group 0, sequence 0, position 3: .* not read .*Set env.control .* loss.contrast",
+        ),
+        ({"control": LACKING}, AlignmentError, "position 3: the control hint's reading lacks the sampled token 10"),
+        ({"control": NARROW}, AlignmentError, r"position 3.*row=3, control=2"),
+    ],
+)
+def test_readings_that_do_not_fit_their_turn_are_named(
+    changes: dict[str, Any], error: type[Exception], said: str
+) -> None:
+    with pytest.raises(error, match=said):
+        make_batch([ScoredGroup.from_wire(distilled(**changes))], contrast=True)
+
+
+def test_groups_of_other_programs_have_no_control() -> None:
+    with pytest.raises(ConfigError, match=r"env\.control"):
+        make_batch([read_group(make_group())], contrast=True)
 
 
 def test_parts_hold_every_sequence_once_and_little_padding() -> None:

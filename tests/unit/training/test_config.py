@@ -1,5 +1,6 @@
 """The trainer's settings: from a file and flags, every wrong one named, each described. Without torch."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -35,8 +36,15 @@ def read(path: Path, *flags: str) -> TrainerConfig:
     return read_config(arguments, misunderstood(unknown, parser))
 
 
-def test_the_demo_config_loads() -> None:
-    assert read(ROOT / "configs" / "train_demo.yaml").loss.token_advantage == 1.0
+PROVED = LossConfig(forward_kl=1.0, grpo=0.0)
+"""What docs/learning trained with: the mode opd, four passes of four minibatches, a rate that falls in a line."""
+
+
+@pytest.mark.parametrize("name", ["train_demo.yaml", "train_qwen3_gpu.yaml"])
+def test_the_shipped_configs_train_as_the_learning_result_did(name: str) -> None:
+    for config in (read(ROOT / "configs" / name), TrainerConfig(model="m")):
+        assert config.loss == PROVED
+        assert (config.epochs_per_batch, config.minibatches, config.lr_schedule) == (4, 4, "linear")
 
 
 def test_settings_come_from_a_file_and_then_from_flags(tmp_path: Path) -> None:
@@ -52,6 +60,46 @@ def test_a_part_of_the_loss_that_is_set_leaves_the_others_at_0(tmp_path: Path) -
     (tmp_path / "train.yaml").write_text("model: m\n")
     assert read(tmp_path / "train.yaml", "--loss.grpo", "2").loss == LossConfig(grpo=2.0)
     assert read(tmp_path / "train.yaml", "--loss", "{reverse_kl: 1}").loss == LossConfig(reverse_kl=1.0)
+    assert LossConfig(grpo=2.0).forward_kl == 0.0
+
+
+def test_a_loss_without_weights_has_the_default_parts(tmp_path: Path) -> None:
+    (tmp_path / "train.yaml").write_text("model: m\nloss: {gap_clip: 3}\n")
+    config = read(tmp_path / "train.yaml", "--loss.contrast")
+    assert config.loss == LossConfig(forward_kl=1.0, gap_clip=3.0, contrast=True)
+    assert LossConfig() == PROVED
+
+
+def resumed(saved: TrainerConfig | None, **settings: object) -> list[str]:
+    """What today's settings say to a checkpoint of these, which went through its file."""
+    config = TrainerConfig.model_validate({"model": "m", **settings})
+    return config.check_recipe(None if saved is None else json.loads(json.dumps(saved.recipe)))
+
+
+def test_a_resumed_run_goes_on_as_it_began_or_says_what_its_settings_change() -> None:
+    before = TrainerConfig(model="m", loss=LossConfig(grpo=1.0), minibatches=2)
+    assert resumed(before, loss={"grpo": 1.0}, minibatches=2) == []
+    differs = r"forward_kl was 0.0 and would be 1.0; loss.grpo was 1.0 and would be 0.0; .*Name loss and minibatches in"
+    with pytest.raises(ConfigError, match=differs):
+        resumed(before)
+    assert resumed(before, loss={"grpo": 1.0}, minibatches=3) == ["minibatches was 2 and is 3 now"]
+    assert resumed(TrainerConfig(model="m"), lr=1e-5) == []
+
+
+def test_a_checkpoint_is_not_compared_with_settings_that_came_later() -> None:
+    recipe = TrainerConfig(model="m").recipe
+    del recipe["loss.contrast"], recipe["lr"]
+    assert TrainerConfig(model="m").check_recipe(recipe) == []
+
+
+def test_a_checkpoint_of_before_is_resumed_once_the_settings_name_what_has_another_default() -> None:
+    with pytest.raises(ConfigError, match=r"loss.token_advantage was 1.0 .*; epochs_per_batch was 1 and would be 4"):
+        resumed(None)
+    with pytest.raises(ConfigError, match="Name epochs_per_batch and minibatches and lr_schedule in the settings"):
+        resumed(None, loss={"forward_kl": 1.0})
+    named = {"epochs_per_batch": 1, "minibatches": 1, "lr_schedule": "constant"}
+    (said,) = resumed(None, loss={"token_advantage": 1.0, "grpo": 1.0}, **named)
+    assert "divided by the sampled tokens now" in said
 
 
 @pytest.mark.parametrize(
@@ -59,7 +107,7 @@ def test_a_part_of_the_loss_that_is_set_leaves_the_others_at_0(tmp_path: Path) -
     [
         ("model: m\nlearning_rate: 1", "learning_rate is unknown"),
         ("model: m\nlr: -1\nbatch_size: 0", "(?s)batch_size.*lr|lr.*batch_size"),
-        ("model: m\nloss: {}", "one of the loss weights must be above 0"),
+        ("model: m\nloss: {forward_kl: 0}", "one of the loss weights must be above 0"),
         ("model: m\nwarmup_steps: 100", "must be below total_steps"),
         ("- a list", "must hold settings"),
         ("model: m\nbatch_sice: 4", "did you mean 'batch_size'"),

@@ -7,17 +7,17 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
+from agentic_opd.training.config import PARTS, LossConfig
 from agentic_opd.training.logprobs import selected_logprobs
 from agentic_opd.training.losses import (
-    LossConfig,
     LossInputs,
     clipped_surrogate,
     combined_loss,
+    contrast_target,
     forward_kl,
     group_advantages,
     importance_weights,
     jensen_shannon,
-    mean_of,
     reverse_kl,
     token_advantage,
 )
@@ -129,6 +129,10 @@ def test_gradients_are_those_of_finite_differences(divergence: object) -> None:
         assert float(leaf.grad.flatten()[index]) == pytest.approx(float((up - down) / 2e-2), abs=2e-3, rel=1e-2)
 
 
+STEP_SCORES = torch.zeros(B, T)
+STEP_SCORES[0, 2:4], STEP_SCORES[1, 5] = 1.0, -1.0
+
+
 def inputs(student: Tensor, **changes: Tensor) -> LossInputs:
     """Half of the positions sampled, a part of these scored; what does not count holds wild numbers."""
     teacher, _ = dense_rows(5)
@@ -142,15 +146,18 @@ def inputs(student: Tensor, **changes: Tensor) -> LossInputs:
         "student_BT": student[..., 0],
         "student_BTK": student.gather(-1, ids),
         "old_BT": torch.where(sampled, student[..., 0].detach() - 0.1, 1.0),
+        "hinted_BT": torch.where(entries[..., 0], teacher.gather(-1, ids)[..., 0], 77.0),
+        "baseline_BT": torch.where(entries[..., 0], student[..., 0].detach() - 0.2, -77.0),
         "teacher_BTK": torch.where(entries, teacher.gather(-1, ids), 77.0),
         "entries_BTK": entries,
         "sampled_BT": sampled,
         "advantages_B": torch.tensor([1.0, -1.0]),
+        "step_scores_BT": STEP_SCORES,
     }
     return LossInputs(**{**fields, **changes})
 
 
-ALL = LossConfig(token_advantage=1.0, forward_kl=1.0, reverse_kl=1.0, jensen_shannon=1.0, grpo=1.0)
+ALL = LossConfig(**dict.fromkeys(PARTS, 1.0))
 
 
 def test_unscored_positions_add_exactly_nothing() -> None:
@@ -184,12 +191,12 @@ def test_routing_leaves_scored_turns_to_distillation() -> None:
 def test_parts_of_a_step_add_up_to_the_whole() -> None:
     _, student = dense_rows()
     whole, _ = combined_loss(inputs(student), ALL)
-    counts = float(inputs(student).entries_BTK.any(-1).sum()), float(inputs(student).sampled_BT.sum())
+    count = float(inputs(student).sampled_BT.sum())
     halves = torch.zeros(())
     for row in range(B):
         every = inputs(student)
         part = LossInputs(*(getattr(every, name)[row : row + 1] for name in LossInputs.__dataclass_fields__))
-        halves = halves + combined_loss(part, ALL, *counts)[0]
+        halves = halves + combined_loss(part, ALL, count)[0]
     torch.testing.assert_close(halves, whole)
 
 
@@ -250,15 +257,97 @@ def test_a_token_that_was_learned_away_keeps_its_own_weight_and_takes_that_of_wh
     assert float(weights[0, 2:].max()) < 1e-8
 
 
-def test_mean_of_divides_by_what_counts() -> None:
-    values, mask = torch.tensor([[1.0, 3.0, 0.0]]), torch.tensor([[True, True, False]])
-    assert float(mean_of(values, mask)) == 2.0
-    assert float(mean_of(values, mask, count=8)) == 0.5
+@pytest.mark.parametrize("name", PARTS)
+def test_every_part_is_divided_by_the_sampled_positions(name: str) -> None:
+    """Twice as many sampled tokens that nothing is said about halve each part, whatever few positions it applies to."""
+    _, student = dense_rows()
+    few = inputs(student)
+    wider = {
+        field: torch.cat((getattr(few, field), torch.zeros_like(getattr(few, field))), 0 if field.endswith("_B") else 1)
+        for field in LossInputs.__dataclass_fields__
+    }
+    wider["advantages_B"] = few.advantages_B
+    wider["sampled_BT"] = torch.cat((few.sampled_BT, few.sampled_BT), 1)
+    config = LossConfig(**{name: 1.0}, route_by_turn=False)
+    once, twice = combined_loss(few, config)[0], combined_loss(LossInputs(**wider), config)[0]
+    assert float(once) != 0.0
+    if name != "grpo":
+        torch.testing.assert_close(twice, once / 2)
+    torch.testing.assert_close(combined_loss(few, config, 64.0)[0], once * float(few.sampled_BT.sum()) / 64.0)
+
+
+def test_the_step_reward_is_each_turns_own_score_as_its_tokens_advantage() -> None:
+    """Sampled 2 to 5; the turn at 2 and 3 of the first sequence has the score 1, that at 5 of the second -1."""
+    _, student = dense_rows()
+    leaf = student.clone().requires_grad_()
+    loss, parts = combined_loss(inputs(leaf), LossConfig(step_reward=1.0))
+    loss.backward()
+    assert leaf.grad is not None
+    touched = leaf.grad[..., 0]
+    ratio = math.exp(0.1)
+    assert torch.equal(touched != 0, STEP_SCORES != 0)
+    assert (touched.sign() == -STEP_SCORES).all()
+    assert parts["step_reward"] == pytest.approx(-ratio / 8, rel=1e-5)  # (-2 r + r) over 8 sampled positions
+    outside = torch.ones(B, T)
+    elsewhere, _ = combined_loss(inputs(student, step_scores_BT=outside), LossConfig(step_reward=1.0))
+    assert float(elsewhere) == pytest.approx(-ratio, rel=1e-5)  # Only sampled positions count.
+
+
+def rows_of(*logprobs: float) -> Tensor:
+    return torch.tensor([[logprobs]], dtype=torch.float64)
+
+
+def test_where_hint_and_control_say_the_same_the_target_is_the_policy_to_the_last_bit() -> None:
+    teacher, student = dense_rows()
+    ids, entries = teacher.topk(K).indices, inputs(student).entries_BTK
+    start, hinted = student.gather(-1, ids), teacher.gather(-1, ids)
+    target = contrast_target(start, hinted, hinted, entries, 5.0)
+    assert torch.equal(target, torch.where(entries, start, 0.0))
+    for divergence in DIVERGENCES:
+        leaf = start.clone().requires_grad_()
+        value = divergence(leaf, target, entries)
+        value.sum().backward()
+        assert value.abs().max() < 1e-7
+        assert leaf.grad is not None
+        assert leaf.grad.abs().max() < 1e-6
+
+
+def test_where_the_control_says_what_the_policy_says_the_target_is_the_teachers() -> None:
+    teacher, student = (x.double() for x in dense_rows())
+    ids, entries = teacher.topk(K).indices, torch.ones(B, T, K, dtype=torch.bool)
+    start, hinted = student.gather(-1, ids), teacher.gather(-1, ids)
+    torch.testing.assert_close(contrast_target(start, hinted, start, entries, 50.0), hinted)
+
+
+def test_the_target_moves_by_what_the_readings_differ_and_no_further_than_the_clip() -> None:
+    """Two tokens and a tail, q0 = (1/2, 1/4, 1/4). The second token's readings differ by 9, clipped to 2."""
+    start, hinted, control = rows_of(math.log(0.5), math.log(0.25)), rows_of(-2.0, -0.5), rows_of(-2.0, -9.5)
+    entries = torch.ones(1, 1, 2, dtype=torch.bool)
+    tails = [1 - math.exp(a) - math.exp(b) for a, b in ((-2.0, -0.5), (-2.0, -9.5))]
+    weights = [0.5, 0.25 * math.exp(2.0), 0.25 * tails[0] / tails[1]]
+    expected = [math.log(weight / sum(weights)) for weight in weights[:2]]
+    assert contrast_target(start, hinted, control, entries, 2.0)[0, 0].tolist() == pytest.approx(expected, abs=1e-12)
+
+
+def test_tails_that_are_rounding_say_nothing() -> None:
+    """Both rows hold all but a millionth; the ratio of what is left of 1 is whatever float32 makes of it."""
+    start, entries = rows_of(math.log(0.6)), torch.ones(1, 1, 1, dtype=torch.bool)
+    for hinted, control in ((-1e-6, -3e-7), (-1e-7, -4e-6), (0.0, -1e-5)):
+        target = contrast_target(start, rows_of(hinted), rows_of(control), entries, 5.0)
+        assert float(target) == pytest.approx(math.log(0.6), abs=1e-4)
 
 
 @pytest.mark.parametrize(
-    "wrong", [{}, {"grpo": -1.0}, {"grpo": 1.0, "gap_clip": 0.0}, {"grpo": 1.0, "beta": 1.0}], ids=str
+    "wrong",
+    [
+        {"forward_kl": 0.0},
+        {"grpo": -1.0},
+        {"gap_clip": 0.0},
+        {"grpo": 1.0, "beta": 1.0},
+        {"grpo": 1.0, "contrast": True},
+    ],
+    ids=str,
 )
 def test_bad_weights_are_refused(wrong: dict[str, float]) -> None:
-    with pytest.raises(ValidationError, match=r"above 0|greater than|less than"):
+    with pytest.raises(ValidationError, match=r"above 0|greater than|less than|contrast changes"):
         LossConfig(**wrong)  # type: ignore[arg-type]

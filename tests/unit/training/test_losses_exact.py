@@ -14,12 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from agentic_opd.training.config import PARTS, LossConfig
 from agentic_opd.training.logprobs import selected_logprobs
 from agentic_opd.training.losses import (
-    LossConfig,
     LossInputs,
     clipped_surrogate,
     combined_loss,
+    contrast_target,
     forward_kl,
     group_advantages,
     jensen_shannon,
@@ -139,14 +140,97 @@ def test_whatever_the_shape_a_divergence_is_that_of_the_bins(name: str, case: di
     assert (grad[~before_listed] == 0).all()
 
 
+def plain_target(start: Tensor, hinted: Tensor, control: Tensor, clip: float) -> Tensor:
+    """The contrast's target of whole bins [N], by its definition: q0 exp(clip(log p_h - log p_c)), normalised."""
+    shifts = [min(max(log(float(h)) - log(float(c)), -clip), clip) for h, c in zip(hinted, control, strict=True)]
+    weights = torch.tensor([float(q) * exp(shift) for q, shift in zip(start, shifts, strict=True)], dtype=torch.float64)
+    return weights / weights.sum() * start.sum()  # 1, or a millionth more: the least tail beside a whole vocabulary.
+
+
+def bins_of(row: Tensor, kept: Tensor, others: Tensor, least: float) -> Tensor:
+    tail = row.exp()[others].sum().clamp_min(least)
+    return torch.cat((row.exp()[kept], tail[None]))
+
+
+@pytest.mark.parametrize("name", OURS)
+@given(case=cases(), clip=st.sampled_from([0.3, 2.0, 5.0, 60.0]))
+def test_whatever_the_shape_the_contrast_is_that_of_the_bins(name: str, case: dict[str, Any], clip: float) -> None:
+    """The target, and the divergence of a policy that has moved on from q0."""
+    logits, hinted, ids, entries = rows_of(case)
+    B, T, V, _ = case["shape"]
+    start, control = (normal(case["seed"] + n, B, T, V).log_softmax(-1) for n in (5, 6))
+    rows = (start.gather(-1, ids), hinted.gather(-1, ids), control.gather(-1, ids))
+    target = contrast_target(*rows, entries, clip)
+    assert (target[~entries] == 0).all()
+    leaf = logits.clone().requires_grad_()
+    values = OURS[name](selected_logprobs(leaf, ids), target, entries)
+    (values * weights_of(values)).sum().backward()
+    again, listed = logits.clone().requires_grad_(), entries.any(-1)
+    expected = torch.zeros_like(values)
+    for b, t in listed.nonzero().tolist():
+        kept = ids[b, t][entries[b, t]]
+        others = torch.ones(V, dtype=torch.bool).index_fill(0, kept, False)
+        q0 = bins_of(start[b, t], kept, others, 1e-6)
+        p = plain_target(q0, *(bins_of(row[b, t], kept, others, 1e-4) for row in (hinted, control)), clip)
+        torch.testing.assert_close(target[b, t][entries[b, t]].exp(), p[:-1], **CLOSE)
+        assert (p.log() - q0.log()).abs().max() <= 2 * clip + 1e-9
+        if p[-1] < 1e-6 or not others.any():  # Below it a divergence takes the tail for 1e-6.
+            expected[b, t] = values[b, t].detach()
+            continue
+        now = again[b, t - 1].softmax(-1)
+        expected[b, t] = exact(name, p, torch.cat((now[kept], now[others].sum()[None])))
+    torch.testing.assert_close(values, expected, **CLOSE)
+    assert (values[~listed] == 0).all()
+    assert leaf.grad is not None
+    assert torch.isfinite(leaf.grad).all()
+    before_listed = torch.cat((listed[:, 1:], torch.zeros_like(listed[:, :1])), 1)
+    assert (leaf.grad[~before_listed] == 0).all()
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_the_gradient_of_the_contrast_is_that_of_the_definition_and_0_at_the_start_without_one(name: str) -> None:
+    """All tokens of a vocabulary of 9 but three are listed. The policy is q0 still, then it has moved."""
+    V, ids = 9, torch.arange(6).expand(1, 2, 6)
+    entries = torch.tensor([[[False] * 6, [True] * 6]])
+    start, hinted, control = (normal(n, 1, 2, V).log_softmax(-1) for n in (20, 21, 22))
+    rows = [row.gather(-1, ids) for row in (start, hinted, control)]
+    shifted = torch.cat((start[:, 1:], start[:, :1]), 1)  # As logits: position 0's are about position 1.
+    for by, other in ((0.0, rows[1]), (0.0, rows[2]), (0.7, rows[2])):
+        target = contrast_target(rows[0], rows[1], other, entries, 5.0)
+        leaf = (shifted + by * normal(23, 1, 2, V)).requires_grad_()
+        OURS[name](selected_logprobs(leaf, ids), target, entries).sum().backward()
+        assert leaf.grad is not None
+        if other is rows[1]:
+            assert leaf.grad.abs().max() < 1e-15
+            continue
+        again = leaf.detach().clone().requires_grad_()
+        now, p = again[0, 0].softmax(-1), target[0, 1].exp()
+        exact(name, torch.cat((p, 1 - p.sum()[None])), torch.cat((now[:6], now[6:].sum()[None]))).backward()
+        torch.testing.assert_close(leaf.grad, again.grad, **CLOSE)
+
+
+def test_over_all_tokens_the_contrasted_advantage_is_the_gradient_of_the_contrasted_reverse_divergence() -> None:
+    """Where the policy is q0 still: sum_v q_v A_v grad log q_v, with A = log p_h - log p_c."""
+    V = 13
+    logits, hinted, control = normal(30, V) * 2, *((normal(n, V)).log_softmax(-1) for n in (31, 32))
+    leaf = logits.clone().requires_grad_()
+    student, everywhere = leaf.log_softmax(-1)[None], torch.ones(1, V, dtype=torch.bool)
+    gaps = token_advantage(hinted[None], control[None], everywhere, gap_clip=100.0)
+    (clipped_surrogate(student, student.detach(), gaps, everywhere) * student.detach().exp()).sum().backward()
+    dense = logits.clone().requires_grad_()
+    start = logits.log_softmax(-1)
+    exact("reverse_kl", (start + hinted - control).softmax(-1), dense.softmax(-1)).backward()
+    torch.testing.assert_close(leaf.grad, dense.grad, **CLOSE)
+
+
 @given(case=cases(), route=st.booleans())
 def test_whatever_the_shape_unscored_positions_add_exactly_nothing(case: dict[str, Any], route: bool) -> None:
     """The whole sum, from logits, with garbage wherever nothing counts: the loss and its gradient do not see it."""
     logits, teacher, ids, entries = rows_of(case)
     B, T, _, _ = case["shape"]
     sampled = (torch.arange(T) < torch.tensor(case["lengths"])[:, None]) & (torch.arange(T) > 0)
-    weights = dict.fromkeys(("token_advantage", "forward_kl", "reverse_kl", "jensen_shannon", "grpo"), 1.0)
-    config = LossConfig(**weights, route_by_turn=route)
+    config = LossConfig(**dict.fromkeys(PARTS, 1.0), route_by_turn=route)
+    step_scores = normal(case["seed"] + 4, B, T).sign()
     results = []
     for garbage in (0.0, 77.0):
         leaf = logits.clone().requires_grad_()
@@ -155,10 +239,13 @@ def test_whatever_the_shape_unscored_positions_add_exactly_nothing(case: dict[st
             student_BT=rows[..., 0],
             student_BTK=torch.where(entries, rows, rows + garbage),
             old_BT=torch.where(sampled, rows[..., 0].detach() - 0.05, garbage),
+            hinted_BT=torch.where(entries[..., 0], teacher.gather(-1, ids)[..., 0], garbage),
+            baseline_BT=torch.where(entries[..., 0], rows[..., 0].detach() - 0.1, -garbage),
             teacher_BTK=torch.where(entries, teacher.gather(-1, ids), garbage),
             entries_BTK=entries,
             sampled_BT=sampled,
             advantages_B=normal(case["seed"] + 3, B),
+            step_scores_BT=torch.where(sampled, step_scores, garbage),
         )
         loss, _ = combined_loss(inputs, config)
         loss.backward()
@@ -203,7 +290,8 @@ def test_the_surrogate_and_grpo_by_hand() -> None:
     student = old + torch.tensor([[2.0], [0.5]], dtype=torch.float64).log()
     there = torch.ones(2, 1, dtype=torch.bool)
     none = torch.zeros(2, 1, 1, dtype=torch.bool)
-    inputs = LossInputs(student, student[..., None], old, old[..., None], none, there, advantages)
+    zeros = torch.zeros_like(old)
+    inputs = LossInputs(student, student[..., None], old, zeros, zeros, old[..., None], none, there, advantages, zeros)
     loss, parts = combined_loss(inputs, LossConfig(grpo=1.0))
     assert float(loss) == pytest.approx(-0.2 * 0.5 / 0.5001, abs=1e-12)
     assert parts["grpo"] == float(loss)
@@ -217,10 +305,13 @@ def test_a_weight_multiplies_the_divergence_of_a_stale_row_by_hand() -> None:
         student_BT=q[..., 0],
         student_BTK=q,
         old_BT=q[..., 0] + 0.5,
+        hinted_BT=p[..., 0],
+        baseline_BT=q[..., 0],
         teacher_BTK=p,
         entries_BTK=torch.ones(1, 2, 2, dtype=torch.bool),
         sampled_BT=there,
         advantages_B=torch.zeros(1, dtype=torch.float64),
+        step_scores_BT=torch.zeros(1, 2, dtype=torch.float64),
     )
     loss, _ = combined_loss(inputs, LossConfig(forward_kl=2.0))
     assert float(loss) == pytest.approx((1 + exp(-0.5)) * BY_HAND["forward_kl"], abs=1e-12)

@@ -8,26 +8,27 @@ import pytest
 import torch
 from torch import Tensor
 
+from agentic_opd.core.types import TurnOutcome
 from agentic_opd.training.batch import TrainBatch, make_batch
+from agentic_opd.training.config import PARTS, LossConfig
 from agentic_opd.training.losses import (
-    LossConfig,
     LossInputs,
     clipped_surrogate,
     combined_loss,
+    contrast_target,
     forward_kl,
     group_advantages,
     jensen_shannon,
     reverse_kl,
     token_advantage,
 )
-from agentic_opd.wire.group import ScoredGroup
+from agentic_opd.wire.group import ControlReading, ScoredGroup, TurnRecord
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "losses.md").read_text()
 SPAN = slice(4, 7)
-CONFIG = LossConfig(
-    token_advantage=1.0, forward_kl=1.0, reverse_kl=1.0, jensen_shannon=1.0, grpo=1.0, route_by_turn=False
-)
+CONTRAST = "contrast at position"
+CONFIG = LossConfig(**dict.fromkeys(PARTS, 1.0), route_by_turn=False)
 
 
 def numbers(cell: str) -> list[float]:
@@ -65,7 +66,11 @@ def page_batch() -> tuple[TrainBatch, Tensor]:
     group = {name: [value] * 4 for name, value in sequence.items()}
     now = torch.tensor([spread(row("student now", "position"), [0.0] * 3)])
     group["scores"] = [*numbers(scores[0]), float(scores[1])]
-    return make_batch([ScoredGroup.from_wire(group)]), now
+    (step_score,) = re.findall(r"\(`step_score`\) is (-?\d)\.", PAGE)
+    control = ControlReading("neutral", "", (), tuple(map(tuple, row("control", CONTRAST))))
+    record = TurnRecord((4, 7), TurnOutcome.SCORED, "tool", step_score=int(step_score), control=control)
+    group["overrides"] = [{"opd": {"turns": [record.to_wire()]}}] * 4
+    return make_batch([ScoredGroup.from_wire(group)], contrast=True), now
 
 
 def page_inputs() -> LossInputs:
@@ -75,10 +80,13 @@ def page_inputs() -> LossInputs:
         student_BT=now[..., 0],
         student_BTK=now,
         old_BT=first.old_BT,
+        hinted_BT=first.hinted_BT,
+        baseline_BT=first.baseline_BT,
         teacher_BTK=first.teacher_BTK,
         entries_BTK=first.entries_BTK,
         sampled_BT=first.sampled_BT,
         advantages_B=group_advantages(batch.scores_B, batch.groups_B)[:1],
+        step_scores_BT=first.step_scores_BT,
     )
 
 
@@ -98,16 +106,17 @@ def test_the_inputs_are_those_of_the_page() -> None:
 def test_values_at_each_position() -> None:
     x = page_inputs()
     scored, rows = x.entries_BTK.any(-1), (x.student_BTK, x.teacher_BTK, x.entries_BTK)
-    gaps = token_advantage(x.teacher_BTK[..., 0], x.old_BT, scored, CONFIG.gap_clip)
+    gaps = token_advantage(x.hinted_BT, x.baseline_BT, scored, CONFIG.gap_clip)
     ratio = (x.student_BT - x.old_BT).exp()
     values = {
-        "gap: teacher - `inference_logprobs`": gaps,
+        "gap: teacher - baseline": gaps,
         "ratio: exp(student now - `inference_logprobs`)": ratio,
         "`token_advantage`": clipped_surrogate(x.student_BT, x.old_BT, gaps, scored),
         "`forward_kl`": forward_kl(*rows),
         "`reverse_kl`": reverse_kl(*rows),
         "`jensen_shannon`": jensen_shannon(*rows),
         "`grpo`": clipped_surrogate(x.student_BT, x.old_BT, x.advantages_B[:, None].expand(1, 8), x.sampled_BT),
+        "`step_reward`": clipped_surrogate(x.student_BT, x.old_BT, x.step_scores_BT, x.sampled_BT),
     }
     for name, values_BT in values.items():
         check(name, "value at position", values_BT[0, SPAN])
@@ -133,6 +142,47 @@ def test_the_bins_of_position_5_add_up_to_the_divergences() -> None:
     assert float(lines["q (log q - log p)"].sum()) == pytest.approx(
         flat("`reverse_kl`", "value at position")[1], abs=1e-4
     )
+
+
+def page_target() -> tuple[Tensor, TrainBatch]:
+    """The contrast's target, and the batch that it is made from."""
+    batch, _ = page_batch()
+    first = batch.rows([0])
+    assert first.control_BTK is not None
+    start = torch.tensor([spread(row("student at the start", CONTRAST), [0.0] * 3)])
+    target = contrast_target(start, first.teacher_BTK, first.control_BTK, first.entries_BTK, CONFIG.gap_clip)
+    assert torch.equal(target[0, 6], start[0, 6])  # Hint and control say the same there.
+    return target, first
+
+
+def test_contrasted_values_at_each_position() -> None:
+    x, (target, batch) = page_inputs(), page_target()
+    scored, rows = x.entries_BTK.any(-1), (x.student_BTK, target, x.entries_BTK)
+    gaps = token_advantage(batch.hinted_BT, batch.control_BT, scored, CONFIG.gap_clip)
+    values = {
+        "teacher - control": gaps,
+        "`token_advantage`": clipped_surrogate(x.student_BT, x.old_BT, gaps, scored),
+        "`forward_kl`": forward_kl(*rows),
+        "`reverse_kl`": reverse_kl(*rows),
+        "`jensen_shannon`": jensen_shannon(*rows),
+    }
+    for name, values_BT in values.items():
+        check(name, CONTRAST, values_BT[0, SPAN])
+        assert (values_BT[0, [0, 1, 2, 3, 7]] == 0).all(), name
+
+
+def test_the_bins_of_the_contrast_by_plain_arithmetic() -> None:
+    def bins(name: str, below: str) -> Tensor:
+        listed = torch.tensor(row(name, below)[1], dtype=torch.float64).exp()
+        return torch.cat((listed, 1 - listed.sum()[None]))
+
+    start, control = bins("student at the start", CONTRAST), bins("control", CONTRAST)
+    shift = bins("`distill_logprobs`", "position").log() - control.log()
+    target = start * shift.exp() / (start * shift.exp()).sum()
+    lines = {"student at the start q0": start, "log p_hint - log p_control": shift, "target p*": target}
+    for name, values in lines.items():
+        check(name, "bin of the contrast at 5", values)
+    torch.testing.assert_close(page_target()[0][0, 5].exp().double(), target[:3], atol=1e-6, rtol=1e-5)
 
 
 def test_the_means() -> None:

@@ -6,13 +6,15 @@ from typing import Any
 import pytest
 import torch
 
+from agentic_opd.core.types import TurnOutcome
 from agentic_opd.training import batch as batches
 from agentic_opd.training.batch import TrainBatch
-from agentic_opd.training.config import TrainerConfig
-from agentic_opd.training.losses import LossConfig
+from agentic_opd.training.config import LossConfig, TrainerConfig
+from agentic_opd.training.logprobs import selected_logprobs
+from agentic_opd.training.losses import contrast_target
 from agentic_opd.training.model import logits_after, logits_of
-from agentic_opd.training.step import mean_metrics, train_step
-from agentic_opd.wire.group import ScoredGroup
+from agentic_opd.training.step import mean_metrics, take_out_control, train_step
+from agentic_opd.wire.group import ControlReading, ScoredGroup, TurnRecord
 
 PROMPT = [1, 2, 3, 4, 5, 6]
 
@@ -78,6 +80,7 @@ LOSSES = {
     "distillation": LossConfig(forward_kl=1.0),
     "grpo": LossConfig(grpo=1.0, route_by_turn=False),
     "both, by turn": LossConfig(token_advantage=1.0, grpo=1.0),
+    "step reward": LossConfig(step_reward=1.0),
 }
 
 
@@ -88,7 +91,9 @@ def partly_scored() -> TrainBatch:
         groups[0][name][1] = [[] for _ in groups[0][name][1]]
         groups[1][name][1][-1] = []
     groups[1]["scores"] = [0.7, 0.7]
-    return make_batch(groups)
+    batch = make_batch(groups)
+    batch.step_scores_BT[1, 7:9] = 1.0
+    return batch
 
 
 @pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES.keys())
@@ -120,6 +125,8 @@ def test_the_metrics_of_several_updates_count_every_token_alike() -> None:
     assert mean_metrics([few]) == few
     nothing = {"loss": 0.0, "scored_tokens": 0.0}
     assert mean_metrics([nothing, nothing]) == nothing
+    contrasted = [{**few, "contrast_mean": 8.0}, {**many, "contrast_mean": 4.0}]
+    assert mean_metrics(contrasted)["contrast_mean"] == 5.0
     drifted = {"loss": 2.0, "scored_tokens": 1.0, "gap_mean": 1.0, "logprob_drift": 0.5}
     assert mean_metrics([nothing, drifted]) == {**drifted, "loss": 1.0}
 
@@ -144,3 +151,63 @@ def test_what_is_sampled_is_no_prompt() -> None:
 def test_checkpointing_and_a_shared_prompt_exclude_each_other() -> None:
     with pytest.raises(ValueError, match="set share_prompt to false"):
         TrainerConfig(model="tiny", gradient_checkpointing=True)
+
+
+def controlled(control: tuple[float, float]) -> TrainBatch:
+    """Every sampled token is of a scored turn, whose row the control hint reads so."""
+    groups = make_groups()
+    for group in groups:
+        group["overrides"] = []
+        for mask in group["masks"]:
+            span = (next(i for i, token in enumerate(mask) if token != -100), len(mask))
+            reading = ControlReading("neutral", "Look again.", (9,), (control,) * (span[1] - span[0]))
+            record = TurnRecord(span, TurnOutcome.SCORED, "tool", control=reading)
+            group["overrides"].append({"opd": {"turns": [record.to_wire()]}})
+    return batches.make_batch([ScoredGroup.from_wire(group) for group in groups], contrast=True)
+
+
+CONTRAST = LossConfig(forward_kl=1.0, contrast=True)
+
+
+@pytest.mark.parametrize("share_prompt", [False, True])
+@pytest.mark.parametrize("micro_tokens", [8, 1000])
+def test_the_contrasts_target_starts_from_the_policy_as_it_is(share_prompt: bool, micro_tokens: int) -> None:
+    batch, model = controlled((-2.0, -1.0)), make_model()
+    config = TrainerConfig(model="tiny", loss=CONTRAST, share_prompt=share_prompt, micro_tokens=micro_tokens)
+    made = take_out_control(model, batch, config, "cpu")
+    assert model.training
+    assert made.control_BTK is None
+    assert batch.control_BTK is not None
+    with torch.no_grad():
+        logits = logits_of(model, batch.tokens_BT, batch.attended_BT, "fp32")
+    start = selected_logprobs(logits, batch.teacher_ids_BTK)
+    expected = contrast_target(start, batch.teacher_BTK, batch.control_BTK, batch.entries_BTK, 5.0)
+    torch.testing.assert_close(made.teacher_BTK, expected, atol=1e-5, rtol=1e-5)
+    assert (made.teacher_BTK - batch.teacher_BTK)[batch.entries_BTK].abs().min() > 0.1
+
+
+def test_a_control_that_says_what_the_hint_says_leaves_no_gradient() -> None:
+    for divergence in ("forward_kl", "reverse_kl", "jensen_shannon"):
+        norms = []
+        for control in ((-1.0, -2.0), (-2.0, -1.0)):
+            model = make_model()
+            config = TrainerConfig(model="tiny", loss=LossConfig(**{divergence: 1.0, "contrast": True}))
+            batch = take_out_control(model, controlled(control), config, "cpu")
+            metrics = train_step(model, torch.optim.SGD(model.parameters()), batch, config, "cpu")
+            norms.append(metrics["grad_norm"])
+            assert metrics["contrast_mean"] == pytest.approx(-1.0 - control[0])
+            assert metrics["gap_mean"] == pytest.approx(2.0)
+        assert norms[0] < 1e-6
+        assert norms[1] > 1e-2
+
+
+def test_the_contrasted_token_advantage_takes_the_control_for_its_baseline() -> None:
+    config = TrainerConfig(model="tiny", loss=LossConfig(token_advantage=1.0, contrast=True))
+    norms = []
+    for control in ((-1.0, -2.0), (-2.0, -1.0)):
+        model = make_model()
+        batch = take_out_control(model, controlled(control), config, "cpu")
+        assert batch.control_BTK is None
+        norms.append(train_step(model, torch.optim.SGD(model.parameters()), batch, config, "cpu")["grad_norm"])
+    assert norms[0] == 0.0
+    assert norms[1] > 1e-2

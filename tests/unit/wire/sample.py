@@ -34,6 +34,26 @@ UNSCORED = {
     "hint_token_ids": [],
     "insert_at": None,
 }
+CONTROL = {
+    "kind": "other",
+    "hint": "Return the list in reverse.",
+    "hint_token_ids": [72],
+    "logprobs": [[-0.4, -2.0], [-1.25, None]],
+}
+KNOWN_MORE = {
+    **SCORED,
+    "evidence": ["tool", "later"],
+    "question": "What does the next state show?",
+    "step_votes": [1, None, 0, -1, 1],
+    "truncated": True,
+    "baseline_logprobs": [-0.75, -1.25],
+    "unhinted_logprobs": [-0.5, -0.5],
+    "control": CONTROL,
+    "step_score": 1,
+    "weight_version": 3,
+    "scored_version": 4,
+}
+"""The scored turn with every field that a record may have."""
 IDS = [[], [], [], [10, 7], [11, 8], [], [], []]
 LOGPROBS = [[], [], [], [-0.1, -3.0], [-0.2, -2.5], [], [], []]
 CHAT = [{"role": role, "content": ""} for role in ("system", "user", "assistant", "tool", "assistant")]
@@ -53,6 +73,16 @@ def group() -> dict[str, Any]:
     whole: dict[str, Any] = {name: [copy.deepcopy(value), copy.deepcopy(value)] for name, value in one.items()}
     outcomes = {"scored": 2, "vote_failed": 2, "leaked": 0}
     return {**whole, "group_overrides": {"task_id": "t", "opd": {"distill_topk": 2, "outcomes": outcomes}}}
+
+
+def known_more() -> dict[str, Any]:
+    """The group, with every field that its records may have."""
+    one = group()
+    about = {"hint_placement": "end", "noise_floor": 2e-06, "gap_baseline": "teacher", "hint_source": "judge"}
+    one["group_overrides"]["opd"] |= about
+    for overrides in one["overrides"]:
+        overrides["opd"]["turns"] = copy.deepcopy([KNOWN_MORE, {**UNSCORED, "weight_version": 3}])
+    return one
 
 
 def k_1_group() -> dict[str, Any]:

@@ -9,8 +9,9 @@ import pytest
 
 from agentic_opd.core.errors import WireError
 from agentic_opd.wire.checks import GroupChecker, read_group
+from agentic_opd.wire.group import ContextTurn
 
-from .sample import CHAT, HINT, IDS, SCORED, TOKENS, group, k_1_group
+from .sample import CHAT, HINT, IDS, KNOWN_MORE, SCORED, TOKENS, UNSCORED, group, k_1_group, known_more
 
 
 def violations(*groups: Any) -> list[str]:
@@ -233,7 +234,125 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 ODD = (None, True, 2**70, float("nan"), "x", [[1]], {"a": 1})
 
 
-@pytest.mark.parametrize("make", [group, k_1_group])
+def test_records_may_hold_more_and_all_of_it_is_written_again() -> None:
+    assert violations(known_more()) == []
+    read, _ = GroupChecker().read(known_more())
+    assert read is not None
+    assert read.to_wire() == known_more()
+    assert read.rollouts[0].baseline_T[3:5] == [-0.75, -1.25]
+
+
+def k_1_known_more() -> dict[str, Any]:
+    one = k_1_group()
+    for overrides in one["overrides"]:
+        record = copy.deepcopy(KNOWN_MORE)
+        record["control"]["logprobs"] = [[-0.4], [-1.25]]
+        overrides["opd"]["turns"] = [record, UNSCORED]
+    return one
+
+
+def test_a_control_of_rows_of_one_entry() -> None:
+    assert violations(k_1_known_more()) == []
+
+
+VERSION = "expected a whole number, at least 0"
+READING = "expected 2 finite numbers of at most 0, one a token of the span"
+ROWS = "control: logprobs: expected finite numbers of at most 0 or null, and never null first"
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "expected"),
+    [
+        ("evidence", "tool", "evidence: 'tool', expected some of tool, user, later, verdict, each once"),
+        ("evidence", ["tool", "tool"], "each once"),
+        ("evidence", ["hidden"], "each once"),
+        ("evidence", [1], "each once"),
+        ("question", None, "question: None, expected a text"),
+        ("step_votes", 1, "step_votes: 1, expected a list of 1, 0, -1 and null"),
+        ("step_votes", [2], "expected a list of 1, 0, -1 and null"),
+        ("step_votes", [True], "expected a list of 1, 0, -1 and null"),
+        ("step_votes", [-1, 0], "step_score: 1, but no vote says so"),
+        ("step_score", None, "step_score: None, expected 1, 0 or -1"),
+        ("step_score", 2, "step_score: 2, expected 1, 0 or -1"),
+        ("step_score", True, "step_score: True, expected 1, 0 or -1"),
+        ("truncated", 1, "truncated: 1, expected true or false"),
+        ("weight_version", -1, f"weight_version: -1, {VERSION}"),
+        ("weight_version", 1.5, f"weight_version: 1.5, {VERSION}"),
+        ("scored_version", None, f"scored_version: None, {VERSION}"),
+        ("baseline_logprobs", None, f"baseline_logprobs: {READING}"),
+        ("baseline_logprobs", [-0.5], f"baseline_logprobs: {READING}"),
+        ("baseline_logprobs", [-0.5, 0.01], f"baseline_logprobs: {READING}"),
+        ("baseline_logprobs", [-0.5, None], f"baseline_logprobs: {READING}"),
+        ("unhinted_logprobs", [-0.5, float("nan")], f"unhinted_logprobs: {READING}"),
+        ("unhinted_logprobs", [-0.5, "x"], f"unhinted_logprobs: {READING}"),
+        ("control", None, "control: kind None is none of neutral, other, same_task"),
+    ],
+)
+def test_further_fields_hold_what_they_may(field: str, value: Any, expected: str) -> None:
+    bad = known_more()
+    bad["overrides"][1]["opd"]["turns"][0][field] = value
+    found = violations(bad)
+    assert expected in found[0]
+    assert found[0].startswith("line 1, sequence 1, turn 0: ")
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "expected"),
+    [
+        ("kind", "own", "turn 0: control: kind 'own' is none of neutral, other, same_task"),
+        ("kind", [], "turn 0: control: kind [] is none of"),
+        ("hint", "", "turn 0: control: hint '', expected a text"),
+        ("hint", HINT, "turn 0: control: its hint is the turn's own"),
+        ("hint_token_ids", [], "turn 0: control: hint_token_ids: expected token ids, at least one"),
+        ("hint_token_ids", [-1], "turn 0: control: hint_token_ids: expected token ids, at least one"),
+        ("logprobs", [[-0.4, -2.0]], "turn 0: control: logprobs: expected 2 rows, one a token of the span, got 1"),
+        ("logprobs", [[-0.4, -2.0], []], ROWS),
+        ("logprobs", [[-0.4, -2.0], 3], ROWS),
+        ("logprobs", [[-0.4, -2.0], [None, -1.0]], ROWS),
+        ("logprobs", [[-0.4, -2.0], [-1.0, "x"]], ROWS),
+        ("logprobs", [[-0.4, -2.0], [-1.0, 0.5]], ROWS),
+        ("logprobs", [[-0.4], [-1.0, None]], "position 3: control: expected 2 entries, those of the row, got 1"),
+        ("logprobs", [[-0.4, -2.0], [-0.1, -0.1]], "position 4: control: probabilities sum to 1.80"),
+    ],
+)
+def test_a_control_stands_beside_the_rows(field: str, value: Any, expected: str) -> None:
+    bad = known_more()
+    bad["overrides"][1]["opd"]["turns"][0]["control"][field] = value
+    assert expected in violations(bad)[0]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("baseline_logprobs", [-0.5, -0.5]),
+        ("unhinted_logprobs", [-0.5, -0.5]),
+        ("scored_version", 3),
+        ("control", KNOWN_MORE["control"]),
+    ],
+)
+def test_only_scored_turns_have_readings(field: str, value: Any) -> None:
+    bad = known_more()
+    bad["overrides"][1]["opd"]["turns"][1][field] = value
+    assert violations(bad) == [f"line 1, sequence 1, turn 1: {field}: does not go with outcome 'vote_failed'"]
+
+
+def test_the_group_says_how_its_gaps_came_about() -> None:
+    for name in ("gap_baseline", "hint_source"):
+        bad = group()
+        bad["group_overrides"]["opd"][name] = "x"
+        assert f"group_overrides: {name} 'x' is none of" in violations(bad)[0]
+
+
+def test_without_hints_no_scored_turn_has_hint_tokens() -> None:
+    one = group()
+    one["group_overrides"]["opd"]["hint_source"] = "none"
+    assert "turn 0: hint_token_ids: there, with hint_source none, but the turn is scored" in violations(one)[0]
+    for overrides in one["overrides"]:
+        overrides["opd"]["turns"] = [{**SCORED, "hint_token_ids": [], "insert_at": None}, UNSCORED]
+    assert violations(one) == []
+
+
+@pytest.mark.parametrize("make", [group, k_1_group, known_more, k_1_known_more])
 def test_whatever_stands_in_a_place_is_a_problem_or_a_group(make: Callable[[], dict[str, Any]]) -> None:
     for place in places(make())[1:]:
         for odd in ODD:
@@ -241,3 +360,45 @@ def test_whatever_stands_in_a_place_is_a_problem_or_a_group(make: Callable[[], d
             change(*place, to=odd)(bad)
             read, problems = GroupChecker().read(bad)
             assert read is not None or problems, (place, odd)
+
+
+def conversation() -> dict[str, Any]:
+    """The group, as a gateway writes it: the first assistant's message of each sequence is context."""
+    one = group()
+    for index, overrides in enumerate(one["overrides"]):
+        one["messages"][index].insert(2, {"role": "assistant", "content": "elsewhere"})
+        overrides["opd"]["context_turns"] = [{"message": 2, "why": "altered_sampling", "altered": ["top_p"]}]
+        overrides["reward"] = None
+    one["group_overrides"]["session_id"] = "mine"
+    return one
+
+
+def test_a_conversations_context_turns_are_read_and_written_again() -> None:
+    read, problems = GroupChecker().read(conversation())
+    assert problems == []
+    assert read is not None
+    written, expected = read.to_wire(), conversation()
+    assert (written["overrides"], written["messages"]) == (expected["overrides"], expected["messages"])
+    assert read.session_id == "mine"
+    (first, _) = read.rollouts
+    assert (first.is_rewarded, first.reward) == (False, None)
+    assert first.context_turns == (ContextTurn(2, "altered_sampling", ("top_p",)),)
+
+
+@pytest.mark.parametrize(
+    ("entries", "expected"),
+    [
+        ([], "2 records for 3 assistant messages"),
+        ([{"message": 1, "why": "side"}], "messages [1] are not the assistant's"),
+        ([{"message": 2, "why": "side"}] * 2, "stand twice"),
+        ([{"message": 2, "why": "side"}, {"message": 3, "why": "side"}], "2 records and 2 context turns for 3"),
+        ([{"message": 2, "why": "tired"}], "context turn 0: a context turn can't be read"),
+        ([{"message": "2", "why": "side"}], "context turn 0: a context turn can't be read"),
+        ([7], "context turn 0: a context turn can't be read"),
+        ({}, "opd context_turns: expected a list, got dict"),
+    ],
+)
+def test_each_message_of_the_assistants_has_a_record_or_is_context(entries: Any, expected: str) -> None:
+    one = conversation()
+    one["overrides"][0]["opd"]["context_turns"] = entries
+    assert any(expected in problem.at("line 1") for problem in GroupChecker().read(one).problems)

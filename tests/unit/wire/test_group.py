@@ -4,12 +4,14 @@ import json
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from agentic_opd.core.errors import WireError
 from agentic_opd.core.types import TurnOutcome
 from agentic_opd.wire.checks import GroupChecker
 from agentic_opd.wire.counts import RolloutCounts, RunCounts, TurnCounts
-from agentic_opd.wire.group import ScoredGroup, VerdictCounts
+from agentic_opd.wire.group import ScoredGroup, TurnRecord, VerdictCounts, gap_baseline_T
 
 HINT = "Check divisibility by 15 first."
 
@@ -50,6 +52,39 @@ def test_a_line_written_before_reads_and_writes_the_same() -> None:
     assert (one.checks, one.num_turns, one.stop_reason) == (VerdictCounts("ran", 1, 2), 2, "finished")
     assert (group.item_id, group.task_id, group.weight_version) == ("t#0", "t", 3)
     assert one.row_positions == [3, 4]
+
+
+def test_gaps_are_measured_from_the_baselines_of_the_turns_that_have_one() -> None:
+    line = json.loads(written_before())
+    assert list(ScoredGroup.from_wire(line).rollouts[0].baseline_T) == line["inference_logprobs"][0]
+    line["overrides"][0]["opd"]["turns"][0]["baseline_logprobs"] = [-0.75, -1.25]
+    one = ScoredGroup.from_wire(line).rollouts[0]
+    assert list(one.baseline_T) == [1.0, 1.0, 1.0, -0.75, -1.25, -0.25]
+    assert list(one.logprobs_T) == [1.0, 1.0, 1.0, -0.5, -1.5, -0.25]
+
+
+TURNS = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 3), st.booleans()), max_size=5)
+"""Turns one behind the other: positions before it, its length, and whether it has a baseline."""
+
+
+@given(TURNS)
+def test_a_baseline_is_as_long_as_the_tokens_and_differs_in_its_spans_only(turns: list[tuple[int, int, bool]]) -> None:
+    records: list[TurnRecord] = []
+    expected: list[float] = []
+    for before, length, has_baseline in turns:
+        start, end = len(expected) + before, len(expected) + before + length
+        baseline = (-2.0,) * length if has_baseline else None
+        records.append(TurnRecord((start, end), TurnOutcome.SCORED, "tool", baseline_logprobs=baseline))
+        expected += [-1.0] * before + [-2.0 if has_baseline else -1.0] * length
+    assert gap_baseline_T([-1.0] * len(expected), records) == expected
+
+
+@pytest.mark.parametrize("name", ["baseline_logprobs", "unhinted_logprobs"])
+def test_a_reading_has_one_number_a_token_of_its_turn(name: str) -> None:
+    line = json.loads(written_before())
+    line["overrides"][0]["opd"]["turns"][0][name] = [-0.75]
+    with pytest.raises(WireError, match=f"span=2, {name}=1"):
+        ScoredGroup.from_wire(line)
 
 
 def bare(**changes: Any) -> dict[str, Any]:

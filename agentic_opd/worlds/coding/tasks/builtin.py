@@ -16,26 +16,26 @@ class BuiltinSpec:
     hidden: str
     reference: str
 
-    def to_task(self) -> Task:
-        """The task, with its test file."""
+    def to_task(self, *, with_examples: bool) -> Task:
+        """The task; with its examples and the file that runs them, or with neither."""
         entry_point = self.signature.partition("(")[0]
         examples = self.examples.strip().splitlines()
         hidden = "".join(f"assert {check.strip()}\n" for check in self.hidden.strip().replace(";", "\n").splitlines())
         shown = "\n".join(line.strip() for line in examples)
         return Task(
             task_id=f"builtin/{entry_point}",
-            prompt=f"Write `{self.signature}` in solution.py: {self.statement}\n\n"
-            f"Examples ({TEST_FILE} runs them):\n{shown}",
+            prompt=f"Write `{self.signature}` in solution.py: {self.statement}"
+            + (f"\n\nExamples ({TEST_FILE} runs them):\n{shown}" if with_examples else ""),
             hidden_tests=f"from solution import {entry_point}\n\n{hidden}",
             entry_point=entry_point,
-            files={TEST_FILE: builtin_file(entry_point, examples)},
+            files={TEST_FILE: builtin_file(entry_point, examples)} if with_examples else {},
             reference_solution=self.reference.lstrip("\n"),
         )
 
 
-def builtin_tasks() -> list[Task]:
-    """The eight tasks, always in the same order."""
-    return [spec.to_task() for spec in _SPECS]
+def builtin_tasks(*, with_examples: bool = True) -> list[Task]:
+    """The eight tasks, always in the same order; without examples there is nothing to run before the end."""
+    return [spec.to_task(with_examples=with_examples) for spec in _SPECS]
 
 
 _SPECS = (

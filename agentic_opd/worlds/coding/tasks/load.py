@@ -19,6 +19,7 @@ from agentic_opd.worlds.coding.tasks.mbpp import MBPP_FIELDS, mbpp_task
 from agentic_opd.worlds.coding.tasks.row_values import FieldMap, RowValues
 from agentic_opd.worlds.coding.tasks.rows import Row, read_rows
 from agentic_opd.worlds.coding.verifier.hidden_tests import helpers_of
+from agentic_opd.worlds.coding.verifier.verify import checks_of
 
 
 def split_tasks(tasks: Iterable[Task], fraction: float, seed: int) -> tuple[list[Task], list[Task]]:
@@ -91,10 +92,11 @@ def load_tasks(config: CodingConfig) -> list[Task]:
     A row without an id is known by its number, counted from 0.
 
     Raises:
-        DatasetError: The dataset is missing, empty or broken, a row lacks a field, or two rows have one id.
+        DatasetError: The dataset is missing, empty or broken, a row lacks a field, two rows have one id, or hidden
+            tests share a process with the solution and `dataset_in_process` refuses that.
     """
     if config.dataset_name is None:
-        return builtin_tasks()[: config.dataset_limit]
+        return builtin_tasks(with_examples=config.builtin_examples)[: config.dataset_limit]
     rows = islice(read_rows(config.dataset_name, config.dataset_split), config.dataset_limit)
     tasks, broken = _make_tasks(rows, config)
     if broken and not config.dataset_skip_broken:
@@ -108,7 +110,24 @@ def load_tasks(config: CodingConfig) -> list[Task]:
     if not tasks:
         what = "no row of it can become a task" if broken else "it has no rows"
         raise DatasetError(f"dataset {config.dataset_name!r} is empty: {what}")
-    return tasks
+    return _without_shared_processes(tasks, config)
+
+
+def _without_shared_processes(tasks: list[Task], config: CodingConfig) -> list[Task]:
+    """What `dataset_in_process` makes of the tasks whose tests share a process with the solution."""
+    shared = [task.task_id for task in tasks if checks_of(task).in_process]
+    if not shared:
+        return tasks
+    shown = ", ".join(map(repr, shared[:_SHOWN])) + (", ..." if len(shared) > _SHOWN else "")
+    what = (
+        f"dataset {config.dataset_name!r}: the hidden tests of {len(shared)} of {len(tasks)} tasks must share a "
+        f"process with the solution, where it is easier to cheat ({shown})"
+    )
+    if config.dataset_in_process == "refuse" or (config.dataset_in_process == "skip" and len(shared) == len(tasks)):
+        raise DatasetError(f"{what}. Set dataset_in_process to keep, or to skip if there are others.")
+    is_kept = config.dataset_in_process == "keep"
+    _log.warning("%s; they are %s (dataset_in_process)", what, "kept" if is_kept else "left out")
+    return tasks if is_kept else [task for task in tasks if task.task_id not in {*shared}]
 
 
 def _make_tasks(rows: Iterable[Row], config: CodingConfig) -> tuple[list[Task], list[DatasetError]]:
@@ -124,8 +143,9 @@ def _make_tasks(rows: Iterable[Row], config: CodingConfig) -> tuple[list[Task], 
             task_id = values.text("task_id") or str(number)
             if task_id in tasks:
                 raise values.error(f"the id {task_id!r} is already that of {places[task_id]}")
-            tasks[task_id] = preset.make_task(task_id, values)
-            places[task_id] = row.place
+            task = preset.make_task(task_id, values)
+            checks_of(task)
+            tasks[task_id], places[task_id] = task, row.place
         except DatasetError as error:
             broken.append(error)
     return [*tasks.values()], broken

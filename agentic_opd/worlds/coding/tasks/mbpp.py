@@ -11,7 +11,7 @@ import builtins
 from agentic_opd.core.types import Task
 from agentic_opd.worlds.coding.tasks.example_files import TEST_FILE, calls_file
 from agentic_opd.worlds.coding.tasks.row_values import FieldMap, RowValues
-from agentic_opd.worlds.coding.verifier.collection import undefined_names
+from agentic_opd.worlds.coding.verifier.names import import_lines, wanted_names
 
 MBPP_FIELDS = FieldMap(
     {
@@ -45,11 +45,8 @@ def mbpp_task(task_id: str, values: RowValues) -> Task:
     except (SyntaxError, RecursionError) as error:
         raise values.error(f"the tests are not valid Python: {error}") from error
     source = "\n".join([setup, *tests]).strip()
-    # Some tasks ask for a function that is named like a built-in one, such as `sum`; nothing else imports it then.
-    is_builtin = entry_point is not None and hasattr(builtins, entry_point)
-    own_import = f"from solution import {entry_point}\n" if is_builtin else ""
-    hidden_tests = values.hidden_tests(own_import + source, entry_point)
-    names = undefined_names(source)
+    hidden_tests = values.hidden_tests(source, entry_point)
+    names, modules = wanted_names(ast.parse(source), entry_point)
     if entry_point is not None and entry_point not in names:
         names = sorted([*names, entry_point])
     is_shown = len(tests) > 1
@@ -57,7 +54,8 @@ def mbpp_task(task_id: str, values: RowValues) -> Task:
     asked = f"{prompt.strip()}\n\nWrite {wanted} in solution.py."
     files: dict[str, str] = {}
     if is_shown:
-        setup_and_import = f"from solution import {', '.join(names)}\n\n{setup}" if names else setup
+        lines = import_lines(names, modules)
+        setup_and_import = f"{lines}\n{setup}" if lines else setup
         files = {TEST_FILE: calls_file(setup_and_import, tests[:1])}
         example = "\n".join([setup, tests[0].strip()]).strip()
         asked += f"\n\nAn example ({TEST_FILE} runs it):\n\n```python\n{example}\n```"

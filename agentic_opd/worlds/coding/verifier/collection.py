@@ -1,15 +1,12 @@
-"""What Python source says of itself: the tests that pytest or unittest would find in it, and its names. Pure."""
+"""The tests that pytest or unittest would find in a file, from its source alone. Pure."""
 
 import ast
-import builtins
-from collections import Counter
-from collections.abc import Iterator
+import re
 from dataclasses import dataclass
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 _SKIPS = frozenset({"skip", "skipif", "skipIf", "skipUnless", "xfail", "expectedFailure"})
-_RUNNERS = frozenset({"unittest", "pytest"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,44 +31,61 @@ def collect(tree: ast.Module) -> list[CollectedTest]:
     A function counts that pytest would run and the file itself does not; so do the methods of classes that are derived
     from `TestCase`, or named `Test...` without a base. What is marked to be skipped or to fail is left out.
     """
-    used = _names_used(tree)
+    nodes = [child for node in tree.body if not _is_main_block(node) for child in ast.walk(node)]
+    used = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
     classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
-    found: list[CollectedTest] = []
+    found: dict[tuple[str, str | None], CollectedTest] = {}
     for node in tree.body:
-        if isinstance(node, _Function) and _is_test(node) and not used[node.name]:
-            found.append(CollectedTest(node.name, None, _cases(node, tree)))
+        if isinstance(node, _Function) and _is_test(node) and node.name not in used:
+            found[node.name, None] = CollectedTest(node.name, None, _cases(node, tree))
         if isinstance(node, ast.ClassDef) and is_test_class(node, classes) and not _is_skipped(node):
-            methods = {method.name: method for method in _methods(node, classes)}
             cases = _cases(node, tree)
-            found += [
-                CollectedTest(node.name, name, cases * _cases(method, tree))
-                for name, method in methods.items()
-                if _is_test(method)
-            ]
-    return found
+            for method in (child for one in _line_of(node, classes)[::-1] for child in one.body):
+                if isinstance(method, _Function) and _is_test(method):
+                    test = CollectedTest(node.name, method.name, cases * _cases(method, tree))
+                    found[node.name, method.name] = test
+    return [*found.values()]
+
+
+def needs_pytest(tree: ast.Module) -> bool:
+    """Whether a file of tests uses pytest, or what only pytest gives: arguments of tests, set-up by special names."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name(id="pytest") | ast.alias(name="pytest", asname=str()) | ast.ImportFrom(module="pytest"):
+                return True
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                if re.match(r"setup_|teardown_|setUpModule|tearDownModule", name):
+                    return True
+                names = {arg.arg for arg in (*node.args.args, *node.args.kwonlyargs)}
+                if _is_test(node) and (node.decorator_list or names - {"self"}):
+                    return True
+            case _:
+                pass
+    return False
 
 
 def is_test_class(node: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> bool:
     """Whether a class of the tests holds tests; `classes` are all of the file's."""
-    names = [_last_name(base) for base in node.bases]
-    if any(name.endswith("TestCase") for name in names):
-        return True
-    parents = [classes[name] for name in names if name in classes and name != node.name]
-    if parents:
-        return any(is_test_class(parent, {**classes, node.name: node}) for parent in parents if parent is not node)
-    return node.name.startswith("Test") and all(name == "object" for name in names)
+    for one in _line_of(node, classes):
+        bases = [_last_name(base) for base in one.bases]
+        if any(base.endswith("TestCase") for base in bases) or (one.name.startswith("Test") and {*bases} <= {"object"}):
+            return True
+    return False
+
+
+def _line_of(node: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> list[ast.ClassDef]:
+    """The class, and those of the file that it is derived from."""
+    line = [node]
+    for one in line:
+        bases = [classes[name] for name in map(_last_name, one.bases) if name in classes]
+        line += [base for base in bases if base not in line]
+    return line
 
 
 def without_runners(tree: ast.Module) -> ast.Module:
     """The file without what starts its tests: `if __name__ == "__main__":` and calls such as `unittest.main()`."""
     kept = [node for node in tree.body if not (_is_main_block(node) or _is_runner_call(node))]
     return ast.Module(kept, tree.type_ignores)
-
-
-def _names_used(tree: ast.Module) -> Counter[str]:
-    """How often each name is read, but not in what runs only if the file is a script."""
-    nodes = (child for node in tree.body if not _is_main_block(node) for child in ast.walk(node))
-    return Counter(node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load))
 
 
 def _is_main_block(node: ast.stmt) -> bool:
@@ -81,22 +95,8 @@ def _is_main_block(node: ast.stmt) -> bool:
 
 
 def _is_runner_call(node: ast.stmt) -> bool:
-    return isinstance(node, ast.Expr) and any(
-        isinstance(child, ast.Call)
-        and isinstance(child.func, ast.Attribute)
-        and child.func.attr == "main"
-        and _last_name(child.func.value) in _RUNNERS
-        for child in ast.walk(node)
-    )
-
-
-def _methods(node: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> Iterator[_Function]:
-    """The methods of a class and of its bases in the file."""
-    for base in node.bases:
-        parent = classes.get(_last_name(base))
-        if parent is not None and parent is not node:
-            yield from _methods(parent, {name: one for name, one in classes.items() if one is not node})
-    yield from (child for child in node.body if isinstance(child, _Function))
+    calls = [child.func for child in ast.walk(node) if isinstance(child, ast.Call)]
+    return isinstance(node, ast.Expr) and any(ast.unparse(call) in ("unittest.main", "pytest.main") for call in calls)
 
 
 def _is_test(node: _Function) -> bool:
@@ -111,28 +111,18 @@ def _is_skipped(node: _Function | ast.ClassDef) -> bool:
 def _cases(node: _Function | ast.ClassDef, tree: ast.Module) -> int:
     """How many sets of parameters its decorators give it; 1 if one of them is not spelled out."""
     cases = 1
+    assigned = {ast.unparse(one.targets[0]): one.value for one in tree.body if isinstance(one, ast.Assign)}
     for decorator in node.decorator_list:
         if isinstance(decorator, ast.Call) and _last_name(decorator) == "parametrize":
             rows = [*decorator.args[1:2], *(word.value for word in decorator.keywords if word.arg == "argvalues")]
-            count = _length(rows[0], tree) if rows else None
-            if count is None:
+            match [assigned.get(ast.unparse(row), row) for row in rows]:
+                case [ast.List(elts=[_, *_] as cells) | ast.Tuple(elts=[_, *_] as cells)]:
+                    cases *= len(cells)
+                case _:
+                    return 1
+            if any(isinstance(cell, ast.Starred) for cell in cells):
                 return 1
-            cases *= count
-    return max(cases, 1)
-
-
-def _length(rows: ast.expr, tree: ast.Module) -> int | None:
-    """How many rows are spelled out there, or in the file's only assignment to that name."""
-    if isinstance(rows, ast.Name):
-        assigned = [
-            node.value
-            for node in ast.walk(tree)
-            if isinstance(node, ast.Assign) and any(_last_name(target) == rows.id for target in node.targets)
-        ]
-        return _length(assigned[0], tree) if len(assigned) == 1 and not isinstance(assigned[0], ast.Name) else None
-    if isinstance(rows, ast.List | ast.Tuple) and not any(isinstance(row, ast.Starred) for row in rows.elts):
-        return len(rows.elts)
-    return None
+    return cases
 
 
 def _last_name(node: ast.expr) -> str:
@@ -144,36 +134,3 @@ def _last_name(node: ast.expr) -> str:
             return name
         case _:
             return ""
-
-
-def undefined_names(tests: str) -> list[str]:
-    """Names that `tests` reads but neither defines, imports, nor finds among the built-ins, sorted.
-
-    Raises:
-        SyntaxError: `tests` is not Python.
-    """
-    tree = ast.parse(tests)
-    return sorted(loaded(tree) - defined(tree) - set(dir(builtins)))
-
-
-def loaded(tree: ast.AST) -> set[str]:
-    """Names that are read."""
-    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
-
-
-def defined(tree: ast.AST) -> set[str]:
-    """Names that are assigned, defined, imported or parameters anywhere; scopes are not told apart."""
-    names = {"__name__", "__file__", "__doc__"}
-    for node in ast.walk(tree):
-        match node:
-            case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name):
-                names.add(name)
-            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
-                names.add(name)
-            case ast.ExceptHandler(name=str(name)):
-                names.add(name)
-            case ast.alias(name=name, asname=asname):
-                names.add(asname or name.partition(".")[0])
-            case _:
-                pass
-    return names

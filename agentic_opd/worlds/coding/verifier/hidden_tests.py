@@ -5,34 +5,33 @@ import math
 from collections.abc import Sequence
 from typing import Any, cast
 
-from agentic_opd.worlds.coding.verifier.collection import collect, undefined_names
+from agentic_opd.worlds.coding.verifier.collection import collect
 from agentic_opd.worlds.coding.verifier.harness.programs import bare_lines
+from agentic_opd.worlds.coding.verifier.names import import_lines, wanted_names
 
 
 def complete_tests(test_code: str, entry_point: str | None) -> str:
     """Add what `test_code` takes for granted.
 
-    Names that it uses but does not define are imported from `solution`: by name, for `import *` would let a solution
-    replace built-ins such as `abs` under the tests. If it defines `check` and never calls it (as HumanEval's tests
-    do), `check(entry_point)` is called.
+    Names that it uses and nothing defines are imported, from `solution` or as modules. If it defines `check` and never
+    calls it (as HumanEval's tests do), `check(entry_point)` is called.
 
     Raises:
-        ValueError: It is not Python, or checks nothing: it has neither an `assert` nor a test of pytest or unittest.
+        ValueError: It is not Python; it checks nothing: it has neither an `assert` nor a test of pytest or unittest; or
+            which names come from the solution cannot be told.
     """
     try:
         tree = ast.parse(test_code)
-        names = set(undefined_names(test_code))
+        defined = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+        defined -= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+        is_uncalled = entry_point is not None and "check" in defined
+        whole = test_code.rstrip() + "\n" + (f"\ncheck({entry_point})\n" if is_uncalled else "")
+        lines = import_lines(*wanted_names(ast.parse(whole), entry_point))
     except (SyntaxError, RecursionError) as error:
         raise ValueError(f"are not valid Python: {error}") from error
     if not any(isinstance(node, ast.Assert) for node in ast.walk(tree)) and not collect(tree):
         raise ValueError("have no `assert`, and no test of pytest or unittest")
-    parts = [test_code.rstrip() + "\n"]
-    if entry_point is not None and _has_uncalled_check(tree):
-        parts.append(f"check({entry_point})\n")
-        names.add(entry_point)
-    if names and not _imports_all(tree):
-        parts.insert(0, f"from solution import {', '.join(sorted(names))}\n")
-    return "\n".join(parts)
+    return f"{lines}\n{whole}" if lines else whole
 
 
 def helpers_of(code: str, entry_point: str) -> str:
@@ -49,29 +48,10 @@ def helpers_of(code: str, entry_point: str) -> str:
     return "\n".join(ast.unparse(node) for node in (*imports, *helpers)) + "\n\n" if helpers else ""
 
 
-def _has_uncalled_check(tree: ast.Module) -> bool:
-    defined = any(isinstance(node, ast.FunctionDef) and node.name == "check" for node in tree.body)
-    return defined and not any(
-        isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "check"
-        for node in ast.walk(tree)
-    )
-
-
-def _imports_all(tree: ast.Module) -> bool:
-    return any(
-        isinstance(node, ast.ImportFrom) and node.module == "solution" and node.names[0].name == "*"
-        for node in ast.walk(tree)
-    )
-
-
 def io_tests(inputs: Sequence[str], outputs: Sequence[str]) -> str:
     """Tests that run solution.py as a program on each input, in a fresh process, and compare what it prints.
 
     White space at the ends of lines and of the whole output makes no difference.
-
-    Args:
-        inputs: What the program reads on standard input.
-        outputs: What it must print, one for each input.
 
     Raises:
         ValueError: There are none, or not as many outputs as inputs.
@@ -85,12 +65,9 @@ def io_tests(inputs: Sequence[str], outputs: Sequence[str]) -> str:
 
 
 def call_tests(fn_name: str, inputs: Sequence[Sequence[Any]], outputs: Sequence[Any]) -> str:
-    """Tests that call a function of the solution and compare what it returns, a tuple as if it were a list.
+    """Tests that call `fn_name`, such as `f` or `Solution().f`, and compare what it returns.
 
-    Args:
-        fn_name: `f`, or `Solution().f` for a method.
-        inputs: The arguments of each call, JSON values.
-        outputs: What each call must return, JSON values.
+    Arguments and outputs are JSON values, and a tuple is as a list.
 
     Raises:
         ValueError: There are none, or not as many outputs as inputs; or `fn_name` is not a name.
@@ -113,11 +90,11 @@ def _check_pairs(inputs: Sequence[object], outputs: Sequence[object]) -> None:
 
 def _literal(value: Any) -> str:
     """The source of a JSON value."""
-    if isinstance(value, list):
-        return f"[{', '.join(map(_literal, cast(list[Any], value)))}]"
-    if isinstance(value, dict):
-        pairs = cast(dict[Any, Any], value).items()
-        return f"{{{', '.join(f'{_literal(key)}: {_literal(one)}' for key, one in pairs)}}}"
-    if isinstance(value, float) and not math.isfinite(value):
-        return f"float({str(value)!r})"
-    return repr(value)
+    match value:
+        case list():
+            return f"[{', '.join(map(_literal, cast(list[Any], value)))}]"
+        case dict():
+            pairs = cast(dict[Any, Any], value).items()
+            return f"{{{', '.join(f'{_literal(key)}: {_literal(one)}' for key, one in pairs)}}}"
+        case _:
+            return f"float({str(value)!r})" if isinstance(value, float) and not math.isfinite(value) else repr(value)

@@ -2,27 +2,38 @@
 
 The tests run in a fresh sandbox that gets only the agent's files, in a process of their own; harness/ is what runs
 there. Every `assert` counts by itself, in files for pytest or unittest every test: correctness is passed / total, and
-the total is what the tests say, whatever the solution does. A check may take a quarter of the time that is left.
+the total is what the tests say, whatever the solution does. A check may take a quarter of the time that is left. Tests
+that do not come to their end earn nothing.
 """
 
+import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from typing import TYPE_CHECKING, NamedTuple
 
 from agentic_opd.core.errors import DatasetError, SandboxError
 from agentic_opd.core.types import Task, Verification, VerifyOutcome
 from agentic_opd.sandboxes.protocol import CommandResult, SandboxFactory
 from agentic_opd.worlds.coding.verifier.checks import Checks, instrument
 from agentic_opd.worlds.coding.verifier.harness.counter import sign
-from agentic_opd.worlds.coding.verifier.harness.pipe import NoAnswer, decode
-from agentic_opd.worlds.coding.verifier.harness.runner import Job, no_refs
+from agentic_opd.worlds.coding.verifier.harness.pipe import NoAnswer, decode, encode
+from agentic_opd.worlds.coding.verifier.pytest_parts import packed_pytest
+
+if TYPE_CHECKING:
+    from agentic_opd.worlds.coding.verifier.harness.runner import Job
 
 SOLUTION_FILE = "solution.py"
 
-_SOLUTION_MODULES = ("pipe", "peer", "solution_side")
+_NOT_IMPORTED = "solution.py could not be imported"
+_MISSING_NAME = re.compile(r"cannot import name '\w+'")
+_MAX_LINE = 200
+"""Characters of a line of solution.py that the judge is shown."""
 
+_SOLUTION_MODULES = ("pipe", "peer", "solution_side")
+_TEST_MODULES = ("pipe", "clock", "counter", "programs", "peer", "test_side", "test_cases", "runner")
 _PACKAGE = "agentic_opd.worlds.coding.verifier.harness"
 _COMMAND = "exec python -I -S -c 'import sys; exec(sys.stdin.buffer.readline())'"
 
@@ -70,161 +81,161 @@ async def verify(
     """
     checks = checks_of(task)
     if SOLUTION_FILE not in solution_files:
-        return _verdict(checks, VerifyOutcome.NO_SOLUTION, Report(), f"There is no {SOLUTION_FILE}.")
+        return _verdict(task, checks, VerifyOutcome.NO_SOLUTION, None, f"There is no {SOLUTION_FILE}.")
     is_apart = checks.imports_solution and not checks.in_process
-    job = Job(
-        secret=secrets.token_bytes(32),
-        timeout_s=float(timeout_s),
-        tests=checks.source,
-        repeated=checks.repeated,
-        is_file=checks.is_file,
-        in_process=checks.in_process,
-        modules=checks.modules,
-        files=dict(solution_files),
-        solution_program=_program(*_SOLUTION_MODULES) if is_apart else None,
-        program=_PATHS + _RUN_PROGRAM if checks.runs_program else None,
-    )
-    program = f"exec({_program(*_test_modules(checks))!r})\n".encode()
+    job: Job = {
+        "secret": secrets.token_bytes(32),
+        "timeout_s": float(timeout_s),
+        "tests": checks.source,
+        "is_file": checks.is_file,
+        "in_process": checks.in_process,
+        "imports_solution": checks.imports_solution,
+        "modules": checks.modules,
+        "files": dict(solution_files),
+        "solution_program": _program(*_SOLUTION_MODULES) if is_apart else None,
+        "program": _PATHS + _RUN_PROGRAM if checks.runs_program else None,
+        "pytest": packed_pytest() if checks.needs_pytest else None,
+    }
+    program = f"exec({_program(*_TEST_MODULES)!r})\n".encode()
     async with sandbox_factory() as sandbox:
-        result = await sandbox.run(_COMMAND, timeout_s, stdin=program + job.pack())
-    report = last_report(job.secret, result.output, len(checks.labels))
-    if report.number == 0 and 0 < result.exit_code < 128 and not (result.timed_out or result.disk_exceeded):
+        result = await sandbox.run(_COMMAND, timeout_s, stdin=program + encode(job))
+    report = None if result.memory_exceeded else last_report(job["secret"], result.output, len(checks.labels))
+    if report is None and 0 < result.exit_code < 128 and not result.is_over_limit:
         raise SandboxError(f"the verifier did not start: exit code {result.exit_code}, {result.text[-500:]!r}")
     outcome, why = _outcome(result, report, timeout_s)
-    return _verdict(checks, outcome, report, why)
+    return _verdict(task, checks, outcome, report, why, solution_files[SOLUTION_FILE])
 
 
 def checks_of(task: Task) -> Checks:
     """The task's hidden tests, instrumented.
 
     Raises:
-        DatasetError: They are not Python, or check nothing.
+        DatasetError: There are none, they are not Python, or they check nothing.
     """
+    if task.hidden_tests is None:
+        raise DatasetError(f"task {task.task_id!r}: a coding task needs hidden tests, and this one has none")
     try:
         checks = instrument(task.hidden_tests)
-    except (SyntaxError, ValueError, RecursionError) as error:
+        if not checks.labels:
+            raise ValueError("have no `assert` that depends on the solution, and no test")
+    except (SyntaxError, RecursionError) as error:
         raise DatasetError(f"task {task.task_id!r}: the hidden tests are not valid Python: {error}") from error
-    if not checks.labels:
-        raise DatasetError(
-            f"task {task.task_id!r}: the hidden tests have no `assert` that depends on the solution, and no test"
-        )
+    except ValueError as error:
+        raise DatasetError(f"task {task.task_id!r}: the hidden tests {error}") from error
     return checks
 
 
-def _test_modules(checks: Checks) -> list[str]:
-    """The modules of harness/ that the tests' process needs for these tests, the last one to be started."""
-    modules = ["pipe", "clock", "counter"]
-    if checks.imports_solution and not checks.in_process:
-        modules += ["children", "peer", "test_side"]
-    if checks.runs_program:
-        modules += ["children", "programs"]
-    if checks.is_file:
-        modules += ["pytest_stand_in", "test_cases"]
-    return [*dict.fromkeys(modules), "runner"]
+class Failure(NamedTuple):
+    """A check that failed."""
+
+    check: int
+    """Its number, counted from 0."""
+    text: str
+    """What was expected and what came."""
+    manner: str
+    """The same without any value of the tests."""
+    line: int
+    """Of solution.py, where it raised; 0 if it did not."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What the tests' process said of the checks. The default is that it said nothing."""
+    """What the tests' process said of the checks: once when it started, and once when the tests had come to an end."""
 
-    number: int = 0
-    """Counted from 1; 0 if there was no report."""
+    done: bool = False
     passed: int = 0
-    """Checks that are true so far."""
-    settled: int = 0
-    """Those of them that are not reached again, whatever follows."""
+    """Checks that are true."""
     lost: int = 0
     """How often the solution's process ended."""
     late: int = 0
     """How often a check was over its time."""
-    failures: tuple[tuple[int, str], ...] = ()
-    """A check's number and what happened: the first few."""
-    done: bool = False
+    failures: tuple[Failure, ...] = ()
+    """The first few."""
     error: str | None = None
     """Why the tests ended early, if they did."""
 
 
-def last_report(secret: bytes, output: bytes, num_checks: int) -> Report:
-    """The last report in `output` that has the right signature and can be one of `num_checks` checks."""
-    last = Report()
+def last_report(secret: bytes, output: bytes, num_checks: int) -> Report | None:
+    """The report in `output` that is signed and can be one of `num_checks` checks; the final one if it is there."""
+    last = None
     for line in output.split(b"\n"):
         try:
             raw = bytes.fromhex(line.decode("ascii"))
-        except ValueError:
+            fields: object = decode(raw[16:]) if raw[:16] == sign(secret, raw[16:]) else None
+        except (ValueError, NoAnswer):  # A solution that shares the tests' process may have signed anything.
             continue
-        if len(raw) > 16 and raw[:16] == sign(secret, raw[16:]):
-            report = _read_report(raw[16:], num_checks)
-            last = report if report is not None and report.number > last.number else last
+        match fields:
+            case (bool(done), int(passed), int(lost), int(late), [*found], None | str() as error):
+                is_right = 0 <= passed <= num_checks and all(_is_failure(item, num_checks) for item in found)
+                if is_right and (last is None or done):
+                    last = Report(done, passed, lost, late, tuple(Failure(*item) for item in found), error)
+            case _:
+                pass
     return last
 
 
-def _read_report(body: bytes, num_checks: int) -> Report | None:
-    """The report; None for anything else, which a solution that shares the tests' process may have signed."""
-    try:
-        fields: object = decode(body, no_refs)
-    except NoAnswer:
-        return None
-    match fields:
-        case (
-            int(number),
-            int(passed),
-            int(settled),
-            int(lost),
-            int(late),
-            [*found],
-            bool(done),
-            None | str() as error,
-        ):
-            failures = tuple((check, text) for check, text in map(_failure, found) if 0 <= check < num_checks)
-            if 0 <= settled <= passed <= num_checks and len(failures) == len(found):
-                return Report(number, passed, settled, lost, late, failures, done, error)
-        case _:
-            pass
-    return None
-
-
-def _failure(item: object) -> tuple[int, str]:
-    """A check's number and what happened; the number is -1 for anything else."""
+def _is_failure(item: object, num_checks: int) -> bool:
     match item:
-        case (int(check), str(text)):
-            return check, text
+        case (int(check), str(), str(), int(line)):
+            return 0 <= check < num_checks and line >= 0
         case _:
-            return -1, ""
+            return False
 
 
-def _outcome(result: CommandResult, report: Report, timeout_s: float) -> tuple[VerifyOutcome, str | None]:
+def _outcome(result: CommandResult, report: Report | None, timeout_s: float) -> tuple[VerifyOutcome, str | None]:
     """The outcome, and the line that says why it is not RAN."""
+    if result.memory_exceeded:
+        return VerifyOutcome.CRASHED, "The solution took more memory than is allowed."
     if result.timed_out:
         return VerifyOutcome.TIMEOUT, f"The tests did not end within {timeout_s:g} s."
     if result.disk_exceeded:
         return VerifyOutcome.CRASHED, "The solution's files take more space than is allowed."
-    if report.number == 0:
-        return (
-            VerifyOutcome.CRASHED,
-            f"The tests' process ended before its first report (exit code {result.exit_code}).",
-        )
+    if report is None:
+        return VerifyOutcome.CRASHED, f"The tests' process ended without a report (exit code {result.exit_code})."
     if not report.done:
         return VerifyOutcome.CRASHED, "The solution ended the tests' process."
     if report.late:
-        return VerifyOutcome.TIMEOUT, report.error or f"{_count(report.late, 'check')} did not end in time."
+        slow = f"{report.late} check{'s' * (report.late != 1)} did not end in time."
+        return VerifyOutcome.TIMEOUT, report.error or slow
     if report.lost:
-        ended = f"The solution ended its process in {_count(report.lost, 'check')}."
+        ended = f"The solution ended its process in {report.lost} check{'s' * (report.lost != 1)}."
         return VerifyOutcome.CRASHED, report.error or ended
     return (VerifyOutcome.RAN if report.error is None else VerifyOutcome.CRASHED), report.error
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
-
-
-def _verdict(checks: Checks, outcome: VerifyOutcome, report: Report, why: str | None) -> Verification:
+def _verdict(
+    task: Task, checks: Checks, outcome: VerifyOutcome, report: Report | None, why: str | None, solution: bytes = b""
+) -> Verification:
+    """Tests that did not come to their end have earned nothing: what follows may be what the solution does not pass."""
+    report = report or Report()
+    public, source = "\n".join([task.prompt, *task.files.values()]), solution.decode(errors="replace").split("\n")
     total = len(checks.labels)
-    passed = report.passed if report.done and report.error is None else report.settled
+    passed = report.passed if report.done and report.error is None else 0
     lines = [f"Hidden tests: {passed} of {total} passed."]
     if why is not None:
         lines.append(why)
-    lines += [f"FAIL {checks.labels[number]}: {what}" for number, what in report.failures]
-    return Verification(outcome, passed, total, "\n".join(lines), in_process=checks.in_process)
+    told = [lines[0], *_without_data(why)]
+    lines += [f"FAIL {checks.labels[failure.check]}: {failure.text}" for failure in report.failures]
+    told += [_told(checks, failure, public, source) for failure in report.failures]
+    return Verification(outcome, passed, total, "\n".join(lines), "\n".join(told), in_process=checks.in_process)
+
+
+def _without_data(why: str | None) -> list[str]:
+    """Why the tests ended early; an error's text only if none of them had run, or if it names what they import."""
+    if why is None or why.startswith(_NOT_IMPORTED):
+        return [] if why is None else [why]
+    missing = _MISSING_NAME.search(why)
+    return [f"{why.partition(':')[0].rstrip('.')}{f': {missing[0]}' if missing else ''}."]
+
+
+def _told(checks: Checks, failure: Failure, public: str, source: Sequence[str]) -> str:
+    """A failure by its test's name, by its call if the task shows that, or by its number."""
+    label, where = checks.labels[failure.check], ""
+    if not (checks.is_file or label in public):
+        label = f"check {failure.check + 1}"
+    if 0 < failure.line <= len(source):
+        where = f" in line {failure.line} of {SOLUTION_FILE}: {source[failure.line - 1].strip()[:_MAX_LINE]}"
+    return f"FAIL {label}: {failure.manner}{where}"
 
 
 @cache

@@ -10,7 +10,7 @@ from agentic_opd.core.types import Verification, VerifyOutcome
 
 
 def checked(outcome: VerifyOutcome = VerifyOutcome.RAN, passed: int = 2, total: int = 2) -> CheckedTask:
-    return CheckedTask("é/1", Verification(outcome, passed, total, "Hidden tests: ...\nFAIL f(1): no"), 0.12345)
+    return CheckedTask("é/1", Verification(outcome, passed, total, "Hidden tests: ...\nFAIL f(1): no", ""), 0.12345)
 
 
 def test_a_line_says_what_came_of_a_task() -> None:
@@ -25,9 +25,9 @@ def test_a_line_says_what_came_of_a_task() -> None:
 
 
 def test_the_outcome_says_when_tests_and_solution_shared_a_process() -> None:
-    shared = CheckedTask("a", Verification(VerifyOutcome.CRASHED, 0, 2, "", in_process=True), 0.1)
+    shared = CheckedTask("a", Verification(VerifyOutcome.CRASHED, 0, 2, "", "", in_process=True), 0.1)
     assert shared.to_row()["outcome"] == "crashed, in_process"
-    shared = CheckedTask("a", Verification(VerifyOutcome.RAN, 2, 2, "", in_process=True), 0.1)
+    shared = CheckedTask("a", Verification(VerifyOutcome.RAN, 2, 2, "", "", in_process=True), 0.1)
     assert shared.to_row()["outcome"] == "ran, in_process"
     assert shared.is_passed
 

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from renderers import Qwen3RendererConfig, create_renderer
 
-from agentic_opd.core.types import HindsightPair
-from agentic_opd.distill.hints import judge_messages
+from agentic_opd.core.types import Evidence, HindsightPair
+from agentic_opd.distill.hints import Questions
 from agentic_opd.worlds.coding.tasks.builtin import builtin_tasks
 from agentic_opd.worlds.coding.tools import TOOL_SPECS
 from agentic_opd.worlds.coding.world import SYSTEM_PROMPT
@@ -19,7 +19,9 @@ def call(name: str, arguments: str) -> dict[str, Any]:
     return {"id": name, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-PAIR = HindsightPair(0, "Write `f(x)`.", "[terminal]\ncommand: ls", "✓ naïve\n[exit code 1]", "tool")
+PAIR = HindsightPair(0, "Write `f(x)`.", "[terminal]\ncommand: ls", (Evidence("tool", "✓ naïve\n[exit code 1]"),))
+QUESTIONS = Questions(b"secret")
+ASKED = QUESTIONS.hint_messages(QUESTIONS.question(PAIR))
 AGENT = [
     {"role": "system", "content": SYSTEM_PROMPT},
     {"role": "user", "content": "Write `f(x)`, größer."},
@@ -34,7 +36,12 @@ AGENT = [
 
 @pytest.mark.parametrize(
     ("messages", "tools"),
-    [(judge_messages(PAIR), None), (AGENT, TOOL_SPECS), (AGENT[1:2], None), (AGENT[1:], TOOL_SPECS)],
+    [
+        (ASKED, None),
+        (AGENT, TOOL_SPECS),
+        (AGENT[1:2], None),
+        (AGENT[1:], TOOL_SPECS),
+    ],
     ids=["judge", "agent", "user alone", "tools without system"],
 )
 def test_the_chat_template_writes_what_the_renderer_writes(messages: Any, tools: Any):

@@ -11,25 +11,44 @@ from demo_policy.tokenizer import train_tokenizer
 from demo_policy.transcripts import Author, Mix, Transcript
 from demo_policy.variants import Fault, load_variants
 
-from agentic_opd.distill.hints import parse_vote
+from agentic_opd.distill.hints import parse_step_vote, parse_vote
 from agentic_opd.distill.rescoring import HINT_HEADER
 from agentic_opd.rollout.chat import Chat
 from agentic_opd.rollout.renderer import load_renderer
 from agentic_opd.worlds.coding.tasks.builtin import builtin_tasks
 from agentic_opd.worlds.coding.tools import TOOL_SPECS
 
-TASK = builtin_tasks()[0]
+TASK, PLAIN = builtin_tasks()[0], builtin_tasks(with_examples=False)[0]
 VARIANTS = load_variants()["fizzbuzz"]
 WORLD = RememberingWorld()
-NO_HINTS = Mix(judged_turns=0.0, hinted_first=0.0, hinted_faulty=0.0, hinted_other=0.0)
-SURE_FAULT = Rates(visible_fault=1.0, hidden_fault=0.0, repair=0.0, read_first=0.0, stumble_first=0.0, write_alone=0.0)
+NO_HINTS = Mix(
+    without_examples=0.0,
+    judged_turns=0.0,
+    judged_steps=0.0,
+    by_next_state=0.0,
+    undone=0.0,
+    hinted_first=0.0,
+    hinted_faulty=0.0,
+    hinted_other=0.0,
+    neutral_hints=0.0,
+)
+SURE_FAULT = Rates(
+    visible_fault=1.0,
+    hidden_fault=0.0,
+    repair=0.0,
+    read_first=0.0,
+    stumble_first=0.0,
+    write_alone=0.0,
+    user_complains=0.0,
+    user_thanks=0.0,
+)
 
 
 def make_author(mix: Mix | None = None, rates: Rates | None = None) -> Author:
     tokenizer = train_tokenizer([TASK.prompt, *VARIANTS.correct], vocab_size=600)
     chat = Chat(load_renderer(tokenizer, "qwen3", {"enable_thinking": False}), tokenizer, TOOL_SPECS)
     author = Author(chat, WORLD, rates, mix)
-    author.tasks = [TASK]
+    author.tasks = {True: [TASK], False: [PLAIN]}
     return author
 
 
@@ -48,7 +67,7 @@ def test_every_turn_of_an_episode_parses_back_to_its_script():
     author = make_author()
     steps = plan_episode(VARIANTS, Random(1), replace(SURE_FAULT, repair=1.0, patch=1.0, repair_works=0.7))
     assert len(steps) >= 3
-    episode = author.play(TASK, steps)
+    episode = author.play(TASK, steps, Random(1))
     for step, turn in zip(steps, episode.turns, strict=True):
         prompt, ids = [*episode.tokens_T[: turn.start]], episode.tokens_T[turn.start : turn.end]
         parsed = author.chat.parse(prompt, ids, 0)
@@ -58,7 +77,7 @@ def test_every_turn_of_an_episode_parses_back_to_its_script():
 
 def test_the_real_tools_show_what_the_script_says():
     steps = plan_episode(VARIANTS, Random(3), SURE_FAULT)
-    episode = make_author().play(TASK, steps)
+    episode = make_author().play(TASK, steps, Random(1))
     results = [message["content"] for message in episode.messages if message["role"] == "tool"]
     assert results[0].startswith("wrote ")
     assert "FAIL fizzbuzz(" in results[1]
@@ -112,15 +131,37 @@ def test_a_foreign_hint_leaves_the_turn_as_it_was():
         assert "fizzbuzz" in author.chat.tokenizer.decode(row.token_ids)
 
 
-def test_judge_rows_hold_a_vote_that_can_be_read():
-    author = make_author(replace(NO_HINTS, judged_turns=1.0), SURE_FAULT)
-    _, first, last = author.write(Random(9))
-    for row in (first, last):
-        ((start, end),) = targets(row)
-        vote = parse_vote(author.chat.tokenizer.decode(row.token_ids[start : end - 1]))
-        assert vote.decision == 1
-        assert vote.hint in {hint for fault in VARIANTS.faults for hint in fault.hints}
-    assert "(hidden test verdict)" in author.chat.tokenizer.decode(last.token_ids)
+def answers(author: Author, rows: list[Transcript], kind: str) -> list[str]:
+    spans = [(row, *span) for row in rows if row.kind == kind for span in targets(row)]
+    return [author.chat.tokenizer.decode(row.token_ids[start : end - 1]) for row, start, end in spans]
+
+
+def test_the_judge_says_a_hint_where_the_fault_is_and_nothing_where_the_work_ends():
+    author = make_author(replace(NO_HINTS, judged_turns=1.0, judged_steps=1.0), SURE_FAULT)
+    rows = [*author.write(Random(9))]
+    first, last = (parse_vote(text) for text in answers(author, rows, "judge"))
+    assert first.hint in {hint for fault in VARIANTS.faults for hint in fault.hints}
+    assert last.decision == -1
+    assert [parse_step_vote(text) for text in answers(author, rows, "judge_step")] == [-1, -1]
+    assert "## Verdict [" in author.chat.tokenizer.decode(rows[-1].token_ids)
+
+
+def test_without_examples_a_fault_shows_in_the_verdict_alone():
+    """By its next state alone, `wrote 8 lines`, a write is not wrong."""
+    mix = replace(NO_HINTS, without_examples=1.0, judged_turns=1.0)
+    for by_next_state, decision in ((0.0, 1), (1.0, -1)):
+        author = make_author(replace(mix, by_next_state=by_next_state), SURE_FAULT)
+        first, *_ = answers(author, [*author.write(Random(9))], "judge")
+        assert parse_vote(first).decision == decision
+
+
+def test_a_user_complains_in_words_about_what_is_wrong():
+    author = make_author(replace(NO_HINTS, judged_turns=1.0), replace(SURE_FAULT, user_complains=1.0))
+    rows = [*author.write(Random(9))]
+    text = author.chat.tokenizer.decode(rows[0].token_ids)
+    assert "fizzbuzz(" in text.rpartition("<|im_start|>user")[2]
+    write, closing, *_ = (parse_vote(answer) for answer in answers(author, rows, "judge"))
+    assert write.decision == closing.decision == 1
 
 
 def test_the_same_seed_writes_the_same():

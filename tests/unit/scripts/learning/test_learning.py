@@ -1,63 +1,17 @@
-"""The experiment of `scripts/learn`: its controls, its curves, and its plan."""
+"""The experiment of `scripts/learn`: its modes, its curves, and its plan."""
 
 import asyncio
 import json
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import pytest
-from learning import controlled_env, first_solutions, laboratory, results
+from learning import __main__ as learn
+from learning import first_solutions, laboratory, results
 
-from agentic_opd.core.types import TeacherRequest, Vote
-from agentic_opd.distill.judge import JudgeReply
 from agentic_opd.worlds.coding.tasks.builtin import builtin_tasks
 
 Point = laboratory.Point
-
-
-class FixedJudge:
-    """Always the same votes."""
-
-    def __init__(self, *votes: Vote) -> None:
-        self.votes = votes
-
-    async def ask(self, messages: Any, num_votes: int) -> JudgeReply:
-        return JudgeReply(self.votes, 0.5)
-
-
-class KeepingTeacher:
-    """Keeps what it was asked."""
-
-    def __init__(self) -> None:
-        self.asked: list[TeacherRequest] = []
-
-    async def score(self, request: TeacherRequest, top_k: int) -> None:
-        self.asked.append(request)
-
-
-def ask(judge: Any) -> list[tuple[int | None, str | None]]:
-    reply = asyncio.run(judge.ask([], 2))
-    return [(vote.decision, vote.hint) for vote in reply.votes]
-
-
-def test_a_wrong_hint_is_one_of_another_task() -> None:
-    pool = controlled_env.HintPool(Random(0))
-    positive, negative = Vote(1, "Return str(n).", "..."), Vote(-1, None, "...")
-    judge = FixedJudge(positive, negative)
-    first = controlled_env.WrongHintJudge(judge, "fizzbuzz", pool)
-    second = controlled_env.WrongHintJudge(FixedJudge(Vote(1, "Sort it first.", "...")), "two_sum", pool)
-    assert ask(first) == [(-1, None), (-1, None)]  # No other task has a hint yet.
-    assert ask(second) == [(1, "Return str(n).")]
-    assert ask(first) == [(1, "Sort it first."), (-1, None)]
-
-
-def test_without_a_hint_the_teacher_reads_what_the_student_read() -> None:
-    """[1 2 | 90 91 | 3] + [7 8] becomes [1 2 3] + [7 8]."""
-    teacher = KeepingTeacher()
-    request = TeacherRequest((1, 2, 90, 91, 3, 7, 8), 2, 2, (90, 91))
-    asyncio.run(controlled_env.NoHintTeacher(teacher).score(request, 5))
-    assert teacher.asked == [TeacherRequest((1, 2, 3, 7, 8), 2, 2, ())]
 
 
 CURVES = {
@@ -79,7 +33,8 @@ def test_curves_are_averaged_and_raced_to_the_target() -> None:
 def test_the_sweep_takes_the_curve_that_lies_highest_and_a_control_takes_that_of_opd() -> None:
     swept = {"lr 1": [Point(32, 0.7, 128), Point(64, 0.9, 128)], "lr 2": [Point(32, 0.8, 128), Point(64, 0.82, 128)]}
     assert results.best(swept) == "lr 2"
-    assert [results.tuned_as(mode) for mode in laboratory.MODES] == ["opd", "grpo", "opd+grpo", "opd", "opd"]
+    assert [results.tuned_as(mode) for mode in laboratory.USUAL_MODES] == ["opd", "grpo", "opd+grpo", "opd", "opd"]
+    assert results.tuned_as("wrong-hint-contrast") == "contrast"
 
 
 def test_curves_survive_the_file_and_are_drawn(tmp_path: Path) -> None:
@@ -91,21 +46,57 @@ def test_curves_survive_the_file_and_are_drawn(tmp_path: Path) -> None:
     assert (tmp_path / "curves.png").stat().st_size > 10_000
 
 
+def test_the_curves_get_a_page_which_a_finished_experiment_names_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    args = learn.parse_args(["--quick", "--modes", "opd", "grpo", "--out", str(tmp_path)])
+    nobody: Any = None
+    work = learn.Work(args, nobody, nobody)
+    work.curves = CURVES
+    work.show()
+    page = tmp_path / "results.html"
+    named = f"2 learning curves: {page}. Open it in a browser."
+    assert named in capsys.readouterr().err
+    assert all(f'"{mode}"' in page.read_text() for mode in CURVES)
+
+    page.unlink()
+    assert asyncio.run(learn.experiment(args)) == 0
+    said = capsys.readouterr().err
+    assert "nothing is left to do" in said
+    assert named in said
+    assert page.exists()
+
+
 def test_modes_differ_in_what_they_name_and_nothing_else() -> None:
-    run = laboratory.Run("wrong-hint", 3, laboratory.Setting(1e-3, 32), 256)
-    place = laboratory.Laboratory(FakeServer(2), FakeServer(3), Path("policy"), Path("out"), 16, 4, 2, "linear")
+    run = laboratory.Run("wrong-hint", 3, laboratory.Setting(1e-3, 32, 4.0), 256)
+    place = laboratory.Laboratory(FakeServer(2), FakeServer(3), Path("policy"), Path("out"), 16, 4, 2, "linear", True)
     commands = {mode: place.serve_command(run._replace(mode=mode), "http://127.0.0.1:1") for mode in laboratory.MODES}
     plain = commands["opd"]
     assert commands["opd+grpo"] == plain
-    assert commands["wrong-hint"] == [*plain, "--env.hint_control", "wrong"]
-    assert commands["no-hint"] == [*plain, "--env.hint_control", "none"]
+    assert commands["wrong-hint"] == [*plain, "--env.hint_source", "other_task"]
+    assert commands["no-hint"] == [*plain, "--env.hint_source", "none"]
     assert commands["grpo"] == [*plain, "--env.opd_enabled", "false"]
+    assert commands["next-state"] == [*plain, "--env.hindsight", "next_state"]
+    assert commands["contrast"] == [*plain, "--env.control", "neutral"]
+    assert plain[plain.index("--env.builtin_examples") + 1] == "true"
     urls = {name: plain[plain.index(name) + 1] for name in plain if name.endswith("base_url")}
     assert urls == {
         "--openai.base_url": "http://127.0.0.1:2/v1",
         "--env.judge_base_url": "http://127.0.0.1:3/v1",
         "--env.teacher_base_url": "http://127.0.0.1:3/v1",
     }
+
+
+def test_the_sweep_weights_the_divergence_of_modes_that_have_one() -> None:
+    settings = [laboratory.Setting(lr, 32, weight) for lr in (1e-4, 2e-4) for weight in (2.0, 4.0)]
+    assert laboratory.settings_of("opd+grpo", settings) == settings
+    assert laboratory.settings_of("grpo", settings) == [laboratory.Setting(lr, 32, 1.0) for lr in (1e-4, 2e-4)]
+    losses = {mode: laboratory.Run(mode, 0, settings[1], 256).loss for mode in laboratory.MODES}
+    assert losses["opd"] == losses["wrong-hint"] == losses["no-hint"] == {"forward_kl": 4.0}
+    assert losses["opd+grpo"] == {"forward_kl": 4.0, "grpo": 1.0}
+    assert losses["grpo"] == {"grpo": 1.0, "route_by_turn": False}
+    names = {laboratory.Run("opd", 0, setting, 256).name for setting in settings}
+    assert len(names) == len({str(setting) for setting in settings}) == 4
 
 
 class FakeServer:
@@ -118,7 +109,7 @@ LEARNED = Path("docs/learning")
 
 def test_the_committed_result_is_what_the_pages_show() -> None:
     curves = results.read_curves(LEARNED / "results.json")
-    assert list(curves) == list(laboratory.MODES)
+    assert list(curves) == list(laboratory.USUAL_MODES)
     assert all(len(seeds) >= 3 for seeds in curves.values())
     points = [curve for seeds in curves.values() for curve in seeds.values()]
     assert len({tuple(point.rollouts for point in curve) for curve in points}) == 1

@@ -174,3 +174,16 @@ def test_half_a_surrogate_in_a_file_is_replaced() -> None:
         "wrote 1 lines to a",
         "x?",
     ]
+
+
+@needs_bwrap
+def test_paths_of_any_length_and_any_character_are_answered() -> None:
+    """A shell line holds 128 KiB at most, and a quote in it becomes five characters."""
+    long = ["a" * 5000, "'" * 200_000, "é" * 10**6, "d/" * 2000, "'" * 4000, "\x7f\n\t" * 1300]
+    calls: list[Call] = []
+    for path in long:
+        calls += [("read_file", {"path": path}), ("write_file", {"path": path, "content": "x"})]
+        calls += [("patch", {"path": path, "old": "x", "new": "y"})]
+    said = use_tools(*calls, ("terminal", {"command": "'" * 30_000}), ("terminal", {"command": "echo works"}))
+    assert said[0] == "Error: 'path' has 5000 bytes, at most 4095 are possible."
+    assert said[-1] == "works"

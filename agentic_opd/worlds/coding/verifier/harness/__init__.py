@@ -1,15 +1,13 @@
 """What runs inside the verifying sandbox, in two processes: the hidden tests, and the solution.
 
     runner.py           the tests' process: runs the tests and reports, signed, what came of them
-    counter.py          counts the checks
-    clock.py            how long one check may take
-    test_cases.py       the tests of a pytest or unittest file; pytest_stand_in.py is what they get for pytest
+    counter.py          counts the checks; clock.py says how long one may take
+    test_cases.py       the tests of a pytest or unittest file
     test_side.py        what the tests hold in place of the solution; its calls go over a pipe
     solution_side.py    the solution's process: imports solution.py and answers the calls
     peer.py, pipe.py    calls in both directions, and what crosses: plain data
-    programs.py         solution.py as a program, in a fresh process for each input
-    children.py         starts and ends processes
+    programs.py         child processes, and solution.py as a program in one for each input
 
-These modules travel into the sandbox as source text, those of them that the tests need. So they import nothing but each
-other and small parts of the standard library (starting Python is most of what a verification costs).
+These modules travel into the sandbox as source text. So they import nothing but each other and small parts of the
+standard library (starting Python is most of what a verification costs).
 """

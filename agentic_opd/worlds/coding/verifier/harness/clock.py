@@ -6,6 +6,10 @@ import time
 
 from agentic_opd.worlds.coding.verifier.harness.pipe import NoAnswer
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
+
 SHARE = 4
 """A check may take the SHAREth part of the time that is left. So the time never runs out, however many are endless."""
 
@@ -15,19 +19,27 @@ class TookTooLong(NoAnswer):
 
 
 class Clock:
-    """Deals out `total_s` seconds, counted from its making, to one check after the other."""
+    """Deals out `total_s` seconds, counted from its making, to one check after the other.
 
-    def __init__(self, total_s: float) -> None:
+    With `alarm` it also interrupts Python code of this process that is over its time.
+    """
+
+    def __init__(self, total_s: float, *, alarm: bool = False) -> None:
         self._end = time.monotonic() + total_s
-        self.share_s = 0.0
+        self._alarm: Any = None
+        if alarm:
+            import signal
+
+            self._alarm = signal
+            signal.signal(signal.SIGALRM, self._late)
         self.start_share()
 
-    def start_share(self) -> float:
-        """A new check begins: returns the seconds it may take."""
-        now = time.monotonic()
-        self.share_s = max(self._end - now, 0.0) / SHARE
-        self._deadline = now + self.share_s
-        return self.share_s
+    def start_share(self) -> None:
+        """A new check begins."""
+        self._share_s = max((self._end - time.monotonic()) / SHARE, 0.001)
+        self._deadline = time.monotonic() + self._share_s
+        if self._alarm is not None:
+            self._alarm.setitimer(self._alarm.ITIMER_REAL, self._share_s)
 
     def left_s(self) -> float:
         """Seconds until the current check is over its time.
@@ -36,30 +48,16 @@ class Clock:
             TookTooLong: It is.
         """
         left = self._deadline - time.monotonic()
-        if left <= 0:
-            raise self.too_long()
-        return left
+        return left if left > 0 else self._late()
 
-    def too_long(self) -> TookTooLong:
-        """What to raise for a check that is over its time."""
-        return TookTooLong(f"no end after {self.share_s:.1f} s")
+    def wait(self, fd: int, *, to_write: bool = False) -> None:
+        """Wait until a read from `fd` may be tried, or a write; raises as `left_s`."""
+        import select
 
+        poll = select.poll()
+        poll.register(fd, select.POLLOUT if to_write else select.POLLIN)
+        while not poll.poll(self.left_s() * 1000):
+            pass
 
-class AlarmClock(Clock):
-    """A clock for a solution in the tests' own process: it also interrupts Python code that is over its time."""
-
-    def __init__(self, total_s: float) -> None:
-        import signal
-
-        self._signal = signal
-        signal.signal(signal.SIGALRM, self._late)
-        super().__init__(total_s)
-
-    def start_share(self) -> float:
-        """As Clock's; sets the alarm."""
-        share_s = super().start_share()
-        self._signal.setitimer(self._signal.ITIMER_REAL, max(share_s, 0.001))
-        return share_s
-
-    def _late(self, *_: object) -> None:
-        raise self.too_long()
+    def _late(self, *_: object) -> NoReturn:
+        raise TookTooLong(f"no end after {self._share_s:.1f} s")

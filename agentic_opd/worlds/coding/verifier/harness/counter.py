@@ -7,10 +7,9 @@ each time (an `assert` in a loop); so no solution can add checks that it passes.
 from __future__ import annotations
 
 import os
-import time
 
 from agentic_opd.worlds.coding.verifier.harness.clock import TookTooLong
-from agentic_opd.worlds.coding.verifier.harness.pipe import NoAnswer, encode
+from agentic_opd.worlds.coding.verifier.harness.pipe import NoAnswer, encode, solution_line
 
 try:
     from _blake2 import blake2b
@@ -24,24 +23,19 @@ if TYPE_CHECKING:
 
 MAX_FAILURES = 3
 _MAX_TEXT = 200
-_MAX_PROMPT_REPORTS = 500
-_REPORT_EVERY_S = 0.1
 
 
 class Counter:
     """What came of each check so far; verify.py reads its reports, and says what they hold."""
 
-    def __init__(self, out_fd: int, secret: bytes, repeated: frozenset[int], clock: Clock) -> None:
+    def __init__(self, out_fd: int, secret: bytes, clock: Clock) -> None:
         self._out_fd = out_fd
         self._secret = secret
-        self._repeated = repeated
         self._clock = clock
         self._is_true: dict[int, bool] = {}
         self._running: list[int] = []
-        self._reports = 0
-        self._reported_at = 0.0
-        self._passed = self._settled = self._lost = self._late = 0
-        self._failures: list[tuple[int, str]] = []
+        self._lost = self._late = 0
+        self._failures: list[tuple[int, str, str, int]] = []
         self.side: TestSide | None = None
         """The way to the solution's process, if it has one of its own."""
 
@@ -57,16 +51,20 @@ class Counter:
             self.end(number, None)
         else:
             got, expected = (left, right) if call_is_left else (right, left)
-            self.end(number, f"expected {shown(expected)}, got {shown(got)}")
+            kinds = ["None" if one is None else f"a value of type {type(one).__name__}" for one in (got, expected)]
+            manner = "it gives another value than expected"
+            if type(got) is not type(expected):
+                manner = "it gives {} where {} is expected".format(*kinds)
+            self.end(number, f"expected {shown(expected)}, got {shown(got)}", manner)
 
     def check_true(self, number: int, value: object) -> None:
         """Check number `number` is that `value` is true."""
-        self.end(number, None if value else "is not true")
+        self.end(number, None if value else "is not true", "it is not true")
 
     def failed(self, number: int, error: BaseException) -> None:
         """Check number `number` raised."""
         self.note(error)
-        self.end(number, error_text(error))
+        self.end(number, error_text(error), _manner(error), solution_line(error))
 
     def note(self, error: BaseException) -> None:
         """Remember an error that is the end of the solution's process."""
@@ -75,39 +73,32 @@ class Counter:
         elif isinstance(error, NoAnswer):
             self._lost += 1
 
-    def end(self, number: int, failure: str | None) -> None:
-        """The check that began last has passed, or failed like this."""
+    def end(self, number: int, failure: str | None, manner: str = "", line: int = 0) -> None:
+        """The check that began last has passed (`failure` is None), or failed.
+
+        `failure` says what was expected and what came, `manner` the same without any value of the tests, and `line`
+        where in solution.py it raised: 0 if it did not, or elsewhere.
+        """
         losses = self._running.pop() if self._running else self._losses()
         if failure is None and losses != self._losses():
-            failure = "the solution's process ended"
+            failure = manner = "the solution's process ended"
             self._lost += 1
-        was_true = self._is_true.get(number)
-        self._is_true[number] = failure is None and was_true is not False
         if not self._running:
             self._clock.start_share()
-        if self._is_true[number] is was_true:
-            return
-        change = self._is_true[number] - bool(was_true)
-        self._passed += change
-        self._settled += change if number not in self._repeated else 0
-        if failure is not None and len(self._failures) < MAX_FAILURES:
-            self._failures.append((number, shorten(failure)))
-        self.report_soon()
+        if failure is None:
+            self._is_true.setdefault(number, True)
+        elif self._is_true.get(number) is not False:
+            self._is_true[number] = False
+            if len(self._failures) < MAX_FAILURES:
+                self._failures.append((number, shorten(failure), manner, line))
 
     def _losses(self) -> int:
         return 0 if self.side is None else self.side.losses
 
-    def report_soon(self) -> None:
-        """Report, unless there are so many checks that not every one is worth a line."""
-        if self._reports < _MAX_PROMPT_REPORTS or time.monotonic() > self._reported_at + _REPORT_EVERY_S:
-            self.report()
-
     def report(self, *, done: bool = False, error: str | None = None) -> None:
         """Write what came of the checks, signed, as one line; `error` is why the tests ended early, if they did."""
-        self._reports += 1
-        self._reported_at = time.monotonic()
-        counts = (self._passed, self._settled, self._lost, self._late)
-        body = encode((self._reports, *counts, self._failures, done, error), nothing_foreign)
+        counts = (sum(self._is_true.values()), self._lost, self._late)
+        body = encode((done, *counts, self._failures, error))
         line = sign(self._secret, body) + body
         os.write(self._out_fd, b"\n" + line.hex().encode() + b"\n")
 
@@ -131,9 +122,15 @@ def error_text(error: BaseException) -> str:
     return shorten(f"{type(error).__name__}: {text}" if text else type(error).__name__)
 
 
-def nothing_foreign(value: object) -> object:
-    """For `encode`: nothing but plain data is expected."""
-    raise TypeError(f"a {type(value).__name__} is not plain data")
+def _manner(error: BaseException) -> str:
+    """What an error is, without its text, which may hold values of the tests."""
+    if isinstance(error, TookTooLong):
+        return "it does not end in time"
+    if isinstance(error, NoAnswer):
+        return "the solution's process ended"
+    if isinstance(error, AssertionError):
+        return "an assertion of the test failed"
+    return f"it raises {shorten(type(error).__name__)}"
 
 
 def shown(value: object) -> str:

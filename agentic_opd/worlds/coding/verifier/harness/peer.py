@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import builtins
 
-from agentic_opd.worlds.coding.verifier.harness.pipe import Channel, NoAnswer, Ref, decode, encode
+from agentic_opd.worlds.coding.verifier.harness.pipe import Channel, NoAnswer, Ref, decode, encode, solution_line
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,22 +19,19 @@ class Peer:
 
     def perform(self, operation: str, args: Any, kwargs: dict[str, Any]) -> object:
         """Do what the other side asks for."""
-        raise NotImplementedError
 
     def foreign(self, value: object) -> object:
         """A Ref to `value`, which is not plain data, or plain data in its stead."""
-        raise NotImplementedError
 
     def resolve(self, ref: Ref) -> object:
         """What a Ref from the other side stands for."""
-        raise NotImplementedError
 
     def request(self, operation: str, *args: object, **kwargs: object) -> Any:
         """Ask the other side and wait; what it raises is raised here.
 
         Mutable arguments that it changed in place are changed here too.
         """
-        self._send("request", operation, args, kwargs)
+        self._channel.send(encode(("request", operation, args, kwargs), self.foreign))
         value, after = self._wait()
         if after is not None:
             mutables = _mutables(args, kwargs)
@@ -54,8 +51,8 @@ class Peer:
             match self._receive():
                 case ("return", value, after):
                     return value, after
-                case ("raise", str(name), str(base), args, str(text)):
-                    raise rebuild(name, base, args, text)
+                case ("raise", str(name), str(base), args, str(text), int(line)):
+                    raise rebuild(name, base, args, text, line)
                 case ("request", str(operation), tuple(args), dict(kwargs)):
                     self._answer(operation, args, kwargs)
                 case _:
@@ -67,18 +64,12 @@ class Peer:
             before = [encode(item, self.foreign) for item in mutables]
             value = self.perform(operation, args, kwargs)
             changed = before != [encode(item, self.foreign) for item in mutables]
-            message = self._encode("return", value, mutables if changed else None)
+            message = encode(("return", value, mutables if changed else None), self.foreign)
         except NoAnswer:
             raise
         except BaseException as error:  # noqa: BLE001 - whatever it is, it belongs to who asked
-            message = self._encode("raise", *describe(error))
+            message = encode(("raise", *describe(error)), self.foreign)
         self._channel.send(message)
-
-    def _encode(self, *message: object) -> bytes:
-        return encode(message, self.foreign)
-
-    def _send(self, *message: object) -> None:
-        self._channel.send(self._encode(*message))
 
     def _receive(self) -> tuple[Any, ...]:
         return decode(self._channel.receive(), self.resolve)
@@ -105,8 +96,10 @@ def _assign(mine: Any, theirs: Any) -> None:
         mine.update(theirs)
 
 
-def describe(error: BaseException) -> tuple[str, str, tuple[Any, ...] | None, str]:
-    """An exception as plain data: its name, the built-in one nearest to it, its arguments, its text."""
+def describe(error: BaseException) -> tuple[str, str, tuple[Any, ...] | None, str, int]:
+    """An exception as plain data: its name, the built-in one nearest to it, its arguments, its text, and the last line
+    of solution.py in its traceback (0: none).
+    """
     name = type(error).__name__
     builtin = [cls for cls in type(error).__mro__ if getattr(builtins, cls.__name__, None) is cls]
     base = builtin[0].__name__ if issubclass(builtin[0], (Exception, SystemExit)) else "RuntimeError"
@@ -115,27 +108,23 @@ def describe(error: BaseException) -> tuple[str, str, tuple[Any, ...] | None, st
     except Exception:  # noqa: BLE001 - the text is made by code that may be broken
         text = ""
     plain = all(type(item) in (str, int, float, bool, type(None)) for item in error.args)
-    return name, base, error.args if plain else None, text
+    return name, base, error.args if plain else None, text, solution_line(error)
 
 
-def rebuild(name: str, base: str, args: Any, text: str) -> BaseException:
-    """The exception that `describe` described, or the nearest to it that can be made here."""
+def rebuild(name: str, base: str, args: Any, text: str, line: int) -> BaseException:
+    """The exception that `describe` described, or the nearest to it that can be made here; its line as `opd_line`."""
+
+    def said(_: object) -> str:
+        return text
+
     cls: Any = getattr(builtins, base, None)
     if not (isinstance(cls, type) and issubclass(cls, (Exception, SystemExit))):
         cls = RuntimeError
     try:
         if name != base or args is None:
-            cls = type(name, (cls,), {"__str__": _FixedText(text)})
-        return cls(*(args if args is not None else (text,)))
+            cls = type(name, (cls,), {"__str__": said})
+        error: Any = cls(*(args if args is not None else (text,)))
     except Exception:  # noqa: BLE001 - some exceptions take arguments of their own kind only
-        return RuntimeError(f"{name}: {text}")
-
-
-class _FixedText:
-    """A `__str__` that says what the exception said when it was raised."""
-
-    def __init__(self, text: str) -> None:
-        self._text = text
-
-    def __call__(self) -> str:
-        return self._text
+        error = RuntimeError(f"{name}: {text}")
+    error.opd_line = line
+    return error

@@ -1,10 +1,9 @@
 """Plain data over a pipe between two processes that do not trust each other.
 
-Values of exact built-in types are copied: None, bool, int, float, complex, str, bytes, bytearray, list, tuple, dict,
-set, frozenset, range; and, as their parts, those of some types of the standard library, such as Fraction and datetime.
-Everything else stays where it is, and a `Ref` to it crosses. What is built on such a type may have methods of its own,
-so only what is of exactly that type is copied. Nothing received is ever executed, and what is decoded has no methods
-but those of its type, so no `__eq__` of the other side's making.
+Values of exact built-in types are copied and, as their parts, those of some types of the standard library. All else
+stays where it is, and a `Ref` to it crosses. What is built on such a type may have methods of its own, so only what is
+of exactly that type is copied. Nothing received is ever executed, and what is decoded has no methods but those of its
+type, so no `__eq__` of the other side's making.
 
 A value is a tag, a 32-bit size, and a body of so many bytes (scalars) or so many values (containers).
 """
@@ -19,6 +18,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
+
+    from agentic_opd.worlds.coding.verifier.harness.clock import Clock
 
 MAX_MESSAGE_BYTES = 64 * 2**20
 
@@ -51,8 +52,6 @@ _LIBRARY_TYPES: dict[str, tuple[str, Callable[[Any], tuple[Any, ...]]]] = {
     "time": ("datetime", lambda value: (*_clock(value), value.tzinfo)),
     "datetime": ("datetime", lambda value: (value.year, value.month, value.day, *_clock(value), value.tzinfo)),
 }
-_PART_LIBRARY_TYPES = ("int", "str", "NoneType", "list", "timedelta", "timezone")
-_PART_MODULES = ("builtins", "datetime")
 
 
 def _clock(value: Any) -> tuple[int, int, int, int]:
@@ -72,66 +71,54 @@ def parts_of(value: object) -> tuple[Any, ...] | None:
 
 def build(name: str, *parts: Any) -> object:
     """The value that `parts_of` took apart; raises if these are not such parts."""
-    if any(
-        type(part).__name__ not in _PART_LIBRARY_TYPES or type(part).__module__ not in _PART_MODULES for part in parts
-    ):
+    plain = (type(part) in (int, str, type(None)) or parts_of(part) is not None for part in parts)
+    if not (type(parts[0]) is list if name == "deque" else all(plain)):
         raise TypeError(f"a {name} is not made of such parts")
-    module = __import__(_LIBRARY_TYPES[name][0])
-    if name == "deque" and type(parts[0]) is not list:
-        raise TypeError("a deque is made of a list")
-    return getattr(module, name)(*parts)
+    return getattr(__import__(_LIBRARY_TYPES[name][0]), name)(*parts)
 
 
-def _int_body(value: int) -> bytes:
-    return value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
-
-
-def _flat_dict(value: dict[Any, Any]) -> list[Any]:
-    return [part for item in value.items() for part in item]
-
-
-_SCALARS: dict[type, tuple[bytes, Callable[[Any], bytes]]] = {
-    type(None): (b"N", lambda value: b""),
-    bool: (b"T", lambda value: b"1" if value else b""),
-    int: (b"i", _int_body),
-    float: (b"f", lambda value: struct.pack("<d", value)),
-    complex: (b"c", lambda value: struct.pack("<dd", value.real, value.imag)),
-    str: (b"s", lambda value: value.encode("utf-8", "surrogatepass")),
-    bytes: (b"b", bytes),
-    bytearray: (b"y", bytes),
+_SCALARS: dict[type, tuple[bytes, Callable[[Any], bytes], Callable[[bytes], Any]]] = {
+    type(None): (b"N", lambda value: b"", lambda body: None),
+    bool: (b"T", lambda value: b"1" if value else b"", bool),
+    int: (
+        b"i",
+        lambda value: value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True),
+        lambda body: int.from_bytes(body, "little", signed=True),
+    ),
+    float: (b"f", lambda value: struct.pack("<d", value), lambda body: struct.unpack("<d", body)[0]),
+    complex: (
+        b"c",
+        lambda value: struct.pack("<dd", value.real, value.imag),
+        lambda body: complex(*struct.unpack("<dd", body)),
+    ),
+    str: (b"s", lambda text: text.encode("utf-8", "surrogatepass"), lambda body: body.decode("utf-8", "surrogatepass")),
+    bytes: (b"b", bytes, bytes),
+    bytearray: (b"y", bytes, bytearray),
 }
-_CONTAINERS: dict[type, tuple[bytes, Callable[[Any], Any]]] = {
-    list: (b"l", lambda value: value),
-    tuple: (b"t", lambda value: value),
-    set: (b"e", lambda value: value),
-    frozenset: (b"z", lambda value: value),
-    dict: (b"d", _flat_dict),
-    range: (b"r", lambda value: (value.start, value.stop, value.step)),
-    Ref: (b"R", lambda value: (value.kind, value.key)),
+_CONTAINERS: dict[type, tuple[bytes, Callable[[Any], Any], Callable[[Any], Any]]] = {
+    list: (b"l", lambda value: value, lambda items: items),
+    tuple: (b"t", lambda value: value, tuple),
+    set: (b"e", lambda value: value, set),
+    frozenset: (b"z", lambda value: value, frozenset),
+    dict: (
+        b"d",
+        lambda value: [part for item in value.items() for part in item],
+        lambda items: dict(zip(items[::2], items[1::2], strict=True)),
+    ),
+    range: (b"r", lambda value: (value.start, value.stop, value.step), lambda items: range(*items)),
+    Ref: (b"R", lambda value: (value.kind, value.key), lambda items: Ref(*items)),
 }
-_MAKE_SCALAR: dict[bytes, Callable[[bytes], Any]] = {
-    b"N": lambda body: None,
-    b"T": bool,
-    b"i": lambda body: int.from_bytes(body, "little", signed=True),
-    b"f": lambda body: struct.unpack("<d", body)[0],
-    b"c": lambda body: complex(*struct.unpack("<dd", body)),
-    b"s": lambda body: body.decode("utf-8", "surrogatepass"),
-    b"b": bytes,
-    b"y": bytearray,
-}
-_MAKE_CONTAINER: dict[bytes, Callable[[list[Any]], Any]] = {
-    b"l": lambda items: items,
-    b"t": tuple,
-    b"e": set,
-    b"z": frozenset,
-    b"d": lambda items: dict(zip(items[::2], items[1::2], strict=True)),
-    b"r": lambda items: range(*items),
-    b"R": lambda items: Ref(*items),
-    b"x": lambda items: build(*items),
-}
+"""Type -> its tag, what it is taken apart to, and what is made of that."""
+_MAKE_SCALAR = {tag: make for tag, _, make in _SCALARS.values()}
+_MAKE_CONTAINER = {tag: make for tag, _, make in _CONTAINERS.values()}
+_MAKE_CONTAINER[b"x"] = lambda items: build(*items)
 
 
-def encode(value: object, foreign: Callable[[object], object]) -> bytes:
+def _refuse(value: object) -> object:
+    raise TypeError(f"a {type(value).__name__} is not plain data")
+
+
+def encode(value: object, foreign: Callable[[object], object] = _refuse) -> bytes:
     """The bytes of `value`; `foreign` turns what is not of a plain exact type into a Ref or into plain data."""
     out = bytearray()
     _put(out, value, foreign)
@@ -141,11 +128,11 @@ def encode(value: object, foreign: Callable[[object], object]) -> bytes:
 def _put(out: bytearray, value: Any, foreign: Callable[[object], object]) -> None:
     kind = type(value)
     if kind in _SCALARS:
-        tag, to_body = _SCALARS[kind]
+        tag, to_body, _ = _SCALARS[kind]
         body = to_body(value)
         out += tag + struct.pack("<I", len(body)) + body
     elif kind in _CONTAINERS:
-        tag, to_items = _CONTAINERS[kind]
+        tag, to_items, _ = _CONTAINERS[kind]
         items = to_items(value)
         out += tag + struct.pack("<I", len(items))
         for item in items:
@@ -158,7 +145,7 @@ def _put(out: bytearray, value: Any, foreign: Callable[[object], object]) -> Non
         _put(out, foreign(value), foreign)
 
 
-def decode(data: bytes, resolve: Callable[[Ref], object]) -> Any:
+def decode(data: bytes, resolve: Callable[[Ref], object] = _refuse) -> Any:
     """The value that `encode` wrote; `resolve` says what a Ref stands for.
 
     Raises:
@@ -195,10 +182,6 @@ def _dict_base(value: dict[Any, Any]) -> dict[Any, Any]:
     return {key: dict.__getitem__(value, key) for key in dict.__iter__(value)}
 
 
-def _frozenset_base(value: frozenset[Any]) -> frozenset[Any]:
-    return frozenset([*frozenset.__iter__(value)])
-
-
 # Each base's own methods, called by name: a subclass may have replaced what iter() or dict() would use.
 _BASES: dict[type, Callable[[Any], Any]] = {
     int: int.__int__,
@@ -211,7 +194,7 @@ _BASES: dict[type, Callable[[Any], Any]] = {
     tuple: lambda value: (*tuple.__iter__(value),),
     dict: _dict_base,
     set: lambda value: {*set.__iter__(value)},
-    frozenset: _frozenset_base,
+    frozenset: lambda value: frozenset[Any]([*frozenset.__iter__(value)]),
 }
 
 
@@ -230,18 +213,17 @@ def plain_base(value: object) -> object:
 
 
 class Channel:
-    """Whole messages over a pair of pipes; `peer` names the process at the other end in errors."""
+    """Whole messages over a pair of pipes; `peer` names the process at the other end in errors.
 
-    def __init__(self, read_fd: int, write_fd: int, peer: str) -> None:
+    With a `clock`, what takes longer than a check may is TookTooLong.
+    """
+
+    def __init__(self, read_fd: int, write_fd: int, peer: str, clock: Clock | None = None) -> None:
         self._read_fd = read_fd
         self._write_fd = write_fd
         self._peer = peer
-
-    def wait_to_read(self, fd: int) -> None:
-        """Return when a read from `fd` may be tried; a subclass may raise NoAnswer after some time."""
-
-    def wait_to_write(self, fd: int) -> None:
-        """Return when a write to `fd` may be tried; as `wait_to_read`."""
+        self._clock = clock
+        os.set_blocking(write_fd, clock is None)
 
     def close(self) -> None:
         """Close both pipes."""
@@ -258,7 +240,8 @@ class Channel:
         rest = memoryview(struct.pack("<Q", len(data)) + data)
         while rest:
             try:
-                self.wait_to_write(self._write_fd)
+                if self._clock is not None:
+                    self._clock.wait(self._write_fd, to_write=True)
                 rest = rest[os.write(self._write_fd, rest) :]
             except BlockingIOError:
                 continue
@@ -279,9 +262,20 @@ class Channel:
     def _read(self, size: int) -> bytes:
         data = bytearray()
         while len(data) < size:
-            self.wait_to_read(self._read_fd)
+            if self._clock is not None:
+                self._clock.wait(self._read_fd)
             chunk = os.read(self._read_fd, min(size - len(data), 2**20))
             if not chunk:
                 raise NoAnswer(f"{self._peer} ended")
             data += chunk
         return bytes(data)
+
+
+def solution_line(error: BaseException) -> int:
+    """The line of solution.py that the other process named, or the last in the traceback; 0 if there is none."""
+    named, line, traceback = getattr(error, "opd_line", 0), 0, error.__traceback__
+    while traceback is not None:
+        if traceback.tb_frame.f_code.co_filename.endswith("solution.py"):
+            line = traceback.tb_lineno
+        traceback = traceback.tb_next
+    return named if type(named) is int and named > 0 else line

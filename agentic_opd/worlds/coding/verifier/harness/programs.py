@@ -1,11 +1,10 @@
-"""solution.py as a program: an input text in, what it prints out, each time in a fresh process."""
+"""Child processes of the tests' one; and solution.py as a program: an input text in, what it prints out."""
 
 from __future__ import annotations
 
 import os
+import sys
 import time
-
-from agentic_opd.worlds.coding.verifier.harness.children import end_child, spawn
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -13,6 +12,30 @@ if TYPE_CHECKING:
 
 MAX_OUTPUT_BYTES = 16 * 2**20
 _TAIL_BYTES = 2000
+# The module `signal` takes 4 ms to import.
+_SIGKILL = 9
+
+
+def spawn(folder: str, source: str, arguments: list[str], fds: tuple[int, int, int]) -> int:
+    """Start a child in `folder`, with `fds` as descriptors 0 to 2 and what is inheritable; returns its id."""
+    source = f"import os\nos.chdir({folder!r})\n{source}"
+    return os.posix_spawn(
+        sys.executable,
+        [sys.executable, "-s", "-S", "-P", "-c", source, *arguments],
+        os.environ,
+        file_actions=[(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(fds)],
+        setpgroup=0,
+    )
+
+
+def end_child(pid: int) -> None:
+    """Kill a child and its group, and reap it."""
+    for kill in (os.killpg, os.kill):
+        try:  # noqa: SIM105 - contextlib takes time to import
+            kill(pid, _SIGKILL)
+        except OSError:
+            pass
+    os.waitpid(pid, 0)
 
 
 class ProgramError(Exception):
@@ -22,11 +45,12 @@ class ProgramError(Exception):
 class Programs:
     """Runs programs within the time of the current check.
 
-    `source` is what starts solution.py. A program gets three descriptors and nothing else: its input and its errors
-    are files in memory, its output is a pipe that is read until the program ends.
+    `source` is what starts solution.py, in `folder`. A program gets three descriptors and nothing else: its input and
+    its errors are files in memory, its output is a pipe that is read until the program ends.
     """
 
-    def __init__(self, source: str, clock: Clock) -> None:
+    def __init__(self, folder: str, source: str, clock: Clock) -> None:
+        self._folder = folder
         self._source = source
         self._clock = clock
 
@@ -41,8 +65,10 @@ class Programs:
         errors = os.memfd_create("errors")
         output, to_write = os.pipe()
         try:
-            _write_all(to_read, text.encode("utf-8", "surrogatepass"))
-            pid = spawn(self._source, [], (to_read, to_write, errors))
+            with open(to_read, "wb", closefd=False) as file:
+                file.write(text.encode("utf-8", "surrogatepass"))
+            os.lseek(to_read, 0, os.SEEK_SET)
+            pid = spawn(self._folder, self._source, [], (to_read, to_write, errors))
             os.close(to_write)
             to_write = -1
             try:
@@ -62,14 +88,9 @@ class Programs:
             raise ProgramError(f"what it prints is not UTF-8: {error}") from error
 
     def _read(self, fd: int) -> bytes:
-        import select
-
         output = bytearray()
-        poll = select.poll()
-        poll.register(fd, select.POLLIN)
         while True:
-            if not poll.poll(self._clock.left_s() * 1000):
-                continue
+            self._clock.wait(fd)
             chunk = os.read(fd, 65536)
             if not chunk:
                 return bytes(output)
@@ -90,13 +111,6 @@ class Programs:
 def bare_lines(text: str) -> str:
     """The text without white space at the ends of its lines, and without empty lines at its end."""
     return "\n".join(line.rstrip() for line in text.rstrip().split("\n"))
-
-
-def _write_all(fd: int, data: bytes) -> None:
-    rest = memoryview(data)
-    while rest:
-        rest = rest[os.write(fd, rest) :]
-    os.lseek(fd, 0, os.SEEK_SET)
 
 
 def _last_line(errors: int) -> str:

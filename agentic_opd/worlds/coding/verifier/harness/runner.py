@@ -4,95 +4,72 @@ Its input (stdin, read to the end before anything of the solution runs) is a pac
 counter.py. The solution's process can reach the same output pipe, so each report carries a keyed hash that only the
 host and this process can make, and this process's memory is closed to others (PR_SET_DUMPABLE).
 
-If tests and solution share this process (`in_process`), none of that holds: the solution can find the expected
-values, the counter and the secret in its own memory, and an object of its own making decides what it is equal to. Still
-protected are the number of checks (the host knows it), leaving early (what has not been reported as done is not
-passed), the output, and everything outside of the sandbox. That is why the verdict says `in_process`.
+If tests and solution share this process, none of that holds: the solution can find the expected values, the counter and
+the secret in its own memory, and its objects decide what they are equal to. Still protected are the number of checks
+(the host knows it), leaving early (which earns nothing) and all outside. So the verdict says `in_process`.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import time
 
-from agentic_opd.worlds.coding.verifier.harness.clock import AlarmClock, Clock
-from agentic_opd.worlds.coding.verifier.harness.counter import Counter, error_text, nothing_foreign
-from agentic_opd.worlds.coding.verifier.harness.pipe import Ref, decode, encode
+from agentic_opd.worlds.coding.verifier.harness.clock import Clock
+from agentic_opd.worlds.coding.verifier.harness.counter import Counter, error_text
+from agentic_opd.worlds.coding.verifier.harness.pipe import decode
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from typing import Any
+    from typing import Any, TypedDict
+
+    class Job(TypedDict):
+        """What this process is to do: its input."""
+
+        secret: bytes
+        """Key of the reports' hash."""
+        timeout_s: float
+        tests: str
+        """Instrumented source."""
+        is_file: bool
+        """The tests are those of a pytest or unittest file."""
+        in_process: bool
+        imports_solution: bool
+        modules: Sequence[str]
+        """What else the tests import at their top."""
+        files: Mapping[str, bytes]
+        """The agent's: relative path -> content."""
+        solution_program: str | None
+        """Source of the solution's own process."""
+        program: str | None
+        """Source that runs solution.py as a program, if the tests do so."""
+        pytest: bytes | None
+        """pytest's modules as a zip file, if it is to run the tests."""
+
 
 _TIME_SHARE = 0.9
 """The part of the host's time limit that this process counts on: the limit also holds its own start and end."""
 _PR_SET_DUMPABLE = 4
 
 
-class Job:
-    """What this process is to do; the host packs it."""
-
-    def __init__(
-        self,
-        *,
-        secret: bytes,
-        timeout_s: float,
-        tests: str,
-        repeated: frozenset[int],
-        is_file: bool,
-        in_process: bool,
-        modules: Sequence[str],
-        files: Mapping[str, bytes],
-        solution_program: str | None,
-        program: str | None,
-    ) -> None:
-        """Take what the host says.
-
-        Args:
-            secret: Key of the reports' hash.
-            timeout_s: Seconds the host waits.
-            tests: Instrumented source.
-            repeated: Checks that may be reached more than once.
-            is_file: The tests are those of a pytest or unittest file.
-            in_process: Tests and solution share this process.
-            modules: What else the tests import at their top.
-            files: The agent's: relative path -> content.
-            solution_program: Source of the solution's own process, if it gets one.
-            program: Source that runs solution.py as a program, if the tests do so.
-        """
-        self.secret = secret
-        self.timeout_s = timeout_s
-        self.tests = tests
-        self.repeated = repeated
-        self.is_file = is_file
-        self.in_process = in_process
-        self.modules = modules
-        self.files = files
-        self.solution_program = solution_program
-        self.program = program
-
-    def pack(self) -> bytes:
-        """The input of this process."""
-        return encode(vars(self), nothing_foreign)
-
-
-def no_refs(ref: Ref) -> object:
-    """For `decode`: nothing but plain data is expected."""
-    raise ValueError(f"expected plain data, got a reference to a {ref.kind}")
-
-
 def main() -> None:
     """Run one job."""
-    job = Job(**decode(sys.stdin.buffer.read(), no_refs))
-    clock = (AlarmClock if job.in_process else Clock)(job.timeout_s * _TIME_SHARE)
+    job: Job = decode(sys.stdin.buffer.read())
     out_fd = os.dup(1)
     null = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):
         os.dup2(null, fd)
-    counter = Counter(out_fd, job.secret, job.repeated, clock)
     _close_memory()
+    begun = time.monotonic()
+    if job["pytest"] is not None:
+        from agentic_opd.worlds.coding.verifier.harness.test_cases import load_pytest
+
+        load_pytest(job["pytest"])
+    clock = Clock(begun + job["timeout_s"] * _TIME_SHARE - time.monotonic(), alarm=job["in_process"])
+    counter = Counter(out_fd, job["secret"], clock)
     counter.report()
-    for path, content in job.files.items():
+    for path, content in job["files"].items():
         os.makedirs(os.path.dirname(path) or ".", exist_ok=True)  # noqa: PTH103, PTH120 - pathlib takes 5 ms to import
         with open(path, "wb") as file:  # noqa: PTH123
             file.write(content)
@@ -102,50 +79,75 @@ def main() -> None:
 
 def _run(counter: Counter, job: Job, clock: Clock) -> str | None:
     """Run the tests. Returns what made them end early, None if nothing did."""
-    try:
-        if job.in_process:
-            _import_here(job.modules)
-        elif job.solution_program is not None:
-            from agentic_opd.worlds.coding.verifier.harness.test_side import SolutionModule, TestSide
-
-            counter.side = TestSide(job.solution_program, clock)
-            sys.modules["solution"] = SolutionModule(counter.side.request)
-    except BaseException as error:  # noqa: BLE001 - whatever the solution does when it is imported
-        counter.note(error)
-        return f"solution.py could not be imported: {error_text(error)}"
+    folder = os.getcwd()  # noqa: PTH109 - pathlib takes 5 ms to import
     names: dict[str, Any] = {
         "__name__": "__main__",
+        "__file__": "/hidden_tests.py",
         "_opd_begin": counter.begin,
         "_opd_equal": counter.check_equal,
         "_opd_true": counter.check_true,
         "_opd_failed": counter.failed,
         "as_json": as_json,
     }
-    if job.program is not None:
+    if job["is_file"]:
+        from agentic_opd.worlds.coding.verifier.harness.test_cases import require, run_by_pytest, run_tests
+
+        sys.modules.setdefault("pytest", type(sys)("pytest"))  # For files that import it and use nothing of it.
+        run = run_tests if job["pytest"] is None else run_by_pytest
+
+        def run_all(*tests: tuple[int, int, str, str | None]) -> None:
+            run(counter, names, tests)
+
+        names |= {"_opd_require": require, "_opd_tests": run_all}
+    try:
+        if job["in_process"]:
+            _import_here(folder, job)
+        else:
+            _leave_folder()
+        if job["solution_program"] is not None:
+            from agentic_opd.worlds.coding.verifier.harness.test_side import TestSide
+
+            counter.side = TestSide(folder, job["solution_program"], clock)
+            sys.modules["solution"] = counter.side.request("import")
+    except BaseException as error:  # noqa: BLE001 - whatever the solution does when it is imported
+        counter.note(error)
+        return f"solution.py could not be imported: {error_text(error)}"
+    if job["program"] is not None:
         from agentic_opd.worlds.coding.verifier.harness.programs import Programs
 
-        names["run_program"] = Programs(job.program, clock).run_program
-    if job.is_file:
-        from agentic_opd.worlds.coding.verifier.harness.test_cases import TestCases
-
-        names |= TestCases(counter, names).functions()
+        names["run_program"] = Programs(folder, job["program"], clock).run_program
     try:
-        exec(compile(job.tests, "hidden_tests.py", "exec"), names)
+        exec(compile(job["tests"], "hidden_tests.py", "exec"), names)
     except BaseException as error:  # noqa: BLE001 - the tests may raise anything outside of their checks
         counter.note(error)
         return f"The tests ended early: {error_text(error)}"
     return None
 
 
-def _import_here(modules: Sequence[str]) -> None:
+def _import_here(folder: str, job: Job) -> None:
     """Import the solution; before that what the tests import, as its folder may hold something of that name."""
-    for module in modules:
+    for module in job["modules"]:
         try:  # noqa: SIM105 - contextlib takes time to import
             __import__(module)
         except ImportError:  # The tests will say so.
             pass
-    sys.path.insert(0, os.getcwd())  # noqa: PTH109 - pathlib takes 5 ms to import
-    __import__("solution")
+    sys.path.insert(0, folder)
+    if job["imports_solution"]:
+        __import__("solution")
+
+
+def _leave_folder() -> None:
+    """Go where no file of the solution's is, and import from nowhere but where this process can import from now.
+
+    The tests may put folders on the path, in which the solution's process can write.
+    """
+    os.chdir("/")
+    known = tuple(sys.path)
+    hooks: list[Any] = [*sys.path_hooks]
+    sys.path_hooks[:] = [
+        lambda path, hook=hook: hook(path if path.startswith(known) else os.devnull)  # Which raises ImportError.
+        for hook in hooks
+    ]
 
 
 def as_json(value: Any) -> object:

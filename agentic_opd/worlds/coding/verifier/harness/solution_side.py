@@ -23,15 +23,11 @@ class SolutionSide(Peer):
         self._keys: dict[int, int] = {}
 
     def perform(self, operation: str, args: Any, kwargs: dict[str, Any]) -> object:
-        """Import the module, call something, or apply a built-in function such as getattr, len, next."""
+        """Import the module, call something, or apply a built-in function such as getattr, iter, next."""
         if operation == "import":
             return __import__("solution")
-        if operation == "public":
-            return [name for name in vars(args[0]) if not name.startswith("_") and not hasattr(builtins, name)]
         if operation == "call":
             return args[0](*args[1:], **kwargs)
-        if operation == "getitem":
-            return args[0][args[1]]
         return getattr(builtins, operation)(*args, **kwargs)
 
     def foreign(self, value: object) -> object:

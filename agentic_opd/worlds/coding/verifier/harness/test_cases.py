@@ -1,91 +1,56 @@
-"""Runs the tests of a pytest or unittest file, one after the other, each counted as a check or, by its cases, several.
+"""Runs the tests of a pytest or unittest file, each counted as a check or, by its cases, several.
 
-`import pytest` gives them pytest_stand_in.py: the real one takes longer to import than most tests to run, and need not
-be there. unittest is the real one.
+pytest itself runs files that use it; it takes longer to import than most tests to run, so it comes along only for them.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 
 from agentic_opd.worlds.coding.verifier.harness.counter import Counter, shown
-from agentic_opd.worlds.coding.verifier.harness.pytest_stand_in import PARAMETERS, Fixtures, make_pytest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Iterator
     from typing import Any
 
+    Tests = tuple[tuple[int, int, str, str | None], ...]
+    """Of each test: its first check, how many it has, its name or its class's, and its method."""
 
-class TestCases:
-    """The tests of one file, whose global names are `names`."""
+_PYTEST_OPTIONS = (
+    *("-s", "--no-header", "--assert=plain", "--tb=native", "--noconftest", "--rootdir=/", "-c/dev/null"),
+    *("-pno:cacheprovider", "-pno:faulthandler", "-pno:junitxml", "-pno:pastebin"),
+)
 
-    __test__ = False  # Not a class of tests, whatever pytest thinks of its name.
 
-    def __init__(self, counter: Counter, names: dict[str, Any]) -> None:
-        self._counter = counter
-        self._names = names
-        self._is_set_up = False
-        sys.modules["pytest"] = make_pytest()
+def load_pytest(packed: bytes) -> None:
+    """Import pytest from a zip file of its modules."""
+    file = os.memfd_create("pytest")
+    os.write(file, packed)
+    sys.path.insert(0, f"/proc/self/fd/{file}")
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    __import__("pytest")
 
-    def functions(self) -> dict[str, Any]:
-        """What instrumented test files call."""
-        return {"_opd_test": self.run, "_opd_require": require}
 
-    def run(self, first: int, count: int, name: str, method: str | None) -> None:
-        """Run the test `name`, or `method` of the class `name`; its cases are the checks from `first` on.
-
-        If it turns out to have more cases than `count`, the last check stands for the rest.
-        """
-        owner = self._names[name]
-        cases = self._cases(owner, method)
-        for number in range(first, first + max(count, len(cases))):
-            self._counter.begin()
-            check = min(number, first + count - 1)
-            try:
-                self._set_up_module()
-                cases[number - first]()
-            except BaseException as error:  # noqa: BLE001 - a test may raise anything, and so may the solution
-                self._counter.failed(check, error)
-            else:
-                self._counter.end(check, None)
-
-    def _set_up_module(self) -> None:
-        if not self._is_set_up:
-            self._is_set_up = True
-            for name in ("setUpModule", "setup_module"):
-                if name in self._names:
-                    _call_with_module(self._names[name])
-
-    def _cases(self, owner: Any, method: str | None) -> list[Callable[[], None]]:
-        if method is None:
-            return self._parametrized(owner, None)
-        if hasattr(owner, "assertEqual"):
-            return [lambda: _run_unittest(owner(method))]
-        return self._parametrized(getattr(owner, method), owner)
-
-    def _parametrized(self, function: Any, owner: type | None) -> list[Callable[[], None]]:
-        """One call for each set of parameters."""
-        sets: list[dict[str, Any]] = [{}]
-        for holder in (function, owner):
-            for more in getattr(holder, PARAMETERS, ()):
-                sets = [{**outer, **inner} for outer in sets for inner in more]
-        return [lambda values=values: self._call(function, owner, values) for values in sets]
-
-    def _call(self, function: Any, owner: type | None, values: dict[str, Any]) -> None:
-        instance = None if owner is None else owner()
-        fixtures = Fixtures(self._names, instance, values)
-        bound = function if instance is None else getattr(instance, function.__name__)
+def run_tests(counter: Counter, names: dict[str, Any], tests: Tests) -> None:
+    """Run the tests of the file whose names are `names`, without pytest."""
+    for check, _, name, method in tests:
+        counter.begin()
         try:
-            for name in ("setup_class", "setup_method"):
-                if hasattr(instance, name):
-                    _call_with_module(getattr(instance, name))
-            fixtures.set_up()
-            _finish(bound(**fixtures.arguments_of(bound)))
-        finally:
-            fixtures.tear_down()
-            if hasattr(instance, "teardown_method"):
-                _call_with_module(instance.teardown_method)  # type: ignore[union-attr]
+            owner = names[name]
+            if method is None:
+                _finish(owner())
+            elif hasattr(owner, "assertEqual"):
+                import unittest
+
+                unittest.TestSuite([owner(method)]).debug()
+            else:
+                _finish(getattr(owner(), method)())
+        except BaseException as error:  # noqa: BLE001 - a test may raise anything, and so may the solution
+            counter.failed(check, error)
+        else:
+            counter.end(check, None)
 
 
 def require(left: object, right: object, call_is_left: bool, label: str) -> None:
@@ -95,45 +60,91 @@ def require(left: object, right: object, call_is_left: bool, label: str) -> None
         raise AssertionError(f"{label}: expected {shown(expected)}, got {shown(got)}")
 
 
-def _call_with_module(function: Any) -> None:
-    """Call a set-up function, which may take one argument that says what for."""
-    code = function.__code__
-    wanted = code.co_argcount - hasattr(function, "__self__") - len(function.__defaults__ or ())
-    function(*[None] * wanted)
-
-
 def _finish(result: Any) -> None:
-    if hasattr(result, "__await__"):
+    if hasattr(type(result), "__await__"):
         import asyncio
 
         asyncio.run(result)
 
 
-def _run_unittest(case: Any) -> None:
-    """Run one method of a TestCase with its set-up; raise what it raised."""
-    import unittest
+def run_by_pytest(counter: Counter, names: dict[str, Any], tests: Tests) -> None:
+    """As `run_tests`; a case beyond those that were counted before belongs to the last check of its test."""
+    _Pytest(counter, names, tests).run()
 
-    class Result(unittest.TestResult):
-        first: BaseException | None = None
 
-        def addError(self, test: Any, err: Any) -> None:
-            self.first = self.first or err[1]
+class _Pytest:
+    """A plugin of pytest."""
 
-        addFailure = addError
+    def __init__(self, counter: Counter, names: dict[str, Any], tests: Tests) -> None:
+        self._counter = counter
+        self._names = names
+        self._checks = {(name, method): (first, first + count - 1) for first, count, name, method in tests}
+        self._raised: BaseException | None = None
 
-        def addSubTest(self, test: Any, subtest: Any, err: Any) -> None:
-            if err is not None:
-                self.addError(subtest, err)
+    def run(self) -> None:
+        import pytest
 
-        def addSkip(self, test: Any, reason: str) -> None:
-            self.first = self.first or AssertionError(f"it was skipped: {reason}")
+        pytest.hookimpl(wrapper=True)(_Pytest.pytest_runtest_makereport)
+        code = pytest.main([*_PYTEST_OPTIONS], [self])
+        if self._raised is not None:
+            raise self._raised
+        if code not in (0, 5):
+            raise RuntimeError(f"pytest could not run the tests: exit code {int(code)}")
 
-        def addUnexpectedSuccess(self, test: Any) -> None:
-            self.first = self.first or AssertionError("it was expected to fail")
+    def pytest_collection(self) -> bool:
+        return True  # They are here, and in no file.
 
-    result = Result()
-    unittest.TestSuite([case]).run(result)
-    if result.first is not None:
-        raise result.first
-    if result.testsRun != 1:
-        raise AssertionError(f"{result.testsRun} tests ran, expected 1")
+    def pytest_runtestloop(self, session: Any) -> bool:
+        from _pytest.runner import runtestprotocol
+
+        try:
+            items = [*self._items(session)]
+            for (check, item), (_, following) in zip(items, [*items[1:], (0, None)], strict=True):
+                self._counter.begin()
+                runtestprotocol(item, log=False, nextitem=following)
+                raised, self._raised = self._raised, None
+                if raised is None:
+                    self._counter.end(check, None)
+                else:
+                    self._counter.failed(check, raised)
+        except BaseException as error:  # noqa: BLE001 - pytest would print it
+            self._raised = error
+        return True
+
+    def _items(self, session: Any) -> Iterator[tuple[int, Any]]:
+        """The tests that count, each with the number of its check."""
+        import pathlib
+
+        import pytest
+
+        module = type(sys)("hidden_tests")
+        vars(module).update(self._names)
+
+        class HiddenTests(pytest.Module):
+            def _getobj(self) -> Any:
+                return module
+
+        todo: list[Any] = [HiddenTests.from_parent(session, path=pathlib.Path("/hidden_tests.py"))]
+        while todo:
+            node = todo.pop(0)
+            if not hasattr(node, "runtest"):
+                todo[:0] = node.collect()
+                continue
+            name, method = node.originalname, None
+            if node.cls is not None:
+                name, method = node.cls.__name__, name
+            if (name, method) in self._checks:
+                check, last = self._checks[name, method]
+                self._checks[name, method] = min(check + 1, last), last
+                yield check, node
+
+    def pytest_runtest_makereport(self, item: Any, call: Any) -> Any:
+        report = yield
+        if call.excinfo is not None:
+            self._raised = self._raised or call.excinfo.value
+        return report
+
+    def pytest_pyfunc_call(self, pyfuncitem: Any) -> bool:
+        values = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
+        _finish(pyfuncitem.obj(**values))
+        return True

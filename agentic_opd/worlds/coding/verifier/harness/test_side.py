@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import builtins
 import os
-import select
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, FunctionType, MethodType
 
-from agentic_opd.worlds.coding.verifier.harness.children import end_child, spawn
 from agentic_opd.worlds.coding.verifier.harness.peer import Peer
 from agentic_opd.worlds.coding.verifier.harness.pipe import Channel, NoAnswer, Ref, plain_base
+from agentic_opd.worlds.coding.verifier.harness.programs import end_child, spawn
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from typing import Any
 
     from agentic_opd.worlds.coding.verifier.harness.clock import Clock
@@ -26,103 +25,70 @@ if TYPE_CHECKING:
 class Remote:
     """Something of the solution's that is not plain data: a function, a generator, an object.
 
-    It can be called, asked for attributes, and iterated. It is equal to nothing but itself and has no order: those
-    answers would be the solution's to choose.
+    It can be called, and what is iterable in it is made a list, once. Whatever else the tests ask would be the
+    solution's to choose: so it has no attributes but those of a namespace, is equal to nothing but itself, has no order
+    and is true unless it is such a list and empty.
+
+    `opd_key` is its key in the `opd_life`-th process of the solution. `opd_path` is how to find it again in the next
+    one: names to follow from the module; None if it cannot be found. A namespace is the module, the class `Solution`,
+    or what a call of that class gave.
     """
 
-    __slots__ = ("_opd_place", "_opd_request")
+    __slots__ = ("opd_is_namespace", "opd_items", "opd_key", "opd_life", "opd_path", "opd_request")
 
-    def __init__(self, request: Callable[..., Any], place: Place) -> None:
-        object.__setattr__(self, "_opd_request", request)
-        object.__setattr__(self, "_opd_place", place)
+    def __init__(self, request: Callable[..., Any], key: int, life: int) -> None:
+        self.opd_request = request
+        self.opd_key = key
+        self.opd_life = life
+        self.opd_path: tuple[str, ...] | None = None
+        self.opd_is_namespace = False
+        self.opd_items: list[Any] | None = None
 
     def __call__(self, *args: object, **kwargs: object) -> object:
         """Call it in its process."""
-        return self._opd_request("call", self, *args, **kwargs)
+        return self.opd_request("call", self, *args, **kwargs)
 
     def __getattr__(self, name: str) -> object:
-        return self._opd_request("getattr", self, name)
+        if name.startswith("__") or not self.opd_is_namespace:
+            raise AttributeError(f"what the solution returned is an object, and is not asked for {name!r}")
+        return self.opd_request("getattr", self, name)
 
-    def __setattr__(self, name: str, value: object) -> None:
-        self._opd_request("setattr", self, name, value)
+    def __iter__(self) -> Iterator[Any]:
+        if self.opd_items is None:
+            items: list[Any] = []
+            iterator = self.opd_request("iter", self)
+            while True:
+                try:
+                    items.append(self.opd_request("next", iterator))
+                except StopIteration:
+                    break
+            self.opd_items = items
+        return iter(self.opd_items)
 
-    def __iter__(self) -> object:
-        return self._opd_request("iter", self)
-
-    def __next__(self) -> object:
-        return self._opd_request("next", self)
-
-    def __getitem__(self, key: object) -> object:
-        return self._opd_request("getitem", self, key)
+    def __getitem__(self, key: Any) -> object:
+        return [*iter(self)][key]
 
     def __len__(self) -> int:
-        return self._opd_request("len", self)
+        return sum(1 for _ in iter(self))
 
     def __bool__(self) -> bool:
-        return self._opd_request("bool", self)
+        try:
+            return any(True for _ in iter(self))
+        except TypeError:
+            return True
 
     def __repr__(self) -> str:
-        return self._opd_request("repr", self)
+        return self.opd_request("repr", self)
 
     def __str__(self) -> str:
-        return self._opd_request("str", self)
+        return self.opd_request("str", self)
 
 
-class Place:
-    """Where a Remote's object is: its key in the `life`-th process of the solution.
-
-    `path` is how to find it again in the next one: names to follow from the module; None if it cannot be found.
-    """
-
-    __slots__ = ("key", "life", "path")
-
-    def __init__(self, key: int, life: int) -> None:
-        self.key = key
-        self.life = life
-        self.path: tuple[str, ...] | None = None
-
-
-class SolutionModule(ModuleType):
-    """What `import solution` gives the tests."""
-
-    def __init__(self, request: Callable[..., Any]) -> None:
-        super().__init__("solution")
-        self._opd_request = request
-        self._opd_remote = request("import")
-
-    def __getattr__(self, name: str) -> object:
-        if name == "__all__":
-            return self._opd_request("public", self._opd_remote)
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return self._opd_request("getattr", self._opd_remote, name)
-
+NAMESPACE = "Solution"
+"""A class of this name holds functions, as LeetCode has it: nothing is compared with it or derived from it."""
 
 MAX_LIVES = 20
 """How often the solution's process is started; each start takes some 30 ms."""
-
-
-class TimedChannel(Channel):
-    """A channel whose waiting ends when the current check is over its time."""
-
-    def __init__(self, read_fd: int, write_fd: int, clock: Clock) -> None:
-        super().__init__(read_fd, write_fd, "the solution's process")
-        os.set_blocking(write_fd, False)
-        self._clock = clock
-
-    def wait_to_read(self, fd: int) -> None:
-        """Raise TookTooLong instead."""
-        self._wait(fd, select.POLLIN)
-
-    def wait_to_write(self, fd: int) -> None:
-        """Raise TookTooLong instead."""
-        self._wait(fd, select.POLLOUT)
-
-    def _wait(self, fd: int, event: int) -> None:
-        poll = select.poll()
-        poll.register(fd, event)
-        while not poll.poll(self._clock.left_s() * 1000):
-            pass
 
 
 class TestSide(Peer):
@@ -134,7 +100,8 @@ class TestSide(Peer):
 
     __test__ = False  # Not a class of tests, whatever pytest thinks of its name.
 
-    def __init__(self, program: str, clock: Clock) -> None:
+    def __init__(self, folder: str, program: str, clock: Clock) -> None:
+        self._folder = folder
         self._program = program
         self._clock = clock
         self._pid: int | None = None
@@ -165,7 +132,7 @@ class TestSide(Peer):
             # It would end a loop of the tests, such as that of all() and map(), as if it were through.
             raise RuntimeError(f"the solution raised StopIteration: {error}") from error
         if type(value) is Remote:
-            _note_path(value, operation, args)
+            self._note(value, operation, args)
         return value
 
     def _start(self) -> None:
@@ -178,9 +145,9 @@ class TestSide(Peer):
         null = os.open(os.devnull, os.O_RDWR)
         for fd in (to_read, from_write):
             os.set_inheritable(fd, True)
-        self._channel = TimedChannel(from_read, to_write, self._clock)
+        self._channel = Channel(from_read, to_write, "the solution's process", self._clock)
         try:
-            self._pid = spawn(self._program, [str(to_read), str(from_write)], (null, null, null))
+            self._pid = spawn(self._folder, self._program, [str(to_read), str(from_write)], (null, null, null))
         except OSError as error:
             self._channel.close()
             raise NoAnswer(f"the solution's process cannot be started: {error}") from error
@@ -209,7 +176,9 @@ class TestSide(Peer):
         if isinstance(name, str) and getattr(builtins, name, None) is value:
             return Ref("builtin", name)
         if isinstance(value, (FunctionType, BuiltinFunctionType, MethodType)):
-            return Ref("callback", self._callback_key(value))
+            if not any(value is known for known in self._callbacks):
+                self._callbacks.append(value)
+            return Ref("callback", next(key for key, known in enumerate(self._callbacks) if known is value))
         plain = plain_base(value)
         if plain is not value:
             return plain
@@ -217,46 +186,33 @@ class TestSide(Peer):
             return [*value]  # type: ignore[misc]
         raise TypeError(f"a {type(value).__name__} cannot be handed to the solution's process")
 
+    def _note(self, found: Remote, operation: str, args: tuple[Any, ...]) -> None:
+        """Remember how `found` came from the module, if it did, and whether it is a namespace."""
+        parent = args[0].opd_path if args else None
+        if operation == "import":
+            found.opd_path, found.opd_is_namespace = (), True
+        elif operation == "getattr" and found.opd_path is None and parent is not None:
+            found.opd_path = (*parent, args[1])
+            found.opd_is_namespace = found.opd_path == (NAMESPACE,)
+        elif operation == "call" and parent == (NAMESPACE,):
+            found.opd_is_namespace = True
+
     def _key_of(self, remote: Remote) -> int:
         """Its key in the process that runs now."""
-        place = _place_of(remote)
-        if place.life != self._life:
-            if place.path is None:
+        if remote.opd_life != self._life:
+            if remote.opd_path is None:
                 raise RuntimeError("it was lost when the solution's process ended")
             found: Any = self.request("import")
-            for name in place.path:
+            for name in remote.opd_path:
                 found = self.request("getattr", found, name)
             if type(found) is not Remote:
                 raise RuntimeError("it is another one since the solution's process ended")
-            place.key, place.life = _place_of(found).key, self._life
-        return place.key
-
-    def _callback_key(self, function: object) -> int:
-        for key, known in enumerate(self._callbacks):
-            if known is function:
-                return key
-        self._callbacks.append(function)
-        return len(self._callbacks) - 1
+            remote.opd_key, remote.opd_life = found.opd_key, self._life
+        return remote.opd_key
 
     def resolve(self, ref: Ref) -> object:
         """A Remote, the same one for the same object, or a function that was handed over."""
         key = int(ref.key)
         if ref.kind == "callback":
             return self._callbacks[key]
-        if key not in self._remotes:
-            self._remotes[key] = Remote(self.request, Place(key, self._life))
-        return self._remotes[key]
-
-
-def _place_of(remote: Remote) -> Place:
-    return object.__getattribute__(remote, "_opd_place")
-
-
-def _note_path(found: Remote, operation: str, args: tuple[Any, ...]) -> None:
-    """Remember how `found` came from the module, if it did."""
-    place = _place_of(found)
-    if operation == "import":
-        place.path = ()
-    elif operation == "getattr" and place.path is None:
-        parent = _place_of(args[0]).path
-        place.path = None if parent is None else (*parent, args[1])
+        return self._remotes.setdefault(key, Remote(self.request, key, self._life))

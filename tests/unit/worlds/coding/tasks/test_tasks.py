@@ -57,6 +57,35 @@ def test_generic_rows_of_every_kind_of_file(tmp_path: Path, name: str) -> None:
     assert (last.task_id, last.prompt, last.entry_point) == ("b", "Write `add` in solution.py.", None)
 
 
+SHARED = {**ROW, "task_id": "s", "test_code": "from solution import Node\nassert add(Node(1), 2) == 3"}
+
+
+def test_tasks_whose_tests_share_a_process_are_kept_with_one_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = write(tmp_path / "a.jsonl", ROW, SHARED, {**SHARED, "task_id": "t"})
+    assert [task.task_id for task in load(path)] == ["a", "s", "t"]
+    (record,) = caplog.records
+    assert (
+        "2 of 3 tasks must share a process with the solution, where it is easier to cheat ('s', 't')" in record.message
+    )
+
+
+def test_tasks_whose_tests_share_a_process_are_left_out_or_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", ROW, SHARED)
+    assert [task.task_id for task in load(path, dataset_in_process="skip")] == ["a"]
+    with pytest.raises(DatasetError, match="1 of 2 tasks must share a process"):
+        load(path, dataset_in_process="refuse")
+    with pytest.raises(DatasetError, match="1 of 1 tasks"):
+        load(write(tmp_path / "b.jsonl", SHARED), dataset_in_process="skip")
+
+
+def test_tests_whose_names_cannot_be_told_are_refused(tmp_path: Path) -> None:
+    row = {**ROW, "test_code": "from helpers import *\nassert add(1, TWO) == 3"}
+    with pytest.raises(DatasetError, match=r"line 1: the hidden tests import everything from 'helpers'"):
+        load(write(tmp_path / "a.jsonl", row))
+
+
 def test_ids_are_optional_and_may_be_numbers(tmp_path: Path) -> None:
     row = {"task": "Add.", "test_code": "assert add(1, 2) == 3"}
     tasks = load(write(tmp_path / "a.jsonl", row, {**row, "task_id": 17}))

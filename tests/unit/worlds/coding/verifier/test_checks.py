@@ -3,7 +3,7 @@ import ast
 import pytest
 
 from agentic_opd.worlds.coding.verifier.checks import instrument
-from agentic_opd.worlds.coding.verifier.collection import undefined_names
+from agentic_opd.worlds.coding.verifier.names import undefined_names, wanted_names
 
 
 def run_instrumented(tests: str, **names: object) -> list[tuple[int, bool]]:
@@ -68,12 +68,6 @@ def test_constant_asserts_are_no_checks() -> None:
     assert "assert False" in checks.source
 
 
-def test_what_may_be_reached_more_than_once() -> None:
-    checks = instrument("assert f(0)\nfor x in y:\n    assert f(1)\ndef check(g):\n    assert g(2)\ncheck(f)")
-    assert checks.labels == ("f(0)", "f(1)", "g(2)")
-    assert checks.repeated == {1}
-
-
 def test_a_file_of_tests_keeps_its_asserts_and_says_what_came() -> None:
     checks = instrument(
         "from solution import f\nassert f(0) == 1\ndef test_a():\n"
@@ -83,7 +77,7 @@ def test_a_file_of_tests_keeps_its_asserts_and_says_what_came() -> None:
     assert "_opd_require(f(1), 2, True, 'f(1)')" in checks.source
     assert "assert f(2), 'f(2) is not true'" in checks.source
     assert "assert f(3), 'm'" in checks.source
-    assert checks.source.endswith("_opd_test(1, 1, 'test_a', None)")
+    assert checks.source.endswith("_opd_tests((1, 1, 'test_a', None))")
 
 
 def test_long_labels_are_cut() -> None:
@@ -113,6 +107,15 @@ def test_long_labels_are_cut() -> None:
         ("import solution\ndef test_a(capsys): pass", True),
         ("import numpy as np", False),
         ("assert run_program('1') == '2'", False),
+        ("from solution import f\nroot = f(1)\nroot.left = f(2)", True),
+        ("from solution import f\nassert f(1).x == 2", False),
+        ("from solution import f\nassert next(f(1)) == 2", True),
+        ("from solution import f\nassert f.__name__ == 'f'", True),
+        ("from solution import f\nassert f(open('x')) == 2", True),
+        ("import solution\nassert solution.f('solution.py')", True),
+        ("exec(compile(text('solution' + '.py'), '', 'exec'))\nassert f(1) == 2", True),
+        ("import runpy\nassert runpy.run_path(FILE)['f'](1) == 2", True),
+        ("import os, sys\nsys.path.insert(0, os.getcwd())\nfrom solution import f\nassert f(1) == 2", False),
     ],
 )
 def test_the_tests_alone_decide_whether_one_process_is_needed(tests: str, in_process: bool) -> None:
@@ -135,6 +138,31 @@ check(solve)
     assert undefined_names(tests) == ["LIST", "helper", "solve"]
     with pytest.raises(SyntaxError):
         undefined_names("def")
+
+
+@pytest.mark.parametrize(
+    ("tests", "entry_point", "names", "modules"),
+    [
+        ("assert f(1) == sys.maxsize", "f", ["f"], ["sys"]),
+        ("assert abs(f(1)) == LIMIT", "f", ["LIMIT", "f"], []),
+        ("assert sum(1, 2) == 3", "sum", ["sum"], []),
+        ("assert bisect([1], 2) == 1", "bisect", ["bisect"], []),
+        ("from math import *\nassert f(4) == sqrt(16)", "f", ["f"], []),
+        ("def near(a, b): return a == b\nfrom solution import *\nassert near(f(1), g)", None, ["f", "g"], []),
+        ("assert as_json(f(1)) == run_program('')", "f", ["f"], []),
+    ],
+)
+def test_names_that_nothing_else_gives_are_the_solutions(
+    tests: str, entry_point: str | None, names: list[str], modules: list[str]
+) -> None:
+    assert wanted_names(ast.parse(tests), entry_point) == (names, modules)
+
+
+def test_import_star_is_spelled_out() -> None:
+    star = "from solution import *\nassert abs(f(1)) == len(g)"
+    assert instrument(star).source.startswith("from solution import f, g\n")
+    with pytest.raises(ValueError, match="import everything from 'helpers'"):
+        instrument(f"from helpers import *\n{star}")
 
 
 def test_what_is_no_assert_stays_as_it_is() -> None:

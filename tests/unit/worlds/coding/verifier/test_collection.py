@@ -4,8 +4,7 @@ import ast
 
 import pytest
 
-from agentic_opd.worlds.coding.verifier.checks import asserts_run_once
-from agentic_opd.worlds.coding.verifier.collection import collect
+from agentic_opd.worlds.coding.verifier.collection import collect, needs_pytest
 
 
 def labels(source: str) -> list[str]:
@@ -56,29 +55,19 @@ def test_parameters_that_are_spelled_out_are_cases(decorators: str, expected: li
     assert labels(f"CASES = [1, 2, 3]\n{decorators}\ndef test_a(a): pass") == expected
 
 
-def test_asserts_that_run_at_most_once() -> None:
-    tree = ast.parse("""
-assert a
-if x:
-    assert b
-for i in y:
-    assert no
-    once_no()
-def check(f):
-    assert c
-    while f: assert no
-    inner()
-def inner():
-    assert d
-def twice():
-    assert no
-def once_no():
-    assert no
-def recursive():
-    assert no
-    recursive()
-check(twice() or twice())
-[check2 for check2 in z]
-""")
-    names = sorted(node.test.id for node in asserts_run_once(tree) if isinstance(node.test, ast.Name))
-    assert names == ["a", "b", "c", "d"]
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("def test_a(): pass", False),
+        ("import pytest\ndef test_a(): pass", False),
+        ("import pytest\ndef test_a():\n    with pytest.raises(ValueError): f()", True),
+        ("from pytest import raises\ndef test_a(): pass", True),
+        ("def test_a(tmp_path): pass", True),
+        ("class TestA:\n    def test_a(self): pass", False),
+        ("class TestA:\n    def setup_method(self): pass\n    def test_a(self): pass", True),
+        ("import unittest\nclass A(unittest.TestCase):\n    def setUp(self): pass\n    def test_a(self): pass", False),
+        ("def setUpModule(): pass\ndef test_a(): pass", True),
+    ],
+)
+def test_what_pytest_itself_must_run(source: str, expected: bool) -> None:
+    assert needs_pytest(ast.parse(source)) is expected

@@ -11,7 +11,7 @@ def test_complete_tests_stay_as_they_are() -> None:
     tests = "from solution import f\nassert f(1) == 1\n"
     assert complete_tests(tests, "f") == tests
     everything = "from solution import *\nassert f(1) == 1\n"
-    assert complete_tests(everything, "f") == everything
+    assert complete_tests(everything, "f") == f"from solution import f\n\n{everything}"
 
 
 def test_check_is_called_where_nobody_calls_it() -> None:

@@ -204,7 +204,7 @@ def test_exceptions_keep_name_base_and_text(error: BaseException, base: type[Exc
 
 
 def test_a_made_up_exception_is_still_an_exception() -> None:
-    assert isinstance(rebuild("x", "eval", ("1",), "1"), RuntimeError)
-    assert isinstance(rebuild("KeyboardInterrupt", "KeyboardInterrupt", (0,), "0"), RuntimeError)
-    assert isinstance(rebuild("a\0b", "ValueError", (0,), "0"), RuntimeError)
-    assert isinstance(rebuild("x", "ValueError", Ref("object", 1), "0"), RuntimeError)
+    assert isinstance(rebuild("x", "eval", ("1",), "1", 0), RuntimeError)
+    assert isinstance(rebuild("KeyboardInterrupt", "KeyboardInterrupt", (0,), "0", 0), RuntimeError)
+    assert isinstance(rebuild("a\0b", "ValueError", (0,), "0", 3), RuntimeError)
+    assert isinstance(rebuild("x", "ValueError", Ref("object", 1), "0", 0), RuntimeError)

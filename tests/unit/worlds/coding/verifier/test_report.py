@@ -5,11 +5,12 @@ from typing import Any, Self
 
 import pytest
 
-from agentic_opd.core.types import Task, VerifyOutcome
+from agentic_opd.core.errors import SandboxError
+from agentic_opd.core.types import Task, Verification, VerifyOutcome
 from agentic_opd.sandboxes.protocol import CommandResult
 from agentic_opd.worlds.coding.verifier.harness.counter import sign
 from agentic_opd.worlds.coding.verifier.harness.pipe import Ref, encode
-from agentic_opd.worlds.coding.verifier.verify import Report, last_report, verify
+from agentic_opd.worlds.coding.verifier.verify import Failure, Report, last_report, verify
 
 TESTS = "from solution import f\nassert f(1) == 2\nassert f(2) == 4\n"
 
@@ -19,26 +20,28 @@ def line(secret: bytes, report: Any) -> bytes:
     return (sign(secret, body) + body).hex().encode()
 
 
-def fields(number: int = 1, **other: Any) -> tuple[Any, ...]:
+def fields(**other: Any) -> tuple[Any, ...]:
     """What counter.py writes."""
-    said = {"passed": 0, "settled": 0, "lost": 0, "late": 0, "failures": [], "done": False, "error": None}
+    said = {"done": True, "passed": 0, "lost": 0, "late": 0, "failures": [], "error": None}
     assert other.keys() <= said.keys()
-    return (number, *{**said, **other}.values())
+    return (*{**said, **other}.values(),)
 
 
-def test_only_signed_reports_count_and_the_last_one_wins() -> None:
+def test_only_signed_reports_count_and_that_of_the_end_wins() -> None:
     output = b"\n".join(
         [
             b"Hidden tests: 4 of 4 passed.",
-            line(b"k", fields(2, passed=5, settled=1, failures=[(3, "no")], error="why")),
-            line(b"k", fields(1, passed=3)),
-            line(b"other", fields(9, passed=12)),
-            line(b"k", fields(3, passed=6))[:-2],
+            line(b"k", fields(passed=5, failures=[(3, "no", "it is not true", 0)], error="why")),
+            line(b"k", fields(done=False, passed=3)),
+            line(b"other", fields(passed=12)),
+            line(b"k", fields(passed=6))[:-2],
             b"00",
         ]
     )
-    assert last_report(b"k", output, 12) == Report(2, 5, 1, failures=((3, "no"),), error="why")
-    assert last_report(b"q", output, 12) == Report()
+    assert last_report(b"k", output, 12) == Report(
+        True, 5, failures=(Failure(3, "no", "it is not true", 0),), error="why"
+    )
+    assert last_report(b"q", output, 12) is None
 
 
 @pytest.mark.parametrize(
@@ -50,12 +53,12 @@ def test_only_signed_reports_count_and_the_last_one_wins() -> None:
         Ref("object", 1),
         fields()[:-1],
         fields(passed=3),
-        fields(settled=1),
         fields(passed="2"),
         fields(passed=None),
         fields(failures=None),
-        fields(failures=[(2, "a check that the tests do not have")]),
-        fields(failures=[(-1, "no")]),
+        fields(failures=[(2, "a check that the tests do not have", "", 0)]),
+        fields(failures=[(-1, "no", "", 0)]),
+        fields(failures=[(0, "no", "", -1)]),
         fields(failures=[(0,)]),
         fields(failures=[(0, b"no")]),
         fields(done=1),
@@ -63,16 +66,15 @@ def test_only_signed_reports_count_and_the_last_one_wins() -> None:
     ],
 )
 def test_a_signed_report_that_cannot_be_one_is_left_out(odd: Any) -> None:
-    good = fields(passed=2, settled=1)
-    output = b"\n".join([line(b"k", good), line(b"k", (2, *odd[1:]) if type(odd) is tuple else odd)])
-    assert last_report(b"k", output, 2) == Report(1, 2, 1)
+    output = b"\n".join([line(b"k", fields(passed=2)), line(b"k", odd)])
+    assert last_report(b"k", output, 2) == Report(True, 2)
 
 
 class Ended:
-    """A sandbox in which the tests' process ends at once, with this exit code and output."""
+    """A sandbox in which the tests' process ends at once, in this way."""
 
-    def __init__(self, exit_code: int, output: bytes = b"") -> None:
-        self._result = CommandResult(exit_code, output)
+    def __init__(self, result: CommandResult) -> None:
+        self._result = result
 
     async def __aenter__(self) -> Self:
         return self
@@ -85,10 +87,31 @@ class Ended:
         return self._result
 
 
-@pytest.mark.parametrize("exit_code", [0, 137])
-def test_an_end_before_the_first_report_is_a_crash(exit_code: int) -> None:
-    verdict = asyncio.run(verify(Task("t", "p", TESTS), lambda: Ended(exit_code), {"solution.py": b""}, 10.0))
-    assert (verdict.outcome, verdict.passed, verdict.total) == (VerifyOutcome.CRASHED, 0, 2)
-    assert verdict.report.splitlines()[1] == (
-        f"The tests' process ended before its first report (exit code {exit_code})."
-    )
+def verdict_of(result: CommandResult) -> Verification:
+    return asyncio.run(verify(Task("t", "p", TESTS), lambda: Ended(result), {"solution.py": b""}, 10.0))
+
+
+@pytest.mark.parametrize(
+    ("result", "outcome", "why"),
+    [
+        (CommandResult(0, b""), "crashed", "The tests' process ended without a report (exit code 0)."),
+        (CommandResult(137, b""), "crashed", "The tests' process ended without a report (exit code 137)."),
+        (CommandResult(137, b"", timed_out=True), "timeout", "The tests did not end within 10 s."),
+        (CommandResult(1, b"", disk_exceeded=True), "crashed", "The solution's files take more space than is allowed."),
+        (CommandResult(1, b"", memory_exceeded=True), "crashed", "The solution took more memory than is allowed."),
+        (
+            CommandResult(137, b"", memory_exceeded=True, timed_out=True),
+            "crashed",
+            "The solution took more memory than is allowed.",
+        ),
+    ],
+)
+def test_an_end_without_a_report_is_counted(result: CommandResult, outcome: str, why: str) -> None:
+    verdict = verdict_of(result)
+    assert (verdict.outcome, verdict.passed, verdict.total) == (VerifyOutcome(outcome), 0, 2)
+    assert verdict.report == f"Hidden tests: 0 of 2 passed.\n{why}"
+
+
+def test_a_verifier_that_does_not_start_is_the_sandboxes_fault() -> None:
+    with pytest.raises(SandboxError, match="the verifier did not start: exit code 1, 'no python'"):
+        verdict_of(CommandResult(1, b"no python"))

@@ -9,6 +9,7 @@ from agentic_opd.core.errors import DatasetError, SandboxError
 from agentic_opd.core.types import Task, Verification, VerifyOutcome
 from agentic_opd.sandboxes.bubblewrap import BubblewrapSandbox
 from agentic_opd.worlds.coding.verifier.verify import checks_of, verify
+from tests.support.memory import LIMIT
 from tests.support.sandboxes import needs_bwrap, verify_source
 
 pytestmark = needs_bwrap
@@ -94,32 +95,31 @@ def test_checks_that_are_all_endless_leave_time_for_each_other() -> None:
 def test_a_restarted_solution_is_found_again_by_name_and_lost_objects_fail_their_check() -> None:
     source = """
 import os
-class Box:
-    def get(self, x): return os._exit(0) if x == 1 else x
-class Math:
+class Box: pass
+class Solution:
     half = staticmethod(lambda x: x / 2)
 def make(): return Box()
+def get(box, x): return os._exit(0) if x == 1 else x
 """
     tests = """
-import solution
-from solution import make
-box, half = make(), solution.Math.half
-assert box.get(0) == 0
-assert box.get(1) == 1
-assert box.get(2) == 2
-assert make().get(2) == 2
+from solution import Solution, get, make
+box, half = make(), Solution.half
+assert get(box, 0) == 0
+assert get(box, 1) == 1
+assert get(box, 2) == 2
+assert get(make(), 2) == 2
 assert half(4) == 2
-""".replace("solution.Math.half", "getattr(getattr(solution, 'Math'), 'half')")
+"""
     verdict = verify_source(tests, source)
     assert result(verdict) == (VerifyOutcome.CRASHED, 3, 5)
-    assert "FAIL box.get(2): RuntimeError: it was lost when the solution's process ended" in verdict.report
+    assert "FAIL get(box, 2): RuntimeError: it was lost when the solution's process ended" in verdict.report
 
 
-def test_what_ends_the_tests_early_costs_what_follows() -> None:
+def test_what_ends_the_tests_early_costs_all() -> None:
     raised = verify_source(
         "from solution import f\nassert f(1) == 1\nx = f(2)\nassert x == 2", "def f(x): return 1 // (2-x)"
     )
-    assert result(raised) == (VerifyOutcome.CRASHED, 1, 2)
+    assert result(raised) == (VerifyOutcome.CRASHED, 0, 2)
     assert "The tests ended early: ZeroDivisionError" in raised.report
 
 
@@ -139,7 +139,7 @@ def test_an_assert_in_a_loop_is_one_check_that_passes_when_every_round_does() ->
 def test_a_loop_that_is_cut_short_is_not_passed() -> None:
     loop = "from solution import f\nassert f(0) == 0\nfor i in range(10):\n    x = f(i)\n    assert x == i\n"
     verdict = verify_source(loop, "def f(x): return x if x < 5 else 1 // 0")
-    assert result(verdict) == (VerifyOutcome.CRASHED, 1, 2)
+    assert result(verdict) == (VerifyOutcome.CRASHED, 0, 2)
 
 
 def test_long_and_hostile_texts_are_one_short_line() -> None:
@@ -189,8 +189,8 @@ from collections import Counter, namedtuple
 LIMIT = 3
 Point = namedtuple('Point', 'x y')
 class Stack:
-    def __init__(self): self.items = []
-    def push(self, item): self.items.append(item)
+    def __init__(self, items): self.items = items
+    def __iter__(self): return iter(self.items)
 class Custom(ValueError): pass
 def sort(grid, reverse=False):
     grid.sort(reverse=reverse)
@@ -200,7 +200,8 @@ def point(): return Point(1, 2.5)
 def apply(f, items): return [f(item) for item in items]
 def squares(n):
     for i in range(n): yield i * i
-def make(): return Stack()
+def make(): return Stack([1])
+def push(stack, item): stack.items.append(item)
 def adder(n): return lambda m: n + m
 def fail(): raise Custom('no')
 def pairs(items): return {(a, b): None for a in items for b in items}
@@ -208,7 +209,7 @@ def pairs(items): return {(a, b): None for a in items for b in items}
     tests = """
 import solution
 from collections import deque
-from solution import sort, count, make
+from solution import sort, count, make, push
 row = [2, 1]
 grid = [[3, 0], row]
 sort(grid, reverse=True)
@@ -221,8 +222,8 @@ assert solution.apply(lambda x: x + LOCAL, (1, 2)) == [11, 12]
 assert solution.apply(str, deque([1])) == ['1']
 assert list(solution.squares(3)) == [0, 1, 4]
 stack = make()
-stack.push([1])
-assert stack.items == [[1]]
+push(stack, 2)
+assert list(stack) == [1, 2]
 assert solution.adder(2)(3) == 5
 assert solution.pairs({1}) == {(1, 1): None}
 try:
@@ -372,3 +373,30 @@ def test_a_sandbox_without_python_is_an_error_and_no_verdict() -> None:
 
     with pytest.raises(SandboxError, match="pythoff"):
         asyncio.run(verify(Task("t", "p", DOUBLE), NoPython, {"solution.py": b""}, 10.0))
+
+
+HOARD = "for _ in range(28): os.write(os.memfd_create('m'), bytes(2**24))"
+
+HOARDS = {
+    "when it is imported": f"import os\n{HOARD}\ndef f(x): return 2 * x",
+    "in the second check": f"import os\ndef f(x):\n    if x == 2:\n        {HOARD}\n    return 2 * x",
+    "in a process of its own": f"""
+import os, time
+def f(x):
+    if x == 1 and os.fork() == 0:
+        os.setsid()
+        {HOARD}
+        time.sleep(60)
+    if x == 4: time.sleep(1)
+    return 2 * x
+""",
+}
+
+
+@pytest.mark.parametrize("source", HOARDS.values(), ids=HOARDS.keys())
+def test_more_memory_than_is_allowed_earns_nothing_and_is_said(source: str, memory_kind: str) -> None:
+    files = {"solution.py": source.encode()}
+    verdict = asyncio.run(verify(Task("t", "p", DOUBLE), lambda: BubblewrapSandbox(LIMIT), files, 20.0))
+    assert result(verdict) == (VerifyOutcome.CRASHED, 0, 4)
+    said = "Hidden tests: 0 of 4 passed.\nThe solution took more memory than is allowed."
+    assert (verdict.report, verdict.judge_report) == (said, said)

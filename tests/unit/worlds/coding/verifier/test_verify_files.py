@@ -69,11 +69,12 @@ def test_a_pytest_file() -> None:
     verdict = verify_source(PYTEST, "def add(a, b): return a + b\ndef div(a, b): return a / b")
     assert (verdict.outcome, verdict.passed, verdict.total) == (VerifyOutcome.RAN, 6, 10), verdict.report
     assert not verdict.in_process
-    assert verdict.report.splitlines()[1:] == [
+    *others, last = verdict.report.splitlines()[1:]
+    assert others == [
         "FAIL test_cases[1]: AssertionError: add(a, b): expected 5, got 4",
         "FAIL test_div[1]: ZeroDivisionError: division by zero",
-        "FAIL test_raises_nothing: Failed: did not raise <class 'ValueError'>",
     ]
+    assert last.startswith("FAIL test_raises_nothing: Failed: DID NOT RAISE ")
 
 
 UNITTEST = """
@@ -107,7 +108,7 @@ def test_a_unittest_file_with_an_assert_beside_it() -> None:
     assert (verdict.outcome, verdict.passed, verdict.total) == (VerifyOutcome.RAN, 4, 6), verdict.report
     assert not verdict.in_process
     assert "FAIL TestFirst.test_two: AssertionError: 1 != 2" in verdict.report
-    assert "FAIL TestFirst.test_skipped: AssertionError: it was skipped: no" in verdict.report
+    assert "FAIL TestFirst.test_skipped: SkipTest: no" in verdict.report
 
 
 def test_an_endless_test_costs_only_itself() -> None:
@@ -141,5 +142,5 @@ def test_not_patched():
     verdict = verify_source(tests, source)
     assert (verdict.outcome, verdict.passed, verdict.total) == (VerifyOutcome.RAN, 3, 3), verdict.report
     assert verdict.in_process
-    endless = verify_source(tests, source + "\ndef name():\n    while True: pass", timeout_s=2.0)
+    endless = verify_source(tests, source + "\ndef name():\n    while True: pass", timeout_s=10.0)
     assert (endless.outcome, endless.passed, endless.total) == (VerifyOutcome.TIMEOUT, 1, 3), endless.report

@@ -1,0 +1,64 @@
+"""`agentic-opd gateway`: the command line. What is heavy is imported once the settings are found right."""
+
+import argparse
+import asyncio
+import os
+from collections.abc import Sequence
+
+from pydantic import SecretStr
+
+from agentic_opd.core.console import log_console, set_up_logging
+from agentic_opd.core.errors import ConfigError
+from agentic_opd.core.exit_codes import EXIT_OK, exit_code
+from agentic_opd.core.light import keep_torch_out
+from agentic_opd.gateway.config import KEY_VARIABLE, GatewayConfig
+from agentic_opd.settings.flags import add_settings, misunderstood
+from agentic_opd.settings.read import Settings, read_settings
+from agentic_opd.settings.servers import PolicyServerConfig
+
+_DESCRIPTION = "An OpenAI-compatible server before the policy: conversations that happen become scored groups."
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command line; its help lists the settings."""
+    parser = argparse.ArgumentParser(prog="agentic-opd gateway", description=_DESCRIPTION, allow_abbrev=False)
+    add_settings(parser, {"env": default_config(), "openai": PolicyServerConfig()}, "gateway")
+    return parser
+
+
+def default_config() -> GatewayConfig:
+    """The defaults, with the key that the environment holds."""
+    key = os.environ.get(KEY_VARIABLE)
+    return GatewayConfig(api_keys=(SecretStr(key),)) if key else GatewayConfig()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Serve until the process is told to end.
+
+    Returns:
+        The exit code: 0 done, 1 failed, 2 wrong settings, 130 interrupted.
+    """
+    parser = build_parser()
+    arguments, unknown = parser.parse_known_args(argv)
+    set_up_logging(verbose=arguments.verbose)
+
+    def serve() -> int:
+        settings = read_settings(arguments, default_config(), [PolicyServerConfig()], misunderstood(unknown, parser))
+        keep_torch_out()
+        asyncio.run(_serve(settings))
+        return EXIT_OK
+
+    return exit_code(serve)
+
+
+async def _serve(settings: Settings) -> None:
+    """Raises what `serve.serve` does, and ConfigError if its libraries are not installed."""
+    try:
+        from agentic_opd.gateway.serve import serve
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"{error}. The gateway needs the extra: pip install 'agentic-opd[gateway]'") from error
+
+    def ready(address: str, model: str) -> None:
+        log_console().print(f"gateway: {address} serves {model!r}", markup=False, highlight=False, soft_wrap=True)
+
+    await serve(settings.env, settings.servers, ready)

@@ -1,0 +1,97 @@
+"""Settings of the gateway: where it listens, who may ask, what it keeps, and its limits; and those of distillation."""
+
+import ipaddress
+from pathlib import Path
+from typing import Annotated, ClassVar
+
+from pydantic import ConfigDict, Field, SecretStr, model_validator
+
+from agentic_opd.distill.config import DistillConfig
+from agentic_opd.rollout.config import RendererConfig
+from agentic_opd.settings.fields import GATEWAY, MOST_USED, RUN_ONLY
+
+KEY_VARIABLE = "AGENTIC_OPD_GATEWAY_KEY"
+"""Holds the clients' key where the settings name none: what stands on a command line can be read by others."""
+
+
+class GatewayConfig(DistillConfig, RendererConfig):
+    """All settings of the gateway but those of the policy's servers."""
+
+    model_config = ConfigDict(frozen=True)
+    setting_group: ClassVar = GATEWAY
+
+    tokenizer_name: Annotated[str, MOST_USED] = Field(
+        default="", description="Tokenizer of the policy. Unset: that of the server's model."
+    )
+    data_path_to_save_groups: Annotated[Path, MOST_USED, RUN_ONLY] = Field(
+        default=Path("runs/gateway/groups.jsonl"),
+        description="JSONL file of scored groups, one a session. A file of before is continued.",
+    )
+    host: Annotated[str, MOST_USED, RUN_ONLY] = Field(
+        default="127.0.0.1", description="Address to listen at. Any but a loopback address needs api_keys."
+    )
+    port: Annotated[int, MOST_USED, RUN_ONLY] = Field(
+        default=8080, ge=0, le=65535, description="Port to listen at; 0: a free one."
+    )
+    api_keys: Annotated[tuple[SecretStr, ...], MOST_USED, RUN_ONLY] = Field(
+        default=(),
+        description=f"Keys that clients may use; sessions of different keys never meet. Unset: the variable "
+        f"{KEY_VARIABLE}, or, on a loopback address, any key.",
+    )
+    journal_path: Annotated[Path | None, RUN_ONLY] = Field(
+        default=None,
+        description="SQLite file that holds every turn until its group is written, and after. Unset: "
+        "journal.sqlite beside the groups.",
+    )
+    keep_sessions_days: Annotated[float | None, RUN_ONLY] = Field(
+        default=None,
+        gt=0,
+        description="Days after which a session whose group is written is removed from the journal. Unset: it is kept.",
+    )
+    learn_from_altered_sampling: bool = Field(
+        default=False,
+        description="Learn from turns that a client sampled greedily, under a grammar, with a logit bias, or from a "
+        "truncated or penalised distribution, too. Off: they are context only.",
+    )
+    judge_at_once: Annotated[bool, RUN_ONLY] = Field(
+        default=True,
+        description="Judge and score a turn as soon as its next state arrives, while the next answer is sampled. Off: "
+        "when its session has ended.",
+    )
+    session_idle_s: Annotated[float, RUN_ONLY] = Field(
+        default=1800.0, gt=0, description="Seconds without a request after which a session is over."
+    )
+    max_open_sessions: Annotated[int, RUN_ONLY] = Field(
+        default=1024, ge=1, description="Sessions open at the same time; a request for one more is refused (429)."
+    )
+    max_body_bytes: Annotated[int, RUN_ONLY] = Field(
+        default=8 * 2**20, ge=1024, description="Longest body of a request; a longer one is refused (413)."
+    )
+    max_choices: Annotated[int, RUN_ONLY] = Field(default=16, ge=1, description="Largest `n` of a request.")
+    max_concurrent_groups: Annotated[int, RUN_ONLY] = Field(
+        default=4, ge=1, description="Sessions that are judged and scored at the same time."
+    )
+    server_retry_s: Annotated[float, RUN_ONLY] = Field(
+        default=60.0, ge=0, description="Seconds to go on asking a server that does not answer before giving up."
+    )
+
+    @property
+    def journal(self) -> Path:
+        """Where the journal is."""
+        return self.journal_path or self.data_path_to_save_groups.with_name("journal.sqlite")
+
+    @model_validator(mode="after")
+    def _check_host(self) -> "GatewayConfig":
+        if not is_loopback(self.host) and not self.api_keys:
+            raise ValueError(f"host {self.host} can be reached from other machines: set api_keys, or {KEY_VARIABLE}")
+        if any(not key.get_secret_value().strip() for key in self.api_keys):
+            raise ValueError("api_keys holds an empty key")
+        return self
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach an address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,428 @@
+"""The gateway: requests of clients -> sampled turns of sessions, in the journal before their answers end (I/O)."""
+
+import asyncio
+import itertools
+import json
+import logging
+import time
+import uuid
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AsyncExitStack, aclosing
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from pydantic import SecretStr
+from renderers import Renderer
+
+from agentic_opd.core.errors import OutputError, RendererError, ServerMismatchError
+from agentic_opd.core.http import JsonClient
+from agentic_opd.core.server_info import check_caps, check_tokenizer, fetch_model_path, fetch_server_info
+from agentic_opd.core.types import StopReason
+from agentic_opd.distill.connect import PolicyEndpoint
+from agentic_opd.distill.distiller import Distiller
+from agentic_opd.gateway.choice import Choice, Finished, Piece
+from agentic_opd.gateway.config import GatewayConfig
+from agentic_opd.gateway.errors import RefusedError
+from agentic_opd.gateway.groups import GroupWriter
+from agentic_opd.gateway.journal import Ending, Journal, SessionRow, SessionState
+from agentic_opd.gateway.policy import STREAMING_ROUTE, SamplingServer
+from agentic_opd.gateway.request import Asked
+from agentic_opd.gateway.sessions import Place, Session, Sessions
+from agentic_opd.gateway.telemetry import Telemetry
+from agentic_opd.gateway.turns import Path, conversation, recorded
+from agentic_opd.rollout.chat import Chat
+from agentic_opd.rollout.conversation import Conversation
+from agentic_opd.rollout.renderer import explained_tokenizer_errors, load_renderer
+from agentic_opd.runs.files import GroupFile
+from agentic_opd.settings.fields import line_settings
+from agentic_opd.settings.servers import PolicyServerConfig
+
+logger = logging.getLogger(__name__)
+
+_CLEANING_S = 600.0
+"""Between two looks for sessions that are older than they are kept."""
+_CHATS_KEPT = 64
+"""Sets of tools whose renderings are kept ready."""
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """The first thing of an answer: its session, and how long its prompt is."""
+
+    session_id: str
+    prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class SessionStatus:
+    """What a client may know of its session."""
+
+    session_id: str
+    name: str | None
+    state: SessionState
+    turns: int
+
+
+class Gateway:
+    """Sessions before the policy's servers. `start` makes one that is ready."""
+
+    def __init__(
+        self,
+        config: GatewayConfig,
+        servers: Sequence[SamplingServer],
+        renderer: Renderer,
+        tokenizer: Any,
+        journal: Journal,
+        writer: GroupWriter,
+        telemetry: Telemetry,
+    ) -> None:
+        """Join the parts, and go on with the sessions of the journal that are open or closed."""
+        self.config, self.tokenizer, self.telemetry = config, tokenizer, telemetry
+        self.model = servers[0].info.model
+        self._servers = {server.url: server for server in servers}
+        self._renderer = renderer
+        self._journal, self._writer = journal, writer
+        self._sessions = Sessions(config.max_open_sessions)
+        self._chats = OrderedDict[str, Chat]()
+        self._turn_ids = itertools.count(journal.last_turn_id() + 1)
+        for row in map(self._with_server, journal.sessions(SessionState.OPEN)):
+            self._sessions.restore(row, journal.turns(row.session_id))
+        for row in map(self._with_server, journal.sessions(SessionState.CLOSED)):
+            writer.submit(row)
+        self._idle = asyncio.create_task(self._close_idle())
+        self._undo = AsyncExitStack()
+        self._show_open()
+
+    @classmethod
+    async def start(cls, config: GatewayConfig, servers: Sequence[PolicyServerConfig]) -> "Gateway":
+        """Connect to everything, and find out before the first request what would fail in every one.
+
+        Raises:
+            ConfigError, OutputError, RendererError, ServerError: what is missing, and what to do.
+        """
+        async with AsyncExitStack() as undo:
+            clients = [
+                JsonClient(one.base_url or "", one.api_key or None, float(one.timeout), config.server_retry_s)
+                for one in servers
+            ]
+            for client in clients:
+                undo.push_async_callback(client.close)
+            tokenizer = await _load_tokenizer(config, servers[0], clients[0])
+            renderer = load_renderer(tokenizer, config.renderer, config.renderer_options)
+            connected = [await _connected(client, tokenizer) for client in clients]
+            distiller = None
+            if config.opd_enabled:
+                context = min(server.info.max_model_len for server in connected)
+                distiller = Distiller(config, max_token_length=context, retry_s=config.server_retry_s)
+                undo.push_async_callback(distiller.close)
+                for server in connected:
+                    key = SecretStr(server.client.api_key) if server.client.api_key else None
+                    policy = PolicyEndpoint(server.url, server.info.model, key)
+                    check_caps(
+                        server.url,
+                        server.info,
+                        context=0,
+                        vocab_size=len(tokenizer),
+                        top_k=distiller.policy_top_k,
+                    )
+                    await distiller.connect(policy, renderer, tokenizer)
+            settings = {**line_settings(config), "policy_model": connected[0].info.model}
+            file = GroupFile(
+                config.data_path_to_save_groups, settings, defaults=line_settings(GatewayConfig()), resume=True
+            )
+            undo.callback(file.close)
+            journal = Journal(config.journal)
+            undo.callback(journal.close)
+            telemetry = Telemetry()
+            writer = GroupWriter(config, distiller, file, journal, telemetry)
+            undo.push_async_callback(writer.close)
+            gateway = cls(config, connected, renderer, tokenizer, journal, writer, telemetry)
+            gateway._undo = undo.pop_all()
+            return gateway
+
+    async def close(self) -> None:
+        """Stop. Open sessions stay open in the journal; what was not written is written by the next gateway."""
+        self._idle.cancel()
+        await self._undo.aclose()
+
+    async def drained(self) -> None:
+        """Wait until the groups of all closed sessions are written."""
+        await self._writer.drained()
+
+    # ------------------------------------------------------------------------------------------------------ answers
+
+    async def answer(self, asked: Asked, owner: str) -> AsyncGenerator[Begun | Piece | Finished]:
+        """Answer a request: `Begun`, then pieces of its choices as they are sampled, each choice's `Finished` last.
+
+        A choice's turn is in the journal before its `Finished` comes. Closing the generator ends the sampling.
+
+        Args:
+            asked: The request.
+            owner: A digest of its client's key.
+
+        Raises:
+            RefusedError: it can't be answered; says why.
+            OutputError, ServerError: the disk, or the policy's server, did not do its part.
+        """
+        if asked.model is not None and asked.model != self.model:
+            raise RefusedError(
+                404, f"the model {asked.model!r} is not served here; {self.model!r} is", "model", "model_not_found"
+            )
+        place = self._sessions.place(owner, asked)
+        session = place.session
+        if session is not None and session.is_ending:
+            raise RefusedError(409, "the session is being ended", "session_id", "session_ended")
+        talk, path = self._prompted(place, asked)
+        if session is None:
+            server = min(self._servers, key=self._load_of)
+            session = self._sessions.open(owner, asked.session, server, time.time())
+        if place.is_rewritten or (place.path and not path):
+            self.telemetry.rewritten.inc()
+        if path and asked.turn_type == "main" and path[-1].turn_id not in session.judged:
+            judging = self._writer.judge(session.row, path, place.new)
+            if judging is not None:
+                session.judged[path[-1].turn_id] = judging
+        session.begin()
+        self._show_open()
+        is_whole = False
+        try:
+            async with aclosing(self._sampled(asked, session, talk, path)) as events:
+                async for event in events:
+                    yield event
+            is_whole = True
+        finally:
+            session.end(time.time())
+            if is_whole and asked.is_last and not session.is_ending:
+                await self._close(session, Ending(StopReason.CLOSED, _new_group_id()))
+            elif not session.tree.turns and session.is_free:
+                self._sessions.remove(session)
+            self._show_open()
+
+    async def _sampled(
+        self, asked: Asked, session: Session, talk: Conversation, path: Path | tuple[()]
+    ) -> AsyncGenerator[Begun | Piece | Finished]:
+        server = self._servers[session.row.server]
+        prompt_ids = list(talk.prompt())
+        context = server.info.max_model_len
+        room = context - len(prompt_ids)
+        if room < 1:
+            raise RefusedError(
+                400,
+                f"the messages are {len(prompt_ids)} tokens long; the model reads at most {context - 1}",
+                "messages",
+                "context_length_exceeded",
+            )
+        stop_ids = [*talk.chat.stop_token_ids, *asked.sampling.get("stop_token_ids", ())]
+        stop = {"stop": list(asked.stop)} if asked.stop else {}
+        params = {**asked.sampling, "stop_token_ids": stop_ids, **stop}
+        keeps_stop = bool(asked.sampling.get("include_stop_str_in_output"))
+        choices = [Choice(i, talk.chat, prompt_ids, len(talk.messages), keeps_stop) for i in range(asked.n)]
+        open_choices = set(range(asked.n))
+        yield Begun(session.session_id, len(prompt_ids))
+        self.telemetry.tokens.labels("prompt").inc(len(prompt_ids))
+        deltas = server.sample(
+            prompt_ids,
+            n=asked.n,
+            max_tokens=min(room, asked.max_tokens or room),
+            top_logprobs=asked.top_logprobs or 0,
+            params=params,
+        )
+        async with aclosing(deltas):
+            async for delta in deltas:
+                if delta.index not in open_choices:
+                    raise ServerMismatchError(f"{server.url} went on with choice {delta.index}, which it had not begun")
+                piece = choices[delta.index].take(delta, asked.stop)
+                if piece is not None:
+                    yield piece
+                if delta.finish_reason is not None:
+                    open_choices.remove(delta.index)
+                    finished = choices[delta.index].finish(delta)
+                    recording = asyncio.create_task(self._record(asked, session, talk.fork(), path, finished))
+                    try:
+                        await asyncio.shield(recording)
+                    except asyncio.CancelledError:  # The client went; the turn is finished all the same.
+                        await recording
+                        raise
+                    yield finished
+        if open_choices:
+            raise ServerMismatchError(f"{server.url} ended its stream before {len(open_choices)} of its choices")
+
+    async def _record(
+        self, asked: Asked, session: Session, talk: Conversation, path: Path | tuple[()], finished: Finished
+    ) -> None:
+        """Add a finished choice to its conversation, the journal and the session, in this order."""
+        talk.add(finished.completion, parse=False)
+        turn = recorded(
+            talk,
+            path,
+            next(self._turn_ids),
+            finished.completion,
+            finished.message,
+            turn_type=asked.turn_type,
+            sampling={**asked.sampling, **({"stop": list(asked.stop)} if asked.stop else {})},
+            altered=asked.altered,
+        )
+        row = session.row
+        await self._journal.run(partial(self._journal.add_turn, row, turn))
+        self._sessions.add(session, turn)
+        self.telemetry.turns.labels(turn.turn_type).inc()
+        self.telemetry.tokens.labels("completion").inc(len(turn.completion.token_ids))
+        if finished.rewrote:
+            self.telemetry.unlike.inc()
+
+    def _prompted(self, place: Place, asked: Asked) -> tuple[Conversation, Path | tuple[()]]:
+        """The conversation with the request's prompt, and the turns that it goes on from.
+
+        A template that rewrites earlier messages can't go on from them: then all is rendered from the beginning.
+
+        Raises:
+            RefusedError: 400, the messages can't be rendered.
+        """
+        chat = self._chat(asked.tools)
+        if place.path:
+            talk = conversation(chat, place.path)
+            talk.answer(place.new)
+            try:
+                talk.prompt()
+            except RendererError:  # Its text may quote the messages.
+                logger.warning("the chat template rewrites earlier messages: a conversation goes on as a branch")
+            else:
+                return talk, place.path
+        talk = Conversation(chat, asked.messages)
+        try:
+            talk.prompt()
+        except RendererError as error:
+            raise RefusedError(400, f"the messages can't be written as a prompt: {error}", "messages") from error
+        return talk, ()
+
+    def _chat(self, tools: Sequence[dict[str, Any]]) -> Chat:
+        key = json.dumps(list(tools), sort_keys=True)
+        chat = self._chats.pop(key, None) or Chat(self._renderer, self.tokenizer, tools)
+        self._chats[key] = chat
+        while len(self._chats) > _CHATS_KEPT:
+            self._chats.popitem(last=False)
+        return chat
+
+    def _with_server(self, row: SessionRow) -> SessionRow:
+        """The session at its server; at another one if that is not among the settings any more."""
+        return row if row.server in self._servers else replace(row, server=min(self._servers, key=self._load_of))
+
+    def _load_of(self, url: str) -> int:
+        return sum(session.row.server == url for session in self._sessions)
+
+    # ----------------------------------------------------------------------------------------------------- sessions
+
+    async def end(
+        self, owner: str, name: str, reward: float | None = None, feedback: str | None = None
+    ) -> SessionStatus:
+        """End a session when its answers under way are done.
+
+        Args:
+            owner: A digest of its client's key.
+            name: What the client calls it, or its id.
+            reward: What it was worth; None: nothing is said.
+            feedback: What is said of it at the end, the next state of its last turn.
+
+        Raises:
+            RefusedError: 404, no open session of this client is called so.
+        """
+        session = self._sessions.named(owner, name)
+        if session is None or session.is_ending:
+            raise _unknown_session()
+        turns = await self._close(session, Ending(StopReason.CLOSED, _new_group_id(), reward, feedback))
+        return SessionStatus(session.session_id, session.row.name, SessionState.CLOSED, turns)
+
+    async def status(self, owner: str, name: str) -> SessionStatus:
+        """What became of a session.
+
+        Raises:
+            RefusedError: 404, no session of this client was ever called so.
+        """
+        session = self._sessions.named(owner, name)
+        if session is not None:
+            return SessionStatus(session.session_id, session.row.name, SessionState.OPEN, len(session.tree.turns))
+        row = await self._journal.run(lambda: self._journal.latest(owner, name))
+        if row is None:
+            raise _unknown_session()
+        turns = await self._journal.run(lambda: self._journal.count_turns(row.session_id))
+        return SessionStatus(row.session_id, row.name, row.state, turns)
+
+    async def _close(self, session: Session, ending: Ending) -> int:
+        """Close a session when nothing of it is under way; returns its turns."""
+        session.is_ending = True
+        try:
+            await session.quiet.wait()
+            row: SessionRow = replace(session.row, state=SessionState.CLOSED, ending=ending)
+            await self._journal.run(lambda: self._journal.close_session(row.session_id, ending))
+        except BaseException:
+            session.is_ending = False
+            raise
+        self._sessions.remove(session)
+        self._show_open()
+        self._writer.submit(row, session.tree, session.judged)
+        return len(session.tree.turns)
+
+    async def _close_idle(self) -> None:
+        idle_s, cleaned = self.config.session_idle_s, 0.0
+        while True:
+            await asyncio.sleep(min(5.0, idle_s / 4))
+            if time.monotonic() - cleaned > _CLEANING_S:
+                cleaned = time.monotonic()
+                await self._remove_old()
+            for session in self._sessions:
+                if session.is_free and time.time() - session.used > idle_s:
+                    try:
+                        await self._close(session, Ending(StopReason.IDLE, _new_group_id()))
+                    except OutputError as error:
+                        logger.error("an idle session stays open: %s", error)
+
+    async def _remove_old(self) -> None:
+        days = self.config.keep_sessions_days
+        if days is not None:
+            before = time.time() - days * 86400
+            try:
+                await self._journal.run(lambda: self._journal.delete_older(before))
+            except OutputError as error:
+                logger.error("old sessions stay in the journal: %s", error)
+
+    def _show_open(self) -> None:
+        self.telemetry.open.set(len(self._sessions))
+
+
+def _unknown_session() -> RefusedError:
+    return RefusedError(404, "there is no such session", "session_id", "session_not_found")
+
+
+def _new_group_id() -> str:
+    return f"group-{uuid.uuid4().hex}"
+
+
+async def _load_tokenizer(config: GatewayConfig, server: PolicyServerConfig, client: JsonClient) -> Any:
+    """The tokenizer that the settings name, or that of the server's model.
+
+    Raises:
+        ConfigError: it can't be loaded.
+    """
+    from transformers import AutoTokenizer  # Seconds, and not needed to find wrong settings.
+
+    names = (config.tokenizer_name, server.tokenizer_name, server.model_name)
+    name = next((name for name in names if name not in ("", "none", "default")), None) or await fetch_model_path(client)
+    load: Any = AutoTokenizer.from_pretrained
+    with explained_tokenizer_errors(name):
+        return await asyncio.to_thread(load, name)
+
+
+async def _connected(client: JsonClient, tokenizer: Any) -> SamplingServer:
+    """Raises ServerMismatchError if the server does not fit."""
+    info = await fetch_server_info(client)
+    if not info.has_plugin or info.generate_route < STREAMING_ROUTE:
+        raise ServerMismatchError(
+            f"{client.base_url} has {f'plugin {info.plugin_version}' if info.has_plugin else 'no agentic_opd plugin'}, "
+            "and the gateway streams through it: install this version of agentic_opd in vLLM's environment, and start "
+            "the server with scripts/serve_vllm MODEL."
+        )
+    encode = partial(tokenizer.encode, add_special_tokens=False)
+    await check_tokenizer(client, info, encode, special=tokenizer.eos_token or "")
+    return SamplingServer(client, info)

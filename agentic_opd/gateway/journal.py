@@ -1,0 +1,233 @@
+"""Every finished turn on disk, before its answer ends: SQLite in WAL mode (I/O).
+
+A gateway that was killed reads its open and its closed sessions back from here. One process at a time writes a journal.
+The calls block; `Journal.run` makes them on a thread of their own, one after the other.
+"""
+
+import asyncio
+import sqlite3
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from agentic_opd.core.errors import OutputError
+from agentic_opd.core.types import StopReason
+from agentic_opd.gateway.turns import RecordedTurn
+from agentic_opd.runs.files import FileLock
+
+Result = TypeVar("Result")
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS sessions (
+    session_id TEXT PRIMARY KEY, owner TEXT NOT NULL, name TEXT, server TEXT NOT NULL,
+    opened REAL NOT NULL, used REAL NOT NULL, state TEXT NOT NULL,
+    stop TEXT, reward REAL, feedback TEXT, group_id TEXT, error TEXT
+) STRICT;
+CREATE TABLE IF NOT EXISTS turns (
+    turn_id INTEGER PRIMARY KEY, session_id TEXT NOT NULL REFERENCES sessions, body TEXT NOT NULL
+) STRICT;
+CREATE INDEX IF NOT EXISTS turns_of_session ON turns (session_id);
+CREATE INDEX IF NOT EXISTS sessions_of_name ON sessions (owner, name);
+CREATE INDEX IF NOT EXISTS sessions_of_state ON sessions (state);
+"""
+_VERSION = 1
+"""Of the tables, at `PRAGMA user_version`."""
+_TURN = TypeAdapter(RecordedTurn)
+
+
+def turn_as_json(turn: RecordedTurn) -> str:
+    """A turn as it is kept: one line of JSON."""
+    return _TURN.dump_json(turn).decode()
+
+
+class SessionState(StrEnum):
+    """Where a session is on its way to a group."""
+
+    OPEN = "open"
+    CLOSED = "closed"
+    """It is over, and its group is not written yet."""
+    WRITTEN = "written"
+    EMPTY = "empty"
+    """It is over, and holds nothing to learn from."""
+    FAILED = "failed"
+    """Its group could not be made; `error` says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a session ended, and what its client said of it."""
+
+    stop: StopReason
+    group_id: str
+    reward: float | None = None
+    feedback: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SessionRow:
+    """A session as the journal knows it."""
+
+    session_id: str
+    owner: str
+    """A digest of its client's key."""
+    name: str | None
+    """What its client calls it."""
+    server: str
+    """Which of the policy's servers samples it."""
+    opened: float
+    """Seconds since 1970, as is `used`."""
+    used: float
+    state: SessionState = SessionState.OPEN
+    ending: Ending | None = None
+
+
+class Journal:
+    """The journal of one gateway."""
+
+    def __init__(self, path: Path, *, only_read: bool = False) -> None:
+        """Open it, or make it; nobody else of this machine's users can read it.
+
+        Args:
+            path: The file.
+            only_read: Read what is there, which a gateway may be writing.
+
+        Raises:
+            OutputError: another process writes it, it can't be opened, or another version of the package made it.
+        """
+        self.path = path
+        self._lock: FileLock | None = None
+        try:
+            if only_read:
+                self._db = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
+            else:
+                self._lock = FileLock(path, "env.journal_path")
+                path.touch(mode=0o600)
+                self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+                self._db.execute("PRAGMA journal_mode = WAL")
+                self._db.execute("PRAGMA synchronous = FULL")
+                self._db.execute("PRAGMA secure_delete = ON")
+            (version,) = self._db.execute("PRAGMA user_version").fetchone()
+            if version not in (0, _VERSION) or (only_read and not version):
+                raise OutputError(f"{str(path)!r} is a journal of version {version}; this package reads {_VERSION}")
+            if not only_read:
+                self._db.executescript(_SCHEMA)
+                self._db.execute(f"PRAGMA user_version = {_VERSION}")
+        except (OSError, sqlite3.Error, OutputError) as error:
+            if self._lock is not None:
+                self._lock.release()
+            if isinstance(error, OutputError):
+                raise
+            raise OutputError(f"cannot use {str(path)!r} as a journal: {error}") from error
+        self._thread = ThreadPoolExecutor(1, "journal")
+
+    async def run(self, call: Callable[[], Result]) -> Result:
+        """Make a call of this journal's on its thread; it is made even if who waits is cancelled.
+
+        Raises:
+            OutputError: the disk refused.
+        """
+        made = asyncio.get_running_loop().run_in_executor(self._thread, call)
+        try:
+            return await asyncio.shield(made)
+        except sqlite3.Error as error:
+            raise OutputError(f"cannot write the journal {str(self.path)!r}: {error}") from error
+
+    def add_turn(self, session: SessionRow, turn: RecordedTurn) -> None:
+        """Write a turn, and its session if it is the first one."""
+        row = (session.session_id, session.owner, session.name, session.server, session.opened, time.time())
+        with self._db:
+            self._db.execute("BEGIN IMMEDIATE")
+            self._db.execute(
+                "INSERT INTO sessions (session_id, owner, name, server, opened, used, state) "
+                "VALUES (?, ?, ?, ?, ?, ?, 'open') ON CONFLICT (session_id) DO UPDATE SET used = excluded.used",
+                row,
+            )
+            self._db.execute(
+                "INSERT INTO turns VALUES (?, ?, ?)",
+                (turn.turn_id, session.session_id, turn_as_json(turn)),
+            )
+
+    def close_session(self, session_id: str, ending: Ending) -> None:
+        """A session is over: its group is to be made."""
+        self._db.execute(
+            "UPDATE sessions SET state = 'closed', stop = ?, reward = ?, feedback = ?, group_id = ? "
+            "WHERE session_id = ? AND state = 'open'",
+            (ending.stop.value, ending.reward, ending.feedback, ending.group_id, session_id),
+        )
+
+    def finish_session(self, session_id: str, state: SessionState, error: str | None = None) -> None:
+        """What became of a closed session."""
+        self._db.execute(
+            "UPDATE sessions SET state = ?, error = ? WHERE session_id = ?", (state.value, error, session_id)
+        )
+
+    def delete(self, *session_ids: str) -> None:
+        """Remove sessions and all that was said in them; the file's space is overwritten."""
+        with self._db:
+            self._db.execute("BEGIN IMMEDIATE")
+            for session_id in session_ids:
+                self._db.execute("DELETE FROM turns WHERE session_id = ?", (session_id,))
+                self._db.execute("DELETE FROM sessions WHERE session_id = ?", (session_id,))
+
+    def delete_older(self, used_before: float) -> int:
+        """Remove sessions that were used last before this second since 1970, and whose group is made; how many."""
+        done = [SessionState.WRITTEN, SessionState.EMPTY]
+        old = [row.session_id for row in self.sessions(*done) if row.used < used_before]
+        self.delete(*old)
+        return len(old)
+
+    def sessions(self, *states: SessionState) -> list[SessionRow]:
+        """The sessions in these states, in the order in which they were opened."""
+        marks = ", ".join("?" for _ in states)
+        query = f"SELECT {_COLUMNS} FROM sessions WHERE state IN ({marks}) ORDER BY opened"
+        return [_session(row) for row in self._db.execute(query, [state.value for state in states])]
+
+    def latest(self, owner: str, name: str) -> SessionRow | None:
+        """The session that a client called so last, by its name or by its id."""
+        query = f"SELECT {_COLUMNS} FROM sessions WHERE owner = ? AND (name = ? OR session_id = ?) ORDER BY opened DESC"
+        row = self._db.execute(query, (owner, name, name)).fetchone()
+        return None if row is None else _session(row)
+
+    def turns(self, session_id: str) -> list[RecordedTurn]:
+        """A session's turns, in the order in which they were finished.
+
+        Raises:
+            OutputError: one can't be read.
+        """
+        rows = self._db.execute("SELECT body FROM turns WHERE session_id = ? ORDER BY turn_id", (session_id,))
+        try:
+            return [_TURN.validate_json(body) for (body,) in rows]
+        except ValidationError as error:
+            # The error's own text would show what was said.
+            raise OutputError(f"{str(self.path)!r} holds a turn of {session_id} that can't be read") from error
+
+    def count_turns(self, session_id: str) -> int:
+        """How many turns a session has."""
+        return self._db.execute("SELECT count(*) FROM turns WHERE session_id = ?", (session_id,)).fetchone()[0]
+
+    def last_turn_id(self) -> int:
+        """The largest id of a turn; 0 if there is none."""
+        (last,) = self._db.execute("SELECT coalesce(max(turn_id), 0) FROM turns").fetchone()
+        return last
+
+    def close(self) -> None:
+        """Wait for what is being written, close the file, and let others write it."""
+        self._thread.shutdown()
+        self._db.close()
+        if self._lock is not None:
+            self._lock.release()
+
+
+_COLUMNS = "session_id, owner, name, server, opened, used, state, stop, group_id, reward, feedback"
+
+
+def _session(row: tuple[Any, ...]) -> SessionRow:
+    session_id, owner, name, server, opened, used, state, stop, group_id, reward, feedback = row
+    ending = None if stop is None else Ending(StopReason(stop), group_id, reward, feedback)
+    return SessionRow(session_id, owner, name, server, opened, used, SessionState(state), ending)

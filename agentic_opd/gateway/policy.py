@@ -1,0 +1,141 @@
+"""The policy as the gateway samples it: one vLLM server, token ids in and out, as they are sampled (I/O).
+
+The plugin's `POST /generate` is asked for a stream whether or not the client wants one: it takes every sampling
+parameter, and says ids, logprobs and the version of the weights with each step.
+"""
+
+import json
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field, ValidationError
+
+from agentic_opd.core.errors import ServerError, ServerMismatchError, ServerRequestError
+from agentic_opd.core.http import JsonClient
+from agentic_opd.core.server_info import ServerInfo
+from agentic_opd.gateway.errors import RefusedError
+
+ROUTE = "/generate"
+STREAMING_ROUTE = 2
+"""What the plugin's `generate_route` must be at least."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampledToken:
+    """One sampled token: its logprob, and other likely tokens with theirs (nats), as many as were asked for."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What was sampled of one choice since the last delta."""
+
+    index: int
+    tokens: tuple[SampledToken, ...]
+    finish_reason: str | None = None
+    """`stop` or `length` with the last delta of a choice, None before."""
+    stop_string: str | None = None
+    """Which of the `stop` strings ended it."""
+    weight_version: int | None = None
+    """The oldest weights that sampled the choice, with its last delta; None before."""
+
+
+_Row = Annotated[list[dict[int, float]], Field(min_length=1, max_length=1)]
+"""`[{id: logprob}]`, the token's own first."""
+
+
+class _Event(BaseModel):
+    index: int
+    token_ids: list[int]
+    logprobs: list[_Row]
+    finish_reason: str | None
+    stop_reason: int | str | None
+    weight_version: int | None = None
+
+    def delta(self, top_logprobs: int) -> Delta:
+        """Raises ValueError if the logprobs are not those of the ids."""
+        tokens = tuple(
+            SampledToken(token, own, tuple(sorted(row.items(), key=lambda entry: -entry[1])[:top_logprobs]))
+            for token, (row,) in zip(self.token_ids, self.logprobs, strict=True)
+            for own in [_own(token, row)]
+        )
+        stop = self.stop_reason if isinstance(self.stop_reason, str) else None
+        return Delta(self.index, tokens, self.finish_reason, stop, self.weight_version)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingServer:
+    """One of the policy's vLLM servers, and what it says of itself."""
+
+    client: JsonClient
+    info: ServerInfo
+
+    @property
+    def url(self) -> str:
+        """Where it is, without `/v1`."""
+        return self.client.base_url
+
+    async def sample(
+        self, prompt_ids: Sequence[int], *, n: int, max_tokens: int, top_logprobs: int, params: Mapping[str, Any]
+    ) -> AsyncGenerator[Delta]:
+        """Sample `n` completions of a prompt; yields what comes, as it comes. Closing the generator ends the sampling.
+
+        Args:
+            prompt_ids: The whole prompt.
+            n: Completions.
+            max_tokens: Tokens of each at most.
+            top_logprobs: Most likely tokens to be told at each position.
+            params: Further sampling parameters, as vLLM names them.
+
+        Raises:
+            RefusedError: a parameter is not one that vLLM can sample with; names it.
+            ServerMismatchError: what comes are not sampled ids and their logprobs.
+            ServerUnreachableError: no usable answer, or one that broke off.
+        """
+        body = {
+            "prompt": {"prompt_token_ids": list(prompt_ids)},
+            **params,
+            **{"n": n, "max_tokens": max_tokens, "logprobs": top_logprobs, "stream": True},
+        }
+        try:
+            async with aclosing(self.client.events(ROUTE, body)) as events:
+                async for event in events:
+                    yield self._delta(event, top_logprobs)
+        except ServerRequestError as error:
+            raise _as_refusal(error) from error
+
+    def _delta(self, event: object, top_logprobs: int) -> Delta:
+        """Its errors do not quote the event, which holds what was said."""
+        where = f"{self.url}{ROUTE}"
+        if isinstance(event, dict) and "error" in event:
+            raise ServerMismatchError(f"{where} failed while it sampled; the vLLM server's log says more")
+        try:
+            return _Event.model_validate(event).delta(top_logprobs)
+        except ValidationError as error:
+            fields = ", ".join(".".join(map(str, one["loc"])) or "event" for one in error.errors()[:3])
+            raise ServerMismatchError(f"{where} does not stream sampled tokens as the plugin does: {fields}") from None
+        except ValueError as error:
+            raise ServerMismatchError(f"{where} does not say what it sampled: {error}") from error
+
+
+def _own(token: int, row: Mapping[int, float]) -> float:
+    first, logprob = next(iter(row.items()))
+    if first != token:
+        raise ValueError(f"token {token} with the logprob of {first}")
+    return min(logprob, 0.0)
+
+
+def _as_refusal(error: ServerRequestError) -> Exception:
+    """A 400 is the client's fault, and names its field; what else the server refuses is the gateway's."""
+    if error.status != 400:
+        return ServerError(str(error))
+    try:
+        refused = json.loads(error.answer)["error"]
+        return RefusedError(400, f"vLLM refuses it: {refused['message']}", refused.get("field"))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return RefusedError(400, "vLLM refuses the request's sampling parameters")

@@ -1,0 +1,274 @@
+"""A chat request as OpenAI's clients write it -> what is asked of the policy, typed and checked. Pure.
+
+In: JSON. Out: `Asked`, or a `RefusedError` that names the field. A field that is not known is refused, because a
+sampling parameter that is silently left out changes what is sampled.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from agentic_opd.core.types import Message
+from agentic_opd.gateway.errors import RefusedError
+
+TurnType = Literal["main", "side"]
+
+
+class _Open(BaseModel):
+    """Other fields are passed over: clients write back what they got."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+class _Closed(BaseModel):
+    """Other fields are refused."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class _TextPart(_Closed):
+    type: Literal["text"]
+    text: str
+
+
+class _Function(_Open):
+    name: str
+    arguments: str | dict[str, Any]
+
+
+class _Call(_Open):
+    id: str = ""
+    type: Literal["function"] = "function"
+    function: _Function
+
+
+class _Message(_Open):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[_TextPart] | None = None
+    reasoning_content: str | None = None
+    name: str | None = None
+    tool_calls: list[_Call] | None = None
+    tool_call_id: str | None = None
+
+    def plain(self) -> Message:
+        """The message as the package writes them: its content a text, and always there."""
+        content = self.content if isinstance(self.content, str) else "".join(p.text for p in self.content or ())
+        message: Message = {"role": "system" if self.role == "developer" else self.role, "content": content}
+        optional = {"name": self.name, "tool_call_id": self.tool_call_id, "reasoning_content": self.reasoning_content}
+        message |= {name: value for name, value in optional.items() if value is not None}
+        if self.role == "assistant" and self.tool_calls:
+            message["tool_calls"] = [
+                {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": text}}
+                for call in self.tool_calls
+                for text in [_as_json(call.function.arguments)]
+            ]
+        return message
+
+
+class _ToolFunction(_Closed):
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{1,128}$")]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+    @field_validator("parameters")
+    @classmethod
+    def _check_schema(cls, schema: dict[str, Any] | None) -> dict[str, Any] | None:
+        if schema and schema.get("type", "object") != "object":
+            raise ValueError(f"a tool's parameters are a JSON schema of an object, got type {schema['type']!r}")
+        if schema and not isinstance(schema.get("properties", {}), dict):
+            raise ValueError("properties must be an object of JSON schemas")
+        return schema
+
+
+class _Tool(_Closed):
+    type: Literal["function"]
+    function: _ToolFunction
+
+
+class _StreamOptions(_Closed):
+    include_usage: bool = False
+    include_obfuscation: bool | None = None
+
+
+class _ResponseFormat(_Open):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: dict[str, Any] | None = None
+
+
+class _Sampling(_Closed):
+    """Sampling parameters that vLLM takes as they are, by its own names. None is vLLM's default."""
+
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=2)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[Annotated[int, Field(ge=0)]] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    min_tokens: Annotated[int, Field(ge=0)] | None = None
+    bad_words: list[str] | None = None
+    allowed_token_ids: list[Annotated[int, Field(ge=0)]] | None = None
+    logit_bias: dict[int, Annotated[float, Field(ge=-100, le=100)]] | None = None
+
+
+class ChatRequest(_Sampling):
+    """The body of `POST /v1/chat/completions`."""
+
+    messages: list[_Message] = Field(min_length=1)
+    model: str | None = None
+    n: Annotated[int, Field(ge=1)] | None = None
+    stream: bool | None = None
+    stream_options: _StreamOptions | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    tools: list[_Tool] | None = None
+    tool_choice: Literal["auto", "none"] | None = None
+    parallel_tool_calls: Literal[True] | None = None
+    response_format: _ResponseFormat | None = None
+    session_id: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+    store: Literal[False] | None = None
+
+    def sampling(self) -> dict[str, Any]:
+        """The sampling parameters that were given, as vLLM names them; lengths, `n` and logprobs are not among them."""
+        given = {name: getattr(self, name) for name in _Sampling.model_fields}
+        if self.response_format is not None and self.response_format.type != "text":
+            schema = (self.response_format.json_schema or {}).get("schema")
+            given["structured_outputs"] = {"json_object": True} if schema is None else {"json": schema}
+        return {name: value for name, value in given.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a client asks for, checked."""
+
+    messages: tuple[Message, ...]
+    tools: tuple[dict[str, Any], ...]
+    sampling: dict[str, Any]
+    """As vLLM names them; without lengths, `n` and logprobs."""
+    stop: tuple[str, ...]
+    n: int
+    max_tokens: int | None
+    top_logprobs: int | None
+    """Most likely other tokens to be told at each position; None: no logprobs are asked for."""
+    stream: bool
+    include_usage: bool
+    model: str | None
+    session: str | None
+    """The client's name for the conversation; None: it is recognised by its messages."""
+    turn_type: TurnType
+    is_last: bool
+    """The session is over with this turn."""
+
+    @property
+    def altered(self) -> tuple[str, ...]:
+        """The parameters by which the tokens are not drawn from the policy's own distribution."""
+        return tuple(_altering(self.sampling))
+
+
+def read_request(
+    body: object, *, max_choices: int, session: str | None = None, turn_type: str | None = None, is_last: bool = False
+) -> Asked:
+    """Check a request.
+
+    Args:
+        body: The parsed JSON.
+        max_choices: Largest `n`.
+        session: The session that the path or a header names; goes over the body's.
+        turn_type: What the header X-Turn-Type says.
+        is_last: What the header X-Session-Done says.
+
+    Raises:
+        RefusedError: 400, naming the first field that is wrong.
+    """
+    if not isinstance(body, dict):
+        raise RefusedError(400, f"the body must be a JSON object, got {type(body).__name__}")
+    if turn_type not in (None, "main", "side"):
+        raise RefusedError(400, f"X-Turn-Type is {turn_type[:40]!r}; expected main or side", "X-Turn-Type")
+    try:
+        request = ChatRequest.model_validate(body)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        field = ".".join(str(part) for part in first["loc"] if part not in ("str", "list[_TextPart]"))
+        problem = "this field is unknown here" if first["type"] == "extra_forbidden" else first["msg"]
+        raise RefusedError(400, f"{field}: {problem.removeprefix('Value error, ')}", field) from error
+    for wrong in _contradictions(request, max_choices):
+        raise wrong
+    tools = () if request.tool_choice == "none" else request.tools or ()
+    sampling = request.sampling()
+    stop = sampling.pop("stop", ())
+    return Asked(
+        messages=tuple(message.plain() for message in request.messages),
+        tools=tuple(tool.model_dump(exclude_none=True) for tool in tools),
+        sampling=sampling,
+        stop=(stop,) if isinstance(stop, str) else tuple(stop),
+        n=request.n or 1,
+        max_tokens=request.max_completion_tokens or request.max_tokens,
+        top_logprobs=(request.top_logprobs or 0) if request.logprobs else None,
+        stream=bool(request.stream),
+        include_usage=bool(request.stream_options and request.stream_options.include_usage),
+        model=request.model,
+        session=session or request.session_id,
+        turn_type="side" if turn_type == "side" else "main",
+        is_last=is_last,
+    )
+
+
+def _contradictions(request: ChatRequest, max_choices: int) -> Iterator[RefusedError]:
+    """What is wrong with fields that are right by themselves."""
+    for index, message in enumerate(request.messages):
+        if message.content is None and message.role not in ("assistant", "tool"):
+            yield RefusedError(400, f"a {message.role} message needs a content", f"messages.{index}.content")
+    last = len(request.messages) - 1
+    if request.messages[last].role == "assistant":
+        yield RefusedError(400, "the last message must not be the assistant's", f"messages.{last}.role")
+    if all(message.role != "user" for message in request.messages):
+        yield RefusedError(400, "one message at least must be the user's", "messages")
+    if (n := request.n or 1) > max_choices:
+        yield RefusedError(400, f"n is {n}, at most {max_choices} choices are sampled (env.max_choices)", "n")
+    if request.top_logprobs is not None and not request.logprobs:
+        yield RefusedError(400, "top_logprobs needs logprobs: true", "top_logprobs")
+    if request.stream_options is not None and not request.stream:
+        yield RefusedError(400, "stream_options needs stream: true", "stream_options")
+
+
+_NEUTRAL: dict[str, Any] = {
+    "top_p": 1.0,
+    "top_k": (-1, 0),
+    "min_p": 0.0,
+    "frequency_penalty": 0.0,
+    "presence_penalty": 0.0,
+    "repetition_penalty": 1.0,
+    "min_tokens": 0,
+    "ignore_eos": False,
+    "bad_words": [],
+    "allowed_token_ids": [],
+    "logit_bias": {},
+    "structured_outputs": None,
+}
+"""Parameters that change what is sampled, and the values with which they do not."""
+
+
+def _altering(sampling: dict[str, Any]) -> Iterator[str]:
+    for name, neutral in _NEUTRAL.items():
+        value = sampling.get(name)
+        if value is not None and value != neutral and not (isinstance(neutral, tuple) and value in neutral):
+            yield name
+    if sampling.get("temperature") == 0:
+        yield "temperature"
+
+
+def _as_json(arguments: str | dict[str, Any]) -> str:
+    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)

@@ -1,0 +1,81 @@
+"""The gateway behind uvicorn, from its start to the signal that ends it (I/O)."""
+
+import asyncio
+import signal
+import socket
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+
+import uvicorn
+
+from agentic_opd.core.errors import ConfigError
+from agentic_opd.gateway.config import GatewayConfig
+from agentic_opd.gateway.gateway import Gateway
+from agentic_opd.gateway.web import make_app
+from agentic_opd.settings.servers import PolicyServerConfig
+
+_GRACE_S = 5
+"""Seconds that answers under way have when the gateway is told to end."""
+
+
+class _Server(uvicorn.Server):
+    """Leaves signals alone: uvicorn sends itself again those that it got, which would end the process too early."""
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None]:
+        """Capture none."""
+        yield
+
+
+async def serve(
+    config: GatewayConfig, servers: Sequence[PolicyServerConfig], ready: Callable[[str, str], None]
+) -> None:
+    """Serve until SIGINT or SIGTERM.
+
+    Args:
+        config: The gateway's settings.
+        servers: The policy's.
+        ready: Told of the address, ending in /v1, and the model when requests are taken.
+
+    Raises:
+        ConfigError: nothing can listen at the address.
+        OPDError: as `Gateway.start`.
+    """
+    listener = _listener(config)
+    with listener:
+        gateway = await Gateway.start(config, servers)
+        try:
+            # No access log: a path holds what clients call their sessions.
+            server = _Server(
+                uvicorn.Config(
+                    make_app(gateway),
+                    access_log=False,
+                    log_config=None,
+                    lifespan="off",
+                    timeout_graceful_shutdown=_GRACE_S,
+                )
+            )
+            loop = asyncio.get_running_loop()
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.add_signal_handler(number, server.handle_exit, number, None)
+            host, port = listener.getsockname()[:2]
+            ready(f"http://{f'[{host}]' if ':' in host else host}:{port}/v1", gateway.model)
+            await server.serve([listener])
+        finally:
+            await gateway.close()
+
+
+def _listener(config: GatewayConfig) -> socket.socket:
+    """A socket that takes connections from now on; they wait until the gateway is ready."""
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((config.host, config.port))
+        listener.listen(1024)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(
+            f"nothing can listen at {config.host}:{config.port} ({error.strerror or error}); choose another env.port"
+        ) from error
+    return listener

@@ -1,0 +1,108 @@
+"""`agentic-opd sessions`: what a gateway's journal holds, listed, shown, exported, deleted (I/O)."""
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime
+from pathlib import Path
+
+from agentic_opd.core.errors import ConfigError
+from agentic_opd.core.exit_codes import EXIT_OK, exit_code
+from agentic_opd.core.types import Message
+from agentic_opd.gateway.config import GatewayConfig
+from agentic_opd.gateway.journal import Journal, SessionRow, SessionState, turn_as_json
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="agentic-opd sessions",
+        description="List, show, export or delete what a gateway's journal holds. Groups stay in their file.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--journal",
+        type=Path,
+        default=GatewayConfig().journal,
+        metavar="FILE",
+        help="the journal (default: %(default)s)",
+    )
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    actions.add_parser("list", help="every session: its id, its state, its turns, when it was used last, its name")
+    for action, text in (
+        ("show", "what was said, turn by turn"),
+        ("export", "its turns as JSON lines, with ids and logprobs"),
+        ("delete", "remove sessions for good, while no gateway runs"),
+    ):
+        added = actions.add_parser(action, help=text)
+        added.add_argument("session", nargs="+" if action == "delete" else None, help="a session's id, or its name")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns its exit code."""
+    arguments = build_parser().parse_args(argv)
+
+    def run() -> int:
+        if not arguments.journal.exists():
+            raise ConfigError(f"there is no journal at {str(arguments.journal)!r}; name it with --journal")
+        journal = Journal(arguments.journal, only_read=arguments.action != "delete")
+        try:
+            _ACTIONS[arguments.action](journal, arguments)
+        finally:
+            journal.close()
+        return EXIT_OK
+
+    return exit_code(run)
+
+
+def _list(journal: Journal, arguments: argparse.Namespace) -> None:
+    for row in journal.sessions(*SessionState):
+        used = datetime.fromtimestamp(row.used).isoformat(" ", "seconds")
+        turns = journal.count_turns(row.session_id)
+        print(f"{row.session_id}  {row.state.value:<7}  {turns:>4}  {used}  {row.name or ''}")
+
+
+def _show(journal: Journal, arguments: argparse.Namespace) -> None:
+    for turn in journal.turns(_found(journal, arguments.session).session_id):
+        behind = "" if turn.parent is None else f", behind turn {turn.parent}"
+        print(f"--- turn {turn.turn_id} ({turn.turn_type}{behind})")
+        for line in (line for message in turn.messages for line in _shown(message)):
+            print(line)
+
+
+def _export(journal: Journal, arguments: argparse.Namespace) -> None:
+    for turn in journal.turns(_found(journal, arguments.session).session_id):
+        sys.stdout.write(turn_as_json(turn) + "\n")
+
+
+def _delete(journal: Journal, arguments: argparse.Namespace) -> None:
+    rows = [_found(journal, name) for name in arguments.session]
+    journal.delete(*(row.session_id for row in rows))
+    print(f"deleted {len(rows)}")
+
+
+def _found(journal: Journal, name: str) -> SessionRow:
+    """The session of this id, or the last one that any client called so.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    rows = [row for row in journal.sessions(*SessionState) if name in (row.session_id, row.name)]
+    if not rows:
+        raise ConfigError(f"the journal holds no session {name!r}; agentic-opd sessions list names them")
+    return rows[-1]
+
+
+def _shown(message: Message) -> Iterator[str]:
+    yield f"[{message['role']}] {message['content']}"
+    for call in message.get("tool_calls") or ():
+        yield f"  calls {call['function']['name']} {call['function']['arguments']}"
+
+
+_ACTIONS: dict[str, Callable[[Journal, argparse.Namespace], None]] = {
+    "list": _list,
+    "show": _show,
+    "export": _export,
+    "delete": _delete,
+}

@@ -1,0 +1,38 @@
+"""The gateway's numbers, for Prometheus. They hold no text of any conversation, and no key."""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 60, 120, 300)
+
+
+class Telemetry:
+    """Counters of one gateway, in a registry of its own."""
+
+    def __init__(self) -> None:
+        self.registry = registry = CollectorRegistry()
+        name = "agentic_opd_gateway_"
+        self.requests = Counter(f"{name}requests", "answers by HTTP status", ["status"], registry=registry)
+        self.hung_up = Counter(f"{name}hung_up", "requests whose client went before the end", registry=registry)
+        self.turns = Counter(f"{name}turns", "finished turns", ["type"], registry=registry)
+        self.tokens = Counter(f"{name}tokens", "tokens of prompts and completions", ["kind"], registry=registry)
+        self.rewritten = Counter(
+            f"{name}rewritten_histories", "requests that made a branch of a rewritten history", registry=registry
+        )
+        self.unlike = Counter(
+            f"{name}unlike_streams", "streamed turns that ended otherwise than they had begun", registry=registry
+        )
+        self.open = Gauge(f"{name}open_sessions", "sessions that are open", registry=registry)
+        self.waiting = Gauge(f"{name}sessions_to_write", "closed sessions without their group", registry=registry)
+        self.sessions = Counter(f"{name}sessions", "sessions by what became of them", ["state"], registry=registry)
+        self.outcomes = Counter(f"{name}turn_outcomes", "judged turns by outcome", ["outcome"], registry=registry)
+        self.first_token_s = Histogram(
+            f"{name}first_token_seconds", "from a request to its first token", buckets=_SECONDS, registry=registry
+        )
+        self.answer_s = Histogram(
+            f"{name}answer_seconds", "from a request to the end of its answer", buckets=_SECONDS, registry=registry
+        )
+
+    def text(self) -> bytes:
+        """All of it, as Prometheus reads it."""
+        return generate_latest(self.registry)

@@ -1,0 +1,141 @@
+"""Two runs -> how they differ: pass and hint rates with intervals, outcomes, tasks side by side, hints. Pure.
+
+Differences are those of the second run from the first. Tasks are what is drawn: where the runs have tasks in common,
+rates and their differences are over these, one value a task.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from agentic_opd.core.intervals import Estimate, difference, mean_of_tasks, wilson
+from agentic_opd.report.hints import HintRow, hinted_turns, rows_by_hint
+from agentic_opd.report.read import Rollout, Run
+from agentic_opd.wire.counts import RolloutCounts
+
+
+class Rates(NamedTuple):
+    """A share in both runs and its change, each with its interval; None where a run does not say."""
+
+    name: str
+    first: Estimate | None
+    second: Estimate | None
+    change: Estimate | None
+
+
+class TaskPair(NamedTuple):
+    """A task in both runs: rollouts passed and made, hints and turns; None in a run without the task."""
+
+    task: str
+    passed: Rates
+    first: dict[str, int] | None
+    second: dict[str, int] | None
+
+
+class HintPair(NamedTuple):
+    """A hint in both runs: on how many turns, and how many tokens it moved."""
+
+    text: str
+    turns: tuple[int, int]
+    moved: tuple[int, int]
+
+
+class Comparison(NamedTuple):
+    """How two runs differ; `settings` holds (name, first, second) of those that differ."""
+
+    common_tasks: int
+    only: tuple[int, int]
+    """Tasks that only the first, only the second run has."""
+    rates: tuple[Rates, ...]
+    outcomes: tuple[tuple[str, int, int], ...]
+    tasks: tuple[TaskPair, ...]
+    hints: tuple[HintPair, ...]
+    settings: tuple[tuple[str, Any, Any], ...]
+
+
+def compare(first: Run, second: Run) -> Comparison:
+    """Put two runs side by side."""
+    counts = _by_task(first.rollouts), _by_task(second.rollouts)
+    names = tuple(map(frozenset[str], counts))
+    common = sorted(names[0] & names[1])
+    rated = (common, common) if common else (sorted(names[0]), sorted(names[1]))
+    own = tuple([of_task[task] for task in tasks] for of_task, tasks in zip(counts, rated, strict=True))
+    outcomes = [_outcomes(run.rollouts) for run in (first, second)]
+    return Comparison(
+        common_tasks=len(common),
+        only=(len(names[0] - names[1]), len(names[1] - names[0])),
+        rates=(
+            _rates("pass rate", own, lambda one: (one.passed, one.verified)),
+            _rates("turns with a hint", own, lambda one: (one.records.hints, one.records.turns)),
+            _rates("sampled tokens scored", own, lambda one: (one.scored_tokens, one.sampled_tokens)),
+        ),
+        outcomes=tuple((name, outcomes[0][name], outcomes[1][name]) for name in {**outcomes[0], **outcomes[1]}),
+        tasks=tuple(_task_pair(task, counts[0].get(task), counts[1].get(task)) for task in sorted(names[0] | names[1])),
+        hints=_hint_pairs(first.rollouts, second.rollouts),
+        settings=_differing(first, second),
+    )
+
+
+def _by_task(rollouts: Sequence[Rollout]) -> dict[str, RolloutCounts]:
+    by_task: dict[str, RolloutCounts] = defaultdict(RolloutCounts)
+    for rollout in rollouts:
+        by_task[rollout.task_id].merge(rollout.counts)
+    return dict(by_task)
+
+
+def _rates(
+    name: str, own: Sequence[Sequence[RolloutCounts]], count: Callable[[RolloutCounts], tuple[int, int]]
+) -> Rates:
+    found: list[Estimate | None] = []
+    for of_tasks in own:
+        counted = [(part, whole) for part, whole in map(count, of_tasks) if whole]
+        samples = sum(whole for _, whole in counted) / max(1, len(counted))
+        found.append(mean_of_tasks([part / whole for part, whole in counted], samples) if counted else None)
+    return Rates(name, *_with_change(*found))
+
+
+def _with_change(
+    first: Estimate | None, second: Estimate | None
+) -> tuple[Estimate | None, Estimate | None, Estimate | None]:
+    return first, second, None if first is None or second is None else difference(first, second)
+
+
+def _task_pair(task: str, first: RolloutCounts | None, second: RolloutCounts | None) -> TaskPair:
+    rates = [
+        None if one is None or not one.verified else wilson(one.passed / one.verified, one.verified)
+        for one in (first, second)
+    ]
+    about = [
+        None
+        if one is None
+        else {"passed": one.passed, "rollouts": one.rollouts, "hints": one.records.hints, "turns": one.records.turns}
+        for one in (first, second)
+    ]
+    return TaskPair(task, Rates(task, *_with_change(*rates)), *about)
+
+
+def _outcomes(rollouts: Sequence[Rollout]) -> Counter[str]:
+    return Counter(record.outcome.value for rollout in rollouts for record in rollout.records)
+
+
+def _hint_pairs(first: Sequence[Rollout], second: Sequence[Rollout]) -> tuple[HintPair, ...]:
+    sides: list[dict[str, HintRow]] = []
+    for rollouts in (first, second):
+        sides.append({row.key: row for row in rows_by_hint(hinted_turns(rollouts))})
+    pairs = [
+        HintPair(
+            text=next(side[key].text for side in sides if key in side),
+            turns=(sides[0][key].turns if key in sides[0] else 0, sides[1][key].turns if key in sides[1] else 0),
+            moved=(sides[0][key].moved if key in sides[0] else 0, sides[1][key].moved if key in sides[1] else 0),
+        )
+        for key in {**sides[0], **sides[1]}
+    ]
+    return tuple(sorted(pairs, key=lambda pair: -sum(pair.turns)))
+
+
+def _differing(first: Run, second: Run) -> tuple[tuple[str, Any, Any], ...]:
+    if not first.settings or not second.settings:
+        return ()
+    names = {**first.settings, **second.settings}
+    pairs = ((name, first.settings.get(name), second.settings.get(name)) for name in sorted(names))
+    return tuple((name, one, other) for name, one, other in pairs if one != other)

@@ -1,0 +1,138 @@
+"""A sandbox's limit on memory by a cgroup of its own (v1 or v2), below the group of this process."""
+
+import contextlib
+import os
+import re
+import secrets
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from agentic_opd.core.errors import SandboxError
+from agentic_opd.sandboxes.folders import PREFIX, is_dead, owner_tag
+
+_REMOVE_S = 5.0
+
+FIRST_IN_LINE = "echo 1000 > /proc/self/oom_score_adj"
+"""Shell: the kernel's out-of-memory killer takes this process and its children before any other."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPlace:
+    """The folder in which groups can be made, and the version of cgroups."""
+
+    folder: Path
+    version: int
+
+    @property
+    def limit_files(self) -> dict[str, str]:
+        """The files that hold a limit -> what to write there; `{}` is the limit in bytes."""
+        if self.version == 1:
+            return {"memory.limit_in_bytes": "{}", "memory.memsw.limit_in_bytes": "{}"}
+        return {"memory.max": "{}", "memory.swap.max": "0", "memory.oom.group": "1"}
+
+    @property
+    def kills_file(self) -> str:
+        """The file with the count of processes that were killed at the limit."""
+        return "memory.oom_control" if self.version == 1 else "memory.events"
+
+
+@cache
+def group_place() -> GroupPlace | None:
+    """Where this process may make memory cgroups, if anywhere: tried out, once."""
+    for place in own_groups(Path("/proc/self/mountinfo").read_text(), Path("/proc/self/cgroup").read_text()):
+        with contextlib.suppress(OSError, SandboxError):
+            if place.version == 2:
+                _hand_on_memory(place.folder)
+            MemoryGroup(place, 64).remove()
+            return place
+    return None
+
+
+def own_groups(mountinfo: str, cgroup: str) -> Iterator[GroupPlace]:
+    """The groups that a process is in, as far as they may count memory, by its files of these names in /proc."""
+    mounts = [line.split() for line in mountinfo.splitlines()]
+    for line in cgroup.splitlines():
+        _, controllers, path = line.split(":", 2)
+        version = 1 if "memory" in controllers.split(",") else 2
+        for fields in mounts:
+            kind, options = fields[fields.index("-") + 1], fields[-1].split(",")
+            is_mount = (kind == "cgroup" and "memory" in options) if version == 1 else kind == "cgroup2"
+            if is_mount and (version == 1 or not controllers) and Path(path).is_relative_to(fields[3]):
+                yield GroupPlace(Path(fields[4]) / Path(path).relative_to(fields[3]), version)
+
+
+def _hand_on_memory(folder: Path) -> None:
+    """Let the children of this v2 group have limits: it must then hold no process itself, so this one moves down.
+
+    Raises:
+        OSError: The group is not ours, or holds other processes too.
+    """
+    control = folder / "cgroup.subtree_control"
+    if "memory" in control.read_text().split():
+        return
+    own = folder / f"{PREFIX}{owner_tag()}"
+    own.mkdir()
+    (own / "cgroup.procs").write_text("0")
+    try:
+        control.write_text("+memory")
+    except OSError:
+        (folder / "cgroup.procs").write_text("0")
+        own.rmdir()
+        raise
+
+
+def remove_dead_groups() -> None:
+    """Remove the groups of sandboxes whose process was killed; their own processes ended with it."""
+    place = group_place()
+    for folder in place.folder.glob(f"{PREFIX}*") if place else ():
+        if is_dead(folder.name.removeprefix(PREFIX)):
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+
+
+class MemoryGroup:
+    """A limit by a cgroup. Processes that the kernel kills there are the sandbox's own."""
+
+    pause_s = 0.1
+
+    def __init__(self, place: GroupPlace, limit_mb: int) -> None:
+        self._kills_file, self._kills = place.kills_file, 0
+        self._folder = place.folder / f"{PREFIX}{owner_tag()}-{secrets.token_hex(6)}"
+        try:
+            self._folder.mkdir()
+            for name, value in place.limit_files.items():
+                # Some kernels count no swap and know no kills of whole groups.
+                if (self._folder / name).exists():
+                    (self._folder / name).write_text(value.format(limit_mb * 2**20))
+        except OSError as error:
+            raise SandboxError(f"no memory cgroup can be made in {place.folder}: {error}") from error
+
+    def wrap(self, argv: list[str]) -> list[str]:
+        """Enter the group, then become `argv`."""
+        script = f'{FIRST_IN_LINE}; echo 0 > "$0" && exec "$@"'
+        return ["sh", "-c", script, str(self._folder / "cgroup.procs"), *argv]
+
+    def exceeded(self, pid: int) -> bool:
+        """Whether the kernel killed a process of the group since the last call."""
+        before = self._kills
+        found = re.search(r"^oom_kill (\d+)$", (self._folder / self._kills_file).read_text(), re.MULTILINE)
+        self._kills = int(found[1]) if found else 0
+        return self._kills > before
+
+    def remove(self) -> None:
+        """End what is left in the group, and remove it."""
+        deadline = time.monotonic() + _REMOVE_S
+        while time.monotonic() < deadline:
+            try:
+                self._folder.rmdir()
+            except FileNotFoundError:
+                return
+            except OSError:
+                with contextlib.suppress(OSError):
+                    for pid in (self._folder / "cgroup.procs").read_text().split():
+                        os.kill(int(pid), signal.SIGKILL)
+                time.sleep(0.002)

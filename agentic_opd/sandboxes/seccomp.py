@@ -1,0 +1,112 @@
+"""The system calls that a sandbox may make: what a solution needs, nothing else; for bubblewrap and for containers.
+
+Any other call answers ENOSYS, which programs take for an older kernel. So do the doors of a kernel that no solution
+needs (keyrings, io_uring, BPF, tracing, namespaces, mounts, message queues, System V memory), calls whose arguments
+a filter can't read (`clone3`; libraries then call `clone`), and what one sandbox could hold against another or the
+host through files that both see: `flock`, leases and open file locks. Locks of `fcntl` stay, because SQLite needs
+them; exclusive ones need a file that can be written, and the shared files can't.
+"""
+
+import fcntl
+import json
+import socket
+import tempfile
+from errno import ENOSYS
+from functools import cache
+from typing import Any
+
+from agentic_opd.core.errors import SandboxError
+
+_ALLOWED = """
+access alarm arch_prctl brk capget capset chdir chmod chown clock_getres clock_gettime clock_nanosleep close
+close_range copy_file_range creat dup dup2 dup3 epoll_create epoll_create1 epoll_ctl epoll_pwait epoll_pwait2
+epoll_wait eventfd eventfd2 execve execveat exit exit_group faccessat faccessat2 fadvise64 fallocate fchdir fchmod
+fchmodat fchmodat2 fchown fchownat fdatasync fgetxattr flistxattr fork fremovexattr fsetxattr fstat fstatfs fsync
+ftruncate futex futex_requeue futex_wait futex_waitv futex_wake futimesat get_mempolicy get_robust_list
+get_thread_area getcpu getcwd getdents getdents64 getegid geteuid getgid getgroups getitimer getpgid getpgrp getpid
+getppid getpriority getrandom getresgid getresuid getrlimit getrusage getsid gettid gettimeofday getuid getxattr ioctl
+ioprio_get kill lchown lgetxattr link linkat listxattr llistxattr lremovexattr lseek lsetxattr lstat madvise
+map_shadow_stack membarrier memfd_create mincore mkdir mkdirat mknod mknodat mlock mlock2 mlockall mmap mprotect
+mremap mseal msync munlock munlockall munmap nanosleep newfstatat open openat openat2 pause pidfd_open
+pidfd_send_signal pipe pipe2 pkey_alloc pkey_free pkey_mprotect poll ppoll prctl pread64 preadv preadv2 prlimit64
+pselect6 pwrite64 pwritev pwritev2 read readahead readlink readlinkat readv removexattr rename renameat renameat2
+restart_syscall riscv_flush_icache riscv_hwprobe rmdir rseq rt_sigaction rt_sigpending rt_sigprocmask rt_sigqueueinfo
+rt_sigreturn rt_sigsuspend rt_sigtimedwait rt_tgsigqueueinfo sched_get_priority_max sched_get_priority_min
+sched_getaffinity sched_getattr sched_getparam sched_getscheduler sched_rr_get_interval sched_setaffinity
+sched_setscheduler sched_yield select sendfile set_mempolicy set_robust_list set_thread_area set_tid_address setfsgid
+setfsuid setgid setgroups setitimer setpgid setpriority setregid setresgid setresuid setreuid setrlimit setsid setuid
+setxattr sigaltstack signalfd signalfd4 splice stat statfs statx symlink symlinkat sync_file_range sysinfo tee tgkill
+time timer_create timer_delete timer_getoverrun timer_gettime timer_settime timerfd_create timerfd_gettime
+timerfd_settime times tkill truncate umask uname unlink unlinkat utime utimensat utimes vfork wait4 waitid write
+writev accept accept4 bind connect getpeername getsockname getsockopt listen recvfrom recvmmsg recvmsg sendmmsg
+sendmsg sendto setsockopt shutdown
+"""
+
+_SOCKETS = (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6)
+"""Inet within the sandbox's own, empty network."""
+
+_NEW_NAMESPACES = 0x7E02_0000
+"""The flags of clone(2) for new namespaces: cgroup, IPC, mount, network, process, user and UTS."""
+
+_PERSONALITIES = (0, 0xFFFF_FFFF)
+"""Linux's own, and the question which one it is."""
+
+_FCNTL = (
+    *(fcntl.F_DUPFD, fcntl.F_DUPFD_CLOEXEC, fcntl.F_GETFD, fcntl.F_SETFD, fcntl.F_GETFL, fcntl.F_SETFL),
+    *(fcntl.F_GETLK, fcntl.F_SETLK, fcntl.F_SETLKW, fcntl.F_GETOWN, fcntl.F_SETOWN, fcntl.F_GETSIG, fcntl.F_SETSIG),
+    *(1032, 1033, 1034),  # F_GETPIPE_SZ, F_ADD_SEALS, F_GET_SEALS
+)
+"""Neither leases nor the locks of open files, nor larger pipes, of which a user has few."""
+
+_BY_ARGUMENT = (
+    ("fcntl", 1, _FCNTL),
+    ("personality", 0, _PERSONALITIES),
+    ("socket", 0, _SOCKETS),
+    ("socketpair", 0, (socket.AF_UNIX,)),
+)
+"""Call, number of an argument, and the values of it that are allowed."""
+
+
+@cache
+def syscall_filter() -> bytes:
+    """The filter as the kernel reads it (BPF).
+
+    Raises:
+        SandboxError: libseccomp is not installed.
+    """
+    try:
+        from pyseccomp import ALLOW, EQ, ERRNO, MASKED_EQ, Arg, SyscallFilter
+    except (ImportError, RuntimeError) as missing:
+        raise SandboxError(
+            f"the sandbox's filter of system calls can't be made: {missing}. Install libseccomp 2 with the system's "
+            "package manager, for example `apt-get install libseccomp2`, and `pip install pyseccomp`."
+        ) from missing
+    built = SyscallFilter(ERRNO(ENOSYS))
+    for name in _ALLOWED.split():
+        try:
+            built.add_rule(ALLOW, name)
+        except (OSError, ValueError):
+            continue  # This libseccomp does not know the call, so it stays closed.
+    built.add_rule(ALLOW, "clone", Arg(0, MASKED_EQ, _NEW_NAMESPACES, 0))
+    for name, argument, values in _BY_ARGUMENT:
+        for value in values:
+            built.add_rule(ALLOW, name, Arg(argument, EQ, value))
+    with tempfile.TemporaryFile() as file:
+        built.export_bpf(file)
+        file.seek(0)
+        return file.read()
+
+
+def container_profile() -> str:
+    """The same filter as container engines read it (JSON)."""
+
+    def rule(name: str, argument: int, op: str, value: int, second: int = 0) -> dict[str, Any]:
+        arguments = [{"index": argument, "value": value, "valueTwo": second, "op": f"SCMP_CMP_{op}"}]
+        return {"names": [name], "action": "SCMP_ACT_ALLOW", "args": arguments}
+
+    rules = [
+        {"names": _ALLOWED.split(), "action": "SCMP_ACT_ALLOW"},
+        rule("clone", 0, "MASKED_EQ", _NEW_NAMESPACES),
+        *(rule(name, argument, "EQ", value) for name, argument, values in _BY_ARGUMENT for value in values),
+    ]
+    return json.dumps({"defaultAction": "SCMP_ACT_ERRNO", "defaultErrnoRet": ENOSYS, "syscalls": rules})

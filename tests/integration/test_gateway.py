@@ -1,0 +1,240 @@
+"""A gateway before a real vLLM server, asked by the real `openai` client; what vLLM saw is recorded between the two."""
+
+import asyncio
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import httpx
+import pytest
+from local_server import LocalServer, end_of, free_port
+from openai import AsyncOpenAI, BadRequestError, NotFoundError, OpenAI, OpenAIError
+
+from agentic_opd.cli.validate import validate
+from agentic_opd.worlds.coding.tools import TOOL_SPECS
+from tests.support.gateway import Served, served
+from tests.support.places import MODEL
+from tests.support.recording_proxy import RecordingProxy, recording_proxy
+from tests.support.scripted_judge import POSITIVE, judge_server
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.vllm
+
+SYSTEM = {"role": "system", "content": "You are a coding agent."}
+USER = {"role": "user", "content": "Write `fizzbuzz(n)` in solution.py."}
+MORE = {"role": "user", "content": "It fails for 15: it must be FizzBuzz."}
+
+
+@pytest.fixture(scope="module")
+def proxy(vllm_server: LocalServer) -> Iterator[RecordingProxy]:
+    with recording_proxy(vllm_server.base_url) as proxy:
+        yield proxy
+
+
+@pytest.fixture(scope="module")
+def gateway(proxy: RecordingProxy, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """One whose judge always has the same hint."""
+    questions: list[str] = []
+
+    def judged(body: dict[str, Any]) -> list[str]:
+        questions.append(body["messages"][-1]["content"])
+        return [POSITIVE] * body["n"]
+
+    with judge_server(judged) as judge:
+        flags = ("--env.judge_base_url", judge, "--env.judge_model_name", "judge")
+        with served(proxy.url, tmp_path_factory.mktemp("gateway"), *flags) as gateway:
+            gateway.questions = questions
+            yield gateway
+            assert validate(gateway.folder / "groups.jsonl").violations == 0
+            assert "a-key" not in gateway.log.read_text()
+
+
+def seen(proxy: RecordingProxy) -> list[tuple[list[int], list[list[int]]]]:
+    """(prompt ids, sampled ids of each choice) of every stream that passed, in the order of the answers."""
+    found: list[tuple[list[int], list[list[int]]]] = []
+    for request, answer in proxy.streams("/generate"):
+        choices: list[list[int]] = [[] for _ in range(request["n"])]
+        for event in answer:
+            choices[event["index"]] += event["token_ids"]
+        found.append((request["prompt"]["prompt_token_ids"], choices))
+    return found
+
+
+def message_of(answer: Any, choice: int = 0) -> dict[str, Any]:
+    return answer.choices[choice].message.model_dump()
+
+
+def test_a_session_is_token_exact_judged_and_scored(gateway: Served, proxy: RecordingProxy) -> None:
+    before = len(seen(proxy))
+    first = gateway.chat(SYSTEM, USER, session="exact")
+    second = gateway.chat(SYSTEM, USER, message_of(first), MORE, session="exact")
+    assert second.usage.completion_tokens > 0
+    until(lambda: any(MORE["content"] in question for question in gateway.questions))  # Its session is still open.
+    assert gateway.ask("/sessions/exact")["state"] == "open"
+    group = gateway.end("exact", reward=0.25, feedback="Still wrong.")
+    (prompt_1, (ids_1,)), (prompt_2, (ids_2,)) = seen(proxy)[before:]
+    assert prompt_2[: len(prompt_1) + len(ids_1)] == prompt_1 + ids_1
+    assert group["tokens"] == [prompt_2 + ids_2]
+    assert [token for token in group["masks"][0] if token != -100] == ids_1 + ids_2
+    assert (group["scores"], group["overrides"][0]["reward"]) == ([0.25], {"client": 0.25})
+    turns = group["overrides"][0]["opd"]["turns"]
+    assert [turn["outcome"] for turn in turns] == ["scored", "scored"]
+    assert [turn["next_state_role"] for turn in turns] == ["user", "user"]
+    assert "Still wrong." in turns[1]["question"]
+    assert len(gateway.questions) == 2, "nothing is judged twice"
+    assert [turn["weight_version"] for turn in turns] == [0, 0]
+    assert group["group_overrides"]["opd"]["noise_floor"] < 1e-3
+
+
+def test_a_stream_is_the_same_session_and_comes_piece_by_piece(gateway: Served, proxy: RecordingProxy) -> None:
+    before = len(seen(proxy))
+    usage = {"stream_options": {"include_usage": True}, "logprobs": True}
+    chunks = list(gateway.chat(SYSTEM, USER, session="stream", stream=True, **usage))
+    text = "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices)
+    calls = [call for chunk in chunks for choice in chunk.choices for call in choice.delta.tool_calls or ()]
+    assert len(chunks) > 5
+    ((prompt, (ids,)),) = seen(proxy)[before:]
+    assert chunks[-1].usage.completion_tokens == len(ids)
+    assert chunks[-1].usage.prompt_tokens == len(prompt)
+    answer = {"role": "assistant", "content": text, "tool_calls": [call.model_dump() for call in calls] or None}
+    for _ in gateway.chat(SYSTEM, USER, answer, MORE, session="stream", stream=True):
+        pass
+    group = gateway.end("stream")
+    later, (sampled,) = seen(proxy)[-1]
+    assert later[: len(prompt) + len(ids)] == prompt + ids
+    assert group["tokens"] == [later + sampled]
+    assert (group["scores"], group["overrides"][0]["reward"]) == ([0.0], None)
+
+
+def test_tools_and_several_choices(gateway: Served, proxy: RecordingProxy) -> None:
+    before = len(seen(proxy))
+    answer = gateway.chat(SYSTEM, USER, session="tools", tools=TOOL_SPECS, n=3, max_tokens=300, logprobs=True)
+    assert [choice.index for choice in answer.choices] == [0, 1, 2]
+    ((prompt, sampled),) = seen(proxy)[before:]
+    assert [len(choice.logprobs.content) for choice in answer.choices] == [len(ids) for ids in sampled]
+    called = next((choice for choice in answer.choices if choice.message.tool_calls), None)
+    if called is not None:
+        (call, *more) = called.message.tool_calls
+        results = [{"role": "tool", "tool_call_id": one.id, "content": "ok"} for one in (call, *more)]
+        gateway.chat(SYSTEM, USER, message_of(answer, called.index), *results, session="tools", tools=TOOL_SPECS)
+    group = gateway.end("tools")
+    assert sorted(tokens[len(prompt) :][: len(ids)] for tokens, ids in zip(group["tokens"], sampled, strict=False))
+    learned = [[token for token in mask if token != -100] for mask in group["masks"]]
+    assert len(learned) == 3
+    assert all(any(mask[: len(ids)] == ids for mask in learned) for ids in sampled)
+
+
+def test_many_clients_at_once_do_not_mix(gateway: Served) -> None:
+    async def talk() -> list[Any]:
+        async def session(client: AsyncOpenAI, number: int) -> Any:
+            messages: list[Any] = [SYSTEM, {"role": "user", "content": f"Say {number}."}]
+            session_id = ""
+            for turn in range(2):
+                answer = await client.chat.completions.with_raw_response.create(
+                    model=MODEL, messages=messages, max_tokens=12
+                )
+                message, session_id = answer.parse().choices[0].message, answer.headers["X-Session-Id"]
+                messages += [message.model_dump(), {"role": "user", "content": f"{number}: turn {turn}."}]
+            return session_id
+
+        async with AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="a-key") as client:
+            return await asyncio.gather(*(session(client, number) for number in range(8)))
+
+    sessions = asyncio.run(talk())
+    assert len({*sessions}) == 8
+    for number, name in enumerate(sessions):
+        group = gateway.end(name)
+        (messages,) = group["messages"]
+        assert messages[1]["content"] == f"Say {number}."
+        assert messages[3]["content"] == f"{number}: turn 0."
+        assert len(group["overrides"][0]["opd"]["turns"]) == 2
+
+
+def test_what_is_wrong_is_said_by_field(gateway: Served) -> None:
+    with pytest.raises(BadRequestError) as refused:
+        gateway.chat(USER, extra_body={"temperatur": 1})
+    assert refused.value.param == "temperatur"
+    with pytest.raises(BadRequestError) as refused:
+        gateway.chat(USER, temperature=0, n=2)
+    assert refused.value.param == "n", "what only vLLM knows to be wrong"
+    with pytest.raises(NotFoundError):
+        gateway.chat(USER, model="gpt")
+    assert [model.id for model in gateway.client.models.list()] == [MODEL]
+
+
+def test_a_killed_gateway_goes_on_with_its_sessions(proxy: RecordingProxy, tmp_path: Path) -> None:
+    flags = ("--env.opd_enabled", "false")
+    with served(proxy.url, tmp_path, *flags) as first:
+        answer = message_of(first.chat(SYSTEM, USER))
+        first.process.send_signal(signal.SIGKILL)
+        first.process.wait()
+    prompt, (ids,) = seen(proxy)[-1]
+    with served(proxy.url, tmp_path, *flags) as second:
+        history: list[Any] = [SYSTEM, USER, answer, MORE]
+        raw = second.client.chat.completions.with_raw_response.create(model=MODEL, messages=history, max_tokens=20)
+        later, (sampled,) = seen(proxy)[-1]
+        group = second.end(raw.headers["X-Session-Id"])
+        second.process.terminate()
+        assert second.process.wait(30) == 0, end_of(second.log)
+    assert later[: len(prompt) + len(ids)] == prompt + ids
+    assert group["tokens"] == [later + sampled]
+
+
+SESSIONS, TURNS, KILLS = 4, 6, 4
+
+
+def test_whenever_it_is_killed_no_finished_turn_is_lost_or_written_twice(
+    vllm_server: LocalServer, tmp_path: Path
+) -> None:
+    """Clients go on until each has had its turns, whatever happens to the gateway between; then all groups are read."""
+    port, flags = free_port(), ("--env.opd_enabled", "false")
+    random = Random(7)
+
+    def talk(number: int) -> list[Any]:
+        messages: list[Any] = [SYSTEM, {"role": "user", "content": f"Say {number}."}]
+        headers = {"X-Session-Id": f"s{number}"}
+        with OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="a-key", max_retries=0) as client:
+            while len(messages) < 2 * TURNS + 2:
+                try:
+                    text, is_whole = "", False
+                    for chunk in client.chat.completions.create(
+                        model=MODEL, messages=messages, max_tokens=8, stream=True, extra_headers=headers
+                    ):
+                        text += chunk.choices[0].delta.content or ""
+                        is_whole = is_whole or chunk.choices[0].finish_reason is not None
+                except (OpenAIError, httpx.HTTPError):
+                    time.sleep(0.1)
+                    continue
+                if is_whole:
+                    messages += [{"role": "assistant", "content": text}, {"role": "user", "content": f"On, {number}."}]
+        return messages[:-1]
+
+    with ThreadPoolExecutor(SESSIONS) as clients:
+        talks = [clients.submit(talk, number) for number in range(SESSIONS)]
+        for _ in range(KILLS):
+            with served(vllm_server.base_url, tmp_path, *flags, port=port) as gateway:
+                time.sleep(random.uniform(0.05, 0.8))
+                gateway.process.kill()
+                gateway.process.wait()
+        with served(vllm_server.base_url, tmp_path, *flags, port=port) as gateway:
+            histories = [one.result(timeout=240) for one in talks]
+            groups = [gateway.end(f"s{number}") for number in range(SESSIONS)]
+    assert validate(tmp_path / "groups.jsonl").violations == 0
+    for history, group in zip(histories, groups, strict=True):
+        said = [[(message["role"], message["content"]) for message in messages] for messages in group["messages"]]
+        expected = [(message["role"], message["content"]) for message in history]
+        assert said.count(expected) == 1, "the whole conversation, as its client saw it, is one branch"
+        learned = [start for mask in group["masks"] for start in starts_of(mask)]
+        context = [turn for about in group["overrides"] for turn in about.get("opd", {}).get("context_turns", ())]
+        assert len(learned) + len(context) == sum(role == "assistant" for one in said for role, _ in one)
+        assert {turn["why"] for turn in context} <= {"shared"}
+    assert len((tmp_path / "groups.jsonl").read_text().splitlines()) == SESSIONS
+
+
+def starts_of(mask: list[int]) -> list[int]:
+    """Where runs of sampled tokens begin; between two turns there is a prompt."""
+    return [at for at, value in enumerate(mask) if value != -100 and (at == 0 or mask[at - 1] == -100)]

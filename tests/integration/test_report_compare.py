@@ -1,0 +1,145 @@
+"""Two runs compared, learning curves, and measured hints, in a real browser."""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser
+
+from agentic_opd.wire.lifts import Lifts, ResampledTurn, lift_of, lifts_path, write_lifts
+from tests.support.browser import Report, opened
+from tests.support.places import MODEL, ROOT
+from tests.support.report_facts import signed
+
+from .conftest import DemoRun
+
+pytestmark = pytest.mark.vllm
+
+CURVES = ROOT / "docs" / "learning" / "results.json"
+
+
+def make(*arguments: Path | str) -> None:
+    command = [sys.executable, "-m", "agentic_opd.report", *map(str, arguments)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="module")
+def pair(demo: DemoRun, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo run as A; as B the same run without its first group, in which every rollout passed."""
+    folder = tmp_path_factory.mktemp("pair")
+    after = folder / "after.jsonl"
+    groups = demo.groups[1:]
+    for group in groups:
+        for overrides in group["overrides"]:
+            overrides["verification"]["passed"] = overrides["verification"]["total"]
+    after.write_text("".join(json.dumps(group) + "\n" for group in groups))
+    page = folder / "compared.html"
+    make(demo.path, after, "-o", page, "--tokenizer", MODEL)
+    return page
+
+
+@pytest.fixture
+def compared(browser: Browser, pair: Path) -> Iterator[Report]:
+    with opened(browser, pair) as report:
+        yield report
+
+
+def test_two_runs_stand_side_by_side(compared: Report, groups: list[dict[str, Any]]) -> None:
+    page = compared.page
+    facts = dict(zip(compared.texts(".fact dt"), compared.texts(".fact dd"), strict=True))
+    both = [over["verification"] for group in groups[1:] for over in group["overrides"]]
+    passed = sum(one["passed"] == one["total"] for one in both)
+    assert facts["pass rate"].split(" points")[0].endswith(signed(100 - 100 * passed / len(both), 1))
+    assert "B 6" in facts["pass rate"]  # Wilson's for 7 tasks that agree: 64.6% to 100%
+    assert f"Rates are over the {len(groups) - 1} tasks of both runs, 1 only in A" in compared.texts(".note")[0]
+    rows = compared.texts("[aria-label='Tasks side by side'] tbody tr")
+    assert len(rows) == len(groups)
+    only = groups[0]["group_overrides"]["task_id"]
+    own = next(row for row in rows if row.startswith(only))
+    assert own.count("of 4") == 1
+    assert all("4 of 4" in row for row in rows if row != own)
+    page.locator(f"button:text-is('{only}')").click()
+    assert compared.texts("#list-count") == [f"4 of {4 * len(groups) + 4 * (len(groups) - 1)} rollouts"]
+
+
+def test_both_runs_can_be_looked_at(compared: Report, groups: list[dict[str, Any]]) -> None:
+    for letter, count in (("a", len(groups)), ("b", len(groups) - 1)):
+        compared.go(f"#overview-{letter}")
+        compared.wait_until(f"document.querySelector('h1').textContent.startsWith('Run {letter.upper()}:')")
+        facts = dict(zip(compared.texts(".fact dt"), compared.texts(".fact dd"), strict=True))
+        assert facts["rollouts"] == f"{4 * count} in {count} groups"
+    compared.page.locator("#nav-rollouts").click()
+    compared.page.select_option("#filter-run", "1")
+    assert compared.texts("#list-count") == [f"{4 * (len(groups) - 1)} of {4 * (2 * len(groups) - 1)} rollouts"]
+    compared.page.locator("#list a").first.click()
+    compared.wait_until("document.title.includes(' B1.0,')")
+    compared.page.locator("#turn-0 .t").first.wait_for()
+
+
+def test_curves_have_their_page(browser: Browser, tmp_path: Path) -> None:
+    make(CURVES, "-o", tmp_path / "curves.html")
+    modes = json.loads(CURVES.read_text())
+    with opened(browser, tmp_path / "curves.html") as report:
+        assert report.texts("#overview h1") == ["Learning curves"]
+        rows = report.texts("tbody tr")
+        assert [row.split()[0] for row in rows] == list(modes)
+        for row, seeds in zip(rows, modes.values(), strict=True):
+            end = sum(points[-1][1] for points in seeds.values()) / len(seeds)
+            assert f" {100 * end:.1f}% (" in row
+        assert report.page.locator(".curves .curve").count() == len(modes)
+        assert report.page.locator("nav").is_hidden()
+
+
+@pytest.fixture(scope="module")
+def measured(demo: DemoRun, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[ResampledTurn]]:
+    """The demo run with lifts beside it, from 1 of 8 to 8 of 8 turn by turn."""
+    file = tmp_path_factory.mktemp("measured") / "groups.jsonl"
+    shutil.copy(demo.path, file)
+    places = [
+        (line, index, at, group["group_overrides"]["task_id"], turn["hint"])
+        for line, group in enumerate(demo.groups, start=1)
+        for index, overrides in enumerate(group["overrides"])
+        for at, turn in enumerate(overrides["opd"]["turns"])
+        if turn["hint"] is not None
+    ]
+    turns = [ResampledTurn(*place, ("tool",), 8, 1 + i % 8, 1) for i, place in enumerate(places)]
+    write_lifts(lifts_path(file), Lifts(8, 1.0, "policy", 0, len(turns), tuple(turns)))
+    make(file, "--tokenizer", MODEL)
+    return file.with_suffix(".html"), turns
+
+
+def test_a_measured_lift_is_the_first_column(browser: Browser, measured: tuple[Path, list[ResampledTurn]]) -> None:
+    path, turns = measured
+    with opened(browser, path) as report:
+        assert report.texts("[aria-label='Hints'] thead th")[0] == "lift"
+        first = report.texts("[aria-label='Hints'] tbody tr")[0]
+        best = max(turns, key=lambda turn: turn.passed_with)
+        assert best.passed_with == 8
+        shown = float(first.split(" points")[0])
+        hints = {turn.hint: [one for one in turns if one.hint == turn.hint] for turn in turns}
+        assert shown == pytest.approx(max(100 * lift_of(own).lift.value for own in hints.values()), abs=0.051)
+        report.go(f"#r={best.line}.{best.index}")
+        report.page.locator(f"#turn-{best.turn} .t").first.wait_for()
+        said = report.texts(f"#turn-{best.turn} .verdict")[0]
+        assert "passed right after it: 8 of 8 with the hint, 1 of 8 without" in said
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 400])
+def test_nothing_keeps_anyone_out(
+    browser: Browser, pair: Path, measured: tuple[Path, Any], tmp_path: Path, scheme: Any, width: int
+) -> None:
+    """axe-core on each page; nothing is wider than the screen, and a phone starts with a short page."""
+    make(CURVES, "-o", tmp_path / "curves.html")
+    pages = (pair, ""), (pair, "#overview-b"), (pair, "#rollouts"), (measured[0], ""), (tmp_path / "curves.html", "")
+    for path, view in pages:
+        with opened(browser, path, view, width=width, color_scheme=scheme) as report:
+            assert report.violations() == [], (path.name, view)
+            assert report.page.evaluate("document.documentElement.scrollWidth") <= width, view
+            assert width > 400 or report.page.evaluate("document.documentElement.scrollHeight") <= 3000, view

@@ -1,0 +1,72 @@
+"""A gateway of the tests' own: started as a person does, before a policy, asked by the `openai` client."""
+
+import json
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from local_server import child_process, end_of, free_port
+from openai import OpenAI
+
+from .places import MODEL, ROOT
+from .waiting import until
+
+
+class Served:
+    """A gateway process."""
+
+    def __init__(self, process: subprocess.Popen[bytes], port: int, folder: Path, log: Path) -> None:
+        self.process, self.folder, self.log = process, folder, log
+        self.url = f"http://127.0.0.1:{port}"
+        self.questions: list[str] = []
+        """What its judge was asked, if it has one of its own."""
+        self.client = OpenAI(base_url=f"{self.url}/v1", api_key="a-key", max_retries=0)
+
+    def ask(self, path: str, body: Any = None) -> Any:
+        headers = {"Authorization": "Bearer a-key", "Content-Type": "application/json"}
+        data = None if body is None else json.dumps(body).encode()
+        with urllib.request.urlopen(urllib.request.Request(self.url + path, data, headers), timeout=60) as answer:
+            return json.load(answer)
+
+    def chat(self, *messages: Any, session: str | None = None, **more: Any) -> Any:
+        headers = {"X-Session-Id": session} if session else {}
+        more = {"model": MODEL, "max_tokens": 60, **more}
+        return self.client.chat.completions.create(messages=list(messages), extra_headers=headers, **more)
+
+    def end(self, session: str, **body: Any) -> dict[str, Any]:
+        """End a session; its group."""
+        ended = self.ask(f"/sessions/{session}/end", body)
+        until(lambda: self.ask(f"/sessions/{session}")["state"] != "closed", 120)
+        assert self.ask(f"/sessions/{session}")["state"] == "written", end_of(self.log)
+        lines = [json.loads(line) for line in (self.folder / "groups.jsonl").read_text().splitlines()]
+        (group,) = [line for line in lines if line["group_overrides"]["item_id"] == ended["id"]]
+        return group
+
+
+@contextmanager
+def served(policy_url: str, folder: Path, *flags: str, port: int | None = None) -> Generator[Served]:
+    """`agentic-opd gateway` before a policy, while the block runs."""
+    port, log = port or free_port(), folder / "gateway.log"
+    command = (
+        *(sys.executable, "-m", "agentic_opd", "gateway", "--config", str(ROOT / "configs/demo_gateway.yaml")),
+        *("--openai.base_url", f"{policy_url}/v1", "--env.port", str(port)),
+        *("--env.data_path_to_save_groups", str(folder / "groups.jsonl"), *flags),
+    )
+    with child_process(command, log, {"AGENTIC_OPD_GATEWAY_KEY": "a-key"}, ROOT) as process:
+
+        def is_up() -> bool:
+            assert process.poll() is None, end_of(log)
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1):
+                    return True
+            except OSError:
+                return False
+
+        until(is_up, 120)
+        gateway = Served(process, port, folder, log)
+        with gateway.client:
+            yield gateway

@@ -1,0 +1,109 @@
+"""`validate --server` on a server whose weights are a table: which turns are compared, and with what."""
+
+import asyncio
+import json
+from functools import partial
+from typing import Any
+
+import pytest
+
+from agentic_opd.cli.recompute import Recomputed, recompute
+from agentic_opd.core.errors import OutputError, ServerMismatchError
+from agentic_opd.core.http import JsonClient
+from agentic_opd.core.types import TurnOutcome
+from agentic_opd.distill.arrays import build_arrays, rounded
+from agentic_opd.distill.rescoring import insert_hint
+from agentic_opd.wire.group import ScoredGroup, ScoredRollout, TurnRecord
+from tests.unit.distill.fakes import (
+    HINT,
+    TURNS,
+    VERSION,
+    VOCAB,
+    Script,
+    make_episode,
+    plugin,
+    served,
+    table_rows,
+)
+
+NEWER = VERSION + 1
+INFO = {"model": "m", "max_model_len": 1000, "max_logprobs": 64, "vocab_size": VOCAB, "score_route": 2}
+
+
+def group(scored_by: int = VERSION, **fields: Any) -> ScoredGroup:
+    """The episode, of whose turns the first was sampled by `VERSION` and scored by `scored_by`."""
+    episode, turn, hint_ids = make_episode(), TURNS[0], (70, 71)
+    rows = table_rows(insert_hint(episode.tokens_T, turn, 3, hint_ids), 5, scored_by)
+    about = {"hint": HINT, "hint_token_ids": hint_ids, "insert_at": 3, **fields}
+    turns = (
+        TurnRecord((turn.start, turn.end), TurnOutcome.SCORED, "tool", **about),
+        TurnRecord((TURNS[1].start, TURNS[1].end), TurnOutcome.VOTE_FAILED, "verdict"),
+    )
+    arrays = build_arrays(episode, {0: rows}, 5)
+    rollout = ScoredRollout(episode.tokens_T, episode.masks_T, episode.logprobs_T, 0.5, rows=arrays, turns=turns)
+    whole = ScoredGroup((rollout,), weight_version=VERSION)
+    return ScoredGroup.from_wire(json.loads(json.dumps(whole.to_wire())))
+
+
+def plain_reading(version: int) -> tuple[float, ...]:
+    """What weights of this version say of the first turn without its hint."""
+    request = insert_hint(make_episode().tokens_T, TURNS[0], 3, ())
+    return tuple(rounded(table_rows(request, 1, version).actual_R).tolist())
+
+
+def recomputed(version: int, *groups: ScoredGroup) -> Recomputed:
+    async def run() -> Recomputed:
+        routes = {
+            "/v1/opd/info": Script({**INFO, "weight_version": version}),
+            "/v1/opd/score": Script(partial(plugin, version=version)),
+        }
+        async with served(routes) as url:
+            client = JsonClient(url, retry_s=0.2)
+            try:
+                return await recompute(groups, client, 9)
+            finally:
+                await client.close()
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize("versions", [{}, {"weight_version": VERSION, "scored_version": VERSION}])
+def test_rows_and_sampling_logprobs_of_the_same_weights_are_compared(versions: dict[str, int]) -> None:
+    found = recomputed(VERSION, group(**versions))
+    assert (found.turns, found.rows, found.missing) == (1, 3, 0)
+    assert found.in_rows < 1e-4
+    assert found.without_hint is not None
+    assert found.without_hint < 1e-4
+
+
+def test_a_baseline_is_compared_and_the_sampling_logprobs_of_other_weights_are_not() -> None:
+    versions = {"weight_version": VERSION, "scored_version": NEWER}
+    good = group(NEWER, baseline_logprobs=plain_reading(NEWER), **versions)
+    found = recomputed(NEWER, good, group())
+    assert (found.turns, found.in_rows < 1e-4) == (1, True)  # The other group is of older weights.
+    assert found.without_hint == pytest.approx(0.0, abs=1e-4)
+    wrong = recomputed(NEWER, group(NEWER, baseline_logprobs=plain_reading(VERSION), **versions))
+    assert wrong.without_hint is not None
+    assert wrong.without_hint > 0.1
+    assert recomputed(NEWER, group(NEWER, **versions)).without_hint is None
+
+
+def test_a_separate_teachers_own_reading_is_compared_where_it_is_not_the_baseline() -> None:
+    versions = {"weight_version": VERSION, "scored_version": NEWER}
+    found = recomputed(NEWER, group(NEWER, unhinted_logprobs=plain_reading(NEWER), **versions))
+    assert found.without_hint == pytest.approx(0.0, abs=1e-4)
+
+
+def test_a_turn_scored_without_a_hint_is_read_without_one() -> None:
+    one = group(hint_token_ids=(), insert_at=None)
+    assert recomputed(VERSION, one).in_rows > 0.1  # Its rows are those of a hint.
+
+
+def test_a_server_of_other_weights_is_refused() -> None:
+    with pytest.raises(ServerMismatchError, match="weights of version 8, but the file was scored with 7"):
+        recomputed(NEWER, group())
+
+
+def test_a_file_without_a_scored_turn_is_an_error() -> None:
+    with pytest.raises(OutputError, match="no scored turn"):
+        recomputed(VERSION)

@@ -1,0 +1,510 @@
+"""Conversations through a gateway: what the client reads, what vLLM is asked, and what group comes of them."""
+
+import asyncio
+import json
+import sqlite3
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentic_opd.wire.checks import GroupChecker
+
+from .fakes import AGAIN, CALL, MORE, TOOL, USER, Running, ScriptedVllm, gateway_before, until
+
+
+def run(folder: Path, vllm: ScriptedVllm, talk: Callable[[Running], Awaitable[Any]], **settings: Any) -> Any:
+    async def with_gateway() -> Any:
+        async with gateway_before(vllm, folder, **settings) as running:
+            return await talk(running)
+
+    return asyncio.run(with_gateway())
+
+
+def checked(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    checker = GroupChecker()
+    assert [checker.read(group).problems for group in groups] == [[] for _ in groups]
+    return groups
+
+
+def test_a_session_is_recognised_and_its_group_holds_what_vllm_read_and_sampled(tokenizer: Any, tmp_path: Path) -> None:
+    vllm = ScriptedVllm(tokenizer, lambda prompt, _: f"Turn {prompt.count('Turn') + 1}.")
+
+    async def talk(at: Running) -> Any:
+        first = await at.say(USER)
+        second = await at.say(USER, {**first, "content": " Turn 1.\n", "reasoning_content": "dropped"}, MORE)
+        response = await at.chat(USER, first, MORE, second, AGAIN, max_tokens=77)
+        session = response.headers["X-Session-Id"]
+        ended = await at.end(session, reward=0.5, feedback="Thanks.")
+        assert ended.json() == {"session_id": session, "id": session, "state": "closed", "turns": 3}
+        groups = await at.groups()
+        assert (await at.http.get(f"{at.url}/sessions/{session}")).json()["state"] == "written"
+        return response.json(), session, groups
+
+    answer, session, groups = run(tmp_path, vllm, talk)
+    assert answer["choices"] == [
+        {
+            "index": 0,
+            "message": {"role": "assistant", "content": "Turn 3.", "refusal": None},
+            "logprobs": None,
+            "finish_reason": "stop",
+        }
+    ]
+    (prompt, sampled) = vllm.sampled[2]
+    assert answer["usage"] == {
+        "prompt_tokens": len(prompt),
+        "completion_tokens": len(sampled),
+        "total_tokens": len(prompt) + len(sampled),
+    }
+    assert [prompt[: len(p) + len(s)] for p, s in vllm.sampled[:2]] == [p + s for p, s in vllm.sampled[:2]]
+    assert vllm.asked[2]["max_tokens"] == 77
+    (group,) = checked(groups)
+    assert group["tokens"] == [prompt + sampled]
+    learned = [token for token in group["masks"][0] if token != -100]
+    assert learned == [token for _, ids in vllm.sampled for token in ids]
+    assert group["scores"] == [0.5]
+    assert group["overrides"][0] == {"stop_reason": "closed", "turns": 3, "reward": {"client": 0.5}}
+    about = group["group_overrides"]
+    assert (about["item_id"], about["session_id"], about["weight_version"]) == (session, session, 3)
+    assert [message["content"] for message in group["messages"][0]] == [
+        *("Write f.", "Turn 1.", "It fails.", "Turn 2.", "And now?", "Turn 3.", "Thanks.")
+    ]
+
+
+def test_without_a_reward_the_score_says_nothing(tokenizer: Any, tmp_path: Path) -> None:
+    async def talk(at: Running) -> Any:
+        await at.chat(USER, session_id="mine", headers={"X-Session-Done": "true"})
+        return await at.groups()
+
+    (group,) = checked(run(tmp_path, ScriptedVllm(tokenizer), talk))
+    assert group["scores"] == [0.0]
+    assert group["overrides"][0]["reward"] is None
+    assert group["group_overrides"]["session_id"] == "mine"
+
+
+def test_branches_count_no_sampled_token_twice(tokenizer: Any, tmp_path: Path) -> None:
+    """u a1 -> two answers to the same words, and one to other words: three branches, and a1 is learned from once."""
+    vllm = ScriptedVllm(tokenizer, lambda prompt, choice: f"Answer {choice} to {prompt.count('user')}.")
+
+    async def talk(at: Running) -> Any:
+        first = await at.say(USER, session_id="s")
+        both = (await at.chat(USER, first, MORE, session_id="s", n=2, temperature=0.7)).json()["choices"]
+        assert [one["message"]["content"] for one in both] == ["Answer 0 to 2.", "Answer 1 to 2."]
+        await at.say(USER, first, AGAIN, session_id="s")
+        await at.say(USER, first, MORE, both[1]["message"], AGAIN, session_id="s")
+        await at.end("s")
+        return await at.groups()
+
+    (group,) = checked(run(tmp_path, vllm, talk))
+    masks = group["masks"]
+    assert len(masks) == 3
+    learned = sorted(tuple(ids) for _, ids in vllm.sampled)
+    spans = [
+        tuple(token for token in group["tokens"][i][start:end])
+        for i, mask in enumerate(masks)
+        for start, end in runs_of(mask)
+    ]
+    assert sorted(spans) == learned
+    assert group["overrides"][0].get("opd") is None
+    assert [one["opd"]["context_turns"] for one in group["overrides"][1:]] == [[{"message": 1, "why": "shared"}]] * 2
+
+
+def runs_of(mask: list[int]) -> list[tuple[int, int]]:
+    found: list[tuple[int, int]] = []
+    for at, value in enumerate(mask):
+        if value != -100 and found and found[-1][1] == at:
+            found[-1] = (found[-1][0], at + 1)
+        elif value != -100:
+            found.append((at, at + 1))
+    return found
+
+
+def test_a_rewritten_history_is_a_branch_of_its_session_and_counted(tokenizer: Any, tmp_path: Path) -> None:
+    vllm = ScriptedVllm(tokenizer, lambda prompt, _: f"Turn {prompt.count('Turn') + 1}.")
+
+    async def talk(at: Running) -> Any:
+        first = await at.say(USER)
+        second = await at.say(USER, first, MORE)
+        response = await at.chat(USER, first, MORE, {**second, "content": "Something else."}, AGAIN)
+        assert await at.metric("rewritten_histories_total") == 1
+        assert await at.metric("open_sessions") == 1
+        await at.end(response.headers["X-Session-Id"])
+        return await at.groups()
+
+    (group,) = checked(run(tmp_path, vllm, talk))
+    assert len(group["tokens"]) == 2
+    assert group["overrides"][1]["opd"]["context_turns"] == [
+        {"message": 1, "why": "not_sampled"},
+        {"message": 3, "why": "not_sampled"},
+    ]
+    assert "Something else." in tokenizer.decode(group["tokens"][1])
+
+
+def test_side_turns_and_altered_sampling_are_context(tokenizer: Any, tmp_path: Path) -> None:
+    vllm = ScriptedVllm(tokenizer, lambda prompt, _: f"Turn {prompt.count('Turn') + 1}.")
+
+    async def talk(at: Running) -> Any:
+        first = await at.say(USER, session_id="s", temperature=0, top_p=0.5)
+        await at.say(USER, first, MORE, session_id="s")
+        await at.say({"role": "user", "content": "A title?"}, session_id="s", headers={"X-Turn-Type": "side"})
+        await at.end("s")
+        return await at.groups()
+
+    (group,) = checked(run(tmp_path, vllm, talk))
+    (about,) = group["overrides"]
+    assert about["opd"]["context_turns"] == [
+        {"message": 1, "why": "altered_sampling", "altered": ["top_p", "temperature"]}
+    ]
+    assert [token for token in group["masks"][0] if token != -100] == vllm.sampled[1][1]
+    assert group["inference_logprobs"][0].count(-0.5) == len(vllm.sampled[1][1])
+
+
+def test_altered_sampling_is_learned_from_where_the_settings_say_so(tokenizer: Any, tmp_path: Path) -> None:
+    async def talk(at: Running) -> Any:
+        await at.say(USER, session_id="s", temperature=0)
+        await at.end("s")
+        return await at.groups()
+
+    vllm = ScriptedVllm(tokenizer)
+    (group,) = run(tmp_path, vllm, talk, learn_from_altered_sampling=True)
+    assert [token for token in group["masks"][0] if token != -100] == vllm.sampled[0][1]
+
+
+def test_a_session_of_side_turns_makes_no_group(tokenizer: Any, tmp_path: Path) -> None:
+    async def talk(at: Running) -> Any:
+        await at.say(USER, session_id="s", headers={"X-Turn-Type": "side"})
+        await at.end("s")
+        groups = await at.groups()
+        return groups, (await at.http.get(f"{at.url}/sessions/s")).json()["state"]
+
+    assert run(tmp_path, ScriptedVllm(tokenizer), talk) == ([], "empty")
+
+
+def test_sessions_of_different_keys_never_meet(tokenizer: Any, tmp_path: Path) -> None:
+    async def by_key(at: Running) -> Any:
+        first = await at.chat(USER, key="one", session_id="s")
+        message = first.json()["choices"][0]["message"]
+        same = await at.chat(USER, message, MORE, key="one")
+        other = await at.chat(USER, message, MORE, key="two")
+        named = await at.chat(USER, message, MORE, key="two", session_id="s")
+        sessions = [one.headers["X-Session-Id"] for one in (first, same, other, named)]
+        assert sessions[0] == sessions[1]
+        assert len({*sessions}) == 3
+        stolen = await at.http.post(
+            f"{at.url}/sessions/{sessions[0]}/end", headers={"Authorization": "Bearer two"}, json={}
+        )
+        wrong = await at.chat(USER, key="three")
+        none = await at.chat(USER)
+        assert [stolen.status_code, wrong.status_code, none.status_code] == [404, 401, 401]
+        assert wrong.json()["error"]["code"] == "invalid_api_key"
+        assert (await at.http.get(f"{at.url}/metrics")).status_code == 401
+        assert (await at.http.get(f"{at.url}/health")).status_code == 200
+
+    run(tmp_path, ScriptedVllm(tokenizer), by_key, api_keys=("one", "two"))
+
+
+def test_tools_are_the_clients_own_and_calls_come_as_openai_writes_them(tokenizer: Any, tmp_path: Path) -> None:
+    vllm = ScriptedVllm(
+        tokenizer, lambda prompt, _: "It works." if "<tool_response>" in prompt else f"I run it.\n{CALL}"
+    )
+
+    async def talk(at: Running) -> Any:
+        response = await at.chat(USER, tools=[TOOL])
+        (choice,) = response.json()["choices"]
+        assert choice["finish_reason"] == "tool_calls"
+        assert choice["message"]["content"] == "I run it."
+        (call,) = choice["message"]["tool_calls"]
+        assert call["function"] == {"name": "run", "arguments": '{"code": "f()"}'}
+        result = {"role": "tool", "tool_call_id": call["id"], "content": "ok"}
+        call["function"]["arguments"] = '{"code":"f()"}'
+        last = await at.chat(USER, choice["message"] | {"content": "I run it. "}, result, tools=[TOOL])
+        assert last.headers["X-Session-Id"] == response.headers["X-Session-Id"]
+        none = await at.chat(USER, tools=[TOOL], tool_choice="none")
+        await at.end(last.headers["X-Session-Id"])
+        await at.end(none.headers["X-Session-Id"])
+        return await at.groups()
+
+    groups = checked(run(tmp_path, vllm, talk))
+    assert sorted(len(group["tokens"]) for group in groups) == [1, 1]
+    assert '"name": "run"' in tokenizer.decode(vllm.sampled[0][0])
+    assert '"name": "run"' not in tokenizer.decode(vllm.sampled[2][0])
+    prompt, sampled = vllm.sampled[1]
+    assert [*groups[0]["tokens"][0]] == prompt + sampled
+
+
+def test_a_broken_call_is_text(tokenizer: Any, tmp_path: Path) -> None:
+    vllm = ScriptedVllm(tokenizer, lambda prompt, _: '<tool_call>\n{"name": "run", \n</tool_call>')
+
+    async def talk(at: Running) -> Any:
+        return await at.chat(USER, tools=[TOOL])
+
+    (choice,) = run(tmp_path, vllm, talk).json()["choices"]
+    assert choice["finish_reason"] == "stop"
+    assert '"name": "run",' in choice["message"]["content"]
+
+
+def test_logprobs_and_stop_strings(tokenizer: Any, tmp_path: Path) -> None:
+    vllm = ScriptedVllm(tokenizer, lambda prompt, _: "def f(x): return x")
+
+    async def talk(at: Running) -> Any:
+        return await at.chat(USER, logprobs=True, top_logprobs=1, stop=[" return"])
+
+    (choice,) = run(tmp_path, vllm, talk).json()["choices"]
+    assert choice["message"]["content"] == "def f(x):"
+    (_, sampled) = vllm.sampled[0]
+    content = choice["logprobs"]["content"]
+    assert [one["token"] for one in content] == [tokenizer.decode([token]) for token in sampled]
+    assert {one["logprob"] for one in content} == {-0.5}
+    assert [one["top_logprobs"][0]["token"] for one in content] == [one["token"] for one in content]
+
+
+def test_a_cut_off_answer_says_so(tokenizer: Any, tmp_path: Path) -> None:
+    async def talk(at: Running) -> Any:
+        first = await at.chat(USER, session_id="s")
+        await at.say(USER, first.json()["choices"][0]["message"], MORE, session_id="s")
+        return first.json()["choices"][0]
+
+    vllm = ScriptedVllm(tokenizer, lambda prompt, _: "And so on...")
+    choice = run(tmp_path, vllm, talk)
+    assert (choice["finish_reason"], choice["message"]["content"]) == ("length", "And so on...")
+    (prompt, sampled), (later, _) = vllm.sampled
+    assert later[: len(prompt + sampled)] == prompt + sampled
+
+
+# --------------------------------------------------------------------------------------------------------- streaming
+
+
+async def events_of(at: Running, *messages: Any, **body: Any) -> list[Any]:
+    response = await at.chat(*messages, stream=True, **body)
+    assert response.status_code == 200, response.text
+    lines = [line.removeprefix("data: ") for line in response.text.splitlines() if line]
+    assert lines[-1] == "[DONE]"
+    return [json.loads(line) for line in lines[:-1]]
+
+
+def test_a_stream_gives_the_text_in_pieces_and_the_calls_at_its_end(tokenizer: Any, tmp_path: Path) -> None:
+    vllm = ScriptedVllm(tokenizer, lambda prompt, _: f"I run it and look.\n{CALL}")
+
+    async def talk(at: Running) -> Any:
+        return await events_of(at, USER, tools=[TOOL], stream_options={"include_usage": True}, logprobs=True)
+
+    *chunks, usage = run(tmp_path, vllm, talk)
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    assert deltas[0] == {"role": "assistant", "content": ""}
+    texts = [delta["content"] for delta in deltas[1:] if "content" in delta]
+    assert "".join(texts) == "I run it and look."
+    assert len(texts) > 3
+    (calls,) = [delta["tool_calls"] for delta in deltas if "tool_calls" in delta]
+    assert [(call["index"], call["function"]["name"]) for call in calls] == [(0, "run")]
+    assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
+    assert (usage["choices"], usage["usage"]["completion_tokens"]) == ([], len(vllm.sampled[0][1]))
+    told = [one["token"] for chunk in chunks for one in (chunk["choices"][0]["logprobs"] or {"content": []})["content"]]
+    assert told == [tokenizer.decode([token]) for token in vllm.sampled[0][1]]
+
+
+def test_the_first_text_comes_before_the_model_has_ended(tokenizer: Any, tmp_path: Path) -> None:
+    vllm = ScriptedVllm(tokenizer, lambda prompt, _: "x" * 50, gate=asyncio.Event())
+
+    async def talk(at: Running) -> None:
+        body = {"messages": [USER], "stream": True}
+        async with at.http.stream("POST", f"{at.url}/v1/chat/completions", json=body) as response:
+            async for line in response.aiter_lines():
+                if '"content": "x' in line:
+                    break
+            assert vllm.sampled == []
+            assert vllm.gate is not None
+            vllm.gate.set()
+
+    run(tmp_path, vllm, talk)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_hangs_up_leaves_nothing_running(tokenizer: Any, tmp_path: Path, stream: bool) -> None:
+    vllm = ScriptedVllm(tokenizer, lambda prompt, _: "x" * 50, gate=asyncio.Event())
+
+    async def vllm_saw_it() -> bool:
+        return vllm.aborted == 1
+
+    async def talk(at: Running) -> None:
+        body = {"messages": [USER], "stream": stream}
+        asking = asyncio.create_task(at.http.post(f"{at.url}/v1/chat/completions", json=body))
+        await until(lambda: at.becomes("open_sessions", 1))
+        asking.cancel()
+        await until(lambda: at.becomes("hung_up_total", 1))
+        await until(vllm_saw_it)
+        assert await at.metric("open_sessions") == 0
+        assert await at.metric("turns_total") == 0
+
+    run(tmp_path, vllm, talk)
+
+
+def test_a_stream_that_breaks_off_ends_with_the_error(tokenizer: Any, tmp_path: Path) -> None:
+    vllm = ScriptedVllm(tokenizer)
+
+    async def break_off(answer: Any, body: Any, prompt_ids: list[int], choice: int) -> None:
+        event = {
+            "index": 0,
+            "token_ids": [70],
+            "logprobs": [[{"70": -0.5}]],
+            "finish_reason": None,
+            "stop_reason": None,
+        }
+        await answer.write(f"data: {json.dumps(event)}\n\n".encode())
+
+    vllm._choice = break_off  # type: ignore[method-assign]
+
+    async def talk(at: Running) -> Any:
+        whole = await at.chat(USER)
+        assert (whole.status_code, whole.json()["error"]["type"]) == (502, "server_error")
+        return await events_of(at, USER)
+
+    assert run(tmp_path, vllm, talk)[-1]["error"]["type"] == "server_error"
+
+
+# ------------------------------------------------------------------------------------------------------------ errors
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"temperatur": 1}, "temperatur"),
+        ({"temperature": 3}, "temperature"),
+        ({"n": 17}, "n"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"stream_options": {}}, "stream_options"),
+        ({"tools": [{"type": "function"}]}, "tools.0.function"),
+        (
+            {"tools": [TOOL | {"function": {"name": "f", "parameters": {"type": "array"}}}]},
+            "tools.0.function.parameters",
+        ),
+        ({"tools": "f"}, "tools"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "messages.0.role"),
+        ({"messages": [{"role": "user"}]}, "messages.0.content"),
+        ({"messages": [{"role": "system", "content": "x"}]}, "messages"),
+        ({"messages": [USER, {"role": "assistant", "content": "x"}]}, "messages.1.role"),
+        ({"messages": [{"role": "user", "content": "word " * 3000}]}, "messages"),
+        ({"model": "gpt"}, "model"),
+    ],
+)
+def test_bad_requests_are_refused_by_field(tokenizer: Any, tmp_path: Path, body: dict[str, Any], param: str) -> None:
+    async def talk(at: Running) -> Any:
+        response = await at.http.post(f"{at.url}/v1/chat/completions", json={"messages": [USER], **body})
+        assert await at.metric("open_sessions") == 0
+        return response
+
+    response = run(tmp_path, ScriptedVllm(tokenizer), talk)
+    assert response.status_code == (404 if param == "model" else 400), response.text
+    assert response.json()["error"]["param"] == param
+
+
+def test_bad_bodies_keys_and_sessions_are_refused(tokenizer: Any, tmp_path: Path) -> None:
+    async def talk(at: Running) -> None:
+        url, json_type = f"{at.url}/v1/chat/completions", {"Content-Type": "application/json"}
+        for content, headers, status in (
+            (b'{"messages"', json_type, 400),
+            (b"[" * 100_000, json_type, 400),
+            (b'{"messages": [NaN]}', json_type, 400),
+            (b"[]", json_type, 400),
+            (b"{}", {"Content-Type": "text/plain"}, 415),
+            (b" " * 300_000, json_type, 413),
+            (b"{}", {**json_type, "X-Turn-Type": "mine"}, 400),
+            (b"{}", {**json_type, "X-Session-Done": "1"}, 400),
+        ):
+            response = await at.http.post(url, content=content, headers=headers)
+            assert response.status_code == status, response.text
+            assert response.json()["error"]["message"]
+
+        async def parts() -> AsyncIterator[bytes]:
+            for _ in range(10):
+                yield b" " * 30_000
+
+        assert (await at.http.post(url, content=parts(), headers=json_type)).status_code == 413
+        foreign = await at.http.get(f"{at.url}/v1/models", headers={"Host": "evil.example:80"})
+        assert foreign.status_code == 403
+        assert (await at.end("nobody")).json()["error"]["code"] == "session_not_found"
+        assert (await at.http.get(f"{at.url}/sessions/nobody")).status_code == 404
+        assert (await at.http.get(f"{at.url}/v1/nothing")).json()["error"]["message"]
+        await at.say(USER, session_id="s")
+        assert (await at.end("s", reward="much")).json()["error"]["param"] == "reward"
+        too_many = await at.chat(USER, session_id="t")
+        assert (too_many.status_code, too_many.json()["error"]["code"]) == (429, "too_many_sessions")
+
+    run(tmp_path, ScriptedVllm(tokenizer), talk, max_body_bytes=200_000, max_open_sessions=1)
+
+
+@pytest.mark.parametrize(("of_vllm", "status", "param"), [(400, 400, "top_k"), (401, 502, None), (503, 503, None)])
+def test_what_vllm_refuses_is_told_apart(
+    tokenizer: Any, tmp_path: Path, of_vllm: int, status: int, param: str | None
+) -> None:
+    async def talk(at: Running) -> Any:
+        whole, stream = await at.chat(USER), await at.chat(USER, stream=True)
+        assert whole.status_code == stream.status_code
+        return whole
+
+    response = run(tmp_path, ScriptedVllm(tokenizer, status=of_vllm), talk)
+    assert (response.status_code, response.json()["error"]["param"]) == (status, param)
+
+
+# ----------------------------------------------------------------------------------------------------------- restart
+
+
+def test_a_gateway_goes_on_with_the_sessions_of_one_that_was_killed(tokenizer: Any, tmp_path: Path) -> None:
+    """The journal is copied as it is on disk when an answer has come: nothing of the first gateway's end is in it."""
+    vllm = ScriptedVllm(tokenizer, lambda prompt, _: f"Turn {prompt.count('Turn') + 1}.")
+    later = tmp_path / "later"
+    later.mkdir()
+
+    def copy_journal() -> None:
+        for path in tmp_path.glob("journal.sqlite*"):
+            (later / path.name).write_bytes(path.read_bytes())
+
+    async def before(at: Running) -> Any:
+        message = await at.say(USER, session_id="s")
+        copy_journal()
+        return message
+
+    first = run(tmp_path, vllm, before)
+
+    async def after(at: Running) -> Any:
+        await at.say(USER, first, MORE)
+        assert await at.metric("open_sessions") == 1
+        await at.end("s")
+        return await at.groups()
+
+    (group,) = checked(run(later, vllm, after))
+    prompt, sampled = vllm.sampled[1]
+    assert group["tokens"] == [prompt + sampled]
+    assert prompt[: len(vllm.sampled[0][0])] == vllm.sampled[0][0]
+
+
+def test_a_group_is_written_once_whenever_the_gateway_is_killed(tokenizer: Any, tmp_path: Path) -> None:
+    vllm = ScriptedVllm(tokenizer)
+
+    async def talk(at: Running) -> Any:
+        await at.say(USER, session_id="s")
+        await at.end("s")
+        return await at.groups()
+
+    (group,) = run(tmp_path, vllm, talk)
+
+    with sqlite3.connect(tmp_path / "journal.sqlite") as db:  # Killed when the group was written, and not noted yet.
+        db.execute("UPDATE sessions SET state = 'closed'")
+
+    async def again(at: Running) -> Any:
+        groups = await at.groups()
+        return groups, (await at.http.get(f"{at.url}/sessions/s")).json()["state"]
+
+    assert run(tmp_path, vllm, again) == ([group], "written")
+
+
+def test_an_idle_session_is_closed(tokenizer: Any, tmp_path: Path) -> None:
+    async def talk(at: Running) -> Any:
+        await at.say(USER)
+        await until(lambda: at.becomes("open_sessions", 0))
+        return await at.groups()
+
+    (group,) = run(tmp_path, ScriptedVllm(tokenizer), talk, session_idle_s=0.2)
+    assert group["overrides"][0]["stop_reason"] == "idle"

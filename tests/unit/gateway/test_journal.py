@@ -1,0 +1,140 @@
+"""What a journal holds is what was written, and one process writes it."""
+
+import asyncio
+import json
+import sqlite3
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from agentic_opd.core.errors import OutputError
+from agentic_opd.core.types import StopReason, Turn
+from agentic_opd.gateway.journal import Ending, Journal, SessionRow, SessionState
+from agentic_opd.gateway.sessions_command import main
+from agentic_opd.gateway.turns import RecordedTurn
+from agentic_opd.rollout.conversation import Completion
+
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+SESSION = SessionRow("session-1", "owner", "mine", "http://127.0.0.1:1", opened=1.0, used=1.0)
+TURN = RecordedTurn(
+    turn_id=1,
+    parent=None,
+    messages=({"role": "user", "content": "é 数"}, {"role": "assistant", "content": "", "tool_calls": [CALL]}),
+    prompt_ids=(1, 2, 3),
+    completion=Completion((4, 5), (-0.1, -1e-9), "length", weight_version=7),
+    place=Turn(3, 5, 2, 1, 1, truncated=True, weight_version=7),
+    turn_type="side",
+    tools=({"type": "function", "function": {"name": "f"}},),
+    sampling={"top_p": 0.5, "logit_bias": {3: 1.0}},
+    altered=("top_p", "logit_bias"),
+)
+
+
+def test_turns_and_sessions_come_back_as_they_were(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal.sqlite")
+    assert (tmp_path / "journal.sqlite").stat().st_mode & 0o077 == 0
+    second = replace(TURN, turn_id=2, parent=1, sampling={})
+    asyncio.run(journal.run(lambda: [journal.add_turn(SESSION, TURN), journal.add_turn(SESSION, second)]))
+    journal.close()
+    again = Journal(tmp_path / "journal.sqlite")
+    first, then = again.turns("session-1")
+    # JSON has no whole numbers as keys; what was asked for is kept to be read, not to be asked again.
+    assert replace(first, sampling={}) == replace(TURN, sampling={})
+    assert first.sampling["logit_bias"] == {"3": 1.0}
+    assert then == second
+    (row,) = again.sessions(SessionState.OPEN)
+    assert replace(row, used=1.0) == SESSION
+    assert row.used > 1.0
+    assert (again.last_turn_id(), again.count_turns("session-1")) == (2, 2)
+    again.close()
+
+
+def test_a_session_is_closed_once_and_found_by_its_name(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal.sqlite")
+    journal.add_turn(SESSION, TURN)
+    ending = Ending(StopReason.CLOSED, "group-1", 0.5, "Good.")
+    journal.close_session("session-1", ending)
+    journal.close_session("session-1", Ending(StopReason.IDLE, "group-2"))
+    (row,) = journal.sessions(SessionState.CLOSED)
+    assert row.ending == ending
+    journal.finish_session("session-1", SessionState.WRITTEN)
+    assert journal.sessions(SessionState.OPEN, SessionState.CLOSED) == []
+    for name in ("mine", "session-1"):
+        found = journal.latest("owner", name)
+        assert found is not None
+        assert found.state is SessionState.WRITTEN
+        assert journal.latest("another", name) is None
+    journal.close()
+
+
+def test_one_process_writes_a_journal(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal.sqlite")
+    with pytest.raises(OutputError, match=r"env\.journal_path"):
+        Journal(tmp_path / "journal.sqlite")
+    journal.close()
+    Journal(tmp_path / "journal.sqlite").close()
+
+
+def test_a_journal_of_another_kind_is_refused(tmp_path: Path) -> None:
+    with sqlite3.connect(tmp_path / "later.sqlite") as db:
+        db.execute("PRAGMA user_version = 9")
+    (tmp_path / "text.sqlite").write_text("no database, and long enough to be seen as none" * 10)
+    for name, problem in (("later.sqlite", "version 9"), ("text.sqlite", "as a journal")):
+        with pytest.raises(OutputError, match=problem):
+            Journal(tmp_path / name)
+        with pytest.raises(OutputError, match=problem):  # And its lock was given back.
+            Journal(tmp_path / name)
+
+
+def test_a_turn_that_cannot_be_read_is_said_without_its_text(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal.sqlite")
+    journal.add_turn(SESSION, TURN)
+    with sqlite3.connect(tmp_path / "journal.sqlite") as db:
+        db.execute("""UPDATE turns SET body = '{"secret": 1}'""")
+    with pytest.raises(OutputError, match="turn of session-1") as error:
+        journal.turns("session-1")
+    assert "secret" not in str(error.value)
+    journal.close()
+
+
+def test_sessions_are_listed_shown_exported_and_deleted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "journal.sqlite"
+
+    def said(*argv: str, code: int = 0) -> str:
+        assert main(["--journal", str(path), *argv]) == code
+        out = capsys.readouterr()
+        return out.err if code else out.out
+
+    assert "no journal" in said("list", code=2)
+    journal = Journal(path)
+    journal.add_turn(SESSION, TURN)
+    journal.add_turn(replace(SESSION, session_id="session-2", name=None), replace(TURN, turn_id=2))
+    assert [line.split()[:3] for line in said("list").splitlines()] == [
+        ["session-1", "open", "1"],
+        ["session-2", "open", "1"],
+    ]
+    assert "[user] é 数" in said("show", "mine")
+    assert json.loads(said("export", "session-1"))["prompt_ids"] == [1, 2, 3]
+    assert "env.journal_path" in said("delete", "mine", code=1), "a gateway has it open"
+    journal.close()
+    assert "no session 'yours'" in said("delete", "mine", "yours", code=2)
+    assert said("delete", "mine") == "deleted 1\n"
+    assert [line.split()[0] for line in said("list").splitlines()] == ["session-2"]
+
+
+def test_sessions_are_kept_as_long_as_they_are_wanted(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal.sqlite")
+    for number, state in enumerate(SessionState):
+        row = replace(SESSION, session_id=state.value)
+        journal.add_turn(row, replace(TURN, turn_id=number))
+        journal.finish_session(state.value, state)
+    assert journal.delete_older(time.time() - 3600) == 0
+    assert journal.delete_older(time.time() + 1) == 2
+    assert {row.state for row in journal.sessions(*SessionState)} == {
+        SessionState.OPEN,
+        SessionState.CLOSED,
+        SessionState.FAILED,
+    }
+    journal.close()

@@ -1,0 +1,137 @@
+"""A session's tree of turns, as sequences. Literal ids: turn t of prompt p samples the ids 10 t, 10 t + 1."""
+
+from dataclasses import replace
+from typing import Any, Literal
+
+import pytest
+
+from agentic_opd.core.types import IGNORED, StopReason, Turn
+from agentic_opd.gateway.turns import Branch, RecordedTurn, TurnTree, branches, record_of
+from agentic_opd.rollout.conversation import Completion
+from agentic_opd.wire.group import ContextTurn
+
+
+def turn(tree: TurnTree, turn_id: int, parent: int | None, **more: Any) -> RecordedTurn:
+    """A turn behind `parent`: two tokens of prompt, two sampled ones; a user's message and the assistant's."""
+    path = tree.path(parent) if parent is not None else ()
+    start = (path[-1].place.end if path else 0) + 2
+    index = (path[-1].place.message_index if path else -1) + 2
+    said = more.pop(
+        "messages", ({"role": "user", "content": f"u{turn_id}"}, {"role": "assistant", "content": f"a{turn_id}"})
+    )
+    made = RecordedTurn(
+        turn_id=turn_id,
+        parent=parent,
+        messages=said,
+        prompt_ids=(1, 2),
+        completion=Completion((10 * turn_id, 10 * turn_id + 1), (-0.5, -0.25)),
+        place=Turn(start, start + 2, start, start - 1, index, weight_version=turn_id),
+        turn_type=more.pop("turn_type", "main"),
+        tools=(),
+        sampling={},
+        altered=more.pop("altered", ()),
+    )
+    tree.add(made)
+    return made
+
+
+def made(tree: TurnTree, **options: Any) -> list[Branch]:
+    return branches(tree, "session-1", StopReason.CLOSED, **options)
+
+
+def learned(branch: Branch) -> list[int]:
+    return [token for token in branch.episode.masks_T if token != IGNORED]
+
+
+def contents(branch: Branch) -> list[str]:
+    return [message["content"] for message in branch.episode.messages]
+
+
+def test_one_branch_is_the_whole_conversation() -> None:
+    tree = TurnTree()
+    turn(tree, 1, None)
+    turn(tree, 2, 1)
+    (branch,) = made(tree, feedback="Well done.")
+    episode = branch.episode
+    assert episode.tokens_T == (1, 2, 10, 11, 1, 2, 20, 21)
+    assert episode.masks_T == (-100, -100, 10, 11, -100, -100, 20, 21)
+    assert episode.logprobs_T == (1.0, 1.0, -0.5, -0.25, 1.0, 1.0, -0.5, -0.25)
+    assert contents(branch) == ["u1", "a1", "u2", "a2", "Well done."]
+    assert (episode.task.task_id, episode.task.prompt, episode.task.hidden_tests) == ("session-1", "u1", None)
+    assert (episode.weight_version, branch.context) == (1, ())
+    assert episode.verification is None
+
+
+def test_a_shared_turn_is_learned_from_in_the_first_branch_only() -> None:
+    tree = TurnTree()
+    turn(tree, 1, None)
+    turn(tree, 2, 1)
+    turn(tree, 3, 1)
+    first, second = made(tree)
+    assert (learned(first), learned(second)) == ([10, 11, 20, 21], [30, 31])
+    assert second.episode.tokens_T == (1, 2, 10, 11, 1, 2, 30, 31)
+    assert second.episode.logprobs_T[2:4] == (1.0, 1.0)
+    assert second.context == (ContextTurn(1, "shared"),)
+    assert [one.start for one in second.episode.turns] == [6]
+
+
+def test_a_shared_turn_goes_with_the_branch_that_is_learned_from() -> None:
+    """The side turn came first, but what the user said to turn 1 is in the other branch."""
+    tree = TurnTree()
+    turn(tree, 1, None)
+    turn(tree, 2, 1, turn_type="side")
+    turn(tree, 3, 1)
+    (branch,) = made(tree)
+    assert contents(branch) == ["u1", "a1", "u3", "a3"]
+
+
+@pytest.mark.parametrize("kind", ["side", "altered"])
+def test_a_last_turn_that_is_context_is_left_out_but_not_what_led_to_it(kind: Literal["side", "altered"]) -> None:
+    tree = TurnTree()
+    turn(tree, 1, None)
+    turn(tree, 2, 1, **({"turn_type": "side"} if kind == "side" else {"altered": ("top_k",)}))
+    (branch,) = made(tree)
+    assert branch.episode.tokens_T == (1, 2, 10, 11)
+    assert contents(branch) == (["u1", "a1"] if kind == "side" else ["u1", "a1", "u2"])
+
+
+def test_altered_turns_are_context_unless_they_are_wanted() -> None:
+    tree = TurnTree()
+    turn(tree, 1, None, altered=("top_k",))
+    turn(tree, 2, 1)
+    (branch,) = made(tree)
+    assert (learned(branch), branch.context) == ([20, 21], (ContextTurn(1, "altered_sampling", ("top_k",)),))
+    (branch,) = made(tree, learn_from_altered=True)
+    assert (learned(branch), branch.context) == ([10, 11, 20, 21], ())
+
+
+def test_what_the_client_brought_is_context() -> None:
+    tree = TurnTree()
+    texts = [("user", "u0"), ("assistant", "a0"), ("user", "u1"), ("assistant", "a1")]
+    one = turn(tree, 1, None, messages=tuple({"role": role, "content": text} for role, text in texts))
+    tree.turns[1] = replace(one, place=Turn(2, 4, 2, 1, 3))
+    (branch,) = made(tree)
+    assert branch.context == (ContextTurn(1, "not_sampled"),)
+    assert learned(branch) == [10, 11]
+
+
+def test_feedback_belongs_to_the_turn_that_was_finished_last() -> None:
+    tree = TurnTree()
+    turn(tree, 1, None)
+    turn(tree, 2, None)
+    first, second = made(tree, feedback="No.")
+    assert (contents(first), contents(second)) == (["u1", "a1"], ["u2", "a2", "No."])
+
+
+def test_nothing_to_learn_from_is_no_branch() -> None:
+    tree = TurnTree()
+    turn(tree, 1, None, turn_type="side")
+    assert made(tree) == []
+
+
+def test_a_path_knows_all_that_was_sampled() -> None:
+    tree = TurnTree()
+    turn(tree, 1, None, turn_type="side")
+    turn(tree, 2, 1)
+    assert record_of(tree.path(2)).masks_T == (-100, -100, 10, 11, -100, -100, 20, 21)
+    assert [one.turn_id for one in tree.leaves()] == [2]
