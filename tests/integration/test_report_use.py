@@ -10,7 +10,7 @@ from transformers import AutoTokenizer
 from agentic_opd.report.read import MOVED
 from tests.support.browser import Report, opened
 from tests.support.places import MODEL, ROOT
-from tests.support.report_facts import Scored, fixed, later_scored, place, sampled_before, wide
+from tests.support.report_facts import Scored, fixed, furthest_scored, place, sampled_before, wide
 
 from .conftest import DemoRun
 
@@ -112,7 +112,7 @@ def test_everything_can_be_done_with_keys(report: Report, groups: list[dict[str,
         assert f"position {position}," in report.texts("#detail .note")[0]
     page.keyboard.press("Escape")
     assert page.locator("#detail").is_hidden()
-    scored = later_scored(groups)
+    scored = furthest_scored(groups)
     report.go(f"#r={scored.line}.{scored.index}")
     page.wait_for_selector(f"#turn-{scored.turn} .t")
     page.evaluate("scrollTo(0, 0)")

@@ -57,15 +57,18 @@ class ScoredTurn(NamedTuple):
     """How many scored turns its rollout has up to it, itself counted."""
 
 
-def later_scored(groups: list[dict[str, Any]]) -> ScoredTurn:
-    """The first rollout's scored turn that is not its first turn."""
-    return next(
-        ScoredTurn(line, index, turn, outcomes[: turn + 1].count("scored"))
-        for line, group in enumerate(groups, start=1)
-        for index, overrides in enumerate(group["overrides"])
-        for outcomes in [[turn["outcome"] for turn in overrides["opd"]["turns"]]]
-        for turn, outcome in enumerate(outcomes)
-        if turn and outcome == "scored"
+def furthest_scored(groups: list[dict[str, Any]]) -> ScoredTurn:
+    """The scored turn before which its rollout has the most turns."""
+    return max(
+        (
+            ScoredTurn(line, index, turn, outcomes[: turn + 1].count("scored"))
+            for line, group in enumerate(groups, start=1)
+            for index, overrides in enumerate(group["overrides"])
+            for outcomes in [[turn["outcome"] for turn in overrides["opd"]["turns"]]]
+            for turn, outcome in enumerate(outcomes)
+            if outcome == "scored"
+        ),
+        key=lambda scored: scored.turn,
     )
 
 
