@@ -25,7 +25,7 @@ class GatewayConfig(DistillConfig, RendererConfig):
     )
     data_path_to_save_groups: Annotated[Path, MOST_USED, RUN_ONLY] = Field(
         default=Path("runs/gateway/groups.jsonl"),
-        description="JSONL file of scored groups, one a session. A file of before is continued.",
+        description="JSONL file of scored groups. A file of before is continued.",
     )
     host: Annotated[str, MOST_USED, RUN_ONLY] = Field(
         default="127.0.0.1", description="Address to listen at. Any but a loopback address needs api_keys."
@@ -37,6 +37,15 @@ class GatewayConfig(DistillConfig, RendererConfig):
         default=(),
         description=f"Keys that clients may use; sessions of different keys never meet. Unset: the variable "
         f"{KEY_VARIABLE}, or, on a loopback address, any key.",
+    )
+    rollout_server_url: Annotated[str | None, MOST_USED, RUN_ONLY] = Field(
+        default=None,
+        description="Trajectory API (run-api) that groups are sent to. Unset: they go to the file alone.",
+    )
+    group_size: int = Field(
+        default=1,
+        ge=1,
+        description="Sessions that form one group, if a client gives them the same X-Group-Id: GRPO compares them.",
     )
     journal_path: Annotated[Path | None, RUN_ONLY] = Field(
         default=None,

@@ -5,7 +5,6 @@ import itertools
 import json
 import logging
 import time
-import uuid
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, aclosing
@@ -19,13 +18,15 @@ from renderers import Renderer
 from agentic_opd.core.errors import OutputError, RendererError, ServerMismatchError
 from agentic_opd.core.http import JsonClient
 from agentic_opd.core.server_info import check_caps, check_tokenizer, fetch_model_path, fetch_server_info
+from agentic_opd.core.trajectory_api import EnvDescription
 from agentic_opd.core.types import StopReason
 from agentic_opd.distill.connect import PolicyEndpoint
 from agentic_opd.distill.distiller import Distiller
 from agentic_opd.gateway.choice import Choice, Finished, Piece
 from agentic_opd.gateway.config import GatewayConfig
+from agentic_opd.gateway.delivery import Delivery
 from agentic_opd.gateway.errors import RefusedError
-from agentic_opd.gateway.groups import GroupWriter
+from agentic_opd.gateway.groups import Closed, GroupWriter
 from agentic_opd.gateway.journal import Ending, Journal, SessionRow, SessionState
 from agentic_opd.gateway.policy import STREAMING_ROUTE, SamplingServer
 from agentic_opd.gateway.request import Asked
@@ -90,7 +91,7 @@ class Gateway:
         for row in map(self._with_server, journal.sessions(SessionState.OPEN)):
             self._sessions.restore(row, journal.turns(row.session_id))
         for row in map(self._with_server, journal.sessions(SessionState.CLOSED)):
-            writer.submit(row)
+            writer.submit(Closed(row))
         self._idle = asyncio.create_task(self._close_idle())
         self._undo = AsyncExitStack()
         self._show_open()
@@ -136,7 +137,18 @@ class Gateway:
             journal = Journal(config.journal)
             undo.callback(journal.close)
             telemetry = Telemetry()
-            writer = GroupWriter(config, distiller, file, journal, telemetry)
+            delivery = None
+            if config.rollout_server_url is not None:
+                env = EnvDescription(
+                    "gateway",
+                    max_token_length=min(server.info.max_model_len for server in connected),
+                    weight=1.0,
+                    group_size=config.group_size,
+                    min_batch_allocation=None,
+                )
+                delivery = Delivery(config.rollout_server_url, env, journal, telemetry)
+                undo.push_async_callback(delivery.close)
+            writer = GroupWriter(config, distiller, file, journal, telemetry, delivery)
             undo.push_async_callback(writer.close)
             gateway = cls(config, connected, renderer, tokenizer, journal, writer, telemetry)
             gateway._undo = undo.pop_all()
@@ -172,12 +184,13 @@ class Gateway:
             )
         place = self._sessions.place(owner, asked)
         session = place.session
+        self._check_group(asked.group, session)
         if session is not None and session.is_ending:
             raise RefusedError(409, "the session is being ended", "session_id", "session_ended")
         talk, path = self._prompted(place, asked)
         if session is None:
             server = min(self._servers, key=self._load_of)
-            session = self._sessions.open(owner, asked.session, server, time.time())
+            session = self._sessions.open(owner, asked.session, server, time.time(), asked.group)
         if place.is_rewritten or (place.path and not path):
             self.telemetry.rewritten.inc()
         if path and asked.turn_type == "main" and path[-1].turn_id not in session.judged:
@@ -195,7 +208,7 @@ class Gateway:
         finally:
             session.end(time.time())
             if is_whole and asked.is_last and not session.is_ending:
-                await self._close(session, Ending(StopReason.CLOSED, _new_group_id()))
+                await self._close(session, StopReason.CLOSED)
             elif not session.tree.turns and session.is_free:
                 self._sessions.remove(session)
             self._show_open()
@@ -297,6 +310,17 @@ class Gateway:
             raise RefusedError(400, f"the messages can't be written as a prompt: {error}", "messages") from error
         return talk, ()
 
+    def _check_group(self, group: str | None, session: Session | None) -> None:
+        """Raises RefusedError if the session can't be in the group that its client names."""
+        if group is None:
+            return
+        if self.config.group_size == 1:
+            raise RefusedError(
+                400, "sessions form no groups here: env.group_size of the gateway is 1", "X-Group-Id", "no_groups"
+            )
+        if session is not None and session.row.group_name != group:
+            raise RefusedError(409, "the session was opened in another group, or in none", "X-Group-Id")
+
     def _chat(self, tools: Sequence[dict[str, Any]]) -> Chat:
         key = json.dumps(list(tools), sort_keys=True)
         chat = self._chats.pop(key, None) or Chat(self._renderer, self.tokenizer, tools)
@@ -331,7 +355,7 @@ class Gateway:
         session = self._sessions.named(owner, name)
         if session is None or session.is_ending:
             raise _unknown_session()
-        turns = await self._close(session, Ending(StopReason.CLOSED, _new_group_id(), reward, feedback))
+        turns = await self._close(session, StopReason.CLOSED, reward, feedback)
         return SessionStatus(session.session_id, session.row.name, SessionState.CLOSED, turns)
 
     async def status(self, owner: str, name: str) -> SessionStatus:
@@ -349,19 +373,23 @@ class Gateway:
         turns = await self._journal.run(lambda: self._journal.count_turns(row.session_id))
         return SessionStatus(row.session_id, row.name, row.state, turns)
 
-    async def _close(self, session: Session, ending: Ending) -> int:
+    async def _close(
+        self, session: Session, stop: StopReason, reward: float | None = None, feedback: str | None = None
+    ) -> int:
         """Close a session when nothing of it is under way; returns its turns."""
         session.is_ending = True
+        ending = Ending(stop, self._writer.join(session.row), reward, feedback)
         try:
             await session.quiet.wait()
             row: SessionRow = replace(session.row, state=SessionState.CLOSED, ending=ending)
             await self._journal.run(lambda: self._journal.close_session(row.session_id, ending))
         except BaseException:
             session.is_ending = False
+            self._writer.leave(session.row, ending.group_id)
             raise
         self._sessions.remove(session)
         self._show_open()
-        self._writer.submit(row, session.tree, session.judged)
+        self._writer.submit(Closed(row, session.tree, session.judged))
         return len(session.tree.turns)
 
     async def _close_idle(self) -> None:
@@ -374,7 +402,7 @@ class Gateway:
             for session in self._sessions:
                 if session.is_free and time.time() - session.used > idle_s:
                     try:
-                        await self._close(session, Ending(StopReason.IDLE, _new_group_id()))
+                        await self._close(session, StopReason.IDLE)
                     except OutputError as error:
                         logger.error("an idle session stays open: %s", error)
 
@@ -393,10 +421,6 @@ class Gateway:
 
 def _unknown_session() -> RefusedError:
     return RefusedError(404, "there is no such session", "session_id", "session_not_found")
-
-
-def _new_group_id() -> str:
-    return f"group-{uuid.uuid4().hex}"
 
 
 async def _load_tokenizer(config: GatewayConfig, server: PolicyServerConfig, client: JsonClient) -> Any:

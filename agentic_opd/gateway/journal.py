@@ -5,9 +5,11 @@ The calls block; `Journal.run` makes them on a thread of their own, one after th
 """
 
 import asyncio
+import json
 import sqlite3
 import time
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import StrEnum
@@ -16,10 +18,11 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from agentic_opd.core.errors import OutputError
+from agentic_opd.core.errors import OutputError, WireError
 from agentic_opd.core.types import StopReason
 from agentic_opd.gateway.turns import RecordedTurn
 from agentic_opd.runs.files import FileLock
+from agentic_opd.wire.group import ScoredGroup
 
 Result = TypeVar("Result")
 
@@ -27,16 +30,20 @@ _SCHEMA = """
 CREATE TABLE IF NOT EXISTS sessions (
     session_id TEXT PRIMARY KEY, owner TEXT NOT NULL, name TEXT, server TEXT NOT NULL,
     opened REAL NOT NULL, used REAL NOT NULL, state TEXT NOT NULL,
-    stop TEXT, reward REAL, feedback TEXT, group_id TEXT, error TEXT
+    stop TEXT, reward REAL, feedback TEXT, group_id TEXT, error TEXT, group_name TEXT
 ) STRICT;
 CREATE TABLE IF NOT EXISTS turns (
     turn_id INTEGER PRIMARY KEY, session_id TEXT NOT NULL REFERENCES sessions, body TEXT NOT NULL
 ) STRICT;
+CREATE TABLE IF NOT EXISTS groups (
+    group_id TEXT PRIMARY KEY, body BLOB NOT NULL, is_sent INTEGER NOT NULL DEFAULT 0
+) STRICT;
 CREATE INDEX IF NOT EXISTS turns_of_session ON turns (session_id);
 CREATE INDEX IF NOT EXISTS sessions_of_name ON sessions (owner, name);
 CREATE INDEX IF NOT EXISTS sessions_of_state ON sessions (state);
+CREATE INDEX IF NOT EXISTS sessions_of_group ON sessions (group_id);
 """
-_VERSION = 1
+_VERSION = 2
 """Of the tables, at `PRAGMA user_version`."""
 _TURN = TypeAdapter(RecordedTurn)
 
@@ -85,6 +92,8 @@ class SessionRow:
     used: float
     state: SessionState = SessionState.OPEN
     ending: Ending | None = None
+    group_name: str | None = None
+    """What its client calls the group that it is to be in; None: it is a group of its own."""
 
 
 class Journal:
@@ -140,13 +149,13 @@ class Journal:
 
     def add_turn(self, session: SessionRow, turn: RecordedTurn) -> None:
         """Write a turn, and its session if it is the first one."""
-        row = (session.session_id, session.owner, session.name, session.server, session.opened, time.time())
+        row = (session.session_id, session.owner, session.name, session.group_name, session.server, session.opened)
         with self._db:
             self._db.execute("BEGIN IMMEDIATE")
             self._db.execute(
-                "INSERT INTO sessions (session_id, owner, name, server, opened, used, state) "
-                "VALUES (?, ?, ?, ?, ?, ?, 'open') ON CONFLICT (session_id) DO UPDATE SET used = excluded.used",
-                row,
+                "INSERT INTO sessions (session_id, owner, name, group_name, server, opened, used, state) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?, 'open') ON CONFLICT (session_id) DO UPDATE SET used = excluded.used",
+                (*row, time.time()),
             )
             self._db.execute(
                 "INSERT INTO turns VALUES (?, ?, ?)",
@@ -161,18 +170,54 @@ class Journal:
             (ending.stop.value, ending.reward, ending.feedback, ending.group_id, session_id),
         )
 
-    def finish_session(self, session_id: str, state: SessionState, error: str | None = None) -> None:
-        """What became of a closed session."""
-        self._db.execute(
-            "UPDATE sessions SET state = ?, error = ? WHERE session_id = ?", (state.value, error, session_id)
+    def finish_sessions(self, states: Mapping[str, SessionState], error: str | None = None) -> None:
+        """What became of closed sessions, by their ids, all at once."""
+        with self._db:
+            self._db.execute("BEGIN IMMEDIATE")
+            self._db.executemany(
+                "UPDATE sessions SET state = ?, error = ? WHERE session_id = ?",
+                [(state.value, error, session_id) for session_id, state in states.items()],
+            )
+
+    def keep_group(self, group: ScoredGroup) -> None:
+        """Write a group that is made, before it is in the file; it is named by its `group_id`."""
+        body = zlib.compress(json.dumps(group.to_wire(), ensure_ascii=False).encode(), 1)
+        self._db.execute("INSERT OR REPLACE INTO groups (group_id, body) VALUES (?, ?)", (group.group_id, body))
+
+    def group(self, group_id: str) -> ScoredGroup | None:
+        """A group that was made; None if it was not.
+
+        Raises:
+            OutputError: it can't be read.
+        """
+        row = self._db.execute("SELECT body FROM groups WHERE group_id = ?", (group_id,)).fetchone()
+        try:
+            return None if row is None else ScoredGroup.from_wire(json.loads(zlib.decompress(row[0])))
+        except (ValueError, zlib.error, WireError) as error:
+            raise OutputError(f"{str(self.path)!r} holds a group {group_id} that can't be read") from error
+
+    def unsent_groups(self) -> list[str]:
+        """The ids of the groups in the file that no trajectory API has taken, oldest first."""
+        query = (
+            "SELECT group_id FROM groups WHERE NOT is_sent AND EXISTS "
+            "(SELECT 1 FROM sessions WHERE sessions.group_id = groups.group_id AND state = 'written') ORDER BY rowid"
         )
+        return [group_id for (group_id,) in self._db.execute(query)]
+
+    def sent_group(self, group_id: str) -> None:
+        """The trajectory API took a group, or refused it for good."""
+        self._db.execute("UPDATE groups SET is_sent = 1 WHERE group_id = ?", (group_id,))
 
     def delete(self, *session_ids: str) -> None:
-        """Remove sessions and all that was said in them; the file's space is overwritten."""
+        """Remove sessions, all that was said in them, and their groups; the file's space is overwritten."""
         with self._db:
             self._db.execute("BEGIN IMMEDIATE")
             for session_id in session_ids:
                 self._db.execute("DELETE FROM turns WHERE session_id = ?", (session_id,))
+                self._db.execute(
+                    "DELETE FROM groups WHERE group_id = (SELECT group_id FROM sessions WHERE session_id = ?)",
+                    (session_id,),
+                )
                 self._db.execute("DELETE FROM sessions WHERE session_id = ?", (session_id,))
 
     def delete_older(self, used_before: float) -> int:
@@ -224,10 +269,10 @@ class Journal:
             self._lock.release()
 
 
-_COLUMNS = "session_id, owner, name, server, opened, used, state, stop, group_id, reward, feedback"
+_COLUMNS = "session_id, owner, name, server, opened, used, state, stop, group_id, reward, feedback, group_name"
 
 
 def _session(row: tuple[Any, ...]) -> SessionRow:
-    session_id, owner, name, server, opened, used, state, stop, group_id, reward, feedback = row
+    session_id, owner, name, server, opened, used, state, stop, group_id, reward, feedback, group_name = row
     ending = None if stop is None else Ending(StopReason(stop), group_id, reward, feedback)
-    return SessionRow(session_id, owner, name, server, opened, used, SessionState(state), ending)
+    return SessionRow(session_id, owner, name, server, opened, used, SessionState(state), ending, group_name)

@@ -171,6 +171,8 @@ class Asked:
     turn_type: TurnType
     is_last: bool
     """The session is over with this turn."""
+    group: str | None = None
+    """The client's name for the sessions that belong together; None: the session is a group of its own."""
 
     @property
     def altered(self) -> tuple[str, ...]:
@@ -179,7 +181,13 @@ class Asked:
 
 
 def read_request(
-    body: object, *, max_choices: int, session: str | None = None, turn_type: str | None = None, is_last: bool = False
+    body: object,
+    *,
+    max_choices: int,
+    session: str | None = None,
+    turn_type: str | None = None,
+    is_last: bool = False,
+    group: str | None = None,
 ) -> Asked:
     """Check a request.
 
@@ -189,6 +197,7 @@ def read_request(
         session: The session that the path or a header names; goes over the body's.
         turn_type: What the header X-Turn-Type says.
         is_last: What the header X-Session-Done says.
+        group: What the header X-Group-Id says.
 
     Raises:
         RefusedError: 400, naming the first field that is wrong.
@@ -223,6 +232,7 @@ def read_request(
         session=session or request.session_id,
         turn_type="side" if turn_type == "side" else "main",
         is_last=is_last,
+        group=group,
     )
 
 

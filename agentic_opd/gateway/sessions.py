@@ -121,8 +121,8 @@ class Sessions:
             return Place(session, (), asked.messages, True)
         return Place(session, session.tree.path(key.turn_id), rest)
 
-    def open(self, owner: str, name: str | None, server: str, now: float) -> Session:
-        """Open a session.
+    def open(self, owner: str, name: str | None, server: str, now: float, group: str | None = None) -> Session:
+        """Open a session; `group` is what its client calls the group that it is to be in.
 
         Raises:
             RefusedError: 429, there are too many.
@@ -131,7 +131,7 @@ class Sessions:
             raise RefusedError(
                 429, f"{len(self._by_id)} sessions are open; end some (env.max_open_sessions)", code="too_many_sessions"
             )
-        row = SessionRow(f"session-{uuid.uuid4().hex}", owner, name, server, opened=now, used=now)
+        row = SessionRow(f"session-{uuid.uuid4().hex}", owner, name, server, opened=now, used=now, group_name=group)
         return self.restore(row, ())
 
     def restore(self, row: SessionRow, turns: Sequence[RecordedTurn]) -> Session:

@@ -25,6 +25,11 @@ class Telemetry:
         self.open = Gauge(f"{name}open_sessions", "sessions that are open", registry=registry)
         self.waiting = Gauge(f"{name}sessions_to_write", "closed sessions without their group", registry=registry)
         self.sessions = Counter(f"{name}sessions", "sessions by what became of them", ["state"], registry=registry)
+        self.unsent = Gauge(f"{name}groups_to_send", "groups that the trajectory API has not taken", registry=registry)
+        self.sent = Counter(f"{name}groups_sent", "items that the trajectory API took", registry=registry)
+        self.lost = Counter(
+            f"{name}groups_lost", "groups that a trajectory API held which was started again", registry=registry
+        )
         self.outcomes = Counter(f"{name}turn_outcomes", "judged turns by outcome", ["outcome"], registry=registry)
         self.first_token_s = Histogram(
             f"{name}first_token_seconds", "from a request to its first token", buckets=_SECONDS, registry=registry

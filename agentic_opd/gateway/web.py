@@ -100,7 +100,8 @@ class _Routes:
         asked = read_request(
             await _json(request, self._config.max_body_bytes),
             max_choices=self._config.max_choices,
-            session=_session_name(request.path_params.get("name") or headers.get("X-Session-Id")),
+            session=_name(request.path_params.get("name") or headers.get("X-Session-Id"), "session_id"),
+            group=_name(headers.get("X-Group-Id"), "X-Group-Id"),
             turn_type=headers.get("X-Turn-Type"),
             is_last=_is_true(headers.get("X-Session-Done")),
         )
@@ -277,10 +278,10 @@ async def _discard(chunks: AsyncGenerator[bytes]) -> None:
                 pass
 
 
-def _session_name(name: str | None) -> str | None:
-    """Raises RefusedError if a session can't be called so."""
+def _name(name: str | None, field: str) -> str | None:
+    """Raises RefusedError if a session, or a group, can't be called so."""
     if name is not None and not 0 < len(name) <= 256:
-        raise RefusedError(400, "a session's name has 1 to 256 characters", "session_id")
+        raise RefusedError(400, "a name has 1 to 256 characters", field)
     return name
 
 

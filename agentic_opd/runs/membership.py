@@ -44,6 +44,8 @@ class Membership:
         self.env = replace(env, name=f"{env.name}-{secrets.token_hex(4)}")
         self.registration: Registration | None = None
         self.trainer = TrainerInfo(batch_size=-1, max_token_len=-1)
+        self.new_apis = 0
+        """How often the API turned out to be another one, which knows nothing of the groups that it had."""
         self._notices = notices
         self._is_sure = False
         self._connections = 0
@@ -80,6 +82,7 @@ class Membership:
 
     async def _replace(self, before: Registration, now: Registration) -> None:
         if now.wandb_name == f"{self.env.name}_0":
+            self.new_apis += 1
             logger.warning("%s is a new API, or its data was reset: registered again", self.api.url)
         else:
             await self._until_answered(partial(self.api.disconnect, before.env_id))

@@ -9,16 +9,15 @@ import asyncio
 import logging
 import math
 import uuid
-from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
 
 from agentic_opd.core.console import LiveBar
-from agentic_opd.core.errors import ConfigError, OPDError, SandboxError, ServerRequestError, ServerUnreachableError
+from agentic_opd.core.errors import ConfigError, OPDError, SandboxError, ServerUnreachableError
 from agentic_opd.core.notices import Notices
 from agentic_opd.core.trajectory_api import EnvDescription, QueueStatus, TrajectoryApi
 from agentic_opd.runs.environment import Environment, FinishedGroup
@@ -26,9 +25,10 @@ from agentic_opd.runs.evaluate import Evaluation
 from agentic_opd.runs.files import GroupFile, default_output_folder
 from agentic_opd.runs.membership import Membership
 from agentic_opd.runs.metric_log import RunMetrics, WandbLog
+from agentic_opd.runs.outbox import Outbox, SentCounts
 from agentic_opd.runs.progress import counts_line, start_screen
 from agentic_opd.wire.counts import RunCounts
-from agentic_opd.wire.group import ScoredGroup, TaskItem
+from agentic_opd.wire.group import TaskItem
 
 _LEAST_PART = 0.01
 """The least part, if others were promised whole batches; the API does the same with weights."""
@@ -84,8 +84,6 @@ _LEAVING_S = 2.0
 """At the end, how long the API is asked to remove this environment, if no group is left to send."""
 _MOST_FAILURES = 20
 """So many groups in a row that fail end the run."""
-_MANY_SKIPPED = 20
-"""Each time that so many more groups in a row were not sent, that is said."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,21 +114,15 @@ class ServeProgress(LiveBar):
 
 
 @dataclass
-class ServeCounts:
+class ServeCounts(SentCounts):
     """What became of groups; as a string, a line for a person."""
 
-    sent: int = 0
-    repeated: int = 0
-    """Of these, sent again because the first answer was lost: the API may hold them twice, with one `group_id`."""
     failed: int = 0
-    skipped: Counter[str] = field(default_factory=Counter[str])
-    """Groups that were made and not sent, by reason: too_long, equal_scores, refused."""
     unsent: int = 0
     """Finished groups that the API could not be given before the end."""
 
     def __str__(self) -> str:
-        skipped = "".join(f", {count} skipped ({reason})" for reason, count in sorted(self.skipped.items()))
-        return f"{self.sent} groups sent ({self.repeated} twice), {self.failed} failed{skipped}, {self.unsent} unsent"
+        return f"{super().__str__()}, {self.failed} failed, {self.unsent} unsent"
 
 
 async def serve(env: Environment, metrics: RunMetrics, evaluation: Evaluation, *, max_token_length: int) -> ServeCounts:
@@ -235,11 +227,9 @@ class GroupServer:
         self.counts = ServeCounts()
         self._notices = Notices()
         self._member = Membership(api, plan.env, self._notices)
-        self._outbox: deque[ScoredGroup] = deque()
-        self._unanswered: ScoredGroup | None = None
+        self._outbox = Outbox(self._member, self._notices, self.counts)
         self._workers: set[asyncio.Task[None]] = set()
         self._failures_in_a_row = 0
-        self._skips_in_a_row = 0
 
     async def run(self) -> ServeCounts:
         """Serve. When it is cancelled, groups under way end, and finished ones are still sent if the API answers.
@@ -253,7 +243,7 @@ class GroupServer:
             logger.info("registered at %s as %s", self._member.api.url, self._member.env.name)
             step = -1
             while True:
-                await self._send_finished()
+                await self._outbox.send()
                 status = await self._member.status()  # After sending: what was sent counts as queued.
                 if status.current_step != step:
                     step = status.current_step
@@ -265,30 +255,6 @@ class GroupServer:
                 await self._wait_a_little()
         finally:
             await self._end()
-
-    async def _send_finished(self) -> None:
-        """Send what is finished, oldest first; what can't be sent now stays."""
-        while self._outbox and self._member.is_sure:
-            group = self._outbox[0]
-            self.counts.repeated += group is self._unanswered
-            self._unanswered = group
-            try:
-                await self._member.send(group)
-            except ServerUnreachableError:
-                return
-            except ServerRequestError as error:
-                self._skip("refused", str(error))
-            else:
-                self.counts.sent += 1
-                self._skips_in_a_row = 0
-            self._unanswered = None
-            self._outbox.popleft()
-
-    async def _send_the_rest(self) -> None:
-        """Send all that is finished. A request that was cancelled took its connection along, so the API may be new."""
-        while self._outbox or not self._member.is_sure:
-            await self._member.ensure()
-            await self._send_finished()
 
     def _last_step(self) -> int:
         registration = self._member.registration
@@ -329,13 +295,10 @@ class GroupServer:
         self._failures_in_a_row = 0
         group = replace(finished.group, group_id=uuid.uuid4().hex)
         self.hooks.on_group(replace(finished, group=group))
-        longest, most = max(len(one.tokens_T) for one in group.rollouts), self._member.trainer.max_token_len
-        if 0 < most <= longest:
-            self._skip("too_long", f"it has {longest} tokens, the trainer takes less than {most}")
-        elif self.plan.skip_equal_scores and len(set(group.scores)) == 1:
-            self._skip("equal_scores", "all its scores are equal (env.ensure_scores_are_not_same)")
+        if self.plan.skip_equal_scores and len(set(group.scores)) == 1:
+            self._outbox.skip("equal_scores", "all its scores are equal (env.ensure_scores_are_not_same)")
         else:
-            self._outbox.append(group)
+            self._outbox.add(group)
 
     def _look(self, status: QueueStatus) -> ServeLook:
         return ServeLook(
@@ -354,13 +317,6 @@ class GroupServer:
         if self._failures_in_a_row >= _MOST_FAILURES:
             raise error
 
-    def _skip(self, reason: str, why: str) -> None:
-        self.counts.skipped[reason] += 1
-        self._skips_in_a_row += 1
-        self._notices.say_once(f"groups that the trainer can't take are not sent ({reason})", why)
-        if self._skips_in_a_row % _MANY_SKIPPED == 0:
-            logger.warning("the last %d groups were all not sent: the trainer waits. %s", self._skips_in_a_row, why)
-
     async def _wait_a_little(self) -> None:
         """Wait for a worker or for the next look at the API; a worker's error is raised."""
         if not self._workers:
@@ -377,7 +333,7 @@ class GroupServer:
         if self._member.registration is not None:
             with suppress(OPDError, TimeoutError):
                 async with asyncio.timeout(_FAREWELL_S if self._outbox else _LEAVING_S):
-                    await self._send_the_rest()
+                    await self._outbox.send_all()
                     await self._member.leave()
         self.counts.unsent = len(self._outbox)
         logger.info("%s", self.counts)

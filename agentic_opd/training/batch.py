@@ -43,6 +43,8 @@ class TrainBatch:
     """float32: the judge's score (1, 0, -1) of the turn, at its sampled positions; 0 without one."""
     scores_B: Tensor
     """float32."""
+    rewarded_B: Tensor
+    """bool: somebody judged what came of the sequence; GRPO leaves out the others."""
     groups_B: Tensor
     """int64: the place of each sequence's group in the batch."""
 
@@ -146,6 +148,7 @@ def make_batch(groups: Sequence[ScoredGroup], *, contrast: bool = False) -> Trai
         control_BTK=torch.zeros(rows) if contrast else None,
         step_scores_BT=torch.zeros(size),
         scores_B=torch.tensor([one.score for one in rollouts], dtype=torch.float32),
+        rewarded_B=torch.tensor([one.is_rewarded for one in rollouts]),
         groups_B=torch.tensor([number for number, group in enumerate(groups) for _ in group.rollouts]),
     )
     places = [

@@ -176,17 +176,22 @@ def contrast_target(
 # ---------------------------------------------------------------------------------------------------------------- GRPO
 
 
-def group_advantages(scores_B: Tensor, groups_B: Tensor, *, divide_by_std: bool = True) -> Tensor:
+def group_advantages(
+    scores_B: Tensor, groups_B: Tensor, rewarded_B: Tensor | None = None, *, divide_by_std: bool = True
+) -> Tensor:
     """(score - mean of its group) / (standard deviation of its group + 1e-4), [B]; 0 where all scores are equal (GRPO).
 
     Args:
         scores_B: One score a sequence.
         groups_B: Which group each belongs to, ints.
+        rewarded_B: bool: nobody judged the others, so their score says nothing: they get 0, and are compared with none.
+            None: all are rewarded.
         divide_by_std: False leaves the division out (Dr. GRPO, arXiv 2503.20783).
     """
     advantages = torch.zeros_like(scores_B)
-    for group in groups_B.unique():
-        member = groups_B == group
+    rewarded = torch.ones_like(groups_B, dtype=torch.bool) if rewarded_B is None else rewarded_B
+    for group in groups_B[rewarded].unique():
+        member = (groups_B == group) & rewarded
         if (scores_B[member] == scores_B[member][0]).all():
             continue
         centred = scores_B[member] - scores_B[member].mean()

@@ -34,7 +34,8 @@ def train_step(
         Metrics of the update, as metrics.py describes them: loss and its parts, grad_norm, gap_mean, contrast_mean,
         logprob_drift, and the counts of tokens.
     """
-    advantages_B = group_advantages(batch.scores_B, batch.groups_B, divide_by_std=config.loss.divide_by_std)
+    divide = config.loss.divide_by_std
+    advantages_B = group_advantages(batch.scores_B, batch.groups_B, batch.rewarded_B, divide_by_std=divide)
     scored, sampled = batch.scored_BT & batch.sampled_BT, batch.sampled_BT
     scored_count, sampled_count = float(scored.sum()), float(sampled.sum())
     trained = trained_positions(config.loss, sampled, scored, advantages_B, batch.step_scores_BT)

@@ -310,6 +310,8 @@ class ScoredRollout:
     """False: nobody judged what came of it, so its score of 0.0 says nothing. Written as `reward: null`."""
     context_turns: tuple[ContextTurn, ...] = ()
     """The assistant's messages that have no record, because they are context only."""
+    session_id: str | None = None
+    """The conversation that it is of, where a group holds several."""
     checks: VerdictCounts | None = None
     other: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Entries of its `overrides` that this package does not know."""
@@ -393,6 +395,7 @@ class ScoredRollout:
         context_turns: tuple[ContextTurn, ...] = (),
         rows: DistillArrays | None = None,
         turns: tuple[TurnRecord, ...] | None = None,
+        session_id: str | None = None,
     ) -> "ScoredRollout":
         """The rollout of a conversation that happened, which nothing verified.
 
@@ -402,6 +405,7 @@ class ScoredRollout:
             context_turns: The assistant's messages that are context only.
             rows: The teacher's rows; None if nothing was distilled.
             turns: The records of the turns; None if nothing was distilled.
+            session_id: The conversation, where its group holds several.
         """
         return cls(
             tokens_T=episode.tokens_T,
@@ -416,6 +420,7 @@ class ScoredRollout:
             reward=None if given_reward is None else {"client": given_reward},
             is_rewarded=given_reward is not None,
             context_turns=context_turns,
+            session_id=session_id,
         )
 
     def overrides(self) -> dict[str, Any]:
@@ -432,6 +437,7 @@ class ScoredRollout:
             "verification": self.checks
             and {"outcome": self.checks.outcome, "passed": self.checks.passed, "total": self.checks.total},
             "opd": opd or None,
+            "session_id": self.session_id,
         }
         said = {name: value for name, value in known.items() if value is not None}
         return {**said, **({} if self.is_rewarded else {"reward": None}), **self.other}
@@ -606,7 +612,7 @@ def _about_rollout(overrides: dict[str, Any]) -> dict[str, Any]:
     elif "reward" in overrides and overrides["reward"] is None:
         del overrides["reward"]
         found["is_rewarded"] = False
-    found |= _taken(overrides, stop_reason=is_text, tool_calls=is_int, tool_errors=is_int)
+    found |= _taken(overrides, stop_reason=is_text, tool_calls=is_int, tool_errors=is_int, session_id=is_text)
     if is_int(overrides.get("turns")):
         found["num_turns"] = overrides.pop("turns")
     return {**found, "other": overrides}

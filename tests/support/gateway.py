@@ -32,6 +32,13 @@ class Served:
         with urllib.request.urlopen(urllib.request.Request(self.url + path, data, headers), timeout=60) as answer:
             return json.load(answer)
 
+    def metric(self, name: str) -> float:
+        """The sum of a metric's values."""
+        request = urllib.request.Request(f"{self.url}/metrics", headers={"Authorization": "Bearer a-key"})
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            lines = answer.read().decode().splitlines()
+        return sum(float(line.split()[-1]) for line in lines if line.startswith(f"agentic_opd_gateway_{name}"))
+
     def chat(self, *messages: Any, session: str | None = None, **more: Any) -> Any:
         headers = {"X-Session-Id": session} if session else {}
         more = {"model": MODEL, "max_tokens": 60, **more}

@@ -59,7 +59,7 @@ def test_a_session_is_closed_once_and_found_by_its_name(tmp_path: Path) -> None:
     journal.close_session("session-1", Ending(StopReason.IDLE, "group-2"))
     (row,) = journal.sessions(SessionState.CLOSED)
     assert row.ending == ending
-    journal.finish_session("session-1", SessionState.WRITTEN)
+    journal.finish_sessions({"session-1": SessionState.WRITTEN})
     assert journal.sessions(SessionState.OPEN, SessionState.CLOSED) == []
     for name in ("mine", "session-1"):
         found = journal.latest("owner", name)
@@ -129,7 +129,7 @@ def test_sessions_are_kept_as_long_as_they_are_wanted(tmp_path: Path) -> None:
     for number, state in enumerate(SessionState):
         row = replace(SESSION, session_id=state.value)
         journal.add_turn(row, replace(TURN, turn_id=number))
-        journal.finish_session(state.value, state)
+        journal.finish_sessions({state.value: state})
     assert journal.delete_older(time.time() - 3600) == 0
     assert journal.delete_older(time.time() + 1) == 2
     assert {row.state for row in journal.sessions(*SessionState)} == {

@@ -238,6 +238,13 @@ def test_group_advantages_compare_within_a_group_only() -> None:
     assert group_advantages(scores, groups, divide_by_std=False).tolist() == [0.5, -0.5, 0.0, 0.0, 0.5, -0.5]
 
 
+def test_a_sequence_that_nobody_judged_is_compared_with_none() -> None:
+    scores, groups = torch.tensor([1.0, 0.0, 0.0, 0.0]), torch.tensor([0, 0, 0, 1])
+    rewarded = torch.tensor([True, True, False, False])
+    advantages = group_advantages(scores, groups, rewarded, divide_by_std=False)
+    assert advantages.tolist() == [0.5, -0.5, 0.0, 0.0]
+
+
 def test_importance_weights_are_those_of_the_turns_earlier_tokens() -> None:
     """Two turns of three tokens. In the first the second token became e times rarer, the first one twice as likely."""
     now = torch.tensor([[9.0, -0.3, -2.0, -1.0, 9.0, -1.5, -1.0, -2.5, 9.0]], requires_grad=True)

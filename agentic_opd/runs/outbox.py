@@ -1,0 +1,92 @@
+"""Finished groups on their way to a trajectory API: sent oldest first, kept while it is away (I/O)."""
+
+import logging
+from collections import Counter, deque
+from dataclasses import dataclass, field
+
+from agentic_opd.core.errors import ServerRequestError, ServerUnreachableError
+from agentic_opd.core.notices import Notices
+from agentic_opd.runs.membership import Membership
+from agentic_opd.wire.group import ScoredGroup
+
+logger = logging.getLogger(__name__)
+
+_MANY_SKIPPED = 20
+"""Each time that so many more groups in a row were not sent, that is said."""
+
+
+@dataclass
+class SentCounts:
+    """What became of finished groups; as a string, a line for a person."""
+
+    sent: int = 0
+    repeated: int = 0
+    """Of these, sent again because the first answer was lost: the API may hold them twice, with one `group_id`."""
+    skipped: Counter[str] = field(default_factory=Counter[str])
+    """Groups that were not sent, by reason: too_long, equal_scores, refused."""
+
+    def __str__(self) -> str:
+        skipped = "".join(f", {count} skipped ({reason})" for reason, count in sorted(self.skipped.items()))
+        return f"{self.sent} groups sent ({self.repeated} twice){skipped}"
+
+
+class Outbox:
+    """The finished groups of one environment that one API is to have."""
+
+    def __init__(self, member: Membership, notices: Notices, counts: SentCounts) -> None:
+        """Begin empty.
+
+        Args:
+            member: The environment's place at the API.
+            notices: Says what goes wrong, once.
+            counts: Kept up to date.
+        """
+        self._member, self._notices, self._counts = member, notices, counts
+        self._groups: deque[ScoredGroup] = deque()
+        self._unanswered: ScoredGroup | None = None
+        self._skips_in_a_row = 0
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def add(self, group: ScoredGroup) -> None:
+        """A group is finished; one that the trainer could not take is skipped."""
+        longest, most = max(len(one.tokens_T) for one in group.rollouts), self._member.trainer.max_token_len
+        if 0 < most <= longest:
+            self.skip("too_long", f"it has {longest} tokens, the trainer takes less than {most}")
+        else:
+            self._groups.append(group)
+
+    def skip(self, reason: str, why: str) -> None:
+        """A group is not sent."""
+        self._counts.skipped[reason] += 1
+        self._skips_in_a_row += 1
+        self._notices.say_once(f"groups that the trainer can't take are not sent ({reason})", why)
+        if self._skips_in_a_row % _MANY_SKIPPED == 0:
+            logger.warning("the last %d groups were all not sent: the trainer waits. %s", self._skips_in_a_row, why)
+
+    async def send(self) -> None:
+        """Send what is finished, oldest first; what can't be sent now stays."""
+        while self._groups and self._member.is_sure:
+            group = self._groups[0]
+            self._counts.repeated += group is self._unanswered
+            self._unanswered = group
+            try:
+                await self._member.send(group)
+            except ServerUnreachableError:
+                return
+            except ServerRequestError as error:
+                self.skip("refused", str(error))
+            else:
+                self._counts.sent += 1
+                self._skips_in_a_row = 0
+            self._unanswered = None
+            self._groups.popleft()
+
+    async def send_all(self) -> None:
+        """Send all, however long the API is away. A request that was cancelled took its connection along, so the API
+        may be new.
+        """
+        while self._groups or not self._member.is_sure:
+            await self._member.ensure()
+            await self.send()

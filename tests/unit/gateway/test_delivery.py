@@ -1,0 +1,99 @@
+"""Sessions that form groups together, and the items that a trajectory API is given of a group."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentic_opd.gateway.delivery import parts
+from agentic_opd.wire.group import ScoredGroup, ScoredRollout
+
+from .fakes import MORE, USER, Running, ScriptedVllm, until
+from .test_gateway import checked, run
+
+
+def rollout(session: str | None, sampled: int) -> ScoredRollout:
+    ids = list(range(sampled))
+    return ScoredRollout([7, *ids], [-100, *ids], [1.0, *[-0.5] * sampled], 0.5, session_id=session)
+
+
+def items(group_size: int, *rollouts: ScoredRollout) -> list[tuple[str | None, list[int]]]:
+    """(group id, sampled tokens of each sequence) of each item."""
+    found = parts(ScoredGroup(rollouts, group_id="g"), group_size)
+    return [(one.group_id, [len(rollout.tokens_T) - 1 for rollout in one.rollouts]) for one in found]
+
+
+def test_a_group_of_the_right_size_goes_as_it_is() -> None:
+    assert items(1, rollout(None, 3)) == [("g", [3])]
+    assert items(2, rollout("a", 3), rollout("b", 2)) == [("g", [3, 2])]
+
+
+def test_further_branches_and_incomplete_groups_go_sequence_by_sequence() -> None:
+    assert items(1, rollout(None, 2), rollout(None, 3)) == [("g/0", [3]), ("g/1", [2])]
+    several = (rollout("a", 2), rollout("a", 5), rollout("b", 4))
+    assert items(2, *several) == [("g/0", [5, 4]), ("g/1", [2])]
+    assert items(4, *several) == [("g/0", [2]), ("g/1", [5]), ("g/2", [4])]
+
+
+async def talked(at: Running, name: str, group: str | None, reward: float) -> None:
+    headers = {"X-Group-Id": group} if group else {}
+    await at.say(USER, session_id=name, headers=headers)
+    await at.end(name, reward=reward)
+
+
+def test_sessions_of_one_name_form_groups(tokenizer: Any, tmp_path: Path) -> None:
+    async def talk(at: Running) -> Any:
+        for number in range(5):
+            await talked(at, f"s{number}", "g", number / 10)
+        await talked(at, "alone", None, 1.0)
+        return await at.groups()
+
+    first, second, alone = checked(run(tmp_path, ScriptedVllm(tokenizer), talk, group_size=2))
+    assert [group["scores"] for group in (first, second, alone)] == [[0.0, 0.1], [0.2, 0.3], [1.0]]
+    assert [one["session_id"] for one in first["overrides"]] == ["s0", "s1"]
+    assert first["group_overrides"]["item_id"] == first["group_overrides"]["group_id"]
+    assert "session_id" not in first["group_overrides"]
+    assert alone["group_overrides"]["session_id"] == "alone"
+
+    async def more(at: Running) -> Any:
+        """The fifth session waits in the journal for its companion."""
+        await talked(at, "s5", "g", 0.5)
+        return await at.groups()
+
+    groups = checked(run(tmp_path, ScriptedVllm(tokenizer), more, group_size=2))
+    assert [group["scores"] for group in groups[3:]] == [[0.4, 0.5]]
+
+
+def test_sessions_that_are_closed_at_the_same_time_share_a_group(tokenizer: Any, tmp_path: Path) -> None:
+    async def talk(at: Running) -> Any:
+        await asyncio.gather(*(talked(at, f"s{number}", "g", 0.0) for number in range(6)))
+        return await at.groups()
+
+    groups = run(tmp_path, ScriptedVllm(tokenizer), talk, group_size=3)
+    assert [len(group["scores"]) for group in groups] == [3, 3]
+
+
+def test_a_group_does_not_wait_for_ever(tokenizer: Any, tmp_path: Path) -> None:
+    async def talk(at: Running) -> Any:
+        await talked(at, "s", "g", 0.5)
+
+        async def is_written() -> bool:
+            return bool(at.groups_path.read_text())
+
+        await until(is_written)
+        return await at.groups()
+
+    (group,) = run(tmp_path, ScriptedVllm(tokenizer), talk, group_size=2, session_idle_s=0.2)
+    assert group["scores"] == [0.5]
+
+
+@pytest.mark.parametrize(("group_size", "status"), [(1, 400), (2, 409)])
+def test_a_group_that_can_not_be_is_refused(tokenizer: Any, tmp_path: Path, group_size: int, status: int) -> None:
+    async def talk(at: Running) -> Any:
+        await at.say(USER, session_id="s")
+        return await at.chat(USER, MORE, session_id="s", headers={"X-Group-Id": "g"})
+
+    response = run(tmp_path, ScriptedVllm(tokenizer), talk, group_size=group_size)
+    assert response.status_code == status
+    assert response.json()["error"]["param"] == "X-Group-Id"
