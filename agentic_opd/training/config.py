@@ -44,6 +44,12 @@ class LossConfig(BaseModel):
         description="Learn what the hint says beyond a control hint (env.control): token_advantage takes the control's "
         "reading as its baseline, the divergences a target that moves the policy by the difference of both readings.",
     )
+    contrast_reference: Literal["start", "batch"] = Field(
+        default="start",
+        description="The divergences' target with contrast moves the policy as the run starts from it, which a second "
+        "copy of the weights holds (with adapters: the weights without them), or as it is before each batch; with "
+        "the latter nothing holds the policy back from moving on and on.",
+    )
     gap_clip: float = Field(
         default=5.0, gt=0, description="token_advantage and contrast: largest difference of two readings, in nats."
     )
@@ -62,6 +68,11 @@ class LossConfig(BaseModel):
     def has_divergence(self) -> bool:
         """One of the divergences has a weight."""
         return any((self.forward_kl, self.reverse_kl, self.jensen_shannon))
+
+    @property
+    def contrasts_with_start(self) -> bool:
+        """The policy as the run starts from it is needed in every step."""
+        return self.contrast and self.has_divergence and self.contrast_reference == "start"
 
     @model_validator(mode="before")
     @classmethod

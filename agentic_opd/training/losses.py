@@ -145,17 +145,17 @@ def _masked(values_BT: Tensor, entries_BTK: Tensor) -> Tensor:
 def contrast_target(
     start_BTK: Tensor, teacher_BTK: Tensor, control_BTK: Tensor, entries_BTK: Tensor, gap_clip: float
 ) -> Tensor:
-    """The policy moved by what the hint says and a control hint does not; the divergences' target, [B, T, K], in nats.
+    """A reference moved by what the hint says and a control hint does not; the divergences' target, [B, T, K], in nats.
 
     log p*(k) = log q0(k) + clip(log p_h(k) - log p_c(k), -gap_clip, gap_clip) - log Z, over the row's K tokens and the
-    tail bin, where Z makes the probabilities add up to 1. q0 is the policy before it is trained on the batch, p_h the
-    teacher with the hint, p_c with the control hint. Without the clip p* is the one distribution that maximises
-    E_p[log p_h - log p_c] - KL(p || q0): G-OPD's objective (2602.12125) with q0 as the reference and RLCSD's evidence
-    as the reward. If the control says what the hint says, p* is q0 and nothing is to be learned; if it says what the
-    policy says, p* is p_h. No probability differs from q0's by more than a factor of exp(2 gap_clip).
+    tail bin, where Z makes the probabilities add up to 1. q0 is the policy before it is trained at all, or before it is
+    trained on the batch (`contrast_reference`), p_h the teacher with the hint, p_c with the control hint. Without the
+    clip p* is the one distribution that maximises E_p[log p_h - log p_c] - KL(p || q0): G-OPD's objective (2602.12125)
+    with q0 as the reference and RLCSD's evidence as the reward. If the control says what the hint says, p* is q0; if it
+    says what the reference says, p* is p_h. No probability differs from q0's by more than a factor of exp(2 gap_clip).
 
     Args:
-        start_BTK: The policy's logprobs of the row's tokens, q0.
+        start_BTK: The reference's logprobs of the row's tokens, q0.
         teacher_BTK: The teacher's under the hint, as `distill_logprobs` holds them.
         control_BTK: The teacher's under the control hint.
         entries_BTK: Which entries there are.

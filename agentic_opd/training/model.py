@@ -1,8 +1,11 @@
 """The trained model: loading it, adapters, and a checkpoint that vLLM can read."""
 
+import copy
 import os
 import re
 import shutil
+from collections.abc import Generator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +71,21 @@ def _with_adapters(model: Any, rank: int) -> Any:
     except ImportError as error:
         raise ConfigError("lora_rank needs peft: install agentic-opd[train]") from error
     return get_peft_model(model, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear"))
+
+
+class StartingPolicy:
+    """The policy as it is before it is trained: a copy in the same place, or, with adapters, the model without them."""
+
+    def __init__(self, model: Any) -> None:
+        """Keep it; its adapters, if it has any, have not been trained and change nothing."""
+        self._has_adapters = hasattr(model, "disable_adapter")
+        self._model = model if self._has_adapters else copy.deepcopy(model).requires_grad_(requires_grad=False)
+
+    @contextmanager
+    def reading(self) -> Generator[Any]:
+        """The model to read with."""
+        with self._model.disable_adapter() if self._has_adapters else nullcontext():
+            yield self._model
 
 
 def logits_of(model: nn.Module, tokens_BT: Tensor, attended_BT: Tensor, precision: str) -> Tensor:

@@ -60,8 +60,8 @@ def train_step(
     return metrics
 
 
-def take_out_control(model: Any, batch: TrainBatch, config: TrainerConfig, device: str) -> TrainBatch:
-    """The batch with `contrast_target` in the teacher's place, q0 being the model as it is now; for the divergences.
+def take_out_control(reference: Any, batch: TrainBatch, config: TrainerConfig, device: str) -> TrainBatch:
+    """The batch with `contrast_target` in the teacher's place, q0 being the reference; for the divergences.
 
     Call it once before the first update on a batch, so that the target stays what it is over all updates. It costs a
     forward pass, without the model's dropout. A loss without divergences needs no target and no pass.
@@ -69,14 +69,14 @@ def take_out_control(model: Any, batch: TrainBatch, config: TrainerConfig, devic
     if batch.control_BTK is None or not config.loss.has_divergence:
         return replace(batch, control_BTK=None)
     start_BTK = torch.zeros_like(batch.teacher_BTK)
-    was_training = model.training
-    model.eval()
+    was_training = reference.training
+    reference.eval()
     with torch.no_grad():
         for indices, part, prompt_P in _parts(batch, batch.scored_BT, config, device):
-            rows_BTK = _chosen_logprobs(model, prompt_P, part, config.precision)[..., 1:].cpu()
+            rows_BTK = _chosen_logprobs(reference, prompt_P, part, config.precision)[..., 1:].cpu()
             shared = len(prompt_P)
             start_BTK[indices, shared : shared + rows_BTK.shape[1]] = rows_BTK
-    model.train(was_training)
+    reference.train(was_training)
     readings = (start_BTK, batch.teacher_BTK, batch.control_BTK, batch.entries_BTK)
     return replace(batch, teacher_BTK=contrast_target(*readings, config.loss.gap_clip), control_BTK=None)
 

@@ -16,6 +16,7 @@ import math
 import shutil
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ from agentic_opd.training.batch import TrainBatch, make_batch
 from agentic_opd.training.checkpoint import Resumed, load_checkpoint, save_checkpoint
 from agentic_opd.training.client import TrainerClient
 from agentic_opd.training.config import TrainerConfig
-from agentic_opd.training.model import leave_cores_to_others, load_model, pick_device, save_weights
+from agentic_opd.training.model import StartingPolicy, leave_cores_to_others, load_model, pick_device, save_weights
 from agentic_opd.training.push import Probe, WeightPusher
 from agentic_opd.training.step import mean_metrics, take_out_control, train_step
 from agentic_opd.wire.group import ScoredGroup
@@ -54,6 +55,7 @@ class Trainer:
         if self.device == "cpu":
             leave_cores_to_others()
         self.model = load_model(config, self.device)
+        self._start = StartingPolicy(self.model) if config.loss.contrasts_with_start else None
         trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self.optimizer = torch.optim.AdamW(
             trained, lr=config.lr, betas=config.adam_betas, weight_decay=config.weight_decay
@@ -154,7 +156,8 @@ class Trainer:
         config, start = self.config, time.monotonic()
         batch, lr = make_batch(groups, contrast=config.loss.contrast), config.lr_at(self.step)
         if config.loss.contrast:
-            batch = await asyncio.to_thread(take_out_control, self.model, batch, config, self.device)
+            with nullcontext(self.model) if self._start is None else self._start.reading() as reference:
+                batch = await asyncio.to_thread(take_out_control, reference, batch, config, self.device)
         for parameters in self.optimizer.param_groups:
             parameters["lr"] = lr
         order = torch.Generator().manual_seed(config.seed * 1_000_003 + self.step)

@@ -12,7 +12,7 @@ from agentic_opd.training.batch import TrainBatch
 from agentic_opd.training.config import LossConfig, TrainerConfig
 from agentic_opd.training.logprobs import selected_logprobs
 from agentic_opd.training.losses import contrast_target
-from agentic_opd.training.model import logits_after, logits_of
+from agentic_opd.training.model import StartingPolicy, logits_after, logits_of
 from agentic_opd.training.step import mean_metrics, take_out_control, train_step
 from agentic_opd.wire.group import ControlReading, ScoredGroup, TurnRecord
 
@@ -171,7 +171,7 @@ CONTRAST = LossConfig(forward_kl=1.0, contrast=True)
 
 @pytest.mark.parametrize("share_prompt", [False, True])
 @pytest.mark.parametrize("micro_tokens", [8, 1000])
-def test_the_contrasts_target_starts_from_the_policy_as_it_is(share_prompt: bool, micro_tokens: int) -> None:
+def test_the_contrasts_target_starts_from_the_reference(share_prompt: bool, micro_tokens: int) -> None:
     batch, model = controlled((-2.0, -1.0)), make_model()
     config = TrainerConfig(model="tiny", loss=CONTRAST, share_prompt=share_prompt, micro_tokens=micro_tokens)
     made = take_out_control(model, batch, config, "cpu")
@@ -211,3 +211,25 @@ def test_the_contrasted_token_advantage_takes_the_control_for_its_baseline() -> 
         norms.append(train_step(model, torch.optim.SGD(model.parameters()), batch, config, "cpu")["grad_norm"])
     assert norms[0] == 0.0
     assert norms[1] > 1e-2
+
+
+@pytest.mark.parametrize("has_adapters", [False, True])
+def test_the_policy_that_a_run_starts_from_stays_what_it_was(has_adapters: bool) -> None:
+    model = make_model()
+    if has_adapters:
+        peft = pytest.importorskip("peft")
+        model = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules="all-linear"))
+    batch = controlled((-2.0, -1.0))
+
+    def read(with_model: Any) -> torch.Tensor:
+        with torch.no_grad():
+            return logits_of(with_model, batch.tokens_BT, batch.attended_BT, "fp32")
+
+    before, start = read(model), StartingPolicy(model)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    config = TrainerConfig(model="tiny", loss=LossConfig(forward_kl=1.0))
+    train_step(model, torch.optim.SGD(trained, lr=10.0), batch, config, "cpu")
+    train_step(model, torch.optim.SGD(trained, lr=10.0), batch, config, "cpu")
+    with start.reading() as reference:
+        torch.testing.assert_close(read(reference), before)
+    assert (read(model) - before).abs().max() > 1e-3
