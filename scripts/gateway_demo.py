@@ -36,6 +36,7 @@ class Served:
 
     url: str
     key: str
+    pid: int
 
     @property
     def base_url(self) -> str:
@@ -51,9 +52,9 @@ class Served:
 
 
 @contextmanager
-def gateway(vllm_url: str, *flags: str) -> Generator[Served]:
-    """A gateway on a free port, with a key of its own."""
-    port, key, log = free_port(), secrets.token_urlsafe(16), FOLDER / "gateway.log"
+def gateway(vllm_url: str, *flags: str, folder: Path = FOLDER) -> Generator[Served]:
+    """A gateway on a free port, with a key of its own; its log is in the folder."""
+    port, key, log = free_port(), secrets.token_urlsafe(16), folder / "gateway.log"
     address = ("--openai.base_url", f"{vllm_url}/v1", "--env.port", str(port))
     command = (
         sys.executable,
@@ -66,7 +67,7 @@ def gateway(vllm_url: str, *flags: str) -> Generator[Served]:
         *flags,
     )
     with child_process(command, log, {KEY_VARIABLE: key}, ROOT) as process:
-        served = Served(f"http://127.0.0.1:{port}", key)
+        served = Served(f"http://127.0.0.1:{port}", key, process.pid)
         deadline = time.monotonic() + 120
         while True:
             with contextlib.suppress(OSError), urllib.request.urlopen(f"{served.url}/health", timeout=60):

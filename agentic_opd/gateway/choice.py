@@ -71,6 +71,9 @@ class Choice:
         self._content, self._reasoning = "", ""
         """What was shown."""
         self._parse_at = 1
+        self._is_plain = False
+        """It has begun as text, and without the space before it: what follows is text too, as long as nothing in it may
+        be a tag or a call."""
 
     def take(self, delta: Delta, stop: Sequence[str] = ()) -> Piece | None:
         """Add what was sampled; what can be shown now, None if there is nothing new.
@@ -85,11 +88,16 @@ class Choice:
         if delta.finish_reason is not None or len(self._tokens) < self._parse_at:
             return None
         self._parse_at = len(self._tokens) + 1 + len(self._tokens) // _PARSED_AGAIN
+        text = self._plain_text() if self._is_plain else None
+        if text is not None:
+            return self._piece(held_back(text, stop, has_tools=bool(self._chat.tools)), self._reasoning)
         parsed = self._parsed()
         if parsed is None:
             return None
-        content = held_back(parsed.message["content"], stop, has_tools=bool(self._chat.tools))
-        return self._piece(content, _certain((parsed.message.get("reasoning_content") or "").lstrip()))
+        text, reasoning = parsed.message["content"], parsed.message.get("reasoning_content")
+        self._is_plain = bool(text) and text.rstrip() == (self._plain_text() or "").rstrip()
+        content = held_back(text, stop, has_tools=bool(self._chat.tools))
+        return self._piece(content, _certain((reasoning or "").lstrip()))
 
     def finish(self, delta: Delta) -> Finished:
         """The whole choice; `delta`, the last one, was taken.
@@ -133,6 +141,12 @@ class Choice:
             return self._chat.parse(self._prompt_ids, ids, self._message_index)
         except RendererError:
             return None
+
+    def _plain_text(self) -> str | None:
+        """What was sampled so far, as text; None if something in it may be more than text."""
+        text = self._chat.tokenizer.decode([token.token_id for token in self._tokens], skip_special_tokens=False)
+        is_plain = not any(start in text for start in (_CALL_STARTS if self._chat.tools else "<"))
+        return text.lstrip() if is_plain else None
 
     def _piece(self, content: str, reasoning: str) -> Piece | None:
         """What of these texts was not shown yet; None if nothing was, and no token is untold."""
