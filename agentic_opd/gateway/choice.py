@@ -20,6 +20,8 @@ _CALL_STARTS = ("{", "[", "<", "`")
 """With one of these a text may begin that is a tool call."""
 _PARSED_AGAIN = 32
 """A message of n tokens is parsed again when n / 32 more are there: often enough to be seen, and linear in all."""
+_HELD, _HELD_PARSED_AGAIN = 16, 4
+"""Likewise when so many tokens were held back, as in a tool call, which comes whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,7 @@ class Choice:
         self._versions: list[int] = []
         self._content, self._reasoning = "", ""
         """What was shown."""
-        self._parse_at = 1
+        self._parse_at, self._shown_at = 1, 0
         self._is_plain = False
         """It has begun as text, and without the space before it: what follows is text too, as long as nothing in it may
         be a tag or a call."""
@@ -87,7 +89,15 @@ class Choice:
             self._versions.append(delta.weight_version)
         if delta.finish_reason is not None or len(self._tokens) < self._parse_at:
             return None
-        self._parse_at = len(self._tokens) + 1 + len(self._tokens) // _PARSED_AGAIN
+        known, shown = len(self._tokens), len(self._content) + len(self._reasoning)
+        piece = self._shown_now(stop)
+        if len(self._content) + len(self._reasoning) > shown:
+            self._shown_at = known
+        is_held = known - self._shown_at > _HELD
+        self._parse_at = known + 1 + known // (_HELD_PARSED_AGAIN if is_held else _PARSED_AGAIN)
+        return piece
+
+    def _shown_now(self, stop: Sequence[str]) -> Piece | None:
         text = self._plain_text() if self._is_plain else None
         if text is not None:
             return self._piece(held_back(text, stop, has_tools=bool(self._chat.tools)), self._reasoning)
