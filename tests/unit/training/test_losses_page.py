@@ -149,7 +149,7 @@ def page_target() -> tuple[Tensor, TrainBatch]:
     batch, _ = page_batch()
     first = batch.rows([0])
     assert first.control_BTK is not None
-    start = torch.tensor([spread(row("student at the start", CONTRAST), [0.0] * 3)])
+    start = torch.tensor([spread(row("policy at the start", CONTRAST), [0.0] * 3)])
     target = contrast_target(start, first.teacher_BTK, first.control_BTK, first.entries_BTK, CONFIG.gap_clip)
     assert torch.equal(target[0, 6], start[0, 6])  # Hint and control say the same there.
     return target, first
@@ -176,10 +176,10 @@ def test_the_bins_of_the_contrast_by_plain_arithmetic() -> None:
         listed = torch.tensor(row(name, below)[1], dtype=torch.float64).exp()
         return torch.cat((listed, 1 - listed.sum()[None]))
 
-    start, control = bins("student at the start", CONTRAST), bins("control", CONTRAST)
+    start, control = bins("policy at the start", CONTRAST), bins("control", CONTRAST)
     shift = bins("`distill_logprobs`", "position").log() - control.log()
     target = start * shift.exp() / (start * shift.exp()).sum()
-    lines = {"student at the start q0": start, "log p_hint - log p_control": shift, "target p*": target}
+    lines = {"policy at the start q0": start, "log p_hint - log p_control": shift, "target p*": target}
     for name, values in lines.items():
         check(name, "bin of the contrast at 5", values)
     torch.testing.assert_close(page_target()[0][0, 5].exp().double(), target[:3], atol=1e-6, rtol=1e-5)
