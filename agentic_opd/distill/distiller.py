@@ -1,5 +1,6 @@
 """The distiller: what the environment, or anyone else who has episodes, holds in order to have them distilled (I/O)."""
 
+import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,33 @@ class DistilledGroup:
 
     about: GroupDistillation
     stats: tuple[EpisodeStats, ...]
+
+
+class TurnsUnderWay:
+    """The turns of one episode that are judged and scored while it goes on."""
+
+    def __init__(self, distiller: "Distiller", policy_url: str) -> None:
+        """Begin with none; `policy_url` is that of the server that samples the episode."""
+        self._distiller, self._policy_url = distiller, policy_url
+        self._tasks: dict[int, asyncio.Task[DistilledTurn]] = {}
+
+    def begin(self, episode: Episode, turn_index: int) -> None:
+        """A turn has been answered: judge it by that."""
+        work = self._distiller.distill_turn(episode, turn_index, self._policy_url)
+        self._tasks[turn_index] = asyncio.create_task(work)
+
+    async def known(self) -> dict[int, DistilledTurn]:
+        """What came of them, by their index, when all are done; what failed is left out, to be tried again."""
+        done = await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        for error in (one for one in done if isinstance(one, Exception)):
+            logger.warning("a turn is judged when its episode has ended: %s", error)
+        return {index: one for index, one in zip(self._tasks, done, strict=True) if isinstance(one, DistilledTurn)}
+
+    async def cancel(self) -> None:
+        """Nobody will ask what came of them."""
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
 
 class Distiller:

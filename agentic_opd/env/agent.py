@@ -21,13 +21,13 @@ from agentic_opd.core.errors import ConfigError, DatasetError
 from agentic_opd.core.server_info import check_caps, check_tokenizer, fetch_server_info
 from agentic_opd.core.types import Episode, Message, Task, World
 from agentic_opd.distill.connect import PolicyEndpoint
-from agentic_opd.distill.distiller import Distiller
+from agentic_opd.distill.distiller import Distiller, TurnsUnderWay
 from agentic_opd.distill.pipeline import DistilledEpisode
 from agentic_opd.env.config import AgentEnvConfig, joined
 from agentic_opd.env.policy_server import PolicyServer, ServedPolicy
 from agentic_opd.rollout.chat import Chat
 from agentic_opd.rollout.first_prompts import described, too_long
-from agentic_opd.rollout.loop import run_episode
+from agentic_opd.rollout.loop import OnAnswered, run_episode
 from agentic_opd.rollout.renderer import check_round_trip, explained_tokenizer_errors, load_renderer, reasoning_warning
 from agentic_opd.runs.environment import FinishedGroup
 from agentic_opd.runs.evaluate import Evaluated, Evaluation, evaluate
@@ -212,12 +212,22 @@ class AgentEnv(BaseEnv):
 
     async def _finished_episode(self, task: Task) -> Episode | DistilledEpisode:
         async with self._slot() as server:
-            episode = await self._rollout(task, server, temperature=self.config.temperature, split="train")
-            if episode.error is not None:
-                raise episode.error
-            if self.distiller is None:
-                return episode
-            return await self.distiller.distill(episode, server.client.base_url)
+            policy_url, early, on_answered = server.client.base_url, None, None
+            if self.distiller is not None:
+                early = TurnsUnderWay(self.distiller, policy_url)
+                # What comes later belongs to a turn's evidence too, with `delayed`.
+                on_answered = early.begin if self.distiller.config.hindsight == "next_state" else None
+            try:
+                temperature = self.config.temperature
+                episode = await self._rollout(task, server, temperature, "train", on_answered)
+                if episode.error is not None:
+                    raise episode.error
+                if self.distiller is None or early is None:
+                    return episode
+                return await self.distiller.distill(episode, policy_url, await early.known())
+            finally:
+                if early is not None:
+                    await early.cancel()
 
     def _scored(self, made: Episode | DistilledEpisode) -> ScoredRollout:
         include = self.config.include_messages
@@ -236,11 +246,13 @@ class AgentEnv(BaseEnv):
             finally:
                 self._active[server.client.base_url] -= 1
 
-    async def _rollout(self, task: Task, server: PolicyServer, *, temperature: float, split: str) -> Episode:
+    async def _rollout(
+        self, task: Task, server: PolicyServer, temperature: float, split: str, on_answered: OnAnswered | None = None
+    ) -> Episode:
         """Run the agent on `task` and let the world judge what it left behind."""
         sampling = {"temperature": temperature, "top_p": self.config.top_p, "split": split}
         policy = ServedPolicy(server, {"stop_token_ids": self.chat.stop_token_ids, **sampling})
-        return await run_episode(task, policy, self.world, self.chat, self.config, self.user_reply)
+        return await run_episode(task, policy, self.world, self.chat, self.config, self.user_reply, on_answered)
 
     # ------------------------------------------------------------------------------------------------------- modes
 
@@ -293,7 +305,7 @@ class AgentEnv(BaseEnv):
 
         async def roll_out(task: Task) -> Episode:
             async with self._slot() as server:
-                return await self._rollout(task, server, temperature=self.config.eval_temperature, split="eval")
+                return await self._rollout(task, server, self.config.eval_temperature, "eval")
 
         async def save(evaluated: Evaluated, start: float) -> None:
             if self.config.data_dir_to_save_evals is not None:

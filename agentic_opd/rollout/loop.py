@@ -32,6 +32,10 @@ UserReply = Callable[[Task, Sequence[Message]], Awaitable[str | None]]
 """What a user says to the last of the messages, a turn without tool calls; None ends the episode."""
 
 
+OnAnswered = Callable[[Episode, int], None]
+"""Told of an episode that goes on, when its turn of this index has been answered."""
+
+
 @dataclass
 class AgentLoop:
     """One episode in the making: `run` it once, or `take` turns that were sampled elsewhere until one ends it."""
@@ -41,6 +45,7 @@ class AgentLoop:
     session: Session
     config: RolloutConfig
     user_reply: UserReply | None = None
+    on_answered: OnAnswered | None = None
     tool_calls: int = 0
     tool_errors: int = 0
     changes: list[frozenset[int]] = field(default_factory=list[frozenset[int]])
@@ -91,6 +96,8 @@ class AgentLoop:
         if not answers:
             return StopReason.FINISHED
         self.conversation.answer(answers)
+        if self.on_answered is not None:
+            self.on_answered(self.episode(StopReason.MAX_TURNS), len(self.conversation.turns) - 1)
         return StopReason.MAX_TURNS if len(self.conversation.turns) >= self.config.max_turns else None
 
     async def answers(self, sample: Sample) -> list[Message]:
@@ -137,7 +144,13 @@ def _tool_message(call: ToolCall, result: ToolResult) -> Message:
 
 
 async def run_episode(
-    task: Task, policy: Policy, world: World, chat: Chat, config: RolloutConfig, user_reply: UserReply | None = None
+    task: Task,
+    policy: Policy,
+    world: World,
+    chat: Chat,
+    config: RolloutConfig,
+    user_reply: UserReply | None = None,
+    on_answered: OnAnswered | None = None,
 ) -> Episode:
     """Run the agent on `task`, verify what it left behind, and reward it.
 
@@ -151,7 +164,7 @@ async def run_episode(
     conversation, loop = Conversation(chat, first_messages(world, task)), None
     try:
         async with world.session(task) as session:
-            loop = AgentLoop(task, conversation, session, config, user_reply)
+            loop = AgentLoop(task, conversation, session, config, user_reply, on_answered)
             episode = await loop.run(policy)
             if episode.error is not None:
                 return episode

@@ -1,7 +1,11 @@
 """A gateway before a real vLLM server, asked by the real `openai` client; what vLLM saw is recorded between the two."""
 
 import asyncio
+import json
+import os
+import shutil
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +31,7 @@ pytestmark = pytest.mark.vllm
 SYSTEM = {"role": "system", "content": "You are a coding agent."}
 USER = {"role": "user", "content": "Write `fizzbuzz(n)` in solution.py."}
 MORE = {"role": "user", "content": "It fails for 15: it must be FizzBuzz."}
+CLIENTS, CONVERSATION = 64, 8
 
 
 @pytest.fixture(scope="module")
@@ -128,30 +133,63 @@ def test_tools_and_several_choices(gateway: Served, proxy: RecordingProxy) -> No
     assert all(any(mask[: len(ids)] == ids for mask in learned) for ids in sampled)
 
 
-def test_many_clients_at_once_do_not_mix(gateway: Served) -> None:
-    async def talk() -> list[Any]:
-        async def session(client: AsyncOpenAI, number: int) -> Any:
-            messages: list[Any] = [SYSTEM, {"role": "user", "content": f"Say {number}."}]
-            session_id = ""
-            for turn in range(2):
-                answer = await client.chat.completions.with_raw_response.create(
-                    model=MODEL, messages=messages, max_tokens=12
-                )
-                message, session_id = answer.parse().choices[0].message, answer.headers["X-Session-Id"]
-                messages += [message.model_dump(), {"role": "user", "content": f"{number}: turn {turn}."}]
-            return session_id
+@pytest.fixture(scope="module")
+def javascript(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with OpenAI's library for JavaScript, and a script that uses it."""
+    if shutil.which("npm") is None:
+        pytest.skip("npm is not installed")
+    folder = tmp_path_factory.mktemp("javascript")
+    script = Path(__file__).parent / "clients" / "session.mjs"
+    shutil.copy(script, folder)
+    command = ["npm", "install", "--no-audit", "--no-fund", "--prefix", ".", "openai@6"]
+    subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=300)
+    return folder
 
-        async with AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="a-key") as client:
-            return await asyncio.gather(*(session(client, number) for number in range(8)))
 
-    sessions = asyncio.run(talk())
-    assert len({*sessions}) == 8
-    for number, name in enumerate(sessions):
-        group = gateway.end(name)
+def test_a_client_in_another_language(gateway: Served, proxy: RecordingProxy, javascript: Path) -> None:
+    before = len(seen(proxy))
+    command = ["node", "session.mjs", f"{gateway.url}/v1", "a-key", MODEL, "javascript"]
+    variables = {**os.environ, "TOOLS": json.dumps(TOOL_SPECS)}
+    done = subprocess.run(command, cwd=javascript, env=variables, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert said["chunks"] > 3
+    assert (said["choices"], said["models"]) == (3, [MODEL])
+    (first, (ids_1,)), (second, (ids_2,)), (third, choices) = seen(proxy)[before:]
+    assert second[: len(first) + len(ids_1)] == first + ids_1
+    assert third[: len(second) + len(ids_2)] == second + ids_2
+    group = gateway.end("javascript")
+    assert sorted(group["tokens"]) == sorted(third + ids for ids in choices)
+
+
+def test_many_clients_at_once_do_not_mix(vllm_server: LocalServer, tmp_path: Path) -> None:
+    async def session(client: AsyncOpenAI, number: int) -> str:
+        messages: list[Any] = [SYSTEM, {"role": "user", "content": f"Say {number}."}]
+        session_id = ""
+        for turn in range(CONVERSATION):
+            answer = await client.chat.completions.with_raw_response.create(
+                model=MODEL, messages=messages, max_tokens=4
+            )
+            message, session_id = answer.parse().choices[0].message, answer.headers["X-Session-Id"]
+            messages += [message.model_dump(), {"role": "user", "content": f"{number}: turn {turn}."}]
+        return session_id
+
+    async def talk(url: str) -> list[str]:
+        async with AsyncOpenAI(base_url=f"{url}/v1", api_key="a-key", max_retries=0, timeout=300) as client:
+            return await asyncio.gather(*(session(client, number) for number in range(CLIENTS)))
+
+    with served(vllm_server.base_url, tmp_path, "--env.opd_enabled", "false") as gateway:
+        sessions = asyncio.run(talk(gateway.url))
+        assert len({*sessions}) == CLIENTS
+        for name in sessions:
+            gateway.ask(f"/sessions/{name}/end", {})
+        groups = [gateway.group(name) for name in sessions]
+    for number, group in enumerate(groups):
         (messages,) = group["messages"]
-        assert messages[1]["content"] == f"Say {number}."
-        assert messages[3]["content"] == f"{number}: turn 0."
-        assert len(group["overrides"][0]["opd"]["turns"]) == 2
+        said = [message["content"] for message in messages if message["role"] == "user"]
+        assert said == [f"Say {number}.", *(f"{number}: turn {turn}." for turn in range(CONVERSATION - 1))]
+        assert len(starts_of(group["masks"][0])) == CONVERSATION
+    assert validate(tmp_path / "groups.jsonl").violations == 0
 
 
 def test_what_is_wrong_is_said_by_field(gateway: Served) -> None:

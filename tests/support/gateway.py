@@ -46,9 +46,14 @@ class Served:
 
     def end(self, session: str, **body: Any) -> dict[str, Any]:
         """End a session; its group."""
-        ended = self.ask(f"/sessions/{session}/end", body)
+        self.ask(f"/sessions/{session}/end", body)
+        return self.group(session)
+
+    def group(self, session: str) -> dict[str, Any]:
+        """The group of a session that is over."""
         until(lambda: self.ask(f"/sessions/{session}")["state"] != "closed", 120)
-        assert self.ask(f"/sessions/{session}")["state"] == "written", end_of(self.log)
+        ended = self.ask(f"/sessions/{session}")
+        assert ended["state"] == "written", end_of(self.log)
         lines = [json.loads(line) for line in (self.folder / "groups.jsonl").read_text().splitlines()]
         (group,) = [line for line in lines if line["group_overrides"]["item_id"] == ended["id"]]
         return group

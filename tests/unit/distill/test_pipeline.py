@@ -14,10 +14,10 @@ from agentic_opd.distill.arrays import rounded
 from agentic_opd.distill.config import DistillConfig
 from agentic_opd.distill.connect import DistillServers
 from agentic_opd.distill.control import AcceptedHint, HintPool
-from agentic_opd.distill.distiller import Distiller
+from agentic_opd.distill.distiller import Distiller, TurnsUnderWay
 from agentic_opd.distill.hints import Questions
 from agentic_opd.distill.judge import JudgeReply
-from agentic_opd.distill.pipeline import DistilledEpisode, distill_episode, distill_turn, noise_floor
+from agentic_opd.distill.pipeline import DistilledEpisode, DistilledTurn, distill_episode, distill_turn, noise_floor
 from agentic_opd.distill.rescoring import insert_hint
 from agentic_opd.wire.checks import GroupChecker
 from agentic_opd.wire.group import ScoredGroup, ScoredRollout
@@ -478,3 +478,20 @@ def test_a_turn_that_was_distilled_before_is_not_asked_about_again_unless_more_i
     assert fresh.records == reused.records == asked_again.records
     assert [list(row) for row in fresh.arrays.logprobs_TK] == [list(row) for row in reused.arrays.logprobs_TK]
     assert asked == [0, 1]
+
+
+def test_turns_under_way_are_told_when_all_are_done_without_those_that_failed() -> None:
+    episode = make_episode(verification=None)
+
+    async def known(deps: DistillServers) -> dict[int, DistilledTurn]:
+        distiller = Distiller(CONFIG, max_token_length=100, retry_s=0.0)
+        distiller._servers["policy"] = deps
+        turns = TurnsUnderWay(distiller, "policy")
+        turns.begin(episode, 0)
+        found = await turns.known()
+        await turns.cancel()
+        return found
+
+    found = asyncio.run(known(make_deps({FIRST: YES})))
+    assert [(index, one.way.record.outcome.value) for index, one in found.items()] == [(0, "scored")]
+    assert asyncio.run(known(make_deps({FIRST: GONE}, judge_is_policy=True))) == {}

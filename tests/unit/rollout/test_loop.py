@@ -75,6 +75,7 @@ def run(
     room: int = 8192,
     per_turn: int = 1024,
     user_reply: Any = None,
+    on_answered: Any = None,
     task: Task = TASK,
 ) -> Episode:
     renderer: Any = BrokenRenderer(load_renderer(policy.tokenizer, "qwen3", {"enable_thinking": False}))
@@ -84,7 +85,7 @@ def run(
     async def episode() -> Episode:
         async with world.session(task) as session:
             conversation = Conversation(Chat(renderer, policy.tokenizer, TOOL_SPECS), first_messages(world, task))
-            return await AgentLoop(task, conversation, session, config, user_reply).run(policy)
+            return await AgentLoop(task, conversation, session, config, user_reply, on_answered).run(policy)
 
     return asyncio.run(episode())
 
@@ -98,6 +99,18 @@ def test_parallel_calls_run_in_order_and_a_plain_answer_finishes(tokenizer: Any)
     assert [turn.message_index for turn in episode.turns] == [2, 5]
     assert (episode.tool_calls, episode.tool_errors, episode.weight_version) == (2, 0, 4)
     assert tokenizer.decode(episode.tokens_T[episode.turns[1].start :]) == "Done.<|im_end|>"
+
+
+def test_who_listens_is_told_of_each_answered_turn_before_the_next_is_sampled(tokenizer: Any) -> None:
+    policy = ScriptedPolicy(tokenizer, call("terminal", command="echo 1"), call("terminal", command="echo 2"), "Done.")
+    told: list[tuple[int, int, str]] = []
+
+    def on_answered(episode: Episode, index: int) -> None:
+        told.append((index, len(policy.lines), episode.messages[-1]["content"]))
+
+    episode = run(policy, on_answered=on_answered)
+    assert told == [(0, 2, "1"), (1, 1, "2")]
+    assert len(episode.turns) == 3
 
 
 def test_every_mistake_comes_back_as_a_result(tokenizer: Any) -> None:
