@@ -35,6 +35,7 @@ _DESCRIPTION = "Coding agents on vLLM, distilled token by token from hindsight h
 _EPILOG = """\
 {program} MODE --help lists the settings. A first run, beside a vLLM server at the usual place:
   {program} process --openai.base_url http://127.0.0.1:8000/v1 --env.total_steps 8
+Conversations that happen, in place of tasks: agentic-opd gateway, or python -m agentic_opd.env live
 {exit_codes}"""
 
 

@@ -123,7 +123,8 @@ def branches(
     """
     found: list[Branch] = []
     taken: set[int] = set()
-    last = max((turn.turn_id for turn in tree.turns.values() if turn.turn_type == "main"), default=None)
+    turns = tree.turns.values()
+    last = max((turn.turn_id for turn in turns if not _why_context(turn, taken, learn_from_altered)), default=None)
 
     def is_context(leaf: RecordedTurn) -> bool:
         return _why_context(leaf, taken, learn_from_altered) is not None

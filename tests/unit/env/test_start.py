@@ -79,3 +79,9 @@ def test_help_and_errors_import_nothing_heavy(argv: list[str]) -> None:
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time")}
     assert "pydantic" in imported
     assert not imported & {"torch", "transformers", "atroposlib", "wandb", "datasets", "openai", "numpy", "fastapi"}
+
+
+def test_live_is_the_gateway() -> None:
+    command = [sys.executable, "-m", "agentic_opd.env", "live", "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("usage: agentic-opd gateway")

@@ -160,6 +160,17 @@ def test_side_turns_and_altered_sampling_are_context(tokenizer: Any, tmp_path: P
     assert group["inference_logprobs"][0].count(-0.5) == len(vllm.sampled[1][1])
 
 
+def test_feedback_at_the_end_reaches_the_last_turn_that_is_learned_from(tokenizer: Any, tmp_path: Path) -> None:
+    async def talk(at: Running) -> Any:
+        first = await at.say(USER, session_id="s")
+        await at.say(USER, first, MORE, session_id="s", temperature=0)
+        await at.end("s", feedback="Still wrong.")
+        return await at.groups()
+
+    (group,) = checked(run(tmp_path, ScriptedVllm(tokenizer), talk))
+    assert [message["content"] for message in group["messages"][0][2:]] == ["It fails.", "Still wrong."]
+
+
 def test_altered_sampling_is_learned_from_where_the_settings_say_so(tokenizer: Any, tmp_path: Path) -> None:
     async def talk(at: Running) -> Any:
         await at.say(USER, session_id="s", temperature=0)
