@@ -89,7 +89,7 @@ class Delivery:
                     await self._news.wait()
 
     async def _deliver(self, group_id: str) -> None:
-        group = await self._journal.run(partial(self._journal.group, group_id))
+        group = await self._journal.group(group_id)
         if group is None:  # Its session was deleted.
             return
         for part in parts(group, self._group_size):

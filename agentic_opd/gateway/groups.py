@@ -208,11 +208,11 @@ class GroupWriter:
             OutputError: the disk refuses.
         """
         group_id = closed[0].ending.group_id
-        group = await self._journal.run(partial(self._journal.group, group_id))
+        group = await self._journal.group(group_id)
         if group is None:
             group = await self._made(closed)
             if group is not None:
-                await self._journal.run(partial(self._journal.keep_group, group))
+                await self._journal.keep_group(group)
         return group
 
     async def _made(self, closed: Sequence[Closed]) -> ScoredGroup | None:

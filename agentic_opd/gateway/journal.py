@@ -179,20 +179,28 @@ class Journal:
                 [(state.value, error, session_id) for session_id, state in states.items()],
             )
 
-    def keep_group(self, group: ScoredGroup) -> None:
-        """Write a group that is made, before it is in the file; it is named by its `group_id`."""
-        body = zlib.compress(json.dumps(group.to_wire(), ensure_ascii=False).encode(), 1)
-        self._db.execute("INSERT OR REPLACE INTO groups (group_id, body) VALUES (?, ?)", (group.group_id, body))
+    async def keep_group(self, group: ScoredGroup) -> None:
+        """Write a group that is made, before it is in the file; it is named by its `group_id`.
 
-    def group(self, group_id: str) -> ScoredGroup | None:
+        Raises:
+            OutputError: the disk refused.
+        """
+        body = await asyncio.to_thread(
+            _packed, group
+        )  # Not on the journal's thread, where answers wait for their turns.
+        query = "INSERT OR REPLACE INTO groups (group_id, body) VALUES (?, ?)"
+        await self.run(lambda: self._db.execute(query, (group.group_id, body)))
+
+    async def group(self, group_id: str) -> ScoredGroup | None:
         """A group that was made; None if it was not.
 
         Raises:
             OutputError: it can't be read.
         """
-        row = self._db.execute("SELECT body FROM groups WHERE group_id = ?", (group_id,)).fetchone()
+        query = "SELECT body FROM groups WHERE group_id = ?"
+        row = await self.run(lambda: self._db.execute(query, (group_id,)).fetchone())
         try:
-            return None if row is None else ScoredGroup.from_wire(json.loads(zlib.decompress(row[0])))
+            return None if row is None else await asyncio.to_thread(_unpacked, row[0])
         except (ValueError, zlib.error, WireError) as error:
             raise OutputError(f"{str(self.path)!r} holds a group {group_id} that can't be read") from error
 
@@ -267,6 +275,14 @@ class Journal:
         self._db.close()
         if self._lock is not None:
             self._lock.release()
+
+
+def _packed(group: ScoredGroup) -> bytes:
+    return zlib.compress(json.dumps(group.to_wire(), ensure_ascii=False, separators=(",", ":")).encode(), 1)
+
+
+def _unpacked(body: bytes) -> ScoredGroup:
+    return ScoredGroup.from_wire(json.loads(zlib.decompress(body)))
 
 
 _COLUMNS = "session_id, owner, name, server, opened, used, state, stop, group_id, reward, feedback, group_name"

@@ -15,6 +15,7 @@ from agentic_opd.gateway.journal import Ending, Journal, SessionRow, SessionStat
 from agentic_opd.gateway.sessions_command import main
 from agentic_opd.gateway.turns import RecordedTurn
 from agentic_opd.rollout.conversation import Completion
+from agentic_opd.wire.group import ScoredGroup, ScoredRollout
 
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 SESSION = SessionRow("session-1", "owner", "mine", "http://127.0.0.1:1", opened=1.0, used=1.0)
@@ -66,6 +67,26 @@ def test_a_session_is_closed_once_and_found_by_its_name(tmp_path: Path) -> None:
         assert found is not None
         assert found.state is SessionState.WRITTEN
         assert journal.latest("another", name) is None
+    journal.close()
+
+
+def test_a_group_is_kept_until_its_session_is_deleted(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal.sqlite")
+    rollout = ScoredRollout([1, 2], [-100, 2], [1.0, -0.5], 0.5, messages=({"role": "user", "content": "é"},))
+    group = ScoredGroup((rollout,), item_id="session-1", group_id="group-1")
+    journal.add_turn(SESSION, TURN)
+    journal.close_session("session-1", Ending(StopReason.CLOSED, "group-1"))
+    asyncio.run(journal.keep_group(group))
+    kept = asyncio.run(journal.group("group-1"))
+    assert kept is not None
+    assert kept.to_wire() == group.to_wire()
+    assert journal.unsent_groups() == [], "it is not in the file yet"
+    journal.finish_sessions({"session-1": SessionState.WRITTEN})
+    assert journal.unsent_groups() == ["group-1"]
+    journal.sent_group("group-1")
+    assert journal.unsent_groups() == []
+    journal.delete("session-1")
+    assert asyncio.run(journal.group("group-1")) is None
     journal.close()
 
 
