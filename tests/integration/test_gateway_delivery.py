@@ -18,7 +18,7 @@ from tests.support.waiting import until
 pytestmark = pytest.mark.vllm
 
 USER = {"role": "user", "content": "Say something."}
-BATCH, KILLS = 4, 8
+BATCH, KILLS = 4, 4
 
 
 def flags(api_port: int, group_size: int) -> tuple[str, ...]:
