@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from renderers import Renderer
 
@@ -30,7 +30,7 @@ class DistilledGroup:
 
 
 class TurnsUnderWay:
-    """The turns of one episode that are judged and scored while it goes on."""
+    """The turns of one episode that are judged and scored while it goes on, as an async context manager."""
 
     def __init__(self, distiller: "Distiller", policy_url: str) -> None:
         """Begin with none; `policy_url` is that of the server that samples the episode."""
@@ -49,8 +49,11 @@ class TurnsUnderWay:
             logger.warning("a turn is judged when its episode has ended: %s", error)
         return {index: one for index, one in zip(self._tasks, done, strict=True) if isinstance(one, DistilledTurn)}
 
-    async def cancel(self) -> None:
-        """Nobody will ask what came of them."""
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        """End those that nobody will ask about."""
         for task in self._tasks.values():
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)

@@ -212,22 +212,21 @@ class AgentEnv(BaseEnv):
 
     async def _finished_episode(self, task: Task) -> Episode | DistilledEpisode:
         async with self._slot() as server:
-            policy_url, early, on_answered = server.client.base_url, None, None
-            if self.distiller is not None:
-                early = TurnsUnderWay(self.distiller, policy_url)
-                # What comes later belongs to a turn's evidence too, with `delayed`.
-                on_answered = early.begin if self.distiller.config.hindsight == "next_state" else None
-            try:
-                temperature = self.config.temperature
-                episode = await self._rollout(task, server, temperature, "train", on_answered)
-                if episode.error is not None:
-                    raise episode.error
-                if self.distiller is None or early is None:
-                    return episode
-                return await self.distiller.distill(episode, policy_url, await early.known())
-            finally:
-                if early is not None:
-                    await early.cancel()
+            if self.distiller is None:
+                return await self._sampled(task, server)
+            policy_url = server.client.base_url
+            async with TurnsUnderWay(self.distiller, policy_url) as turns:
+                # With `delayed`, what comes later belongs to a turn's evidence too.
+                is_next_state = self.distiller.config.hindsight == "next_state"
+                episode = await self._sampled(task, server, turns.begin if is_next_state else None)
+                return await self.distiller.distill(episode, policy_url, await turns.known())
+
+    async def _sampled(self, task: Task, server: PolicyServer, on_answered: OnAnswered | None = None) -> Episode:
+        """An episode to train on; raises ServerError if the policy server failed in it."""
+        episode = await self._rollout(task, server, self.config.temperature, "train", on_answered)
+        if episode.error is not None:
+            raise episode.error
+        return episode
 
     def _scored(self, made: Episode | DistilledEpisode) -> ScoredRollout:
         include = self.config.include_messages

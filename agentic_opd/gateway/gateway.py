@@ -90,8 +90,7 @@ class Gateway:
         self._turn_ids = itertools.count(journal.last_turn_id() + 1)
         for row in map(self._with_server, journal.sessions(SessionState.OPEN)):
             self._sessions.restore(row, journal.turns(row.session_id))
-        for row in map(self._with_server, journal.sessions(SessionState.CLOSED)):
-            writer.submit(Closed(row))
+        writer.restore(map(self._with_server, journal.sessions(SessionState.CLOSED)))
         self._idle = asyncio.create_task(self._close_idle())
         self._undo = AsyncExitStack()
         self._show_open()

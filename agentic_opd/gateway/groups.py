@@ -10,7 +10,7 @@ start, so a gateway that is killed in between neither makes nor writes one twice
 import asyncio
 import logging
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -128,26 +128,47 @@ class GroupWriter:
         judging.add_done_callback(self._judged)
         return judging
 
+    def restore(self, sessions: Iterable[SessionRow]) -> None:
+        """Go on with the closed sessions of the journal; those of one group id are one group, however many they are."""
+        for row in sessions:
+            self._gather(Closed(row))
+        for group_id in [*self._gatherings]:
+            self._make_if_full(group_id)
+
     def submit(self, closed: Closed) -> None:
         """Make the group of a closed session, when all sessions of the group are closed."""
-        group_id, row = closed.ending.group_id, closed.row
+        self._gather(closed)
+        self._make_if_full(closed.ending.group_id)
+
+    def _gather(self, closed: Closed) -> None:
+        row = closed.row
         if row.group_name is None:
             self._make([closed])
             return
-        gathering = self._gatherings.setdefault(group_id, _Gathering((row.owner, row.group_name)))
+        gathering = self._gatherings.setdefault(closed.ending.group_id, _Gathering((row.owner, row.group_name)))
         gathering.members.add(row.session_id)
         gathering.closed.append(closed)
+
+    def _make_if_full(self, group_id: str) -> None:
+        """Make a group of which all sessions are closed; else wait for more, for as long as an idle session is open."""
+        gathering = self._gatherings.get(group_id)
+        if gathering is None:
+            return
         if gathering.timer is not None:
             gathering.timer.cancel()
-        if len(gathering.closed) == self._config.group_size:
-            self._gathered(group_id)
+        if len(gathering.closed) >= self._config.group_size:
+            self._make(self._gatherings.pop(group_id).closed)
         else:
             loop, idle_s = asyncio.get_running_loop(), self._config.session_idle_s
-            gathering.timer = loop.call_later(idle_s, self._gathered, group_id)
+            gathering.timer = loop.call_later(idle_s, self._make_without_more, group_id)
 
-    def _gathered(self, group_id: str) -> None:
-        """No more sessions are waited for."""
-        self._make(self._gatherings.pop(group_id).closed)
+    def _make_without_more(self, group_id: str) -> None:
+        """No further session has come; one that is being closed, and so has joined already, is waited for."""
+        gathering = self._gatherings[group_id]
+        if len(gathering.members) > len(gathering.closed):
+            self._make_if_full(group_id)
+        else:
+            self._make(self._gatherings.pop(group_id).closed)
 
     def _make(self, closed: Sequence[Closed]) -> None:
         task = asyncio.create_task(self._finish(closed))

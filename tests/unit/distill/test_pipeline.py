@@ -486,11 +486,9 @@ def test_turns_under_way_are_told_when_all_are_done_without_those_that_failed() 
     async def known(deps: DistillServers) -> dict[int, DistilledTurn]:
         distiller = Distiller(CONFIG, max_token_length=100, retry_s=0.0)
         distiller._servers["policy"] = deps
-        turns = TurnsUnderWay(distiller, "policy")
-        turns.begin(episode, 0)
-        found = await turns.known()
-        await turns.cancel()
-        return found
+        async with TurnsUnderWay(distiller, "policy") as turns:
+            turns.begin(episode, 0)
+            return await turns.known()
 
     found = asyncio.run(known(make_deps({FIRST: YES})))
     assert [(index, one.way.record.outcome.value) for index, one in found.items()] == [(0, "scored")]

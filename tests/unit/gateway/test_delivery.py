@@ -97,3 +97,47 @@ def test_a_group_that_can_not_be_is_refused(tokenizer: Any, tmp_path: Path, grou
     response = run(tmp_path, ScriptedVllm(tokenizer), talk, group_size=group_size)
     assert response.status_code == status
     assert response.json()["error"]["param"] == "X-Group-Id"
+
+
+def test_a_group_waits_for_a_session_that_is_being_closed(tokenizer: Any, tmp_path: Path) -> None:
+    """Its answer under way takes longer than a group waits; it is in the group all the same, and in one only."""
+    vllm = ScriptedVllm(tokenizer)
+
+    async def talk(at: Running) -> Any:
+        headers = {"X-Group-Id": "g"}
+        for name in ("a", "b"):
+            await at.say(USER, session_id=name, headers=headers)
+        vllm.gate = asyncio.Event()
+        asked = asyncio.create_task(at.chat(USER, {"role": "assistant", "content": "Said 0."}, MORE, session_id="b"))
+
+        async def is_sampling() -> bool:
+            return len(vllm.asked) == 3
+
+        await until(is_sampling)
+        ending = asyncio.create_task(at.end("b"))
+        await asyncio.sleep(0.1)
+        await at.end("a")
+        await asyncio.sleep(0.5)
+        assert at.groups_path.read_text() == ""
+        vllm.gate.set()
+        await asyncio.gather(asked, ending)
+        return await at.groups()
+
+    (group,) = checked(run(tmp_path, vllm, talk, group_size=2, session_idle_s=0.3))
+    assert [one["session_id"] for one in group["overrides"]] == ["a", "b"]
+    assert group["overrides"][1]["turns"] == 2
+
+
+def test_a_smaller_group_size_after_a_restart_loses_no_session(tokenizer: Any, tmp_path: Path) -> None:
+    async def talk(at: Running) -> Any:
+        for number in range(3):
+            await talked(at, f"s{number}", "g", number / 10)
+        return await at.groups()
+
+    assert run(tmp_path, ScriptedVllm(tokenizer), talk, group_size=4) == []
+
+    async def again(at: Running) -> Any:
+        return await at.groups()
+
+    (group,) = checked(run(tmp_path, ScriptedVllm(tokenizer), again, group_size=2))
+    assert group["scores"] == [0.0, 0.1, 0.2]
