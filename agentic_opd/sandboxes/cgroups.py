@@ -112,16 +112,20 @@ class MemoryGroup:
             raise SandboxError(f"no memory cgroup can be made in {place.folder}: {error}") from error
 
     def wrap(self, argv: list[str]) -> list[str]:
-        """Enter the group, then become `argv`."""
+        """Enter the group, then become `argv`; processes of earlier commands that die late are not this one's."""
+        with contextlib.suppress(FileNotFoundError):  # Then the command can't enter the group, and says so.
+            self._kills = self._count_kills()
         script = f'{FIRST_IN_LINE}; echo 0 > "$0" && exec "$@"'
         return ["sh", "-c", script, str(self._folder / "cgroup.procs"), *argv]
 
     def exceeded(self, pid: int) -> bool:
-        """Whether the kernel killed a process of the group since the last call."""
-        before = self._kills
-        found = re.search(r"^oom_kill (\d+)$", (self._folder / self._kills_file).read_text(), re.MULTILINE)
-        self._kills = int(found[1]) if found else 0
+        """Whether the kernel killed a process of the group since the last call, or since `wrap`."""
+        before, self._kills = self._kills, self._count_kills()
         return self._kills > before
+
+    def _count_kills(self) -> int:
+        found = re.search(r"^oom_kill (\d+)$", (self._folder / self._kills_file).read_text(), re.MULTILINE)
+        return int(found[1]) if found else 0
 
     def remove(self) -> None:
         """End what is left in the group, and remove it."""

@@ -73,8 +73,9 @@ async def run_host_process(
         reading.cancel()
         await asyncio.wait([reading])
         await kill_host_process(process)
-    # The kernel may have killed between two looks; a process that has ended holds nothing.
-    memory_exceeded = memory_exceeded or (memory is not None and memory.exceeded(process.pid))
+    # The kernel may have killed since the last look, and what it killed of this command is not the next one's.
+    was_killed = memory is not None and memory.exceeded(process.pid)
+    memory_exceeded = memory_exceeded or was_killed
     code = process.returncode if process.returncode is not None else -signal.SIGKILL
     return CommandResult(
         exit_code=128 - code if code < 0 else code,

@@ -177,6 +177,9 @@ def test_a_kill_is_told_once(tmp_path: Path, version: int) -> None:
         (folder / place.kills_file).write_text(events(version, kills))
         told.append(group.exceeded(1))
     assert told == [False, True, False, True, False]
+    (folder / place.kills_file).write_text(events(version, 5))
+    group.wrap(["echo"])
+    assert not group.exceeded(1), "what was killed before a command is not that command's"
 
 
 def test_a_command_enters_the_group_first_in_line(kernel: Kernel) -> None:
