@@ -4,7 +4,9 @@ Namespaces know no quota, so a command can pass the limit by what the disk takes
 """
 
 import asyncio
+import contextlib
 import os
+import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,8 +16,12 @@ from agentic_opd.sandboxes.folders import remove_tree
 from agentic_opd.sandboxes.host_process import HOST_ENV, run_host_process
 from agentic_opd.sandboxes.protocol import CommandResult
 
-_QUICK_S, _EVERY_S = 0.1, 0.5
-"""Seconds between two looks at few files, and at many."""
+_SHORTEST_S, _LONGEST_S, _MANY_S = 0.003, 0.1, 0.5
+"""Seconds between two looks at few files, by the room that is left, and at many."""
+_QUICKEST_MB_S = 16000
+"""MiB a second that a sandbox might write at most, for when to look again."""
+_LEAST_REST = 1
+"""Times as long as the last look took: looking takes half of the time at most."""
 _FEW = 2000
 _MEASURE_TIMEOUT_S = 60.0
 
@@ -41,12 +47,14 @@ async def run_within(
     """
     running = asyncio.create_task(command)
     try:
-        done, used_mb, pause_s = False, 0, _QUICK_S
+        done, used_mb, pause_s = False, 0, _pause_s(disk_mb)
         while not done and used_mb is not None and used_mb <= disk_mb:
             done = bool((await asyncio.wait([running], timeout=pause_s))[0])
-            used_mb, pause_s = await _size_mb(folders)
+            start = time.monotonic()
+            used_mb, is_many = await _size_mb(folders)
             if used_mb is not None and not done:
                 used_mb += await asyncio.to_thread(unnamed_bytes) // 2**20
+                pause_s = _MANY_S if is_many else _pause_s(disk_mb - used_mb, time.monotonic() - start)
     finally:
         running.cancel()
         # It ends only when its processes have.
@@ -61,25 +69,34 @@ async def run_within(
     return replace(result, exit_code=1, timed_out=False, output_exceeded=False, disk_exceeded=True, output=output)
 
 
-async def _size_mb(folders: Sequence[Path]) -> tuple[int | None, float]:
-    """What the folders take, or None if it can't be measured; and seconds until the next look."""
+def _pause_s(room_mb: int, look_s: float = 0.0) -> float:
+    """Seconds until the next look, when so much may still be written and the last look took so long."""
+    return max(min(max(room_mb / _QUICKEST_MB_S, _SHORTEST_S), _LONGEST_S), _LEAST_REST * look_s)
+
+
+async def _size_mb(folders: Sequence[Path]) -> tuple[int | None, bool]:
+    """What the folders take, or None if it can't be measured; and whether that takes long, for they hold many files."""
     few = await asyncio.to_thread(_size_of_few, folders)
-    return (few // 2**20, _QUICK_S) if few is not None else (await _size_of_many(folders), _EVERY_S)
+    return (few // 2**20, False) if few is not None else (await _size_of_many(folders), True)
 
 
 def _size_of_few(folders: Sequence[Path]) -> int | None:
-    """The bytes that the folders take; None if there are many files, or some can't be seen, or come and go."""
+    """The bytes that the folders take; None if there are many files, or some can't be seen.
+
+    What goes meanwhile is left out, as `du` does; an open file without a name is counted by `unnamed_bytes`.
+    """
     found, seen, size, todo = 0, set[int](), 0, [str(folder) for folder in folders]
     try:
         while todo and found <= _FEW:
-            with os.scandir(todo.pop()) as entries:
+            with contextlib.suppress(FileNotFoundError), os.scandir(todo.pop()) as entries:
                 for entry in entries:
                     found += 1
-                    about = entry.stat(follow_symlinks=False)
-                    size += 0 if about.st_ino in seen else about.st_blocks * 512
-                    seen.add(about.st_ino)
-                    if entry.is_dir(follow_symlinks=False):
-                        todo.append(entry.path)
+                    with contextlib.suppress(FileNotFoundError):
+                        about = entry.stat(follow_symlinks=False)
+                        size += 0 if about.st_ino in seen else about.st_blocks * 512
+                        seen.add(about.st_ino)
+                        if entry.is_dir(follow_symlinks=False):
+                            todo.append(entry.path)
     except OSError:
         return None
     return size if found <= _FEW else None

@@ -195,7 +195,8 @@ WRITE_30_MB = "for i in $(seq 10); do head -c 3000000 /dev/zero > {}/f$i; done; 
 @pytest.mark.parametrize("folder", [".", "/tmp", "~", "/dev/shm", "closed"])
 def test_too_much_on_disk_is_removed(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is there at a command's end; the next test is about what it holds while it runs."""
-    monkeypatch.setattr("agentic_opd.sandboxes.disk._QUICK_S", 60.0)
+    monkeypatch.setattr("agentic_opd.sandboxes.disk._SHORTEST_S", 60.0)
+    monkeypatch.setattr("agentic_opd.sandboxes.disk._LONGEST_S", 60.0)
     after = "chmod 000 closed;" if folder == "closed" else ""
     small, large, left = run_all(
         "mkdir closed; head -c 3000000 /dev/zero > small; ls",
@@ -258,7 +259,7 @@ os._exit(3)
 @pytest.mark.usefixtures("on_disk")
 def test_files_that_come_and_go_do_not_end_the_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agentic_opd.sandboxes.disk._FEW", 0)
-    monkeypatch.setattr("agentic_opd.sandboxes.disk._EVERY_S", 0.01)
+    monkeypatch.setattr("agentic_opd.sandboxes.disk._MANY_S", 0.01)
     race, after = run_all(f"python -I -S - <<'EOF'\n{RACE}\nEOF", "echo works")
     assert (race.exit_code, race.text) == (3, "")
     assert after.text == "works\n"
