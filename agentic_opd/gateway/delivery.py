@@ -94,10 +94,17 @@ class Delivery:
             return
         for part in parts(group, self._group_size):
             self._outbox.add(part)
-        before = self._counts.sent
         await self._outbox.send_all()
         await self._journal.run(partial(self._journal.sent_group, group_id))
-        self._telemetry.sent.inc(self._counts.sent - before)
+        self._tell()
+
+    def _tell(self) -> None:
+        """What became of the items since it was told last."""
+        self._telemetry.sent.inc(self._counts.sent)
+        for reason, count in self._counts.skipped.items():
+            self._telemetry.skipped.labels(reason).inc(count)
+        self._counts.sent = 0
+        self._counts.skipped.clear()
 
 
 def _ended(task: asyncio.Task[None]) -> None:

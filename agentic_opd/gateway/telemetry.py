@@ -27,6 +27,9 @@ class Telemetry:
         self.sessions = Counter(f"{name}sessions", "sessions by what became of them", ["state"], registry=registry)
         self.unsent = Gauge(f"{name}groups_to_send", "groups that the trajectory API has not taken", registry=registry)
         self.sent = Counter(f"{name}groups_sent", "items that the trajectory API took", registry=registry)
+        self.skipped = Counter(
+            f"{name}groups_skipped", "items that the trainer can't take, by reason", ["reason"], registry=registry
+        )
         self.lost = Counter(
             f"{name}groups_lost", "groups that a trajectory API held which was started again", registry=registry
         )

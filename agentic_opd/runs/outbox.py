@@ -84,8 +84,9 @@ class Outbox:
             self._groups.popleft()
 
     async def send_all(self) -> None:
-        """Send all, however long the API is away. A request that was cancelled took its connection along, so the API
-        may be new.
+        """Send all, however long the API is away.
+
+        A request that was cancelled took its connection along, so the API may be new.
         """
         while self._groups or not self._member.is_sure:
             await self._member.ensure()

@@ -52,6 +52,16 @@ def test_sessions_form_a_batch_of_the_trainers_size(vllm_server: LocalServer, tm
     assert pair["tokens"] == written[ids_of([pair])[0]]["tokens"]
 
 
+def test_what_the_trainer_can_not_take_is_counted(vllm_server: LocalServer, tmp_path: Path) -> None:
+    with trajectory_api(tmp_path / "api.log") as api:
+        api.register_trainer(batch_size=1, num_steps=4, max_token_len=5)
+        with served(vllm_server.base_url, tmp_path, *flags(api.port, 1)) as gateway:
+            talk(gateway, "long", None)
+            until(lambda: gateway.metric('groups_skipped_total{reason="too_long"}') == 1)
+            assert gateway.metric("groups_sent_total") == 0
+        assert api.received() == 0
+
+
 def test_every_group_reaches_an_api_whatever_is_killed(vllm_server: LocalServer, tmp_path: Path) -> None:
     """Gateway and API are killed in turn. Only what an API had taken, and the trainer not yet, may be gone with it."""
     random, port, api_port = Random(11), free_port(), free_port()
