@@ -153,7 +153,7 @@ def test_a_client_in_another_language(gateway: Served, proxy: RecordingProxy, ja
     done = subprocess.run(command, cwd=javascript, env=variables, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
-    assert said["chunks"] > 3
+    assert said["chunks"] > 1
     assert (said["choices"], said["models"]) == (3, [MODEL])
     (first, (ids_1,)), (second, (ids_2,)), (third, choices) = seen(proxy)[before:]
     assert second[: len(first) + len(ids_1)] == first + ids_1
