@@ -101,7 +101,7 @@ def test_a_stream_is_the_same_session_and_comes_piece_by_piece(gateway: Served, 
     chunks = list(gateway.chat(SYSTEM, USER, session="stream", stream=True, **usage))
     text = "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices)
     calls = [call for chunk in chunks for choice in chunk.choices for call in choice.delta.tool_calls or ()]
-    assert len(chunks) > 5
+    assert sum(bool(choice.delta.content) for chunk in chunks for choice in chunk.choices) > 1 or calls
     ((prompt, (ids,)),) = seen(proxy)[before:]
     assert chunks[-1].usage.completion_tokens == len(ids)
     assert chunks[-1].usage.prompt_tokens == len(prompt)
