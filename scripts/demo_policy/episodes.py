@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
-from agentic_opd.core.types import Task, ToolCall, ToolResult, Verification
+from agentic_opd.core.types import Message, Task, ToolCall, ToolResult, Verification
 from agentic_opd.rollout.conversation import Completion
 from agentic_opd.worlds.coding.config import CodingConfig
 from agentic_opd.worlds.coding.verifier.verify import SOLUTION_FILE
@@ -28,7 +28,11 @@ class RememberingWorld:
     @asynccontextmanager
     async def session(self, task: Task) -> AsyncGenerator["RememberingSession"]:
         """See `core.types.World`."""
-        yield RememberingSession(self, task)
+        yield self.open(task)
+
+    def open(self, task: Task, solution: str | None = None) -> "RememberingSession":
+        """An episode that has got as far as `solution`."""
+        return RememberingSession(self, task, solution)
 
     async def call(self, task: Task, solution: str | None, call: ToolCall) -> tuple[ToolResult, str | None]:
         """Return the call's result and what solution.py holds after it."""
@@ -66,6 +70,10 @@ class RememberingSession:
         """Run one call, or remember what it did before."""
         result, self.solution = await self.world.call(self.task, self.solution, call)
         return result
+
+    async def reply(self, task: Task, messages: Sequence[Message]) -> str | None:
+        """What answers a turn without tool calls, as a `rollout.loop.UserReply`: nothing, it ends the episode."""
+        return None
 
     async def collect(self) -> Mapping[str, bytes]:
         """The solution, if there is one."""

@@ -16,7 +16,7 @@ from agentic_opd.distill.turns import hindsight_pairs
 from agentic_opd.rollout.conversation import Conversation
 from agentic_opd.rollout.loop import AgentLoop, first_messages
 from agentic_opd.worlds.coding.tasks.builtin import builtin_tasks
-from demo_policy.episodes import RememberingSession, said
+from demo_policy.episodes import said
 from demo_policy.script import Rates, Step, plan_episode
 from demo_policy.transcripts import UNLIMITED, Author, Placement, hints_of, step_score
 from demo_policy.variants import Fault, load_variants
@@ -100,10 +100,10 @@ class Examiner:
     def act(self, episodes: int, *, examples: bool) -> None:
         """Whole episodes without a hint, at temperature 1."""
         kind = "" if examples else ", no examples"
-        tasks = [task for task in builtin_tasks(with_examples=examples) for _ in range(episodes)]
+        tasks = [task for task in self.author.tasks[examples] for _ in range(episodes)]
         config = UNLIMITED.model_copy(update={"max_turns": _MAX_TURNS})
-        sessions = [RememberingSession(self.world, task) for task in tasks]
-        loops = [AgentLoop(one.task, self._begin(one.task), one, config) for one in sessions]
+        sessions = [self.world.open(task) for task in tasks]
+        loops = [AgentLoop(one.task, self._begin(one.task), one, config, one.reply) for one in sessions]
         first: dict[int, bool] = {}
         stops: dict[int, StopReason | None] = {}
         while active := [i for i in range(len(tasks)) if stops.get(i) is None]:
@@ -123,7 +123,7 @@ class Examiner:
     def heed_first(self, episodes: int, *, foreign: bool, examples: bool) -> None:
         """The first turn, with a hint appended to the task (both placements are one there)."""
         prompts: list[list[int]] = []
-        tasks = [task for task in builtin_tasks(with_examples=examples) for _ in range(episodes)]
+        tasks = [task for task in self.author.tasks[examples] for _ in range(episodes)]
         for task in tasks:
             prompt = self.author.chat.first_prompt(first_messages(self.world, task))
             hint = self.author.hint_ids(self._hint(task, None, foreign=foreign), as_message=False)
@@ -136,7 +136,7 @@ class Examiner:
     def heed_next(self, episodes: int, placement: Placement, *, foreign: bool) -> None:
         """The turn after a faulty solution, with the fault's hint; ends in a correct solution or not."""
         rows: list[tuple[Task, str, list[int]]] = []
-        for task in (task for task in builtin_tasks() for _ in range(episodes)):
+        for task in (task for task in self.author.tasks[True] for _ in range(episodes)):
             steps = plan_episode(load_variants()[task.entry_point or ""], self.rng, _FAULTY)
             episode = self.author.play(task, steps, self.rng)
             turn, before = episode.turns[-1], steps[-1].before
@@ -153,7 +153,7 @@ class Examiner:
         rows: list[tuple[Task, Step, HindsightPair]] = []
         prompts: list[list[int]] = []
         questions = self.author.questions(self.rng)
-        for task in (task for task in builtin_tasks(with_examples=examples) for _ in range(episodes)):
+        for task in (task for task in self.author.tasks[examples] for _ in range(episodes)):
             variants = load_variants()[task.entry_point or ""]
             steps = plan_episode(variants, self.rng, Rates(), examples=examples)
             pairs = hindsight_pairs(self.author.play(task, steps, self.rng), 4000)
@@ -191,9 +191,11 @@ class Examiner:
         return self.rng.choice((fault or self.rng.choice(variants[task.entry_point or ""].faults)).hints)
 
     def _writes_correct(self, task: Task, solution: str | None, prompt: list[int], ids: list[int]) -> bool:
-        session = RememberingSession(self.world, task, solution)
-        for call in self.author.chat.parse(prompt, ids, 0).tool_calls:
+        session = self.world.open(task, solution)
+        turn = self.author.chat.parse(prompt, ids, 0)
+        for call in turn.tool_calls:
             asyncio.run(session.run_tool(call))
+        asyncio.run(session.reply(task, [turn.message]))
         return self.world.passes(task, session.solution)
 
     def _begin(self, task: Task) -> Conversation:

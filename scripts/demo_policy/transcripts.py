@@ -178,7 +178,11 @@ class Author:
 
     def completion_ids(self, step: Step) -> list[int]:
         """The turn as sampled ids, its end token included."""
-        return [*self._encode(step.completion()), self.chat.stop_token_ids[0]]
+        return [*self._encode(self.written(step)), self.chat.stop_token_ids[0]]
+
+    def written(self, step: Step) -> str:
+        """The turn as the policy writes it, without its end token."""
+        return step.completion()
 
     def heed(
         self, episode: Episode, turn: Turn, step: Step, placement: Placement, variants: TaskVariants, rng: Random
@@ -208,8 +212,12 @@ class Author:
             self._partings[solution] = sorted({_common(block, self._block_ids(other)) for other in solutions})
         return [start + offset + place for place in self._partings[solution] if place < len(block)]
 
+    def writing(self, solution: str) -> str:
+        """The part of a turn that writes `solution`, which is the same ids wherever it stands."""
+        return Step(State(), State(), "", (write_call(solution),)).completion()
+
     def _block_ids(self, solution: str) -> list[int]:
-        return self._encode(Step(State(), State(), "", (write_call(solution),)).completion())
+        return self._encode(self.writing(solution))
 
     def hint_ids(self, hint: str, *, as_message: bool) -> tuple[int, ...]:
         """The hint as the teacher reads it."""
@@ -295,7 +303,7 @@ def _is_failure(evidence: Evidence) -> bool:
         return count is None or count[1] != count[2]
     if evidence.kind == "later" and any(form.search(evidence.text) for form in _COMPLAINT_FORMS):
         return True
-    return evidence.kind != "user" and "FAIL " in evidence.text
+    return "FAIL " in evidence.text
 
 
 def _common(first: Sequence[int], second: Sequence[int]) -> int:
