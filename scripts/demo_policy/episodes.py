@@ -28,11 +28,7 @@ class RememberingWorld:
     @asynccontextmanager
     async def session(self, task: Task) -> AsyncGenerator["RememberingSession"]:
         """See `core.types.World`."""
-        yield self.open(task)
-
-    def open(self, task: Task, solution: str | None = None) -> "RememberingSession":
-        """An episode that has got as far as `solution`."""
-        return RememberingSession(self, task, solution)
+        yield RememberingSession(self, task)
 
     async def call(self, task: Task, solution: str | None, call: ToolCall) -> tuple[ToolResult, str | None]:
         """Return the call's result and what solution.py holds after it."""
@@ -44,6 +40,10 @@ class RememberingWorld:
                 after = (await session.collect()).get(SOLUTION_FILE)
             self._results[key] = (result, None if after is None else after.decode(errors="replace"))
         return self._results[key]
+
+    async def answer(self, task: Task, solution: str | None, turn: Message) -> tuple[str | None, str | None]:
+        """Return what answers a turn without tool calls (None: nothing, it ends the episode), and the solution then."""
+        return None, solution
 
     async def verify(self, task: Task, left: Mapping[str, bytes]) -> Verification:
         """See `core.types.World`."""
@@ -72,8 +72,9 @@ class RememberingSession:
         return result
 
     async def reply(self, task: Task, messages: Sequence[Message]) -> str | None:
-        """What answers a turn without tool calls, as a `rollout.loop.UserReply`: nothing, it ends the episode."""
-        return None
+        """What answers a turn without tool calls; a `rollout.loop.UserReply`."""
+        text, self.solution = await self.world.answer(self.task, self.solution, messages[-1])
+        return text
 
     async def collect(self) -> Mapping[str, bytes]:
         """The solution, if there is one."""

@@ -6,7 +6,7 @@ In: a function that samples completions of prompts. Out: rates by task, as a tab
 import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 
 from agentic_opd.core.types import HindsightPair, StepScore, StopReason, Task, Vote
@@ -16,7 +16,7 @@ from agentic_opd.distill.turns import hindsight_pairs
 from agentic_opd.rollout.conversation import Conversation
 from agentic_opd.rollout.loop import AgentLoop, first_messages
 from agentic_opd.worlds.coding.tasks.builtin import builtin_tasks
-from demo_policy.episodes import said
+from demo_policy.episodes import RememberingSession, said
 from demo_policy.script import Rates, Step, plan_episode
 from demo_policy.transcripts import UNLIMITED, Author, Placement, hints_of, step_score
 from demo_policy.variants import Fault, load_variants
@@ -24,8 +24,19 @@ from demo_policy.variants import Fault, load_variants
 Sampler = Callable[[Sequence[Sequence[int]], int, float], list[list[int]]]
 """Prompts, most tokens, temperature -> completions, each with its stop token."""
 
-_FAULTY = Rates(visible_fault=0.8, hidden_fault=0.2, repair=0.0, read_first=0.0, stumble_first=0.0, write_alone=0.0)
-"""A fault at once, and then the last turn."""
+
+def faulty(rates: Rates) -> Rates:
+    """A fault at once, and then the last turn."""
+    return replace(
+        rates,
+        visible_fault=0.8,
+        hidden_fault=0.2,
+        repair=0.0,
+        read_first=0.0,
+        stumble_first=0.0,
+        write_alone=0.0,
+    )
+
 
 _MAX_TURNS = 6
 _MAX_TOKENS = 320
@@ -102,7 +113,7 @@ class Examiner:
         kind = "" if examples else ", no examples"
         tasks = [task for task in self.author.tasks[examples] for _ in range(episodes)]
         config = UNLIMITED.model_copy(update={"max_turns": _MAX_TURNS})
-        sessions = [self.world.open(task) for task in tasks]
+        sessions = [RememberingSession(self.world, task) for task in tasks]
         loops = [AgentLoop(one.task, self._begin(one.task), one, config, one.reply) for one in sessions]
         first: dict[int, bool] = {}
         stops: dict[int, StopReason | None] = {}
@@ -137,7 +148,7 @@ class Examiner:
         """The turn after a faulty solution, with the fault's hint; ends in a correct solution or not."""
         rows: list[tuple[Task, str, list[int]]] = []
         for task in (task for task in self.author.tasks[True] for _ in range(episodes)):
-            steps = plan_episode(load_variants()[task.entry_point or ""], self.rng, _FAULTY)
+            steps = plan_episode(load_variants()[task.entry_point or ""], self.rng, faulty(self.author.rates))
             episode = self.author.play(task, steps, self.rng)
             turn, before = episode.turns[-1], steps[-1].before
             insert_at, as_message = hint_place(episode, turn, placement)
@@ -155,7 +166,7 @@ class Examiner:
         questions = self.author.questions(self.rng)
         for task in (task for task in self.author.tasks[examples] for _ in range(episodes)):
             variants = load_variants()[task.entry_point or ""]
-            steps = plan_episode(variants, self.rng, Rates(), examples=examples)
+            steps = plan_episode(variants, self.rng, self.author.rates, examples=examples)
             pairs = hindsight_pairs(self.author.play(task, steps, self.rng), 4000)
             step, pair = self.rng.choice([row for row in zip(steps, pairs, strict=True) if row[1].evidence])
             question = questions.question(pair)
@@ -191,7 +202,7 @@ class Examiner:
         return self.rng.choice((fault or self.rng.choice(variants[task.entry_point or ""].faults)).hints)
 
     def _writes_correct(self, task: Task, solution: str | None, prompt: list[int], ids: list[int]) -> bool:
-        session = self.world.open(task, solution)
+        session = RememberingSession(self.world, task, solution)
         turn = self.author.chat.parse(prompt, ids, 0)
         for call in turn.tool_calls:
             asyncio.run(session.run_tool(call))

@@ -39,8 +39,6 @@ RATES = Rates(patch=0.0, stumble_first=0.0, user_complains=0.0, user_thanks=0.0)
 
 MIX = Mix(without_examples=0.2, judged_turns=0.3, judged_steps=0.15, hinted_first=0.5)
 
-_ACTION = re.compile(r"```mswea_bash_command\s*\n(.*?)\n```", re.DOTALL)
-
 
 @dataclass(frozen=True, slots=True)
 class Output:
@@ -59,11 +57,12 @@ class Format:
 
         Raises:
             OSError: there is no such file.
-            KeyError: it lacks a template.
+            KeyError: a setting that is needed here is missing.
         """
         config: dict[str, Any] = yaml.safe_load(file.read_text(encoding="utf-8"))
         self.system_prompt: str = config["agent"]["system_template"]
         self.timeout_s: float = config["environment"]["timeout"]
+        self._action = re.compile(config["model"]["action_regex"], re.DOTALL)
         self._instance = _template(config["agent"]["instance_template"])
         self._observation = _template(config["model"]["observation_template"])
         self._format_error = _template(config["model"]["format_error_template"])
@@ -71,6 +70,10 @@ class Format:
     def task_message(self, prompt: str) -> str:
         """The first user message."""
         return self._instance.render(task=prompt)
+
+    def commands(self, turn: str) -> list[str]:
+        """The commands that are read in a turn."""
+        return [found.strip() for found in self._action.findall(turn)]
 
     def observation(self, output: Output) -> str:
         """The user message that shows what a command did."""
@@ -83,11 +86,6 @@ class Format:
 
 def _template(source: str) -> Template:
     return Template(source, undefined=StrictUndefined)
-
-
-def commands_of(text: str) -> list[str]:
-    """The commands that mini-swe-agent reads in a turn."""
-    return [found.strip() for found in _ACTION.findall(text)]
 
 
 def shell_turn(step: Step) -> str:
@@ -123,9 +121,14 @@ class ShellWorld(RememberingWorld):
         self._outputs: dict[tuple[str, str | None, str], tuple[Output, str | None]] = {}
         self._new_sandbox = sandbox_factory(CodingConfig())
 
-    def open(self, task: Task, solution: str | None = None) -> "ShellSession":
-        """An episode that has got as far as `solution`."""
-        return ShellSession(self, task, solution)
+    async def answer(self, task: Task, solution: str | None, turn: Message) -> tuple[str | None, str | None]:
+        """Return what the turn's command prints (None: it submits), and what solution.py holds after it."""
+        commands = self.form.commands(turn["content"])
+        if len(commands) != 1:
+            return self.form.format_error(commands), solution
+        output, after = await self.execute(task, solution, commands[0])
+        is_submitted = output.output.lstrip().startswith(SUBMIT.removeprefix("echo ")) and output.returncode == 0
+        return None if is_submitted else self.form.observation(output), after
 
     async def execute(self, task: Task, solution: str | None, command: str) -> tuple[Output, str | None]:
         """Return what a command prints, and what solution.py holds after it."""
@@ -141,26 +144,8 @@ class ShellWorld(RememberingWorld):
         return self._outputs[key]
 
 
-@dataclass(slots=True)
-class ShellSession(RememberingSession):
-    """One episode in a `ShellWorld`."""
-
-    world: ShellWorld
-
-    async def reply(self, task: Task, messages: Sequence[Message]) -> str | None:
-        """What the last turn's command prints; None if it submits."""
-        commands = commands_of(messages[-1]["content"])
-        if len(commands) != 1:
-            return self.world.form.format_error(commands)
-        output, self.solution = await self.world.execute(self.task, self.solution, commands[0])
-        is_submitted = output.output.lstrip().startswith(SUBMIT.removeprefix("echo "))
-        return None if is_submitted and output.returncode == 0 else self.world.form.observation(output)
-
-
 class ShellAuthor(Author):
     """Writes transcripts of mini-swe-agent's episodes."""
-
-    world: ShellWorld
 
     def __init__(self, chat: Chat, world: ShellWorld, rates: Rates = RATES, mix: Mix = MIX) -> None:
         super().__init__(chat, world, rates, mix)
@@ -174,7 +159,7 @@ class ShellAuthor(Author):
         return asyncio.run(self._play(task, steps))
 
     async def _play(self, task: Task, steps: Sequence[Step]) -> Episode:
-        session = self.world.open(task)
+        session = RememberingSession(self.world, task)
         conversation = Conversation(self.chat, first_messages(self.world, task))
         loop = AgentLoop(task, conversation, session, UNLIMITED, session.reply)
         episode = await loop.run(ScriptedPolicy(self.completion_ids(step) for step in steps))
@@ -190,5 +175,7 @@ class ShellAuthor(Author):
 
     def decisions(self, step: Step, variants: TaskVariants, start: int) -> list[int]:
         """See `Author`; a patch is written as a whole file here."""
-        calls = [write_call(step.after.solution or "") if name == "patch" else (name, args) for name, args in step.calls]
+        calls = [
+            write_call(step.after.solution or "") if name == "patch" else (name, args) for name, args in step.calls
+        ]
         return super().decisions(replace(step, calls=tuple(calls)), variants, start)
