@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import SecretStr
 from renderers import Renderer
 
-from agentic_opd.core.errors import OutputError, ServerMismatchError
+from agentic_opd.core.errors import OutputError
 from agentic_opd.core.http import JsonClient
 from agentic_opd.core.server_info import check_caps, check_tokenizer, fetch_model_path, fetch_server_info
 from agentic_opd.core.trajectory_api import EnvDescription
@@ -24,7 +24,7 @@ from agentic_opd.gateway.delivery import Delivery
 from agentic_opd.gateway.errors import RefusedError
 from agentic_opd.gateway.groups import Closed, GroupWriter
 from agentic_opd.gateway.journal import Ending, Journal, SessionRow, SessionState
-from agentic_opd.gateway.policy import STREAMING_ROUTE, SamplingServer
+from agentic_opd.gateway.policy import SamplingServer
 from agentic_opd.gateway.request import Asked
 from agentic_opd.gateway.sampler import Answer, Sampler
 from agentic_opd.gateway.sessions import Session, Sessions
@@ -326,12 +326,8 @@ async def _load_tokenizer(config: GatewayConfig, server: PolicyServerConfig, cli
 async def _connected(client: JsonClient, tokenizer: Any) -> SamplingServer:
     """Raises ServerMismatchError if the server does not fit."""
     info = await fetch_server_info(client)
-    if not info.has_plugin or info.generate_route < STREAMING_ROUTE:
-        raise ServerMismatchError(
-            f"{client.base_url} has {f'plugin {info.plugin_version}' if info.has_plugin else 'no agentic_opd plugin'}, "
-            "and the gateway streams through it: install this version of agentic_opd in vLLM's environment, and start "
-            "the server with scripts/serve_vllm MODEL."
-        )
+    server = SamplingServer(client, info)
+    server.check()
     encode = partial(tokenizer.encode, add_special_tokens=False)
     await check_tokenizer(client, info, encode, special=tokenizer.eos_token or "")
-    return SamplingServer(client, info)
+    return server

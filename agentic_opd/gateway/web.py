@@ -266,17 +266,32 @@ async def _owner(request: Request, keys: list[str]) -> str:
     Raises:
         RefusedError: 401, the key is none of the gateway's; 403, it has none, and is called by a foreign name.
     """
-    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
-    token = token.strip() if scheme.lower() == "bearer" else ""
+    token = bearer(request)
     if not keys and not is_loopback(request.url.hostname or ""):
         # A web page may have its own name lead to this machine, and then ask as if it were the gateway's.
         raise RefusedError(403, "without api_keys the gateway is asked by a loopback address, as 127.0.0.1")
     # Every key is compared, so that the time taken does not tell which of them came close.
     matches = [secrets.compare_digest(token.encode(), key.encode()) for key in keys]
     if keys and not any(matches):
-        await _discard(request.stream())
-        raise RefusedError(401, "a key is needed: send 'Authorization: Bearer KEY'", None, "invalid_api_key")
-    return sha256(token.encode()).hexdigest()[:32]
+        raise await no_key(request)
+    return digest_of_key(token)
+
+
+def bearer(request: Request) -> str:
+    """The key that a request brings; empty if it brings none."""
+    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else ""
+
+
+def digest_of_key(key: str) -> str:
+    """What stands for a key wherever it is kept."""
+    return sha256(key.encode()).hexdigest()[:32]
+
+
+async def no_key(request: Request) -> RefusedError:
+    """The refusal of a request without a key that is known; its body is taken, and thrown away."""
+    await _discard(request.stream())
+    return RefusedError(401, "a key is needed: send 'Authorization: Bearer KEY'", None, "invalid_api_key")
 
 
 async def _json(request: Request, max_bytes: int, *, or_nothing: bool = False) -> object:
