@@ -4,6 +4,7 @@
     ├── ConfigError            a setting, or a combination of settings, is wrong
     ├── DatasetError           tasks cannot be loaded, or a row lacks a field
     ├── SandboxError           the isolation asked for does not work on this machine
+    ├── AgentError             the program of agent_command did nothing that can be learned from
     ├── RendererError          the chat template cannot be rendered or extended token by token
     ├── ServerError            a server was asked and did not do its part
     │   ├── ServerUnreachableError   no usable answer within the retry window
@@ -32,6 +33,10 @@ class DatasetError(OPDError):
 
 class SandboxError(OPDError):
     """The isolation asked for does not work on this machine."""
+
+
+class AgentError(OPDError):
+    """The program of `agent_command` did nothing that can be learned from."""
 
 
 class RendererError(OPDError):

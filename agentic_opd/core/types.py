@@ -103,6 +103,10 @@ class StopReason(StrEnum):
     """The sandbox of its tools or of its hidden tests ended early; a fresh one works, so the episode earns nothing."""
     SERVER_ERROR = "server_error"
     """The policy server failed; the episode is not training data."""
+    AGENT_FAILED = "agent_failed"
+    """The program of `agent_command` ended with an exit code other than 0, or was stopped for one of its limits."""
+    AGENT_TIMEOUT = "agent_timeout"
+    """The program of `agent_command` had not ended after `agent_timeout_s`."""
     CLOSED = "closed"
     """A conversation: the client said that it is over."""
     IDLE = "idle"
@@ -135,6 +139,43 @@ class Turn:
                 "turn: expected 0 < last_user_end <= assistant_open <= start < end, got "
                 f"{self.last_user_end}, {self.assistant_open}, {self.start}, {self.end}"
             )
+
+
+WhyContext = Literal["not_sampled", "shared", "side", "altered_sampling"]
+"""Why an assistant's message is read and not learned from: the client wrote it, or wrote it back otherwise than it was
+sampled; it is learned from in another sequence of the group; it was asked for as a side turn; or it was sampled from a
+changed distribution."""
+
+
+@dataclass(frozen=True, slots=True)
+class ContextTurn:
+    """An assistant's message of a conversation that is context only."""
+
+    message_index: int
+    """Its place in the episode's messages."""
+    why: WhyContext
+    altered: tuple[str, ...] = ()
+    """The sampling parameters that changed the distribution, with `altered_sampling`."""
+
+
+StoppedFor = Literal["time", "output", "memory", "disk"]
+"""A limit that a program is stopped for."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramRun:
+    """How the program of `agent_command` ended, and what it sampled beside the episode's sequence."""
+
+    exit_code: int
+    """128 + n if signal n ended it."""
+    stopped: StoppedFor | None
+    """None: it ended by itself."""
+    output: str
+    """What it printed, cut in the middle."""
+    other_sequences: int = 0
+    """Sequences that could have been learned from, of which the one with most sampled tokens was taken."""
+    other_tokens: int = 0
+    """Sampled tokens in these."""
 
 
 class VerifyOutcome(StrEnum):
@@ -208,6 +249,10 @@ class Episode:
     """The oldest of the policy's weights that sampled it; None if the server does not say."""
     changes: tuple[frozenset[int], ...] = ()
     """For each turn, which of its tool calls (counted from 0) changed what the verdict is about. Empty: not known."""
+    context_turns: tuple[ContextTurn, ...] = ()
+    """The assistant's messages that are none of `turns`."""
+    program: ProgramRun | None = None
+    """The program that held the conversation; None: the package's own loop, or a client of a gateway."""
 
     def __post_init__(self) -> None:
         if self.changes:

@@ -11,14 +11,15 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from atroposlib.envs.base import APIServerConfig, BaseEnv, BaseEnvConfig
 from pydantic import SecretStr
+from renderers import Renderer
 
 from agentic_opd.core.concurrency import gather_all
 from agentic_opd.core.errors import ConfigError, DatasetError
-from agentic_opd.core.server_info import check_caps, check_tokenizer, fetch_server_info
+from agentic_opd.core.server_info import ServerInfo, check_caps, check_tokenizer, fetch_server_info
 from agentic_opd.core.types import Episode, Message, Task, World
 from agentic_opd.distill.connect import PolicyEndpoint
 from agentic_opd.distill.distiller import Distiller, TurnsUnderWay
@@ -40,6 +41,9 @@ from agentic_opd.settings.servers import PolicyServerConfig
 from agentic_opd.wire.group import ScoredGroup, ScoredRollout, TaskItem
 from agentic_opd.worlds.coding.tasks.load import load_train_and_eval
 from agentic_opd.worlds.coding.world import CodingWorld
+
+if TYPE_CHECKING:
+    from agentic_opd.gateway.black_box import Programs
 
 logger = logging.getLogger(__name__)
 
@@ -93,7 +97,9 @@ class AgentEnv(BaseEnv):
         self.run_metrics = RunMetrics(self.config, self.tokenizer.decode, self._sample_seconds, self.shown_metrics)
         self._slots = asyncio.Semaphore(config.max_concurrent_episodes)
         self._active = dict.fromkeys((server.client.base_url for server in self.servers), 0)
+        self._infos: dict[str, ServerInfo] = {}
         self._items: Iterator[TaskItem] = iter(())
+        self._programs: Programs | None = None
 
     @classmethod
     def config_init(cls) -> tuple[AgentEnvConfig, list[PolicyServerConfig]]:  # type: ignore[override]
@@ -130,6 +136,8 @@ class AgentEnv(BaseEnv):
         if warning := reasoning_warning(self.chat):
             logger.warning("%s", warning)
         await gather_all(self._connect(server) for server in self.servers)
+        if self.config.agent_command is not None:
+            self._programs = await self._started_programs(renderer)
         self.tasks, self.eval_tasks = await asyncio.to_thread(self._fitting_tasks)
         self._items = self.items()
 
@@ -141,7 +149,8 @@ class AgentEnv(BaseEnv):
         """
         limit = self.config.max_token_length
         every = {task.task_id: task for task in (*self.tasks, *self.eval_tasks)}
-        long = too_long(every.values(), self.world, self.chat, limit)
+        by_program = self.config.agent_command is not None
+        long = too_long(every.values(), self.world, self.chat, limit, by_program=by_program)
         if not long:
             return self.tasks, self.eval_tasks
         what = described(long, len(every), limit)
@@ -155,10 +164,29 @@ class AgentEnv(BaseEnv):
             return train, train
         return train, [task for task in self.eval_tasks if task.task_id not in long]
 
+    async def _started_programs(self, renderer: Renderer) -> "Programs":
+        """What runs the program of `agent_command`.
+
+        Raises:
+            ConfigError: its libraries are not installed, or the world can run no program.
+            SandboxError: the temporary directory refuses a socket.
+            ServerMismatchError: a server's plugin can't stream.
+        """
+        try:
+            from agentic_opd.gateway.black_box import Programs
+            from agentic_opd.gateway.policy import SamplingServer
+        except ModuleNotFoundError as error:
+            needs = "env.agent_command needs the extra: pip install 'agentic-opd[gateway]'"
+            raise ConfigError(f"{error}. {needs}") from error
+        servers = [SamplingServer(server.client, self._infos[server.client.base_url]) for server in self.servers]
+        programs = Programs(self.config, self.world, servers, renderer, self.tokenizer)
+        await programs.start()
+        return programs
+
     async def _connect(self, server: PolicyServer) -> None:
         """Ask a server what it is, refuse it if it does not fit, and connect who judges and scores its episodes."""
         client, top_k = server.client, self.distiller.policy_top_k if self.distiller else None
-        info = await fetch_server_info(client)
+        info = self._infos[client.base_url] = await fetch_server_info(client)
         server.has_plugin, server.config.model_name = info.has_plugin, info.model
         context = self.config.max_token_length
         check_caps(client.base_url, info, context=context, vocab_size=len(self.tokenizer), top_k=top_k)
@@ -249,6 +277,9 @@ class AgentEnv(BaseEnv):
         self, task: Task, server: PolicyServer, temperature: float, split: str, on_answered: OnAnswered | None = None
     ) -> Episode:
         """Run the agent on `task` and let the world judge what it left behind."""
+        if self._programs is not None:
+            url, is_eval = server.client.base_url, split == "eval"
+            return await self._programs.run_episode(task, url, temperature=temperature, learn_from_altered=is_eval)
         sampling = {"temperature": temperature, "top_p": self.config.top_p, "split": split}
         policy = ServedPolicy(server, {"stop_token_ids": self.chat.stop_token_ids, **sampling})
         return await run_episode(task, policy, self.world, self.chat, self.config, self.user_reply, on_answered)
@@ -353,6 +384,8 @@ class AgentEnv(BaseEnv):
     async def close(self) -> None:
         """Finish the metrics, and close connections."""
         self.run_metrics.close()
+        if self._programs is not None:
+            await self._programs.close()
         if self.distiller is not None:
             await self.distiller.close()
         for server in self.servers:

@@ -1,12 +1,9 @@
 """The gateway: requests of clients -> sampled turns of sessions, in the journal before their answers end (I/O)."""
 
 import asyncio
-import itertools
-import json
 import logging
 import time
-from collections import OrderedDict
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,26 +12,24 @@ from typing import Any
 from pydantic import SecretStr
 from renderers import Renderer
 
-from agentic_opd.core.errors import OutputError, RendererError, ServerMismatchError
+from agentic_opd.core.errors import OutputError
 from agentic_opd.core.http import JsonClient
 from agentic_opd.core.server_info import check_caps, check_tokenizer, fetch_model_path, fetch_server_info
 from agentic_opd.core.trajectory_api import EnvDescription
 from agentic_opd.core.types import StopReason
 from agentic_opd.distill.connect import PolicyEndpoint
 from agentic_opd.distill.distiller import Distiller
-from agentic_opd.gateway.choice import Choice, Finished, Piece
 from agentic_opd.gateway.config import GatewayConfig
 from agentic_opd.gateway.delivery import Delivery
 from agentic_opd.gateway.errors import RefusedError
 from agentic_opd.gateway.groups import Closed, GroupWriter
 from agentic_opd.gateway.journal import Ending, Journal, SessionRow, SessionState
-from agentic_opd.gateway.policy import STREAMING_ROUTE, SamplingServer
+from agentic_opd.gateway.policy import SamplingServer
 from agentic_opd.gateway.request import Asked
-from agentic_opd.gateway.sessions import Place, Session, Sessions
+from agentic_opd.gateway.sampler import Answer, Sampler
+from agentic_opd.gateway.sessions import Session, Sessions
 from agentic_opd.gateway.telemetry import Telemetry
-from agentic_opd.gateway.turns import Path, conversation, recorded
-from agentic_opd.rollout.chat import Chat
-from agentic_opd.rollout.conversation import Conversation
+from agentic_opd.gateway.turns import RecordedTurn
 from agentic_opd.rollout.renderer import explained_tokenizer_errors, load_renderer
 from agentic_opd.runs.files import GroupFile
 from agentic_opd.settings.fields import line_settings
@@ -44,16 +39,6 @@ logger = logging.getLogger(__name__)
 
 _CLEANING_S = 600.0
 """Between two looks for sessions that are older than they are kept."""
-_CHATS_KEPT = 64
-"""Sets of tools whose renderings are kept ready."""
-
-
-@dataclass(frozen=True, slots=True)
-class Begun:
-    """The first thing of an answer: its session, and how long its prompt is."""
-
-    session_id: str
-    prompt_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +68,9 @@ class Gateway:
         self.config, self.tokenizer, self.telemetry = config, tokenizer, telemetry
         self.model = servers[0].info.model
         self._servers = {server.url: server for server in servers}
-        self._renderer = renderer
         self._journal, self._writer = journal, writer
         self._sessions = Sessions(config.max_open_sessions)
-        self._chats = OrderedDict[str, Chat]()
-        self._turn_ids = itertools.count(journal.last_turn_id() + 1)
+        self._sampler = Sampler(renderer, tokenizer, telemetry, self._keep, journal.last_turn_id() + 1)
         for row in map(self._with_server, journal.sessions(SessionState.OPEN)):
             self._sessions.restore(row, journal.turns(row.session_id))
         writer.restore(map(self._with_server, journal.sessions(SessionState.CLOSED)))
@@ -164,7 +147,7 @@ class Gateway:
 
     # ------------------------------------------------------------------------------------------------------ answers
 
-    async def answer(self, asked: Asked, owner: str) -> AsyncGenerator[Begun | Piece | Finished]:
+    async def answer(self, asked: Asked, owner: str) -> Answer:
         """Answer a request: `Begun`, then pieces of its choices as they are sampled, each choice's `Finished` last.
 
         A choice's turn is in the journal before its `Finished` comes. Closing the generator ends the sampling.
@@ -186,10 +169,10 @@ class Gateway:
         self._check_group(asked.group, session)
         if session is not None and session.is_ending:
             raise RefusedError(409, "the session is being ended", "session_id", "session_ended")
-        talk, path = self._prompted(place, asked)
+        talk, path = self._sampler.prompted(place, asked)
         if session is None:
-            server = min(self._servers, key=self._load_of)
-            session = self._sessions.open(owner, asked.session, server, time.time(), asked.group)
+            least = min(self._servers, key=self._load_of)
+            session = self._sessions.open(owner, asked.session, least, time.time(), asked.group)
         if place.is_rewritten or (place.path and not path):
             self.telemetry.rewritten.inc()
         if path and asked.turn_type == "main" and path[-1].turn_id not in session.judged:
@@ -200,7 +183,9 @@ class Gateway:
         self._show_open()
         is_whole = False
         try:
-            async with aclosing(self._sampled(asked, session, talk, path)) as events:
+            server = self._servers[session.row.server]
+            answer = self._sampler.sampled(asked, session, server, talk, path, context=server.info.max_model_len)
+            async with aclosing(answer) as events:
                 async for event in events:
                     yield event
             is_whole = True
@@ -211,103 +196,6 @@ class Gateway:
             elif not session.tree.turns and session.is_free:
                 self._sessions.remove(session)
             self._show_open()
-
-    async def _sampled(
-        self, asked: Asked, session: Session, talk: Conversation, path: Path | tuple[()]
-    ) -> AsyncGenerator[Begun | Piece | Finished]:
-        server = self._servers[session.row.server]
-        prompt_ids = list(talk.prompt())
-        context = server.info.max_model_len
-        room = context - len(prompt_ids)
-        if room < 1:
-            raise RefusedError(
-                400,
-                f"the messages are {len(prompt_ids)} tokens long; the model reads at most {context - 1}",
-                "messages",
-                "context_length_exceeded",
-            )
-        stop_ids = [*talk.chat.stop_token_ids, *asked.sampling.get("stop_token_ids", ())]
-        stop = {"stop": list(asked.stop)} if asked.stop else {}
-        params = {**asked.sampling, "stop_token_ids": stop_ids, **stop}
-        keeps_stop = bool(asked.sampling.get("include_stop_str_in_output"))
-        choices = [Choice(i, talk.chat, prompt_ids, len(talk.messages), keeps_stop) for i in range(asked.n)]
-        open_choices = set(range(asked.n))
-        yield Begun(session.session_id, len(prompt_ids))
-        self.telemetry.tokens.labels("prompt").inc(len(prompt_ids))
-        deltas = server.sample(
-            prompt_ids,
-            n=asked.n,
-            max_tokens=min(room, asked.max_tokens or room),
-            top_logprobs=asked.top_logprobs or 0,
-            params=params,
-        )
-        async with aclosing(deltas):
-            async for delta in deltas:
-                if delta.index not in open_choices:
-                    raise ServerMismatchError(f"{server.url} went on with choice {delta.index}, which it had not begun")
-                piece = choices[delta.index].take(delta, asked.stop)
-                if piece is not None:
-                    yield piece
-                if delta.finish_reason is not None:
-                    open_choices.remove(delta.index)
-                    finished = choices[delta.index].finish(delta)
-                    recording = asyncio.create_task(self._record(asked, session, talk.fork(), path, finished))
-                    try:
-                        await asyncio.shield(recording)
-                    except asyncio.CancelledError:  # The client went; the turn is finished all the same.
-                        await recording
-                        raise
-                    yield finished
-        if open_choices:
-            raise ServerMismatchError(f"{server.url} ended its stream before {len(open_choices)} of its choices")
-
-    async def _record(
-        self, asked: Asked, session: Session, talk: Conversation, path: Path | tuple[()], finished: Finished
-    ) -> None:
-        """Add a finished choice to its conversation, the journal and the session, in this order."""
-        talk.add(finished.completion, parse=False)
-        turn = recorded(
-            talk,
-            path,
-            next(self._turn_ids),
-            finished.completion,
-            finished.message,
-            turn_type=asked.turn_type,
-            sampling={**asked.sampling, **({"stop": list(asked.stop)} if asked.stop else {})},
-            altered=asked.altered,
-        )
-        row = session.row
-        await self._journal.run(partial(self._journal.add_turn, row, turn))
-        self._sessions.add(session, turn)
-        self.telemetry.turns.labels(turn.turn_type).inc()
-        self.telemetry.tokens.labels("completion").inc(len(turn.completion.token_ids))
-        if finished.rewrote:
-            self.telemetry.unlike.inc()
-
-    def _prompted(self, place: Place, asked: Asked) -> tuple[Conversation, Path | tuple[()]]:
-        """The conversation with the request's prompt, and the turns that it goes on from.
-
-        A template that rewrites earlier messages can't go on from them: then all is rendered from the beginning.
-
-        Raises:
-            RefusedError: 400, the messages can't be rendered.
-        """
-        chat = self._chat(asked.tools)
-        if place.path:
-            talk = conversation(chat, place.path)
-            talk.answer(place.new)
-            try:
-                talk.prompt()
-            except RendererError:  # Its text may quote the messages.
-                logger.warning("the chat template rewrites earlier messages: a conversation goes on as a branch")
-            else:
-                return talk, place.path
-        talk = Conversation(chat, asked.messages)
-        try:
-            talk.prompt()
-        except RendererError as error:
-            raise RefusedError(400, f"the messages can't be written as a prompt: {error}", "messages") from error
-        return talk, ()
 
     def _check_group(self, group: str | None, session: Session | None) -> None:
         """Raises RefusedError if the session can't be in the group that its client names."""
@@ -320,13 +208,11 @@ class Gateway:
         if session is not None and session.row.group_name != group:
             raise RefusedError(409, "the session was opened in another group, or in none", "X-Group-Id")
 
-    def _chat(self, tools: Sequence[dict[str, Any]]) -> Chat:
-        key = json.dumps(list(tools), sort_keys=True)
-        chat = self._chats.pop(key, None) or Chat(self._renderer, self.tokenizer, tools)
-        self._chats[key] = chat
-        while len(self._chats) > _CHATS_KEPT:
-            self._chats.popitem(last=False)
-        return chat
+    async def _keep(self, session: Session, turn: RecordedTurn) -> None:
+        """Add a turn to the journal, then to its session."""
+        row = session.row
+        await self._journal.run(partial(self._journal.add_turn, row, turn))
+        self._sessions.add(session, turn)
 
     def _with_server(self, row: SessionRow) -> SessionRow:
         """The session at its server; at another one if that is not among the settings any more."""
@@ -440,12 +326,8 @@ async def _load_tokenizer(config: GatewayConfig, server: PolicyServerConfig, cli
 async def _connected(client: JsonClient, tokenizer: Any) -> SamplingServer:
     """Raises ServerMismatchError if the server does not fit."""
     info = await fetch_server_info(client)
-    if not info.has_plugin or info.generate_route < STREAMING_ROUTE:
-        raise ServerMismatchError(
-            f"{client.base_url} has {f'plugin {info.plugin_version}' if info.has_plugin else 'no agentic_opd plugin'}, "
-            "and the gateway streams through it: install this version of agentic_opd in vLLM's environment, and start "
-            "the server with scripts/serve_vllm MODEL."
-        )
+    server = SamplingServer(client, info)
+    server.check()
     encode = partial(tokenizer.encode, add_special_tokens=False)
     await check_tokenizer(client, info, encode, special=tokenizer.eos_token or "")
-    return SamplingServer(client, info)
+    return server

@@ -282,7 +282,6 @@ class GroupWriter:
                 ScoredRollout.of_conversation(
                     branch.episode,
                     given_reward=one.ending.reward,
-                    context_turns=branch.context,
                     rows=of_it and of_it.arrays,
                     turns=of_it and of_it.records,
                     session_id=_name(one.row) if is_named else None,

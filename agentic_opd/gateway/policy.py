@@ -18,7 +18,7 @@ from agentic_opd.core.server_info import ServerInfo
 from agentic_opd.gateway.errors import RefusedError
 
 ROUTE = "/generate"
-STREAMING_ROUTE = 2
+_STREAMING_ROUTE = 2
 """What the plugin's `generate_route` must be at least."""
 
 
@@ -79,6 +79,15 @@ class SamplingServer:
     def url(self) -> str:
         """Where it is, without `/v1`."""
         return self.client.base_url
+
+    def check(self) -> None:
+        """Raise ServerMismatchError unless the server can stream what it samples."""
+        if not self.info.has_plugin or self.info.generate_route < _STREAMING_ROUTE:
+            plugin = f"plugin {self.info.plugin_version}" if self.info.has_plugin else "no agentic_opd plugin"
+            raise ServerMismatchError(
+                f"{self.url} has {plugin}, and what is sampled streams through it: install this version of agentic_opd "
+                "in vLLM's environment, and start the server with scripts/serve_vllm MODEL."
+            )
 
     async def sample(
         self, prompt_ids: Sequence[int], *, n: int, max_tokens: int, top_logprobs: int, params: Mapping[str, Any]

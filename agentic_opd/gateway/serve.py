@@ -7,6 +7,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 
 import uvicorn
+from fastapi import FastAPI
 
 from agentic_opd.core.errors import ConfigError
 from agentic_opd.gateway.config import GatewayConfig
@@ -18,8 +19,17 @@ _GRACE_S = 5
 """Seconds that answers under way have when the gateway is told to end."""
 
 
-class _Server(uvicorn.Server):
-    """Leaves signals alone: uvicorn sends itself again those that it got, which would end the process too early."""
+class WebServer(uvicorn.Server):
+    """Serves an application on sockets that listen already.
+
+    It leaves signals alone: uvicorn sends itself again those that it got, which would end the process too early.
+    """
+
+    def __init__(self, app: FastAPI) -> None:
+        # No access log: a path holds what clients call their sessions.
+        super().__init__(
+            uvicorn.Config(app, access_log=False, log_config=None, lifespan="off", timeout_graceful_shutdown=_GRACE_S)
+        )
 
     @contextmanager
     def capture_signals(self) -> Generator[None]:
@@ -45,16 +55,7 @@ async def serve(
     with listener:
         gateway = await Gateway.start(config, servers)
         try:
-            # No access log: a path holds what clients call their sessions.
-            server = _Server(
-                uvicorn.Config(
-                    make_app(gateway),
-                    access_log=False,
-                    log_config=None,
-                    lifespan="off",
-                    timeout_graceful_shutdown=_GRACE_S,
-                )
-            )
+            server = WebServer(make_app(gateway))
             loop = asyncio.get_running_loop()
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.add_signal_handler(number, server.handle_exit, number, None)

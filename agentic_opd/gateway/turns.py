@@ -11,11 +11,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from agentic_opd.core.types import IGNORED, PROMPT_LOGPROB, Episode, Message, StopReason, Task, Turn
+from agentic_opd.core.types import (
+    IGNORED,
+    PROMPT_LOGPROB,
+    ContextTurn,
+    Episode,
+    Message,
+    StopReason,
+    Task,
+    Turn,
+)
 from agentic_opd.gateway.request import TurnType
 from agentic_opd.rollout.chat import Chat
 from agentic_opd.rollout.conversation import Completion, Conversation, TokenRecord
-from agentic_opd.wire.group import ContextTurn
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +109,9 @@ def record_of(path: Path, learned: Iterable[int] | None = None) -> TokenRecord:
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """One sequence of a session, as an episode; the turns that are context only say why."""
+    """One sequence of a session, as an episode."""
 
     episode: Episode
-    context: tuple[ContextTurn, ...]
     turn_ids: tuple[int, ...]
     """Of the episode's turns."""
 
@@ -194,8 +201,9 @@ def _branch(
         turns=tuple(turn.place for turn in learned),
         stop_reason=stop,
         weight_version=min(versions, default=None),
+        context_turns=context,
     )
-    return Branch(episode, context, tuple(turn.turn_id for turn in learned))
+    return Branch(episode, tuple(turn.turn_id for turn in learned))
 
 
 def answered(path: Path, new: Sequence[Message], session_id: str) -> Episode:

@@ -7,8 +7,9 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import aclosing, suppress
+from functools import partial
 from hashlib import sha256
-from typing import Annotated, Any, NoReturn, TypeVar
+from typing import Annotated, Any, NoReturn, Protocol, TypeVar
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
@@ -20,15 +21,17 @@ from agentic_opd.core.errors import OPDError, ServerUnreachableError
 from agentic_opd.gateway.choice import Finished, Piece
 from agentic_opd.gateway.config import is_loopback
 from agentic_opd.gateway.errors import RefusedError
-from agentic_opd.gateway.gateway import Begun, Gateway, SessionStatus
+from agentic_opd.gateway.gateway import Gateway, SessionStatus
 from agentic_opd.gateway.reply import Reply
 from agentic_opd.gateway.request import Asked, read_request
+from agentic_opd.gateway.sampler import Answer, Begun
 from agentic_opd.gateway.telemetry import CONTENT_TYPE, Telemetry
 
 logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
-Answer = AsyncGenerator[Begun | Piece | Finished]
+Owner = Callable[[Request], Awaitable[str]]
+"""The digest of a client's key; raises RefusedError if that is none."""
 
 _PARSED_AT_ONCE = 2**18
 """Bytes that are parsed on the event loop, in a few milliseconds."""
@@ -45,17 +48,42 @@ class _Ending(BaseModel):
     feedback: Annotated[str, Field(max_length=100_000)] | None = None
 
 
+class Answers(Protocol):
+    """What answers requests: a gateway, or an environment that runs programs."""
+
+    model: str
+    tokenizer: Any
+    telemetry: Telemetry
+
+    def answer(self, asked: Asked, owner: str) -> Answer:
+        """Answer a request of the client with this key's digest."""
+        ...
+
+
 def make_app(gateway: Gateway) -> FastAPI:
     """The web application before a gateway that is ready."""
-    app = FastAPI(title="agentic_opd gateway", docs_url=None, redoc_url=None, openapi_url=None)
+    keys = [key.get_secret_value() for key in gateway.config.api_keys]
+    chat = ChatRoutes(
+        gateway,
+        partial(_owner, keys=keys),
+        max_body_bytes=gateway.config.max_body_bytes,
+        max_choices=gateway.config.max_choices,
+    )
+    app = chat_app(chat, "", "/sessions/{name}")
     routes = _Routes(gateway)
     app.add_api_route("/health", _health, methods=["GET"])
-    app.add_api_route("/metrics", routes.guarded(routes.metrics), methods=["GET"])
-    for prefix in ("", "/sessions/{name}"):
-        app.add_api_route(f"{prefix}/v1/chat/completions", routes.guarded(routes.chat), methods=["POST"])
-        app.add_api_route(f"{prefix}/v1/models", routes.guarded(routes.models), methods=["GET"])
-    app.add_api_route("/sessions/{name}/end", routes.guarded(routes.end), methods=["POST"])
-    app.add_api_route("/sessions/{name}", routes.guarded(routes.session), methods=["GET"])
+    app.add_api_route("/metrics", chat.guarded(routes.metrics), methods=["GET"])
+    app.add_api_route("/sessions/{name}/end", chat.guarded(routes.end), methods=["POST"])
+    app.add_api_route("/sessions/{name}", chat.guarded(routes.session), methods=["GET"])
+    return app
+
+
+def chat_app(chat: "ChatRoutes", *prefixes: str) -> FastAPI:
+    """A web application with the routes of OpenAI's clients, below each prefix."""
+    app = FastAPI(title="agentic_opd gateway", docs_url=None, redoc_url=None, openapi_url=None)
+    for prefix in prefixes:
+        app.add_api_route(f"{prefix}/v1/chat/completions", chat.guarded(chat.chat), methods=["POST"])
+        app.add_api_route(f"{prefix}/v1/models", chat.guarded(chat.models), methods=["GET"])
     app.add_exception_handler(HTTPException, _no_route)
     return app
 
@@ -69,12 +97,20 @@ async def _no_route(request: Request, error: Exception) -> Response:
     return JSONResponse(RefusedError(status, "there is no such route, or not with this method").to_wire(), status)
 
 
-class _Routes:
-    """What each route does, for a client of a known key."""
+class ChatRoutes:
+    """The routes of OpenAI's clients, for clients of known keys."""
 
-    def __init__(self, gateway: Gateway) -> None:
-        self._gateway, self._config, self._telemetry = gateway, gateway.config, gateway.telemetry
-        self._keys = [key.get_secret_value() for key in gateway.config.api_keys]
+    def __init__(self, answers: Answers, owner: Owner, *, max_body_bytes: int, max_choices: int) -> None:
+        """Prepare.
+
+        Args:
+            answers: Answers the requests.
+            owner: Whose request it is.
+            max_body_bytes: Longest body of a request.
+            max_choices: Largest `n` of a request.
+        """
+        self._answers, self._owner, self._telemetry = answers, owner, answers.telemetry
+        self._max_body_bytes, self._max_choices = max_body_bytes, max_choices
 
     def guarded(
         self, handler: Callable[[Request, str], Awaitable[Response]]
@@ -83,7 +119,7 @@ class _Routes:
 
         async def handle(request: Request) -> Response:
             try:
-                response = await handler(request, await _owner(request, self._keys))
+                response = await handler(request, await self._owner(request))
             except ClientDisconnect:
                 self._telemetry.hung_up.inc()
                 response = Response(status_code=499)
@@ -98,15 +134,15 @@ class _Routes:
         """Sample an answer."""
         start, headers = time.monotonic(), request.headers
         asked = read_request(
-            await _json(request, self._config.max_body_bytes),
-            max_choices=self._config.max_choices,
+            await _json(request, self._max_body_bytes),
+            max_choices=self._max_choices,
             session=_name(request.path_params.get("name") or headers.get("X-Session-Id"), "session_id"),
             group=_name(headers.get("X-Group-Id"), "X-Group-Id"),
             turn_type=headers.get("X-Turn-Type"),
             is_last=_is_true(headers.get("X-Session-Done")),
         )
-        reply = Reply(self._gateway.model, self._gateway.tokenizer.decode, asked.top_logprobs)
-        events = _timed(self._gateway.answer(asked, owner), self._telemetry, start)
+        reply = Reply(self._answers.model, self._answers.tokenizer.decode, asked.top_logprobs)
+        events = _timed(self._answers.answer(asked, owner), self._telemetry, start)
         if not asked.stream:
             await _unless_gone(request, _whole(events, reply))
             return JSONResponse(reply.completion(), headers={"X-Session-Id": reply.session_id})
@@ -120,16 +156,23 @@ class _Routes:
 
     async def models(self, request: Request, owner: str) -> Response:
         """The policy's model."""
-        card = {"id": self._gateway.model, "object": "model", "created": 0, "owned_by": "agentic_opd"}
+        card = {"id": self._answers.model, "object": "model", "created": 0, "owned_by": "agentic_opd"}
         return JSONResponse({"object": "list", "data": [card]})
+
+
+class _Routes:
+    """What a gateway says of itself and of sessions, and how a session is ended."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
 
     async def metrics(self, request: Request, owner: str) -> Response:
         """The gateway's numbers."""
-        return Response(self._telemetry.text(), headers={"Content-Type": CONTENT_TYPE})
+        return Response(self._gateway.telemetry.text(), headers={"Content-Type": CONTENT_TYPE})
 
     async def end(self, request: Request, owner: str) -> Response:
         """End a session."""
-        body = await _json(request, self._config.max_body_bytes, or_nothing=True)
+        body = await _json(request, self._gateway.config.max_body_bytes, or_nothing=True)
         try:
             ending = _Ending.model_validate(body)
         except ValidationError as error:
@@ -223,17 +266,32 @@ async def _owner(request: Request, keys: list[str]) -> str:
     Raises:
         RefusedError: 401, the key is none of the gateway's; 403, it has none, and is called by a foreign name.
     """
-    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
-    token = token.strip() if scheme.lower() == "bearer" else ""
+    token = bearer(request)
     if not keys and not is_loopback(request.url.hostname or ""):
         # A web page may have its own name lead to this machine, and then ask as if it were the gateway's.
         raise RefusedError(403, "without api_keys the gateway is asked by a loopback address, as 127.0.0.1")
     # Every key is compared, so that the time taken does not tell which of them came close.
     matches = [secrets.compare_digest(token.encode(), key.encode()) for key in keys]
     if keys and not any(matches):
-        await _discard(request.stream())
-        raise RefusedError(401, "a key is needed: send 'Authorization: Bearer KEY'", None, "invalid_api_key")
-    return sha256(token.encode()).hexdigest()[:32]
+        raise await no_key(request)
+    return digest_of_key(token)
+
+
+def bearer(request: Request) -> str:
+    """The key that a request brings; empty if it brings none."""
+    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else ""
+
+
+def digest_of_key(key: str) -> str:
+    """What stands for a key wherever it is kept."""
+    return sha256(key.encode()).hexdigest()[:32]
+
+
+async def no_key(request: Request) -> RefusedError:
+    """The refusal of a request without a key that is known; its body is taken, and thrown away."""
+    await _discard(request.stream())
+    return RefusedError(401, "a key is needed: send 'Authorization: Bearer KEY'", None, "invalid_api_key")
 
 
 async def _json(request: Request, max_bytes: int, *, or_nothing: bool = False) -> object:

@@ -1,5 +1,6 @@
 """Settings of a rollout: how the policy is prompted and sampled, when an episode ends, and what it is rewarded for."""
 
+from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, Field, model_validator
@@ -41,6 +42,21 @@ class RolloutConfig(RendererConfig):
         default=1.0, ge=0.0, le=2.0, description="Sampling temperature of training rollouts."
     )
     top_p: float = Field(default=1.0, gt=0.0, le=1.0, description="Nucleus sampling, in training and evaluation.")
+    agent_command: Annotated[str | None, MOST_USED] = Field(
+        default=None,
+        description="Shell command of a program that takes the place of the package's own loop: it runs in the "
+        "sandbox, in the work directory, is told of the task by the variable TASK and the file TASK_FILE, and asks the "
+        "policy at OPENAI_BASE_URL with OPENAI_API_KEY. Needs the extra [gateway].",
+    )
+    agent_timeout_s: float = Field(default=300.0, gt=0, description="Seconds that program may take for an episode.")
+    agent_mounts: tuple[Path, ...] = Field(
+        default=(),
+        description="Files and folders of this machine that the program needs, such as its virtual environment: the "
+        "sandbox sees them at the same place, and can't change them.",
+    )
+    agent_variables: dict[str, str] = Field(
+        default_factory=dict, description="Further environment variables of that program."
+    )
     correctness_weight: Annotated[float, REWARD] = Field(
         default=0.7, ge=0, le=1, description="Weight of hidden tests passed."
     )
@@ -48,6 +64,12 @@ class RolloutConfig(RendererConfig):
     tool_usage_weight: Annotated[float, REWARD] = Field(
         default=0.15, ge=0, le=1, description="Weight of tool calls that worked."
     )
+
+    @model_validator(mode="after")
+    def _check_mounts(self) -> "RolloutConfig":
+        if missing := [str(path) for path in self.agent_mounts if not path.exists()]:
+            raise ValueError(f"agent_mounts names what is not there: {', '.join(missing)}")
+        return self
 
     @model_validator(mode="after")
     def _check_weights(self) -> "RolloutConfig":

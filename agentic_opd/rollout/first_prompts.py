@@ -8,10 +8,16 @@ from agentic_opd.rollout.chat import Chat
 
 def first_messages(world: World, task: Task) -> list[Message]:
     """What an agent is told before its first turn."""
-    return [{"role": "system", "content": world.system_prompt}, {"role": "user", "content": task.prompt}]
+    return [{"role": "system", "content": world.system_prompt}, _user(task)]
 
 
-def too_long(tasks: Iterable[Task], world: World, chat: Chat, max_token_length: int) -> dict[str, int]:
+def _user(task: Task) -> Message:
+    return {"role": "user", "content": task.prompt}
+
+
+def too_long(
+    tasks: Iterable[Task], world: World, chat: Chat, max_token_length: int, *, by_program: bool = False
+) -> dict[str, int]:
     """Find the tasks whose first prompt does not fit, with room for one token of an answer.
 
     A text is tokenised only if its size does not decide already: a token is a byte or more, and at most as long as the
@@ -22,15 +28,18 @@ def too_long(tasks: Iterable[Task], world: World, chat: Chat, max_token_length: 
         world: What says what the agent is told.
         chat: What renders it.
         max_token_length: Tokens of a whole episode.
+        by_program: A program tells the policy of the task, with what else is its own affair: only the task counts.
 
     Returns:
         Task id -> tokens of its first prompt; of a text too large to be tokenised, how many it has at least.
     """
+    if by_program:
+        chat = Chat(chat.renderer, chat.tokenizer, ())
     longest = max(len(token.encode()) for token in chat.tokenizer.get_vocab())
     found: dict[str, int] = {}
     frame: int | None = None
     for task in tasks:
-        messages = first_messages(world, task)
+        messages = [_user(task)] if by_program else first_messages(world, task)
         if frame is None:
             frame = len(chat.first_prompt([*messages[:-1], {"role": "user", "content": "."}]).token_ids)
         size = len(task.prompt.encode())

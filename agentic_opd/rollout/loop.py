@@ -2,8 +2,9 @@
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from agentic_opd.core.errors import RendererError, SandboxError, ServerError
 from agentic_opd.core.types import Episode, Message, Reward, Session, StopReason, Task, ToolCall, ToolResult, World
@@ -143,6 +144,47 @@ def _tool_message(call: ToolCall, result: ToolResult) -> Message:
     return {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": result.content}
 
 
+Place = TypeVar("Place", bound=Session, contravariant=True)
+
+
+class Rollout(Protocol[Place]):
+    """An episode in the making; `verified` runs it once."""
+
+    async def run(self, session: Place) -> Episode:
+        """Make the episode in its place in the world.
+
+        Raises:
+            SandboxError: the place died.
+        """
+        ...
+
+    def so_far(self, stop: StopReason) -> Episode | None:
+        """The episode as it stands; None before its first turn."""
+        ...
+
+
+@dataclass
+class _OwnLoop:
+    """The package's own loop as a Rollout."""
+
+    task: Task
+    policy: Policy
+    conversation: Conversation
+    config: RolloutConfig
+    user_reply: UserReply | None
+    on_answered: OnAnswered | None
+    loop: AgentLoop | None = None
+
+    async def run(self, session: Session) -> Episode:
+        """See `Rollout.run`."""
+        self.loop = AgentLoop(self.task, self.conversation, session, self.config, self.user_reply, self.on_answered)
+        return await self.loop.run(self.policy)
+
+    def so_far(self, stop: StopReason) -> Episode | None:
+        """See `Rollout.so_far`."""
+        return self.loop.episode(stop) if self.loop is not None and self.conversation.turns else None
+
+
 async def run_episode(
     task: Task,
     policy: Policy,
@@ -161,32 +203,49 @@ async def run_episode(
         RendererError: the first prompt can't be rendered.
         SandboxError: the world itself does not work, which a fresh session has shown.
     """
-    conversation, loop = Conversation(chat, first_messages(world, task)), None
+    conversation = Conversation(chat, first_messages(world, task))
+    rollout = _OwnLoop(task, policy, conversation, config, user_reply, on_answered)
+    return await verified(task, rollout, world.session(task), world, config)
+
+
+async def verified(
+    task: Task, rollout: Rollout[Place], place: AbstractAsyncContextManager[Place], world: World, config: RolloutConfig
+) -> Episode:
+    """Run a rollout in its place, verify what it left behind, and reward it.
+
+    Args:
+        task: What is to be done.
+        rollout: Makes the episode.
+        place: Where; it is entered and left here.
+        world: Verifies, and says whether it works when a place dies.
+        config: What is rewarded.
+
+    Returns, Raises:
+        As `run_episode`, and what `rollout` raises.
+    """
     try:
-        async with world.session(task) as session:
-            loop = AgentLoop(task, conversation, session, config, user_reply, on_answered)
-            episode = await loop.run(policy)
+        async with place as session:
+            episode = await rollout.run(session)
             if episode.error is not None:
                 return episode
             left = await session.collect()
         verification = await world.verify(task, left)
     except SandboxError as error:
         await world.check()  # A machine on which nothing works must not write zeros.
-        if loop is None or not conversation.turns:
+        so_far = rollout.so_far(StopReason.SANDBOX_DIED)
+        if so_far is None:
             raise
-        return await _without_reward(loop, world, error)
+        return await _without_reward(so_far, world, error)
     reward = compute_reward(verification, len(episode.turns), episode.tool_calls, episode.tool_errors, config)
     return replace(episode, verification=verification, reward=reward)
 
 
-async def _without_reward(loop: AgentLoop, world: World, error: SandboxError) -> Episode:
+async def _without_reward(episode: Episode, world: World, error: SandboxError) -> Episode:
     """The episode of a sandbox that died: nothing is left to be verified, and nothing of it is rewarded."""
-    turns = len(loop.conversation.turns)
-    logger.warning(
-        "an episode of %s earns nothing: its sandbox died after turn %d: %s", loop.task.task_id, turns, error
-    )
-    verdict = await world.verify(loop.task, {})
+    task, turns = episode.task, len(episode.turns)
+    logger.warning("an episode of %s earns nothing: its sandbox died after turn %d: %s", task.task_id, turns, error)
+    verdict = await world.verify(task, {})
     text = f"Hidden tests: 0 of {verdict.total} passed.\nThe sandbox ended early, and its files are lost."
     verdict = replace(verdict, passed=0, report=text, judge_report=text)
     nothing = Reward(correctness=0.0, efficiency=0.0, tool_usage=0.0, total=0.0)
-    return replace(loop.episode(StopReason.SANDBOX_DIED), verification=verdict, reward=nothing)
+    return replace(episode, verification=verdict, reward=nothing)

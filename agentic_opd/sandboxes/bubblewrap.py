@@ -15,7 +15,7 @@ import re
 import secrets
 import shutil
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -29,7 +29,7 @@ from agentic_opd.sandboxes.folders import PrivateFolder, remove_leftovers
 from agentic_opd.sandboxes.host_process import HOST_ENV, SYSTEM_PATH, host_python, run_host_process
 from agentic_opd.sandboxes.launcher import launcher, leave_keyring, mount_tmpfs, unmount
 from agentic_opd.sandboxes.memory import MemoryLimit, memory_limit
-from agentic_opd.sandboxes.protocol import CommandResult, Limits, try_out, variables
+from agentic_opd.sandboxes.protocol import CommandResult, Limits, Mount, try_out, variables
 from agentic_opd.sandboxes.seccomp import syscall_filter
 from agentic_opd.sandboxes.watch import unnamed_bytes
 
@@ -79,7 +79,14 @@ def _is_mapped(uid: int) -> bool:
 
 
 def build_argv(
-    folder: Path, command: str, cpu_s: int, identity: Identity, limits: Limits, status_fd: int, filter_fd: int
+    folder: Path,
+    command: str,
+    cpu_s: int,
+    identity: Identity,
+    limits: Limits,
+    status_fd: int,
+    filter_fd: int,
+    mounts: Sequence[Mount] = (),
 ) -> list[str]:
     """The argv that runs `command` in a shell inside a new sandbox whose PRIVATE_DIRS lie in the host's `folder`.
 
@@ -91,7 +98,7 @@ def build_argv(
         "bwrap",
         *("--json-status-fd", str(status_fd), "--seccomp", str(filter_fd)),
         *_namespaces(identity),
-        *_mounts(folder),
+        *_mounts(folder, mounts),
         "--clearenv",
         *(part for name, value in environment.items() for part in ("--setenv", name, value)),
         *("--chdir", WORKDIR, "--"),
@@ -135,13 +142,19 @@ def _drop_privileges(identity: Identity) -> list[str]:
     return ["setpriv", f"--reuid={identity.uid}", f"--regid={identity.uid}", "--clear-groups", "--inh-caps=-all", "--"]
 
 
-def _mounts(folder: Path) -> list[str]:
+def _mounts(folder: Path, mounts: Sequence[Mount]) -> list[str]:
     python = host_python()
     prefixes = {Path(sys.base_prefix).resolve(), python.parent.parent}
     prefixes = sorted(prefix for prefix in prefixes if not prefix.is_relative_to("/usr"))
     argv: list[str] = []
     # bwrap would make missing parents with mode 0700, closed to the sandbox's user.
-    for parent in sorted({parent for path in (*prefixes, Path(HOME)) for parent in [*path.parents][:-1]}):
+    for parent in sorted(
+        {
+            parent
+            for path in (*prefixes, Path(HOME), *(Path(m.target) for m in mounts))
+            for parent in [*path.parents][:-1]
+        }
+    ):
         argv += ["--dir", str(parent)]
     argv += ["--dir", "/etc"]
     for directory in map(Path, _SYSTEM_DIRS):
@@ -159,6 +172,10 @@ def _mounts(folder: Path) -> list[str]:
         argv += ["--symlink", str(python), f"/run/python/{name}"]
     for name, path in PRIVATE_DIRS.items():
         argv += ["--bind", str(folder / name), path]
+    for mount in mounts:
+        parents = reversed([*Path(mount.target).parents][:-1])
+        argv += [part for parent in parents for part in ("--dir", str(parent))]
+        argv += ["--ro-bind", str(mount.source), mount.target]
     return [*argv, "--remount-ro", "/", "--remount-ro", "/dev"]
 
 
@@ -179,8 +196,8 @@ _SYSCTLS = {
 class BubblewrapSandbox:
     """A sandbox of Linux namespaces, one `bwrap` process a command; bubblewrap.py says what it sees and may use."""
 
-    def __init__(self, limits: Limits | None = None) -> None:
-        self._limits = limits or Limits()
+    def __init__(self, limits: Limits | None = None, mounts: Sequence[Mount] = ()) -> None:
+        self._limits, self._mounts = limits or Limits(), mounts
         self._identity = Identity.choose(secrets.randbits(48))
         self._folder = PrivateFolder()
         self._memory: MemoryLimit | None = None
@@ -245,7 +262,7 @@ class BubblewrapSandbox:
         cpu_s = math.ceil(timeout_s) + 1
         with _Status() as status, _open_filter() as filter_fd:
             running = run_host_process(
-                build_argv(folder, command, cpu_s, self._identity, self._limits, status.fd, filter_fd),
+                build_argv(folder, command, cpu_s, self._identity, self._limits, status.fd, filter_fd, self._mounts),
                 timeout_s=timeout_s,
                 max_output_bytes=self._limits.output_bytes,
                 env=HOST_ENV,

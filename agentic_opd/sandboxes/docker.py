@@ -15,6 +15,7 @@ import math
 import os
 import secrets
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
@@ -22,7 +23,7 @@ from typing import Self
 from agentic_opd.core.errors import SandboxError
 from agentic_opd.sandboxes.folders import PREFIX, PrivateFolder, is_dead, owner_tag, remove_leftovers
 from agentic_opd.sandboxes.host_process import HOST_ENV, kill_host_process, run_host_process, start_host_process
-from agentic_opd.sandboxes.protocol import CommandResult, Limits, not_entered, try_out, variables
+from agentic_opd.sandboxes.protocol import CommandResult, Limits, Mount, not_entered, try_out, variables
 from agentic_opd.sandboxes.seccomp import container_profile
 
 WORKDIR = "/workspace"
@@ -121,7 +122,9 @@ class Engine:
             await self.do("rm", "-f", *dead)
 
 
-def container_arguments(name: str, image: str, limits: Limits, profile: Path) -> list[str]:
+def container_arguments(
+    name: str, image: str, limits: Limits, profile: Path, mounts: Sequence[Mount] = ()
+) -> list[str]:
     """The arguments that run the container of a sandbox, attached to its first process."""
     memory, files = f"{limits.memory_mb}m", min(limits.disk_mb, limits.memory_mb // 2)
     folders = {place: f"rw,nosuid,nodev,exec,mode=0777,size={max(1, files // part)}m" for place, part in _PARTS.items()}
@@ -134,6 +137,7 @@ def container_arguments(name: str, image: str, limits: Limits, profile: Path) ->
         *("--pids-limit", str(limits.processes + _OWN_PROCESSES)),
         *(f"--ulimit={name}={most}:{most}" for name, most in (("nproc", _MOST_PROCESSES), ("nofile", 1024))),
         *(f"--tmpfs={place}:{options}" for place, options in folders.items()),
+        *(f"--mount=type=bind,source={mount.source},target={mount.target},readonly" for mount in mounts),
         *("--entrypoint", "", image, "sh", "-c", _KEEP),
     ]
 
@@ -151,8 +155,9 @@ def command_arguments(name: str, limits: Limits, command: str, timeout_s: float)
 class DockerSandbox:
     """A sandbox that is a container; see the module."""
 
-    def __init__(self, command: str, image: str, limits: Limits | None = None) -> None:
+    def __init__(self, command: str, image: str, limits: Limits | None = None, mounts: Sequence[Mount] = ()) -> None:
         self._engine, self._image, self._limits = Engine(tuple(shlex.split(command))), image, limits or Limits()
+        self._mounts = mounts
         self._name = f"{PREFIX}{owner_tag()}-{secrets.token_hex(6)}"
         self._folder = PrivateFolder()
         self._keeper: asyncio.subprocess.Process | None = None
@@ -178,7 +183,7 @@ class DockerSandbox:
                 f"(`{engine.name} info`); get the image with `{engine.name} pull {image}`, or name another one in "
                 "sandbox_image."
             )
-        argv = container_arguments(self._name, image, self._limits, self._folder.path / _PROFILE)
+        argv = container_arguments(self._name, image, self._limits, self._folder.path / _PROFILE, self._mounts)
         self._keeper = await start_host_process([*engine.argv, *argv], engine.env, "/", has_input=True)
         said = await self._line()
         if said != b"ready\n":

@@ -8,24 +8,34 @@
 What the settings name is what is used: a backend that does not work is an error, never a reason for another one.
 """
 
+from collections.abc import Sequence
+
+from agentic_opd.core.errors import ConfigError
 from agentic_opd.sandboxes.bubblewrap import BubblewrapSandbox
 from agentic_opd.sandboxes.config import SandboxConfig
 from agentic_opd.sandboxes.docker import DockerSandbox
-from agentic_opd.sandboxes.protocol import Limits, SandboxFactory
+from agentic_opd.sandboxes.protocol import Limits, Mount, SandboxFactory
 
 
-def sandbox_factory(config: SandboxConfig) -> SandboxFactory:
+def sandbox_factory(config: SandboxConfig, mounts: Sequence[Mount] = ()) -> SandboxFactory:
     """The factory of the backend that `config` names.
 
+    Args:
+        config: Which backend, and its limits.
+        mounts: What the sandboxes see of this machine beside what every sandbox sees.
+
     Raises:
+        ConfigError: That backend can't mount anything.
         SandboxError: That backend's extra is not installed.
     """
     limits = Limits.from_config(config)
+    if mounts and config.sandbox_backend not in ("bubblewrap", "docker"):
+        raise ConfigError(f"sandbox_backend {config.sandbox_backend} mounts nothing; use bubblewrap or docker")
     match config.sandbox_backend:
         case "bubblewrap":
-            return lambda: BubblewrapSandbox(limits)
+            return lambda: BubblewrapSandbox(limits, mounts)
         case "docker":
-            return lambda: DockerSandbox(config.sandbox_container_command, config.sandbox_image, limits)
+            return lambda: DockerSandbox(config.sandbox_container_command, config.sandbox_image, limits, mounts)
         case "swerex":
             from agentic_opd.sandboxes.swerex import SwerexSandbox
 

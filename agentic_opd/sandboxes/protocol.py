@@ -6,6 +6,7 @@ backend works on this machine is found out by running TRIAL in it.
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol, Self
 
 from agentic_opd.core.errors import SandboxError
@@ -38,6 +39,15 @@ class Limits:
         return Limits(
             memory_mb=config.sandbox_memory_mb, file_mb=config.sandbox_file_mb, disk_mb=config.sandbox_disk_mb
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """A file or folder of this machine that a sandbox sees, and can't change; sockets in it can be connected to."""
+
+    source: Path
+    target: str
+    """Where the sandbox sees it: an absolute path."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,16 @@ NO_FILES = f"{hashlib.sha256().hexdigest()}  -"
 """`digest_of` a directory without files."""
 
 
+def digest_command(left_out: Collection[str] = ()) -> str:
+    """The shell command that prints what `digest_of` returns."""
+    pruned = "\\( -name __pycache__ -o -name '.?*' \\) -prune"
+    others = "".join(f" ! -path {shlex.quote(f'./{path}')}" for path in sorted(left_out))
+    return (
+        f"find . {pruned} -o -type f -size -{_MAX_FILE_BYTES + 1}c{others} -print0 2>/dev/null "
+        "| LC_ALL=C sort -z | xargs -0r sha256sum -- 2>/dev/null | sha256sum"
+    )
+
+
 async def digest_of(sandbox: Sandbox, left_out: Collection[str] = ()) -> str:
     """A digest of the regular files that `get_files` would read, hidden ones not counted, and of their names.
 
@@ -50,13 +60,7 @@ async def digest_of(sandbox: Sandbox, left_out: Collection[str] = ()) -> str:
         Another text if a file was changed, added or removed. If the digest can't be made in time, one that is equal to
         no other.
     """
-    pruned = "\\( -name __pycache__ -o -name '.?*' \\) -prune"
-    others = "".join(f" ! -path {shlex.quote(f'./{path}')}" for path in sorted(left_out))
-    command = (
-        f"find . {pruned} -o -type f -size -{_MAX_FILE_BYTES + 1}c{others} -print0 2>/dev/null "
-        "| LC_ALL=C sort -z | xargs -0r sha256sum -- 2>/dev/null | sha256sum"
-    )
-    result = await sandbox.run(command, _TIMEOUT_S)
+    result = await sandbox.run(digest_command(left_out), _TIMEOUT_S)
     if result.timed_out or result.output_exceeded or result.exit_code != 0:
         return secrets.token_hex(32)
     return result.text.strip()

@@ -15,7 +15,6 @@ from agentic_opd.core.errors import WireError
 from agentic_opd.core.types import IGNORED, PROMPT_LOGPROB, EvidenceKind, StepScore, TurnOutcome
 from agentic_opd.wire.group import (
     SAME_LOGPROB,
-    ContextTurn,
     ControlKind,
     ControlReading,
     GapBaseline,
@@ -23,6 +22,7 @@ from agentic_opd.wire.group import (
     ScoredGroup,
     ScoredRollout,
     TurnRecord,
+    context_turn_from_wire,
     is_int,
     is_number,
     is_text,
@@ -154,7 +154,7 @@ def _context_form(entries: Any) -> Iterator[Problem]:
         return
     for index, entry in enumerate(cast(list[Any], entries)):
         try:
-            ContextTurn.from_wire(entry)
+            context_turn_from_wire(entry)
         except WireError as error:
             yield Problem(f", context turn {index}", str(error))
 

@@ -6,21 +6,25 @@ package does not know of a group is kept as it came, in `other`, and written aga
 
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, TypeGuard, TypeVar, cast, get_args
 
 from agentic_opd.core.errors import AlignmentError, WireError
 from agentic_opd.core.types import (
     IGNORED,
+    ContextTurn,
     DistillArrays,
     Episode,
     EvidenceKind,
     Message,
+    ProgramRun,
     StepScore,
+    StoppedFor,
     Task,
     TurnOutcome,
     VerifyOutcome,
     Vote,
+    WhyContext,
     check_lengths,
 )
 
@@ -36,12 +40,6 @@ HintSource = Literal["judge", "other_task", "none"]
 
 SAME_LOGPROB = 1e-6
 """Logprobs that differ by this at most (nats) are one, written twice."""
-
-
-WhyContext = Literal["not_sampled", "shared", "side", "altered_sampling"]
-"""Why an assistant's message is read and not learned from: the client wrote it, or wrote it back otherwise than it was
-sampled; it is learned from in another sequence of the group; it was asked for as a side turn; or it was sampled from a
-changed distribution."""
 
 
 Known = TypeVar("Known", bound=str)
@@ -237,37 +235,27 @@ _WRITTEN_IF_ANY: dict[str, Callable[[Any], Any]] = {
 _WRITTEN_IF_KNOWN = ("question", "step_score", "weight_version", "scored_version")
 
 
-@dataclass(frozen=True, slots=True)
-class ContextTurn:
-    """An assistant's message of a conversation that is context only: `overrides[i]["opd"]["context_turns"][t]`."""
+def context_turn_to_wire(turn: ContextTurn) -> dict[str, Any]:
+    """An entry of `overrides[i]["opd"]["context_turns"]` as plain JSON data."""
+    return {
+        "message": turn.message_index,
+        "why": turn.why,
+        **({"altered": list(turn.altered)} if turn.altered else {}),
+    }
 
-    message_index: int
-    """Its place in the rollout's messages."""
-    why: WhyContext
-    altered: tuple[str, ...] = ()
-    """The sampling parameters that changed the distribution, with `altered_sampling`."""
 
-    def to_wire(self) -> dict[str, Any]:
-        """The entry as plain JSON data."""
-        return {
-            "message": self.message_index,
-            "why": self.why,
-            **({"altered": list(self.altered)} if self.altered else {}),
-        }
+def context_turn_from_wire(value: object) -> ContextTurn:
+    """Read such an entry.
 
-    @classmethod
-    def from_wire(cls, value: object) -> "ContextTurn":
-        """Read an entry.
-
-        Raises:
-            WireError: it is not an object with the fields above.
-        """
-        row = _object(value)
-        why = _one_of(row.get("why"), *get_args(WhyContext))
-        index, altered = row.get("message"), row.get("altered", [])
-        if not is_int(index) or why is None or not (isinstance(altered, list) and all(map(is_text, altered))):
-            raise WireError(f"a context turn can't be read: {value!r}")
-        return cls(index, why, tuple(altered))
+    Raises:
+        WireError: it is not an object with the fields above.
+    """
+    row = _object(value)
+    why = _one_of(row.get("why"), *get_args(WhyContext))
+    index, altered = row.get("message"), row.get("altered", [])
+    if not is_int(index) or why is None or not (isinstance(altered, list) and all(map(is_text, altered))):
+        raise WireError(f"a context turn can't be read: {value!r}")
+    return ContextTurn(index, why, tuple(altered))
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,6 +301,8 @@ class ScoredRollout:
     session_id: str | None = None
     """The conversation that it is of, where a group holds several."""
     checks: VerdictCounts | None = None
+    program: ProgramRun | None = None
+    """How the program of `agent_command` ended, if one held the conversation."""
     other: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Entries of its `overrides` that this package does not know."""
 
@@ -383,7 +373,9 @@ class ScoredRollout:
             tool_calls=episode.tool_calls,
             tool_errors=episode.tool_errors,
             reward={name: getattr(reward, name) for name in ("correctness", "efficiency", "tool_usage")},
+            context_turns=episode.context_turns,
             checks=VerdictCounts(verification.outcome.value, verification.passed, verification.total),
+            program=episode.program,
         )
 
     @classmethod
@@ -392,7 +384,6 @@ class ScoredRollout:
         episode: Episode,
         *,
         given_reward: float | None,
-        context_turns: tuple[ContextTurn, ...] = (),
         rows: DistillArrays | None = None,
         turns: tuple[TurnRecord, ...] | None = None,
         session_id: str | None = None,
@@ -402,7 +393,6 @@ class ScoredRollout:
         Args:
             episode: One branch of the conversation.
             given_reward: What its client said that it was worth; None: nothing.
-            context_turns: The assistant's messages that are context only.
             rows: The teacher's rows; None if nothing was distilled.
             turns: The records of the turns; None if nothing was distilled.
             session_id: The conversation, where its group holds several.
@@ -419,7 +409,7 @@ class ScoredRollout:
             stop_reason=episode.stop_reason.value,
             reward=None if given_reward is None else {"client": given_reward},
             is_rewarded=given_reward is not None,
-            context_turns=context_turns,
+            context_turns=episode.context_turns,
             session_id=session_id,
         )
 
@@ -427,7 +417,7 @@ class ScoredRollout:
         """Its entry of `overrides`; what is None is left out."""
         opd: dict[str, Any] = {} if self.turns is None else {"turns": [turn.to_wire() for turn in self.turns]}
         if self.context_turns:
-            opd["context_turns"] = [turn.to_wire() for turn in self.context_turns]
+            opd["context_turns"] = [context_turn_to_wire(turn) for turn in self.context_turns]
         known = {
             "stop_reason": self.stop_reason,
             "turns": self.num_turns,
@@ -438,6 +428,7 @@ class ScoredRollout:
             and {"outcome": self.checks.outcome, "passed": self.checks.passed, "total": self.checks.total},
             "opd": opd or None,
             "session_id": self.session_id,
+            "program": self.program and asdict(self.program),
         }
         said = {name: value for name, value in known.items() if value is not None}
         return {**said, **({} if self.is_rewarded else {"reward": None}), **self.other}
@@ -599,7 +590,7 @@ def _about_rollout(overrides: dict[str, Any]) -> dict[str, Any]:
     if turns is not None:
         found["turns"] = tuple(TurnRecord.from_wire(turn) for turn in turns)
     if context is not None:
-        found["context_turns"] = tuple(ContextTurn.from_wire(turn) for turn in context)
+        found["context_turns"] = tuple(context_turn_from_wire(turn) for turn in context)
     if turns is not None or context is not None:
         del overrides["opd"]
     verdict, reward = _object(overrides.get("verification")), _object(overrides.get("reward"))
@@ -612,10 +603,23 @@ def _about_rollout(overrides: dict[str, Any]) -> dict[str, Any]:
     elif "reward" in overrides and overrides["reward"] is None:
         del overrides["reward"]
         found["is_rewarded"] = False
+    if (program := _program(overrides.get("program"))) is not None:
+        found["program"] = program
+        del overrides["program"]
     found |= _taken(overrides, stop_reason=is_text, tool_calls=is_int, tool_errors=is_int, session_id=is_text)
     if is_int(overrides.get("turns")):
         found["num_turns"] = overrides.pop("turns")
     return {**found, "other": overrides}
+
+
+def _program(value: object) -> ProgramRun | None:
+    row = _object(value)
+    numbers = [row.get(name) for name in ("exit_code", "other_sequences", "other_tokens")]
+    is_known = row.keys() == ProgramRun.__dataclass_fields__.keys() and all(map(is_int, numbers))
+    stopped = row.get("stopped")
+    if not is_known or not is_text(row["output"]) or stopped not in (None, *get_args(StoppedFor)):
+        return None
+    return ProgramRun(**row)
 
 
 def _taken(entries: dict[str, Any], **kinds: Callable[[object], bool]) -> dict[str, Any]:

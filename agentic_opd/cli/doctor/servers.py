@@ -151,7 +151,8 @@ async def check_prompts(setup: Setup) -> Note:
     train, held_out = load_train_and_eval(config)
     tasks = {task.task_id: task for task in (*train, *held_out)}
     limit = config.max_token_length
-    long = await asyncio.to_thread(too_long, tasks.values(), world, setup.known_chat(), limit)
+    by_program = config.agent_command is not None
+    long = await asyncio.to_thread(too_long, tasks.values(), world, setup.known_chat(), limit, by_program=by_program)
     if not long:
         return Note(f"the first prompts of all {len(tasks)} tasks fit {limit} tokens")
     what = described(long, len(tasks), limit)

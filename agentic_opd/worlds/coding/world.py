@@ -5,10 +5,11 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
-from agentic_opd.core.types import Task, ToolCall, ToolResult, Verification
+from agentic_opd.core.types import ProgramRun, Task, ToolCall, ToolResult, Verification
 from agentic_opd.sandboxes.factory import check_sandbox, sandbox_factory
-from agentic_opd.sandboxes.protocol import Sandbox
-from agentic_opd.sandboxes.workdir import NO_FILES, digest_of, get_files, put_files
+from agentic_opd.sandboxes.program import Program, run_program
+from agentic_opd.sandboxes.protocol import Mount, Sandbox
+from agentic_opd.sandboxes.workdir import NO_FILES, digest_command, digest_of, get_files, put_files
 from agentic_opd.worlds.coding.config import CodingConfig
 from agentic_opd.worlds.coding.tools import READING_TOOLS, TOOL_SPECS, ToolLimits, run_tool
 from agentic_opd.worlds.coding.verifier.verify import SOLUTION_FILE, verify
@@ -62,6 +63,14 @@ class CodingSession:
         before, self._digest = self._digest, await digest_of(self._sandbox, self._given)
         return replace(result, is_change=before != self._digest)
 
+    async def run_program(self, program: Program) -> ProgramRun:
+        """Run a program that does the episode's work, to its end; its requests say what they found of the files."""
+        return await run_program(self._sandbox, program, digest_command(self._given))
+
+    async def digest(self) -> str:
+        """A digest of the files that are judged."""
+        return await digest_of(self._sandbox, self._given)
+
     async def collect(self) -> Mapping[str, bytes]:
         """The files in the work directory."""
         return await get_files(self._sandbox)
@@ -85,7 +94,13 @@ class CodingWorld:
     @asynccontextmanager
     async def session(self, task: Task) -> AsyncGenerator[CodingSession]:
         """A fresh sandbox that holds the task's files."""
-        async with self._new_sandbox() as sandbox:
+        async with self.program_session(task, ()) as session:
+            yield session
+
+    @asynccontextmanager
+    async def program_session(self, task: Task, mounts: Sequence[Mount]) -> AsyncGenerator[CodingSession]:
+        """As `session`; `mounts` are what the sandbox sees of this machine besides."""
+        async with sandbox_factory(self._config, mounts)() as sandbox:
             await put_files(sandbox, task.files)
             yield CodingSession(sandbox, ToolLimits.from_config(self._config), task)
 

@@ -5,10 +5,9 @@ from typing import Any, Literal
 
 import pytest
 
-from agentic_opd.core.types import IGNORED, StopReason, Turn
+from agentic_opd.core.types import IGNORED, ContextTurn, StopReason, Turn
 from agentic_opd.gateway.turns import Branch, RecordedTurn, TurnTree, branches, record_of
 from agentic_opd.rollout.conversation import Completion
-from agentic_opd.wire.group import ContextTurn
 
 
 def turn(tree: TurnTree, turn_id: int, parent: int | None, **more: Any) -> RecordedTurn:
@@ -58,7 +57,7 @@ def test_one_branch_is_the_whole_conversation() -> None:
     assert episode.logprobs_T == (1.0, 1.0, -0.5, -0.25, 1.0, 1.0, -0.5, -0.25)
     assert contents(branch) == ["u1", "a1", "u2", "a2", "Well done."]
     assert (episode.task.task_id, episode.task.prompt, episode.task.hidden_tests) == ("session-1", "u1", None)
-    assert (episode.weight_version, branch.context) == (1, ())
+    assert (episode.weight_version, branch.episode.context_turns) == (1, ())
     assert episode.verification is None
 
 
@@ -71,7 +70,7 @@ def test_a_shared_turn_is_learned_from_in_the_first_branch_only() -> None:
     assert (learned(first), learned(second)) == ([10, 11, 20, 21], [30, 31])
     assert second.episode.tokens_T == (1, 2, 10, 11, 1, 2, 30, 31)
     assert second.episode.logprobs_T[2:4] == (1.0, 1.0)
-    assert second.context == (ContextTurn(1, "shared"),)
+    assert second.episode.context_turns == (ContextTurn(1, "shared"),)
     assert [one.start for one in second.episode.turns] == [6]
 
 
@@ -100,9 +99,12 @@ def test_altered_turns_are_context_unless_they_are_wanted() -> None:
     turn(tree, 1, None, altered=("top_k",))
     turn(tree, 2, 1)
     (branch,) = made(tree)
-    assert (learned(branch), branch.context) == ([20, 21], (ContextTurn(1, "altered_sampling", ("top_k",)),))
+    assert (learned(branch), branch.episode.context_turns) == (
+        [20, 21],
+        (ContextTurn(1, "altered_sampling", ("top_k",)),),
+    )
     (branch,) = made(tree, learn_from_altered=True)
-    assert (learned(branch), branch.context) == ([10, 11, 20, 21], ())
+    assert (learned(branch), branch.episode.context_turns) == ([10, 11, 20, 21], ())
 
 
 def test_what_the_client_brought_is_context() -> None:
@@ -111,7 +113,7 @@ def test_what_the_client_brought_is_context() -> None:
     one = turn(tree, 1, None, messages=tuple({"role": role, "content": text} for role, text in texts))
     tree.turns[1] = replace(one, place=Turn(2, 4, 2, 1, 3))
     (branch,) = made(tree)
-    assert branch.context == (ContextTurn(1, "not_sampled"),)
+    assert branch.episode.context_turns == (ContextTurn(1, "not_sampled"),)
     assert learned(branch) == [10, 11]
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from agentic_opd.core.errors import WireError
+from agentic_opd.core.types import ContextTurn
 from agentic_opd.wire.checks import GroupChecker, read_group
-from agentic_opd.wire.group import ContextTurn
 
 from .sample import CHAT, HINT, IDS, KNOWN_MORE, SCORED, TOKENS, UNSCORED, group, k_1_group, known_more
 

@@ -6,8 +6,9 @@ from typing import Any, get_args
 
 import pytest
 
+from agentic_opd.core.types import WhyContext
 from agentic_opd.wire.checks import GroupChecker
-from agentic_opd.wire.group import ScoredGroup, TurnRecord, WhyContext
+from agentic_opd.wire.group import ScoredGroup, TurnRecord
 from tests.support.places import ROOT
 
 PAGE = (ROOT / "docs" / "wire_format.md").read_text()

@@ -1,0 +1,183 @@
+"""A request -> sampled turns: the prompt that goes on from a session's turns, its choices, each kept when it is whole.
+
+Whoever keeps sessions (the gateway in a journal, an environment for one episode) hands in how a turn is kept.
+"""
+
+import asyncio
+import itertools
+import json
+import logging
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+from renderers import Renderer
+
+from agentic_opd.core.errors import RendererError, ServerMismatchError
+from agentic_opd.gateway.choice import Choice, Finished, Piece
+from agentic_opd.gateway.errors import RefusedError
+from agentic_opd.gateway.policy import SamplingServer
+from agentic_opd.gateway.request import Asked
+from agentic_opd.gateway.sessions import Place, Session
+from agentic_opd.gateway.telemetry import Telemetry
+from agentic_opd.gateway.turns import Path, RecordedTurn, conversation, recorded
+from agentic_opd.rollout.chat import Chat
+from agentic_opd.rollout.conversation import Conversation
+
+logger = logging.getLogger(__name__)
+
+CONTEXT_FULL = "context_length_exceeded"
+"""The code of a request that is refused because its prompt leaves no room for an answer."""
+_CHATS_KEPT = 64
+"""Sets of tools whose renderings are kept ready."""
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """The first thing of an answer: its session, and how long its prompt is."""
+
+    session_id: str
+    prompt_tokens: int
+
+
+Answer = AsyncGenerator[Begun | Piece | Finished]
+"""`Begun`, then pieces of the choices as they are sampled, each choice's `Finished` last."""
+
+Keep = Callable[[Session, RecordedTurn], Awaitable[None]]
+"""Keeps a finished turn; it is called before the turn's `Finished` comes, even if the client goes meanwhile."""
+
+
+class Sampler:
+    """Prompts, samples, and hands on what was sampled."""
+
+    def __init__(
+        self, renderer: Renderer, tokenizer: Any, telemetry: Telemetry, keep: Keep, first_turn_id: int = 1
+    ) -> None:
+        """Prepare; turns are numbered from `first_turn_id` on."""
+        self._renderer, self._tokenizer, self._telemetry, self._keep = renderer, tokenizer, telemetry, keep
+        self._chats = OrderedDict[str, Chat]()
+        self._turn_ids = itertools.count(first_turn_id)
+
+    def prompted(self, place: Place, asked: Asked) -> tuple[Conversation, Path | tuple[()]]:
+        """The conversation with the request's prompt, and the turns that it goes on from.
+
+        A template that rewrites earlier messages can't go on from them: then all is rendered from the beginning.
+
+        Raises:
+            RefusedError: 400, the messages can't be rendered.
+        """
+        chat = self._chat(asked.tools)
+        if place.path:
+            talk = conversation(chat, place.path)
+            talk.answer(place.new)
+            try:
+                talk.prompt()
+            except RendererError:  # Its text may quote the messages.
+                logger.warning("the chat template rewrites earlier messages: a conversation goes on as a branch")
+            else:
+                return talk, place.path
+        talk = Conversation(chat, asked.messages)
+        try:
+            talk.prompt()
+        except RendererError as error:
+            raise RefusedError(400, f"the messages can't be written as a prompt: {error}", "messages") from error
+        return talk, ()
+
+    async def sampled(
+        self,
+        asked: Asked,
+        session: Session,
+        server: SamplingServer,
+        talk: Conversation,
+        path: Path | tuple[()],
+        *,
+        context: int,
+    ) -> Answer:
+        """Sample the answer to a prompt.
+
+        Args:
+            asked: The request.
+            session: Whose turn it becomes.
+            server: Samples it.
+            talk: The conversation with its prompt, as `path` from `prompted`.
+            path: The turns that it goes on from.
+            context: Tokens that a sequence may hold.
+
+        Raises:
+            RefusedError: 400, there is no room for an answer, or vLLM refuses a parameter.
+            OutputError, ServerError: the turn could not be kept, or not be sampled.
+        """
+        prompt_ids = list(talk.prompt())
+        room = context - len(prompt_ids)
+        if room < 1:
+            raise RefusedError(
+                400,
+                f"the messages are {len(prompt_ids)} tokens long; at most {context - 1} are read",
+                "messages",
+                CONTEXT_FULL,
+            )
+        stop_ids = [*talk.chat.stop_token_ids, *asked.sampling.get("stop_token_ids", ())]
+        stop = {"stop": list(asked.stop)} if asked.stop else {}
+        params = {**asked.sampling, "stop_token_ids": stop_ids, **stop}
+        keeps_stop = bool(asked.sampling.get("include_stop_str_in_output"))
+        choices = [Choice(i, talk.chat, prompt_ids, len(talk.messages), keeps_stop) for i in range(asked.n)]
+        open_choices = set(range(asked.n))
+        yield Begun(session.session_id, len(prompt_ids))
+        self._telemetry.tokens.labels("prompt").inc(len(prompt_ids))
+        deltas = server.sample(
+            prompt_ids,
+            n=asked.n,
+            max_tokens=min(room, asked.max_tokens or room),
+            top_logprobs=asked.top_logprobs or 0,
+            params=params,
+        )
+        async with aclosing(deltas):
+            async for delta in deltas:
+                if delta.index not in open_choices:
+                    raise ServerMismatchError(f"{server.url} went on with choice {delta.index}, which it had not begun")
+                piece = choices[delta.index].take(delta, asked.stop)
+                if piece is not None:
+                    yield piece
+                if delta.finish_reason is not None:
+                    open_choices.remove(delta.index)
+                    finished = choices[delta.index].finish(delta)
+                    recording = asyncio.create_task(self._record(asked, session, talk.fork(), path, finished))
+                    try:
+                        await asyncio.shield(recording)
+                    except asyncio.CancelledError:  # The client went; the turn is finished all the same.
+                        await recording
+                        raise
+                    yield finished
+        if open_choices:
+            raise ServerMismatchError(f"{server.url} ended its stream before {len(open_choices)} of its choices")
+
+    async def _record(
+        self, asked: Asked, session: Session, talk: Conversation, path: Path | tuple[()], finished: Finished
+    ) -> None:
+        """Add a finished choice to its conversation, and have it kept."""
+        talk.add(finished.completion, parse=False)
+        turn = recorded(
+            talk,
+            path,
+            next(self._turn_ids),
+            finished.completion,
+            finished.message,
+            turn_type=asked.turn_type,
+            sampling={**asked.sampling, **({"stop": list(asked.stop)} if asked.stop else {})},
+            altered=asked.altered,
+        )
+        await self._keep(session, turn)
+        self._telemetry.turns.labels(turn.turn_type).inc()
+        self._telemetry.tokens.labels("completion").inc(len(turn.completion.token_ids))
+        if finished.rewrote:
+            self._telemetry.unlike.inc()
+
+    def _chat(self, tools: Sequence[dict[str, Any]]) -> Chat:
+        key = json.dumps(list(tools), sort_keys=True)
+        chat = self._chats.pop(key, None) or Chat(self._renderer, self._tokenizer, tools)
+        self._chats[key] = chat
+        while len(self._chats) > _CHATS_KEPT:
+            self._chats.popitem(last=False)
+        return chat

@@ -1,0 +1,90 @@
+"""A whole program in a sandbox that may ask one server outside of it, and nothing else of any network.
+
+program -> 127.0.0.1:PORT (program_inside.py, in the sandbox) -> a Unix socket that the sandbox sees -> the server
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from pathlib import Path
+
+from agentic_opd.core.text import cut_middle
+from agentic_opd.core.types import ProgramRun, StoppedFor
+from agentic_opd.sandboxes.protocol import CommandResult, Mount, Sandbox
+
+SOCKET_NAME = "socket"
+_SOCKET_FOLDER = "/run/agentic-opd"
+_TASK_FILE = "task.md"
+_BOOT = "exec python -I -S -c 'import sys; exec(sys.stdin.buffer.readline())'"
+_OUTPUT_CHARS = 4000
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A program to run, and what it is told."""
+
+    command: str
+    """A shell command; it runs in the work directory."""
+    task: str
+    """What it is to do: in the variable TASK, where that is not too long for one, and in the file TASK_FILE."""
+    api_key: str
+    model: str
+    timeout_s: float
+    variables: Mapping[str, str]
+    """Further environment variables."""
+
+
+_MAX_VARIABLE_BYTES = 2**16
+"""The kernel takes 128 KiB in one variable."""
+
+
+def socket_mount(folder: Path) -> Mount:
+    """How a sandbox sees the folder of the server's socket, which is called SOCKET_NAME there."""
+    return Mount(folder, _SOCKET_FOLDER)
+
+
+async def run_program(sandbox: Sandbox, program: Program, digest: str) -> ProgramRun:
+    """Run a program to its end.
+
+    Args:
+        sandbox: An entered sandbox that has the mount of `socket_mount`.
+        program: The program.
+        digest: A shell command that says what the work directory holds; each request of the program carries it.
+
+    Raises:
+        SandboxError: the sandbox itself does not work.
+    """
+    task = program.task.replace("\0", "\ufffd").encode(errors="replace").decode()
+    variables = {
+        **{"OPENAI_API_KEY": program.api_key, "OPENAI_MODEL": program.model},
+        **({"TASK": task} if len(task.encode()) <= _MAX_VARIABLE_BYTES else {}),
+        **program.variables,
+    }
+    job = {
+        "command": program.command,
+        "task": task,
+        "task_file": _TASK_FILE,
+        "variables": variables,
+        "digest": digest,
+        "socket": f"{_SOCKET_FOLDER}/{SOCKET_NAME}",
+    }
+    stdin = f"exec({_inside()!r})\n{json.dumps(job)}\n".encode()
+    result = await sandbox.run(_BOOT, program.timeout_s, stdin=stdin)
+    return ProgramRun(result.exit_code, _stopped(result), cut_middle(result.text.strip(), _OUTPUT_CHARS))
+
+
+def _stopped(result: CommandResult) -> StoppedFor | None:
+    limits: dict[StoppedFor, bool] = {
+        "disk": result.disk_exceeded,
+        "memory": result.memory_exceeded,
+        "output": result.output_exceeded,
+        "time": result.timed_out,
+    }
+    return next((name for name, is_over in limits.items() if is_over), None)
+
+
+@cache
+def _inside() -> str:
+    return resources.files("agentic_opd.sandboxes").joinpath("program_inside.py").read_text()
