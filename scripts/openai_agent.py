@@ -23,7 +23,10 @@ def run(name: str, arguments: dict[str, str]) -> str:
     return done.stdout + done.stderr or "[no output]"
 
 
-TOOLS = [tool("terminal", "Run a shell command.", command=TEXT), tool("write_file", "Write a file.", path=TEXT, content=TEXT)]
+TOOLS = [
+    tool("terminal", "Run a shell command.", command=TEXT),
+    tool("write_file", "Write a file.", path=TEXT, content=TEXT),
+]
 client, model = OpenAI(), os.environ["OPENAI_MODEL"]
 messages = [{"role": "system", "content": "You are a coding agent."}, {"role": "user", "content": os.environ["TASK"]}]
 while True:

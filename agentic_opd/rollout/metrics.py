@@ -14,6 +14,9 @@ _STOPS = {
     StopReason.MAX_TURNS: "after max_turns turns",
     StopReason.CONTEXT_FULL: "because max_token_length left no room for another turn",
     StopReason.RENDER_ERROR: "because the renderer failed on a turn or on the prompt after it; the log says how",
+    StopReason.AGENT_FAILED: "because the program of agent_command ended with another exit code than 0, or was stopped "
+    "for the memory, disk or output that it took",
+    StopReason.AGENT_TIMEOUT: "because the program of agent_command took longer than agent_timeout_s",
     StopReason.SANDBOX_DIED: "because their sandbox did, while a fresh one works; the log says how. They earn nothing",
 }
 
@@ -33,6 +36,11 @@ EPISODE_METRICS = (
     Metric("train/completion_lengths_std", "tokens", "their standard deviation (of the episodes at hand)"),
     Metric("train/completion_lengths_min", "tokens", "fewest sampled tokens of an episode"),
     Metric("train/completion_lengths_max", "tokens", "most sampled tokens of an episode"),
+    Metric(
+        "train/left_out_tokens",
+        "tokens",
+        "mean tokens that the program of agent_command sampled in other sequences than the episode's",
+    ),
     *(Metric(f"train/stop/{stop.value}", "share", f"episodes that ended {text}") for stop, text in _STOPS.items()),
 )
 
@@ -78,6 +86,9 @@ def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
         "train/completion_lengths_min": float(min(lengths)),
         "train/completion_lengths_max": float(max(lengths)),
     }
+    programs = [e.program for e, _, _ in scored if e.program is not None]
+    if programs:
+        metrics["train/left_out_tokens"] = fmean(program.other_tokens for program in programs)
     for reason in _STOPS:  # An episode that ended otherwise is not kept.
         metrics[f"train/stop/{reason.value}"] = fmean(e.stop_reason is reason for e, _, _ in scored)
     return metrics

@@ -4,18 +4,23 @@ import asyncio
 import hashlib
 import os
 import signal
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agentic_opd.core.errors import SandboxError
-from agentic_opd.core.types import Task, ToolCall, VerifyOutcome
-from agentic_opd.sandboxes.factory import check_sandbox
+from agentic_opd.core.types import ProgramRun, Task, ToolCall, VerifyOutcome
+from agentic_opd.sandboxes.factory import check_sandbox, sandbox_factory
+from agentic_opd.sandboxes.program import Program, run_program, socket_mount
 from agentic_opd.sandboxes.protocol import Sandbox
-from agentic_opd.sandboxes.workdir import get_files, put_files
+from agentic_opd.sandboxes.workdir import digest_command, get_files, put_files
+from agentic_opd.worlds.coding.config import CodingConfig
 from agentic_opd.worlds.coding.tools import ToolLimits, run_tool
 from agentic_opd.worlds.coding.verifier.verify import verify
+from tests.support.door import door
 from tests.support.sandbox_backends import (
     BACKENDS,
     SECRET,
@@ -292,3 +297,22 @@ def test_a_server_that_is_not_there_or_knows_another_token(backend: Backend) -> 
         backend.run_all("true", sandbox_swerex_token="another")
     with pytest.raises(SandboxError, match=r"no SWE-ReX server answers at http://127.0.0.1:9: .*swerex-remote"):
         backend.run_all("true", sandbox_swerex_url="http://127.0.0.1:9")
+
+
+@pytest.mark.parametrize("backend", ["bubblewrap", "docker"], indirect=True)
+def test_a_program_reaches_one_socket(backend: Backend) -> None:
+    ask = "import os, urllib.request as u; print(u.urlopen(os.environ['OPENAI_BASE_URL'] + '/one').read().decode())"
+    program = Program(f'python -c "{ask}"; cat "$TASK_FILE"; exit 3', "Write f.", "a-key", "a-model", 60.0, {})
+
+    async def main(folder: Path) -> ProgramRun:
+        settings = CodingConfig(sandbox_backend=backend.name, **backend.settings)  # type: ignore[arg-type]
+        async with sandbox_factory(settings, [socket_mount(folder)])() as box:
+            return await run_program(box, program, digest_command())
+
+    # The path of a socket has 107 bytes at most.
+    with tempfile.TemporaryDirectory() as name, door(Path(name)) as server:
+        ended = asyncio.run(main(Path(name)))
+    assert (ended.exit_code, ended.stopped) == (3, None)
+    assert ended.output == '{"path": "/v1/one"}\nWrite f.'
+    (request,) = server.requests
+    assert len(request.headers["X-Workspace"].split()[0]) == 64

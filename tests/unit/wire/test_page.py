@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 import pytest
 
-from agentic_opd.core.types import WhyContext
+from agentic_opd.core.types import ProgramRun, StoppedFor, WhyContext
 from agentic_opd.wire.checks import GroupChecker
 from agentic_opd.wire.group import ScoredGroup, TurnRecord
 from tests.support.places import ROOT
@@ -76,3 +76,12 @@ def test_it_names_every_field_of_a_record() -> None:
 def test_it_names_every_reason_for_which_a_turn_is_context() -> None:
     table = PAGE.partition("| `why` | the message |")[2].partition("\n## ")[0]
     assert re.findall(r"(?m)^\| `(\w+)`", table) == list(get_args(WhyContext))
+
+
+def test_it_names_every_field_of_a_program() -> None:
+    section = PAGE.partition("## A program's episode")[2].partition("\n## ")[0]
+    named = {name for row in re.findall(r"(?m)^\| (`.*?) \|", section) for name in re.findall(r"`(\w+)`", row)}
+    assert named == set(ProgramRun.__dataclass_fields__)
+    limits = re.search(r"stopped for: (.*?);", section)
+    assert limits is not None
+    assert tuple(re.findall(r"`(\w+)`", limits[1])) == get_args(StoppedFor)
