@@ -29,8 +29,8 @@ class AgentEnvConfig(RunConfig, RolloutConfig, CodingConfig, IdleEnvSettings):
     def _check_program(self) -> "AgentEnvConfig":
         if self.agent_command is not None and self.sandbox_backend not in ("bubblewrap", "docker"):
             raise ValueError(
-                f"agent_command needs sandbox_backend bubblewrap or docker, got {self.sandbox_backend}: the others give a "
-                "program no way to the policy"
+                f"agent_command needs sandbox_backend bubblewrap or docker, got {self.sandbox_backend}: the others "
+                "give a program no way to the policy"
             )
         return self
 
