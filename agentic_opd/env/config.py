@@ -7,7 +7,7 @@ them objects of Atropos' own classes too when an environment is made.
 from functools import cache
 from typing import Annotated, Any
 
-from pydantic import BaseModel, Field, create_model
+from pydantic import BaseModel, Field, create_model, model_validator
 
 from agentic_opd.distill.config import DistillConfig
 from agentic_opd.rollout.config import RolloutConfig
@@ -24,6 +24,15 @@ class AgentEnvConfig(RunConfig, RolloutConfig, CodingConfig, IdleEnvSettings):
     tokenizer_name: Annotated[str, MOST_USED] = Field(
         default="", description="Tokenizer of the policy. Unset: that of the server's model."
     )
+
+    @model_validator(mode="after")
+    def _check_program(self) -> "AgentEnvConfig":
+        if self.agent_command is not None and self.sandbox_backend not in ("bubblewrap", "docker"):
+            raise ValueError(
+                f"agent_command needs sandbox_backend bubblewrap or docker, got {self.sandbox_backend}: the others "
+                "give a program no way to the policy"
+            )
+        return self
 
 
 class AgenticOPDEnvConfig(DistillConfig, AgentEnvConfig):

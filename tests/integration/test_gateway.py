@@ -22,7 +22,7 @@ from agentic_opd.cli.validate import validate
 from agentic_opd.worlds.coding.tools import TOOL_SPECS
 from tests.support.gateway import Served, served
 from tests.support.places import MODEL
-from tests.support.recording_proxy import RecordingProxy, recording_proxy
+from tests.support.recording_proxy import RecordingProxy, recording_proxy, seen
 from tests.support.scripted_judge import POSITIVE, judge_server
 from tests.support.waiting import until
 
@@ -56,17 +56,6 @@ def gateway(proxy: RecordingProxy, tmp_path_factory: pytest.TempPathFactory) -> 
             yield gateway
             assert validate(gateway.folder / "groups.jsonl").violations == 0
             assert "a-key" not in gateway.log.read_text()
-
-
-def seen(proxy: RecordingProxy) -> list[tuple[list[int], list[list[int]]]]:
-    """(prompt ids, sampled ids of each choice) of every stream that passed, in the order of the answers."""
-    found: list[tuple[list[int], list[list[int]]]] = []
-    for request, answer in proxy.streams("/generate"):
-        choices: list[list[int]] = [[] for _ in range(request["n"])]
-        for event in answer:
-            choices[event["index"]] += event["token_ids"]
-        found.append((request["prompt"]["prompt_token_ids"], choices))
-    return found
 
 
 def message_of(answer: Any, choice: int = 0) -> dict[str, Any]:

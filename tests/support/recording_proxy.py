@@ -123,6 +123,17 @@ class RecordingProxy:
             client.flush()
 
 
+def seen(proxy: RecordingProxy) -> list[tuple[list[int], list[list[int]]]]:
+    """(prompt ids, sampled ids of each choice) of every stream of the policy that passed, as they were answered."""
+    found: list[tuple[list[int], list[list[int]]]] = []
+    for request, answer in proxy.streams("/generate"):
+        choices: list[list[int]] = [[] for _ in range(request["n"])]
+        for event in answer:
+            choices[event["index"]] += event["token_ids"]
+        found.append((request["prompt"]["prompt_token_ids"], choices))
+    return found
+
+
 def parsed(body: bytes) -> Any:
     try:
         return json.loads(body)

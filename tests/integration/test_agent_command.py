@@ -1,0 +1,93 @@
+"""`agent_command` as a person uses it: a plain `openai` script in the sandbox, in all modes, on a real server."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.environment import command, process, read_lines, serving, validate
+from tests.support.places import ROOT
+from tests.support.recording_proxy import recording_proxy, seen
+from tests.support.sandboxes import needs_bwrap
+from tests.support.trajectory import trajectory_api
+
+pytestmark = [pytest.mark.vllm, needs_bwrap]
+
+SCRIPT = ROOT / "scripts" / "openai_agent.py"
+AGENT = (
+    *("--env.agent_command", f"{sys.executable} {SCRIPT}"),
+    *("--env.agent_mounts", json.dumps([sys.prefix, str(SCRIPT.parent)])),
+)
+
+
+def test_its_episodes_are_what_was_read_and_sampled(vllm_server: Any, tmp_path: Path) -> None:
+    out = tmp_path / "groups.jsonl"
+    with recording_proxy(vllm_server.base_url) as proxy:
+        done = process(proxy.url, out, *AGENT, "--env.total_steps", "3")
+        sampled = seen(proxy)
+    assert done.returncode == 0, done.stderr
+    groups = read_lines(out)
+    assert len(groups) == 3
+    assert validate(out).returncode == 0
+    sequences = [
+        (tokens, mask) for group in groups for tokens, mask in zip(group["tokens"], group["masks"], strict=True)
+    ]
+    assert len(sequences) == 12
+    for tokens, mask in sequences:
+        turns = [(prompt, ids) for prompt, (ids,) in sampled if tokens[: len(prompt) + len(ids)] == prompt + ids]
+        assert {len(prompt + ids) for prompt, ids in turns} >= {len(tokens)}, "it ends with a turn that was sampled"
+        assert sum(token != -100 for token in mask) in {
+            sum(len(ids) for _, ids in turns),
+            # The same turn may have been sampled in two episodes.
+            sum(len(ids) for ids in {len(prompt): ids for prompt, ids in turns}.values()),
+        }
+    for group in groups:
+        for overrides in group["overrides"]:
+            assert overrides["stop_reason"] in ("finished", "agent_failed", "max_turns", "context_full")
+            assert set(overrides["program"]) == {"exit_code", "stopped", "output", "other_sequences", "other_tokens"}
+            assert (overrides["stop_reason"] == "finished") == (overrides["program"]["exit_code"] == 0)
+            assert len(overrides["opd"]["turns"]) == overrides["turns"] > 0
+    evidence = {
+        kind for g in groups for o in g["overrides"] for t in o["opd"]["turns"] for kind in t.get("evidence", ())
+    }
+    assert "verdict" in evidence
+    request = next(iter(proxy.streams("/generate")))[0]
+    assert request["temperature"] == 1.0
+
+
+def test_it_is_evaluated(vllm_server: Any, tmp_path: Path) -> None:
+    argv = command("evaluate", vllm_server.base_url, "--env.data_dir_to_save_evals", str(tmp_path), *AGENT)
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    rows = read_lines(tmp_path / "samples.jsonl")
+    assert len(rows) == 8
+    assert any(row["checks_passed"] > 0 for row in rows)
+
+
+def test_it_is_served(vllm_server: Any, tmp_path: Path) -> None:
+    url = vllm_server.base_url
+    with trajectory_api(tmp_path / "api.log") as api, serving(api.url, url, tmp_path, *AGENT) as env:
+        env.wait_for("waiting for a trainer")
+        api.register_trainer(batch_size=4, num_steps=2)
+        batch = api.batch()
+        api.batch()
+        assert env.process.wait(120) == 0, env.said()
+    assert sum(len(group["tokens"]) for group in batch) == 4
+    assert all(group["overrides"][0]["program"]["exit_code"] is not None for group in batch)
+
+
+def test_a_command_that_is_none_is_said(vllm_server: Any, tmp_path: Path) -> None:
+    out = tmp_path / "groups.jsonl"
+    done = process(vllm_server.base_url, out, "--env.agent_command", "no-such-agent", "--env.total_steps", "1")
+    assert done.returncode == 1
+    assert "made no request on task" in done.stderr
+    assert "no-such-agent: command not found" in done.stderr
+    done = process(vllm_server.base_url, out, *AGENT, "--env.sandbox_backend", "unsafe-local")
+    assert done.returncode == 2
+    assert "agent_command needs sandbox_backend bubblewrap or docker, got unsafe-local" in done.stderr
+    done = process(vllm_server.base_url, out, *AGENT[:2], "--env.agent_mounts", '["/no/such/folder"]')
+    assert done.returncode == 2
+    assert "agent_mounts names what is not there: /no/such/folder" in done.stderr
