@@ -1,6 +1,7 @@
 """The demo policy: what it is taught (variants, transcripts), how it is measured, and its weights in `policy/`.
 
-It shows the machinery, not quality. `scripts/train_demo_policy` trains it from nothing; no module here imports torch.
+It shows the machinery, not quality. `scripts/train_demo_policy` trains it from nothing. `mini_swe/` is an adapter that
+teaches it another agent's format.
 """
 
 from pathlib import Path
