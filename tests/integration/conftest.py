@@ -35,6 +35,7 @@ FIRST = {
         "test_trainer",
         "test_pushes",
         "test_gateway_pushes",
+        "test_gateway_kills",
         "test_several_servers",
         "test_dead_server",
     ),

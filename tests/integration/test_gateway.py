@@ -6,21 +6,17 @@ import os
 import shutil
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from random import Random
 from typing import Any
 
-import httpx
 import pytest
-from local_server import LocalServer, end_of, free_port
-from openai import AsyncOpenAI, BadRequestError, NotFoundError, OpenAI, OpenAIError
+from local_server import LocalServer, end_of
+from openai import AsyncOpenAI, BadRequestError, NotFoundError
 
 from agentic_opd.cli.validate import validate
 from agentic_opd.worlds.coding.tools import TOOL_SPECS
-from tests.support.gateway import Served, served
+from tests.support.gateway import Served, served, starts_of
 from tests.support.places import MODEL
 from tests.support.recording_proxy import RecordingProxy, recording_proxy, seen
 from tests.support.scripted_judge import POSITIVE, judge_server
@@ -209,59 +205,3 @@ def test_a_killed_gateway_goes_on_with_its_sessions(proxy: RecordingProxy, tmp_p
         assert second.process.wait(30) == 0, end_of(second.log)
     assert later[: len(prompt) + len(ids)] == prompt + ids
     assert group["tokens"] == [later + sampled]
-
-
-SESSIONS, TURNS, KILLS = 4, 6, 4
-
-
-def test_whenever_it_is_killed_no_finished_turn_is_lost_or_written_twice(
-    vllm_server: LocalServer, tmp_path: Path
-) -> None:
-    """Clients go on until each has had its turns, whatever happens to the gateway between; then all groups are read."""
-    port, flags = free_port(), ("--env.opd_enabled", "false")
-    random = Random(7)
-
-    def talk(number: int) -> list[Any]:
-        messages: list[Any] = [SYSTEM, {"role": "user", "content": f"Say {number}."}]
-        headers = {"X-Session-Id": f"s{number}"}
-        with OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="a-key", max_retries=0) as client:
-            while len(messages) < 2 * TURNS + 2:
-                try:
-                    text, is_whole = "", False
-                    for chunk in client.chat.completions.create(
-                        model=MODEL, messages=messages, max_tokens=8, stream=True, extra_headers=headers
-                    ):
-                        text += chunk.choices[0].delta.content or ""
-                        is_whole = is_whole or chunk.choices[0].finish_reason is not None
-                except (OpenAIError, httpx.HTTPError):
-                    time.sleep(0.1)
-                    continue
-                if is_whole:
-                    messages += [{"role": "assistant", "content": text}, {"role": "user", "content": f"On, {number}."}]
-        return messages[:-1]
-
-    with ThreadPoolExecutor(SESSIONS) as clients:
-        talks = [clients.submit(talk, number) for number in range(SESSIONS)]
-        for _ in range(KILLS):
-            with served(vllm_server.base_url, tmp_path, *flags, port=port) as gateway:
-                time.sleep(random.uniform(0.05, 0.8))
-                gateway.process.kill()
-                gateway.process.wait()
-        with served(vllm_server.base_url, tmp_path, *flags, port=port) as gateway:
-            histories = [one.result(timeout=240) for one in talks]
-            groups = [gateway.end(f"s{number}") for number in range(SESSIONS)]
-    assert validate(tmp_path / "groups.jsonl").violations == 0
-    for history, group in zip(histories, groups, strict=True):
-        said = [[(message["role"], message["content"]) for message in messages] for messages in group["messages"]]
-        expected = [(message["role"], message["content"]) for message in history]
-        assert said.count(expected) == 1, "the whole conversation, as its client saw it, is one branch"
-        learned = [start for mask in group["masks"] for start in starts_of(mask)]
-        context = [turn for about in group["overrides"] for turn in about.get("opd", {}).get("context_turns", ())]
-        assert len(learned) + len(context) == sum(role == "assistant" for one in said for role, _ in one)
-        assert {turn["why"] for turn in context} <= {"shared"}
-    assert len((tmp_path / "groups.jsonl").read_text().splitlines()) == SESSIONS
-
-
-def starts_of(mask: list[int]) -> list[int]:
-    """Where runs of sampled tokens begin; between two turns there is a prompt."""
-    return [at for at, value in enumerate(mask) if value != -100 and (at == 0 or mask[at - 1] == -100)]

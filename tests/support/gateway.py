@@ -16,6 +16,19 @@ from .places import MODEL, ROOT
 from .waiting import until
 
 
+def request(url: str, body: Any = None) -> Any:
+    """Ask a gateway as the client of the key that it has here."""
+    headers = {"Authorization": "Bearer a-key", "Content-Type": "application/json"}
+    data = None if body is None else json.dumps(body).encode()
+    with urllib.request.urlopen(urllib.request.Request(url, data, headers), timeout=60) as answer:
+        return json.load(answer)
+
+
+def starts_of(mask: list[int]) -> list[int]:
+    """Where runs of sampled tokens begin; between two turns there is a prompt."""
+    return [at for at, value in enumerate(mask) if value != -100 and (at == 0 or mask[at - 1] == -100)]
+
+
 class Served:
     """A gateway process."""
 
@@ -27,10 +40,7 @@ class Served:
         self.client = OpenAI(base_url=f"{self.url}/v1", api_key="a-key", max_retries=0)
 
     def ask(self, path: str, body: Any = None) -> Any:
-        headers = {"Authorization": "Bearer a-key", "Content-Type": "application/json"}
-        data = None if body is None else json.dumps(body).encode()
-        with urllib.request.urlopen(urllib.request.Request(self.url + path, data, headers), timeout=60) as answer:
-            return json.load(answer)
+        return request(self.url + path, body)
 
     def metric(self, name: str) -> float:
         """The sum of a metric's values."""

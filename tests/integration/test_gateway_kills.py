@@ -1,0 +1,169 @@
+"""Gateway, policy and trajectory API are killed at random moments while clients talk: nothing is lost, or kept twice.
+
+`OPD_TEST_KILLS=20 pytest -s tests/integration/test_gateway_kills.py` kills more often than every run of the tests does.
+"""
+
+import json
+import os
+import threading
+import time
+import urllib.error
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import httpx
+import pytest
+from local_server import free_port
+from openai import OpenAI, OpenAIError
+
+from agentic_opd.cli.validate import validate
+from tests.support.environment import read_lines
+from tests.support.gateway import Served, request, served
+from tests.support.places import MODEL
+from tests.support.trajectory import Trajectories, ids_of, trajectory_api
+from tests.support.vllm import RootedServer
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.vllm
+
+PARTS = ("gateway", "policy", "api")
+KILLS = int(os.environ.get("OPD_TEST_KILLS", "3"))
+CLIENTS, TURNS = 4, 4
+
+History = list[dict[str, str]]
+
+
+class Talkers:
+    """Clients that hold one session after the other, and try again whatever happens, until they are told to stop."""
+
+    def __init__(self, port: int) -> None:
+        self.histories: dict[str, History] = {}
+        """What each ended session's client has said and read, by the session's name."""
+        self.failures = 0
+        self._url, self._stop = f"http://127.0.0.1:{port}", threading.Event()
+        self._threads = ThreadPoolExecutor(CLIENTS)
+        self._talks = [self._threads.submit(self._talk, client) for client in range(CLIENTS)]
+
+    def finish(self) -> None:
+        """Let each end the session that it is in."""
+        self._stop.set()
+        for talk in self._talks:
+            talk.result(timeout=240)
+        self._threads.shutdown()
+
+    def _talk(self, client: int) -> None:
+        number = 0
+        with OpenAI(base_url=f"{self._url}/v1", api_key="a-key", max_retries=0, timeout=60) as openai:
+            while not self._stop.is_set():
+                name = f"s{client}-{number}"
+                messages: History = [{"role": "user", "content": f"Say {name}."}]
+                for turn in range(TURNS):
+                    messages.append({"role": "assistant", "content": self._answer(openai, name, messages)})
+                    messages.append({"role": "user", "content": f"Turn {turn} of {name}."})
+                self._end(name)
+                self.histories[name] = messages[:-1]
+                number += 1
+
+    def _answer(self, openai: OpenAI, name: str, messages: Any) -> str:
+        while True:
+            text, is_whole = "", False
+            try:
+                for chunk in openai.chat.completions.create(
+                    model=MODEL, messages=messages, max_tokens=8, stream=True, extra_headers={"X-Session-Id": name}
+                ):
+                    text += chunk.choices[0].delta.content or ""
+                    is_whole = is_whole or chunk.choices[0].finish_reason is not None
+            except (OpenAIError, httpx.HTTPError):
+                is_whole = False
+            if is_whole:
+                return text
+            self.failures += 1
+            time.sleep(0.1)
+
+    def _end(self, name: str) -> None:
+        was_asked = False
+        while True:
+            try:
+                request(f"{self._url}/sessions/{name}/end", {})
+            except urllib.error.HTTPError as error:
+                if error.code == 404 and was_asked:
+                    return  # The answer to an earlier attempt was lost.
+            except (OSError, ValueError):
+                pass
+            else:
+                return
+            was_asked = True
+            time.sleep(0.1)
+
+
+def test_whatever_is_killed_nothing_is_lost_or_kept_twice(rooted: RootedServer, tmp_path: Path) -> None:
+    random, port, api_port = Random(11), free_port(), free_port()
+    flags = ("--env.opd_enabled", "false", "--env.rollout_server_url", f"http://127.0.0.1:{api_port}")
+    taken: list[str] = []
+    lost, log = 0, tmp_path / "groups.jsonl"
+
+    def take(api: Trajectories) -> int:
+        before = len(taken)
+        while (batch := api.ask("/batch")["batch"]) is not None:
+            taken.extend(ids_of(batch))
+        return len(taken) - before
+
+    with ExitStack() as apis, ExitStack() as gateways:
+
+        def new_api(number: int) -> Trajectories:
+            api = apis.enter_context(trajectory_api(tmp_path / f"api-{number}.log", api_port))
+            api.register_trainer(batch_size=1, num_steps=10_000)
+            return api
+
+        def new_gateway() -> Served:
+            return gateways.enter_context(served(rooted.base_url, tmp_path, *flags, port=port))
+
+        api, had, gateway = new_api(-1), 0, new_gateway()
+        talkers = Talkers(port)
+        for kill in range(KILLS):
+            time.sleep(random.uniform(0.5, 4.0))
+            match PARTS[kill] if kill < len(PARTS) else random.choice(PARTS):
+                case "gateway":
+                    gateway.process.kill()
+                    gateway.process.wait()
+                    gateway = new_gateway()
+                case "policy":
+                    rooted.kill()
+                    rooted.start()
+                case _:
+                    had += take(api) if random.random() < 0.5 else 0
+                    api.kill()
+                    lost += api.received() - had
+                    api, had = new_api(kill), 0
+        talkers.finish()
+        ended = talkers.histories
+        until(lambda: len(log.read_text().splitlines()) == len(ended), 120)
+        until(lambda: gateway.metric("groups_to_send") == 0, 120)
+        take(api)
+    groups = {group["group_overrides"]["session_id"]: group for group in read_lines(log)}
+    assert validate(log).violations == 0
+    assert len(groups) == len(read_lines(log)), "no session is written twice"
+    assert groups.keys() == ended.keys()
+    for name, history in ended.items():
+        check_turns(groups[name], history)
+    assert {*taken} <= {*ids_of([*groups.values()])}
+    assert len(groups) - len({*taken}) <= lost
+    assert len(ended) >= CLIENTS
+    assert talkers.failures > 0
+    said = {"kills": KILLS, "sessions": len(groups), "taken": len(taken), "different": len({*taken}), "lost": lost}
+    print(json.dumps({**said, "failed requests": talkers.failures}))
+
+
+def check_turns(group: dict[str, Any], history: History) -> None:
+    """The conversation as its client saw it is one branch, and no sampled token stands in two."""
+    said = [[(message["role"], message["content"]) for message in messages] for messages in group["messages"]]
+    assert said.count([(message["role"], message["content"]) for message in history]) == 1
+    learned = sum(
+        value != -100 and (at == 0 or mask[at - 1] == -100) for mask in group["masks"] for at, value in enumerate(mask)
+    )
+    context = [turn for about in group["overrides"] for turn in about.get("opd", {}).get("context_turns", ())]
+    assert learned + len(context) == sum(role == "assistant" for one in said for role, _ in one)
+    assert {turn["why"] for turn in context} <= {"shared"}
