@@ -23,19 +23,23 @@ def agent_command(venv: Path) -> str:
     return f'{program} -m "openai/$OPENAI_MODEL" --task="$TASK"'
 
 
+def run(mode: str, venv: Path, server_url: str, flags: Sequence[str]) -> int:
+    """A mode of the environment with mini-swe-agent of the environment `venv`; returns its exit code."""
+    command = [sys.executable, "-m", "agentic_opd.env", mode, "--config", "configs/demo_mini_swe.yaml"]
+    command += ["--openai.base_url", f"{server_url}/v1", "--env.agent_command", agent_command(venv)]
+    command += ["--env.agent_mounts", json.dumps([str(venv), str(CONFIG_FILE)]), *flags]
+    return subprocess.run(command, cwd=ROOT, check=False).returncode
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="scripts/demo_mini_swe", description=__doc__)
     parser.add_argument("venv", type=Path, help="environment that mini-swe-agent is installed in")
     arguments, flags = parser.parse_known_args(argv)
-    venv = arguments.venv.absolute()
     write_merged(ROOT / POLICY)
     print(f"Starting vLLM with the demo policy (log: {FOLDER.relative_to(ROOT)}/vllm.log) ...", file=sys.stderr)
     try:
         with local_server(POLICY, "--max-model-len", "4096", log=FOLDER / "vllm.log", cwd=ROOT) as server:
-            command = [sys.executable, "-m", "agentic_opd.env", "process", "--config", "configs/demo_mini_swe.yaml"]
-            command += ["--openai.base_url", f"{server.base_url}/v1", "--env.agent_command", agent_command(venv)]
-            command += ["--env.agent_mounts", json.dumps([str(venv), str(CONFIG_FILE)]), *flags]
-            return subprocess.run(command, cwd=ROOT, check=False).returncode
+            return run("process", arguments.venv.absolute(), server.base_url, flags)
     except ServerFailedError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -149,11 +149,13 @@ def test_whatever_is_killed_nothing_is_lost_or_kept_twice(rooted: RootedServer, 
     assert groups.keys() == ended.keys()
     for name, history in ended.items():
         check_turns(groups[name], history)
-    assert {*taken} <= {*ids_of([*groups.values()])}
-    assert len(groups) - len({*taken}) <= lost
+    # The branches of a session are taken as items by themselves, GROUP/0 and so on.
+    reached = {item.partition("/")[0] for item in taken}
+    assert reached <= {*ids_of([*groups.values()])}
+    assert len(groups) - len(reached) <= lost
     assert len(ended) >= CLIENTS
     assert talkers.failures > 0
-    said = {"kills": KILLS, "sessions": len(groups), "taken": len(taken), "different": len({*taken}), "lost": lost}
+    said = {"kills": KILLS, "sessions": len(groups), "taken": len(taken), "of groups": len(reached), "lost": lost}
     print(json.dumps({**said, "failed requests": talkers.failures}))
 
 

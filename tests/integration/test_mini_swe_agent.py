@@ -1,39 +1,51 @@
-"""mini-swe-agent as it comes from the registry, one a rollout in the sandbox: tasks solved, every turn learned from."""
+"""mini-swe-agent as it comes from the registry, one an episode in the sandbox: it solves tasks, and is learned from."""
 
-import os
-import subprocess
-import sys
+import json
 from pathlib import Path
 
+import mini_swe_demo
 import pytest
+from demo_policy.merge import write_merged
+from local_server import LocalServer, local_server
 
 from tests.support.environment import read_lines, validate
 from tests.support.places import ROOT
+from tests.support.sandboxes import needs_bwrap
 
-VENV = Path(os.environ.get("MINI_SWE_VENV") or ROOT / "runs" / "mini_swe" / "venv")
+VENV = ROOT / ".venv-mini-swe"
+WHY = "scripts/setup --tests installs mini-swe-agent"
 
-pytestmark = [
-    pytest.mark.vllm,
-    pytest.mark.skipif(not (VENV / "bin" / "mini").exists(), reason="scripts/demo_mini_swe installs mini-swe-agent"),
-]
+pytestmark = [pytest.mark.vllm, needs_bwrap, pytest.mark.skipif(not (VENV / "bin" / "mini").exists(), reason=WHY)]
 
 
-def test_it_solves_a_third_of_the_tasks_as_one_conversation_each(tmp_path: Path):
-    """Half of them, by the policy's training."""
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> LocalServer:
+    """The demo policy that knows mini-swe-agent's format."""
+    folder = tmp_path_factory.mktemp("mini-swe")
+    write_merged(folder / "policy")
+    with local_server(str(folder / "policy"), "--max-model-len", "4096", log=folder / "vllm.log", cwd=ROOT) as running:
+        yield running
+
+
+def test_it_solves_a_third_of_the_tasks(server: LocalServer, tmp_path: Path) -> None:
+    """At temperature 0: all eight on the machine that trained the adapter."""
+    flags = ("--env.data_dir_to_save_evals", str(tmp_path), "--openai.model_name", "none")
+    assert mini_swe_demo.run("evaluate", VENV, server.base_url, flags) == 0
+    metrics = json.loads((tmp_path / "metrics.json").read_text())["results"]["all"]
+    assert metrics["eval/samples"] == 8
+    assert metrics["eval/pass@1"] >= 0.3
+
+
+def test_an_episode_is_one_conversation_of_which_every_turn_is_learned(server: LocalServer, tmp_path: Path) -> None:
     out = tmp_path / "groups.jsonl"
-    argv = [sys.executable, "scripts/mini_swe_demo.py", str(VENV), "--env.data_path_to_save_groups", str(out)]
-    path = os.pathsep.join([str(ROOT), str(ROOT / "scripts")])
-    done = subprocess.run(
-        argv, cwd=ROOT, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=1200
-    )
-    assert done.returncode == 0, done.stderr
+    flags = ("--env.data_path_to_save_groups", str(out), "--env.group_size", "2", "--openai.model_name", "none")
+    assert mini_swe_demo.run("process", VENV, server.base_url, flags) == 0
+    assert validate(out).returncode == 0
     groups = read_lines(out)
     assert len(groups) == 8
-    assert validate(out).returncode == 0
     rollouts = [rollout for group in groups for rollout in group["overrides"]]
-    passed = [one["verification"]["passed"] == one["verification"]["total"] for one in rollouts]
-    assert sum(passed) / len(passed) >= 0.3
-    outcomes = [turn["outcome"] for one in rollouts for turn in one["opd"]["turns"]]
-    assert outcomes.count("scored") >= 4
-    branches = sum(len(group["tokens"]) for group in groups)
-    assert branches <= len(groups) * 4 + 3, "a format error makes a second branch, and the policy makes few"
+    assert len(rollouts) == 16
+    assert any(one["verification"]["passed"] == one["verification"]["total"] for one in rollouts)
+    assert [one for one in rollouts if "context_turns" in one["opd"]] == []
+    assert sum(one["program"]["other_sequences"] for one in rollouts) <= 4, "a format error begins another sequence"
+    assert {turn["outcome"] for one in rollouts for turn in one["opd"]["turns"]} > {"vote_failed"}

@@ -144,7 +144,7 @@ def check_console_script(words: list[str]) -> None:
 
 def checker_of(program: str) -> Callable[[list[str]], None]:
     """How to look at what follows a program's name."""
-    if program == "scripts/demo":
+    if program in ("scripts/demo", "scripts/demo_mini_swe"):
         return lambda words: check_mode(["process", *words])
     if program == "scripts/demo_gateway":
         return check_source(Path("scripts/gateway_demo.py").read_text())
