@@ -9,6 +9,7 @@ that go on from the same turn at the same time do not meet.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import Any
 
 from agentic_opd.core.types import (
@@ -24,6 +25,7 @@ from agentic_opd.core.types import (
 from agentic_opd.gateway.request import TurnType
 from agentic_opd.rollout.chat import Chat
 from agentic_opd.rollout.conversation import Completion, Conversation, TokenRecord
+from agentic_opd.rollout.conversation_index import identity
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +86,7 @@ class TurnTree:
 
 def conversation(chat: Chat, path: Path) -> Conversation:
     """The conversation as it stood behind the last turn of a path, to go on from there."""
-    messages = [message for turn in path for message in turn.messages]
-    return Conversation.restored(chat, messages, [turn.place for turn in path], record_of(path))
+    return Conversation.restored(chat, _messages(path), [turn.place for turn in path], record_of(path))
 
 
 def record_of(path: Path, learned: Iterable[int] | None = None) -> TokenRecord:
@@ -162,10 +163,34 @@ def _why_context(turn: RecordedTurn, taken: set[int], learn_from_altered: bool) 
 
 
 def _answer_to(tree: TurnTree, turn: RecordedTurn) -> tuple[Message, ...]:
-    """What the client answered a turn with, where only context goes on from it: messages up to the assistant's."""
-    children = (one for _, one in sorted(tree.turns.items()) if one.parent == turn.turn_id)
-    child = next((one for one in children if one.turn_type == "main"), None)
-    return () if child is None else child.messages[:-1]
+    """What the client answered a turn with, where no turn that is learned from goes on from it.
+
+    Its messages up to the next one of the assistant's: from a context turn that goes on from this one; else from the
+    next request that goes on from the same prompt without the turn, or with another text in its place.
+    """
+    later = [one for turn_id, one in sorted(tree.turns.items()) if turn_id > turn.turn_id and one.turn_type == "main"]
+    child = next((one for one in later if one.parent == turn.turn_id), None)
+    if child is not None:
+        return child.messages[:-1]
+    prompt: list[bytes] | None = None
+    for one in later:
+        is_other = one.parent not in (None, turn.parent) or one.tools != turn.tools
+        if is_other or one.place.message_index < turn.place.message_index:
+            continue
+        prompt = prompt or [identity(message) for message in _messages(tree.path(turn.turn_id))[:-1]]
+        messages = _messages(tree.path(one.turn_id))
+        if [identity(message) for message in messages[: len(prompt)]] != prompt:
+            continue
+        if one.place.message_index == len(prompt):
+            return ()  # The same prompt once more: what follows may answer that.
+        rest = messages[len(prompt) :]
+        rest = rest[rest[0]["role"] == "assistant" :]
+        return tuple(takewhile(lambda message: message["role"] != "assistant", rest))
+    return ()
+
+
+def _messages(path: Path) -> list[Message]:
+    return [message for turn in path for message in turn.messages]
 
 
 def _branch(
@@ -176,7 +201,7 @@ def _branch(
     feedback: str | None,
     following: Sequence[Message],
 ) -> Branch:
-    messages: list[Message] = [message for turn in path for message in turn.messages]
+    messages = _messages(path)
     sampled = {turn.place.message_index: turn for turn in path}
     learned = [turn for turn in path if why[turn.turn_id] is None]
     context = tuple(

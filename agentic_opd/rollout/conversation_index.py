@@ -52,7 +52,7 @@ class ConversationIndex(Generic[Known]):
         """
         found, so_far = Match[Known](0, ()), _start(scope)
         for length, message in enumerate(messages[:-1], start=1):
-            so_far.update(_identity(message))
+            so_far.update(identity(message))
             known = [one for one in self._by_key.get(so_far.digest(), ()) if accept(one)]
             if known:
                 found = Match(length, known)
@@ -66,7 +66,7 @@ class ConversationIndex(Generic[Known]):
         """
         so_far = _start(scope) if after is None else self._hashes[after].copy()
         for message in messages:
-            so_far.update(_identity(message))
+            so_far.update(identity(message))
         self._hashes[known] = so_far
         self._by_key.setdefault(so_far.digest(), []).append(known)
 
@@ -83,7 +83,7 @@ def _start(scope: bytes) -> blake2b:
     return blake2b(scope, digest_size=16)
 
 
-def _identity(message: Message) -> bytes:
+def identity(message: Message) -> bytes:
     """What makes a message the same however a client wrote it back."""
     calls = [
         (call["function"]["name"], _canonical(call["function"]["arguments"]))

@@ -1,6 +1,7 @@
 """mini-swe-agent as it comes from the registry, one an episode in the sandbox: it solves tasks, and is learned from."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import mini_swe_demo
@@ -19,26 +20,34 @@ pytestmark = [pytest.mark.vllm, needs_bwrap, pytest.mark.skipif(not (VENV / "bin
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> LocalServer:
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The demo policy that knows mini-swe-agent's format."""
-    folder = tmp_path_factory.mktemp("mini-swe")
-    write_merged(folder / "policy")
-    with local_server(str(folder / "policy"), "--max-model-len", "4096", log=folder / "vllm.log", cwd=ROOT) as running:
+    write_merged(folder := tmp_path_factory.mktemp("mini-swe") / "policy")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(policy: Path) -> Iterator[LocalServer]:
+    """It, served."""
+    log = policy.with_name("vllm.log")
+    with local_server(str(policy), "--max-model-len", "4096", log=log, cwd=ROOT) as running:
         yield running
 
 
-def test_it_solves_a_third_of_the_tasks(server: LocalServer, tmp_path: Path) -> None:
+def test_it_solves_a_third_of_the_tasks(server: LocalServer, policy: Path, tmp_path: Path) -> None:
     """At temperature 0: all eight on the machine that trained the adapter."""
-    flags = ("--env.data_dir_to_save_evals", str(tmp_path), "--openai.model_name", "none")
+    flags = ("--env.data_dir_to_save_evals", str(tmp_path), "--openai.model_name", str(policy))
     assert mini_swe_demo.run("evaluate", VENV, server.base_url, flags) == 0
     metrics = json.loads((tmp_path / "metrics.json").read_text())["results"]["all"]
     assert metrics["eval/samples"] == 8
     assert metrics["eval/pass@1"] >= 0.3
 
 
-def test_an_episode_is_one_conversation_of_which_every_turn_is_learned(server: LocalServer, tmp_path: Path) -> None:
+def test_an_episode_is_one_conversation_of_which_every_turn_is_learned(
+    server: LocalServer, policy: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "groups.jsonl"
-    flags = ("--env.data_path_to_save_groups", str(out), "--env.group_size", "2", "--openai.model_name", "none")
+    flags = ("--env.data_path_to_save_groups", str(out), "--env.group_size", "2", "--openai.model_name", str(policy))
     assert mini_swe_demo.run("process", VENV, server.base_url, flags) == 0
     assert validate(out).returncode == 0
     groups = read_lines(out)

@@ -14,7 +14,7 @@ def turn(tree: TurnTree, turn_id: int, parent: int | None, **more: Any) -> Recor
     """A turn behind `parent`: two tokens of prompt, two sampled ones; a user's message and the assistant's."""
     path = tree.path(parent) if parent is not None else ()
     start = (path[-1].place.end if path else 0) + 2
-    index = (path[-1].place.message_index if path else -1) + 2
+    index = more.pop("index", (path[-1].place.message_index if path else -1) + 2)
     said = more.pop(
         "messages", ({"role": "user", "content": f"u{turn_id}"}, {"role": "assistant", "content": f"a{turn_id}"})
     )
@@ -115,6 +115,54 @@ def test_what_the_client_brought_is_context() -> None:
     (branch,) = made(tree)
     assert branch.episode.context_turns == (ContextTurn(1, "not_sampled"),)
     assert learned(branch) == [10, 11]
+
+
+def said(*contents: str) -> tuple[dict[str, str], ...]:
+    """What users (u...) and assistants (a...) said."""
+    return tuple({"role": "user" if text[0] == "u" else "assistant", "content": text} for text in contents)
+
+
+REWRITTEN = {
+    "the turn is left out": (None, said("u1", "u wrong", "a2"), ["u wrong"]),
+    "the turn has another text": (
+        None,
+        said("u1", "a rewritten", "u wrong", "u really", "a2"),
+        ["u wrong", "u really"],
+    ),
+    "another turn follows, too": (None, said("u1", "a rewritten", "u wrong", "a more", "u2", "a2"), ["u wrong"]),
+    "the history differs before it": (None, said("u other", "a1", "u wrong", "a2"), []),
+    "the same is asked again": (None, said("u1", "a2"), []),
+}
+
+
+@pytest.mark.parametrize(("parent", "messages", "answer"), REWRITTEN.values(), ids=REWRITTEN)
+def test_a_turn_that_comes_back_otherwise_is_answered_by_what_follows(
+    parent: int | None, messages: Any, answer: list[str]
+) -> None:
+    tree = TurnTree()
+    turn(tree, 1, None)
+    turn(tree, 2, parent, messages=messages, index=len(messages) - 1)
+    first, second = made(tree)
+    assert contents(first) == ["u1", "a1", *answer]
+    assert (learned(first), learned(second)) == ([10, 11], [20, 21])
+    assert contents(second) == [message["content"] for message in messages]
+
+
+def test_it_is_so_behind_a_shared_turn() -> None:
+    tree = TurnTree()
+    turn(tree, 1, None)
+    turn(tree, 2, 1)
+    turn(tree, 3, 1, messages=said("u2", "u wrong", "a3"), index=4)
+    first, _ = made(tree)
+    assert contents(first) == ["u1", "a1", "u2", "a2", "u wrong"]
+
+
+def test_of_two_answers_to_one_prompt_the_later_one_is_meant() -> None:
+    tree = TurnTree()
+    turn(tree, 1, None, messages=said("u1", "a1"))
+    turn(tree, 2, None, messages=said("u1", "a2"))
+    turn(tree, 3, None, messages=said("u1", "a rewritten", "u wrong", "a3"), index=3)
+    assert [contents(branch)[2:] for branch in made(tree)] == [[], ["u wrong"], ["u wrong", "a3"]]
 
 
 def test_feedback_belongs_to_the_turn_that_was_finished_last() -> None:
