@@ -194,6 +194,7 @@ class Programs:
         self._server.should_exit = True
         if self._serving is not None:
             await self._serving
+        self._sampler.close()
         await self._folder.remove()
 
     async def run_episode(
@@ -243,11 +244,11 @@ class Programs:
             raise RefusedError(403, message, code="max_turns")
         capture.requests += 1
         asked, session = capture.asked(asked, config.max_tokens_per_turn), capture.session
-        talk, path = self._sampler.prompted(self._sessions.place(owner, asked), asked)
         server = self._servers[session.row.server]
         context = min(server.info.max_model_len, config.max_token_length)
         session.begin()
         try:
+            talk, path = await self._sampler.prompted(self._sessions.place(owner, asked), asked)
             events = self._sampler.sampled(asked, session, server, talk, path, context=context)
             async with aclosing(events):
                 async for event in events:

@@ -139,6 +139,7 @@ class Gateway:
     async def close(self) -> None:
         """Stop. Open sessions stay open in the journal; what was not written is written by the next gateway."""
         self._idle.cancel()
+        self._sampler.close()
         await self._undo.aclose()
 
     async def drained(self) -> None:
@@ -169,20 +170,20 @@ class Gateway:
         self._check_group(asked.group, session)
         if session is not None and session.is_ending:
             raise RefusedError(409, "the session is being ended", "session_id", "session_ended")
-        talk, path = self._sampler.prompted(place, asked)
         if session is None:
             least = min(self._servers, key=self._load_of)
             session = self._sessions.open(owner, asked.session, least, time.time(), asked.group)
-        if place.is_rewritten or (place.path and not path):
-            self.telemetry.rewritten.inc()
-        if path and asked.turn_type == "main" and path[-1].turn_id not in session.judged:
-            judging = self._writer.judge(session.row, path, place.new)
-            if judging is not None:
-                session.judged[path[-1].turn_id] = judging
         session.begin()
         self._show_open()
         is_whole = False
         try:
+            talk, path = await self._sampler.prompted(place, asked)
+            if place.is_rewritten or (place.path and not path):
+                self.telemetry.rewritten.inc()
+            if path and asked.turn_type == "main" and path[-1].turn_id not in session.judged:
+                judging = self._writer.judge(session.row, path, place.new)
+                if judging is not None:
+                    session.judged[path[-1].turn_id] = judging
             server = self._servers[session.row.server]
             answer = self._sampler.sampled(asked, session, server, talk, path, context=server.info.max_model_len)
             async with aclosing(answer) as events:

@@ -9,7 +9,9 @@ import json
 import logging
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +32,8 @@ logger = logging.getLogger(__name__)
 
 CONTEXT_FULL = "context_length_exceeded"
 """The code of a request that is refused because its prompt leaves no room for an answer."""
+_RENDERED_AT_ONCE = 2**16
+"""Characters of new messages that are rendered on the event loop, in some tens of milliseconds."""
 _CHATS_KEPT = 64
 """Sets of tools whose renderings are kept ready."""
 
@@ -56,19 +60,38 @@ class Sampler:
         self, renderer: Renderer, tokenizer: Any, telemetry: Telemetry, keep: Keep, first_turn_id: int = 1
     ) -> None:
         """Prepare; turns are numbered from `first_turn_id` on."""
-        self._renderer, self._tokenizer, self._telemetry, self._keep = renderer, tokenizer, telemetry, keep
-        self._chats = OrderedDict[str, Chat]()
+        self._telemetry, self._keep = telemetry, keep
+        self._chats = _Chats(renderer, tokenizer)
+        self._aside = ThreadPoolExecutor(1, "rendering")
+        self._chats_aside: _Chats | None = None
         self._turn_ids = itertools.count(first_turn_id)
 
-    def prompted(self, place: Place, asked: Asked) -> tuple[Conversation, Path | tuple[()]]:
+    def close(self) -> None:
+        """Wait for nothing that is still being rendered."""
+        self._aside.shutdown(wait=False, cancel_futures=True)
+
+    async def prompted(self, place: Place, asked: Asked) -> tuple[Conversation, Path | tuple[()]]:
         """The conversation with the request's prompt, and the turns that it goes on from.
 
-        A template that rewrites earlier messages can't go on from them: then all is rendered from the beginning.
+        A template that rewrites earlier messages can't go on from them: then all is rendered from the beginning. What
+        is long is rendered on a thread, with a tokenizer of its own: they can't be used by two at the same time.
 
         Raises:
             RefusedError: 400, the messages can't be rendered.
         """
-        chat = self._chat(asked.tools)
+        new = place.new if place.path else asked.messages
+        chat = self._chats.of(asked.tools)
+        if sum(len(message.get("content") or "") for message in new) <= _RENDERED_AT_ONCE:
+            return self._prompted(chat, place, asked)
+        talk, path = await asyncio.get_running_loop().run_in_executor(self._aside, self._prompted_aside, place, asked)
+        talk.chat = chat
+        return talk, path
+
+    def _prompted_aside(self, place: Place, asked: Asked) -> tuple[Conversation, Path | tuple[()]]:
+        self._chats_aside = self._chats_aside or self._chats.copy()
+        return self._prompted(self._chats_aside.of(asked.tools), place, asked)
+
+    def _prompted(self, chat: Chat, place: Place, asked: Asked) -> tuple[Conversation, Path | tuple[()]]:
         if place.path:
             talk = conversation(chat, place.path)
             talk.answer(place.new)
@@ -174,10 +197,23 @@ class Sampler:
         if finished.rewrote:
             self._telemetry.unlike.inc()
 
-    def _chat(self, tools: Sequence[dict[str, Any]]) -> Chat:
+
+class _Chats:
+    """A renderer and its tokenizer, ready for the sets of tools that were used last."""
+
+    def __init__(self, renderer: Renderer, tokenizer: Any) -> None:
+        self._renderer, self._tokenizer = renderer, tokenizer
+        self._by_tools = OrderedDict[str, Chat]()
+
+    def copy(self) -> "_Chats":
+        """Another one, which shares nothing with this one."""
+        return _Chats(*deepcopy((self._renderer, self._tokenizer)))
+
+    def of(self, tools: Sequence[dict[str, Any]]) -> Chat:
+        """The chat with these tools."""
         key = json.dumps(list(tools), sort_keys=True)
-        chat = self._chats.pop(key, None) or Chat(self._renderer, self._tokenizer, tools)
-        self._chats[key] = chat
-        while len(self._chats) > _CHATS_KEPT:
-            self._chats.popitem(last=False)
+        chat = self._by_tools.pop(key, None) or Chat(self._renderer, self._tokenizer, tools)
+        self._by_tools[key] = chat
+        while len(self._by_tools) > _CHATS_KEPT:
+            self._by_tools.popitem(last=False)
         return chat

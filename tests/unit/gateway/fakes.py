@@ -145,7 +145,7 @@ async def until(is_so: Callable[[], Awaitable[bool]]) -> None:
 
 @asynccontextmanager
 async def gateway_before(
-    vllm: ScriptedVllm, folder: Path, distiller: Distiller | None = None, **settings: Any
+    vllm: ScriptedVllm, folder: Path, distiller: Distiller | None = None, renderer: Any = None, **settings: Any
 ) -> AsyncGenerator[Running]:
     """A gateway whose journal and groups lie in `folder`, with nothing distilled unless there is a distiller."""
     groups_path = folder / "groups.jsonl"
@@ -161,7 +161,7 @@ async def gateway_before(
         journal, telemetry = Journal(config.journal), Telemetry()
         file = GroupFile(groups_path, line_settings(config), resume=True)
         writer = GroupWriter(config, distiller, file, journal, telemetry)
-        renderer = load_renderer(vllm.tokenizer, "qwen3", {"enable_thinking": False})
+        renderer = renderer or load_renderer(vllm.tokenizer, "qwen3", {"enable_thinking": False})
         gateway = Gateway(config, [SamplingServer(client, info)], renderer, vllm.tokenizer, journal, writer, telemetry)
         web_server = uvicorn.Server(uvicorn.Config(make_app(gateway), port=0, log_config=None, lifespan="off"))
         serving = asyncio.create_task(web_server.serve())

@@ -3,12 +3,14 @@
 import asyncio
 import json
 import sqlite3
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from agentic_opd.rollout.renderer import load_renderer
 from agentic_opd.wire.checks import GroupChecker
 
 from .fakes import AGAIN, CALL, MORE, TOOL, USER, Running, ScriptedVllm, gateway_before, until
@@ -519,3 +521,58 @@ def test_an_idle_session_is_closed(tokenizer: Any, tmp_path: Path) -> None:
 
     (group,) = run(tmp_path, ScriptedVllm(tokenizer), talk, session_idle_s=0.2)
     assert group["overrides"][0]["stop_reason"] == "idle"
+
+
+COUNTING = (
+    "{% for message in messages %}<|im_start|>{{ message.role }} {{ messages | length }}\n{{ message.content }}"
+    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"""A chat template that writes every message anew with each turn."""
+
+
+def test_a_template_that_rewrites_earlier_messages_makes_branches(
+    tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokenizer, "chat_template", COUNTING)
+    renderer = load_renderer(tokenizer, "default", {"tool_parser": "qwen3"})
+    vllm = ScriptedVllm(tokenizer)
+
+    async def talk(at: Running) -> Any:
+        first = await at.say(USER, session_id="s")
+        await at.say(USER, first, MORE, session_id="s")
+        rewritten = await at.metric("rewritten_histories_total")
+        await at.end("s")
+        return rewritten, await at.groups()
+
+    rewritten, groups = run(tmp_path, vllm, talk, renderer=renderer)
+    (group,) = checked(groups)
+    assert rewritten == 1
+    assert group["tokens"] == [prompt + ids for prompt, ids in vllm.sampled]
+    assert [[token for token in mask if token != -100] for mask in group["masks"]] == [ids for _, ids in vllm.sampled]
+    assert group["overrides"][1]["opd"]["context_turns"] == [{"message": 1, "why": "not_sampled"}]
+    assert [message["content"] for message in group["messages"][0]] == ["Write f.", "Said 0.", "It fails."]
+
+
+def test_a_long_prompt_is_read_beside_the_others(tokenizer: Any, tmp_path: Path) -> None:
+    async def talk(at: Running) -> Any:
+        gaps: list[float] = []
+
+        async def beat() -> None:
+            while True:
+                start = time.monotonic()
+                await asyncio.sleep(0.01)
+                gaps.append(time.monotonic() - start)
+
+        first = await at.say(USER, session_id="s")
+        beating, start = asyncio.create_task(beat()), time.monotonic()
+        long = {"role": "user", "content": "def f(x):\n    return x\n" * 60_000}
+        answers = [await at.chat(long), await at.chat(USER, first, long, session_id="s")]
+        took = time.monotonic() - start
+        beating.cancel()
+        assert [answer.json()["error"]["code"] for answer in answers] == ["context_length_exceeded"] * 2
+        assert (await at.http.get(f"{at.url}/sessions/s")).json()["turns"] == 1
+        assert await at.metric("open_sessions") == 1, "nothing is kept of a session without a turn"
+        return took, max(gaps)
+
+    took, gap = run(tmp_path, ScriptedVllm(tokenizer), talk)
+    assert gap < took / 4
