@@ -10,6 +10,7 @@ start, so a gateway that is killed in between neither makes nor writes one twice
 import asyncio
 import logging
 import uuid
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -277,6 +278,7 @@ class GroupWriter:
         versions = [one.episode.weight_version for _, one in pairs if one.episode.weight_version is not None]
         first = closed[0]
         is_named = first.row.group_name is not None
+        names = _names([one.row for one in closed])
         return ScoredGroup(
             rollouts=tuple(
                 ScoredRollout.of_conversation(
@@ -284,7 +286,7 @@ class GroupWriter:
                     given_reward=one.ending.reward,
                     rows=of_it and of_it.arrays,
                     turns=of_it and of_it.records,
-                    session_id=_name(one.row) if is_named else None,
+                    session_id=names[one.row.session_id] if is_named else None,
                 )
                 for (one, branch), of_it in zip(pairs, distilled, strict=True)
             ),
@@ -307,6 +309,12 @@ class GroupWriter:
 
 def _name(session: SessionRow) -> str:
     return session.name or session.session_id
+
+
+def _names(sessions: Sequence[SessionRow]) -> dict[str, str]:
+    """What the sessions of a group are called, by their ids; those that have one name go by their ids."""
+    counts = Counter(map(_name, sessions))
+    return {one.session_id: _name(one) if counts[_name(one)] == 1 else one.session_id for one in sessions}
 
 
 async def _known(branch: Branch, judged: Judged) -> dict[int, DistilledTurn]:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agentic_opd.core.errors import PlaceError
-from agentic_opd.core.types import IGNORED, Message, check_lengths
+from agentic_opd.core.types import IGNORED, ContextTurn, Message, check_lengths
 from agentic_opd.wire.checks import GroupChecker
 from agentic_opd.wire.counts import RolloutCounts
 from agentic_opd.wire.group import ScoredGroup, ScoredRollout, TurnRecord, VerdictCounts
@@ -75,8 +75,8 @@ class Rollout:
     records: tuple[TurnRecord, ...]
     """What became of each turn; empty if the run was not distilled, or another program wrote the file."""
     messages: Sequence[Message]
-    context: frozenset[int]
-    """The places of the assistant's messages that are no turns: they were not learned from."""
+    context: Mapping[int, ContextTurn]
+    """The assistant's messages that are no turns, by their places: they were not learned from."""
     checks: VerdictCounts | None
     reward: Mapping[str, float] | None
     stop_reason: str | None
@@ -224,7 +224,7 @@ def _rollout(group: ScoredGroup, one: ScoredRollout, line: int, index: int) -> R
         spans=_runs(sampled) if one.turns is None else tuple(turn.span for turn in one.turns),
         records=one.turns or (),
         messages=one.messages or (),
-        context=frozenset(turn.message_index for turn in one.context_turns),
+        context={turn.message_index: turn for turn in one.context_turns},
         checks=one.checks,
         reward=one.reward,
         stop_reason=one.stop_reason,

@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from agentic_opd.core.text import without_control_tokens
+from agentic_opd.core.types import ContextTurn, WhyContext
 
 
 class Part(NamedTuple):
@@ -45,6 +46,14 @@ _REGION = re.compile(
 )
 
 
+_WHY: Mapping[WhyContext, str] = {
+    "not_sampled": "its text is the client's",
+    "shared": "another branch of the session begins with it, and is learned from there",
+    "side": "a side turn",
+    "altered_sampling": "its distribution was changed by",
+}
+
+
 def message_text(message: Mapping[str, Any]) -> str:
     """A message's content as text; other content as JSON."""
     content = message.get("content")
@@ -52,21 +61,30 @@ def message_text(message: Mapping[str, Any]) -> str:
 
 
 def split_messages(
-    messages: Sequence[Mapping[str, Any]], num_turns: int, context: Collection[int] = ()
+    messages: Sequence[Mapping[str, Any]], num_turns: int, context: Mapping[int, ContextTurn] | None = None
 ) -> list[tuple[Mapping[str, Any] | None, list[Mapping[str, Any]]]]:
     """The messages before each turn and those behind the last: `num_turns + 1` pairs of the assistant's message that
     the stretch follows (None at the start) and the others.
 
-    The assistant's messages at the places `context` are no turns, and stand among the others. Without messages, or with
+    The assistant's messages at the places `context` are no turns, and stand among the others; the name that they have
+    there says why. Without messages, or with
     another number of the assistant's than turns, all stretches are empty.
     """
     stretches: list[tuple[Mapping[str, Any] | None, list[Mapping[str, Any]]]] = [(None, [])]
+    context = context or {}
     for place, message in enumerate(messages):
-        if message.get("role") == "assistant" and place not in context:
+        if place in context:
+            stretches[-1][1].append({**message, "name": _why(context[place])})
+        elif message.get("role") == "assistant":
             stretches.append((message, []))
         else:
             stretches[-1][1].append(message)
     return stretches if len(stretches) == num_turns + 1 else [(None, []) for _ in range(num_turns + 1)]
+
+
+def _why(turn: ContextTurn) -> str:
+    parameters = f" {', '.join(turn.altered)}" if turn.altered else ""
+    return f"not learned from here: {_WHY[turn.why]}{parameters}"
 
 
 def context_parts(text: str, messages: Sequence[Mapping[str, Any]], control: Collection[str] = ()) -> list[Part]:

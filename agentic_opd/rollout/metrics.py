@@ -10,7 +10,7 @@ from agentic_opd.core.metric import Metric, percentiles
 from agentic_opd.core.types import Episode, StopReason
 
 _STOPS = {
-    StopReason.FINISHED: "because the model called no tool any more",
+    StopReason.FINISHED: "because the model called no tool any more, or the program of agent_command was done",
     StopReason.MAX_TURNS: "after max_turns turns",
     StopReason.CONTEXT_FULL: "because max_token_length left no room for another turn",
     StopReason.RENDER_ERROR: "because the renderer failed on a turn or on the prompt after it; the log says how",

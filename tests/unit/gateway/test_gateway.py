@@ -576,3 +576,16 @@ def test_a_long_prompt_is_read_beside_the_others(tokenizer: Any, tmp_path: Path)
 
     took, gap = run(tmp_path, ScriptedVllm(tokenizer), talk)
     assert gap < took / 4
+
+
+def test_sessions_of_one_name_stay_two_in_their_group(tokenizer: Any, tmp_path: Path) -> None:
+    async def talk(at: Running) -> Any:
+        ids: list[str] = []
+        for _ in range(2):
+            response = await at.chat(USER, headers={"X-Group-Id": "g", "X-Session-Id": "same"})
+            ids.append((await at.end(response.headers["X-Session-Id"])).json()["id"])
+        return ids, await at.groups()
+
+    ids, (group,) = run(tmp_path, ScriptedVllm(tokenizer), talk, group_size=2)
+    assert [about["session_id"] for about in group["overrides"]] == ids
+    assert len({*ids}) == 2

@@ -1,3 +1,4 @@
+from agentic_opd.core.types import ContextTurn
 from agentic_opd.report.transcript import (
     Part,
     Region,
@@ -54,9 +55,13 @@ def test_each_stretch_between_turns_has_its_messages() -> None:
 def test_an_assistants_message_that_is_context_stands_among_the_others() -> None:
     said = [message for message in CHAT if message["role"] == "assistant"]
     place = CHAT.index(said[0])
-    whole, later = split_messages(CHAT, 2), split_messages(CHAT, 1, {place})
-    assert later[0] == (None, [*whole[0][1], said[0], *whole[1][1]])
+    whole, later = split_messages(CHAT, 2), split_messages(CHAT, 1, {place: ContextTurn(place, "side")})
+    named = {**said[0], "name": "not learned from here: a side turn"}
+    assert later[0] == (None, [*whole[0][1], named, *whole[1][1]])
     assert later[1] == whole[2]
+    changed = {place: ContextTurn(place, "altered_sampling", ("top_p", "top_k"))}
+    (_, messages), _ = split_messages(CHAT, 1, changed)
+    assert messages[-2]["name"] == "not learned from here: its distribution was changed by top_p, top_k"
 
 
 def test_content_and_calls_of_any_shape_are_text() -> None:

@@ -1,8 +1,10 @@
 """Two episodes whose metrics are counted by hand."""
 
+from dataclasses import replace
+
 import pytest
 
-from agentic_opd.core.types import Episode, Reward, StopReason, Task, Turn, Verification, VerifyOutcome
+from agentic_opd.core.types import Episode, ProgramRun, Reward, StopReason, Task, Turn, Verification, VerifyOutcome
 from agentic_opd.rollout.metrics import TRAIN_METRICS, episode_metrics, train_metrics
 
 TASK = Task("t", "Write f.", "assert f() == 1")
@@ -53,13 +55,23 @@ def test_metrics_of_two_episodes() -> None:
             "train/stop/max_turns": 0.5,
             "train/stop/context_full": 0,
             "train/stop/render_error": 0,
+            "train/stop/agent_failed": 0,
+            "train/stop/agent_timeout": 0,
             "train/stop/sandbox_died": 0,
             "train/sample_s_p50": 2,
             "train/sample_s_p95": 2.9,
         }
     )
     described = {metric.name for metric in TRAIN_METRICS}
-    assert metrics.keys() | {"train/rollouts"} == described, "what is logged is described, and nothing else"
+    assert metrics.keys() | {"train/rollouts", "train/left_out_tokens"} == described, (
+        "what is logged is described, and nothing else"
+    )
+
+
+def test_what_programs_sampled_in_vain_is_a_mean_over_them() -> None:
+    runs = [ProgramRun(0, None, "", 1, tokens) for tokens in (10, 30)]
+    programs = [replace(one, program=run) for one, run in zip(EPISODES, runs, strict=True)]
+    assert episode_metrics(programs)["train/left_out_tokens"] == 20
 
 
 def test_what_can_not_be_computed_is_left_out() -> None:
