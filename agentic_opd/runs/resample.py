@@ -72,9 +72,18 @@ class HintedTurn:
 
 
 def hinted_turns(groups: Iterable[tuple[int, ScoredGroup]]) -> Iterator[HintedTurn]:
-    """Yield the turns of numbered lines that have a hint, and of which the file says where it enters the prompt."""
+    """Yield the turns of numbered lines that have a hint, and of which the file says where it enters the prompt.
+
+    Raises:
+        PlaceError: a program held the conversation, so what its turns do can't be acted out here.
+    """
     for line, group in groups:
         for index, rollout in enumerate(group.rollouts):
+            if rollout.program is not None:
+                raise PlaceError(
+                    f"line {line} is of a program (env.agent_command): only it knows what its turns do, so they can't "
+                    "be sampled again. Choose a file of the package's own loop"
+                )
             for at, record in enumerate(rollout.turns or ()):
                 if record.hint is not None and record.hint_token_ids and record.insert_at is not None:
                     version = group.weight_version if record.weight_version is None else record.weight_version

@@ -16,6 +16,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 _MAX_HEAD = 2**17
 _LISTENING = 128
+_MOST_REQUESTS = 64
+"""Handed on at the same time; each takes two descriptors and a thread of those that the sandbox may have."""
 
 
 def main() -> None:
@@ -48,12 +51,25 @@ def main() -> None:
 
 
 def _serve(listener: socket.socket, job: dict[str, Any]) -> None:
+    free = threading.BoundedSemaphore(_MOST_REQUESTS)
     while True:
-        client, _ = listener.accept()
-        threading.Thread(target=_hand_on, args=(client, job), daemon=True).start()
+        free.acquire()
+        try:
+            client, _ = listener.accept()
+            threading.Thread(target=_hand_on, args=(client, job, free), daemon=True).start()
+        except (OSError, RuntimeError):  # The program has used up its descriptors or processes, for now.
+            free.release()
+            time.sleep(0.1)
 
 
-def _hand_on(client: socket.socket, job: dict[str, Any]) -> None:
+def _hand_on(client: socket.socket, job: dict[str, Any], free: threading.BoundedSemaphore) -> None:
+    try:
+        _answer(client, job)
+    finally:
+        free.release()
+
+
+def _answer(client: socket.socket, job: dict[str, Any]) -> None:
     """One request, and its answer; both sides close then."""
     with client, contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as server:
         head, rest = _head(client)

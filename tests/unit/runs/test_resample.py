@@ -7,6 +7,7 @@ sample that patches the 0 passes only if the first turn's call was run before it
 import asyncio
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,12 +15,13 @@ import pytest
 from agentic_opd.core.errors import (
     DatasetError,
     OutputError,
+    PlaceError,
     RendererError,
     ServerMismatchError,
     ServerRequestError,
     ServerUnreachableError,
 )
-from agentic_opd.core.types import Task, TurnOutcome
+from agentic_opd.core.types import ProgramRun, Task, TurnOutcome
 from agentic_opd.rollout.chat import Chat
 from agentic_opd.rollout.config import RolloutConfig
 from agentic_opd.rollout.conversation import Completion
@@ -221,3 +223,10 @@ def test_a_dead_server_or_an_interruption_keeps_what_is_measured(tokenizer: Any,
     assert told == [1, 2]
     if isinstance(failure, ServerUnreachableError):
         assert result.stopped is failure
+
+
+def test_what_a_program_did_is_not_acted_out(tokenizer: Any) -> None:
+    group = file_of(tokenizer)
+    rollouts = tuple(replace(one, program=ProgramRun(0, None, "")) for one in group.rollouts)
+    with pytest.raises(PlaceError, match=r"line 3 is of a program \(env.agent_command\)"):
+        list(hinted_turns([(3, replace(group, rollouts=rollouts))]))
