@@ -1,7 +1,7 @@
 """The same episodes in mini-swe-agent's format: one shell command a turn as text, what it prints as a user message.
 
-In: `configs/mini_swe_agent.yaml`, whose templates write what the policy reads, and the script's steps. Out: an `Author`
-and a `RememberingWorld` of that format. No part of mini-swe-agent is needed.
+In: `configs/agents/mini_swe_agent.yaml`, whose templates write what the policy reads, and the script's steps. Out: an
+`Author` and a `RememberingWorld` of that format. No part of mini-swe-agent is needed.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ from demo_policy.script import Rates, Step, write_call
 from demo_policy.transcripts import UNLIMITED, Author, Mix
 from demo_policy.variants import TaskVariants
 
-CONFIG_FILE = Path(__file__).parents[2] / "configs" / "mini_swe_agent.yaml"
+CONFIG_FILE = Path(__file__).parents[2] / "configs" / "agents" / "mini_swe_agent.yaml"
 ADAPTER_DIR = Path(__file__).parent / "mini_swe"
 """The trained adapter, in peft's files."""
 
