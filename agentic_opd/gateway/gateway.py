@@ -211,8 +211,7 @@ class Gateway:
 
     async def _keep(self, session: Session, turn: RecordedTurn) -> None:
         """Add a turn to the journal, then to its session."""
-        row = session.row
-        await self._journal.run(partial(self._journal.add_turn, row, turn))
+        await self._journal.add_turn(session.row, turn)
         self._sessions.add(session, turn)
 
     def _with_server(self, row: SessionRow) -> SessionRow:

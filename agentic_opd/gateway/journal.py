@@ -9,10 +9,11 @@ import json
 import sqlite3
 import time
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -134,6 +135,8 @@ class Journal:
                 raise
             raise OutputError(f"cannot use {str(path)!r} as a journal: {error}") from error
         self._thread = ThreadPoolExecutor(1, "journal")
+        self._unwritten: list[tuple[SessionRow, RecordedTurn, asyncio.Future[None]]] = []
+        self._writing: asyncio.Task[None] | None = None
 
     async def run(self, call: Callable[[], Result]) -> Result:
         """Make a call of this journal's on its thread; it is made even if who waits is cancelled.
@@ -147,20 +150,46 @@ class Journal:
         except sqlite3.Error as error:
             raise OutputError(f"cannot write the journal {str(self.path)!r}: {error}") from error
 
-    def add_turn(self, session: SessionRow, turn: RecordedTurn) -> None:
-        """Write a turn, and its session if it is the first one."""
-        row = (session.session_id, session.owner, session.name, session.group_name, session.server, session.opened)
+    async def add_turn(self, session: SessionRow, turn: RecordedTurn) -> None:
+        """Write a turn, and its session if it is the first one; it is written even if who waits is cancelled.
+
+        Turns that are finished while others are being written are written together, with one wait for the disk.
+
+        Raises:
+            OutputError: the disk refused.
+        """
+        self._unwritten.append((session, turn, written := asyncio.get_running_loop().create_future()))
+        if self._writing is None or self._writing.done():
+            self._writing = asyncio.create_task(self._write_turns())
+        await asyncio.shield(written)
+
+    async def _write_turns(self) -> None:
+        while self._unwritten:
+            turns, self._unwritten = self._unwritten, []
+            failed: OutputError | None = None
+            try:
+                await self.run(partial(self.add_turns, [(session, turn) for session, turn, _ in turns]))
+            except OutputError as error:
+                failed = error
+            for _, _, written in turns:
+                if failed is None:
+                    written.set_result(None)
+                else:
+                    written.set_exception(failed)
+
+    def add_turns(self, turns: Iterable[tuple[SessionRow, RecordedTurn]]) -> None:
+        """Write turns of any sessions, all at once."""
         with self._db:
             self._db.execute("BEGIN IMMEDIATE")
-            self._db.execute(
-                "INSERT INTO sessions (session_id, owner, name, group_name, server, opened, used, state) "
-                "VALUES (?, ?, ?, ?, ?, ?, ?, 'open') ON CONFLICT (session_id) DO UPDATE SET used = excluded.used",
-                (*row, time.time()),
-            )
-            self._db.execute(
-                "INSERT INTO turns VALUES (?, ?, ?)",
-                (turn.turn_id, session.session_id, turn_as_json(turn)),
-            )
+            for session, turn in turns:
+                row = (session.session_id, session.owner, session.name, session.group_name, session.server)
+                self._db.execute(
+                    "INSERT INTO sessions (session_id, owner, name, group_name, server, opened, used, state) "
+                    "VALUES (?, ?, ?, ?, ?, ?, ?, 'open') ON CONFLICT (session_id) DO UPDATE SET used = excluded.used",
+                    (*row, session.opened, time.time()),
+                )
+                body = turn_as_json(turn)
+                self._db.execute("INSERT INTO turns VALUES (?, ?, ?)", (turn.turn_id, session.session_id, body))
 
     def close_session(self, session_id: str, ending: Ending) -> None:
         """A session is over: its group is to be made."""
@@ -272,6 +301,8 @@ class Journal:
     def close(self) -> None:
         """Wait for what is being written, close the file, and let others write it."""
         self._thread.shutdown()
+        if self._unwritten:
+            self.add_turns((session, turn) for session, turn, _ in self._unwritten)
         self._db.close()
         if self._lock is not None:
             self._lock.release()

@@ -6,6 +6,7 @@ import sqlite3
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,7 +38,7 @@ def test_turns_and_sessions_come_back_as_they_were(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "journal.sqlite")
     assert (tmp_path / "journal.sqlite").stat().st_mode & 0o077 == 0
     second = replace(TURN, turn_id=2, parent=1, sampling={})
-    asyncio.run(journal.run(lambda: [journal.add_turn(SESSION, TURN), journal.add_turn(SESSION, second)]))
+    asyncio.run(journal.run(lambda: journal.add_turns([(SESSION, TURN), (SESSION, second)])))
     journal.close()
     again = Journal(tmp_path / "journal.sqlite")
     first, then = again.turns("session-1")
@@ -54,7 +55,7 @@ def test_turns_and_sessions_come_back_as_they_were(tmp_path: Path) -> None:
 
 def test_a_session_is_closed_once_and_found_by_its_name(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "journal.sqlite")
-    journal.add_turn(SESSION, TURN)
+    journal.add_turns([(SESSION, TURN)])
     ending = Ending(StopReason.CLOSED, "group-1", 0.5, "Good.")
     journal.close_session("session-1", ending)
     journal.close_session("session-1", Ending(StopReason.IDLE, "group-2"))
@@ -74,7 +75,7 @@ def test_a_group_is_kept_until_its_session_is_deleted(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "journal.sqlite")
     rollout = ScoredRollout([1, 2], [-100, 2], [1.0, -0.5], 0.5, messages=({"role": "user", "content": "é"},))
     group = ScoredGroup((rollout,), item_id="session-1", group_id="group-1")
-    journal.add_turn(SESSION, TURN)
+    journal.add_turns([(SESSION, TURN)])
     journal.close_session("session-1", Ending(StopReason.CLOSED, "group-1"))
     asyncio.run(journal.keep_group(group))
     kept = asyncio.run(journal.group("group-1"))
@@ -111,7 +112,7 @@ def test_a_journal_of_another_kind_is_refused(tmp_path: Path) -> None:
 
 def test_a_turn_that_cannot_be_read_is_said_without_its_text(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "journal.sqlite")
-    journal.add_turn(SESSION, TURN)
+    journal.add_turns([(SESSION, TURN)])
     with sqlite3.connect(tmp_path / "journal.sqlite") as db:
         db.execute("""UPDATE turns SET body = '{"secret": 1}'""")
     with pytest.raises(OutputError, match="turn of session-1") as error:
@@ -130,8 +131,8 @@ def test_sessions_are_listed_shown_exported_and_deleted(tmp_path: Path, capsys: 
 
     assert "no journal" in said("list", code=2)
     journal = Journal(path)
-    journal.add_turn(SESSION, TURN)
-    journal.add_turn(replace(SESSION, session_id="session-2", name=None), replace(TURN, turn_id=2))
+    journal.add_turns([(SESSION, TURN)])
+    journal.add_turns([(replace(SESSION, session_id="session-2", name=None), replace(TURN, turn_id=2))])
     assert [line.split()[:3] for line in said("list").splitlines()] == [
         ["session-1", "open", "1"],
         ["session-2", "open", "1"],
@@ -149,7 +150,7 @@ def test_sessions_are_kept_as_long_as_they_are_wanted(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "journal.sqlite")
     for number, state in enumerate(SessionState):
         row = replace(SESSION, session_id=state.value)
-        journal.add_turn(row, replace(TURN, turn_id=number))
+        journal.add_turns([(row, replace(TURN, turn_id=number))])
         journal.finish_sessions({state.value: state})
     assert journal.delete_older(time.time() - 3600) == 0
     assert journal.delete_older(time.time() + 1) == 2
@@ -158,4 +159,44 @@ def test_sessions_are_kept_as_long_as_they_are_wanted(tmp_path: Path) -> None:
         SessionState.CLOSED,
         SessionState.FAILED,
     }
+    journal.close()
+
+
+def test_turns_that_wait_at_the_same_time_are_written_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal, batches = Journal(tmp_path / "journal.sqlite"), list[int]()
+    write = journal.add_turns
+
+    def counted(turns: Any) -> None:
+        batches.append(len(turns))
+        write(turns)
+
+    monkeypatch.setattr(journal, "add_turns", counted)
+
+    async def main() -> None:
+        turns = [journal.add_turn(SESSION, replace(TURN, turn_id=number)) for number in range(2, 12)]
+        await journal.add_turn(SESSION, replace(TURN, turn_id=1))
+        await asyncio.gather(*turns)
+
+    asyncio.run(main())
+    assert batches == [1, 10]
+    assert [turn.turn_id for turn in journal.turns(SESSION.session_id)] == list(range(1, 12))
+    journal.close()
+
+
+def test_a_disk_that_refuses_refuses_every_turn_that_waited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = Journal(tmp_path / "journal.sqlite")
+
+    def refuse(turns: Any) -> None:
+        raise sqlite3.OperationalError("disk I/O error")
+
+    async def main() -> list[BaseException | None]:
+        with monkeypatch.context() as patch:
+            patch.setattr(journal, "add_turns", refuse)
+            turns = [journal.add_turn(SESSION, replace(TURN, turn_id=number)) for number in range(3)]
+            failed = await asyncio.gather(*turns, return_exceptions=True)
+        await journal.add_turn(SESSION, replace(TURN, turn_id=9))
+        return failed
+
+    assert [type(error) for error in asyncio.run(main())] == [OutputError] * 3
+    assert [turn.turn_id for turn in journal.turns(SESSION.session_id)] == [9]
     journal.close()
