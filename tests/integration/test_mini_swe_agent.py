@@ -11,6 +11,7 @@ from local_server import LocalServer, local_server
 
 from tests.support.environment import read_lines, validate
 from tests.support.places import ROOT
+from tests.support.recording_proxy import recording_proxy, seen
 from tests.support.sandboxes import needs_bwrap
 
 VENV = ROOT / ".venv-mini-swe"
@@ -48,10 +49,13 @@ def test_an_episode_is_one_conversation_of_which_every_turn_is_learned(
 ) -> None:
     out = tmp_path / "groups.jsonl"
     flags = ("--env.data_path_to_save_groups", str(out), "--env.group_size", "2", "--openai.model_name", str(policy))
-    assert mini_swe_demo.run("process", VENV, server.base_url, flags) == 0
+    with recording_proxy(server.base_url) as proxy:
+        assert mini_swe_demo.run("process", VENV, proxy.url, flags) == 0
+        sampled = [prompt + ids for prompt, (ids,) in seen(proxy)]
     assert validate(out).returncode == 0
     groups = read_lines(out)
     assert len(groups) == 8
+    assert [tokens for group in groups for tokens in group["tokens"] if tokens not in sampled] == []
     rollouts = [rollout for group in groups for rollout in group["overrides"]]
     assert len(rollouts) == 16
     assert any(one["verification"]["passed"] == one["verification"]["total"] for one in rollouts)
