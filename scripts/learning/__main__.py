@@ -256,7 +256,7 @@ class Work:
         return self.args.out / run.name / f"eval-{rollouts:06d}"
 
     def show(self) -> None:
-        """Write both curves as JSON, results.md, curves.png and results.html; print the table, and where the page is."""
+        """Write both curves, results.md, curves.png and results.html; print the table, and where the page is."""
         ordered = {mode: self.curves[mode] for mode in MODES if mode in self.curves}
         results = self.args.out / "results.json"
         write_json(results, ordered)
