@@ -206,6 +206,7 @@ class Work:
             self.curves.setdefault(mode, {})[str(seed)] = await self.curve(run, args.points)
             firsts = [await self.first_solutions(run, rollouts) for rollouts in args.points]
             self.firsts.setdefault(mode, {})[str(seed)] = firsts
+            self.console.print(f"{mode} seed {seed}, first solutions: {shown(firsts)}", highlight=False, soft_wrap=True)
             self.show()
 
     def chosen(self, mode: str) -> Setting:
@@ -225,8 +226,7 @@ class Work:
 
             weights = await self.laboratory.train(run, stepped)
         curve = [await self.point(run, weights, rollouts) for rollouts in points]
-        shown = ", ".join(f"{point.rollouts}: {point.pass_rate:.2f}" for point in curve)
-        self.console.print(f"{run.mode} seed {run.seed} {run.setting}: {shown}", highlight=False, soft_wrap=True)
+        self.console.print(f"{run.mode} seed {run.seed} {run.setting}: {shown(curve)}", highlight=False, soft_wrap=True)
         return curve
 
     async def point(self, run: Run, weights: Path, rollouts: int) -> Point:
@@ -269,6 +269,10 @@ class Work:
         if (opd := reached.get("opd")) and (grpo := reached.get("grpo")):
             self.console.print(f"opd needs {grpo / opd:.1f} times fewer rollouts than grpo", highlight=False)
         make_curves_report([results], None, self.console)
+
+
+def shown(curve: Sequence[Point]) -> str:
+    return ", ".join(f"{point.rollouts}: {point.pass_rate:.2f}" for point in curve)
 
 
 def missing(args: argparse.Namespace, curves: Curves) -> list[tuple[str, int]]:

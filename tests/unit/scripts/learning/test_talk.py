@@ -2,6 +2,7 @@
 
 import ast
 import asyncio
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -110,6 +111,20 @@ def test_a_batch_waits_until_the_one_before_it_is_trained_on() -> None:
     first = [(f"batch-0-{place}", names[place % 3]) for place in range(4)]
     assert asyncio.run(hold(0, 0.05)) == [*first, ("waits", None)]
     assert asyncio.run(hold(1, 5)) == [*first, *((f"batch-1-{place}", names[(place + 1) % 3]) for place in range(4))]
+
+
+def test_a_user_without_hints_differs_in_the_hints_alone() -> None:
+    class FakeServer:
+        base_url = "http://127.0.0.1:2"
+
+    server: Any = FakeServer()
+    place = laboratory.Laboratory(server, server, Path("policy"), Path("out"), 16, 4, 4, "linear", False, True)
+    run = laboratory.Run("opd", 0, laboratory.Setting(1e-4, 32, 4.0), 256)
+    plain, none = (place.gateway_flags(run._replace(mode=mode), "http://127.0.0.1:1") for mode in ("opd", "no-hint"))
+    assert [text for text in plain if "groups.jsonl" not in text] + ["--env.hint_source", "none"] == [
+        text for text in none if "groups.jsonl" not in text
+    ]
+    assert plain[plain.index("--env.rollout_server_url") + 1] == "http://127.0.0.1:1"
 
 
 def test_talk_knows_no_reward_and_no_other_task(capsys: pytest.CaptureFixture[str]) -> None:
