@@ -8,7 +8,8 @@ In: an `Episode`. Out: one `HindsightPair` a turn, in order; it has no evidence 
 
 With `next_state` (the published method) a turn is judged by what directly answered it, and the last one by the verdict.
 With `delayed` it is judged by that and by what later turns showed about what it changed, up to the next change; and the
-verdict belongs to the turn that changed the judged thing last.
+verdict belongs to the turn that changed the judged thing last. Where nobody says what changed, as in a gateway's
+conversations, each tool call may have.
 """
 
 import json
@@ -89,10 +90,10 @@ def _next_state(episode: Episode, index: int, max_chars: int) -> list[Evidence]:
 def _later(episode: Episode, index: int, max_turns: int, max_chars: int) -> list[Evidence]:
     """What answered later turns before the thing that this turn changed was changed again."""
     found: list[Evidence] = []
-    if not (episode.changes and episode.changes[index]):
+    if not _changes(episode, index):
         return found
     for later in range(index + 1, len(episode.turns)):
-        changed = episode.changes[later]
+        changed = _changes(episode, later)
         text = _tool_text(episode, later, before=min(changed, default=None))
         text = "\n\n".join(part for part in (text, "" if changed else _user_text(episode, later)) if part.strip())
         if text and max_chars > 0 and len(found) < max_turns:
@@ -101,6 +102,11 @@ def _later(episode: Episode, index: int, max_turns: int, max_chars: int) -> list
         if changed:
             break
     return found
+
+
+def _changes(episode: Episode, index: int) -> frozenset[int]:
+    """Which of a turn's calls changed what is judged; any of them, where the world does not say."""
+    return episode.changes[index] if episode.changes else frozenset(range(len(_calls(episode, index))))
 
 
 def _verdicts(episode: Episode, hindsight: Hindsight) -> dict[int, str]:
@@ -114,9 +120,7 @@ def _verdicts(episode: Episode, hindsight: Hindsight) -> dict[int, str]:
     report, last = episode.verification.judge_report, len(episode.turns) - 1
     if hindsight == "next_state":
         return {last: report}
-    changing = [index for index, changed in enumerate(episode.changes) if changed]
-    if not episode.changes:  # A world that does not say what changed: whatever was called last.
-        changing = [index for index in range(last + 1) if _calls(episode, index)]
+    changing = [index for index in range(last + 1) if _changes(episode, index)]
     maker = changing[-1] if changing else last
     verdicts = {maker: report}
     if maker != last and not _calls(episode, last) and episode.verification.correctness < 1:

@@ -149,12 +149,7 @@ class Author:
         if step.reply == "thanks":
             return rng.choice(_THANKS)
         solution = (step.before.solution or "").encode()
-        report = asyncio.run(self.world.verify(task, {SOLUTION_FILE: solution})).report
-        failures = [found.groups() for line in report.splitlines() if (found := _FAILURE.fullmatch(line))]
-        if not failures:
-            return rng.choice(_VAGUE_COMPLAINTS)
-        call, expected, got = rng.choice(failures)
-        return rng.choice(_COMPLAINTS).format(call=call, expected=expected, got=got)
+        return complaint(asyncio.run(self.world.verify(task, {SOLUTION_FILE: solution})).report, rng)
 
     def judged(self, episode: Episode, steps: Sequence[Step], rng: Random) -> Iterator[Transcript]:
         """Teach the judge's answers to some of an episode's turns."""
@@ -270,6 +265,20 @@ class Author:
 
     def _encode(self, text: str) -> list[int]:
         return self.chat.tokenizer.encode(text, add_special_tokens=False)
+
+
+def complaint(report: str, rng: Random) -> str:
+    """What a user says whose tries of a solution fail: the call of one, what came and what should; a fix, never.
+
+    Args:
+        report: Of the verifier.
+        rng: Draws the try and the words.
+    """
+    failures = [found.groups() for line in report.splitlines() if (found := _FAILURE.fullmatch(line))]
+    if not failures:
+        return rng.choice(_VAGUE_COMPLAINTS)
+    call, expected, got = rng.choice(failures)
+    return rng.choice(_COMPLAINTS).format(call=call, expected=expected, got=got)
 
 
 def hints_of(step: Step, pair: HindsightPair) -> Sequence[str]:

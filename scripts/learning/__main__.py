@@ -9,7 +9,10 @@ reward beside opd), contrast and contrast-other (what a neutral or another task'
 target), and wrong-hint-contrast, wrong-hint-contrast-other (wrong hints, with that contrast). First
 a sweep chooses the learning rate, the batch size and the divergence's weight of each mode on a seed of its own; a
 control takes those of opd, from which it is to differ in its hints alone. Then every seed trains. Along the way
-`evaluate` measures the pass rate without hints at temperature 1.
+`evaluate` measures the pass rate without hints at temperature 1, and how many of its first solutions pass.
+
+With --talk nobody gives a reward, and no hidden test is run while it trains: the rollouts are sessions that a scripted
+user holds at the gateway, through OpenAI's client. It tries what it gets on inputs of its own, and complains in words.
 
     scripts/learn            the whole experiment: about two hours on two cores; started again, it goes on where it was
     scripts/learn --quick    one seed, a few steps, no sweep: minutes; shows that everything runs, and proves nothing
@@ -30,10 +33,12 @@ from rich.console import Console
 from agentic_opd.core.console import LiveBar
 from agentic_opd.core.errors import OutputError
 from agentic_opd.report.command import make_curves_report
+from learning.first_solutions import first_solutions
 from learning.laboratory import (
     GROUP_SIZE,
     MODES,
     ROOT,
+    TALK_MODES,
     USUAL_MODES,
     Examiner,
     Laboratory,
@@ -92,6 +97,9 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--without-examples", action="store_true", help="tasks without public examples: nothing to run before the end"
     )
+    parser.add_argument(
+        "--talk", action="store_true", help=f"rollouts are a complaining user's sessions; modes: {' '.join(TALK_MODES)}"
+    )
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], help="default: 0 1 2")
     parser.add_argument("--rollouts", type=int, default=256, help="of each run: %(default)s")
     parser.add_argument("--epochs", type=int, default=4, help="passes over each batch: %(default)s")
@@ -117,6 +125,10 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     args = parser.parse_args(argv)
     if args.quick:
         vars(args).update(QUICK)
+    if args.talk and (others := set(args.modes) - set(TALK_MODES)):
+        parser.error(
+            f"--talk has no {' '.join(sorted(others))}: nobody gives a reward, or says what a session is about"
+        )
     args.settings = [Setting(*one) for one in product(args.lrs, args.batch_sizes, args.weights)]
     wanted = (args.rollouts, args.sweep_rollouts, *args.points)
     if any(size % GROUP_SIZE or any(n % size for n in wanted) for size in args.batch_sizes):
@@ -129,12 +141,12 @@ def other_settings(args: argparse.Namespace) -> str | None:
     """What forbids to add to the curves of the folder, whose settings are written down; None where nothing does."""
     kept = (
         *("model", "rollouts", "epochs", "minibatches", "points", "eval_samples"),
-        *("without_examples", "lrs", "lr_schedule", "batch_sizes", "weights", "sweep_rollouts"),
+        *("without_examples", "talk", "lrs", "lr_schedule", "batch_sizes", "weights", "sweep_rollouts"),
     )
     settings = {name: str(value) if isinstance(value := getattr(args, name), Path) else value for name in kept}
     path = args.out / "settings.json"
     before = json.loads(path.read_text()) if path.exists() else settings
-    if changed := [f"{name} {before.get(name)}" for name in kept if before.get(name) != settings[name]]:
+    if changed := [f"{name} {before.get(name)}" for name in kept if before.get(name, False) != settings[name]]:
         return f"{args.out} holds curves of other settings ({', '.join(changed)}); choose another --out"
     path.write_text(json.dumps(settings, indent=1) + "\n")
     return None
@@ -156,7 +168,7 @@ async def experiment(args: argparse.Namespace) -> int:
     ):
         laboratory = Laboratory(
             *(vllm, expert, args.model, args.out, args.eval_samples),
-            *(args.epochs, args.minibatches, args.lr_schedule, not args.without_examples),
+            *(args.epochs, args.minibatches, args.lr_schedule, not args.without_examples, args.talk),
         )
         work = Work(args, laboratory, Examiner(laboratory))
         try:
@@ -174,6 +186,7 @@ class Work:
         self.console = Console(stderr=True)
         self.sweep: Curves = read_curves(args.out / "sweep.json")
         self.curves: Curves = read_curves(args.out / "results.json")
+        self.firsts: Curves = read_curves(args.out / "first_solutions.json")
         self.starts = {int(seed): points[0] for seeds in self.curves.values() for seed, points in seeds.items()}
 
     async def do(self) -> None:
@@ -191,6 +204,9 @@ class Work:
         for mode, seed in todo:
             run = Run(mode, seed, self.chosen(mode), args.rollouts)
             self.curves.setdefault(mode, {})[str(seed)] = await self.curve(run, args.points)
+            firsts = [await self.first_solutions(run, rollouts) for rollouts in args.points]
+            self.firsts.setdefault(mode, {})[str(seed)] = firsts
+            self.console.print(f"{mode} seed {seed}, first solutions: {shown(firsts)}", highlight=False, soft_wrap=True)
             self.show()
 
     def chosen(self, mode: str) -> Setting:
@@ -210,8 +226,7 @@ class Work:
 
             weights = await self.laboratory.train(run, stepped)
         curve = [await self.point(run, weights, rollouts) for rollouts in points]
-        shown = ", ".join(f"{point.rollouts}: {point.pass_rate:.2f}" for point in curve)
-        self.console.print(f"{run.mode} seed {run.seed} {run.setting}: {shown}", highlight=False, soft_wrap=True)
+        self.console.print(f"{run.mode} seed {run.seed} {run.setting}: {shown(curve)}", highlight=False, soft_wrap=True)
         return curve
 
     async def point(self, run: Run, weights: Path, rollouts: int) -> Point:
@@ -220,20 +235,32 @@ class Work:
             return self.starts[run.seed]
         if rollouts == 0:
             self.laboratory.load_start()
-            folder = self.args.out / "start" / f"seed-{run.seed}"
         else:
             self.laboratory.load(weights / f"step-{rollouts // run.setting.batch_size:06d}")
-            folder = self.args.out / run.name / f"eval-{rollouts:06d}"
+        folder = self.folder(run, rollouts)
         point = Point(rollouts, *await self.examiner.pass_rate(folder))
         if rollouts == 0:
             self.starts[run.seed] = point
         return point
 
+    async def first_solutions(self, run: Run, rollouts: int) -> Point:
+        """A point like that of the pass rate, of the first solutions that pass the hidden tests."""
+        lines = (self.folder(run, rollouts) / "samples.jsonl").read_text().splitlines()
+        passing, _ = await first_solutions([json.loads(line) for line in lines])
+        return Point(rollouts, passing / len(lines), len(lines))
+
+    def folder(self, run: Run, rollouts: int) -> Path:
+        """Where the episodes are that the weights after so many rollouts were measured by."""
+        if rollouts == 0:
+            return self.args.out / "start" / f"seed-{run.seed}"
+        return self.args.out / run.name / f"eval-{rollouts:06d}"
+
     def show(self) -> None:
-        """Write results.json, results.md, curves.png and results.html; print the table, and where the page is."""
+        """Write both curves, results.md, curves.png and results.html; print the table, and where the page is."""
         ordered = {mode: self.curves[mode] for mode in MODES if mode in self.curves}
         results = self.args.out / "results.json"
         write_json(results, ordered)
+        write_json(self.args.out / "first_solutions.json", {mode: self.firsts.get(mode, {}) for mode in ordered})
         settings = {mode: str(self.chosen(mode)) for mode in ordered}
         (self.args.out / "results.md").write_text(markdown(ordered, settings))
         draw(ordered, self.args.out / "curves.png")
@@ -242,6 +269,10 @@ class Work:
         if (opd := reached.get("opd")) and (grpo := reached.get("grpo")):
             self.console.print(f"opd needs {grpo / opd:.1f} times fewer rollouts than grpo", highlight=False)
         make_curves_report([results], None, self.console)
+
+
+def shown(curve: Sequence[Point]) -> str:
+    return ", ".join(f"{point.rollouts}: {point.pass_rate:.2f}" for point in curve)
 
 
 def missing(args: argparse.Namespace, curves: Curves) -> list[tuple[str, int]]:

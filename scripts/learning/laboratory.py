@@ -1,4 +1,5 @@
 """One run of the experiment on one machine: run-api, `serve` and the trainer as processes, then a pass rate a point.
+With talk, `serve`'s place is taken by the gateway and a user of it.
 
 In: a `Run` (mode, seed, setting, rollouts). Out: its curve. The policy's vLLM server is shared by all runs: each starts
 by giving it the first weights again.
@@ -11,18 +12,23 @@ import shutil
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import yaml
+from gateway_demo import gateway
 from local_server import LocalServer, child_process, end_of, free_port
+from openai import OpenAIError
 
 from agentic_opd.env.config import AgenticOPDEnvConfig
 from agentic_opd.env.opd import AgenticOPDEnv
 from agentic_opd.runs.evaluate import sample_file
 from agentic_opd.settings.servers import PolicyServerConfig
+from agentic_opd.worlds.coding.tasks.builtin import builtin_tasks
+from learning.talk import TalkFailedError, User, converse
 
 ROOT = Path(__file__).parents[2]
 MODES = {
@@ -46,6 +52,8 @@ MODES = {
 }
 """What each mode changes: the trainer's loss, whose divergence the sweep weights, and the environment's settings."""
 USUAL_MODES = ("opd", "grpo", "opd+grpo", "wrong-hint", "no-hint")
+TALK_MODES = ("opd", "no-hint", "next-state", "contrast")
+"""Modes of talk: nobody gives a reward there, and no hint is known to be one of another task."""
 TUNED_AS = {
     "wrong-hint": "opd",
     "no-hint": "opd",
@@ -140,6 +148,8 @@ class Laboratory:
     """Of the trainer."""
     examples: bool
     """The tasks have their public examples."""
+    talk: bool = False
+    """Rollouts are sessions of a user who complains, without a reward; else they are the environment's episodes."""
 
     @property
     def weights(self) -> Path:
@@ -177,25 +187,63 @@ class Laboratory:
         folder.mkdir(parents=True)
         self.load_start()
         api = f"http://127.0.0.1:{free_port()}"
-        with (
-            child_process(self.api_command(api), folder / "api.log", cwd=ROOT),
-            child_process(self.serve_command(run, api), folder / "serve.log", cwd=ROOT) as serve,
-            child_process(self.trainer_command(run, api, weights), folder / "trainer.log", THREADS, ROOT) as trainer,
-        ):
-            metrics, said, since = folder / "metrics.jsonl", 0, time.monotonic()
+        steps: list[dict[str, float]] = []
+        source = self._talking if self.talk else self._serving
+        async with AsyncExitStack() as parts:
+            parts.enter_context(child_process(self.api_command(api), folder / "api.log", cwd=ROOT))
+            check = await parts.enter_async_context(source(run, api, lambda: len(steps)))
+            command = self.trainer_command(run, api, weights)
+            trainer = parts.enter_context(child_process(command, folder / "trainer.log", THREADS, ROOT))
+            metrics, since = folder / "metrics.jsonl", time.monotonic()
             while (code := trainer.poll()) is None:
-                if serve.poll() not in (None, 0) or time.monotonic() - since > PATIENCE_S:
-                    raise RunFailedError(
-                        f"{run.name}: serve ended or the trainer waits:\n{end_of(folder / 'serve.log')}"
-                    )
+                check()
+                if time.monotonic() - since > PATIENCE_S:
+                    raise RunFailedError(f"{run.name}: the trainer waits:\n{end_of(folder / 'trainer.log')}")
                 lines = metrics.read_text().splitlines() if metrics.exists() else []
-                for line in lines[said:]:
-                    stepped(json.loads(line))
-                    said, since = said + 1, time.monotonic()
+                for line in lines[len(steps) :]:
+                    steps.append(json.loads(line))
+                    since = time.monotonic()
+                    stepped(steps[-1])
                 await asyncio.sleep(0.2)
         if code != 0:
             raise RunFailedError(f"{run.name}: the trainer ended with code {code}:\n{end_of(folder / 'trainer.log')}")
         return weights
+
+    @asynccontextmanager
+    async def _serving(self, run: Run, api: str, _trained: Callable[[], int]) -> AsyncGenerator[Callable[[], None]]:
+        """`serve`; what is yielded raises RunFailedError once it has ended badly."""
+        log = self.out / run.name / "serve.log"
+        with child_process(self.serve_command(run, api), log, cwd=ROOT) as serve:
+
+            def check() -> None:
+                if serve.poll() not in (None, 0):
+                    raise RunFailedError(f"{run.name}: serve ended:\n{end_of(log)}")
+
+            yield check
+
+    @asynccontextmanager
+    async def _talking(self, run: Run, api: str, trained: Callable[[], int]) -> AsyncGenerator[Callable[[], None]]:
+        """A gateway and its user; what is yielded raises RunFailedError once one of them has failed."""
+        folder = self.out / run.name
+        with gateway(self.vllm.base_url, *self.gateway_flags(run, api), folder=folder) as served:
+            user = User.at(served, self.vllm.model)
+            tasks = builtin_tasks(with_examples=self.examples)
+            talking = asyncio.create_task(converse(user, tasks, run.steps, run.setting.batch_size, trained))
+
+            def check() -> None:
+                if not talking.done():
+                    return
+                try:
+                    talking.result()
+                except (TalkFailedError, OpenAIError, OSError) as error:
+                    raise RunFailedError(f"{run.name}: {error}\n{end_of(folder / 'gateway.log')}") from error
+
+            try:
+                yield check
+            finally:
+                talking.cancel()
+                await asyncio.gather(talking, return_exceptions=True)
+                await user.client.close()
 
     @staticmethod
     def api_command(api: str) -> list[str]:
@@ -214,15 +262,29 @@ class Laboratory:
             "seed": run.seed,
             "steps_per_eval": 0,
             "builtin_examples": str(self.examples).lower(),
-            "judge_base_url": f"{self.expert.base_url}/v1",
-            "judge_model_name": self.model,
-            "teacher_base_url": f"{self.expert.base_url}/v1",
-            **MODES[run.mode].get("env", {}),
+            **self._distilling(run),
         }
         flags = [text for name, value in settings.items() for text in (f"--env.{name}", str(value))]
         script = [sys.executable, "-m", "agentic_opd.env", "serve"]
         config = ["--config", str(ROOT / "configs" / "demo.yaml"), "--openai.base_url", f"{self.vllm.base_url}/v1"]
         return [*script, *config, *flags]
+
+    def gateway_flags(self, run: Run, api: str) -> list[str]:
+        """What the gateway is told: each session is a group of its own."""
+        settings = {
+            "rollout_server_url": api,
+            "data_path_to_save_groups": self.out / run.name / "groups.jsonl",
+            **self._distilling(run),
+        }
+        return [text for name, value in settings.items() for text in (f"--env.{name}", str(value))]
+
+    def _distilling(self, run: Run) -> dict[str, object]:
+        return {
+            "judge_base_url": f"{self.expert.base_url}/v1",
+            "judge_model_name": self.model,
+            "teacher_base_url": f"{self.expert.base_url}/v1",
+            **MODES[run.mode].get("env", {}),
+        }
 
     def trainer_command(self, run: Run, api: str, weights: Path) -> list[str]:
         """The reference trainer; it keeps the weights of every step."""

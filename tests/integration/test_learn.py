@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from agentic_opd.wire.group import ScoredGroup
 from tests.support.environment import exit_code_of, read_lines
 from tests.support.places import ROOT
 
@@ -84,6 +85,23 @@ def test_every_mode_trains_and_is_measured(
 
     assert learn_here("--out", str(tmp_path)) == 2
     assert "holds curves of other settings (rollouts 32, epochs 1, minibatches 1" in capsys.readouterr().err
+
+
+def test_it_trains_on_a_complaining_users_sessions(tmp_path: Path) -> None:
+    done = learn("--quick", "--talk", "--without-examples", "--modes", "opd", "--out", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    for name in ("results.json", "first_solutions.json"):
+        points = json.loads((tmp_path / name).read_text())["opd"]["0"]
+        assert [(rollouts, episodes) for rollouts, _, episodes in points] == [(0, 16), (32, 16)]
+    (file,) = (tmp_path / "opd").glob("seed-0-*/groups.jsonl")
+    rollouts = [one for line in read_lines(file) for one in ScoredGroup.from_wire(line).rollouts]
+    assert len(rollouts) >= 32
+    assert not any(one.is_rewarded for one in rollouts)
+    complained = [one for one in rollouts if sum(message["role"] == "user" for message in one.messages) > 1]
+    assert 0 < len(complained) < len(rollouts)
+    hints = [turn.hint for one in complained for turn in one.turns or () if "later" in turn.evidence]
+    assert len([hint for hint in hints if hint]) > len(hints) / 2 > 0
+    assert sum(step["scored_tokens"] for step in metrics(tmp_path, "opd")) > 0
 
 
 def test_wrong_settings_are_refused(learn_here: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:

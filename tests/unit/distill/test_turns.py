@@ -63,7 +63,7 @@ def test_user_replies_follow_tool_results_and_give_the_role() -> None:
     chat = messages()
     chat.insert(4, {"role": "user", "content": "Now handle 0."})
     chat.append({"role": "user", "content": "Thanks."})
-    first, last = hindsight_pairs(make_episode(chat, verification=None), 4000)
+    first, last = hindsight_pairs(make_episode(chat, verification=None), 4000, "next_state")
     assert shown(first) == [("tool", "wrote 2 lines to solution.py"), ("user", "Now handle 0.")]
     assert shown(last) == [("user", "Thanks.")]
     assert (first.next_state_role, last.next_state_role) == ("user", "user")
@@ -132,6 +132,22 @@ COUNT = VERDICT.judge_report.partition("\n")[0]
 
 def kinds(turns: Turns, passed: int = 1, **bounds: int) -> list[list[tuple[str, str]]]:
     return [shown(pair) for pair in hindsight_pairs(episode_of(turns, passed), 4000, **bounds)]
+
+
+def test_where_nobody_says_what_changed_a_complaint_is_about_what_was_called_last() -> None:
+    """write, "Done.", patch, "Mended.": each closing turn is answered by a complaint."""
+    turns: Turns = [
+        (WRITE, set(), ["wrote"]),
+        ([], set(), ["It fails for 0."]),
+        (RUN, set(), ["patched"]),
+        ([], set(), ["It fails for 1."]),
+    ]
+    episode = replace(episode_of(turns), changes=(), verification=None)
+    write, done, mend, mended = (shown(pair) for pair in hindsight_pairs(episode, 4000))
+    assert write == [("tool", "wrote"), ("later", "It fails for 0.")]
+    assert done == [("user", "It fails for 0.")]
+    assert mend == [("tool", "patched"), ("later", "It fails for 1.")]
+    assert mended == [("user", "It fails for 1.")]
 
 
 def test_a_solution_is_judged_by_the_run_that_follows_and_by_the_verdict() -> None:
