@@ -84,8 +84,8 @@ task does not show. A closing turn is shown the count alone, if tests failed: en
 refuted. |
 
 What changed is read from the files themselves, before and after each call, so a heredoc or `sed` counts like `patch`.
-In a [gateway's](gateway.md) conversations, where nobody says what changed, each tool call may have: a complaint about the
-work is shown to the last turn that called tools before it, and to the turn that it answers.
+In a [gateway's](gateway.md) conversations, where nobody says what changed, each tool call may have: a complaint about
+the work is shown to the last turn that called tools before it, and to the turn that it answers.
 With `hindsight: next_state`, the published method, a turn is shown its next state alone, and the last one the verdict.
 
 The judge is told (`judge_system_prompt`):"""
