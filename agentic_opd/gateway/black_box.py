@@ -11,7 +11,7 @@ import asyncio
 import secrets
 import socket
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -110,21 +110,27 @@ class _Capture:
 
     def episode(self, task: Task, stop: StopReason, run: ProgramRun | None = None) -> Episode | None:
         """The sequence with most to learn from as an episode; None if there is nothing."""
-        tree = self.session.tree
-        found = branches(tree, task.task_id, stop, learn_from_altered=self.learn_from_altered)
+        turns = self.session.tree.turns
+        found = branches(
+            self.session.tree, task.task_id, stop, learn_from_altered=self.learn_from_altered, is_one_taken=True
+        )
         if not found:
             return None
-        sizes = [sum(turn.end - turn.start for turn in branch.episode.turns) for branch in found]
-        best = found[sizes.index(max(sizes))]
+
+        def size(turn_ids: Iterable[int]) -> int:
+            return sum(len(turns[turn_id].completion.token_ids) for turn_id in turn_ids)
+
+        best = max(found, key=lambda branch: size(branch.turn_ids))
+        others = [left for branch in found if (left := {*branch.turn_ids} - {*best.turn_ids})]
         changes = [frozenset((0,) if turn in self.changing else ()) for turn in best.turn_ids]
-        others = {"other_sequences": len(found) - 1, "other_tokens": sum(sizes) - max(sizes)}
+        left_out = {"other_sequences": len(others), "other_tokens": size(set[int]().union(*others))}
         return replace(
             best.episode,
             task=task,
             changes=tuple(changes) if self._digest is not None else (),
             tool_calls=1,
             tool_errors=int(stop is not StopReason.FINISHED),
-            program=run and replace(run, **others),
+            program=run and replace(run, **left_out),
         )
 
 

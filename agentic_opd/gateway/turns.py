@@ -118,7 +118,13 @@ class Branch:
 
 
 def branches(
-    tree: TurnTree, session_id: str, stop: StopReason, *, feedback: str | None = None, learn_from_altered: bool = False
+    tree: TurnTree,
+    session_id: str,
+    stop: StopReason,
+    *,
+    feedback: str | None = None,
+    learn_from_altered: bool = False,
+    is_one_taken: bool = False,
 ) -> list[Branch]:
     """The session's branches that hold something to learn from; no turn is learned from in two of them.
 
@@ -128,6 +134,7 @@ def branches(
         stop: How the session ended.
         feedback: What the client said of the whole at its end: the next state of the turn that was finished last.
         learn_from_altered: Learn from turns that were sampled from a changed distribution too.
+        is_one_taken: One branch alone will be learned from, so each has the turns that it shares with others.
     """
     found: list[Branch] = []
     taken: set[int] = set()
@@ -145,7 +152,8 @@ def branches(
         if not learned:
             continue
         path = path[: path.index(learned[-1]) + 1]
-        taken.update(turn.turn_id for turn in learned)
+        if not is_one_taken:
+            taken.update(turn.turn_id for turn in learned)
         said = feedback if path[-1].turn_id == last else None
         following = _answer_to(tree, path[-1])
         found.append(_branch(path, why, session_id, stop, said, following))

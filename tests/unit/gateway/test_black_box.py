@@ -213,6 +213,26 @@ def test_of_several_sequences_the_one_with_most_tokens_is_taken(tokenizer: Any) 
     assert sum(turn.end - turn.start for turn in episode.turns) == long
 
 
+def test_a_turn_that_is_left_out_later_leaves_the_others_in_the_episode(tokenizer: Any) -> None:
+    """As mini-swe-agent does with a turn that it can't read."""
+
+    async def act(client: Client) -> ProgramRun:
+        first = await client.say(USER)
+        await client.say(USER, first, MORE)
+        unread = {"role": "user", "content": "No command."}
+        third = await client.say(USER, first, MORE, unread)
+        await client.say(USER, first, MORE, unread, third, MORE)
+        return ENDED
+
+    vllm = ScriptedVllm(tokenizer)
+    episode = run(vllm, World(act))
+    sampled = [ids for _, ids in vllm.sampled]
+    assert [token for token in episode.masks_T if token != -100] == sampled[0] + sampled[2] + sampled[3]
+    assert episode.context_turns == ()
+    assert episode.program is not None
+    assert (episode.program.other_sequences, episode.program.other_tokens) == (1, len(sampled[1]))
+
+
 def test_it_gets_as_many_turns_as_an_episode_may_have(tokenizer: Any) -> None:
     async def act(client: Client) -> ProgramRun:
         answers = [await client.chat(USER), await client.chat(MORE), await client.chat(USER)]
