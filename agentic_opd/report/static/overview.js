@@ -64,7 +64,7 @@ function liftCell(lift) {
 }
 
 // Hints, or kinds of evidence: what they moved, and what came after them.
-function hintTable(run, rows, first, caption, name) {
+function hintTable(run, rows, first, caption, name, onPhone = 3) {
   const isMeasured = rows.some((row) => row.lift !== null);
   const columns = [...(isMeasured ? [['lift', 'n']] : []), first, ['turns', 'n'], ['tasks', 'n'], ['tokens moved', 'n'], ['largest |gap|', 'n'], ['mean |gap| of moved', 'n'], ['next turn', 'some'], ['passed in the end', 'n']];
   const best = isMeasured ? rows.toSorted((a, b) => (b.lift?.lift[0] ?? -2) - (a.lift?.lift[0] ?? -2)) : rows;
@@ -77,7 +77,7 @@ function hintTable(run, rows, first, caption, name) {
     [NEXT_TURNS.filter(([key]) => row.next_turns[key]).map(([key, text]) => `${text} ${row.next_turns[key]}`).join(', '), (row.next_turns.no_fault ?? 0) / row.turns],
     [row.verified ? `${row.passed} of ${row.verified}` : '–', shareOf(row.passed, row.verified)],
   ]);
-  return table(columns, cells, caption, isNarrow() ? 3 : 10);
+  return table(columns, cells, caption, isNarrow() ? onPhone : 10);
 }
 
 const evidenceText = (kinds) => kinds.map((kind) => EVIDENCE[kind]).join(' + ') || 'not said';
@@ -96,7 +96,7 @@ function hints(run) {
     byHint.some((row) => row.lift) ? el('p', { class: 'note' }, 'Lift: the turn sampled again with the hint in its prompt and without it; the difference of the pass rates right after it, with its 95% interval.') : null,
     hintTable(run, byHint, ['hint', 'wide'], 'Hints', (row) => hintName(run, row)),
     el('h3', null, 'By what the judge was shown'),
-    hintTable(run, byEvidence, ['evidence', ''], 'Evidence', (row) => evidenceText(row.evidence)),
+    hintTable(run, byEvidence, ['evidence', ''], 'Evidence', (row) => evidenceText(row.evidence), 1),
   ];
 }
 
