@@ -226,15 +226,16 @@ class Programs:
         mounts = [socket_mount(self._folder.path / "door")]
         mounts += [Mount(path.absolute(), str(path.absolute())) for path in self._config.agent_mounts]
         sampling, world = {"temperature": temperature, "top_p": self._config.top_p}, self._world
-        for attempt in range(_ATTEMPTS):
+        attempt = 0
+        while True:
+            attempt += 1
             with self._capture(server_url, sampling, learn_from_altered) as capture:
                 rollout = _ProgramRollout(task, capture, self._program(task, capture.key))
                 try:
                     return await verified(task, rollout, world.program_session(task, mounts), world, self._config)
                 except AgentError:
-                    if capture.requests or attempt + 1 == _ATTEMPTS:
+                    if capture.requests or attempt == _ATTEMPTS:
                         raise
-        raise AssertionError
 
     async def answer(self, asked: Asked, owner: str) -> Answer:
         """Answer a program's request; see `Gateway.answer`.
@@ -243,7 +244,9 @@ class Programs:
             RefusedError: it can't be answered, or the episode has had its turns.
             ServerError: the policy's server did not do its part.
         """
-        capture, config = self._captures[owner], self._config
+        capture, config = self._captures.get(owner), self._config
+        if capture is None:
+            raise RefusedError(409, "the episode is over", code="session_ended")
         if capture.requests >= config.max_turns:
             capture.refused = StopReason.MAX_TURNS
             message = f"this episode has had its {config.max_turns} turns (env.max_turns)"

@@ -9,13 +9,13 @@ import json
 import sqlite3
 import time
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -97,6 +97,12 @@ class SessionRow:
     """What its client calls the group that it is to be in; None: it is a group of its own."""
 
 
+class _Unwritten(NamedTuple):
+    session: SessionRow
+    turn: RecordedTurn
+    written: asyncio.Future[None]
+
+
 class Journal:
     """The journal of one gateway."""
 
@@ -135,7 +141,7 @@ class Journal:
                 raise
             raise OutputError(f"cannot use {str(path)!r} as a journal: {error}") from error
         self._thread = ThreadPoolExecutor(1, "journal")
-        self._unwritten: list[tuple[SessionRow, RecordedTurn, asyncio.Future[None]]] = []
+        self._unwritten: list[_Unwritten] = []
         self._writing: asyncio.Task[None] | None = None
 
     async def run(self, call: Callable[[], Result]) -> Result:
@@ -158,7 +164,8 @@ class Journal:
         Raises:
             OutputError: the disk refused.
         """
-        self._unwritten.append((session, turn, written := asyncio.get_running_loop().create_future()))
+        written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._unwritten.append(_Unwritten(session, turn, written))
         if self._writing is None or self._writing.done():
             self._writing = asyncio.create_task(self._write_turns())
         await asyncio.shield(written)
@@ -166,16 +173,21 @@ class Journal:
     async def _write_turns(self) -> None:
         while self._unwritten:
             turns, self._unwritten = self._unwritten, []
-            failed: OutputError | None = None
-            try:
-                await self.run(partial(self.add_turns, [(session, turn) for session, turn, _ in turns]))
-            except OutputError as error:
-                failed = error
-            for _, _, written in turns:
-                if failed is None:
-                    written.set_result(None)
-                else:
-                    written.set_exception(failed)
+            await self._write(turns)
+
+    async def _write(self, turns: Sequence[_Unwritten]) -> None:
+        """Write turns and tell who waits for each; one that can't be written keeps no other from being written."""
+        try:
+            await self.run(partial(self.add_turns, [(one.session, one.turn) for one in turns]))
+        except Exception as error:  # noqa: BLE001 - told to whoever waits for the turn
+            if len(turns) > 1:
+                for one in turns:
+                    await self._write([one])
+            else:
+                turns[0].written.set_exception(error)
+        else:
+            for one in turns:
+                one.written.set_result(None)
 
     def add_turns(self, turns: Iterable[tuple[SessionRow, RecordedTurn]]) -> None:
         """Write turns of any sessions, all at once."""
@@ -302,7 +314,7 @@ class Journal:
         """Wait for what is being written, close the file, and let others write it."""
         self._thread.shutdown()
         if self._unwritten:
-            self.add_turns((session, turn) for session, turn, _ in self._unwritten)
+            self.add_turns((one.session, one.turn) for one in self._unwritten)
         self._db.close()
         if self._lock is not None:
             self._lock.release()

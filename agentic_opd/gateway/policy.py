@@ -140,11 +140,11 @@ def _own(token: int, row: Mapping[int, float]) -> float:
 
 
 def _as_refusal(error: ServerRequestError) -> Exception:
-    """A 400 is the client's fault, and names its field; what else the server refuses is the gateway's."""
-    if error.status != 400:
+    """Wrong (400) and too long (413) are the client's fault; what else the server refuses is the gateway's."""
+    if error.status not in (400, 413):
         return ServerError(str(error))
     try:
         refused = json.loads(error.answer)["error"]
-        return RefusedError(400, f"vLLM refuses it: {refused['message']}", refused.get("field"))
+        return RefusedError(error.status, f"vLLM refuses it: {refused['message']}", refused.get("field"))
     except (ValueError, KeyError, TypeError, AttributeError):
-        return RefusedError(400, "vLLM refuses the request's sampling parameters")
+        return RefusedError(error.status, "vLLM refuses the request's sampling parameters")

@@ -144,13 +144,13 @@ def _tool_message(call: ToolCall, result: ToolResult) -> Message:
     return {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": result.content}
 
 
-Place = TypeVar("Place", bound=Session, contravariant=True)
+SessionT = TypeVar("SessionT", bound=Session, contravariant=True)
 
 
-class Rollout(Protocol[Place]):
+class Rollout(Protocol[SessionT]):
     """An episode in the making; `verified` runs it once."""
 
-    async def run(self, session: Place) -> Episode:
+    async def run(self, session: SessionT) -> Episode:
         """Make the episode in its place in the world.
 
         Raises:
@@ -209,7 +209,11 @@ async def run_episode(
 
 
 async def verified(
-    task: Task, rollout: Rollout[Place], place: AbstractAsyncContextManager[Place], world: World, config: RolloutConfig
+    task: Task,
+    rollout: Rollout[SessionT],
+    place: AbstractAsyncContextManager[SessionT],
+    world: World,
+    config: RolloutConfig,
 ) -> Episode:
     """Run a rollout in its place, verify what it left behind, and reward it.
 

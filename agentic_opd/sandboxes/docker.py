@@ -67,12 +67,15 @@ _SHELL = """
 exec 2>&1
 echo 1000 >/proc/self/oom_score_adj
 ulimit -c 0; ulimit -t "$1"; ulimit -v "$2"; ulimit -f "$3"; ulimit -n "$4"
-command=$5; shift 5
+input=$5; command=$6; shift 6
 shell=sh; command -v bash >/dev/null && shell=bash
-exec env -i "$@" PATH="$PATH" "$shell" -c "$command"
+run() { exec env -i "$@" PATH="$PATH" "$shell" -c "$command"; }
+[ "$input" = none ] && run "$@"
+{ trap "" PIPE; cat 2>/dev/null; cat >/dev/null; } | run "$@"
 """
-"""$1: seconds of processor time, $2: KiB of address space, $3: blocks of 512 bytes of a file, $4: open files, $5: the
-command, then its variables. Both of its streams become one, which keeps their order."""
+"""$1: seconds of processor time, $2: KiB of address space, $3: blocks of 512 bytes of a file, $4: open files, $5: its
+input, `piped` or `none`, $6: the command, then its variables. Both of its streams become one, which keeps their order. An
+input is read to its end where the command does not: an engine that can't write it may lose what the command prints."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,14 +145,15 @@ def container_arguments(
     ]
 
 
-def command_arguments(name: str, limits: Limits, command: str, timeout_s: float) -> list[str]:
+def command_arguments(name: str, limits: Limits, command: str, timeout_s: float, *, has_input: bool) -> list[str]:
     """The arguments that run a command in the container of a sandbox."""
     # A process by itself learns of the limit by an error; the sandbox's limit, above that, kills.
     space_kib, file_blocks = limits.memory_mb * 2**10 * 7 // 8, limits.file_mb * 2**11
     numbers = (math.ceil(timeout_s) + 1, space_kib, file_blocks, limits.descriptors)
     environment = [f"{key}={value}" for key, value in variables(_HOME).items()]
+    source = "piped" if has_input else "none"
     where = ("--user", f"{_USER}:{_USER}", "--workdir", WORKDIR, name)
-    return ["exec", "-i", *where, "sh", "-c", _SHELL, "sh", *map(str, numbers), command, *environment]
+    return ["exec", "-i", *where, "sh", "-c", _SHELL, "sh", *map(str, numbers), source, command, *environment]
 
 
 class DockerSandbox:
@@ -215,7 +219,7 @@ class DockerSandbox:
         """Run a shell command in the container; see `Sandbox.run`."""
         if self._keeper is None:
             raise not_entered()
-        arguments = command_arguments(self._name, self._limits, command, timeout_s)
+        arguments = command_arguments(self._name, self._limits, command, timeout_s, has_input=stdin is not None)
         most, kills = self._limits.output_bytes, self._kills
         try:
             result = await self._engine.run(*arguments, timeout_s=timeout_s, most=most, stdin=stdin)

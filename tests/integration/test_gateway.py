@@ -86,7 +86,7 @@ def test_a_stream_is_the_same_session_and_comes_piece_by_piece(gateway: Served, 
     chunks = list(gateway.chat(SYSTEM, USER, session="stream", stream=True, **usage))
     text = "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices)
     calls = [call for chunk in chunks for choice in chunk.choices for call in choice.delta.tool_calls or ()]
-    assert sum(bool(choice.delta.content) for chunk in chunks for choice in chunk.choices) > 1 or calls
+    assert len(chunks) > 5, "with logprobs each step is told, whether it is text or part of a call"
     ((prompt, (ids,)),) = seen(proxy)[before:]
     assert chunks[-1].usage.completion_tokens == len(ids)
     assert chunks[-1].usage.prompt_tokens == len(prompt)
@@ -138,7 +138,7 @@ def test_a_client_in_another_language(gateway: Served, proxy: RecordingProxy, ja
     done = subprocess.run(command, cwd=javascript, env=variables, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
-    assert said["chunks"] > 1
+    assert said["chunks"] >= 3, "the role, what was said or called, and the end"
     assert (said["choices"], said["models"]) == (3, [MODEL])
     (first, (ids_1,)), (second, (ids_2,)), (third, choices) = seen(proxy)[before:]
     assert second[: len(first) + len(ids_1)] == first + ids_1

@@ -325,6 +325,22 @@ def test_a_policy_that_fails_makes_no_zero(tokenizer: Any) -> None:
     assert episode.reward is None
 
 
+@pytest.mark.parametrize("status", [400, 413])
+def test_a_request_that_the_policy_refuses_voids_no_episode(tokenizer: Any, status: int) -> None:
+    """Code that the model writes may ask too; what it asks wrongly must not take back what the episode earned."""
+
+    async def act(client: Client) -> ProgramRun:
+        await client.say(USER)
+        vllm.status = status
+        assert (await client.chat(MORE)).status_code == status
+        return ENDED
+
+    vllm = ScriptedVllm(tokenizer)
+    episode = run(vllm, World(act))
+    assert (episode.stop_reason, len(episode.turns)) == (StopReason.FINISHED, 1)
+    assert episode.reward is not None
+
+
 def test_a_sandbox_that_dies_ends_its_episode_alone(tokenizer: Any) -> None:
     async def act(client: Client) -> ProgramRun:
         await client.say(USER)

@@ -200,3 +200,20 @@ def test_a_disk_that_refuses_refuses_every_turn_that_waited(tmp_path: Path, monk
     assert [type(error) for error in asyncio.run(main())] == [OutputError] * 3
     assert [turn.turn_id for turn in journal.turns(SESSION.session_id)] == [9]
     journal.close()
+
+
+def test_a_turn_that_can_not_be_written_keeps_no_other_from_it(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal.sqlite")
+    unwritable = replace(TURN, turn_id=2, messages=({"role": "user", "content": "\ud800"},))
+
+    async def main() -> list[BaseException | None]:
+        first = asyncio.create_task(journal.add_turn(SESSION, TURN))
+        await asyncio.sleep(0)
+        others = [journal.add_turn(SESSION, turn) for turn in (unwritable, replace(TURN, turn_id=3))]
+        return await asyncio.gather(first, *others, return_exceptions=True)
+
+    first, second, third = asyncio.run(main())
+    assert (first, third) == (None, None)
+    assert isinstance(second, ValueError)
+    assert [turn.turn_id for turn in journal.turns(SESSION.session_id)] == [1, 3]
+    journal.close()
