@@ -74,8 +74,9 @@ run() { exec env -i "$@" PATH="$PATH" "$shell" -c "$command"; }
 { trap "" PIPE; cat 2>/dev/null; cat >/dev/null; } | run "$@"
 """
 """$1: seconds of processor time, $2: KiB of address space, $3: blocks of 512 bytes of a file, $4: open files, $5: its
-input, `piped` or `none`, $6: the command, then its variables. Both of its streams become one, which keeps their order. An
-input is read to its end where the command does not: an engine that can't write it may lose what the command prints."""
+input, `piped` or `none`, $6: the command, then its variables. Both of its streams become one, which keeps their order.
+What of the input the command does not read is read all the same: an engine that can't write it may lose what the
+command prints."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -158,6 +158,8 @@ def checker_of(program: str) -> Callable[[list[str]], None]:
         return check_flags("-m", "atroposlib.cli.run_api")
     if program.startswith("python -m "):
         return check_flags("-m", program.split()[-1])
+    if program == "scripts/mini_swe_policy":
+        return check_source(Path("scripts/demo_policy/merge.py").read_text())
     if program == "scripts/learn":
         return check_source(Path("scripts/learning/__main__.py").read_text())
     source = Path(program).read_text()
