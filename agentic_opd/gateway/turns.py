@@ -191,9 +191,9 @@ def _answer_to(tree: TurnTree, turn: RecordedTurn) -> tuple[Message, ...]:
             continue
         if one.place.message_index == len(prompt):
             return ()  # The same prompt once more: what follows may answer that.
-        rest = messages[len(prompt) :]
-        rest = rest[rest[0]["role"] == "assistant" :]
-        return tuple(takewhile(lambda message: message["role"] != "assistant", rest))
+        is_rewritten = messages[len(prompt)]["role"] == "assistant"
+        behind = messages[len(prompt) + is_rewritten :]
+        return tuple(takewhile(lambda message: message["role"] != "assistant", behind))
     return ()
 
 
