@@ -139,15 +139,27 @@ def _add_hidden(process: int, files: Files, file_bytes: int) -> None:
 
 def _add_mapped(process: int, files: Files, file_bytes: int) -> None:
     """Add the shared files without a name that `process` has mapped and perhaps not open."""
-    with contextlib.suppress(PermissionError):
+    unseen: Files = {}
+    for file, place in _mapped(process).items():
+        if file not in files:
+            try:
+                files[file] = Path(f"/proc/{process}/map_files/{place}").stat().st_blocks * 512
+            except OSError:  # Only an administrator may look; and what is mapped elsewhere by now is not found.
+                unseen[file] = file_bytes
+    if unseen:  # What a process gave back meanwhile, as all of them do when they end, is no file of full size.
+        files |= {file: size for file, size in unseen.items() if file in _mapped(process)}
+
+
+def _mapped(process: int) -> dict[tuple[int, int], str]:
+    """The shared files without a name that `process` has mapped, each with a place where it is."""
+    found: dict[tuple[int, int], str] = {}
+    with contextlib.suppress(*_GONE, PermissionError):
         lines = Path(f"/proc/{process}/maps").read_bytes().splitlines()
         for place, modes, _, device, inode in (line.split()[:5] for line in lines if line.endswith(_UNNAMED)):
-            major, minor = (int(part, 16) for part in device.split(b":"))
-            file = os.makedev(major, minor), int(inode)
-            if modes.endswith(b"s") and file not in files:
-                files[file] = file_bytes
-                with contextlib.suppress(OSError):  # Only an administrator may look.
-                    files[file] = Path(f"/proc/{process}/map_files/{place.decode()}").stat().st_blocks * 512
+            if modes.endswith(b"s"):
+                major, minor = (int(part, 16) for part in device.split(b":"))
+                found[os.makedev(major, minor), int(inode)] = place.decode()
+    return found
 
 
 def _fields(process: int | str, fd: str) -> dict[str, str]:

@@ -52,10 +52,24 @@ def test_what_is_shared_counts_once(memory_kind: str) -> None:
     assert (result.exit_code, result.memory_exceeded) == (0, False)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="others may not look at a mapped file: it counts as one of full size")
+only_root_sees_sizes = pytest.mark.skipif(
+    os.geteuid() != 0, reason="others may not look at a mapped file: it counts as one of full size"
+)
+
+
+@only_root_sees_sizes
 def test_small_mappings_count_as_what_they_hold(memory_kind: str) -> None:
     """Such as the locks of multiprocessing, which are files without a name that are only mapped."""
     code = "import mmap, time; held = [mmap.mmap(-1, 4096) for _ in range(50)]; time.sleep(1)"
+    (result,) = run_all(f'python -I -S -c "{code}"', limits=LIMIT)
+    assert (result.exit_code, result.memory_exceeded) == (0, False)
+
+
+@only_root_sees_sizes
+def test_mappings_that_come_and_go_count_as_what_they_hold(memory_kind: str) -> None:
+    """Such as those of processes that end while the watch looks at them."""
+    code = "import mmap, time\nend = time.monotonic() + 2\n"
+    code += "while time.monotonic() < end: held = [mmap.mmap(-1, 4096) for _ in range(50)]; held.clear()"
     (result,) = run_all(f'python -I -S -c "{code}"', limits=LIMIT)
     assert (result.exit_code, result.memory_exceeded) == (0, False)
 
