@@ -16,10 +16,10 @@ pytestmark = needs_bwrap
 
 
 def attack(code: str) -> tuple[int, CommandResult, CommandResult]:
-    """MiB that the code said it holds, how it ended, and what the sandbox says to another command."""
+    """The most MiB that the code said it holds, how it ended, and what the sandbox says to another command."""
     result, after = run_all(command_of(code), "echo works", limits=LIMIT, timeout_s=20.0)
     numbers = re.findall(r"^\d+$", result.text, re.MULTILINE)
-    return int(numbers[-1]) if numbers else 0, result, after
+    return max(map(int, numbers), default=0), result, after
 
 
 @pytest.mark.parametrize("trick", TRICKS)
