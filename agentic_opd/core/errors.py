@@ -4,6 +4,7 @@
     ├── ConfigError            a setting, or a combination of settings, is wrong
     ├── DatasetError           tasks cannot be loaded, or a row lacks a field
     ├── SandboxError           the isolation asked for does not work on this machine
+    ├── WorldError             a hook of a world of one's own raised, or gave what it may not give
     ├── AgentError             the program of agent_command did nothing that can be learned from
     ├── RendererError          the chat template cannot be rendered or extended token by token
     ├── ServerError            a server was asked and did not do its part
@@ -33,6 +34,10 @@ class DatasetError(OPDError):
 
 class SandboxError(OPDError):
     """The isolation asked for does not work on this machine."""
+
+
+class WorldError(OPDError):
+    """A hook of a world of one's own raised, or gave what it may not give; the message names the hook."""
 
 
 class AgentError(OPDError):

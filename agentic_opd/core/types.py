@@ -283,8 +283,12 @@ class Session(Protocol):
         """
         ...
 
-    async def collect(self) -> Mapping[str, bytes]:
-        """What the agent leaves behind (relative path -> content), for the verifier."""
+    async def user_reply(self, messages: Sequence[Message]) -> str | None:
+        """What a user says to the last of the messages, a turn without tool calls; None: nobody says anything."""
+        ...
+
+    async def collect(self) -> Any:
+        """What the agent leaves behind, for the world's own `verify`."""
         ...
 
 
@@ -305,8 +309,16 @@ class World(Protocol):
         """A fresh place for one episode, with what the task starts from; gone when it is left."""
         ...
 
-    async def verify(self, task: Task, left: Mapping[str, bytes]) -> Verification:
-        """Judge what an agent left behind, apart from the session that it was made in.
+    async def train_and_eval_tasks(self) -> tuple[list[Task], list[Task]]:
+        """The tasks to train on and those to evaluate on; one list for both where there are few.
+
+        Raises:
+            DatasetError, WorldError: there are none, or they are broken.
+        """
+        ...
+
+    async def verify(self, task: Task, left: Any) -> Verification:
+        """Judge what `Session.collect` gave, apart from the session that it was made in; None: nothing is left.
 
         Raises:
             SandboxError: the verifier itself does not work.

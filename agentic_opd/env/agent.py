@@ -39,8 +39,7 @@ from agentic_opd.runs.serve import ServeCounts, serve
 from agentic_opd.settings.fields import line_settings
 from agentic_opd.settings.servers import PolicyServerConfig
 from agentic_opd.wire.group import ScoredGroup, ScoredRollout, TaskItem
-from agentic_opd.worlds.coding.tasks.load import load_train_and_eval
-from agentic_opd.worlds.coding.world import CodingWorld
+from agentic_opd.worlds.choose import make_world
 
 if TYPE_CHECKING:
     from agentic_opd.gateway.black_box import Programs
@@ -110,7 +109,7 @@ class AgentEnv(BaseEnv):
 
     def make_world(self) -> World:
         """What the agent acts in."""
-        return CodingWorld(self.config, self.config.system_prompt)
+        return make_world(self.config.world, self.config, self.config.system_prompt)
 
     def make_distiller(self) -> Distiller | None:
         """What distills the episodes; None: nothing does."""
@@ -126,9 +125,10 @@ class AgentEnv(BaseEnv):
         """Load tasks and check everything that a rollout needs, before the first one.
 
         Raises:
-            DatasetError, SandboxError, RendererError, ConfigError, ServerError: what is missing, and what to do.
+            DatasetError, WorldError, SandboxError, RendererError, ConfigError, ServerError: what is missing, and what
+                to do.
         """
-        self.tasks, self.eval_tasks = load_train_and_eval(self.config)
+        self.tasks, self.eval_tasks = await self.world.train_and_eval_tasks()
         await self.world.check()
         renderer = load_renderer(self.tokenizer, self.config.renderer, self.config.renderer_options)
         self.chat = Chat(renderer, self.tokenizer, self.world.tools)

@@ -25,6 +25,12 @@ class AgentEnvConfig(RunConfig, RolloutConfig, CodingConfig, IdleEnvSettings):
         default="", description="Tokenizer of the policy. Unset: that of the server's model."
     )
 
+    world: Annotated[str, MOST_USED] = Field(
+        default="coding",
+        description="What the agent acts in: coding (Python tasks with hidden tests), or a class of your own as "
+        "FILE.py:CLASS or package.module:CLASS (docs/worlds.md).",
+    )
+
     @model_validator(mode="after")
     def _check_program(self) -> "AgentEnvConfig":
         if self.agent_command is not None and self.sandbox_backend not in ("bubblewrap", "docker"):

@@ -111,7 +111,9 @@ class AgentLoop:
             length = sample.turn.end - sample.turn.start
             text = f"Your message was cut off after {length} tokens. Continue in smaller steps."
             return [{"role": "user", "content": text}]
-        reply = await self.user_reply(self.task, self.conversation.messages) if self.user_reply else None
+        reply = await self.session.user_reply(self.conversation.messages)
+        if reply is None and self.user_reply is not None:
+            reply = await self.user_reply(self.task, self.conversation.messages)
         return [] if reply is None else [{"role": "user", "content": reply}]
 
     async def run_tool(self, call: ToolCall) -> ToolResult:
@@ -248,7 +250,7 @@ async def _without_reward(episode: Episode, world: World, error: SandboxError) -
     """The episode of a sandbox that died: nothing is left to be verified, and nothing of it is rewarded."""
     task, turns = episode.task, len(episode.turns)
     logger.warning("an episode of %s earns nothing: its sandbox died after turn %d: %s", task.task_id, turns, error)
-    verdict = await world.verify(task, {})
+    verdict = await world.verify(task, None)
     text = f"Hidden tests: 0 of {verdict.total} passed.\nThe sandbox ended early, and its files are lost."
     verdict = replace(verdict, passed=0, report=text, judge_report=text)
     nothing = Reward(correctness=0.0, efficiency=0.0, tool_usage=0.0, total=0.0)

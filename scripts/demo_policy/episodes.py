@@ -45,8 +45,13 @@ class RememberingWorld:
         """Return what answers a turn without tool calls (None: nothing, it ends the episode), and the solution then."""
         return None, solution
 
-    async def verify(self, task: Task, left: Mapping[str, bytes]) -> Verification:
+    async def train_and_eval_tasks(self) -> tuple[list[Task], list[Task]]:
         """See `core.types.World`."""
+        return await self._world.train_and_eval_tasks()
+
+    async def verify(self, task: Task, left: Mapping[str, bytes] | None) -> Verification:
+        """See `core.types.World`."""
+        left = left or {}
         key = (task.task_id, left.get(SOLUTION_FILE))
         if key not in self._verdicts:
             self._verdicts[key] = await self._world.verify(task, left)
@@ -71,8 +76,8 @@ class RememberingSession:
         result, self.solution = await self.world.call(self.task, self.solution, call)
         return result
 
-    async def reply(self, task: Task, messages: Sequence[Message]) -> str | None:
-        """What answers a turn without tool calls; a `rollout.loop.UserReply`."""
+    async def user_reply(self, messages: Sequence[Message]) -> str | None:
+        """What answers a turn without tool calls."""
         text, self.solution = await self.world.answer(self.task, self.solution, messages[-1])
         return text
 

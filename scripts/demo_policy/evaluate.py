@@ -114,7 +114,7 @@ class Examiner:
         tasks = [task for task in self.author.tasks[examples] for _ in range(episodes)]
         config = UNLIMITED.model_copy(update={"max_turns": _MAX_TURNS})
         sessions = [RememberingSession(self.world, task) for task in tasks]
-        loops = [AgentLoop(one.task, self._begin(one.task), one, config, one.reply) for one in sessions]
+        loops = [AgentLoop(one.task, self._begin(one.task), one, config) for one in sessions]
         first: dict[int, bool] = {}
         stops: dict[int, StopReason | None] = {}
         while active := [i for i in range(len(tasks)) if stops.get(i) is None]:
@@ -206,7 +206,7 @@ class Examiner:
         turn = self.author.chat.parse(prompt, ids, 0)
         for call in turn.tool_calls:
             asyncio.run(session.run_tool(call))
-        asyncio.run(session.reply(task, [turn.message]))
+        asyncio.run(session.user_reply([turn.message]))
         return self.world.passes(task, session.solution)
 
     def _begin(self, task: Task) -> Conversation:

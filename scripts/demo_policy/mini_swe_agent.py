@@ -161,7 +161,7 @@ class ShellAuthor(Author):
     async def _play(self, task: Task, steps: Sequence[Step]) -> Episode:
         session = RememberingSession(self.world, task)
         conversation = Conversation(self.chat, first_messages(self.world, task))
-        loop = AgentLoop(task, conversation, session, UNLIMITED, session.reply)
+        loop = AgentLoop(task, conversation, session, UNLIMITED)
         episode = await loop.run(ScriptedPolicy(self.completion_ids(step) for step in steps))
         return replace(episode, verification=await self.world.verify(task, await session.collect()))
 

@@ -17,7 +17,7 @@ from agentic_opd.core.errors import ConfigError, OutputError
 from agentic_opd.runs.files import default_output_folder
 from agentic_opd.sandboxes.factory import check_sandbox, sandbox_factory
 from agentic_opd.sandboxes.memory import memory_limited
-from agentic_opd.worlds.coding.tasks.load import load_train_and_eval
+from agentic_opd.worlds.choose import make_world
 
 _OLDEST, _NEWEST = (3, 11), (3, 13)
 _LEAST_FREE_GIB = 1.0
@@ -95,8 +95,10 @@ def _free_gib(folder: Path) -> float:
 
 async def check_tasks(setup: Setup) -> Note:
     """The tasks can be loaded."""
-    tasks, held_out = load_train_and_eval(setup.config)
-    text = f"{len(tasks)} tasks of {setup.config.dataset_name or 'the built-in ones'}, {len(held_out)} to evaluate on"
+    config = setup.config
+    tasks, held_out = await make_world(config.world, config, config.system_prompt).train_and_eval_tasks()
+    origin = (config.dataset_name or "the built-in ones") if config.world == "coding" else config.world
+    text = f"{len(tasks)} tasks of {origin}, {len(held_out)} to evaluate on"
     if not tasks or not held_out:
         return Note(f"{text}: mind env.eval_fraction ({setup.config.eval_fraction:g})", Status.WARNING)
     return Note(text)

@@ -27,9 +27,9 @@ from agentic_opd.env.command import name_models
 from agentic_opd.rollout.chat import Chat
 from agentic_opd.rollout.first_prompts import described, too_long
 from agentic_opd.rollout.renderer import check_round_trip, explained_tokenizer_errors, load_renderer, reasoning_warning
-from agentic_opd.worlds.coding.tasks.load import load_train_and_eval
+from agentic_opd.worlds.choose import make_world
 from agentic_opd.worlds.coding.tools import TOOL_SPECS
-from agentic_opd.worlds.coding.world import SYSTEM_PROMPT, CodingWorld
+from agentic_opd.worlds.coding.world import SYSTEM_PROMPT
 
 _OLDEST_VLLM = Version("0.32")
 
@@ -147,12 +147,14 @@ async def check_renderer(setup: Setup) -> Note:
 
 async def check_prompts(setup: Setup) -> Note:
     """Every task's first prompt leaves room for an answer."""
-    config, world = setup.config, CodingWorld(setup.config, setup.config.system_prompt)
-    train, held_out = load_train_and_eval(config)
+    config = setup.config
+    world = make_world(config.world, config, config.system_prompt)
+    train, held_out = await world.train_and_eval_tasks()
     tasks = {task.task_id: task for task in (*train, *held_out)}
     limit = config.max_token_length
     by_program = config.agent_command is not None
-    long = await asyncio.to_thread(too_long, tasks.values(), world, setup.known_chat(), limit, by_program=by_program)
+    chat = Chat(setup.known_chat().renderer, setup.tokenizer, world.tools)
+    long = await asyncio.to_thread(too_long, tasks.values(), world, chat, limit, by_program=by_program)
     if not long:
         return Note(f"the first prompts of all {len(tasks)} tasks fit {limit} tokens")
     what = described(long, len(tasks), limit)

@@ -9,6 +9,8 @@ A datum is recognised in code and in words: `[[1, 3], [3, 5]]` is also "1 to 3 a
 the check `f('') == True` is "an empty string should give True".
 """
 
+import re
+
 from agentic_opd.distill.leaks.pieces import tells_pieces
 from agentic_opd.distill.leaks.quotations import quotes
 from agentic_opd.distill.leaks.reading import tells
@@ -26,6 +28,7 @@ def leaks(hint: str, hidden_tests: str, public_text: str) -> bool:
       are quoted;
     - two unusual words or numbers of one string, or a telling one: "75.25" of a line of a table, "well-known";
     - the values of a container of four or more in their order, whatever stands between them: a table, a drawing;
+    - all of the hidden text, where that is short: the answer itself, in a world without tests;
     - all the values of a check, its inputs and its result, in a sentence or two, be they trivial or described: "for 0
       it must return FizzBuzz". Of a check with an empty input that input and the result are enough.
 
@@ -37,4 +40,15 @@ def leaks(hint: str, hidden_tests: str, public_text: str) -> bool:
         public_text: Everything that the agent read or wrote.
     """
     texts = (hint, hidden_tests, public_text)
-    return quotes(*texts) or tells(*texts) or tells_pieces(*texts)
+    return _says_all(*texts) or quotes(*texts) or tells(*texts) or tells_pieces(*texts)
+
+
+def _says_all(hint: str, hidden_text: str, public_text: str) -> bool:
+    if len(hidden_text.strip()) > len(hint):
+        return False
+    whole = re.compile(rf"(?<!\w){re.escape(_plain(hidden_text))}(?!\w)")
+    return bool(whole.search(_plain(hint))) and not whole.search(_plain(public_text))
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.casefold().split())

@@ -1,16 +1,18 @@
 """The coding world: a private directory with the task's files, four tools on it, hidden tests as the verdict (I/O)."""
 
+import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
-from agentic_opd.core.types import ProgramRun, Task, ToolCall, ToolResult, Verification
+from agentic_opd.core.types import Message, ProgramRun, Task, ToolCall, ToolResult, Verification
 from agentic_opd.sandboxes.factory import check_sandbox, sandbox_factory
 from agentic_opd.sandboxes.program import Program, run_program
 from agentic_opd.sandboxes.protocol import Mount, Sandbox
 from agentic_opd.sandboxes.workdir import NO_FILES, digest_command, digest_of, get_files, put_files
 from agentic_opd.worlds.coding.config import CodingConfig
+from agentic_opd.worlds.coding.tasks.load import load_train_and_eval
 from agentic_opd.worlds.coding.tools import READING_TOOLS, TOOL_SPECS, ToolLimits, run_tool
 from agentic_opd.worlds.coding.verifier.verify import SOLUTION_FILE, verify
 
@@ -71,6 +73,10 @@ class CodingSession:
         """A digest of the files that are judged."""
         return await digest_of(self._sandbox, self._given)
 
+    async def user_reply(self, messages: Sequence[Message]) -> str | None:
+        """Nobody replies to a coding agent."""
+        return None
+
     async def collect(self) -> Mapping[str, bytes]:
         """The files in the work directory."""
         return await get_files(self._sandbox)
@@ -104,9 +110,13 @@ class CodingWorld:
             await put_files(sandbox, task.files)
             yield CodingSession(sandbox, ToolLimits.from_config(self._config), task)
 
-    async def verify(self, task: Task, left: Mapping[str, bytes]) -> Verification:
+    async def train_and_eval_tasks(self) -> tuple[list[Task], list[Task]]:
+        """The built-in tasks, or those of the dataset that the settings name."""
+        return await asyncio.to_thread(load_train_and_eval, self._config)
+
+    async def verify(self, task: Task, left: Mapping[str, bytes] | None) -> Verification:
         """Run the hidden tests on the agent's files, in a fresh sandbox."""
-        return await verify(task, self._new_sandbox, left, self._config.verify_timeout_s)
+        return await verify(task, self._new_sandbox, left or {}, self._config.verify_timeout_s)
 
     async def check(self) -> None:
         """Raise SandboxError unless the sandbox works here."""

@@ -364,3 +364,18 @@ assert flat(['20 1']) == 12321
 )
 def test_what_is_in_a_container_is_told_from_what_it_is(hint: str, leak: bool) -> None:
     assert leaks(hint, NESTED, "Write flat(x): flat([]) == [], flat([1, [2], 3]) == [1, 2, 3].") == leak
+
+
+@pytest.mark.parametrize(
+    ("hint", "secret", "public", "expected"),
+    [
+        ("Ask for 2.30 in all.", "2.30", "3 x apple", True),
+        ("Ask for 12.30, or 2.305.", "2.30", "3 x apple", False),
+        ("It is  new\nyork, not Boston.", " New York\n", "Which city?", True),
+        ("It is New York.", "New York", "Is it Boston or New York?", False),
+        ("Say 4 please.", "4", "How many?", True),
+        ("Add up the prices first.", "2.30", "3 x apple", False),
+    ],
+)
+def test_a_short_hidden_text_is_the_answer_itself(hint: str, secret: str, public: str, expected: bool) -> None:
+    assert leaks(hint, secret, public) is expected

@@ -16,6 +16,7 @@ from agentic_opd.core.http import JsonClient
 from agentic_opd.core.server_info import ServerInfo
 from agentic_opd.core.types import (
     Episode,
+    Message,
     ProgramRun,
     StopReason,
     Task,
@@ -96,10 +97,16 @@ class World:
     async def run_tool(self, call: ToolCall) -> ToolResult:
         raise AssertionError
 
+    async def user_reply(self, messages: Sequence[Message]) -> str | None:
+        return None
+
+    async def train_and_eval_tasks(self) -> tuple[list[Task], list[Task]]:
+        return [TASK], [TASK]
+
     async def collect(self) -> Mapping[str, bytes]:
         return {"solution.py": b""}
 
-    async def verify(self, task: Task, left: Mapping[str, bytes]) -> Verification:
+    async def verify(self, task: Task, left: Mapping[str, bytes] | None) -> Verification:
         return Verification(VerifyOutcome.RAN, 1 if left else 0, 2, "1 of 2", "1 of 2")
 
     async def check(self) -> None:

@@ -207,6 +207,9 @@ class MortalSession:
             raise SandboxError("it died")
         return await self.session.run_tool(call)
 
+    async def user_reply(self, messages: Sequence[Message]) -> str | None:
+        return None
+
     async def collect(self) -> Mapping[str, bytes]:
         if self.dies_when_left:
             raise SandboxError("it died")
@@ -225,7 +228,7 @@ class MortalWorld(CodingWorld):
         async with super().session(task) as session:
             yield MortalSession(session, self.where == "collect")
 
-    async def verify(self, task: Task, left: Mapping[str, bytes]) -> Verification:
+    async def verify(self, task: Task, left: Mapping[str, bytes] | None) -> Verification:
         if self.where == "verify" and left:
             raise SandboxError("it died")
         return await super().verify(task, left)

@@ -1,13 +1,8 @@
-"""Settings -> tasks: the built-in ones or rows of a dataset, in its format; and those held out for evaluation (I/O).
-
-Which tasks are held out is decided by a task's id and the seed alone. So every worker and every restart draws the same
-line, whatever the order of the rows and however many of them are read.
-"""
+"""Settings -> tasks: the built-in ones or rows of a dataset, in its format; and those held out for evaluation (I/O)."""
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from hashlib import blake2b
 from itertools import islice
 
 from agentic_opd.core.errors import DatasetError
@@ -20,30 +15,7 @@ from agentic_opd.worlds.coding.tasks.row_values import FieldMap, RowValues
 from agentic_opd.worlds.coding.tasks.rows import Row, read_rows
 from agentic_opd.worlds.coding.verifier.hidden_tests import helpers_of
 from agentic_opd.worlds.coding.verifier.verify import checks_of
-
-
-def split_tasks(tasks: Iterable[Task], fraction: float, seed: int) -> tuple[list[Task], list[Task]]:
-    """Divide tasks into those to train on and those to evaluate on, each in the order given.
-
-    Args:
-        tasks: What to divide.
-        fraction: Expected share of evaluation tasks, in [0, 1]; 0 holds out none, 1 holds out all. A larger fraction
-            only adds to those that a smaller one holds out.
-        seed: Another seed holds out others.
-    """
-    train: list[Task] = []
-    evaluation: list[Task] = []
-    for task in tasks:
-        (evaluation if split_position(task.task_id, seed) < fraction else train).append(task)
-    return train, evaluation
-
-
-def split_position(task_id: str, seed: int) -> float:
-    """A number in [0, 1), evenly spread over ids, that only depends on the id and the seed."""
-    digest = blake2b(f"{seed}/{task_id}".encode(), digest_size=8).digest()
-    # 53 bits are what a float holds: with more of them the quotient could be rounded up to 1.
-    return (int.from_bytes(digest, "big") >> 11) / 2**53
-
+from agentic_opd.worlds.split import split_tasks
 
 _SHOWN = 5
 

@@ -2,7 +2,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentic_opd.core.types import Task
-from agentic_opd.worlds.coding.tasks.load import split_position, split_tasks
+from agentic_opd.worlds.split import split_position, split_tasks
 
 IDS = st.lists(st.text(min_size=1).filter(str.strip), unique=True, max_size=30)
 

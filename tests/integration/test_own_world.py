@@ -1,0 +1,129 @@
+"""Worlds of one's own in every mode, on a real server: the documented one, and one that the demo policy can use."""
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.doctor import doctor, statuses
+from tests.support.environment import command, process, read_lines, serving, validate
+from tests.support.places import ROOT
+from tests.support.scripted_judge import POSITIVE, judge_server
+from tests.support.trajectory import trajectory_api
+from tests.unit.worlds.test_own import documented
+
+pytestmark = pytest.mark.vllm
+
+FILES = '''\
+from agentic_opd.worlds.own import Checks, OwnWorld, Task, tool
+
+
+class Files(OwnWorld):
+    """The tools that the demo policy knows, on a dict; a user who asks once more."""
+
+    system_prompt = "You write functions."
+
+    def tasks(self):
+        yield Task("fizz", "Write `fizzbuzz(n)` in solution.py.", "nobody knows", files={"notes.txt": "none"})
+        yield Task("broken", "Write `two_sum(nums, target)` in solution.py.", "nobody knows")
+
+    def eval_tasks(self):
+        yield Task("flat", "Write `flatten(nested)` in solution.py.", "nobody knows")
+
+    async def start(self, task):
+        return {"files": {}, "replies": 0, "task": task.task_id}
+
+    @tool
+    async def write_file(self, state, path: str, content: str) -> str:
+        """Write a file.
+
+        Args:
+            path: Where.
+            content: What.
+        """
+        state["files"][path] = content
+        return f"wrote {path}"
+
+    @tool
+    async def terminal(self, state, command: str) -> str:
+        """Run a command.
+
+        Args:
+            command: The line.
+        """
+        if state["task"] == "broken":
+            raise KeyError("a fault of this world")
+        return "a shell that says nothing"
+
+    async def verify(self, task, state):
+        if task.task_id == "broken":
+            raise KeyError("a fault of this world")
+        return Checks(passed=int("solution.py" in state["files"]), total=1, judge_report="It was read by nobody.")
+
+    def judged(self, state):
+        return state["files"]
+
+    async def user_reply(self, task, state, messages):
+        state["replies"] += 1
+        return "Is that all?" if state["replies"] == 1 else None
+'''
+
+
+def evaluated(server_url: str, folder: Path, *flags: str) -> list[str]:
+    """The tasks that `evaluate` has samples of."""
+    argv = command("evaluate", server_url, "--env.data_dir_to_save_evals", str(folder), *flags)
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return [row["task_id"] for row in read_lines(folder / "samples.jsonl")]
+
+
+def test_the_documented_world_runs_in_every_mode(vllm_server: Any, tmp_path: Path) -> None:
+    world, out = documented(tmp_path), tmp_path / "groups.jsonl"
+    own = ("--env.world", world, "--env.eval_fraction", "0.5", "--env.max_turns", "2")
+    with judge_server(lambda body: [POSITIVE] * body["n"]) as judge:
+        done = process(vllm_server.base_url, out, *own, "--env.judge_base_url", judge, "--env.report", "true")
+        assert done.returncode == 0, done.stderr
+        groups = read_lines(out)
+        # The demo policy knows none of these tools, and is told so.
+        messages = [message for group in groups for one in group["messages"] for message in one]
+        shown = [message["content"] for message in messages if message["role"] == "tool"]
+        assert any("Tools: add, ask." in text for text in shown)
+        assert any(rows for group in groups for rows in group["distill_token_ids"])
+        assert validate(out).returncode == 0
+        assert (tmp_path / "groups.html").exists()
+        held_out = evaluated(vllm_server.base_url, tmp_path / "evals", *own)
+        assert held_out
+        assert not {*held_out} & {group["group_overrides"]["task_id"] for group in groups}
+        with trajectory_api(tmp_path / "api.log") as api:
+            flags = (*own, "--env.judge_base_url", judge)
+            with serving(api.url, vllm_server.base_url, tmp_path / "serve", *flags) as env:
+                env.wait_for("waiting for a trainer")
+                api.register_trainer(batch_size=4, num_steps=1)
+                (group,) = api.batch()
+                assert group["group_overrides"]["task_id"] in {one["group_overrides"]["task_id"] for one in groups}
+                assert env.process.wait(120) == 0, env.said()
+
+
+def test_a_user_replies_a_fault_is_named_and_the_rest_goes_on(vllm_server: Any, tmp_path: Path) -> None:
+    (tmp_path / "files.py").write_text(FILES)
+    world, out = f"{tmp_path / 'files.py'}:Files", tmp_path / "groups.jsonl"
+    with judge_server(lambda body: [POSITIVE] * body["n"]) as judge:
+        done = process(vllm_server.base_url, out, "--env.world", world, "--env.judge_base_url", judge)
+    assert done.returncode == 1
+    assert "world Files: " in done.stderr
+    assert "raised KeyError: 'a fault of this world'" in done.stderr
+    assert "1 groups failed" in done.stderr
+    (group,) = read_lines(out)
+    assert group["group_overrides"]["task_id"] == "fizz"
+    users = [[m["content"] for m in one if m["role"] == "user"] for one in group["messages"]]
+    assert any("Is that all?" in some for some in users)
+    evidence = {kind for one in group["overrides"] for turn in one["opd"]["turns"] for kind in turn.get("evidence", ())}
+    assert {"tool", "user"} <= evidence
+    assert validate(out).returncode == 0
+
+
+def test_doctor_knows_the_world(vllm_server: Any, tmp_path: Path) -> None:
+    _, findings = doctor(vllm_server.base_url, "--env.world", documented(tmp_path), "--env.eval_fraction", "0.5")
+    assert "4 tasks" in findings["prompts"][1]
+    assert not statuses(findings, "failed") & {"tasks", "prompts", "renderer"}, findings

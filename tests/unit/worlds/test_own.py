@@ -1,0 +1,305 @@
+"""Worlds of one's own: the documented one as written, one in a sandbox with a user, the skeleton, and every fault."""
+
+import asyncio
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from agentic_opd.cli.new_world import main as new_world
+from agentic_opd.core.errors import ConfigError, WorldError
+from agentic_opd.core.types import Task, ToolCall, ToolResult, Verification
+from agentic_opd.worlds.choose import make_world
+from agentic_opd.worlds.coding.config import CodingConfig
+from agentic_opd.worlds.own import Checks, HookedSession, HookedWorld, OwnWorld, ToolError, tool
+from tests.support.environment import exit_code_of
+from tests.support.sandboxes import needs_bwrap
+
+TASK = Task("t", "Do it.", "secret")
+
+
+def documented(folder: Path) -> str:
+    """The world of docs/worlds.md, as a file."""
+    code = re.findall(r"```python\n(.*?)```", Path("docs/worlds.md").read_text(), re.DOTALL)[0]
+    assert len(code.splitlines()) <= 60
+    (folder / "shop.py").write_text(code)
+    return f"{folder / 'shop.py'}:Shop"
+
+
+def acted(
+    world: Any, task: Task, *calls: tuple[str, dict[str, Any] | None]
+) -> tuple[list[ToolResult], Verification, str | None]:
+    """The results of calls, the verdict, and what the user says at the end."""
+
+    async def episode() -> tuple[list[ToolResult], Verification, str | None]:
+        await world.check()
+        async with world.session(task) as session:
+            made = [
+                ToolCall("c", name, given, "raw", None if given is not None else "no JSON") for name, given in calls
+            ]
+            results = [await session.run_tool(one) for one in made]
+            reply = await session.user_reply([{"role": "assistant", "content": "Done."}])
+            left = await session.collect()
+        return results, await world.verify(task, left), reply
+
+    return asyncio.run(episode())
+
+
+def test_the_documented_world(tmp_path: Path) -> None:
+    world = make_world(documented(tmp_path), CodingConfig(eval_fraction=0.0), None)
+    tasks, held_out = asyncio.run(world.train_and_eval_tasks())
+    assert ([task.hidden_tests for task in tasks], held_out) == (["2.30", "5.00", "7.75", "10.90"], [])
+    right = acted(
+        world, tasks[0], ("add", {"item": "apple", "count": 3}), ("add", {"item": "milk"}), ("ask", {"total": 2.3})
+    )
+    assert (right[1].passed, right[1].total) == (2, 2)
+    assert [result.is_change for result in right[0]] == [True, True, True]
+    wrong = acted(world, tasks[0], ("add", {"item": "pear"}), ("ask", {"total": "2.30"}))
+    assert wrong[0][0].content.startswith("Error: we have no 'pear'. There are: apple")
+    assert (wrong[0][0].is_error, wrong[0][0].is_change) == (True, False)
+    assert wrong[1].judge_report == "The basket is wrong, the sum is right."
+    nothing = asyncio.run(world.verify(tasks[0], None))
+    assert (nothing.passed, nothing.total) == (0, 2)
+
+
+def test_a_tools_schema_is_its_signature_and_docstring(tmp_path: Path) -> None:
+    world = make_world(documented(tmp_path), CodingConfig(), "Sell.")
+    assert world.system_prompt == "Sell."
+    assert [one["function"]["name"] for one in world.tools] == ["add", "ask"]
+    assert world.tools[0]["function"] == {
+        "name": "add",
+        "description": "Put something into the basket.",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "item": {"type": "string", "description": "What it is, in the singular."},
+                "count": {"type": "integer", "default": 1, "description": "How many of it."},
+            },
+            "required": ["item"],
+            "additionalProperties": False,
+        },
+    }
+
+
+class Chores(OwnWorld):
+    """Files in a sandbox, an asynchronous tool, and a user who insists."""
+
+    def tasks(self) -> list[Task]:
+        return [TASK]
+
+    def eval_tasks(self) -> list[Task]:
+        return [Task("other", "Do it.", "secret")]
+
+    async def start(self, task: Task) -> dict[str, int]:
+        return {"calls": 0, "replies": 0}
+
+    @tool
+    async def shell(self, state: dict[str, int], sandbox: Any, line: str) -> str:
+        """Run a line of shell.
+
+        Args:
+            line: What to run,
+                all of it.
+        """
+        state["calls"] += 1
+        return cast(str, (await sandbox.run(line, timeout_s=10)).text)
+
+    @tool
+    async def sleep(self, state: dict[str, int]) -> str:
+        """Sleep for long."""
+        await asyncio.sleep(60)
+        return "slept"
+
+    async def verify(self, task: Task, state: dict[str, int], files: dict[str, bytes] | None = None) -> Checks:
+        return Checks(int((files or {}).get("done") == b"yes\n"), 1)
+
+    def judged(self, state: dict[str, int]) -> None:
+        return None
+
+    async def user_reply(self, task: Task, state: dict[str, int], messages: Any) -> str | None:
+        state["replies"] += 1
+        return "Are you sure?" if state["replies"] < 2 else None
+
+
+@needs_bwrap
+def test_a_world_in_a_sandbox_with_a_user() -> None:
+    world = HookedWorld(Chores(), CodingConfig(tool_timeout_s=1.0))
+    assert world.tools[0]["function"]["parameters"]["properties"]["line"]["description"] == "What to run, all of it."
+    task = Task("t", "Do it.", "secret", files={"given.txt": "hello\n"})
+    calls = [("shell", {"line": "cat given.txt"}), ("shell", {"line": "echo yes > done"}), ("sleep", {})]
+    results, verdict, reply = acted(world, task, *calls)
+    assert [result.content for result in results] == ["hello\n", "", "Error: sleep took longer than 1 s."]
+    assert [result.is_change for result in results] == [False, True, False]
+    assert (verdict.passed, verdict.report, reply) == (1, "1 of 1 checks passed.", "Are you sure?")
+    train, evaluation = asyncio.run(world.train_and_eval_tasks())
+    assert (train, [task.task_id for task in evaluation]) == ([TASK], ["other"])
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "said"),
+    [
+        ("fly", {}, "unknown tool 'fly'. Tools: shell, sleep."),
+        ("shell", None, "no JSON. The call was: raw"),
+        ("shell", {}, "shell can't be called like this. line: field required."),
+        ("shell", {"line": 3}, "line: input should be a valid string."),
+        ("shell", {"line": "ls", "sandbox": 1}, "sandbox: extra inputs are not permitted."),
+    ],
+)
+@needs_bwrap
+def test_what_the_policy_does_wrong_is_a_result(name: str, given: dict[str, Any] | None, said: str) -> None:
+    (result,), _, _ = acted(HookedWorld(Chores(), CodingConfig()), TASK, (name, given))
+    assert result.is_error
+    assert said in result.content
+
+
+class Plain(OwnWorld):
+    """What the faulty ones override."""
+
+    def tasks(self) -> Any:
+        return [TASK]
+
+    def start(self, task: Task) -> Any:
+        return [0]
+
+    @tool
+    def go(self, state: list[int]) -> str:
+        """Go on."""
+        state[0] += 1
+        return "gone"
+
+    def verify(self, task: Task, state: list[int]) -> Any:
+        return Checks(state[0], 1)
+
+
+def raising(*args: Any) -> Any:
+    raise KeyError("x")
+
+
+def lying(value: Any) -> Callable[..., Any]:
+    return lambda *args: value
+
+
+@pytest.mark.parametrize(
+    ("hook", "does", "said"),
+    [
+        ("start", raising, "world Plain: start raised KeyError: 'x'"),
+        ("verify", raising, "world Plain: verify raised KeyError: 'x'"),
+        ("judged", raising, "world Plain: judged raised KeyError: 'x'"),
+        ("user_reply", raising, "world Plain: user_reply raised KeyError: 'x'"),
+        ("go", raising, "world Plain: go raised KeyError: 'x'"),
+        ("verify", lying(True), "world Plain: verify gave bool, expected Checks"),
+        ("verify", lying(Checks(2, 1)), "world Plain: verify gave wrong Checks: .* got 2 of 1"),
+        ("judged", lying(lambda: 0), "judged gave function, which can't be pickled"),
+        ("user_reply", lying(3), "user_reply gave int, expected text or None"),
+        ("go", lying(None), "tool go gave NoneType, expected text"),
+    ],
+)
+def test_a_hook_that_fails_is_named(hook: str, does: Any, said: str) -> None:
+    hooks = Plain()
+    world = HookedWorld(hooks, CodingConfig())
+    setattr(hooks, hook, does)
+    with pytest.raises(WorldError, match=said):
+        acted(world, TASK, ("go", {}))
+
+
+@pytest.mark.parametrize(
+    ("gives", "said"),
+    [
+        (raising, "tasks raised KeyError: 'x'"),
+        (lying([]), "tasks gave none"),
+        (lying(["task"]), "tasks gave str, expected Task"),
+        (lying([TASK, TASK]), "tasks gave two tasks of the id 't'"),
+        (lying(3), "tasks raised TypeError"),
+    ],
+)
+def test_wrong_tasks_are_named(gives: Any, said: str) -> None:
+    hooks = Plain()
+    hooks.tasks = gives  # type: ignore[method-assign]
+    with pytest.raises(WorldError, match=said):
+        asyncio.run(HookedWorld(hooks, CodingConfig()).train_and_eval_tasks())
+
+
+def test_tool_errors_are_the_policys() -> None:
+    def go(state: list[int]) -> str:
+        raise ToolError("not \ud83d this way")
+
+    hooks = Plain()
+    world = HookedWorld(hooks, CodingConfig())
+    hooks.go = go  # type: ignore[method-assign]
+    (result,), _, _ = acted(world, TASK, ("go", {}))
+    assert (result.content, result.is_error) == ("Error: not ? this way", True)
+
+
+HEAD = "from agentic_opd.worlds.own import OwnWorld, tool\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "name", "said"),
+    [
+        ("", "own.py", "expected coding, FILE.py:CLASS or package.module:CLASS"),
+        ("", "own.py:Missing", "own.py has no class Missing that is an OwnWorld"),
+        ("class Own: pass\n", "own.py:Own", "has no class Own that is an OwnWorld"),
+        ("1 / 0\n", "own.py:Own", "own.py can't be imported: ZeroDivisionError"),
+        ("", "missing.py:Own", "there is no file 'missing.py'"),
+        ("", "no.such.module:Own", "no.such.module can't be imported: ModuleNotFoundError"),
+        (HEAD + "class Own(OwnWorld): pass\n", "own.py:Own", "world Own has no tool"),
+        (HEAD + "class Own(OwnWorld):\n    def __init__(self): 1 / 0\n", "own.py:Own", r"Own\(\) raised ZeroDivision"),
+        (HEAD + "class Own(OwnWorld):\n    @tool\n    def f(self, s): pass\n", "own.py:Own", "tool f has no docstring"),
+        (
+            HEAD + "class Own(OwnWorld):\n    @tool\n    def f(self, s, x):\n        'Do.'\n",
+            "own.py:Own",
+            "tool f: parameter 'x' has no type",
+        ),
+        (
+            HEAD + "class Own(OwnWorld):\n    @tool\n    def f(self, s, x: int):\n        'Do.'\n",
+            "own.py:Own",
+            "tool f: parameter 'x' has no line in the docstring's Args",
+        ),
+    ],
+)
+def test_what_is_no_world_is_refused(
+    code: str, name: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("own.py").write_text(code)
+    with pytest.raises(ConfigError, match=said):
+        make_world(name, CodingConfig(), None)
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "kind"), [("my-shop", "my_shop.py", "MyShop"), ("SQLCase2", "sql_case2.py", "SQLCase2")]
+)
+def test_the_skeleton_runs(
+    name: str, file: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert exit_code_of(lambda: new_world([name])) == 0
+    assert f"--env.world {file}:{kind}" in capsys.readouterr().out
+    world = make_world(f"{file}:{kind}", CodingConfig(), None)
+    tasks, held_out = asyncio.run(world.train_and_eval_tasks())
+    assert len(tasks) + len(held_out) == 20
+    two = next(task for task in (*tasks, *held_out) if task.task_id == "square 2")
+    assert acted(world, two, ("submit", {"answer": 4}))[1].passed == 1
+    assert acted(world, two, ("submit", {"answer": -4}))[1].passed == 0
+    assert exit_code_of(lambda: new_world([name])) == 2
+    assert "is there already" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["", "1st", "a/b", "../x", "class", "é", "_"])
+def test_names_of_no_class_are_refused(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert exit_code_of(lambda: new_world([name])) == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_sessions_do_not_share_their_state() -> None:
+    async def episodes() -> list[int]:
+        world = HookedWorld(Plain(), CodingConfig())
+        async with world.session(TASK) as one, world.session(TASK) as other:
+            assert isinstance(one, HookedSession)
+            await one.run_tool(ToolCall("c", "go", {}, ""))
+            return [one.state[0], other.state[0]]
+
+    assert asyncio.run(episodes()) == [1, 0]
