@@ -58,11 +58,13 @@ class DistillConfig(BaseModel):
         description="Votes on a second question: did the turn do what was wanted (1, 0, -1)? Recorded as the turn's "
         "step_score, which a trainer may take as a reward. 0: it is not asked.",
     )
-    hint_source: Literal["judge", "other_task", "none"] = Field(
+    hint_source: Literal["judge", "feedback", "reference", "other_task", "none"] = Field(
         default="judge",
-        description="What the teacher reads in a turn that the judge wrote a hint for: that hint; an accepted hint of "
-        "another task in its place (until there is one, the turn ends as vote_failed); or no hint at all. The last two "
-        "show what a run learns without the hint's content.",
+        description="What the teacher reads. judge: the hint that the judge wrote for a turn. feedback: what came "
+        "after the turn, word for word, and no judge is asked (SDPO). reference: the task's own solution, and no judge "
+        "is asked (OPSD); one that holds hidden tests' data is dropped as leaked. other_task, none: where the judge "
+        "wrote a hint, an accepted one of another task in its place (until there is one, the turn ends as "
+        "vote_failed), or nothing; they show what a run learns without the hint's content.",
     )
     control: Literal["none", "neutral", "other", "same_task"] = Field(
         default="none",

@@ -37,6 +37,7 @@ from agentic_opd.distill.connect import DistillServers
 from agentic_opd.distill.control import AcceptedHint, ControlHint, HintPool, control_hints
 from agentic_opd.distill.hints import parse_step_vote, parse_vote, step_score_of, verdict_of
 from agentic_opd.distill.judge import JudgeReply
+from agentic_opd.distill.leaks import leaks
 from agentic_opd.distill.metrics import ControlStats, EpisodeStats, ScoreStats, TurnStats, control_stats, row_stats
 from agentic_opd.distill.rescoring import encode_hint, hint_place, insert_hint
 from agentic_opd.distill.teacher import Reading, TeacherReply
@@ -255,6 +256,8 @@ async def _distill_turn(
     start = _Turn(replace(record, evidence=pair.kinds, truncated=turn.truncated))
     if not pair.evidence:
         return start
+    if config.hint_source in ("feedback", "reference"):
+        return await _without_judge(start, episode, pair, public_text, servers, config, pool)
     question = servers.questions.question(pair)
     start = replace(start, record=replace(start.record, question=question))
     judged = await _judged(question, servers, config)
@@ -284,6 +287,35 @@ async def _distill_turn(
         return voted.ended(verdict.outcome, unreadable)
     hinted = replace(voted, record=replace(voted.record, hint=verdict.hint))
     return await _scored(hinted, episode, pair.turn_index, verdict.hint, servers, config, pool)
+
+
+async def _without_judge(
+    start: _Turn,
+    episode: Episode,
+    pair: HindsightPair,
+    public_text: str,
+    servers: DistillServers,
+    config: DistillConfig,
+    pool: HintPool,
+) -> _Turn:
+    """Score a turn under what came after it, or under the task's own solution."""
+    task = episode.task
+    if config.hint_source == "feedback":
+        known = "\n\n".join(one.text for one in pair.evidence)
+        hint = f"{_FEEDBACK}\n{known}"
+    else:
+        known = (task.reference_solution or "").strip()
+        hint = f"{_REFERENCE}\n{known}"
+    if not known:
+        return start.ended(TurnOutcome.VOTE_FAILED, "hint_source reference: the task has no solution of its own")
+    if task.hidden_tests is not None and await asyncio.to_thread(leaks, known, task.hidden_tests, public_text):
+        return start.ended(TurnOutcome.LEAKED)
+    hinted = replace(start, record=replace(start.record, hint=hint))
+    return await _scored(hinted, episode, pair.turn_index, hint, servers, config, pool)
+
+
+_FEEDBACK = "If you answer as you are about to, this is what comes of it:"
+_REFERENCE = "This is a right solution of the task:"
 
 
 class _Judged(NamedTuple):

@@ -35,8 +35,9 @@ ControlKind = Literal["neutral", "other", "same_task"]
 
 GapBaseline = Literal["student", "teacher"]
 
-HintSource = Literal["judge", "other_task", "none"]
-"""What the teacher reads of accepted hints: the turn's own, one of another task in its place, or none."""
+HintSource = Literal["judge", "feedback", "reference", "other_task", "none"]
+"""What the teacher reads: the judge's hint, what came after the turn, the task's own solution, or, where there is a
+judge's hint, one of another task in its place, or none."""
 
 SAME_LOGPROB = 1e-6
 """Logprobs that differ by this at most (nats) are one, written twice."""
@@ -567,7 +568,7 @@ def _group(fields: dict[str, Any]) -> ScoredGroup:
             hint_placement=placement if is_text(placement) else None,
             outcomes=_object(opd.get("outcomes")),
             gap_baseline=_one_of(opd.get("gap_baseline"), "student", "teacher"),
-            hint_source=_one_of(opd.get("hint_source"), "judge", "other_task", "none"),
+            hint_source=_one_of(opd.get("hint_source"), *get_args(HintSource)),
             noise_floor=floor if is_number(floor) else None,
         )
     known = _taken(about, item_id=is_text, task_id=is_text, weight_version=is_int, group_id=is_text, session_id=is_text)

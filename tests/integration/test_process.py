@@ -42,6 +42,26 @@ def test_without_opd_nothing_of_it_is_written(vllm_server: Any, tmp_path: Path) 
         assert not [name for name in line if name.startswith("opd/")]
 
 
+@pytest.mark.parametrize(
+    ("source", "begins"), [("feedback", "If you answer as"), ("reference", "This is a right solution")]
+)
+def test_hints_without_a_judge(vllm_server: Any, tmp_path: Path, source: str, begins: str) -> None:
+    asked: list[Any] = []
+    out = tmp_path / "groups.jsonl"
+    with judge_server(lambda body: asked.append(body) or 500) as judge:
+        flags = ("--env.hint_source", source, "--env.judge_base_url", judge, "--env.total_steps", "2")
+        done = process(vllm_server.base_url, out, *flags)
+    assert done.returncode == 0, done.stderr
+    assert asked == []
+    records = [turn for group in read_lines(out) for one in group["overrides"] for turn in one["opd"]["turns"]]
+    scored = [turn for turn in records if turn["outcome"] == "scored"]
+    assert scored
+    assert all(turn["hint"].startswith(begins) and turn["votes"] == [] for turn in scored)
+    assert {turn["outcome"] for turn in records} <= {"scored", "no_next_state", "too_long", "leaked"}
+    assert "INACTIVE" not in done.stderr
+    assert validate(out).returncode == 0
+
+
 def test_top_1_is_rectangular(vllm_server: Any, tmp_path: Path) -> None:
     out = tmp_path / "groups.jsonl"
     with judge_server(lambda body: [POSITIVE] * body["n"]) as judge:

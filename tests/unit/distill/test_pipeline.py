@@ -31,6 +31,7 @@ from .fakes import (
     THIRD,
     TOKENS,
     TURNS,
+    VERDICT,
     VERSION,
     ScriptedJudge,
     TableTeacher,
@@ -403,8 +404,44 @@ def test_the_teacher_may_read_no_hint_at_all() -> None:
     assert scored.gaps == pytest.approx([0.0] * 3, abs=1e-6)
 
 
+def test_what_came_after_a_turn_may_be_its_hint_and_no_judge_is_asked() -> None:
+    distilled, teacher = controlled(hint_source="feedback")
+    assert outcomes(distilled) == ["scored", "scored"]
+    first, last = distilled.records
+    said = "If you answer as you are about to, this is what comes of it:\n"
+    assert first.evidence == ("tool", "verdict")
+    assert first.hint == f"{said}wrote 2 lines to solution.py\n\n{VERDICT.judge_report}"
+    assert last.hint is not None
+    assert last.hint.startswith(said)
+    assert [(record.votes, record.question) for record in distilled.records] == [((), None), ((), None)]
+    assert teacher.requests[0].token_ids == TOKENS[:3] + first.hint_token_ids + TOKENS[3:8]
+
+
+@pytest.mark.parametrize(
+    ("solution", "outcome", "error"),
+    [
+        ("def fizzbuzz(n):\n    return n", "scored", None),
+        (None, "vote_failed", "hint_source reference: the task has no solution of its own"),
+        ("def fizzbuzz(n):\n    return {30: 'FizzBuzz'}[n]\nassert fizzbuzz(30) == 'FizzBuzz'", "leaked", None),
+    ],
+)
+def test_the_tasks_own_solution_may_be_the_hint_unless_it_tells_the_tests(
+    solution: str | None, outcome: str, error: str | None
+) -> None:
+    episode = make_episode()
+    episode = replace(episode, task=replace(episode.task, reference_solution=solution))
+    deps, config = make_deps({}, TableTeacher()), CONFIG.model_copy(update={"hint_source": "reference"})
+    distilled = asyncio.run(distill_episode(episode, deps, config, pool_of()))
+    assert outcomes(distilled) == [outcome, outcome]
+    record = distilled.records[0]
+    expected = f"This is a right solution of the task:\n{solution}" if outcome == "scored" else None
+    assert (record.hint, record.error, record.votes) == (expected, error, ())
+
+
 FILES = [
     {},
+    {"hint_source": "feedback"},
+    {"hint_source": "reference"},
     {"control": "other"},
     {"control": "other", "hint_source": "other_task"},
     {"control": "neutral", "hint_source": "none"},
