@@ -26,6 +26,7 @@ from agentic_opd.core.types import (
     Episode,
     HindsightPair,
     StepScore,
+    Task,
     TeacherRequest,
     TeacherRows,
     Turn,
@@ -45,6 +46,9 @@ from agentic_opd.distill.turns import hindsight_pairs, shown_text
 from agentic_opd.wire.group import ControlReading, TurnRecord, gap_baseline_T
 
 logger = logging.getLogger(__name__)
+
+_FEEDBACK = "If you answer as you are about to, this is what comes of it:"
+_REFERENCE = "This is a right solution of the task:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +261,10 @@ async def _distill_turn(
     if not pair.evidence:
         return start
     if config.hint_source in ("feedback", "reference"):
-        return await _without_judge(start, episode, pair, public_text, servers, config, pool)
+        given = await _given(start, episode.task, pair, public_text, config.hint_source == "feedback")
+        if given.record.hint is None:
+            return given
+        return await _scored(given, episode, pair.turn_index, given.record.hint, servers, config, pool)
     question = servers.questions.question(pair)
     start = replace(start, record=replace(start.record, question=question))
     judged = await _judged(question, servers, config)
@@ -289,33 +296,15 @@ async def _distill_turn(
     return await _scored(hinted, episode, pair.turn_index, verdict.hint, servers, config, pool)
 
 
-async def _without_judge(
-    start: _Turn,
-    episode: Episode,
-    pair: HindsightPair,
-    public_text: str,
-    servers: DistillServers,
-    config: DistillConfig,
-    pool: HintPool,
-) -> _Turn:
-    """Score a turn under what came after it, or under the task's own solution."""
-    task = episode.task
-    if config.hint_source == "feedback":
-        known = "\n\n".join(one.text for one in pair.evidence)
-        hint = f"{_FEEDBACK}\n{known}"
-    else:
-        known = (task.reference_solution or "").strip()
-        hint = f"{_REFERENCE}\n{known}"
+async def _given(start: _Turn, task: Task, pair: HindsightPair, public_text: str, is_feedback: bool) -> _Turn:
+    """The turn with a hint that no judge wrote: what came after it, or the task's own solution."""
+    known = "\n\n".join(one.text for one in pair.evidence) if is_feedback else (task.reference_solution or "").strip()
     if not known:
         return start.ended(TurnOutcome.VOTE_FAILED, "hint_source reference: the task has no solution of its own")
     if task.hidden_tests is not None and await asyncio.to_thread(leaks, known, task.hidden_tests, public_text):
         return start.ended(TurnOutcome.LEAKED)
-    hinted = replace(start, record=replace(start.record, hint=hint))
-    return await _scored(hinted, episode, pair.turn_index, hint, servers, config, pool)
-
-
-_FEEDBACK = "If you answer as you are about to, this is what comes of it:"
-_REFERENCE = "This is a right solution of the task:"
+    hint = f"{_FEEDBACK if is_feedback else _REFERENCE}\n{known}"
+    return replace(start, record=replace(start.record, hint=hint))
 
 
 class _Judged(NamedTuple):

@@ -1,16 +1,7 @@
 """A world of one's own in one class: tasks, tools, what they act on, and the verdict.
 
 A person subclasses `OwnWorld`, whose methods are hooks; `HookedWorld` makes of it what the package needs of a world
-(`core.types.World`). A tool is a typed method with a docstring:
-
-    @tool
-    def add(self, till, item: str, count: int = 1) -> str:
-        '''Put an item into the basket.
-
-Args:
-            item: Its name, as the price list has it.
-            count: How many of it.
-        '''
+(`core.types.World`). docs/worlds.md has a whole one.
 
 Whatever else than `ToolError` a hook raises is the world's fault: a `WorldError` that names the hook. Its group is
 counted as failed, and the run goes on.
@@ -21,11 +12,13 @@ import inspect
 import pickle
 import re
 import sys
+from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
+from operator import itemgetter
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar, get_type_hints
@@ -187,9 +180,9 @@ class HookedWorld:
         for task in tasks:
             if not isinstance(task, Task):
                 raise WorldError(f"world {self._name}: {name} gave {type(task).__name__}, expected Task")
-        ids = [task.task_id for task in tasks]
-        if twice := next((one for one in ids if ids.count(one) > 1), None):
-            raise WorldError(f"world {self._name}: {name} gave two tasks of the id {twice!r}")
+        task_id, count = max(Counter(task.task_id for task in tasks).items(), key=itemgetter(1), default=("", 0))
+        if count > 1:
+            raise WorldError(f"world {self._name}: {name} gave {count} tasks of the id {task_id!r}")
         return tasks
 
     @asynccontextmanager
@@ -215,6 +208,9 @@ class HookedWorld:
         checks = await self._call("verify", task, left.state, **({"files": left.files} if takes_files else {}))
         if not isinstance(checks, Checks):
             raise WorldError(f"world {self._name}: verify gave {type(checks).__name__}, expected Checks")
+        counted: tuple[object, object] = (checks.passed, checks.total)
+        if not all(isinstance(one, int) for one in counted):
+            raise WorldError(f"world {self._name}: verify gave {checks.passed!r} of {checks.total!r}, expected counts")
         counts = f"{checks.passed} of {checks.total} checks passed."
         try:
             return Verification(
@@ -262,13 +258,14 @@ class HookedSession:
     async def run_tool(self, call: ToolCall) -> ToolResult:
         """Run one call, and see whether what is judged is another after it."""
         before = await self._judged()
+        is_error = False
         try:
-            result = ToolResult(cut_middle(await self._answer(call), self.config.tool_output_max_chars))
+            text = await self._answer(call)
         except ToolError as error:
-            # What the model wrote may hold halves of surrogate pairs, which no tokenizer takes.
-            text = str(error).encode(errors="replace").decode()
-            result = ToolResult(f"Error: {cut_middle(text, self.config.tool_output_max_chars)}", is_error=True)
-        return replace(result, is_change=before != await self._judged())
+            text, is_error = f"Error: {error}", True
+        # It may quote the model, with halves of surrogate pairs, which no tokenizer takes.
+        text = cut_middle(text.encode(errors="replace").decode(), self.config.tool_output_max_chars)
+        return ToolResult(text, is_error, is_change=before != await self._judged())
 
     async def _answer(self, call: ToolCall) -> str:
         if call.arguments is None:
@@ -323,9 +320,12 @@ class _Tool:
         """Read a bound method's signature and docstring.
 
         Raises:
-            ConfigError: `place` lacks a docstring, a type, or a parameter's description.
+            ConfigError: `place` lacks a docstring, a type, or a parameter's description, or a type is none of JSON's.
         """
-        types = get_type_hints(hook)
+        try:
+            types = get_type_hints(hook)
+        except Exception as error:
+            raise ConfigError(f"{place}: its types can't be read: {error}") from error
         parameters = [*inspect.signature(hook).parameters.values()][1:]
         given = [one for one in parameters if one.name != "sandbox"]
         about, described = _docstring(inspect.getdoc(hook) or "")
@@ -338,8 +338,11 @@ class _Tool:
                 raise ConfigError(f"{place}: parameter {one.name!r} has {lacks}")
             default = ... if one.default is inspect.Parameter.empty else one.default
             fields[one.name] = (types[one.name], Field(default, description=described[one.name]))
-        arguments = create_model(name, __config__=ConfigDict(extra="forbid"), **fields)
-        schema = {key: value for key, value in arguments.model_json_schema().items() if key != "title"}
+        try:
+            arguments = create_model(name, __config__=ConfigDict(extra="forbid"), **fields)
+            schema = {key: value for key, value in arguments.model_json_schema().items() if key != "title"}
+        except Exception as error:
+            raise ConfigError(f"{place}: its parameters have no JSON schema: {error}") from error
         for one in schema.get("properties", {}).values():
             one.pop("title", None)
         function = {"name": name, "description": about, "parameters": {"properties": {}, "required": [], **schema}}

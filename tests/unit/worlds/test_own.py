@@ -191,6 +191,7 @@ def lying(value: Any) -> Callable[..., Any]:
         ("go", raising, "world Plain: go raised KeyError: 'x'"),
         ("verify", lying(True), "world Plain: verify gave bool, expected Checks"),
         ("verify", lying(Checks(2, 1)), "world Plain: verify gave wrong Checks: .* got 2 of 1"),
+        ("verify", lying(Checks(0.5, 1)), "world Plain: verify gave 0.5 of 1, expected counts"),  # type: ignore[arg-type]
         ("judged", lying(lambda: 0), "judged gave function, which can't be pickled"),
         ("user_reply", lying(3), "user_reply gave int, expected text or None"),
         ("go", lying(None), "tool go gave NoneType, expected text"),
@@ -210,7 +211,7 @@ def test_a_hook_that_fails_is_named(hook: str, does: Any, said: str) -> None:
         (raising, "tasks raised KeyError: 'x'"),
         (lying([]), "tasks gave none"),
         (lying(["task"]), "tasks gave str, expected Task"),
-        (lying([TASK, TASK]), "tasks gave two tasks of the id 't'"),
+        (lying([TASK, TASK]), "tasks gave 2 tasks of the id 't'"),
         (lying(3), "tasks raised TypeError"),
     ],
 )
@@ -219,6 +220,14 @@ def test_wrong_tasks_are_named(gives: Any, said: str) -> None:
     hooks.tasks = gives  # type: ignore[method-assign]
     with pytest.raises(WorldError, match=said):
         asyncio.run(HookedWorld(hooks, CodingConfig()).train_and_eval_tasks())
+
+
+def test_what_a_tool_quotes_can_be_tokenised() -> None:
+    hooks = Plain()
+    world = HookedWorld(hooks, CodingConfig())
+    hooks.go = lying("you said \ud83d")  # type: ignore[method-assign]
+    (result,), _, _ = acted(world, TASK, ("go", {}))
+    assert (result.content, result.is_error) == ("you said ?", False)
 
 
 def test_tool_errors_are_the_policys() -> None:
@@ -251,6 +260,17 @@ HEAD = "from agentic_opd.worlds.own import OwnWorld, tool\n"
             HEAD + "class Own(OwnWorld):\n    @tool\n    def f(self, s, x):\n        'Do.'\n",
             "own.py:Own",
             "tool f: parameter 'x' has no type",
+        ),
+        (
+            HEAD + "class Own(OwnWorld):\n    @tool\n    def f(self, s, x: 'Missing'):\n        'Do.'\n",
+            "own.py:Own",
+            "tool f: its types can't be read: name 'Missing'",
+        ),
+        (
+            HEAD + "class Own(OwnWorld):\n    @tool\n"
+            "    def f(self, s, x: OwnWorld):\n        'Do.\\n\\nArgs:\\n    x: It.'\n",
+            "own.py:Own",
+            "tool f: its parameters have no JSON schema",
         ),
         (
             HEAD + "class Own(OwnWorld):\n    @tool\n    def f(self, s, x: int):\n        'Do.'\n",
