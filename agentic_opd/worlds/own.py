@@ -208,8 +208,7 @@ class HookedWorld:
         checks = await self._call("verify", task, left.state, **({"files": left.files} if takes_files else {}))
         if not isinstance(checks, Checks):
             raise WorldError(f"world {self._name}: verify gave {type(checks).__name__}, expected Checks")
-        counted: tuple[object, object] = (checks.passed, checks.total)
-        if not all(isinstance(one, int) for one in counted):
+        if not {type(checks.passed), type(checks.total)} <= {int, bool}:
             raise WorldError(f"world {self._name}: verify gave {checks.passed!r} of {checks.total!r}, expected counts")
         counts = f"{checks.passed} of {checks.total} checks passed."
         try:
