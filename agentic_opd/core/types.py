@@ -385,9 +385,11 @@ class HindsightPair:
 
     @property
     def next_state_role(self) -> Literal["tool", "user", "verdict"] | None:
-        """Who said the last thing that is shown; what a later turn was answered with counts as a tool's word."""
-        kinds: list[Literal["tool", "user", "verdict"]] = ["tool" if k == "later" else k for k in self.kinds]
-        return kinds[-1] if kinds else None
+        """Who said the last thing that answered it; where only later turns show how it was, that is a tool's word."""
+        kinds: list[Literal["tool", "user", "verdict"]] = [kind for kind in self.kinds if kind != "later"]
+        if kinds:
+            return kinds[-1]
+        return "tool" if self.evidence else None
 
 
 @dataclass(frozen=True, slots=True)

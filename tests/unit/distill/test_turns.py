@@ -67,6 +67,9 @@ def test_user_replies_follow_tool_results_and_give_the_role() -> None:
     assert shown(first) == [("tool", "wrote 2 lines to solution.py"), ("user", "Now handle 0.")]
     assert shown(last) == [("user", "Thanks.")]
     assert (first.next_state_role, last.next_state_role) == ("user", "user")
+    delayed, _ = hindsight_pairs(make_episode(chat, verification=None), 4000)
+    assert delayed.kinds == ("tool", "user", "later")
+    assert delayed.next_state_role == "user", "what came later did not answer it"
 
 
 def test_identical_turns_keep_their_own_next_states() -> None:
