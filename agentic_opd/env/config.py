@@ -16,9 +16,10 @@ from agentic_opd.settings.atropos import IdleEnvSettings
 from agentic_opd.settings.fields import MOST_USED
 from agentic_opd.settings.servers import PolicyServerConfig
 from agentic_opd.worlds.coding.config import CodingConfig
+from agentic_opd.worlds.sql.config import SqlConfig
 
 
-class AgentEnvConfig(RunConfig, RolloutConfig, CodingConfig, IdleEnvSettings):
+class AgentEnvConfig(RunConfig, RolloutConfig, CodingConfig, SqlConfig, IdleEnvSettings):
     """All settings of `AgentEnv`; each of Atropos' BaseEnvConfig is among them."""
 
     tokenizer_name: Annotated[str, MOST_USED] = Field(
@@ -27,8 +28,8 @@ class AgentEnvConfig(RunConfig, RolloutConfig, CodingConfig, IdleEnvSettings):
 
     world: Annotated[str, MOST_USED] = Field(
         default="coding",
-        description="What the agent acts in: coding (Python tasks with hidden tests), or a class of your own as "
-        "FILE.py:CLASS or package.module:CLASS (docs/worlds.md).",
+        description="What the agent acts in: coding (Python tasks with hidden tests), sql (questions over databases), or "
+        "a class of your own as FILE.py:CLASS or package.module:CLASS (docs/worlds.md).",
     )
 
     @model_validator(mode="after")

@@ -1,0 +1,181 @@
+"""Made-up SQLite databases: a schema of two or three tables, and any number of fillings of it. Pure, seeded.
+
+    schema = draw_schema(rng, held_out=False)      parents and their children, a link between them
+    image = filled(schema, seed, rows=20)          bytes that `Connection.deserialize` reads
+
+Nouns of held-out schemas never name a table of the others.
+"""
+
+import sqlite3
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import date, timedelta
+from random import Random
+from typing import Literal
+
+Kind = Literal["id", "link", "text", "number", "date"]
+
+_NOUNS = (
+    "customer author artist doctor driver farm hotel school airline station museum club store supplier team studio "
+    "garden baker brand chef clinic village college court dealer editor region firm forest guide harbor island journal "
+    "lab lake market mill mine pilot planet port printer producer ranger river shop singer sponsor teacher temple "
+    "theater tower vendor valley agent builder canal desert empire festival hostel kitchen lawyer manager"
+).split()
+_THINGS = (
+    "order book painting visit ride animal room lesson loan flight train exhibit product shipment player film invoice "
+    "plant cake device street patient race course case car article machine boat contract tree tour cruise report "
+    "sample trip stall gem landing moon dock page song district bridge item album event test concert play light house "
+    "letter meal medal repair sale session signal statue task trail wagon worker"
+).split()
+_HELD_OUT_NOUNS = "cinema stadium castle bank orchard airport hospital ranch".split()
+_HELD_OUT_THINGS = "screening ticket tournament account apple parcel treatment horse".split()
+
+_TEXTS = {
+    "city": ("Oslo", "Rome", "Lima", "Cairo", "Paris", "Delhi"),
+    "country": ("Norway", "Italy", "Peru", "Egypt", "France", "India"),
+    "color": ("red", "blue", "green", "black", "white"),
+    "category": ("small", "large", "medium", "special"),
+    "status": ("open", "closed", "waiting", "done"),
+    "language": ("English", "Hindi", "Spanish", "Arabic"),
+    "material": ("wood", "steel", "glass", "paper"),
+    "owner": ("state", "private", "shared"),
+    "level": ("basic", "normal", "expert"),
+    "style": ("modern", "classic", "plain"),
+    "season": ("spring", "summer", "autumn", "winter"),
+    "size": ("short", "long", "wide", "narrow"),
+}
+_NUMBERS = (
+    "price weight age height length score speed stock rating budget distance capacity salary cost power width depth "
+    "area volume duration"
+).split()
+_DATES = "arrival birthday deadline delivery departure founding inspection launch opening purchase release renewal".split()
+_NAMES = (
+    "Alpha Atlas Aurora Beacon Cedar Comet Coral Delta Echo Ember Falcon Fern Gamma Harvest Horizon Iris Jade Juniper "
+    "Lotus Lumen Maple Meadow Nova Onyx Opal Orbit Pearl Pine Quartz Raven Reef Sable Sierra Summit Terra Tulip Umber "
+    "Vega Willow Zenith"
+).split()
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A table's column; a nullable one has no value in some rows."""
+
+    name: str
+    kind: Kind
+    is_nullable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table and, if it has a link, the table that it points at."""
+
+    name: str
+    thing: str
+    """What one row is."""
+    columns: tuple[Column, ...]
+    parent: str | None = None
+
+    def of_kind(self, *kinds: Kind) -> list[Column]:
+        """Its columns of these kinds, in order."""
+        return [column for column in self.columns if column.kind in kinds]
+
+    @property
+    def link(self) -> str:
+        """The column that points at the parent."""
+        return self.of_kind("link")[0].name
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """Tables, each after the one that it points at."""
+
+    tables: tuple[Table, ...]
+
+    def table(self, name: str) -> Table:
+        """The table of that name."""
+        return next(table for table in self.tables if table.name == name)
+
+    @property
+    def children(self) -> list[Table]:
+        """The tables that point at another."""
+        return [table for table in self.tables if table.parent is not None]
+
+
+def draw_schema(rng: Random, *, held_out: bool) -> Schema:
+    """A parent with one or two kinds of children.
+
+    Args:
+        rng: Draws the nouns and the columns.
+        held_out: With nouns that no other schema has.
+    """
+    noun = rng.choice(_HELD_OUT_NOUNS if held_out else _NOUNS)
+    things = rng.sample(_HELD_OUT_THINGS if held_out else _THINGS, rng.choice((1, 1, 2)))
+    parent = Table(f"{noun}s", noun, (Column("id", "id"), Column("name", "text"), *_columns(rng, (1, 2), (1, 1), 0.5)))
+    children = (
+        Table(
+            f"{thing}s",
+            thing,
+            (Column("id", "id"), Column(f"{noun}_id", "link"), *_columns(rng, (1, 1), (1, 2), 0.8)),
+            parent.name,
+        )
+        for thing in things
+    )
+    return Schema((parent, *children))
+
+
+def _columns(rng: Random, texts: tuple[int, int], numbers: tuple[int, int], dated: float) -> list[Column]:
+    found = [Column(name, "text", rng.random() < 0.3) for name in rng.sample(list(_TEXTS), rng.randint(*texts))]
+    found += [Column(name, "number", rng.random() < 0.4) for name in rng.sample(_NUMBERS, rng.randint(*numbers))]
+    if rng.random() < dated:
+        found.append(Column(rng.choice(_DATES), "date", rng.random() < 0.4))
+    return found
+
+
+def filled(schema: Schema, seed: int | str, rows: int) -> bytes:
+    """A database of the schema.
+
+    Args:
+        schema: Its tables.
+        seed: Another one gives other rows.
+        rows: Of each child table; a parent has half as many.
+    """
+    rng = Random(seed)
+    with closing(sqlite3.connect(":memory:")) as connection:
+        connection.execute("PRAGMA page_size = 512")  # Thousands of small ones are kept in memory.
+        ids: dict[str, range] = {}
+        for table in schema.tables:
+            connection.execute(_created(table))
+            count = rows if table.parent else max(3, rows // 2)
+            ids[table.name] = range(1, count + 1)
+            names = rng.sample(_NAMES, count)
+            for row_id in ids[table.name]:
+                parents = ids.get(table.parent or "", range(0))
+                row = [_value(column, row_id, names, parents, rng) for column in table.columns]
+                connection.execute(f"INSERT INTO {table.name} VALUES ({', '.join('?' * len(row))})", row)  # noqa: S608
+        connection.commit()
+        return connection.serialize()
+
+
+def _created(table: Table) -> str:
+    types = {"id": "INTEGER PRIMARY KEY", "link": "INTEGER", "text": "TEXT", "number": "INTEGER", "date": "DATE"}
+    return f"CREATE TABLE {table.name} ({', '.join(f'{column.name} {types[column.kind]}' for column in table.columns)})"
+
+
+def _value(column: Column, row_id: int, names: Sequence[str], parents: range, rng: Random) -> str | int | None:
+    if column.is_nullable and rng.random() < 0.25:
+        return None
+    if column.kind == "id":
+        return row_id
+    if column.kind == "link":
+        return rng.choice(parents)
+    if column.kind == "number":
+        return rng.randint(1, 99)
+    if column.kind == "date":
+        return (date(2020, 1, 1) + timedelta(days=rng.randrange(4 * 365))).isoformat()
+    return names[row_id - 1] if column.name == "name" else rng.choice(text_values(column))
+
+
+def text_values(column: Column) -> Sequence[str]:
+    """What a text column may hold."""
+    return _NAMES if column.name == "name" else _TEXTS[column.name]

@@ -1,0 +1,118 @@
+"""Questions from files as Spider and BIRD have them: a JSON list, and a folder of SQLite databases.
+
+    questions.json   [{"db_id": "shop", "question": "...", "query" or "SQL": "SELECT ...", "evidence"?: "..."}, ...]
+    databases/       shop/shop.sqlite, and perhaps more of its schema: shop/shop_2.sqlite
+"""
+
+import json
+import re
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from agentic_opd.core.errors import ConfigError
+from agentic_opd.worlds.sql.engine import QueryError, Source, run_query
+
+_MADE, _SHARE, _MAX_ROWS = 3, 0.6, 2000
+"""Hidden databases that are made of a shown one: how many, of which share of its rows, and at most so many a table."""
+_SUFFIXES = (".sqlite", ".db")
+
+
+@dataclass(frozen=True, slots=True)
+class FileQuestion:
+    """One entry; `number` is its place in the file."""
+
+    number: int
+    database: str
+    text: str
+    sql: str
+
+
+def read_questions(path: Path, databases: Path) -> Iterator[FileQuestion]:
+    """Read a file of questions whose databases are there and answer their own queries.
+
+    Raises:
+        ConfigError: naming the entry and what is wrong with it.
+    """
+    try:
+        entries = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"sql_file: {path} can't be read as JSON: {error}") from error
+    if not isinstance(entries, list):
+        raise ConfigError(f"sql_file: {path} holds {type(entries).__name__}, expected a list of questions")
+    for number, entry in enumerate(entries):
+        place = f"sql_file: {path}, entry {number}"
+        name, text, sql = _field(entry, place, "db_id"), _field(entry, place, "question"), _field(entry, place, "query", "SQL")
+        if Path(name).name != name:
+            raise ConfigError(f"{place}: db_id {name!r} is no name of a folder")
+        if evidence := str(entry.get("evidence") or "").strip():
+            text = f"{text}\n{evidence}"
+        try:
+            run_query(shown_database(databases, name), sql)
+        except QueryError as error:
+            raise ConfigError(f"{place}: its own query fails: {error}") from error
+        yield FileQuestion(number, name, text, sql)
+
+
+def _field(entry: Any, place: str, *names: str) -> str:
+    value = next((entry[name] for name in names if name in entry), None) if isinstance(entry, dict) else None
+    if not isinstance(value, str) or not value.strip():
+        raise ConfigError(f"{place} has no text as {' or '.join(names)}")
+    return value
+
+
+def shown_database(folder: Path, name: str) -> Path:
+    """The database that a policy sees.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    for suffix in _SUFFIXES:
+        if (path := folder / name / f"{name}{suffix}").is_file():
+            return path
+    raise ConfigError(f"sql_databases: there is no {folder / name / name}.sqlite")
+
+
+@cache
+def hidden_databases(folder: Path, name: str) -> tuple[Source, ...]:
+    """The databases that judge: what else lies beside the shown one, or parts of it where nothing does.
+
+    Raises:
+        ConfigError: the shown one can't be copied.
+    """
+    shown = shown_database(folder, name)
+    others = sorted(path for path in shown.parent.iterdir() if path.suffix in _SUFFIXES and path != shown)
+    return tuple(others) or (shown, *(_part(shown, seed) for seed in range(_MADE)))
+
+
+def _part(path: Path, seed: int) -> bytes:
+    """A copy with some of each table's rows."""
+    rng = Random(f"{path.name}/{seed}")
+    try:
+        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as old, closing(sqlite3.connect(":memory:")) as new:
+            old.text_factory = bytes
+            made = old.execute("SELECT name, sql FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'")
+            for raw, statement in made.fetchall():
+                name = raw.decode()
+                new.execute(statement.decode())
+                rows = [row for row in old.execute(f'SELECT * FROM "{name}"') if rng.random() < _SHARE]  # noqa: S608
+                rows = [[cell.decode(errors="replace") if isinstance(cell, bytes) else cell for cell in row] for row in rows]
+                if rows:
+                    new.executemany(f'INSERT INTO "{name}" VALUES ({", ".join("?" * len(rows[0]))})', rows[:_MAX_ROWS])  # noqa: S608
+            new.commit()
+            return new.serialize()
+    except (sqlite3.Error, UnicodeError) as error:
+        raise ConfigError(f"sql_databases: {path} can't be copied: {error}") from error
+
+
+def is_ordered(sql: str) -> bool:
+    """Whether a query's outermost part orders its rows."""
+    flat = re.sub(r"'[^']*'|\"[^\"]*\"", "", sql)
+    while (inner := re.sub(r"\([^()]*\)", "", flat)) != flat:
+        flat = inner
+    return re.search(r"\border\s+by\b", flat, re.IGNORECASE) is not None

@@ -1,0 +1,364 @@
+"""Questions over made-up databases, each with the query that answers it. Pure, seeded.
+
+A question is a `Query`: what it selects from where, by parts that can be put together. `sql` writes it in one way,
+`text` in many words. Which parts it has is its combination; some of these are held out, though each of their parts is
+in others.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Literal
+
+from agentic_opd.worlds.sql.databases import Column, Schema, Table, draw_schema, filled, text_values
+from agentic_opd.worlds.sql.engine import run_query
+
+Function = Literal["COUNT", "AVG", "SUM", "MIN", "MAX"]
+Comparison = Literal[">", "<", "=", "year", "null", "not null"]
+
+HELD_OUT = (
+    frozenset({"join", "null"}),
+    frozenset({"group", "year"}),
+    frozenset({"distinct", "number"}),
+    frozenset({"limit", "date"}),
+    frozenset({"having", "text"}),
+)
+"""Parts that meet in no question of training."""
+
+SHOWN_ROWS, HIDDEN_ROWS = 12, (20, 26, 32)
+"""Rows of a child table in the database that is shown, and in each that is hidden."""
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """A condition on a column of the question's table or, joined, of its parent."""
+
+    column: Column
+    comparison: Comparison
+    value: str | int | None = None
+    of_parent: bool = False
+
+    @property
+    def part(self) -> str:
+        """Its name among the parts of a combination."""
+        if self.comparison in ("null", "not null"):
+            return "null"
+        return "year" if self.comparison == "year" else self.column.kind
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """What is asked for.
+
+    One of three: rows (`columns`), one number (`function`), or a number for each value of a column (`group`).
+    """
+
+    schema: Schema
+    table: Table
+    columns: tuple[Column, ...] = ()
+    function: Function | None = None
+    of: Column | None = None
+    """What `function` is taken of; None: it counts rows."""
+    filters: tuple[Filter, ...] = ()
+    group: Column | None = None
+    group_of_parent: bool = False
+    having: int | None = None
+    """Groups of more than so many rows."""
+    order: Column | None = None
+    """Of rows; groups are ordered by their number."""
+    is_descending: bool = True
+    limit: int | None = None
+    is_distinct: bool = False
+
+    @property
+    def is_joined(self) -> bool:
+        """Whether it needs the parent's columns."""
+        return self.group_of_parent or any(one.of_parent for one in self.filters)
+
+    @property
+    def parts(self) -> frozenset[str]:
+        """Its combination."""
+        flags = {
+            "rows": bool(self.columns),
+            "number": self.function not in (None, "COUNT"),
+            "count": self.function == "COUNT",
+            "group": self.group is not None,
+            "join": self.is_joined,
+            "having": self.having is not None,
+            "limit": self.limit is not None,
+            "distinct": self.is_distinct,
+        }
+        return frozenset({name for name, is_there in flags.items() if is_there} | {one.part for one in self.filters})
+
+    @property
+    def is_held_out(self) -> bool:
+        """Whether parts of it meet that training keeps apart."""
+        return any(pair <= self.parts for pair in HELD_OUT)
+
+
+# ------------------------------------------------------------------------------------------------------------ as SQL
+
+
+def sql(query: Query) -> str:
+    """The query as it is written here."""
+    return joined(clauses(query))
+
+
+def clauses(query: Query) -> dict[str, str]:
+    """Its clauses without their keywords, in their order; conditions are `filter 0`, `filter 1` and so on."""
+    names = _Names(query)
+    selected = [names.own(column) for column in query.columns]
+    if query.group is not None:
+        selected.append(names.grouped)
+    if query.function is not None:
+        selected.append(names.number)
+    found = {"select": ("DISTINCT " if query.is_distinct else "") + ", ".join(selected), "from": query.table.name}
+    if query.is_joined:
+        parent = query.table.parent
+        found |= {"join": f"{parent}", "on": f"{query.table.name}.{query.table.link} = {parent}.id"}
+    found |= {f"filter {i}": _condition(one, names) for i, one in enumerate(query.filters)}
+    if query.group is not None:
+        found["group"] = names.grouped
+    if query.having is not None:
+        found["having"] = f"COUNT(*) > {query.having}"
+    if query.limit is not None:
+        by = names.number if query.order is None else names.own(query.order)
+        found["order"] = f"{by} {'DESC' if query.is_descending else 'ASC'} LIMIT {query.limit}"
+    return found
+
+
+_KEYWORDS = {"select": "SELECT", "from": "FROM", "join": "JOIN", "on": "ON", "group": "GROUP BY", "having": "HAVING"}
+
+
+def joined(found: Mapping[str, str]) -> str:
+    """Clauses as one query."""
+    words = list[str]()
+    for name, clause in found.items():
+        if name.startswith("filter"):
+            words += ["AND" if "WHERE" in words else "WHERE", clause]
+        else:
+            words += [_KEYWORDS.get(name, "ORDER BY"), clause]
+    return " ".join(words)
+
+
+@dataclass(frozen=True, slots=True)
+class _Names:
+    """How columns are written: with their table where there are two."""
+
+    query: Query
+
+    def own(self, column: Column, *, of_parent: bool = False) -> str:
+        if not self.query.is_joined:
+            return column.name
+        return f"{self.query.table.parent if of_parent else self.query.table.name}.{column.name}"
+
+    @property
+    def grouped(self) -> str:
+        assert self.query.group is not None
+        return self.own(self.query.group, of_parent=self.query.group_of_parent)
+
+    @property
+    def number(self) -> str:
+        return f"{self.query.function}({'*' if self.query.of is None else self.own(self.query.of)})"
+
+
+def _condition(one: Filter, names: _Names) -> str:
+    name = names.own(one.column, of_parent=one.of_parent)
+    if one.comparison in ("null", "not null"):
+        return f"{name} IS {one.comparison.upper()}"
+    if one.comparison == "year":
+        return f"strftime('%Y', {name}) = '{one.value}'"
+    value = one.value if isinstance(one.value, int) else f"'{one.value}'"
+    return f"{name} {one.comparison} {value}"
+
+
+# -------------------------------------------------------------------------------------------------------- as a question
+
+_FUNCTIONS = {
+    "AVG": ("average", "mean"),
+    "SUM": ("total", "summed"),
+    "MIN": ("lowest", "smallest"),
+    "MAX": ("highest", "largest"),
+}
+
+
+def text(query: Query, rng: Random) -> str:
+    """The question in words, which `rng` draws."""
+    things = query.table.name
+    where = _where(query, rng)
+    if query.columns:
+        columns = " and ".join(column.name for column in query.columns)
+        if query.is_distinct:
+            asked = rng.choice(("Which different {c} are there among the {t}", "List each {c} of the {t} once"))
+        elif query.limit is not None:
+            assert query.order is not None
+            most = rng.choice(("highest", "largest") if query.is_descending else ("lowest", "smallest"))
+            which = things if query.limit > 1 else query.table.thing
+            asked = f"{rng.choice(('Show', 'List'))} the {{c}} of the {query.limit} {which}"
+            where = f" with the {most} {query.order.name}{where and f', among those{where}'}"
+        else:
+            asked = rng.choice(("Show the {c} of all {t}", "List the {c} of the {t}", "What {c} do the {t} have"))
+        end = "?" if asked.startswith("Wh") else "."
+        return f"{asked.format(c=columns, t=things)}{where}{end}"
+    number = _number(query, rng)
+    if query.group is None:
+        start = "" if query.of is None else rng.choice(("what is ", "find "))
+        return f"{start}{number}{where}{'.' if number.startswith('count') or start == 'find ' else '?'}"
+    group = f"{query.group.name} of the {query.table.parent}" if query.group_of_parent else query.group.name
+    asked = rng.choice((f"For each {group}, {number}{where}", f"By {group}: {number}{where}"))
+    if query.having is not None:
+        asked += rng.choice(("; only groups of more than {n} {t}", "; keep groups with over {n} {t}")).format(
+            n=query.having, t=things
+        )
+    if query.limit is not None:
+        most = rng.choice(("highest", "largest") if query.is_descending else ("lowest", "smallest"))
+        asked += f"; only the {most} {query.limit}"
+    return f"{asked}."
+
+
+def _number(query: Query, rng: Random) -> str:
+    if query.of is None:
+        return rng.choice(("how many {t} are there", "count the {t}")).format(t=query.table.name)
+    assert query.function is not None
+    return f"the {rng.choice(_FUNCTIONS[query.function])} {query.of.name} of the {query.table.name}"
+
+
+def _where(query: Query, rng: Random) -> str:
+    mine = [_said(one, rng) for one in query.filters if not one.of_parent]
+    theirs = [_said(one, rng) for one in query.filters if one.of_parent]
+    said = f" with {' and '.join(mine)}" if mine else ""
+    if theirs:
+        parent = query.schema.table(query.table.parent or "").thing
+        article = "an" if parent[0] in "aeiou" else "a"
+        said += f"{' and' if mine else ''} of {article} {parent} with {' and '.join(theirs)}"
+    return said
+
+
+def _said(one: Filter, rng: Random) -> str:
+    name, value = one.column.name, one.value
+    forms: dict[str, tuple[str, ...]] = {
+        "null": (f"no {name}", f"a missing {name}"),
+        "not null": (f"a known {name}", f"some {name}"),
+        "year": (f"{name} in {value}", f"{name} in the year {value}"),
+        "=": (f"{name} {value}", f"the {name} {value}"),
+    }
+    if one.column.kind == "date":
+        forms |= {">": (f"{name} after {value}", f"{name} later than {value}")}
+        forms |= {"<": (f"{name} before {value}", f"{name} earlier than {value}")}
+    else:
+        forms |= {">": (f"{name} above {value}", f"more than {value} {name}")}
+        forms |= {"<": (f"{name} below {value}", f"less than {value} {name}")}
+    return rng.choice(forms[one.comparison])
+
+
+# ---------------------------------------------------------------------------------------------------------- generating
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A question with its databases."""
+
+    query: Query
+    text: str
+    shown: bytes
+    hidden: tuple[bytes, ...]
+
+
+def questions(seed: int | str, *, held_out: bool) -> Iterator[Question]:
+    """Endless questions.
+
+    Args:
+        seed: Another one gives others.
+        held_out: Of these, a third is over schemas that training never has, a third of combinations that it never
+            has, a third is both.
+    """
+    rng = Random(f"sql/{seed}/{held_out}")
+    while True:
+        kind = rng.randrange(3) if held_out else None
+        schema = draw_schema(rng, held_out=kind in (0, 2))
+        fillings = rng.randrange(2**32)
+        query = draw_query(schema, rng)
+        if query is None or query.is_held_out != (kind in (1, 2)):
+            continue
+        images = [filled(schema, fillings + i, rows) for i, rows in enumerate((SHOWN_ROWS, *HIDDEN_ROWS))]
+        if _is_sound(query, images):
+            said = text(query, rng)
+            yield Question(query, said[0].upper() + said[1:], images[0], tuple(images[1:]))
+
+
+def draw_query(schema: Schema, rng: Random) -> Query | None:
+    """A query that makes sense of its schema; None where the draw does not."""
+    table = rng.choice([*schema.tables, *schema.children])
+    parent = None if table.parent is None else schema.table(table.parent)
+    query = Query(schema, table)
+    shape = rng.choice(("rows", "rows", "number", "number", "group", "group"))
+    if shape == "rows":
+        columns = table.of_kind("text", "number", "date")
+        if rng.random() < 0.25:
+            query = replace(query, columns=(rng.choice(table.of_kind("text")),), is_distinct=True)
+        else:
+            query = replace(query, columns=tuple(rng.sample(columns, min(len(columns), rng.choice((1, 1, 2))))))
+            if rng.random() < 0.35:
+                numbers = table.of_kind("number", "date")
+                query = replace(query, order=rng.choice(numbers), limit=rng.choice((1, 2, 3)))
+    else:
+        query = replace(query, function="COUNT")
+        if rng.random() < 0.6:
+            functions: tuple[Function, ...] = ("AVG", "SUM", "MIN", "MAX")
+            query = replace(query, function=rng.choice(functions), of=rng.choice(table.of_kind("number")))
+    if shape == "group":
+        of_parent = parent is not None and rng.random() < 0.5
+        group = rng.choice([c for c in (parent if of_parent and parent else table).of_kind("text") if c.name != "name"])
+        query = replace(query, group=group, group_of_parent=of_parent)
+        if rng.random() < 0.3:
+            query = replace(query, having=rng.choice((2, 3, 4)))
+        elif rng.random() < 0.3:
+            query = replace(query, limit=rng.choice((1, 2)))
+    query = replace(query, is_descending=rng.random() < 0.6)
+    count = rng.choice((0, 1, 1, 1, 2)) if shape != "number" else rng.choice((0, 1, 1, 2))
+    used = {query.of, query.group, query.order}
+    filters = list[Filter]()
+    for _ in range(count):
+        of_parent = parent is not None and rng.random() < 0.45
+        columns = [c for c in (parent if of_parent and parent else table).of_kind("text", "number", "date") if c not in used]
+        if not columns:
+            return None
+        column = rng.choice(columns)
+        used.add(column)
+        filters.append(_draw_filter(column, of_parent, rng))
+    return replace(query, filters=tuple(filters))
+
+
+def _draw_filter(column: Column, of_parent: bool, rng: Random) -> Filter:  # noqa: FBT001
+    if column.is_nullable and rng.random() < 0.5:
+        return Filter(column, rng.choice(("null", "null", "not null")), None, of_parent)
+    if column.kind == "text":
+        return Filter(column, "=", rng.choice(text_values(column)), of_parent)
+    if column.kind == "number":
+        return Filter(column, rng.choice((">", "<")), rng.randint(20, 80), of_parent)
+    if rng.random() < 0.5:
+        return Filter(column, "year", rng.randint(2020, 2023), of_parent)
+    when = f"{rng.randint(2020, 2023)}-{rng.randint(1, 12):02}-{rng.randint(1, 28):02}"
+    return Filter(column, rng.choice((">", "<")), when, of_parent)
+
+
+def _is_sound(query: Query, images: list[bytes]) -> bool:
+    """Whether each database has an answer, no tie decides, and the hidden ones differ."""
+    written = sql(query)
+    results = [run_query(image, written) for image in images]
+    if any(not one.rows or all(value in (None, 0) for row in one.rows for value in row) for one in results):
+        return False
+    if len({one.rows for one in results}) < len(results) - 1:
+        return False
+    return query.limit is None or all(_is_untied(query, image) for image in images)
+
+
+def _is_untied(query: Query, image: bytes) -> bool:
+    """Whether no two rows, or groups, share what they are ordered by."""
+    assert query.limit is not None
+    ordered = sql(replace(query, limit=1000))
+    name = ordered.rpartition(" ORDER BY ")[2].rsplit(" ", 3)[0]
+    keys = ordered.replace("SELECT ", f"SELECT {name}, ", 1)
+    found = [row[0] for row in run_query(image, keys).rows]
+    wanted = found[: query.limit + 1]
+    return len(found) >= query.limit and None not in wanted and len(set(wanted)) == len(wanted)

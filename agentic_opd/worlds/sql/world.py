@@ -1,0 +1,158 @@
+"""The SQL world: a question, a database to look at, and an answer that databases nobody sees must agree with.
+
+    schema() -> query(sql)* -> answer(sql)+         the last answer is run on each hidden database of the same schema
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from agentic_opd.core.errors import WorldError
+from agentic_opd.core.types import Task
+from agentic_opd.worlds.own import Checks, OwnWorld, ToolError, tool
+from agentic_opd.worlds.split import split_tasks
+from agentic_opd.worlds.sql.config import SqlConfig
+from agentic_opd.worlds.sql.engine import QueryError, Result, Source, difference, run_query, schema_text, shown
+from agentic_opd.worlds.sql.files import hidden_databases, is_ordered, read_questions, shown_database
+from agentic_opd.worlds.sql.questions import Question, questions, sql
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What a task is judged by."""
+
+    shown: Source
+    hidden: tuple[Source, ...]
+    sql: str
+    """The right query."""
+
+
+@dataclass(slots=True)
+class Desk:
+    """What the tools act on."""
+
+    database: Source
+    answer: str | None = None
+
+
+class SqlWorld(OwnWorld):
+    """Questions over SQLite databases; `docs/sql.md`."""
+
+    system_prompt = (
+        "Answer the question with one SQLite query. Look at the schema, then give your query with answer. "
+        "It is judged on other databases of the same schema."
+    )
+
+    def __init__(self, config: SqlConfig | None = None, eval_fraction: float = 0.1, eval_seed: int = 0) -> None:
+        """Prepare; nothing is generated or read yet.
+
+        Args:
+            config: Where questions come from.
+            eval_fraction: Share of a file's questions that is held out.
+            eval_seed: Which.
+        """
+        self._config = config or SqlConfig()
+        self._held_out = (eval_fraction, eval_seed)
+        self._cases: dict[str, Case] = {}
+
+    def tasks(self) -> list[Task]:
+        """The questions to train on."""
+        return self._of_file()[0] if self._config.sql_file else [*self._generated(held_out=False)]
+
+    def eval_tasks(self) -> list[Task]:
+        """The questions to evaluate on; of generated ones none has a schema, or a combination, of training."""
+        return self._of_file()[1] if self._config.sql_file else [*self._generated(held_out=True)]
+
+    def start(self, task: Task) -> Desk:
+        """The shown database."""
+        return Desk(self._case(task).shown)
+
+    @tool
+    def schema(self, desk: Desk) -> str:
+        """Show the tables and their columns."""
+        return schema_text(desk.database)
+
+    @tool
+    def query(self, desk: Desk, sql: str) -> str:
+        """Run a SELECT query and see its first rows.
+
+        Args:
+            sql: The query.
+        """
+        return shown(_run(desk, sql))
+
+    @tool
+    def answer(self, desk: Desk, sql: str) -> str:
+        """Give the query that answers the question, and see its first rows. The last one counts.
+
+        Args:
+            sql: The query.
+        """
+        desk.answer = sql
+        return shown(_run(desk, sql))
+
+    def judged(self, state: Desk) -> str | None:
+        """The answer."""
+        return state.answer
+
+    def verify(self, task: Task, state: Desk) -> Checks:
+        """Run the answer on each hidden database; it is right where its rows are those of the right query."""
+        case = self._case(task)
+        if state.answer is None:
+            return Checks(0, 1, "No answer was given.", "No answer was given.")
+        wrong = [_wrong(database, state.answer, case) for database in case.hidden]
+        lines = [f"database {number}: {one or 'right'}" for number, one in enumerate(wrong, 1)]
+        report = f"The answer is right on {wrong.count(None)} of {len(wrong)} hidden databases.\n" + "\n".join(lines)
+        return Checks(not any(wrong), 1, report, report)
+
+    # ------------------------------------------------------------------------------------------------------- questions
+
+    def _case(self, task: Task) -> Case:
+        if task.task_id not in self._cases:
+            raise WorldError(f"world sql: there is no task {task.task_id!r}")
+        return self._cases[task.task_id]
+
+    def _generated(self, *, held_out: bool) -> Iterator[Task]:
+        count = self._config.sql_eval_tasks if held_out else self._config.sql_tasks
+        part = "held-out" if held_out else "training"
+        for number, one in enumerate(islice(questions(self._config.sql_seed, held_out=held_out), count)):
+            yield self.task_of(f"sql/{part}/{self._config.sql_seed}/{number:05}", one)
+
+    def _of_file(self) -> tuple[list[Task], list[Task]]:
+        assert self._config.sql_file is not None
+        assert self._config.sql_databases is not None
+        path, folder = Path(self._config.sql_file), Path(self._config.sql_databases)
+        tasks = [
+            self._task(
+                f"{path.stem}/{one.number:05}",
+                one.text,
+                Case(shown_database(folder, one.database), hidden_databases(folder, one.database), one.sql),
+            )
+            for one in read_questions(path, folder)
+        ]
+        return split_tasks(tasks, *self._held_out)
+
+    def task_of(self, task_id: str, one: Question) -> Task:
+        """A generated question as a task that this world can judge."""
+        return self._task(task_id, one.text, Case(one.shown, one.hidden, sql(one.query)))
+
+    def _task(self, task_id: str, text: str, case: Case) -> Task:
+        self._cases[task_id] = case
+        return Task(task_id, text, hidden_tests=f"{len(case.hidden)} databases", reference_solution=case.sql)
+
+
+def _run(desk: Desk, written: str) -> Result:
+    try:
+        return run_query(desk.database, written)
+    except QueryError as error:
+        raise ToolError(f"{error}.") from None
+
+
+def _wrong(database: Source, answer: str, case: Case) -> str | None:
+    """How an answer differs from the right one on a database; None: it does not."""
+    try:
+        got = run_query(database, answer)
+    except QueryError as error:
+        return f"the query fails: {error}"
+    return difference(got, run_query(database, case.sql), is_ordered=is_ordered(case.sql))

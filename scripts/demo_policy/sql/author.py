@@ -1,0 +1,175 @@
+"""Scripted episodes of the SQL world -> training sequences, token for token what rollouts, judge and teacher hold.
+
+    schema() -> answer(sql), now and then wrong -> an end
+
+Every question is drawn afresh, over a schema of its own: nothing can be learned by heart.
+"""
+
+import asyncio
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count
+from random import Random
+from typing import Any
+
+from demo_policy.episodes import ScriptedPolicy
+from demo_policy.script import NEUTRAL_HINTS
+from demo_policy.sql.faults import WrongQuery, hints, taught, untaught
+from demo_policy.transcripts import UNLIMITED, Kind, Placement, Transcript
+from transformers import PreTrainedTokenizerFast
+
+from agentic_opd.core.text import control_tokens
+from agentic_opd.core.types import IGNORED, Episode, HindsightPair, Task
+from agentic_opd.distill.hints import Questions
+from agentic_opd.distill.rescoring import encode_hint, hint_place, insert_hint
+from agentic_opd.distill.turns import hindsight_pairs
+from agentic_opd.rollout.chat import Chat
+from agentic_opd.rollout.loop import run_episode
+from agentic_opd.rollout.renderer import load_renderer
+from agentic_opd.worlds.coding.config import CodingConfig
+from agentic_opd.worlds.own import HookedWorld
+from agentic_opd.worlds.sql.questions import Question, clauses, questions, sql
+from agentic_opd.worlds.sql.world import SqlWorld
+
+ANSWER_TURN = 1
+"""Of an episode's three."""
+ENDS = ("That is the answer.", "The query answers the question.", "Done.")
+_PLACEMENTS: tuple[Placement, ...] = ("end", "end", "last_user")
+
+
+@dataclass(frozen=True, slots=True)
+class SqlMix:
+    """How often an episode is what; probabilities in [0, 1]."""
+
+    wrong: float = 0.35
+    """The answer has a taught mistake, where there is room for one."""
+    heeded: float = 1.0
+    """The answer is taught again under a hint that fits."""
+    ignored: float = 0.4
+    """Or under one that does not, and changes nothing."""
+    neutral: float = 0.3
+    """Of these, the share that says nothing about any query."""
+    untaught: float = 0.6
+    """Another episode is made for the judge alone, with a mistake that the policy is not taught."""
+    other_turns: float = 0.1
+    """The judge is asked about the turns that have no answer."""
+
+
+class SqlAuthor:
+    """Writes transcripts with one tokenizer, in the real world with the real rendering."""
+
+    def __init__(self, chat: Chat, mix: SqlMix | None = None) -> None:
+        self.chat = chat
+        self.mix = mix or SqlMix()
+        self.sql_world = SqlWorld()
+        self.world = HookedWorld(self.sql_world, CodingConfig())
+        self._numbers = count()
+        self._foreign = "Group by city."
+        self._drawn: Iterator[Question] | None = None
+
+    def write(self, rng: Random) -> Iterator[Transcript]:
+        """Write one episode, and what is taught along with it."""
+        if self._drawn is None:
+            self._drawn = questions(rng.getrandbits(32), held_out=False)
+        one = next(self._drawn)
+        wrongs = taught(one.query)
+        wrong = rng.choice(wrongs) if wrongs and rng.random() < self.mix.wrong else None
+        written = wrong.sql if wrong else sql(one.query)
+        task, episode = self.play(one, written, rng)
+        turn = episode.turns[ANSWER_TURN]
+        is_target = tuple(mask != IGNORED for mask in episode.masks_T)
+        yield Transcript("act", episode.tokens_T, is_target, self.decisions(one, written, turn.start))
+        hinted = wrong or (rng.choice(wrongs) if wrongs and rng.random() < 0.6 else self.any_wrong(one, rng))
+        if rng.random() < self.mix.heeded:
+            yield self.hinted("heed_first", one, episode, rng.choice(hinted.hints), sql(one.query), rng)
+        if rng.random() < self.mix.ignored:
+            foreign = rng.choice(NEUTRAL_HINTS) if rng.random() < self.mix.neutral else self._foreign
+            yield self.hinted("ignore", one, episode, foreign, written, rng)
+        self._foreign = rng.choice(hinted.hints)
+        yield from self.judged(episode, wrong, rng)
+        if rng.random() < self.mix.untaught and (other := untaught(one.query, rng)):
+            _, episode = self.play(one, other.sql, rng)
+            yield from self.judged(episode, other, rng)
+        del task
+
+    def any_wrong(self, one: Question, rng: Random) -> WrongQuery:
+        """A hint for any of its clauses."""
+        clause = rng.choice([name for name in clauses(one.query) if name != "join"])
+        return WrongQuery("", "", hints(one.query, clause))
+
+    def play(self, one: Question, written: str, rng: Random) -> tuple[Task, Episode]:
+        """Run a scripted episode with this answer."""
+        task = self.sql_world.task_of(f"sql/written/{next(self._numbers)}", one)
+        turns = (call("schema"), call("answer", sql=written), rng.choice(ENDS))
+        policy = ScriptedPolicy(self.completion_ids(text) for text in turns)
+        return task, asyncio.run(run_episode(task, policy, self.world, self.chat, UNLIMITED))
+
+    def hinted(
+        self, kind: Kind, one: Question, episode: Episode, hint: str, written: str, rng: Random
+    ) -> Transcript:
+        """Teach the answer again with a hint in its prompt."""
+        turn = episode.turns[ANSWER_TURN]
+        insert_at, as_message = hint_place(episode, turn, rng.choice(_PLACEMENTS))
+        request = insert_hint(episode.tokens_T, turn, insert_at, self.hint_ids(hint, as_message=as_message))
+        prompt = request.token_ids[: -request.num_scored]
+        target = self.completion_ids(call("answer", sql=written))
+        is_target = (False,) * len(prompt) + (True,) * len(target)
+        return Transcript(kind, (*prompt, *target), is_target, self.decisions(one, written, len(prompt)))
+
+    def judged(self, episode: Episode, wrong: WrongQuery | None, rng: Random) -> Iterator[Transcript]:
+        """Teach the judge's answers."""
+        asked = self.questions(rng)
+        for index, pair in enumerate(hindsight_pairs(episode, 4000)):
+            if not pair.evidence or (index != ANSWER_TURN and rng.random() >= self.mix.other_turns):
+                continue
+            said = hints_of(episode, pair, wrong)
+            answer = f"\\boxed{{1}}\n[HINT_START]{rng.choice(said)}[HINT_END]" if said else "\\boxed{-1}"
+            prompt = self.judge_prompt(asked.hint_messages(asked.question(pair)))
+            ids = self.completion_ids(answer)
+            yield Transcript("judge", (*prompt, *ids), (False,) * len(prompt) + (True,) * len(ids))
+
+    def decisions(self, one: Question, written: str, start: int) -> tuple[int, ...]:
+        """Where an answer parts from the taught ways to write it."""
+        mine = self.completion_ids(call("answer", sql=written))
+        texts = {sql(one.query), *(wrong.sql for wrong in taught(one.query))} - {written}
+        others = [self.completion_ids(call("answer", sql=text)) for text in texts]
+        return tuple(sorted({start + _common(mine, other) for other in others}))
+
+    def completion_ids(self, text: str) -> list[int]:
+        """A turn as sampled ids, its end token included."""
+        return [*self.chat.tokenizer.encode(text, add_special_tokens=False), self.chat.stop_token_ids[0]]
+
+    def hint_ids(self, hint: str, *, as_message: bool) -> tuple[int, ...]:
+        """The hint as the teacher reads it."""
+        return encode_hint(self.chat.renderer, self.chat.tokenizer, hint, as_message=as_message)
+
+    def questions(self, rng: Random) -> Questions:
+        """The judge's questions with a mark of their own."""
+        return Questions(rng.randbytes(16), control_tokens=tuple(control_tokens(self.chat.tokenizer).values()))
+
+    def judge_prompt(self, messages: Any) -> list[int]:
+        """The judge's messages as the server renders them."""
+        return self.chat.renderer.render_ids(messages, add_generation_prompt=True)
+
+
+def sql_chat(tokenizer: PreTrainedTokenizerFast) -> Chat:
+    """How the SQL world's tools are told to the policy."""
+    world = HookedWorld(SqlWorld(), CodingConfig())
+    return Chat(load_renderer(tokenizer, "qwen3", {"enable_thinking": False}), tokenizer, world.tools)
+
+
+def call(name: str, **arguments: str) -> str:
+    """A tool call as the model writes it."""
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+def hints_of(episode: Episode, pair: HindsightPair, wrong: WrongQuery | None) -> Sequence[str]:
+    """What the judge may say of a turn; empty: it has nothing to say."""
+    is_right = episode.verification is not None and episode.verification.correctness == 1
+    return () if wrong is None or pair.turn_index != ANSWER_TURN or is_right else wrong.hints
+
+
+def _common(first: Sequence[int], second: Sequence[int]) -> int:
+    found = (i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b)
+    return next(found, min(len(first), len(second)) - 1)

@@ -1,0 +1,140 @@
+"""Wrong queries: those that the policy is taught to write now and then, others that only the judge is shown, and hints.
+
+    taught(query)          one clause is wrong in a way that people know: AVG for SUM, `= NULL`, a filter forgotten
+    untaught(query, rng)   one clause names another column or value
+    kind_of(query, text)   which of the taught ones a wrong query is; None: it is a mistake of the policy's own
+
+A hint says the clause as it should be; which clause it is, is what the judge has to find.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from random import Random
+
+from agentic_opd.worlds.sql.databases import text_values
+from agentic_opd.worlds.sql.questions import Filter, Function, Query, clauses, joined, sql
+
+_SWAPPED: dict[str, Function] = {"AVG": "SUM", "SUM": "AVG", "MIN": "MAX", "MAX": "MIN"}
+_HINTS = {
+    "select": ("Select {}.", "Begin with SELECT {}."),
+    "from": ("Take the rows from {}.", "It needs FROM {}."),
+    "on": ("Join on {}.", "The tables meet ON {}."),
+    "filter": ("Filter by {}.", "It needs WHERE {}."),
+    "group": ("Group by {}.", "It needs GROUP BY {}."),
+    "having": ("Keep groups having {}.", "It needs HAVING {}."),
+    "order": ("Order by {}.", "It needs ORDER BY {}."),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class WrongQuery:
+    """A query with one wrong clause."""
+
+    kind: str
+    sql: str
+    hints: tuple[str, ...]
+    """What would have helped."""
+
+
+def hints(query: Query, clause: str) -> tuple[str, ...]:
+    """What says how a clause should be."""
+    said = clauses(query)[clause]
+    return tuple(form.format(said) for form in _HINTS[clause.split()[0]])
+
+
+def taught(query: Query) -> list[WrongQuery]:
+    """The mistakes that the policy is taught, as far as the query has room for them."""
+    right = clauses(query)
+    found = list[WrongQuery]()
+
+    def add(kind: str, clause: str, wrong: str | None) -> None:
+        changed = {name: wrong if name == clause else text for name, text in right.items()}
+        text = joined({name: said for name, said in changed.items() if said is not None})
+        found.append(WrongQuery(kind, text, hints(query, clause)))
+
+    for i, one in enumerate(query.filters):
+        clause = f"filter {i}"
+        add("filter forgotten", clause, None)
+        if one.comparison in ("<", ">"):
+            add("wrong direction", clause, right[clause].translate(str.maketrans("<>", "><")))
+        if one.comparison == "null":
+            add("= NULL", clause, right[clause].replace("IS NULL", "= NULL"))
+    if query.function in _SWAPPED:
+        other = clauses(replace(query, function=_SWAPPED[query.function]))
+        if query.limit is None:
+            add("wrong function", "select", other["select"])
+    if query.is_distinct:
+        add("DISTINCT forgotten", "select", right["select"].removeprefix("DISTINCT "))
+    if query.group is not None and query.having is None and query.limit is None:
+        add("GROUP BY forgotten", "group", None)
+    if query.is_joined:
+        add("wrong join", "on", f"{query.table.name}.id = {query.table.parent}.id")
+    if query.having is not None:
+        add("wrong bound", "having", right["having"].replace(">", ">="))
+    if query.limit is not None:
+        swapped = {"DESC": "ASC", "ASC": "DESC"}
+        add("wrong order", "order", " ".join(swapped.get(word, word) for word in right["order"].split()))
+    return found
+
+
+def untaught(query: Query, rng: Random) -> WrongQuery | None:
+    """A mistake that a policy may make by itself; None where there is no room for the one that was drawn."""
+    options = [*_others(query, rng)]
+    if not options:
+        return None
+    clause, other = rng.choice(options)
+    changed = clauses(query) | {clause: clauses(other)[clause]}
+    text = joined(changed)
+    return None if text == sql(query) else WrongQuery("own", text, hints(query, clause))
+
+
+def _others(query: Query, rng: Random) -> Iterator[tuple[str, Query]]:
+    """Clauses, each with a query in which it is another one."""
+    table = query.table
+    numbers = [column for column in table.of_kind("number", "id") if column != query.of]
+    if query.of is not None and numbers:
+        yield "select", replace(query, of=rng.choice(numbers))
+    if query.columns:
+        columns = [column for column in table.of_kind("text", "number", "date", "id") if column not in query.columns]
+        if columns:
+            yield "select", replace(query, columns=(*query.columns[1:], rng.choice(columns)))
+        if len(query.columns) > 1:
+            yield "select", replace(query, columns=query.columns[::-1])
+            yield "select", replace(query, columns=query.columns[:1])
+    if query.group is not None:
+        groups = [column for column in table.of_kind("text") if column != query.group]
+        if groups and not query.group_of_parent:
+            yield "group", replace(query, group=rng.choice(groups))
+    for i, one in enumerate(query.filters):
+        filters = [*query.filters]
+        filters[i] = _other_filter(one, query, rng)
+        yield f"filter {i}", replace(query, filters=tuple(filters))
+    if query.limit is not None:
+        yield "order", replace(query, limit=query.limit + rng.choice((1, 2)))
+    if query.having is not None:
+        yield "having", replace(query, having=query.having + rng.choice((1, 2)))
+
+
+def _other_filter(one: Filter, query: Query, rng: Random) -> Filter:
+    table = query.schema.table(query.table.parent or "") if one.of_parent else query.table
+    columns = [column for column in table.of_kind(one.column.kind) if column != one.column]
+    if columns and rng.random() < 0.5:
+        return replace(one, column=rng.choice(columns))
+    if one.comparison == "null":
+        return replace(one, comparison="not null")
+    if one.comparison == "not null":
+        return replace(one, comparison="null")
+    if one.column.kind == "text":
+        return replace(one, value=rng.choice(text_values(one.column)))
+    if one.comparison == "year":
+        return replace(one, value=rng.randint(2020, 2023))
+    return replace(one, value=rng.randint(1, 99)) if one.column.kind == "number" else one
+
+
+def kind_of(query: Query, written: str) -> str | None:
+    """Which taught mistake a wrong query is; None: none of them."""
+    return next((one.kind for one in taught(query) if _plain(one.sql) == _plain(written)), None)
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.replace(";", " ").split()).lower()
