@@ -28,8 +28,8 @@ class AgentEnvConfig(RunConfig, RolloutConfig, CodingConfig, SqlConfig, IdleEnvS
 
     world: Annotated[str, MOST_USED] = Field(
         default="coding",
-        description="What the agent acts in: coding (Python tasks with hidden tests), sql (questions over databases), or "
-        "a class of your own as FILE.py:CLASS or package.module:CLASS (docs/worlds.md).",
+        description="What the agent acts in: coding (Python tasks with hidden tests), sql (questions over databases, "
+        "docs/sql.md), or a class of your own as FILE.py:CLASS or package.module:CLASS (docs/worlds.md).",
     )
 
     @model_validator(mode="after")

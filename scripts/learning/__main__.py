@@ -11,6 +11,9 @@ a sweep chooses the learning rate, the batch size and the divergence's weight of
 control takes those of opd, from which it is to differ in its hints alone. Then every seed trains. Along the way
 `evaluate` measures the pass rate without hints at temperature 1, and how many of its first solutions pass.
 
+With --world sql the tasks are questions over databases, and what is measured is held out: databases, and combinations
+of what is asked, that neither this training nor the policy's first one has.
+
 With --talk nobody gives a reward, and no hidden test is run while it trains: the rollouts are sessions that a scripted
 user holds at the gateway, through OpenAI's client. It tries what it gets on inputs of its own, and complains in words.
 
@@ -38,6 +41,7 @@ from learning.laboratory import (
     GROUP_SIZE,
     MODES,
     ROOT,
+    SUBJECTS,
     TALK_MODES,
     USUAL_MODES,
     Examiner,
@@ -90,7 +94,8 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
         prog="scripts/learn", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, default=Path("runs/learn"), help="where everything is written: %(default)s")
-    parser.add_argument("--model", type=Path, default=Path("scripts/demo_policy/policy"), help="start: %(default)s")
+    parser.add_argument("--world", choices=list(SUBJECTS), default="coding", help="default: %(default)s")
+    parser.add_argument("--model", type=Path, help="start; default: the world's demo policy")
     parser.add_argument(
         "--modes", nargs="+", choices=list(MODES), default=list(USUAL_MODES), help="default: the first five"
     )
@@ -111,7 +116,9 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
         default=[0, 64, 128, 256],
         help="rollouts after which the pass rate is measured, multiples of each batch size: 0 64 128 256",
     )
-    parser.add_argument("--eval-samples", type=int, default=16, help="episodes of each of the 8 tasks: %(default)s")
+    parser.add_argument(
+        "--eval-samples", type=int, help="episodes of each measured task; default: 16 of coding's 8, 2 of sql's 192"
+    )
     parser.add_argument("--lrs", nargs="+", type=float, default=[5e-5, 1e-4], help="learning rates of the sweep")
     parser.add_argument("--batch-sizes", nargs="+", type=int, default=[32], help="rollouts of a batch, likewise")
     parser.add_argument(
@@ -125,6 +132,10 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     args = parser.parse_args(argv)
     if args.quick:
         vars(args).update(QUICK)
+    args.model = args.model or Path(SUBJECTS[args.world].model)
+    args.eval_samples = args.eval_samples or (16 if args.world == "coding" else 2)
+    if args.talk and args.world != "coding":
+        parser.error("--talk has no user who asks about databases: leave --world out")
     if args.talk and (others := set(args.modes) - set(TALK_MODES)):
         parser.error(
             f"--talk has no {' '.join(sorted(others))}: nobody gives a reward, or says what a session is about"
@@ -141,12 +152,15 @@ def other_settings(args: argparse.Namespace) -> str | None:
     """What forbids to add to the curves of the folder, whose settings are written down; None where nothing does."""
     kept = (
         *("model", "rollouts", "epochs", "minibatches", "points", "eval_samples"),
-        *("without_examples", "talk", "lrs", "lr_schedule", "batch_sizes", "weights", "sweep_rollouts"),
+        *("without_examples", "talk", "lrs", "lr_schedule", "batch_sizes", "weights", "sweep_rollouts", "world"),
     )
+    unset = {"world": "coding"}
     settings = {name: str(value) if isinstance(value := getattr(args, name), Path) else value for name in kept}
     path = args.out / "settings.json"
     before = json.loads(path.read_text()) if path.exists() else settings
-    if changed := [f"{name} {before.get(name)}" for name in kept if before.get(name, False) != settings[name]]:
+    if changed := [
+        f"{name} {before.get(name)}" for name in kept if before.get(name, unset.get(name, False)) != settings[name]
+    ]:
         return f"{args.out} holds curves of other settings ({', '.join(changed)}); choose another --out"
     path.write_text(json.dumps(settings, indent=1) + "\n")
     return None
@@ -168,7 +182,8 @@ async def experiment(args: argparse.Namespace) -> int:
     ):
         laboratory = Laboratory(
             *(vllm, expert, args.model, args.out, args.eval_samples),
-            *(args.epochs, args.minibatches, args.lr_schedule, not args.without_examples, args.talk),
+            *(args.epochs, args.minibatches, args.lr_schedule, not args.without_examples),
+            *(SUBJECTS[args.world], args.talk),
         )
         work = Work(args, laboratory, Examiner(laboratory))
         try:
@@ -204,9 +219,11 @@ class Work:
         for mode, seed in todo:
             run = Run(mode, seed, self.chosen(mode), args.rollouts)
             self.curves.setdefault(mode, {})[str(seed)] = await self.curve(run, args.points)
-            firsts = [await self.first_solutions(run, rollouts) for rollouts in args.points]
-            self.firsts.setdefault(mode, {})[str(seed)] = firsts
-            self.console.print(f"{mode} seed {seed}, first solutions: {shown(firsts)}", highlight=False, soft_wrap=True)
+            if args.world == "coding":
+                firsts = [await self.first_solutions(run, rollouts) for rollouts in args.points]
+                self.firsts.setdefault(mode, {})[str(seed)] = firsts
+                said = f"{mode} seed {seed}, first solutions: {shown(firsts)}"
+                self.console.print(said, highlight=False, soft_wrap=True)
             self.show()
 
     def chosen(self, mode: str) -> Setting:
@@ -260,7 +277,8 @@ class Work:
         ordered = {mode: self.curves[mode] for mode in MODES if mode in self.curves}
         results = self.args.out / "results.json"
         write_json(results, ordered)
-        write_json(self.args.out / "first_solutions.json", {mode: self.firsts.get(mode, {}) for mode in ordered})
+        if self.firsts:
+            write_json(self.args.out / "first_solutions.json", {mode: self.firsts.get(mode, {}) for mode in ordered})
         settings = {mode: str(self.chosen(mode)) for mode in ordered}
         (self.args.out / "results.md").write_text(markdown(ordered, settings))
         draw(ordered, self.args.out / "curves.png")

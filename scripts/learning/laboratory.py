@@ -63,6 +63,27 @@ TUNED_AS = {
 }
 """Modes that take another one's setting, from which they are to differ in their hints alone."""
 GROUP_SIZE = 4
+
+
+class Subject(NamedTuple):
+    """What is learned: a world with its demo policy."""
+
+    config: str
+    """The environment's settings, below configs/."""
+    model: str
+    env: dict[str, object]
+    """Settings of the training environment beside those."""
+    exam: dict[str, object]
+    """Settings of the measuring one."""
+
+
+SUBJECTS = {
+    "coding": Subject("demo.yaml", "scripts/demo_policy/policy", {}, {}),
+    # What is measured is never trained on: other schemas, other combinations.
+    "sql": Subject(
+        "sql.yaml", "scripts/demo_policy/sql_policy", {"sql_eval_tasks": 0}, {"sql_tasks": 1, "sql_eval_tasks": 192}
+    ),
+}
 THREADS = {"OMP_NUM_THREADS": str(os.cpu_count()), "OMP_WAIT_POLICY": "PASSIVE"}
 """The trainer may use every core: threads that do not wait in busy loops take little from vLLM."""
 PATIENCE_S = 900.0
@@ -148,6 +169,7 @@ class Laboratory:
     """Of the trainer."""
     examples: bool
     """The tasks have their public examples."""
+    subject: Subject = SUBJECTS["coding"]
     talk: bool = False
     """Rollouts are sessions of a user who complains, without a reward; else they are the environment's episodes."""
 
@@ -262,11 +284,13 @@ class Laboratory:
             "seed": run.seed,
             "steps_per_eval": 0,
             "builtin_examples": str(self.examples).lower(),
+            **self.subject.env,
             **self._distilling(run),
         }
         flags = [text for name, value in settings.items() for text in (f"--env.{name}", str(value))]
         script = [sys.executable, "-m", "agentic_opd.env", "serve"]
-        config = ["--config", str(ROOT / "configs" / "demo.yaml"), "--openai.base_url", f"{self.vllm.base_url}/v1"]
+        config = ["--config", str(ROOT / "configs" / self.subject.config)]
+        config += ["--openai.base_url", f"{self.vllm.base_url}/v1", "--openai.model_name", str(self.model)]
         return [*script, *config, *flags]
 
     def gateway_flags(self, run: Run, api: str) -> list[str]:
@@ -316,7 +340,8 @@ class Examiner:
 
     def __init__(self, laboratory: Laboratory) -> None:
         """Prepare; `start` connects."""
-        settings = yaml.safe_load((ROOT / "configs" / "demo.yaml").read_text())["env"]
+        settings = yaml.safe_load((ROOT / "configs" / laboratory.subject.config).read_text())["env"]
+        settings |= laboratory.subject.exam
         config = AgenticOPDEnvConfig(
             **{**settings, "data_path_to_save_groups": None, "opd_enabled": False, "data_dir_to_save_evals": None},
             builtin_examples=laboratory.examples,

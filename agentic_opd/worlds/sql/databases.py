@@ -16,20 +16,29 @@ from typing import Literal
 
 Kind = Literal["id", "link", "text", "number", "date"]
 
-_NOUNS = (
-    "customer author artist doctor driver farm hotel school airline station museum club store supplier team studio "
-    "garden baker brand chef clinic village college court dealer editor region firm forest guide harbor island journal "
-    "lab lake market mill mine pilot planet port printer producer ranger river shop singer sponsor teacher temple "
-    "theater tower vendor valley agent builder canal desert empire festival hostel kitchen lawyer manager"
-).split()
-_THINGS = (
-    "order book painting visit ride animal room lesson loan flight train exhibit product shipment player film invoice "
-    "plant cake device street patient race course case car article machine boat contract tree tour cruise report "
-    "sample trip stall gem landing moon dock page song district bridge item album event test concert play light house "
-    "letter meal medal repair sale session signal statue task trail wagon worker"
-).split()
-_HELD_OUT_NOUNS = "cinema stadium castle bank orchard airport hospital ranch".split()
-_HELD_OUT_THINGS = "screening ticket tournament account apple parcel treatment horse".split()
+
+def _words(text: str) -> list[str]:
+    return text.split()
+
+
+_NOUNS = _words("""
+    customer author artist doctor driver farm hotel school airline station museum club store supplier team studio garden
+    baker brand chef clinic village college court dealer editor region firm forest guide harbor island journal lab lake
+    market mill mine pilot planet port printer producer ranger river shop singer sponsor teacher temple theater tower
+    vendor valley agent builder canal desert empire festival hostel kitchen lawyer manager
+""")
+_THINGS = _words("""
+    order book painting visit ride animal room lesson loan flight train exhibit product shipment player film invoice
+    plant cake device street patient race course case car article machine boat contract tree tour cruise report sample
+    trip stall gem landing moon dock page song district bridge item album event test concert play light house letter
+    meal medal repair sale session signal statue task trail wagon worker
+""")
+_HELD_OUT_NOUNS = _words("""
+    cinema stadium castle bank orchard airport hospital ranch
+""")
+_HELD_OUT_THINGS = _words("""
+    screening ticket tournament account apple parcel treatment horse
+""")
 
 _TEXTS = {
     "city": ("Oslo", "Rome", "Lima", "Cairo", "Paris", "Delhi"),
@@ -45,16 +54,18 @@ _TEXTS = {
     "season": ("spring", "summer", "autumn", "winter"),
     "size": ("short", "long", "wide", "narrow"),
 }
-_NUMBERS = (
-    "price weight age height length score speed stock rating budget distance capacity salary cost power width depth "
-    "area volume duration"
-).split()
-_DATES = "arrival birthday deadline delivery departure founding inspection launch opening purchase release renewal".split()
-_NAMES = (
-    "Alpha Atlas Aurora Beacon Cedar Comet Coral Delta Echo Ember Falcon Fern Gamma Harvest Horizon Iris Jade Juniper "
-    "Lotus Lumen Maple Meadow Nova Onyx Opal Orbit Pearl Pine Quartz Raven Reef Sable Sierra Summit Terra Tulip Umber "
-    "Vega Willow Zenith"
-).split()
+_NUMBERS = _words("""
+    price weight age height length score speed stock rating budget distance capacity salary cost power width depth area
+    volume duration
+""")
+_DATES = _words("""
+    arrival birthday deadline delivery departure founding inspection launch opening purchase release renewal
+""")
+_NAMES = _words("""
+    Alpha Atlas Aurora Beacon Cedar Comet Coral Delta Echo Ember Falcon Fern Gamma Harvest Horizon Iris Jade Juniper
+    Lotus Lumen Maple Meadow Nova Onyx Opal Orbit Pearl Pine Quartz Raven Reef Sable Sierra Summit Terra Tulip Umber
+    Vega Willow Zenith
+""")
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +163,7 @@ def filled(schema: Schema, seed: int | str, rows: int) -> bytes:
             for row_id in ids[table.name]:
                 parents = ids.get(table.parent or "", range(0))
                 row = [_value(column, row_id, names, parents, rng) for column in table.columns]
-                connection.execute(f"INSERT INTO {table.name} VALUES ({', '.join('?' * len(row))})", row)  # noqa: S608
+                connection.execute(f"INSERT INTO {table.name} VALUES ({', '.join('?' * len(row))})", row)
         connection.commit()
         return connection.serialize()
 

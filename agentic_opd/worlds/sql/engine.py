@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 MAX_STEPS = 50_000_000
 """Of SQLite's virtual machine, about two seconds."""
-MAX_SECONDS = 20.0
+MAX_SECONDS = 10.0
 """The end of what MAX_STEPS can't count: single steps that take long."""
 MAX_ROWS = 10_000
 _STEPS_BETWEEN_LOOKS = 1000

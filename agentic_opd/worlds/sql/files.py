@@ -1,7 +1,7 @@
 """Questions from files as Spider and BIRD have them: a JSON list, and a folder of SQLite databases.
 
-    questions.json   [{"db_id": "shop", "question": "...", "query" or "SQL": "SELECT ...", "evidence"?: "..."}, ...]
-    databases/       shop/shop.sqlite, and perhaps more of its schema: shop/shop_2.sqlite
+questions.json   [{"db_id": "shop", "question": "...", "query" or "SQL": "SELECT ...", "evidence"?: "..."}, ...]
+databases/       shop/shop.sqlite, and perhaps more of its schema: shop/shop_2.sqlite
 """
 
 import json
@@ -47,7 +47,11 @@ def read_questions(path: Path, databases: Path) -> Iterator[FileQuestion]:
         raise ConfigError(f"sql_file: {path} holds {type(entries).__name__}, expected a list of questions")
     for number, entry in enumerate(entries):
         place = f"sql_file: {path}, entry {number}"
-        name, text, sql = _field(entry, place, "db_id"), _field(entry, place, "question"), _field(entry, place, "query", "SQL")
+        name, text, sql = (
+            _field(entry, place, "db_id"),
+            _field(entry, place, "question"),
+            _field(entry, place, "query", "SQL"),
+        )
         if Path(name).name != name:
             raise ConfigError(f"{place}: db_id {name!r} is no name of a folder")
         if evidence := str(entry.get("evidence") or "").strip():
@@ -94,16 +98,21 @@ def _part(path: Path, seed: int) -> bytes:
     """A copy with some of each table's rows."""
     rng = Random(f"{path.name}/{seed}")
     try:
-        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as old, closing(sqlite3.connect(":memory:")) as new:
+        with (
+            closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as old,
+            closing(sqlite3.connect(":memory:")) as new,
+        ):
             old.text_factory = bytes
             made = old.execute("SELECT name, sql FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'")
             for raw, statement in made.fetchall():
                 name = raw.decode()
                 new.execute(statement.decode())
-                rows = [row for row in old.execute(f'SELECT * FROM "{name}"') if rng.random() < _SHARE]  # noqa: S608
-                rows = [[cell.decode(errors="replace") if isinstance(cell, bytes) else cell for cell in row] for row in rows]
+                rows = [row for row in old.execute(f'SELECT * FROM "{name}"') if rng.random() < _SHARE]
+                rows = [
+                    [cell.decode(errors="replace") if isinstance(cell, bytes) else cell for cell in row] for row in rows
+                ]
                 if rows:
-                    new.executemany(f'INSERT INTO "{name}" VALUES ({", ".join("?" * len(rows[0]))})', rows[:_MAX_ROWS])  # noqa: S608
+                    new.executemany(f'INSERT INTO "{name}" VALUES ({", ".join("?" * len(rows[0]))})', rows[:_MAX_ROWS])
             new.commit()
             return new.serialize()
     except (sqlite3.Error, UnicodeError) as error:

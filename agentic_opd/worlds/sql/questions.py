@@ -7,11 +7,12 @@ in others.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import count
 from random import Random
 from typing import Literal
 
 from agentic_opd.worlds.sql.databases import Column, Schema, Table, draw_schema, filled, text_values
-from agentic_opd.worlds.sql.engine import run_query
+from agentic_opd.worlds.sql.engine import Result, run_query
 
 Function = Literal["COUNT", "AVG", "SUM", "MIN", "MAX"]
 Comparison = Literal[">", "<", "=", "year", "null", "not null"]
@@ -21,7 +22,6 @@ HELD_OUT = (
     frozenset({"group", "year"}),
     frozenset({"distinct", "number"}),
     frozenset({"limit", "date"}),
-    frozenset({"having", "text"}),
 )
 """Parts that meet in no question of training."""
 
@@ -269,21 +269,31 @@ def questions(seed: int | str, *, held_out: bool) -> Iterator[Question]:
 
     Args:
         seed: Another one gives others.
-        held_out: Of these, a third is over schemas that training never has, a third of combinations that it never
-            has, a third is both.
+        held_out: Of three, the first is over a schema that training never has, the second of a combination that it
+            never has, the third is both.
     """
     rng = Random(f"sql/{seed}/{held_out}")
+    for number in count():
+        kind = number % 3 if held_out else None
+        pair = rng.choice(HELD_OUT) if kind in (1, 2) else None
+        yield _drawn(rng, pair, new_schema=kind in (0, 2))
+
+
+_TRIES_A_SCHEMA = 20
+
+
+def _drawn(rng: Random, pair: frozenset[str] | None, *, new_schema: bool) -> Question:
+    """A sound question: of this held-out combination, or of none."""
     while True:
-        kind = rng.randrange(3) if held_out else None
-        schema = draw_schema(rng, held_out=kind in (0, 2))
+        schema = draw_schema(rng, held_out=new_schema)
         fillings = rng.randrange(2**32)
-        query = draw_query(schema, rng)
-        if query is None or query.is_held_out != (kind in (1, 2)):
-            continue
-        images = [filled(schema, fillings + i, rows) for i, rows in enumerate((SHOWN_ROWS, *HIDDEN_ROWS))]
-        if _is_sound(query, images):
+        drawn = (draw_query(schema, rng) for _ in range(_TRIES_A_SCHEMA))
+        fitting = (one for one in drawn if one and (pair <= one.parts if pair else not one.is_held_out))
+        query = next(fitting, None)
+        images = _sound_images(query, fillings) if query else None
+        if query and images:
             said = text(query, rng)
-            yield Question(query, said[0].upper() + said[1:], images[0], tuple(images[1:]))
+            return Question(query, said[0].upper() + said[1:], images[0], tuple(images[1:]))
 
 
 def draw_query(schema: Schema, rng: Random) -> Query | None:
@@ -295,7 +305,7 @@ def draw_query(schema: Schema, rng: Random) -> Query | None:
     if shape == "rows":
         columns = table.of_kind("text", "number", "date")
         if rng.random() < 0.25:
-            query = replace(query, columns=(rng.choice(table.of_kind("text")),), is_distinct=True)
+            query = replace(query, columns=(rng.choice(_repeated(table)),), is_distinct=True)
         else:
             query = replace(query, columns=tuple(rng.sample(columns, min(len(columns), rng.choice((1, 1, 2))))))
             if rng.random() < 0.35:
@@ -308,19 +318,21 @@ def draw_query(schema: Schema, rng: Random) -> Query | None:
             query = replace(query, function=rng.choice(functions), of=rng.choice(table.of_kind("number")))
     if shape == "group":
         of_parent = parent is not None and rng.random() < 0.5
-        group = rng.choice([c for c in (parent if of_parent and parent else table).of_kind("text") if c.name != "name"])
+        group = rng.choice(_repeated(parent if of_parent and parent else table))
         query = replace(query, group=group, group_of_parent=of_parent)
         if rng.random() < 0.3:
             query = replace(query, having=rng.choice((2, 3, 4)))
         elif rng.random() < 0.3:
             query = replace(query, limit=rng.choice((1, 2)))
     query = replace(query, is_descending=rng.random() < 0.6)
-    count = rng.choice((0, 1, 1, 1, 2)) if shape != "number" else rng.choice((0, 1, 1, 2))
+    filtered = rng.choice((0, 1, 1, 1, 2)) if shape != "number" else rng.choice((0, 1, 1, 2))
     used = {query.of, query.group, query.order}
     filters = list[Filter]()
-    for _ in range(count):
+    for _ in range(filtered):
         of_parent = parent is not None and rng.random() < 0.45
-        columns = [c for c in (parent if of_parent and parent else table).of_kind("text", "number", "date") if c not in used]
+        columns = [
+            c for c in (parent if of_parent and parent else table).of_kind("text", "number", "date") if c not in used
+        ]
         if not columns:
             return None
         column = rng.choice(columns)
@@ -329,7 +341,12 @@ def draw_query(schema: Schema, rng: Random) -> Query | None:
     return replace(query, filters=tuple(filters))
 
 
-def _draw_filter(column: Column, of_parent: bool, rng: Random) -> Filter:  # noqa: FBT001
+def _repeated(table: Table) -> list[Column]:
+    """The columns in which rows share values."""
+    return [column for column in table.of_kind("text") if column.name != "name"]
+
+
+def _draw_filter(column: Column, of_parent: bool, rng: Random) -> Filter:
     if column.is_nullable and rng.random() < 0.5:
         return Filter(column, rng.choice(("null", "null", "not null")), None, of_parent)
     if column.kind == "text":
@@ -342,19 +359,38 @@ def _draw_filter(column: Column, of_parent: bool, rng: Random) -> Filter:  # noq
     return Filter(column, rng.choice((">", "<")), when, of_parent)
 
 
-def _is_sound(query: Query, images: list[bytes]) -> bool:
-    """Whether each database has an answer, no tie decides, and the hidden ones differ."""
+def _sound_images(query: Query, fillings: int) -> list[bytes] | None:
+    """The shown database and the hidden ones.
+
+    None unless each has an answer that no tie decides, they differ, and some hidden one needs each part of the query.
+    """
     written = sql(query)
-    results = [run_query(image, written) for image in images]
-    if any(not one.rows or all(value in (None, 0) for row in one.rows for value in row) for one in results):
-        return False
-    if len({one.rows for one in results}) < len(results) - 1:
-        return False
-    return query.limit is None or all(_is_untied(query, image) for image in images)
+    images, results = list[bytes](), list[Result]()
+    for i, rows in enumerate((SHOWN_ROWS, *HIDDEN_ROWS)):
+        images.append(filled(query.schema, fillings + i, rows))
+        results.append(run_query(images[-1], written))
+        if all(value in (None, 0) for row in results[-1].rows for value in row):
+            return None
+        if query.limit is not None and not _is_untied(query, images[-1]):
+            return None
+    hidden = list(zip(images, results, strict=True))[1:]
+    is_needed = (any(run_query(image, sql(less)) != result for image, result in hidden) for less in _lesser(query))
+    return images if len({one.rows for one in results}) >= len(results) - 1 and all(is_needed) else None
+
+
+def _lesser(query: Query) -> Iterator[Query]:
+    """The query without one of its parts each, or with another bound."""
+    for one in query.filters:
+        yield replace(query, filters=tuple(other for other in query.filters if other != one))
+    if query.having is not None:
+        yield replace(query, having=query.having - 1)
+        yield replace(query, having=query.having + 1)
+    if query.is_distinct:
+        yield replace(query, is_distinct=False)
 
 
 def _is_untied(query: Query, image: bytes) -> bool:
-    """Whether no two rows, or groups, share what they are ordered by."""
+    """Whether those that are wanted, and the next one, all have different places in the order."""
     assert query.limit is not None
     ordered = sql(replace(query, limit=1000))
     name = ordered.rpartition(" ORDER BY ")[2].rsplit(" ", 3)[0]

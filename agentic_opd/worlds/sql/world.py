@@ -1,6 +1,6 @@
 """The SQL world: a question, a database to look at, and an answer that databases nobody sees must agree with.
 
-    schema() -> query(sql)* -> answer(sql)+         the last answer is run on each hidden database of the same schema
+schema() -> query(sql)* -> answer(sql)+         the last answer is run on each hidden database of the same schema
 """
 
 from collections.abc import Iterator
@@ -74,7 +74,7 @@ class SqlWorld(OwnWorld):
         return schema_text(desk.database)
 
     @tool
-    def query(self, desk: Desk, sql: str) -> str:
+    def query(self, desk: Desk, sql: str) -> str:  # noqa: D417 - the policy reads it, and gives no desk
         """Run a SELECT query and see its first rows.
 
         Args:
@@ -83,7 +83,7 @@ class SqlWorld(OwnWorld):
         return shown(_run(desk, sql))
 
     @tool
-    def answer(self, desk: Desk, sql: str) -> str:
+    def answer(self, desk: Desk, sql: str) -> str:  # noqa: D417 - likewise
         """Give the query that answers the question, and see its first rows. The last one counts.
 
         Args:

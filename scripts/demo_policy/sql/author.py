@@ -13,14 +13,10 @@ from itertools import count
 from random import Random
 from typing import Any
 
-from demo_policy.episodes import ScriptedPolicy
-from demo_policy.script import NEUTRAL_HINTS
-from demo_policy.sql.faults import WrongQuery, hints, taught, untaught
-from demo_policy.transcripts import UNLIMITED, Kind, Placement, Transcript
 from transformers import PreTrainedTokenizerFast
 
 from agentic_opd.core.text import control_tokens
-from agentic_opd.core.types import IGNORED, Episode, HindsightPair, Task
+from agentic_opd.core.types import IGNORED, Episode, HindsightPair
 from agentic_opd.distill.hints import Questions
 from agentic_opd.distill.rescoring import encode_hint, hint_place, insert_hint
 from agentic_opd.distill.turns import hindsight_pairs
@@ -31,6 +27,10 @@ from agentic_opd.worlds.coding.config import CodingConfig
 from agentic_opd.worlds.own import HookedWorld
 from agentic_opd.worlds.sql.questions import Question, clauses, questions, sql
 from agentic_opd.worlds.sql.world import SqlWorld
+from demo_policy.episodes import ScriptedPolicy
+from demo_policy.script import NEUTRAL_HINTS
+from demo_policy.sql.faults import WrongQuery, hints, taught, untaught
+from demo_policy.transcripts import UNLIMITED, Kind, Placement, Transcript
 
 ANSWER_TURN = 1
 """Of an episode's three."""
@@ -76,7 +76,7 @@ class SqlAuthor:
         wrongs = taught(one.query)
         wrong = rng.choice(wrongs) if wrongs and rng.random() < self.mix.wrong else None
         written = wrong.sql if wrong else sql(one.query)
-        task, episode = self.play(one, written, rng)
+        episode = self.play(one, written, rng)
         turn = episode.turns[ANSWER_TURN]
         is_target = tuple(mask != IGNORED for mask in episode.masks_T)
         yield Transcript("act", episode.tokens_T, is_target, self.decisions(one, written, turn.start))
@@ -89,25 +89,22 @@ class SqlAuthor:
         self._foreign = rng.choice(hinted.hints)
         yield from self.judged(episode, wrong, rng)
         if rng.random() < self.mix.untaught and (other := untaught(one.query, rng)):
-            _, episode = self.play(one, other.sql, rng)
+            episode = self.play(one, other.sql, rng)
             yield from self.judged(episode, other, rng)
-        del task
 
     def any_wrong(self, one: Question, rng: Random) -> WrongQuery:
         """A hint for any of its clauses."""
         clause = rng.choice([name for name in clauses(one.query) if name != "join"])
         return WrongQuery("", "", hints(one.query, clause))
 
-    def play(self, one: Question, written: str, rng: Random) -> tuple[Task, Episode]:
+    def play(self, one: Question, written: str, rng: Random) -> Episode:
         """Run a scripted episode with this answer."""
         task = self.sql_world.task_of(f"sql/written/{next(self._numbers)}", one)
         turns = (call("schema"), call("answer", sql=written), rng.choice(ENDS))
         policy = ScriptedPolicy(self.completion_ids(text) for text in turns)
-        return task, asyncio.run(run_episode(task, policy, self.world, self.chat, UNLIMITED))
+        return asyncio.run(run_episode(task, policy, self.world, self.chat, UNLIMITED))
 
-    def hinted(
-        self, kind: Kind, one: Question, episode: Episode, hint: str, written: str, rng: Random
-    ) -> Transcript:
+    def hinted(self, kind: Kind, one: Question, episode: Episode, hint: str, written: str, rng: Random) -> Transcript:
         """Teach the answer again with a hint in its prompt."""
         turn = episode.turns[ANSWER_TURN]
         insert_at, as_message = hint_place(episode, turn, rng.choice(_PLACEMENTS))

@@ -6,21 +6,25 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from random import Random
 
-from demo_policy.script import NEUTRAL_HINTS
-from demo_policy.sql.author import ANSWER_TURN, SqlAuthor, hints_of
-from demo_policy.sql.faults import kind_of, taught
 from agentic_opd.distill.hints import parse_vote
 from agentic_opd.distill.rescoring import hint_place, insert_hint
 from agentic_opd.distill.turns import hindsight_pairs
+from agentic_opd.worlds.own import Left
 from agentic_opd.worlds.sql.questions import Question, questions, sql
+from agentic_opd.worlds.sql.world import Desk
+from demo_policy.script import NEUTRAL_HINTS
+from demo_policy.sql.author import ANSWER_TURN, SqlAuthor
+from demo_policy.sql.faults import kind_of, quoted, taught
 
 Sampler = Callable[[Sequence[Sequence[int]], int, float], list[list[int]]]
+"""Prompts, most tokens, temperature -> completions, each with its stop token."""
 
 _MAX_TOKENS = 160
+_MISTAKES_SHOWN = 6
 
 
 def examine_sql(author: SqlAuthor, sample: Sampler, count: int, seed: int = 1_000_000) -> str:
-    """A table of rates.
+    """A table of rates, with some of the mistakes that nobody taught the policy.
 
     Args:
         author: Renders what the policy reads.
@@ -31,101 +35,87 @@ def examine_sql(author: SqlAuthor, sample: Sampler, count: int, seed: int = 1_00
     lines = list[str]()
     for held_out in (False, True):
         asked = [*islice(questions(seed, held_out=held_out), count)]
-        lines += _examined(author, sample, asked, "held out" if held_out else "training")
+        lines += [f"{'held out' if held_out else 'training':10}{line}" for line in _Exam(author, sample, asked).lines()]
     return "\n".join(lines)
 
 
-def _examined(author: SqlAuthor, sample: Sampler, asked: list[Question], part: str) -> list[str]:
-    rng = Random(0)
-    plain, hinted, foreign = list[list[int]](), list[list[int]](), list[list[int]]()
-    wrongs = [rng.choice(taught(one.query) or [author.any_wrong(one, rng)]) for one in asked]
-    for one, wrong, other in zip(asked, wrongs, (*wrongs[1:], wrongs[0]), strict=True):
-        _, episode = author.play(one, sql(one.query), rng)
+class _Exam:
+    """Some questions, asked in all ways."""
+
+    def __init__(self, author: SqlAuthor, sample: Sampler, asked: Sequence[Question]) -> None:
+        self.author, self.sample, self.asked = author, sample, asked
+        self.rng = Random(0)
+
+    def lines(self) -> list[str]:
+        """What came out."""
+        wrongs = [self.rng.choice(taught(one.query) or [self.author.any_wrong(one, self.rng)]) for one in self.asked]
+        own = [self.rng.choice(wrong.hints) for wrong in wrongs]
+        answers, is_right = self.answers([None] * len(own))
+        lines = [self.rate("no hint", is_right), *self.mistakes(answers, is_right)]
+        lines.append(self.rate("its hint", self.answers(own)[1]))
+        lines.append(self.rate("another's hint", self.answers([*own[1:], own[0]])[1]))
+        lines.append(self.rate("an empty hint", self.answers([NEUTRAL_HINTS[0]] * len(own))[1]))
+        return [*lines, *self.judged(answers, is_right)]
+
+    def rate(self, name: str, hits: Sequence[bool]) -> str:
+        return f"{name:16}{sum(hits) / max(1, len(hits)):4.0%} of {len(hits)}"
+
+    def answers(self, hints: Sequence[str | None]) -> tuple[list[str | None], list[bool]]:
+        """The answer to each question under its hint, and whether it is right."""
+        prompts = [self.prompt(one, hint) for one, hint in zip(self.asked, hints, strict=True)]
+        sampled = self.sample(prompts, _MAX_TOKENS, 1.0)
+        answers = [self.read(prompt, ids) for prompt, ids in zip(prompts, sampled, strict=True)]
+        return answers, [self.is_right(one, text) for one, text in zip(self.asked, answers, strict=True)]
+
+    def prompt(self, one: Question, hint: str | None) -> list[int]:
+        episode = self.author.play(one, sql(one.query), self.rng)
         turn = episode.turns[ANSWER_TURN]
-        plain.append([*episode.tokens_T[: turn.start]])
-        for prompts, hint in ((hinted, rng.choice(wrong.hints)), (foreign, rng.choice((NEUTRAL_HINTS[0], *other.hints)))):
-            insert_at, as_message = hint_place(episode, turn, "end")
-            request = insert_hint(episode.tokens_T, turn, insert_at, author.hint_ids(hint, as_message=as_message))
-            prompts.append([*request.token_ids[: -request.num_scored]])
-    lines = list[str]()
-    for name, prompts in (("no hint", plain), ("its hint", hinted), ("another's hint", foreign)):
-        answers = [_answer(author, prompt, ids) for prompt, ids in zip(prompts, sample(prompts, _MAX_TOKENS, 1.0), strict=True)]
-        is_right = [_is_right(author, one, answer) for one, answer in zip(asked, answers, strict=True)]
-        lines.append(f"{part:10} {name:16} {sum(is_right) / len(asked):4.0%} of {len(asked)}")
-        if name == "no hint":
-            kinds = Counter(
-                kind_of(one.query, answer or "") or "own"
-                for one, answer, right in zip(asked, answers, is_right, strict=True)
-                if not right
-            )
-            lines.append(f"           errors: {', '.join(f'{kind} {n}' for kind, n in kinds.most_common())}")
-            for one, answer, right in islice(
-                (row for row in zip(asked, answers, is_right, strict=True) if not row[2] and not kind_of(row[0].query, row[1] or "")), 6
-            ):
-                lines.append(f"             {one.text}\n               {answer}")
-                del right
-            lines += _judged(author, sample, asked, answers, rng, part)
-    return lines
+        if hint is None:
+            return [*episode.tokens_T[: turn.start]]
+        insert_at, as_message = hint_place(episode, turn, "end")
+        hint_ids = self.author.hint_ids(hint, as_message=as_message)
+        request = insert_hint(episode.tokens_T, turn, insert_at, hint_ids)
+        return [*request.token_ids[: -request.num_scored]]
 
+    def read(self, prompt: list[int], ids: list[int]) -> str | None:
+        for call in self.author.chat.parse(prompt, ids, 0).tool_calls:
+            if call.name == "answer" and call.arguments and isinstance(call.arguments.get("sql"), str):
+                return call.arguments["sql"]
+        return None
 
-def _judged(
-    author: SqlAuthor, sample: Sampler, asked: list[Question], answers: list[str | None], rng: Random, part: str
-) -> list[str]:
-    """The judge on the policy's own answers: does its hint name a clause that the answer lacks?"""
-    prompts, rows = list[list[int]](), list[tuple[Question, str, bool]]()
-    questions_asked = author.questions(rng)
-    for one, answer in zip(asked, answers, strict=True):
-        if answer is None:
-            continue
-        _, episode = author.play(one, answer, rng)
-        pair = hindsight_pairs(episode, 4000)[ANSWER_TURN]
-        prompts.append(author.judge_prompt(questions_asked.hint_messages(questions_asked.question(pair))))
-        rows.append((one, answer, episode.verification is not None and episode.verification.correctness == 1))
-    votes = [parse_vote(author.chat.tokenizer.decode(ids[:-1])) for ids in sample(prompts, _MAX_TOKENS, 0.7)]
-    decided = [vote.decision == (-1 if right else 1) for vote, (_, _, right) in zip(votes, rows, strict=True)]
-    hinted = [(one, answer, vote.hint) for vote, (one, answer, right) in zip(votes, rows, strict=True) if vote.hint and not right]
-    true = [_is_of(one, hint) for one, _, hint in hinted]
-    new = [_is_of(one, hint) and _clause(hint) not in answer for one, answer, hint in hinted]
-    return [
-        f"{part:10} judge            {sum(decided) / len(rows):4.0%} decisions right of {len(rows)}; of {len(hinted)} hints "
-        f"{sum(true) / max(1, len(true)):.0%} are true of the question, {sum(new) / max(1, len(new)):.0%} say what the answer lacked"
-    ]
+    def is_right(self, one: Question, answer: str | None) -> bool:
+        task = self.author.sql_world.task_of("sql/examined", one)
+        verified = self.author.world.verify(task, Left(Desk(one.shown, answer), {}))
+        return asyncio.run(verified).correctness == 1
 
+    def mistakes(self, answers: Sequence[str | None], is_right: Sequence[bool]) -> list[str]:
+        """The kinds of the wrong answers, and some that nobody taught."""
+        wrong = [(one, text or "") for one, text, right in zip(self.asked, answers, is_right, strict=True) if not right]
+        kinds = Counter(kind_of(one.query, text) or "of its own" for one, text in wrong)
+        own = [(one, text) for one, text in wrong if kind_of(one.query, text) is None]
+        lines = [f"mistakes        {', '.join(f'{kind} {count}' for kind, count in kinds.most_common())}"]
+        for one, text in own[:_MISTAKES_SHOWN]:
+            lines.append(f"  {one.text}\n    {text}")
+        return lines
 
-def _is_of(one: Question, hint: str) -> bool:
-    return _clause(hint).replace("ORDER BY ", "") in sql(one.query)
-
-
-def _clause(hint: str) -> str:
-    """What a hint of `faults` quotes."""
-    for start in ("Select ", "Begin with SELECT ", "Take the rows from ", "It needs FROM ", "Join on ", "The tables meet ON "):
-        if hint.startswith(start):
-            return hint.removeprefix(start).rstrip(".")
-    for start in ("Filter by ", "It needs WHERE ", "Group by ", "It needs GROUP BY ", "Keep groups having "):
-        if hint.startswith(start):
-            return hint.removeprefix(start).rstrip(".")
-    return hint.removeprefix("It needs HAVING ").removeprefix("Order by ").removeprefix("It needs ORDER BY ").rstrip(".")
-
-
-def _answer(author: SqlAuthor, prompt: list[int], ids: list[int]) -> str | None:
-    turn = author.chat.parse(prompt, ids, 0)
-    for call in turn.tool_calls:
-        if call.name == "answer" and call.arguments and isinstance(call.arguments.get("sql"), str):
-            return call.arguments["sql"]
-    return None
-
-
-def _is_right(author: SqlAuthor, one: Question, answer: str | None) -> bool:
-    if answer is None:
-        return False
-    from agentic_opd.worlds.sql.world import Desk
-
-    task = author.sql_world.task_of("sql/examined", one)
-    verification = asyncio.run(author.world.verify(task, _left(Desk(one.shown, answer))))
-    return verification.correctness == 1
-
-
-def _left(desk: object) -> object:
-    from agentic_opd.worlds.own import Left
-
-    return Left(desk, {})
+    def judged(self, answers: Sequence[str | None], is_right: Sequence[bool]) -> list[str]:
+        """The judge on the policy's own answers: does its hint say a clause that the answer lacks?"""
+        rows = [row for row in zip(self.asked, answers, is_right, strict=True) if row[1] is not None]
+        asking = self.author.questions(self.rng)
+        prompts = list[list[int]]()
+        for one, text, _ in rows:
+            pair = hindsight_pairs(self.author.play(one, text or "", self.rng), 4000)[ANSWER_TURN]
+            prompts.append(self.author.judge_prompt(asking.hint_messages(asking.question(pair))))
+        sampled = self.sample(prompts, _MAX_TOKENS, 0.7)
+        votes = [parse_vote(self.author.chat.tokenizer.decode(ids[:-1])) for ids in sampled]
+        decided = [vote.decision == (-1 if right else 1) for vote, (_, _, right) in zip(votes, rows, strict=True)]
+        said = [
+            (sql(one.query), text or "", quoted(vote.hint))
+            for vote, (one, text, right) in zip(votes, rows, strict=True)
+            if vote.hint is not None and not right
+        ]
+        return [
+            self.rate("judge decides", decided),
+            self.rate("hint is true", [clause in right for right, _, clause in said]),
+            self.rate("and is lacking", [clause in right and clause not in text for right, text, clause in said]),
+        ]

@@ -7,7 +7,7 @@
 A hint says the clause as it should be; which clause it is, is what the judge has to find.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from random import Random
 
@@ -42,39 +42,48 @@ def hints(query: Query, clause: str) -> tuple[str, ...]:
     return tuple(form.format(said) for form in _HINTS[clause.split()[0]])
 
 
+def quoted(hint: str) -> str:
+    """The clause that a hint says."""
+    starts = (form.removesuffix("{}.") for forms in _HINTS.values() for form in forms)
+    return next((hint.removeprefix(start) for start in starts if hint.startswith(start)), hint).rstrip(".")
+
+
 def taught(query: Query) -> list[WrongQuery]:
     """The mistakes that the policy is taught, as far as the query has room for them."""
     right = clauses(query)
     found = list[WrongQuery]()
-
-    def add(kind: str, clause: str, wrong: str | None) -> None:
+    for kind, clause, wrong in (*_wrong_filters(query, right), *_wrong_others(query, right)):
         changed = {name: wrong if name == clause else text for name, text in right.items()}
         text = joined({name: said for name, said in changed.items() if said is not None})
         found.append(WrongQuery(kind, text, hints(query, clause)))
+    return found
 
+
+def _wrong_filters(query: Query, right: Mapping[str, str]) -> Iterator[tuple[str, str, str | None]]:
+    """Kinds of mistakes, each with the clause that it is in and what stands there; None: nothing does."""
     for i, one in enumerate(query.filters):
         clause = f"filter {i}"
-        add("filter forgotten", clause, None)
+        yield "filter forgotten", clause, None
         if one.comparison in ("<", ">"):
-            add("wrong direction", clause, right[clause].translate(str.maketrans("<>", "><")))
+            yield "wrong direction", clause, right[clause].translate(str.maketrans("<>", "><"))
         if one.comparison == "null":
-            add("= NULL", clause, right[clause].replace("IS NULL", "= NULL"))
-    if query.function in _SWAPPED:
-        other = clauses(replace(query, function=_SWAPPED[query.function]))
-        if query.limit is None:
-            add("wrong function", "select", other["select"])
+            yield "= NULL", clause, right[clause].replace("IS NULL", "= NULL")
+
+
+def _wrong_others(query: Query, right: Mapping[str, str]) -> Iterator[tuple[str, str, str | None]]:
+    if query.function in _SWAPPED and query.limit is None:
+        yield "wrong function", "select", clauses(replace(query, function=_SWAPPED[query.function]))["select"]
     if query.is_distinct:
-        add("DISTINCT forgotten", "select", right["select"].removeprefix("DISTINCT "))
+        yield "DISTINCT forgotten", "select", right["select"].removeprefix("DISTINCT ")
     if query.group is not None and query.having is None and query.limit is None:
-        add("GROUP BY forgotten", "group", None)
+        yield "GROUP BY forgotten", "group", None
     if query.is_joined:
-        add("wrong join", "on", f"{query.table.name}.id = {query.table.parent}.id")
+        yield "wrong join", "on", f"{query.table.name}.id = {query.table.parent}.id"
     if query.having is not None:
-        add("wrong bound", "having", right["having"].replace(">", ">="))
+        yield "wrong bound", "having", right["having"].replace(">", ">=")
     if query.limit is not None:
         swapped = {"DESC": "ASC", "ASC": "DESC"}
-        add("wrong order", "order", " ".join(swapped.get(word, word) for word in right["order"].split()))
-    return found
+        yield "wrong order", "order", " ".join(swapped.get(word, word) for word in right["order"].split())
 
 
 def untaught(query: Query, rng: Random) -> WrongQuery | None:

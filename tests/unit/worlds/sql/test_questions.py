@@ -1,0 +1,92 @@
+"""Generated questions: repeatable, sound, with a part that training never has."""
+
+import sqlite3
+from itertools import islice
+
+import pytest
+from demo_policy.sql.faults import kind_of, quoted, taught
+
+from agentic_opd.worlds.sql.engine import QueryError, difference, run_query
+from agentic_opd.worlds.sql.questions import HELD_OUT, Question, questions, sql
+
+COUNT = 150
+
+
+@pytest.fixture(scope="module")
+def training() -> list[Question]:
+    return [*islice(questions(7, held_out=False), COUNT)]
+
+
+@pytest.fixture(scope="module")
+def held_out() -> list[Question]:
+    return [*islice(questions(7, held_out=True), COUNT)]
+
+
+def test_the_same_seed_gives_the_same_questions(training: list[Question]) -> None:
+    assert [*islice(questions(7, held_out=False), 20)] == training[:20]
+    assert [*islice(questions(8, held_out=False), 20)] != training[:20]
+    assert len({one.text for one in training}) > 0.95 * COUNT
+
+
+def test_nothing_held_out_is_in_training(training: list[Question], held_out: list[Question]) -> None:
+    nouns = {table.thing for one in training for table in one.query.schema.tables}
+    parts = frozenset[str]().union(*(one.query.parts for one in training))
+    assert not any(one.query.is_held_out for one in training)
+    assert frozenset[str]().union(*HELD_OUT) <= parts, "each part of what is held out was seen"
+    new_schema = [one for one in held_out if not nouns & {table.thing for table in one.query.schema.tables}]
+    new_combination = [one for one in held_out if one.query.is_held_out]
+    assert len(new_schema) > COUNT / 2
+    assert len(new_combination) > COUNT / 2
+    assert all(one.query.is_held_out or one in new_schema for one in held_out)
+
+
+def test_each_answer_is_right_on_all_databases_which_differ(training: list[Question], held_out: list[Question]) -> None:
+    for one in (*training, *held_out):
+        results = [run_query(image, sql(one.query)) for image in (one.shown, *one.hidden)]
+        assert all(result.rows for result in results)
+        assert len({result.rows for result in results}) > 2
+
+
+def test_a_query_that_is_right_by_accident_fails(training: list[Question]) -> None:
+    shown = hidden = tries = 0
+    for one in training:
+        for wrong in taught(one.query):
+            tries += 1
+            shown += _agrees(one, wrong.sql, one.shown)
+            hidden += all(_agrees(one, wrong.sql, image) for image in one.hidden)
+    assert shown > 0.03 * tries, "some are right on the shown database"
+    assert hidden < 0.01 * tries
+
+
+def _agrees(one: Question, written: str, image: bytes) -> bool:
+    try:
+        got = run_query(image, written)
+    except QueryError:
+        return False
+    return difference(got, run_query(image, sql(one.query)), is_ordered=one.query.limit is not None) is None
+
+
+def test_a_question_says_what_its_query_needs(training: list[Question]) -> None:
+    for one in training:
+        for value in (str(filter.value) for filter in one.query.filters if filter.value is not None):
+            assert value in one.text
+        assert one.query.table.thing in one.text
+        assert one.query.of is None or one.query.of.name in one.text
+        assert one.query.limit is None or str(one.query.limit) in one.text
+
+
+def test_taught_mistakes_are_told_apart_and_their_hints_quote_the_right_clause(training: list[Question]) -> None:
+    for one in training:
+        right = sql(one.query)
+        assert kind_of(one.query, right) is None
+        for wrong in taught(one.query):
+            assert wrong.sql != right
+            assert kind_of(one.query, f"{wrong.sql} ;") == wrong.kind
+            assert all(quoted(hint) in right and len(hint) > 10 for hint in wrong.hints)
+
+
+def test_images_are_databases(training: list[Question]) -> None:
+    connection = sqlite3.connect(":memory:")
+    connection.deserialize(training[0].shown)
+    assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    connection.close()

@@ -1,0 +1,154 @@
+"""The SQL world as an episode meets it: its tools, its verdict, its tasks from a generator or from files."""
+
+import asyncio
+import json
+import sqlite3
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentic_opd.core.errors import ConfigError
+from agentic_opd.core.types import Task, ToolCall, ToolResult, Verification
+from agentic_opd.env.config import AgenticOPDEnvConfig
+from agentic_opd.worlds.choose import make_world
+from agentic_opd.worlds.own import HookedWorld
+from agentic_opd.worlds.sql.files import is_ordered
+
+GOLD = "SELECT name FROM shops WHERE price > 2"
+
+
+def world(**settings: Any) -> HookedWorld:
+    config = AgenticOPDEnvConfig(world="sql", **({"sql_tasks": 12, "sql_eval_tasks": 6} | settings))
+    made = make_world(config.world, config, None)
+    assert isinstance(made, HookedWorld)
+    return made
+
+
+def played(
+    made: HookedWorld, task: Task, calls: Sequence[tuple[str, dict[str, Any]]]
+) -> tuple[list[ToolResult], Verification]:
+    async def play() -> tuple[list[ToolResult], Verification]:
+        async with made.session(task) as session:
+            results = [await session.run_tool(ToolCall("1", name, given, "")) for name, given in calls]
+            return results, await made.verify(task, await session.collect())
+
+    return asyncio.run(play())
+
+
+@pytest.fixture
+def shops(tmp_path: Path) -> Path:
+    """A Spider-like folder: questions.json, and a database with one more of its schema beside it."""
+    folder = tmp_path / "databases" / "shop"
+    folder.mkdir(parents=True)
+    for name, prices in (("shop", (1, 2, 3, 4)), ("shop_2", (5, 1, 7, 2))):
+        with closing(sqlite3.connect(folder / f"{name}.sqlite")) as connection:
+            connection.execute("CREATE TABLE shops (name TEXT, price REAL)")
+            connection.executemany("INSERT INTO shops VALUES (?, ?)", zip("abcd", prices, strict=True))
+            connection.commit()
+    write(tmp_path, [{"db_id": "shop", "question": "Which shops cost more than 2?", "query": GOLD}])
+    return tmp_path
+
+
+def write(folder: Path, entries: Any) -> None:
+    (folder / "questions.json").write_text(json.dumps(entries))
+
+
+def of_files(folder: Path, **settings: Any) -> HookedWorld:
+    files = {"sql_file": str(folder / "questions.json"), "sql_databases": str(folder / "databases")}
+    return world(**files, **({"eval_fraction": 0} | settings))
+
+
+def test_an_episode_of_the_generator() -> None:
+    made = world()
+    training, held_out = asyncio.run(made.train_and_eval_tasks())
+    assert (len(training), len(held_out)) == (12, 6)
+    assert not {task.task_id for task in training} & {task.task_id for task in held_out}
+    for task in (*training, *held_out):
+        assert task.reference_solution is not None
+        calls = [("schema", {}), ("query", {"sql": "SELECT 1 AS one"}), ("answer", {"sql": task.reference_solution})]
+        results, verification = played(made, task, calls)
+        assert results[0].content.startswith("CREATE TABLE")
+        assert results[1].content == "one\n1"
+        assert [result.is_change for result in results] == [False, False, True]
+        assert verification.correctness == 1
+        assert "right on 3 of 3" in verification.judge_report
+
+
+def test_the_last_answer_counts_and_its_errors_are_the_policys() -> None:
+    made = world()
+    task = asyncio.run(made.train_and_eval_tasks())[0][0]
+    right = {"sql": task.reference_solution}
+    results, verification = played(made, task, [("answer", right), ("answer", {"sql": "SELECT some FROM nowhere"})])
+    assert (results[1].content, results[1].is_error) == ("Error: no such table: nowhere.", True)
+    assert verification.correctness == 0
+    assert "no such table" in verification.judge_report
+    assert played(made, task, [("schema", {})])[1].report == "No answer was given."
+    assert played(made, task, [("answer", right), ("query", {"sql": "SELECT 1"})])[1].correctness == 1
+
+
+def test_questions_of_a_file_are_judged_by_the_databases_beside_it(shops: Path) -> None:
+    made = of_files(shops)
+    (task,), held_out = asyncio.run(made.train_and_eval_tasks())
+    assert (task.prompt, held_out) == ("Which shops cost more than 2?", [])
+    by_accident = "SELECT name FROM shops WHERE name IN ('c', 'd')"
+    shown, verification = played(made, task, [("answer", {"sql": by_accident})])
+    assert shown[0].content == "name\nc\nd"
+    assert verification.correctness == 0
+    assert (
+        verification.report == "The answer is right on 0 of 1 hidden databases.\ndatabase 1: other values in the rows"
+    )
+    assert played(made, task, [("answer", {"sql": f"{GOLD} ORDER BY price"})])[1].correctness == 1
+
+
+def test_without_databases_beside_it_parts_of_the_shown_one_judge(shops: Path) -> None:
+    (shops / "databases/shop/shop_2.sqlite").unlink()
+    made = of_files(shops)
+    (task,), _ = asyncio.run(made.train_and_eval_tasks())
+    wrong = "SELECT name FROM shops WHERE name IN ('c', 'd')"
+    assert "of 4 hidden databases" in played(made, task, [("answer", {"sql": GOLD})])[1].report
+    assert played(made, task, [("answer", {"sql": GOLD})])[1].correctness == 1
+    assert played(made, task, [("answer", {"sql": wrong.replace("'d'", "'x'")})])[1].correctness == 0
+
+
+def test_bird_writes_sql_and_evidence(shops: Path) -> None:
+    write(shops, [{"db_id": "shop", "question": "Which?", "evidence": "dear means price > 2", "SQL": GOLD}] * 4)
+    training, held_out = asyncio.run(of_files(shops, eval_fraction=0.5).train_and_eval_tasks())
+    assert training[0].prompt == "Which?\ndear means price > 2"
+    assert len(training) + len(held_out) == 4
+
+
+@pytest.mark.parametrize(
+    ("entry", "why"),
+    [
+        ({"db_id": "shop", "question": "Which?"}, "entry 0 has no text as query or SQL"),
+        ({"db_id": "shop", "question": " ", "query": GOLD}, "entry 0 has no text as question"),
+        ({"db_id": "bank", "question": "Which?", "query": GOLD}, r"there is no .*bank\.sqlite"),
+        ({"db_id": "../shop", "question": "Which?", "query": GOLD}, "no name of a folder"),
+        ({"db_id": "shop", "question": "Which?", "query": "SELECT x"}, "its own query fails: no such column: x"),
+        ([], "entry 0 has no text as db_id"),
+    ],
+)
+def test_what_is_wrong_with_an_entry_is_said(shops: Path, entry: Any, why: str) -> None:
+    write(shops, [entry])
+    with pytest.raises(ConfigError, match=why):
+        asyncio.run(of_files(shops).train_and_eval_tasks())
+
+
+def test_what_is_no_list_is_refused_and_files_belong_together(shops: Path) -> None:
+    write(shops, {"db_id": "shop"})
+    with pytest.raises(ConfigError, match="expected a list of questions"):
+        asyncio.run(of_files(shops).train_and_eval_tasks())
+    (shops / "questions.json").unlink()
+    with pytest.raises(ConfigError, match="can't be read as JSON"):
+        asyncio.run(of_files(shops).train_and_eval_tasks())
+    with pytest.raises(ValueError, match="belong together"):
+        AgenticOPDEnvConfig(sql_file="questions.json")
+
+
+def test_only_the_outermost_order_matters() -> None:
+    assert is_ordered("SELECT a FROM t ORDER  BY a")
+    assert not is_ordered("SELECT a FROM (SELECT a FROM t ORDER BY a LIMIT 3)")
+    assert not is_ordered("SELECT a FROM t WHERE b = ' order by '")
