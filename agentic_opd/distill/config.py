@@ -2,10 +2,16 @@
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, Field, SecretStr, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, SecretStr, model_validator
 
 from agentic_opd.distill.prompts import STEP_PROTOCOL, VOTE_PROTOCOL, template_problems
 from agentic_opd.settings.fields import CONCURRENCY, DISTILLATION, JUDGE, RUN_ONLY, TEACHER, Url
+from agentic_opd.wire.group import HintSource
+
+
+def _names(value: object) -> object:
+    """`judge` and `sibling,judge` as lists."""
+    return [name.strip() for name in value.split(",")] if isinstance(value, str) else value
 
 
 class DistillConfig(BaseModel):
@@ -58,11 +64,14 @@ class DistillConfig(BaseModel):
         description="Votes on a second question: did the turn do what was wanted (1, 0, -1)? Recorded as the turn's "
         "step_score, which a trainer may take as a reward. 0: it is not asked.",
     )
-    hint_source: Literal["judge", "feedback", "reference", "other_task", "none"] = Field(
-        default="judge",
-        description="What the teacher reads. judge: the hint that the judge wrote for a turn. feedback: what came "
-        "after the turn, word for word, and no judge is asked (SDPO). reference: the task's own solution, and no judge "
-        "is asked (OPSD); one that holds hidden tests' data is dropped as leaked. other_task, none: where the judge "
+    hint_source: Annotated[tuple[HintSource, ...], BeforeValidator(_names)] = Field(
+        default=("judge",),
+        min_length=1,
+        description="What the teacher reads: one source, or several in their order of preference ([sibling, judge]), "
+        "of which the first that has a hint for a turn is taken. judge: the hint that the judge wrote. feedback: what "
+        "came after the turn, word for word (SDPO). sibling: what another rollout of the group that passed did, for "
+        "the turn that made what failed. reference: the task's own solution (OPSD). Only for judge the judge is "
+        "asked; what holds hidden tests' data is dropped as leaked. other_task, none (each alone): where the judge "
         "wrote a hint, an accepted one of another task in its place (until there is one, the turn ends as "
         "vote_failed), or nothing; they show what a run learns without the hint's content.",
     )
@@ -157,6 +166,15 @@ class DistillConfig(BaseModel):
         problems = [] if self.judge_question is None else template_problems(self.judge_question)
         if problems:
             raise ValueError(f"judge_question: {'; '.join(problems)}")
+        return self
+
+    @model_validator(mode="after")
+    def _check_sources(self) -> "DistillConfig":
+        names = self.hint_source
+        if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
+            raise ValueError(f"hint_source names {' and '.join(twice)} twice")
+        if len(names) > 1 and (alone := [name for name in names if name in ("other_task", "none")]):
+            raise ValueError(f"hint_source {alone[0]} is a control, which stands alone: leave out the others, or it")
         return self
 
     @model_validator(mode="after")

@@ -113,8 +113,17 @@ class Distiller:
         """
         return await distill_turn(episode, turn_index, self.servers_of(policy_url), self.config, self.pool)
 
+    @property
+    def needs_group(self) -> bool:
+        """Whether an episode can only be distilled when those of its group are there too."""
+        return "sibling" in self.config.hint_source
+
     async def distill(
-        self, episode: Episode, policy_url: str, known: Mapping[int, DistilledTurn] | None = None
+        self,
+        episode: Episode,
+        policy_url: str,
+        known: Mapping[int, DistilledTurn] | None = None,
+        siblings: Sequence[Episode] = (),
     ) -> DistilledEpisode:
         """Judge and score a finished episode, while its context is still in the policy server's cache.
 
@@ -122,11 +131,12 @@ class Distiller:
             episode: The episode.
             policy_url: `PolicyEndpoint.base_url` of the server that sampled it.
             known: What `distill_turn` gave of its turns, by their index.
+            siblings: The other episodes of its group, for the hint source of that name.
 
         Raises:
             ServerUnreachableError: the teacher, or the judge if it is the policy's server, is gone.
         """
-        return await distill_episode(episode, self.servers_of(policy_url), self.config, self.pool, known)
+        return await distill_episode(episode, self.servers_of(policy_url), self.config, self.pool, known, siblings)
 
     async def close_group(self, episodes: Sequence[DistilledEpisode]) -> DistilledGroup:
         """Measure the engine's noise once for a group, and say what the group's distillation was made with."""
@@ -139,7 +149,7 @@ class Distiller:
             hint_placement=self.config.hint_placement,
             outcomes={outcome.value: outcomes.count(outcome) for outcome in TurnOutcome},
             gap_baseline=self.config.gap_baseline,
-            hint_source=self.config.hint_source,
+            hint_sources=self.config.hint_source,
             noise_floor=floor,
         )
         return DistilledGroup(about, tuple(one.stats for one in episodes))

@@ -26,7 +26,6 @@ from agentic_opd.core.types import (
     Episode,
     HindsightPair,
     StepScore,
-    Task,
     TeacherRequest,
     TeacherRows,
     Turn,
@@ -41,14 +40,12 @@ from agentic_opd.distill.judge import JudgeReply
 from agentic_opd.distill.leaks import leaks
 from agentic_opd.distill.metrics import ControlStats, EpisodeStats, ScoreStats, TurnStats, control_stats, row_stats
 from agentic_opd.distill.rescoring import encode_hint, hint_place, insert_hint
+from agentic_opd.distill.sources import SOURCES, Known, Lack
 from agentic_opd.distill.teacher import Reading, TeacherReply
 from agentic_opd.distill.turns import hindsight_pairs, shown_text
-from agentic_opd.wire.group import ControlReading, TurnRecord, gap_baseline_T
+from agentic_opd.wire.group import ControlReading, HintSource, TurnRecord, gap_baseline_T
 
 logger = logging.getLogger(__name__)
-
-_FEEDBACK = "If you answer as you are about to, this is what comes of it:"
-_REFERENCE = "This is a right solution of the task:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +135,7 @@ async def distill_episode(
     config: DistillConfig,
     pool: HintPool,
     known: Mapping[int, DistilledTurn] | None = None,
+    siblings: Sequence[Episode] = (),
 ) -> DistilledEpisode:
     """Judge and score all turns of a finished episode.
 
@@ -147,6 +145,7 @@ async def distill_episode(
         config: The distillation settings.
         pool: Accepted hints of other turns; this episode's are added.
         known: Turns that were distilled before, by their index; one is taken if the judge would be asked the same now.
+        siblings: The other episodes of its group.
 
     Raises:
         ServerUnreachableError: the teacher, or the judge if it is the policy's server, is gone.
@@ -157,7 +156,7 @@ async def distill_episode(
         before = (known or {}).get(pair.turn_index)
         if before is not None and before.is_of(pair):
             return before.way
-        return await _distill_turn(episode, pair, public_text, servers, config, pool)
+        return await _distill_turn(episode, pair, public_text, servers, config, pool, siblings)
 
     turns = await gather_all(distilled(pair) for pair in _pairs(episode, config))
     scored = {index: turn.reply.rows for index, turn in enumerate(turns) if turn.reply is not None}
@@ -254,57 +253,68 @@ async def _distill_turn(
     servers: DistillServers,
     config: DistillConfig,
     pool: HintPool,
+    siblings: Sequence[Episode] = (),
 ) -> _Turn:
     turn = episode.turns[pair.turn_index]
     record = TurnRecord((turn.start, turn.end), TurnOutcome.NO_NEXT_STATE, pair.next_state_role)
-    start = _Turn(replace(record, evidence=pair.kinds, truncated=turn.truncated))
+    way = _Turn(replace(record, evidence=pair.kinds, truncated=turn.truncated))
     if not pair.evidence:
-        return start
-    if config.hint_source in ("feedback", "reference"):
-        given = await _given(start, episode.task, pair, public_text, config.hint_source == "feedback")
-        if given.record.hint is None:
-            return given
-        return await _scored(given, episode, pair.turn_index, given.record.hint, servers, config, pool)
-    question = servers.questions.question(pair)
-    start = replace(start, record=replace(start.record, question=question))
+        return way
+    known = Known(episode, pair, siblings, config.hint_max_next_state_chars)
+    for source in config.hint_source:
+        if source in SOURCES:
+            way = await _given(way, source, known, public_text)
+        else:
+            way = await _by_judge(way, known, public_text, servers, config)
+        if (hint := way.record.hint) is not None:
+            way = replace(way, record=replace(way.record, hint_source=source, error=None))
+            return await _scored(way, episode, pair.turn_index, hint, servers, config, pool)
+    return way
+
+
+async def _given(way: _Turn, source: HintSource, known: Known, public_text: str) -> _Turn:
+    """The turn with a hint that no judge wrote, unless this source has none for it."""
+    hint = SOURCES[source](known)
+    if isinstance(hint, Lack):
+        return way.ended(TurnOutcome.VOTE_FAILED, f"hint_source {source}: {hint.why}")
+    # Hidden tests may be megabytes, and what they say is looked for in each hint: not on the event loop.
+    hidden_tests = known.episode.task.hidden_tests
+    if hidden_tests is not None and await asyncio.to_thread(leaks, hint.partition("\n")[2], hidden_tests, public_text):
+        return way.ended(TurnOutcome.LEAKED)
+    return replace(way, record=replace(way.record, hint=hint))
+
+
+async def _by_judge(
+    way: _Turn, known: Known, public_text: str, servers: DistillServers, config: DistillConfig
+) -> _Turn:
+    """The turn with the judge's votes, and the hint if they agree on one."""
+    question = servers.questions.question(known.pair)
+    way = replace(way, record=replace(way.record, question=question))
     judged = await _judged(question, servers, config)
     if isinstance(judged, ServerError):
-        return start.ended(TurnOutcome.JUDGE_ERROR, judged)
-    # Hidden tests may be megabytes, and what they say is looked for in each hint: not on the event loop.
+        return way.ended(TurnOutcome.JUDGE_ERROR, judged)
     verdict = await asyncio.to_thread(
         verdict_of,
         [parse_vote(text) for text in judged.hints.texts],
         config.prm_votes,
         config.hint_vote_rule,
         config.hint_selection,
-        hidden_tests=episode.task.hidden_tests,
+        hidden_tests=known.episode.task.hidden_tests,
         public_text=public_text,
     )
     step_votes: tuple[StepScore | None, ...] = ()
     if judged.step is not None:
         step_votes = tuple(parse_step_vote(text) for text in judged.step.texts)
     voted = replace(
-        start,
-        record=replace(start.record, votes=verdict.votes, step_votes=step_votes, step_score=step_score_of(step_votes)),
+        way,
+        record=replace(way.record, votes=verdict.votes, step_votes=step_votes, step_score=step_score_of(step_votes)),
         judge_s=judged.hints.latency_s,
     )
     if verdict.hint is None:
         assert verdict.outcome is not None  # a Verdict holds exactly one of the two
         unreadable = "no vote could be read" if verdict.outcome is TurnOutcome.JUDGE_ERROR else None
         return voted.ended(verdict.outcome, unreadable)
-    hinted = replace(voted, record=replace(voted.record, hint=verdict.hint))
-    return await _scored(hinted, episode, pair.turn_index, verdict.hint, servers, config, pool)
-
-
-async def _given(start: _Turn, task: Task, pair: HindsightPair, public_text: str, is_feedback: bool) -> _Turn:
-    """The turn with a hint that no judge wrote: what came after it, or the task's own solution."""
-    known = "\n\n".join(one.text for one in pair.evidence) if is_feedback else (task.reference_solution or "").strip()
-    if not known:
-        return start.ended(TurnOutcome.VOTE_FAILED, "hint_source reference: the task has no solution of its own")
-    if task.hidden_tests is not None and await asyncio.to_thread(leaks, known, task.hidden_tests, public_text):
-        return start.ended(TurnOutcome.LEAKED)
-    hint = f"{_FEEDBACK if is_feedback else _REFERENCE}\n{known}"
-    return replace(start, record=replace(start.record, hint=hint))
+    return replace(voted, record=replace(voted.record, hint=verdict.hint))
 
 
 class _Judged(NamedTuple):
@@ -340,9 +350,10 @@ async def _scored(
 ) -> _Turn:
     turn, own = episode.turns[turn_index], AcceptedHint(episode.task.task_id, hint)
     pool.add(own)
-    read = pool.of_other_task(own) if config.hint_source == "other_task" else own
+    read = pool.of_other_task(own) if "other_task" in config.hint_source else own
     hinted = replace(hinted, record=replace(hinted.record, hint=read and read.text))
     if read is None:
+        hinted = replace(hinted, record=replace(hinted.record, hint_source=None))
         return hinted.ended(TurnOutcome.VOTE_FAILED, "hint_source other_task: no other task has an accepted hint yet")
     place = hint_place(episode, turn, config.hint_placement)
 
@@ -352,7 +363,7 @@ async def _scored(
 
     unhinted = insert_hint(episode.tokens_T, turn, place.insert_at, ())
     try:
-        request = unhinted if config.hint_source == "none" else with_hint(read.text)
+        request = unhinted if "none" in config.hint_source else with_hint(read.text)
     except RendererError as error:
         return hinted.ended(TurnOutcome.SCORING_ERROR, error)
     hint_ids = request.hint_token_ids

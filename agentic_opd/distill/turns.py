@@ -78,6 +78,21 @@ def shown_text(episode: Episode) -> str:
     return "\n".join(parts)
 
 
+def is_makers(episode: Episode, pair: HindsightPair) -> bool:
+    """Whether a pair's turn made what the verdict is about: it changed that, and is shown the verdict."""
+    return "verdict" in pair.kinds and bool(_changes(episode, pair.turn_index))
+
+
+def changing_calls(episode: Episode) -> list[str]:
+    """The calls that changed what is judged, in their order, as the judge reads calls."""
+    return [
+        _call_text(call)
+        for index in range(len(episode.turns))
+        for place, call in enumerate(_calls(episode, index))
+        if place in _changes(episode, index)
+    ]
+
+
 # ---------------------------------------------------------------------------------------------------------- evidence
 
 

@@ -224,7 +224,10 @@ class AgentEnv(BaseEnv):
         Raises:
             ServerError: the policy server failed in one of them; a group that lacks a rollout is not a group.
         """
-        made = await gather_all(self._finished_episode(item.task) for _ in range(self.config.group_size))
+        if self.distiller is not None and self.distiller.needs_group:
+            made = await self._finished_together(item.task, self.distiller)
+        else:
+            made = await gather_all(self._finished_episode(item.task) for _ in range(self.config.group_size))
         distilled = [one for one in made if isinstance(one, DistilledEpisode)]
         of_group = await self.distiller.close_group(distilled) if self.distiller is not None else None
         episodes = tuple(one.episode if isinstance(one, DistilledEpisode) else one for one in made)
@@ -248,6 +251,19 @@ class AgentEnv(BaseEnv):
                 is_next_state = self.distiller.config.hindsight == "next_state"
                 episode = await self._sampled(task, server, turns.begin if is_next_state else None)
                 return await self.distiller.distill(episode, policy_url, await turns.known())
+
+    async def _finished_together(self, task: Task, distiller: Distiller) -> list[Episode | DistilledEpisode]:
+        """The episodes of a group, of which each is distilled with the others at hand."""
+
+        async def sampled() -> tuple[Episode, str]:
+            async with self._slot() as server:
+                return await self._sampled(task, server), server.client.base_url
+
+        group = await gather_all(sampled() for _ in range(self.config.group_size))
+        return await gather_all(
+            distiller.distill(episode, url, siblings=[other for other, _ in group if other is not episode])
+            for episode, url in group
+        )
 
     async def _sampled(self, task: Task, server: PolicyServer, on_answered: OnAnswered | None = None) -> Episode:
         """An episode to train on; raises ServerError if the policy server failed in it."""

@@ -90,6 +90,12 @@ class GatewayConfig(DistillConfig, RendererConfig):
         return self.journal_path or self.data_path_to_save_groups.with_name("journal.sqlite")
 
     @model_validator(mode="after")
+    def _check_siblings(self) -> "GatewayConfig":
+        if "sibling" in self.hint_source:
+            raise ValueError("hint_source sibling: conversations have no other rollouts of their task; leave it out")
+        return self
+
+    @model_validator(mode="after")
     def _check_host(self) -> "GatewayConfig":
         if not is_loopback(self.host) and not self.api_keys:
             raise ValueError(f"host {self.host} can be reached from other machines: set api_keys, or {KEY_VARIABLE}")

@@ -23,6 +23,7 @@ from agentic_opd.wire.group import (
     ScoredRollout,
     TurnRecord,
     context_turn_from_wire,
+    hint_sources_of,
     is_int,
     is_number,
     is_text,
@@ -110,9 +111,12 @@ def _field_problems(fields: dict[str, Any]) -> Iterator[Problem]:
     said = opd.get("outcomes")
     if said is not None and not (isinstance(said, dict) and all(map(is_int, said.values()))):
         yield Problem("", f"group_overrides: outcomes {said!r}, expected an object of counts")
-    for name, known in (("gap_baseline", get_args(GapBaseline)), ("hint_source", get_args(HintSource))):
-        if name in opd and opd[name] not in known:
-            yield Problem("", f"group_overrides: {name} {opd[name]!r} is none of {', '.join(known)}")
+    if "gap_baseline" in opd and opd["gap_baseline"] not in get_args(GapBaseline):
+        known = ", ".join(get_args(GapBaseline))
+        yield Problem("", f"group_overrides: gap_baseline {opd['gap_baseline']!r} is none of {known}")
+    if "hint_source" in opd and hint_sources_of(opd["hint_source"]) is None:
+        known = ", ".join(get_args(HintSource))
+        yield Problem("", f"group_overrides: hint_source {opd['hint_source']!r} is none of {known}, nor a list of them")
 
 
 def _sequence_form(sequence: dict[str, Any]) -> Iterator[Problem]:
@@ -340,7 +344,7 @@ class GroupChecker:
         if self.top_k is None and distillation is not None:
             self.top_k = distillation.distill_topk
         self.counts["groups with distillation" if has_rows else "groups without distillation"] += 1
-        reads_hints = distillation is None or distillation.hint_source != "none"
+        reads_hints = distillation is None or "none" not in distillation.hint_sources
         for index, rollout in enumerate(group.rollouts):
             for where, message in self._rollout(rollout, reads_hints=reads_hints):
                 yield Problem(f"sequence {index}{where}", message)
@@ -490,6 +494,8 @@ def _record_problems(turn: TurnRecord, *, reads_hints: bool) -> Iterator[str]:
         for name in (*_READINGS, "scored_version", "control")
         if not turn.is_scored and getattr(turn, name) is not None
     )
+    if turn.hint_source is not None and not turn.hint:
+        yield f"hint_source: {turn.hint_source!r}, but there is no hint"
     if turn.control is not None and turn.control.hint == turn.hint:
         yield "control: its hint is the turn's own"
     if turn.step_score not in (None, 0, *turn.step_votes):

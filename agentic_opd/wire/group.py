@@ -35,7 +35,7 @@ ControlKind = Literal["neutral", "other", "same_task"]
 
 GapBaseline = Literal["student", "teacher"]
 
-HintSource = Literal["judge", "feedback", "reference", "other_task", "none"]
+HintSource = Literal["judge", "feedback", "sibling", "reference", "other_task", "none"]
 """What the teacher reads: the judge's hint, what came after the turn, the task's own solution, or, where there is a
 judge's hint, one of another task in its place, or none."""
 
@@ -138,6 +138,8 @@ class TurnRecord:
     unhinted_logprobs: tuple[float, ...] | None = None
     """A separate teacher's reading without the hint, where the gap is not measured from it."""
     control: ControlReading | None = None
+    hint_source: HintSource | None = None
+    """Where the hint came from; None in files of before."""
 
     def __post_init__(self) -> None:
         lengths = {
@@ -202,6 +204,7 @@ class TurnRecord:
                 baseline_logprobs=_tuple_or_none(row.get("baseline_logprobs")),
                 unhinted_logprobs=_tuple_or_none(row.get("unhinted_logprobs")),
                 control=None if row.get("control") is None else ControlReading.from_wire(row["control"]),
+                hint_source=row.get("hint_source"),
             )
         except (KeyError, TypeError, ValueError, AttributeError, AlignmentError) as error:
             raise WireError(f"a turn's record can't be read: {error!r}") from error
@@ -233,7 +236,19 @@ _WRITTEN_IF_ANY: dict[str, Callable[[Any], Any]] = {
     "unhinted_logprobs": list,
     "control": ControlReading.to_wire,
 }
-_WRITTEN_IF_KNOWN = ("question", "step_score", "weight_version", "scored_version")
+_WRITTEN_IF_KNOWN = ("question", "step_score", "weight_version", "scored_version", "hint_source")
+
+
+def hint_sources_of(value: object) -> tuple[HintSource, ...] | None:
+    """`group_overrides["opd"]["hint_source"]`: a name, or several in a list; None if it is neither."""
+    names = cast(list[Any], value if isinstance(value, list) else [value])
+    return tuple(names) if names and all(name in get_args(HintSource) for name in names) else None
+
+
+def _one_or_list(names: Sequence[str]) -> str | list[str] | None:
+    if not names:
+        return None
+    return names[0] if len(names) == 1 else list(names)
 
 
 def context_turn_to_wire(turn: ContextTurn) -> dict[str, Any]:
@@ -445,8 +460,8 @@ class GroupDistillation:
     """How many turns ended in each outcome."""
     gap_baseline: GapBaseline | None = None
     """Whose reading without the hint the gap is measured from; None in files of before, which means the student's."""
-    hint_source: HintSource | None = None
-    """None in files of before, which means the judge."""
+    hint_sources: tuple[HintSource, ...] = ()
+    """In their order of preference; empty in files of before, which means the judge."""
     noise_floor: float | None = None
     """The largest gap (nats) without a hint: the engine's noise. None if it was not measured."""
 
@@ -497,7 +512,7 @@ class ScoredGroup:
                 "noise_floor": self.distillation.noise_floor,
                 **_known(
                     gap_baseline=self.distillation.gap_baseline,
-                    hint_source=self.distillation.hint_source,
+                    hint_source=_one_or_list(self.distillation.hint_sources),
                 ),
             },
             "weight_version": self.weight_version,
@@ -568,7 +583,7 @@ def _group(fields: dict[str, Any]) -> ScoredGroup:
             hint_placement=placement if is_text(placement) else None,
             outcomes=_object(opd.get("outcomes")),
             gap_baseline=_one_of(opd.get("gap_baseline"), "student", "teacher"),
-            hint_source=_one_of(opd.get("hint_source"), *get_args(HintSource)),
+            hint_sources=hint_sources_of(opd.get("hint_source")) or (),
             noise_floor=floor if is_number(floor) else None,
         )
     known = _taken(about, item_id=is_text, task_id=is_text, weight_version=is_int, group_id=is_text, session_id=is_text)

@@ -43,9 +43,14 @@ def test_without_opd_nothing_of_it_is_written(vllm_server: Any, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("source", "begins"), [("feedback", "If you answer as"), ("reference", "This is a right solution")]
+    ("source", "begins"),
+    [
+        ("feedback", ("If you answer as",)),
+        ("reference", ("This is a right solution",)),
+        ("sibling,reference", ("Another attempt at this task", "This is a right solution")),
+    ],
 )
-def test_hints_without_a_judge(vllm_server: Any, tmp_path: Path, source: str, begins: str) -> None:
+def test_hints_without_a_judge(vllm_server: Any, tmp_path: Path, source: str, begins: tuple[str, ...]) -> None:
     asked: list[Any] = []
     out = tmp_path / "groups.jsonl"
     with judge_server(lambda body: asked.append(body) or 500) as judge:
@@ -57,6 +62,7 @@ def test_hints_without_a_judge(vllm_server: Any, tmp_path: Path, source: str, be
     scored = [turn for turn in records if turn["outcome"] == "scored"]
     assert scored
     assert all(turn["hint"].startswith(begins) and turn["votes"] == [] for turn in scored)
+    assert {turn["hint_source"] for turn in scored} <= set(source.split(","))
     assert {turn["outcome"] for turn in records} <= {"scored", "no_next_state", "too_long", "leaked"}
     assert "INACTIVE" not in done.stderr
     assert validate(out).returncode == 0

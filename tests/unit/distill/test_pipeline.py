@@ -372,7 +372,7 @@ def test_a_control_and_a_baseline_go_in_one_request() -> None:
 
 
 def test_each_hint_may_be_one_of_another_task() -> None:
-    distilled, teacher = controlled(OTHER, hint_source="other_task")
+    distilled, teacher = controlled(OTHER, hint_source=("other_task",))
     record = distilled.records[0]
     assert record.hint == OTHER.text
     assert [vote.hint for vote in record.votes] == [HINT] * 3
@@ -381,7 +381,7 @@ def test_each_hint_may_be_one_of_another_task() -> None:
 
 
 def test_while_no_other_task_has_a_hint_the_turn_keeps_none() -> None:
-    distilled, teacher = controlled(hint_source="other_task")
+    distilled, teacher = controlled(hint_source=("other_task",))
     record = distilled.records[0]
     assert (record.outcome.value, record.hint, record.hint_token_ids) == ("vote_failed", None, ())
     assert record.error == "hint_source other_task: no other task has an accepted hint yet"
@@ -390,13 +390,13 @@ def test_while_no_other_task_has_a_hint_the_turn_keeps_none() -> None:
 
 def test_a_wrong_hints_control_is_of_a_third_task() -> None:
     for _ in range(5):
-        record = controlled(OTHER, THIRD, hint_source="other_task", control="other")[0].records[0]
+        record = controlled(OTHER, THIRD, hint_source=("other_task",), control="other")[0].records[0]
         assert record.control is not None
         assert {record.hint, record.control.hint} == {OTHER.text, THIRD.text}
 
 
 def test_the_teacher_may_read_no_hint_at_all() -> None:
-    distilled, teacher = controlled(hint_source="none")
+    distilled, teacher = controlled(hint_source=("none",))
     record, scored = distilled.records[0], distilled.stats.turns[0].scored
     assert teacher.requests[0].token_ids == TOKENS[:8]
     assert (record.hint, record.hint_token_ids, record.insert_at) == (HINT, (), None)
@@ -405,7 +405,7 @@ def test_the_teacher_may_read_no_hint_at_all() -> None:
 
 
 def test_what_came_after_a_turn_may_be_its_hint_and_no_judge_is_asked() -> None:
-    distilled, teacher = controlled(hint_source="feedback")
+    distilled, teacher = controlled(hint_source=("feedback",))
     assert outcomes(distilled) == ["scored", "scored"]
     first, last = distilled.records
     said = "If you answer as you are about to, this is what comes of it:\n"
@@ -430,7 +430,7 @@ def test_the_tasks_own_solution_may_be_the_hint_unless_it_tells_the_tests(
 ) -> None:
     episode = make_episode()
     episode = replace(episode, task=replace(episode.task, reference_solution=solution))
-    deps, config = make_deps({}, TableTeacher()), CONFIG.model_copy(update={"hint_source": "reference"})
+    deps, config = make_deps({}, TableTeacher()), CONFIG.model_copy(update={"hint_source": ("reference",)})
     distilled = asyncio.run(distill_episode(episode, deps, config, pool_of()))
     assert outcomes(distilled) == [outcome, outcome]
     record = distilled.records[0]
@@ -438,13 +438,85 @@ def test_the_tasks_own_solution_may_be_the_hint_unless_it_tells_the_tests(
     assert (record.hint, record.error, record.votes) == (expected, error, ())
 
 
+PASSED = replace(VERDICT, passed=2, total=2)
+
+
+def by(sources: tuple[str, ...], *siblings: Episode, **changed: Any) -> tuple[DistilledEpisode, int]:
+    """A failed episode of which the first of two turns writes the solution, and how often its judge was asked."""
+    judge = {FIRST: YES, LAST: YES}
+    deps, config = make_deps(judge, TableTeacher()), CONFIG.model_copy(update={"hint_source": sources})
+    episode = replace(make_episode(), **changed)
+    distilled = asyncio.run(distill_episode(episode, deps, config, pool_of(), siblings=siblings))
+    return distilled, sum(record.question is not None for record in distilled.records)
+
+
+def passing(text: str) -> Episode:
+    """A sibling that passed, whose first turn wrote this."""
+    episode = make_episode()
+    call = {"function": {"name": "write_file", "arguments": json.dumps({"path": "solution.py", "content": text})}}
+    chat = [*episode.messages]
+    chat[2] = {**chat[2], "tool_calls": [call]}
+    return replace(episode, messages=tuple(chat), verification=PASSED)
+
+
+def test_what_a_sibling_that_passed_wrote_is_the_hint_of_the_turn_that_wrote_it_wrong() -> None:
+    long, short = passing("def f(n):\n    return n + 1"), passing("f = abs")
+    distilled, asked = by(("sibling",), make_episode(), long, short)
+    first, last = distilled.records
+    said = "Another attempt at this task, which passed, did this:\n[write_file]\npath: solution.py\ncontent: f = abs"
+    assert (first.hint, first.hint_source, first.outcome.value) == (said, "sibling", "scored")
+    assert (last.hint, last.hint_source, last.outcome.value) == (None, None, "vote_failed")
+    assert last.error == "hint_source sibling: the turn did not make what failed"
+    assert asked == 0
+
+
+@pytest.mark.parametrize(
+    ("siblings", "changed", "why"),
+    [
+        ((), {}, "no other rollout of the group passed"),
+        ((make_episode(),), {}, "no other rollout of the group passed"),
+        ((passing("f = abs"),), {"verification": PASSED}, "this rollout passed itself"),
+    ],
+)
+def test_a_sibling_has_no_hint(siblings: tuple[Episode, ...], changed: dict[str, Any], why: str) -> None:
+    record = by(("sibling",), *siblings, **changed)[0].records[0]
+    assert (record.outcome.value, record.error) == ("vote_failed", f"hint_source sibling: {why}")
+
+
+def test_the_first_source_that_has_a_hint_is_taken_and_the_judge_is_only_asked_where_it_must_be() -> None:
+    distilled, asked = by(("sibling", "judge"), passing("f = abs"))
+    assert [record.hint_source for record in distilled.records] == ["sibling", "judge"]
+    assert [bool(record.votes) for record in distilled.records] == [False, True]
+    assert asked == 1
+    distilled, asked = by(("reference", "feedback", "judge"), passing("f = abs"))
+    assert [record.hint_source for record in distilled.records] == ["feedback", "feedback"]
+    assert (distilled.records[0].error, asked) == (None, 0)
+    distilled, _ = by(("judge", "feedback"))
+    assert [record.hint_source for record in distilled.records] == ["judge", "judge"]
+
+
+def test_a_judge_without_a_hint_leaves_its_votes_and_the_next_source_is_asked() -> None:
+    deps = make_deps({FIRST: NO, LAST: NONSENSE}, TableTeacher())
+    config = CONFIG.model_copy(update={"hint_source": ("judge", "feedback")})
+    distilled = asyncio.run(distill_episode(make_episode(), deps, config, pool_of()))
+    assert [record.hint_source for record in distilled.records] == ["feedback", "feedback"]
+    assert all(len(record.votes) == 3 and record.question for record in distilled.records)
+
+
+def test_a_sibling_that_tells_the_tests_is_dropped() -> None:
+    secret = "assert fizzbuzz(30) == 'FizzBuzz'"
+    record = by(("sibling",), passing(f"def fizzbuzz(n):\n    ...\n{secret}"))[0].records[0]
+    assert (record.outcome.value, record.hint, record.hint_source) == ("leaked", None, None)
+
+
 FILES = [
     {},
-    {"hint_source": "feedback"},
-    {"hint_source": "reference"},
+    {"hint_source": ("feedback",)},
+    {"hint_source": ("reference",)},
+    {"hint_source": ("sibling", "reference", "judge")},
     {"control": "other"},
-    {"control": "other", "hint_source": "other_task"},
-    {"control": "neutral", "hint_source": "none"},
+    {"control": "other", "hint_source": ("other_task",)},
+    {"control": "neutral", "hint_source": ("none",)},
     {"gap_baseline": "teacher"},
 ]
 
