@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from agentic_opd.core.concurrency import gather_all
-from agentic_opd.core.errors import AlignmentError, OutputError, WireError
+from agentic_opd.core.errors import AlignmentError, PlaceError, WireError
 from agentic_opd.core.types import IGNORED, PROMPT_LOGPROB, Episode, TurnOutcome
 from agentic_opd.runs.distill import UNMATCHED, PolicyDistiller, episode_of, episode_said, without_rows
 from agentic_opd.wire.checks import read_group
@@ -61,7 +61,7 @@ def read_lines(path: Path) -> Iterator[Line]:
     """The lines of a file, .gz unpacked.
 
     Raises:
-        OutputError: a line can't be read; names its number and field.
+        PlaceError: a line can't be read; names its number and field.
     """
     seen: set[str] = set()
     opener: Any = gzip.open if path.suffix == ".gz" else open
@@ -73,13 +73,13 @@ def read_lines(path: Path) -> Iterator[Line]:
             try:
                 fields: Any = json.loads(line)
             except (ValueError, RecursionError) as error:
-                raise OutputError(f"{where}: not JSON: {error}") from error
+                raise PlaceError(f"{where}: not JSON: {error}") from error
             if not isinstance(fields, dict):
-                raise OutputError(f"{where}: expected a JSON object, got {type(fields).__name__}")
+                raise PlaceError(f"{where}: expected a JSON object, got {type(fields).__name__}")
             fields = cast(dict[str, Any], fields)
             problem = _messages_problem(fields) if "tokens" not in fields else _group_problem(fields)
             if problem is not None:
-                raise OutputError(f"{where}: {problem}")
+                raise PlaceError(f"{where}: {problem}")
             about = fields.get("group_overrides")
             name = about.get("item_id") if isinstance(about, dict) else None
             name = name if isinstance(name, str) and name else f"line-{number}"
@@ -156,9 +156,12 @@ class FileDistiller:
         if "tokens" not in line.fields:
             return await self._messages(line)
         group = replace(ScoredGroup.from_wire(_with_empty_logprobs(line.fields)), item_id=line.item_id)
-        if self.keep_hints:
-            return await self._kept(group)
-        return await self._group(group, has_logprobs=line.fields.get("inference_logprobs") is not None)
+        has_logprobs = line.fields.get("inference_logprobs") is not None
+        if not self.keep_hints:
+            return await self._group(group, has_logprobs=has_logprobs)
+        if not has_logprobs:
+            raise AlignmentError("inference_logprobs are missing: hints that are kept are of a file that has them")
+        return await self._kept(group)
 
     async def _messages(self, line: Line) -> DistilledLine:
         if self.keep_hints:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from agentic_opd.core.errors import OutputError
+from agentic_opd.core.errors import PlaceError
 from agentic_opd.runs.distill_file import read_lines
 from tests.unit.wire.sample import group
 
@@ -52,5 +52,5 @@ def test_a_line_that_cannot_be_read_is_named(row: Any, said: str | None, tmp_pat
     if said is None:
         assert len(list(read_lines(path))) == 2
         return
-    with pytest.raises(OutputError, match=said):
+    with pytest.raises(PlaceError, match=said):
         list(read_lines(path))
