@@ -14,11 +14,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
 from rich.table import Table
 
+from agentic_opd.cli.run_settings import settings_of_run
 from agentic_opd.core.console import LiveBar, log_console, set_up_logging
-from agentic_opd.core.errors import ConfigError, OPDError, PlaceError, WireError
+from agentic_opd.core.errors import OPDError, PlaceError, WireError
 from agentic_opd.core.exit_codes import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, exit_code
 from agentic_opd.core.intervals import Estimate
 from agentic_opd.core.light import keep_torch_out
@@ -26,7 +26,7 @@ from agentic_opd.core.server_info import fetch_server_info
 from agentic_opd.env.config import AgenticOPDEnvConfig, default_settings
 from agentic_opd.report.hints import HintRow, rows_by_evidence, rows_by_hint
 from agentic_opd.report.hints import hinted_turns as rows_of
-from agentic_opd.report.read import read_run, read_settings, settings_path
+from agentic_opd.report.read import read_run
 from agentic_opd.runs.resample import (
     HintedTurn,
     Resampled,
@@ -46,9 +46,6 @@ from agentic_opd.wire.lifts import Lifts, ResampledTurn, lift_of, lifts_path, re
 
 HINTS_SHOWN = 20
 """Hints that are printed; the report lists them all."""
-
-_NOT_OF_THE_FILE = frozenset({"tokenizer_name", "custom_thinking_prompt"})
-"""Settings of the run that are not taken from the file: the tokenizer is that of the server's model."""
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -80,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def run() -> int:
         env, servers = default_settings()
-        env = _of_the_run(env, arguments.file)
+        env = settings_of_run(env, arguments.file)
         settings = read_flags(arguments, env, servers, misunderstood(unknown, parser))
         read_run(arguments.file)  # What can't be read is said before a server is asked.
         code = EXIT_OK
@@ -98,20 +95,6 @@ def _positive(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"{value} is not 1 or more")
     return value
-
-
-def _of_the_run(defaults: AgenticOPDEnvConfig, file: Path) -> AgenticOPDEnvConfig:
-    """The defaults, with the settings that the file's run had."""
-    run = read_settings(settings_path(file))
-    known = {name: run[name] for name in run.keys() & AgenticOPDEnvConfig.model_fields.keys() - _NOT_OF_THE_FILE}
-    try:
-        return AgenticOPDEnvConfig.model_validate({**defaults.model_dump(), **known})
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise ConfigError(
-            f"{str(settings_path(file))!r} holds a setting that is none today ({'.'.join(map(str, first['loc']))}: "
-            f"{first['msg']}); mend it there, or remove the file and name the settings with --config"
-        ) from error
 
 
 async def _measure(settings: Settings, file: Path, samples: int, most: int | None) -> int:

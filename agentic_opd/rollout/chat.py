@@ -122,6 +122,26 @@ class Chat:
         text = self.tokenizer.decode(list(completion_ids), skip_special_tokens=True)
         return ParsedTurn({"role": "assistant", "content": text}, ())
 
+    def written(self, messages: Sequence[Message]) -> tuple[int, ...]:
+        """The ids that the last message, the assistant's, is written as behind its prompt, its stop token included.
+
+        Raises:
+            RendererError: it can't be rendered, or not behind a prompt of the messages before it.
+        """
+        text = self._as_text(messages)
+        prompt = self.first_prompt(messages[:-1])
+        with _renderer_errors("rendering a turn"):
+            whole = self.renderer.render_ids(text, tools=self.tools)  # type: ignore[arg-type]
+        shared = min(_first_difference(whole, prompt.token_ids), len(prompt.token_ids))
+        closes = [i for i, token in enumerate(whole) if i >= shared and token in self.stop_token_ids]
+        ids = tuple(whole[shared : closes[-1] + 1 if closes else len(whole)])
+        if shared < prompt.assistant_open or not ids:
+            raise RendererError(
+                f"the chat template writes token {shared} otherwise when message {len(messages) - 1} follows, so the "
+                "message can't be told from its prompt"
+            )
+        return ids
+
     def _extend_by_template(
         self, known_ids: list[int], start: int, history: Sequence[Message], new: Sequence[Message]
     ) -> RenderedTokens:

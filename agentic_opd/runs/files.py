@@ -128,6 +128,7 @@ class GroupFile:
         resume: bool = False,
         overwrite: bool = False,
         seen: Callable[[ScoredGroup], None] = lambda group: None,
+        setting: str = "env.data_path_to_save_groups",
     ) -> None:
         """Open `path`.
 
@@ -138,6 +139,7 @@ class GroupFile:
             resume: Continue what an earlier run wrote.
             overwrite: Replace it.
             seen: Told of every group in the file, those of an earlier run first.
+            setting: What names the file.
 
         Raises:
             PlaceError: it can't be written; it holds lines already and neither `resume` nor `overwrite` is set (if both
@@ -145,12 +147,12 @@ class GroupFile:
             OutputError: another process writes it.
         """
         self.path = path
-        self._seen, self._defaults = seen, defaults or {}
+        self._seen, self._defaults, self._setting = seen, defaults or {}, setting
         self.finished: set[str] = set()
-        hint = "Choose another env.data_path_to_save_groups."
+        hint = f"Choose another {setting}."
         with ExitStack() as undo:
             try:
-                self._lock = FileLock(path)
+                self._lock = FileLock(path, setting)
                 undo.callback(self._lock.release)
                 is_continued = path.exists() and path.stat().st_size > 0 and (resume or not overwrite)
                 if is_continued:
@@ -184,7 +186,7 @@ class GroupFile:
         if not resume:
             raise PlaceError(
                 f"{str(self.path)!r} holds groups of an earlier run. Continue it with --env.resume, replace it with "
-                "--env.overwrite, or choose another env.data_path_to_save_groups."
+                f"--env.overwrite, or choose another {self._setting}."
             )
         self._compare(settings)
         for line, _ in whole_lines(self.path):

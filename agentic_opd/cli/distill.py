@@ -1,0 +1,186 @@
+"""`agentic-opd distill FILE`: what a file holds gains hints and the teacher's rows, without new rollouts (I/O).
+
+Settings are those of the run, from the `.run.json` beside FILE if there is one, then --config, then flags. What needs a
+tokenizer or a server is imported once the settings are found right.
+"""
+
+import argparse
+import asyncio
+import json
+import logging
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agentic_opd.cli.run_settings import settings_of_run
+from agentic_opd.core.console import LiveBar, set_up_logging
+from agentic_opd.core.errors import OPDError, OutputError, PlaceError, ServerUnreachableError
+from agentic_opd.core.exit_codes import EXIT_FAILED, EXIT_OK, exit_code
+from agentic_opd.core.light import keep_torch_out
+from agentic_opd.env.config import default_settings
+from agentic_opd.settings.fields import line_settings
+from agentic_opd.settings.flags import add_settings, misunderstood
+from agentic_opd.settings.read import Settings
+from agentic_opd.settings.read import read_settings as read_flags
+
+if TYPE_CHECKING:
+    from agentic_opd.runs.distill_file import FileDistiller, Line
+    from agentic_opd.runs.files import GroupFile
+
+logger = logging.getLogger(__name__)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The settings of the modes, and what only this command knows."""
+    env, servers = default_settings()
+    parser = argparse.ArgumentParser(
+        prog="agentic-opd distill FILE [--out OUT] [--keep-hints] [--tools TOOLS]",
+        description="Give what a file holds hints and the teacher's rows, without new rollouts. FILE is JSONL of "
+        "scored groups, of this package or of another Atropos environment, or of conversations in text, one a line: "
+        '{"messages": [...], "tools": [...]}. The turns of a group are found again by rendering its messages with the '
+        "policy's renderer; a group whose messages do not render to its tokens is counted as unmatched and left out. "
+        "Missing inference_logprobs are read from the policy server, and the group is marked as off-policy.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("file", type=Path, metavar="FILE", help="JSONL; .gz is unpacked")
+    parser.add_argument("--out", type=Path, metavar="OUT", help="where to write (default: FILE's name.distilled.jsonl)")
+    parser.add_argument(
+        "--keep-hints", action="store_true", help="score the hints that FILE holds again; no judge is asked"
+    )
+    parser.add_argument(
+        "--tools", type=Path, metavar="TOOLS", help="JSON list of the tools that the prompts of FILE's groups name"
+    )
+    add_settings(parser, {"env": env, "openai": servers[0]}, "process")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns 0 if every line was written, 1 if not, 2 for wrong settings or a wrong file."""
+    parser = build_parser()
+    arguments, unknown = parser.parse_known_args(argv)
+    set_up_logging(verbose=arguments.verbose)
+
+    def run() -> int:
+        env, servers = default_settings()
+        env = settings_of_run(env, arguments.file)
+        settings = read_flags(arguments, env, servers, misunderstood(unknown, parser))
+        if len(settings.servers) > 1:
+            raise PlaceError("distill reads with one policy server: name one below openai")
+        keep_torch_out()
+        return asyncio.run(_distill(settings, arguments))
+
+    return exit_code(run, interrupted="interrupted: whole groups stay; the same command with --env.resume goes on")
+
+
+async def _distill(settings: Settings, arguments: argparse.Namespace) -> int:
+    """Connect, and distill every line that an earlier run did not write."""
+    from agentic_opd.runs.distill import PolicyDistiller
+    from agentic_opd.runs.distill_file import FileDistiller, read_lines
+    from agentic_opd.runs.files import GroupFile
+
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    config, server = settings.env, settings.servers[0]
+    path, out = _places(arguments)
+    try:
+        lines = list(read_lines(path))
+    except OSError as error:
+        raise PlaceError(f"cannot read {str(path)!r}: {error.strerror or error}") from error
+    tools = _tools(arguments.tools, path, config)
+    names = (config.tokenizer_name, server.tokenizer_name)
+    connected = PolicyDistiller.connected(
+        server.base_url,
+        config,
+        api_key=server.api_key or None,
+        tokenizer_name=next((name for name in names if name not in ("", "none")), ""),
+        renderer=config.renderer,
+        renderer_options=config.renderer_options,
+        retry_s=config.server_retry_s,
+        seed=config.seed,
+    )
+    about = {**line_settings(config), "keep_hints": arguments.keep_hints}
+    async with connected as by:
+        groups = GroupFile(out, about, resume=config.resume, overwrite=config.overwrite, setting="--out")
+        try:
+            distiller = FileDistiller(by, tools, arguments.keep_hints)
+            return await _lines(lines, distiller, groups, config.max_concurrent_groups)
+        finally:
+            groups.close()
+
+
+async def _lines(lines: Sequence["Line"], distiller: "FileDistiller", groups: "GroupFile", concurrency: int) -> int:
+    """Distill the lines, at most `concurrency` at a time, and count each."""
+    from agentic_opd.runs.distill_file import Counts
+
+    todo = [line for line in lines if line.item_id not in groups.finished]
+    counts, queue = Counts(), iter(todo)
+    with LiveBar("lines", len(lines), len(lines) - len(todo)) as bar:
+
+        async def work() -> None:
+            for line in queue:
+                try:
+                    done = await distiller.distill(line)
+                except (ServerUnreachableError, OutputError):
+                    raise
+                except OPDError as error:
+                    counts.lines["failed"] += 1
+                    bar.say(f"line {line.number} failed: {error}")
+                    continue
+                for why in done.unmatched:
+                    counts.unmatched_sequences += 1
+                    bar.say(f"line {line.number}, unmatched: {why}")
+                if done.group is not None:
+                    groups.write(done.group)
+                counts.lines[done.became] += 1
+                bar.show(len(lines) - len(todo) + counts.lines.total(), counts.said())
+
+        try:
+            async with asyncio.TaskGroup() as workers:
+                for _ in range(min(concurrency, len(todo))):
+                    workers.create_task(work())
+        except* (ServerUnreachableError, OutputError) as failures:
+            bar.say(f"{groups.path}: {counts.said()}; stopped early, the same command with --env.resume goes on")
+            raise failures.exceptions[0] from None
+    earlier = f"; {len(lines) - len(todo)} of an earlier run" if len(todo) < len(lines) else ""
+    bar.say(f"{groups.path}: {counts.said()}; {counts.unmatched_sequences} sequences unmatched{earlier}")
+    bar.say(f"to look at it: agentic-opd report {groups.path}")
+    return EXIT_FAILED if counts.lines["failed"] or counts.unmatched_sequences else EXIT_OK
+
+
+def _places(arguments: argparse.Namespace) -> tuple[Path, Path]:
+    """The file that is read, and the one that is written.
+
+    Raises:
+        PlaceError: they are one.
+    """
+    path: Path = arguments.file
+    stem = path.name.removesuffix(".gz").removesuffix(".jsonl")
+    out: Path = arguments.out or path.with_name(f"{stem}.distilled.jsonl")
+    if out.resolve() == path.resolve():
+        raise PlaceError(f"--out {str(out)!r} is the file that is read; name another")
+    return path, out
+
+
+def _tools(named: Path | None, file: Path, config: Any) -> Sequence[dict[str, Any]]:
+    """The tools that groups' prompts name: those of --tools, or those of the world of FILE's run.
+
+    Raises:
+        PlaceError: --tools can't be read.
+    """
+    if named is not None:
+        try:
+            tools = json.loads(named.read_text())
+        except (OSError, ValueError) as error:
+            raise PlaceError(f"--tools {str(named)!r} can't be read: {error}") from error
+        if not isinstance(tools, list):
+            raise PlaceError(f"--tools {str(named)!r}: expected a JSON list, got {type(tools).__name__}")
+        return tools
+    from agentic_opd.report.read import settings_path
+    from agentic_opd.worlds.choose import make_world
+
+    if not settings_path(file).exists():
+        return ()
+
+    return make_world(config.world, config, config.system_prompt).tools

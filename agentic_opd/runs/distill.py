@@ -1,0 +1,335 @@
+"""Distilling what there is, without new rollouts: episodes, rollouts and messages in, rows and records out (I/O).
+
+    Episode                   -> distill        -> arrays and records
+    ScoredRollout + messages  -> episode_of     -> Episode, its turns found again by rendering the messages
+    messages                  -> episode_said   -> Episode that this policy did not sample
+    ScoredRollout + hints     -> scored_again   -> ScoredRollout with the rows of the hints that it holds
+
+`docs/distill.md` shows how to use it.
+"""
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pydantic import SecretStr
+
+from agentic_opd.core.concurrency import gather_all
+from agentic_opd.core.errors import AlignmentError, RendererError, ServerRequestError
+from agentic_opd.core.http import JsonClient
+from agentic_opd.core.server_info import fetch_model_path, fetch_server_info
+from agentic_opd.core.types import (
+    IGNORED,
+    PROMPT_LOGPROB,
+    ContextTurn,
+    DistillArrays,
+    Episode,
+    Message,
+    StopReason,
+    Task,
+    TeacherRequest,
+    TeacherRows,
+    Turn,
+    TurnOutcome,
+)
+from agentic_opd.distill.arrays import build_arrays, rounded
+from agentic_opd.distill.config import DistillConfig
+from agentic_opd.distill.connect import PolicyEndpoint, make_teacher
+from agentic_opd.distill.distiller import DistilledGroup, Distiller
+from agentic_opd.distill.pipeline import DistilledEpisode
+from agentic_opd.distill.teacher import Reading, TeacherClient, TeacherReply
+from agentic_opd.rollout.chat import Chat
+from agentic_opd.rollout.conversation import Completion, Conversation
+from agentic_opd.rollout.renderer import explained_tokenizer_errors, load_renderer
+from agentic_opd.wire.group import ScoredRollout, TurnRecord
+
+__all__ = ["DistillArrays", "DistillConfig", "Episode", "PolicyDistiller", "TurnRecord"]
+
+UNMATCHED = (AlignmentError, RendererError)
+"""What `episode_of` and `episode_said` raise where tokens and messages do not go together."""
+
+
+def sampled_spans(masks_T: Sequence[int]) -> list[tuple[int, int]]:
+    """The runs `[start, end)` of positions that were sampled, in order."""
+    is_sampled = [False, *(mask != IGNORED for mask in masks_T), False]
+    edges = [at for at in range(len(masks_T) + 1) if is_sampled[at] != is_sampled[at + 1]]
+    return list(zip(edges[::2], edges[1::2], strict=True))
+
+
+def episode_of(rollout: ScoredRollout, chat: Chat, task_id: str) -> Episode:
+    """The episode that a rollout of any origin is: its turns are found by rendering its messages beside its tokens.
+
+    Where fewer spans were sampled than the assistant wrote messages, they are its last ones; the others are context.
+
+    Raises:
+        AlignmentError: it has no messages, or they do not render to its tokens; the message says where.
+        RendererError: they can't be rendered.
+    """
+    tokens, masks = tuple(rollout.tokens_T), tuple(rollout.masks_T)
+    messages, spans = _complete(rollout.messages or ()), sampled_spans(rollout.masks_T)
+    context = {turn.message_index for turn in rollout.context_turns}
+    said = [i for i, message in enumerate(messages) if message["role"] == "assistant" and i not in context]
+    if not spans or len(spans) > len(said):
+        raise AlignmentError(f"{len(spans)} sampled spans for {len(said)} assistant messages")
+    said, left_out = said[len(said) - len(spans) :], said[: len(said) - len(spans)]
+    talk = Conversation(chat, messages[: said[0]])
+    turns: list[Turn] = []
+    ends = [*said[1:], len(messages)]
+    for number, ((start, end), at, following) in enumerate(zip(spans, said, ends, strict=True), start=1):
+        prompt = talk.prompt()
+        if tuple(prompt) != tokens[:start]:
+            same = next((i for i, (a, b) in enumerate(zip(prompt, tokens, strict=False)) if a != b), len(prompt))
+            raise AlignmentError(
+                f"turn {number}: its messages render to {len(prompt)} tokens before it, the mask says {start}; they "
+                f"are the same up to position {min(same, start)}. Other tools, another renderer or another tokenizer?"
+            )
+        # Some masks go on behind the stop token, over what the template writes after it.
+        stop = next((i + 1 for i in range(start, end) if tokens[i] in chat.stop_token_ids), end)
+        cut_off = tokens[stop - 1] not in chat.stop_token_ids
+        ids = tokens[start:stop]
+        sample = talk.add(Completion(ids, (0.0,) * len(ids), "length" if cut_off else "stop"), parse=False)
+        turns.append(replace(sample.turn, end=end, message_index=at))
+        talk.messages[-1] = messages[at]
+        talk.answer(messages[at + 1 : following])
+    not_sampled = tuple(ContextTurn(index, "not_sampled") for index in left_out)
+    return Episode(
+        task=Task(task_id, "", None),
+        messages=tuple(messages),
+        tokens_T=tokens,
+        masks_T=masks,
+        logprobs_T=tuple(rollout.logprobs_T),
+        turns=_with_versions(turns, rollout.turns),
+        stop_reason=StopReason.CLOSED,
+        context_turns=tuple(sorted((*rollout.context_turns, *not_sampled), key=lambda turn: turn.message_index)),
+    )
+
+
+def _with_versions(turns: Sequence[Turn], records: Sequence[TurnRecord] | None) -> tuple[Turn, ...]:
+    """The turns with the versions of the weights that sampled them, where records of the same spans say so."""
+    versions = {record.span: record.weight_version for record in records or ()}
+    return tuple(replace(turn, weight_version=versions.get((turn.start, turn.end))) for turn in turns)
+
+
+def episode_said(messages: Sequence[Message], chat: Chat, task_id: str) -> Episode:
+    """The episode of a conversation in text: its ids are those that the renderer writes, and no policy sampled them.
+
+    Its `logprobs_T` say nothing yet: 0.0 at the assistant's tokens; see `PolicyDistiller.with_logprobs`.
+
+    Raises:
+        AlignmentError: the assistant says nothing in it.
+        RendererError: it can't be rendered.
+    """
+    messages = _complete(messages)
+    said = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+    if not said:
+        raise AlignmentError("the assistant says nothing in it")
+    talk = Conversation(chat, messages[: said[0]])
+    for at, following in zip(said, [*said[1:], len(messages)], strict=True):
+        ids = chat.written(messages[: at + 1])
+        talk.add(Completion(ids, (0.0,) * len(ids)), parse=False)
+        talk.messages[-1] = messages[at]
+        talk.answer(messages[at + 1 : following])
+    record = talk.record()
+    return Episode(
+        task=Task(task_id, "", None),
+        messages=tuple(messages),
+        tokens_T=record.tokens_T,
+        masks_T=record.masks_T,
+        logprobs_T=record.logprobs_T,
+        turns=tuple(talk.turns),
+        stop_reason=StopReason.CLOSED,
+    )
+
+
+def _complete(messages: Sequence[Message]) -> list[Message]:
+    """The messages, each with a content, which OpenAI leaves out beside tool calls."""
+    return [{**message, "content": message.get("content") or ""} for message in messages]
+
+
+def without_rows(rollout: ScoredRollout, top_k: int) -> DistillArrays:
+    """Arrays in which nothing of a rollout is scored."""
+    plain = Episode(
+        Task("none", "", None),
+        (),
+        tuple(rollout.tokens_T),
+        tuple(rollout.masks_T),
+        tuple(rollout.logprobs_T),
+        (),
+        StopReason.CLOSED,
+    )
+    return build_arrays(plain, {}, top_k)
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyDistiller:
+    """One policy server, and who judges and scores its episodes; made by `connected`."""
+
+    chat: Chat
+    """Renders with the policy's renderer; without tools."""
+    distiller: Distiller
+    policy: TeacherClient
+    """The policy itself, as what reads without a hint."""
+    policy_url: str
+
+    @classmethod
+    @asynccontextmanager
+    async def connected(
+        cls,
+        policy_url: str,
+        config: DistillConfig,
+        *,
+        api_key: str | None = None,
+        tokenizer_name: str = "",
+        renderer: str = "auto",
+        renderer_options: dict[str, Any] | None = None,
+        retry_s: float = 60.0,
+        seed: int = 0,
+    ) -> "AsyncGenerator[PolicyDistiller]":
+        """Connect to the policy, and to the judge and the teacher that the settings name, while the block runs.
+
+        Args:
+            policy_url: The policy's vLLM server, with or without /v1.
+            config: The distillation settings; judge and teacher are the policy's server unless it names others.
+            api_key: The policy server's key.
+            tokenizer_name: A hub name or a folder; "": that of the server's model.
+            renderer: As the setting `renderer`.
+            renderer_options: As the setting `renderer_options`.
+            retry_s: Seconds to go on asking a server that does not answer.
+            seed: Of the choice of other turns' hints.
+
+        Raises:
+            ConfigError: the tokenizer or the renderer can't be loaded.
+            RendererError, ServerMismatchError, ServerRequestError, ServerUnreachableError: what does not fit.
+        """
+        from transformers import AutoTokenizer  # Seconds, and not needed to find wrong settings.
+
+        client = JsonClient(policy_url, api_key, retry_s=retry_s)
+        load: Any = AutoTokenizer.from_pretrained
+        try:
+            info = await fetch_server_info(client)
+            name = tokenizer_name or await fetch_model_path(client)
+            with explained_tokenizer_errors(name):
+                tokenizer = load(name)
+            chat = Chat(load_renderer(tokenizer, renderer, renderer_options or {}), tokenizer, ())
+            distiller = Distiller(config, max_token_length=info.max_model_len, retry_s=retry_s, seed=seed)
+            try:
+                key = SecretStr(api_key) if api_key else None
+                endpoint = PolicyEndpoint(client.base_url, info.model, key)
+                await distiller.connect(endpoint, chat.renderer, tokenizer)
+                yield cls(chat, distiller, make_teacher(client, info), client.base_url)
+            finally:
+                await distiller.close()
+        finally:
+            await client.close()
+
+    def chat_with(self, tools: Sequence[dict[str, Any]]) -> Chat:
+        """What renders conversations in which there are these tools, as OpenAI writes them."""
+        return Chat(self.chat.renderer, self.chat.tokenizer, tools)
+
+    async def distill(self, episode: Episode) -> DistilledEpisode:
+        """Judge and score an episode; its `arrays` and `records` are what a trainer gets.
+
+        Raises:
+            ServerUnreachableError: the teacher, or the judge if it is the policy's server, is gone.
+        """
+        return await self.distiller.distill(episode, self.policy_url)
+
+    async def close_group(self, episodes: Sequence[DistilledEpisode]) -> DistilledGroup:
+        """What a group's distillation was made with; see `Distiller.close_group`."""
+        return await self.distiller.close_group(episodes)
+
+    async def logprobs_of(self, tokens_T: Sequence[int], masks_T: Sequence[int]) -> tuple[float, ...]:
+        """The policy's own logprobs (nats) where the mask says sampled, and 1.0 elsewhere, as `inference_logprobs`.
+
+        Raises:
+            AlignmentError: there are more tokens than it can read.
+            ServerError: it did not do its part.
+        """
+        spans = sampled_spans(masks_T)
+        if not spans:
+            return (PROMPT_LOGPROB,) * len(masks_T)
+        first, end = spans[0][0], spans[-1][1]
+        if end >= self.policy.info.max_model_len:
+            raise AlignmentError(f"{end} tokens, the policy reads at most {self.policy.info.max_model_len - 1}")
+        if first == 0:
+            raise AlignmentError("its first token is a sampled one: nothing says what it was sampled from")
+        reply = await self.policy.score(TeacherRequest(tuple(tokens_T[:end]), end - first, first, ()), 1)
+        read = [*(0.0,) * first, *rounded(reply.rows.actual_R).tolist(), *(0.0,) * (len(tokens_T) - end)]
+        return tuple(
+            PROMPT_LOGPROB if mask == IGNORED else logprob for logprob, mask in zip(read, masks_T, strict=True)
+        )
+
+    async def with_logprobs(self, episode: Episode) -> Episode:
+        """The episode with the policy's own logprobs; see `logprobs_of`."""
+        return replace(episode, logprobs_T=await self.logprobs_of(episode.tokens_T, episode.masks_T))
+
+    async def scored_again(self, rollout: ScoredRollout, *, reads_hints: bool = True) -> ScoredRollout:
+        """A rollout with the teacher's rows of the hints that its records hold; nobody is asked for new ones.
+
+        Controls are left out: they belong to the rows that they were read with.
+
+        Args:
+            rollout: One with records.
+            reads_hints: False: the teacher is not shown them (`hint_source: none`).
+
+        Raises:
+            AlignmentError: it has no records.
+            ServerUnreachableError: the teacher is gone.
+        """
+        if rollout.turns is None:
+            raise AlignmentError("it has no records of turns, so there are no hints to keep")
+        read = await gather_all(self._read_again(rollout, record, reads_hints) for record in rollout.turns)
+        at = {index: rows for index, (_, rows) in enumerate(read) if rows is not None}
+        # What builds arrays needs spans only.
+        turns = [Turn(*record.span, record.span[0], record.span[0], 0) for record in rollout.turns]
+        episode = Episode(
+            Task("none", "", None),
+            ({"role": "assistant", "content": ""},),
+            tuple(rollout.tokens_T),
+            tuple(rollout.masks_T),
+            tuple(rollout.logprobs_T),
+            tuple(turns),
+            StopReason.CLOSED,
+        )
+        arrays = build_arrays(episode, at, self.distiller.config.distill_topk)
+        return replace(rollout, rows=arrays, turns=tuple(record for record, _ in read))
+
+    async def _read_again(
+        self, rollout: ScoredRollout, record: TurnRecord, reads_hints: bool
+    ) -> tuple[TurnRecord, TeacherRows | None]:
+        plain = replace(
+            record, control=None, scored_version=None, baseline_logprobs=None, unhinted_logprobs=None, error=None
+        )
+        place, (start, end) = record.insert_at, record.span
+        if not record.hint or (reads_hints and place is None):
+            return replace(plain, error=record.error), None
+        tokens, ids = tuple(rollout.tokens_T), record.hint_token_ids
+        place = start if place is None else place
+        request = TeacherRequest(tokens[:place] + ids + tokens[place:end], end - start, place, ids)
+        config, servers = self.distiller.config, self.distiller.servers_of(self.policy_url)
+        limit = servers.teacher.info.max_model_len - 1
+        if len(request.token_ids) > limit:
+            why = f"{len(request.token_ids)} tokens, the teacher reads at most {limit}"
+            return replace(plain, outcome=TurnOutcome.TOO_LONG, error=why), None
+        unhinted = TeacherRequest(tokens[:end], end - start, start, ())
+        also: tuple[Reading, ...] = ()
+        if not servers.teacher_is_policy:
+            also = (Reading(unhinted, 1),)
+        elif servers.teacher.info.has_plugin:
+            also = (Reading(unhinted, 1, record.weight_version),)
+        try:
+            reply = await servers.teacher.score(request, config.distill_topk, also)
+        except (AlignmentError, ServerRequestError) as error:
+            return replace(plain, outcome=TurnOutcome.SCORING_ERROR, error=str(error)), None
+        is_baseline = servers.teacher_is_policy or config.gap_baseline == "teacher"
+        return _scored(plain, reply, is_baseline=is_baseline), reply.rows
+
+
+def _scored(record: TurnRecord, reply: TeacherReply, *, is_baseline: bool) -> TurnRecord:
+    record = replace(record, outcome=TurnOutcome.SCORED, scored_version=reply.weight_version)
+    without_hint = next((rows for rows in reply.also if rows is not None), None)
+    if without_hint is None:
+        return record
+    read = tuple(rounded(without_hint.actual_R).tolist())
+    return replace(record, **{"baseline_logprobs" if is_baseline else "unhinted_logprobs": read})

@@ -1,0 +1,234 @@
+"""The lines of a file -> distilled groups: of this package, of another environment, or of messages (I/O).
+
+A line is a scored group, or a conversation in text (`{"messages": [...], "tools": [...]}`). It becomes one scored
+group, or is counted as unmatched (its messages do not render to its tokens) or failed; nothing in between is written.
+"""
+
+import gzip
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from agentic_opd.core.concurrency import gather_all
+from agentic_opd.core.errors import AlignmentError, PlaceError, WireError
+from agentic_opd.core.types import IGNORED, PROMPT_LOGPROB, Episode, TurnOutcome
+from agentic_opd.runs.distill import UNMATCHED, PolicyDistiller, episode_of, episode_said, without_rows
+from agentic_opd.wire.checks import read_group
+from agentic_opd.wire.group import GroupDistillation, ScoredGroup, ScoredRollout
+
+Became = Literal["distilled", "no hint", "unmatched"]
+"""What became of a line: written with rows, written without any, or not written."""
+
+OFF_POLICY = "off_policy"
+"""The entry of `group_overrides` that says why `inference_logprobs` are not the sampling weights'."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line that can be read, and a name for its group that no other line has."""
+
+    number: int
+    fields: dict[str, Any]
+    item_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class DistilledLine:
+    """What became of a line; `group` is None if it is unmatched, `unmatched` says why for each such sequence."""
+
+    became: Became
+    group: ScoredGroup | None
+    unmatched: tuple[str, ...] = ()
+
+
+@dataclass
+class Counts:
+    """How many lines became what."""
+
+    lines: Counter[str] = field(default_factory=Counter[str])
+    unmatched_sequences: int = 0
+
+    def said(self) -> str:
+        """All of them in one line."""
+        names = ("distilled", "no hint", "unmatched", "failed")
+        return ", ".join(f"{name} {self.lines[name]}" for name in names)
+
+
+def read_lines(path: Path) -> Iterator[Line]:
+    """The lines of a file, .gz unpacked.
+
+    Raises:
+        PlaceError: a line can't be read; names its number and field.
+    """
+    seen: set[str] = set()
+    opener: Any = gzip.open if path.suffix == ".gz" else open
+    with opener(path, "rb") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.strip():
+                continue
+            where = f"{str(path)!r}, line {number}"
+            try:
+                fields: Any = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise PlaceError(f"{where}: not JSON: {error}") from error
+            if not isinstance(fields, dict):
+                raise PlaceError(f"{where}: expected a JSON object, got {type(fields).__name__}")
+            fields = cast(dict[str, Any], fields)
+            problem = _messages_problem(fields) if "tokens" not in fields else _group_problem(fields)
+            if problem is not None:
+                raise PlaceError(f"{where}: {problem}")
+            about = fields.get("group_overrides")
+            name = about.get("item_id") if isinstance(about, dict) else None
+            name = name if isinstance(name, str) and name else f"line-{number}"
+            if name in seen:
+                name = f"{name}/line-{number}"
+            seen.add(name)
+            yield Line(number, fields, name)
+
+
+def _messages_problem(fields: Mapping[str, Any]) -> str | None:
+    """What is wrong with a conversation in text."""
+    messages: Any = fields.get("messages")
+    if not isinstance(messages, list) or not messages:
+        return "tokens and messages: expected a scored group's tokens, or a conversation's list of messages"
+    for index, message in enumerate(cast(list[Any], messages)):
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            return f"messages[{index}]: expected an object with a role, got {message!r:.80}"
+    tools: Any = fields.get("tools") or []
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in cast(list[Any], tools)):
+        return "tools: expected a list of objects"
+    return None
+
+
+def _group_problem(fields: dict[str, Any]) -> str | None:
+    """What is wrong with a group, which may lack `inference_logprobs`."""
+    try:
+        read_group(_with_empty_logprobs(fields))
+    except WireError as error:
+        return str(error)
+    return None
+
+
+def _with_empty_logprobs(fields: dict[str, Any]) -> dict[str, Any]:
+    """The group with 1.0 as the logprob of what was not sampled, as validate wants it, and 0.0 where none was said."""
+    masks: Any = fields.get("masks")
+    said: Any = fields.get("inference_logprobs")
+    if not isinstance(masks, list) or not all(isinstance(row, list) for row in cast(list[Any], masks)):
+        return fields
+    if said is None:
+        said = [[0.0] * len(row) for row in masks]
+    elif not _fits(said, masks):
+        return fields
+    logprobs = [
+        [PROMPT_LOGPROB if mask == IGNORED else value for mask, value in zip(row, values, strict=True)]
+        for row, values in zip(masks, said, strict=True)
+    ]
+    return {**fields, "inference_logprobs": logprobs}
+
+
+def _fits(said: Any, masks: Sequence[Sequence[int]]) -> bool:
+    """Whether it has one list a sequence, one entry a token; what does not, `read_group` names."""
+    return (
+        isinstance(said, list)
+        and len(cast(list[Any], said)) == len(masks)
+        and all(isinstance(a, list) and len(cast(list[Any], a)) == len(b) for a, b in zip(said, masks, strict=True))
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class FileDistiller:
+    """Distills lines. `tools` are those of groups, which do not say any; `keep_hints`: no judge is asked."""
+
+    by: PolicyDistiller
+    tools: Sequence[dict[str, Any]] = ()
+    keep_hints: bool = False
+
+    async def distill(self, line: Line) -> DistilledLine:
+        """Distill one line.
+
+        Raises:
+            AlignmentError: what it holds can't be scored.
+            ServerError: a server did not do its part.
+        """
+        if "tokens" not in line.fields:
+            return await self._messages(line)
+        group = replace(ScoredGroup.from_wire(_with_empty_logprobs(line.fields)), item_id=line.item_id)
+        has_logprobs = line.fields.get("inference_logprobs") is not None
+        if not self.keep_hints:
+            return await self._group(group, has_logprobs=has_logprobs)
+        if not has_logprobs:
+            raise AlignmentError("inference_logprobs are missing: hints that are kept are of a file that has them")
+        return await self._kept(group)
+
+    async def _messages(self, line: Line) -> DistilledLine:
+        if self.keep_hints:
+            raise AlignmentError("a conversation in text has no hints to keep; leave --keep-hints out")
+        chat = self.by.chat_with(line.fields.get("tools") or self.tools)
+        try:
+            episode = episode_said(line.fields["messages"], chat, line.item_id)
+        except UNMATCHED as error:
+            return DistilledLine("unmatched", None, (str(error),))
+        done = await self.by.distill(await self.by.with_logprobs(episode))
+        about = (await self.by.close_group([done])).about
+        rollout = ScoredRollout.of_conversation(
+            done.episode, given_reward=None, rows=done.arrays, turns=tuple(done.records)
+        )
+        group = ScoredGroup(
+            (rollout,), item_id=line.item_id, distillation=about, other_overrides={OFF_POLICY: "rendered"}
+        )
+        return _written(group)
+
+    async def _group(self, group: ScoredGroup, *, has_logprobs: bool) -> DistilledLine:
+        rollouts, task_id = list(group.rollouts), group.task_id or group.item_id or ""
+        if not has_logprobs:
+            found = await gather_all(self.by.logprobs_of(one.tokens_T, one.masks_T) for one in rollouts)
+            rollouts = [replace(one, logprobs_T=read) for one, read in zip(rollouts, found, strict=True)]
+        chat, unmatched = self.by.chat_with(self.tools), list[str]()
+        episodes: dict[int, Episode] = {}
+        for index, rollout in enumerate(rollouts):
+            try:
+                episodes[index] = episode_of(rollout, chat, task_id)
+            except UNMATCHED as error:
+                unmatched.append(f"sequence {index}: {error}")
+        if not episodes:
+            return DistilledLine("unmatched", None, tuple(unmatched))
+        done = await gather_all(self.by.distill(episode) for episode in episodes.values())
+        about = (await self.by.close_group(done)).about
+        made = dict(zip(episodes, done, strict=True))
+        distilled = tuple(
+            replace(
+                rollout,
+                rows=made[index].arrays,
+                turns=tuple(made[index].records),
+                messages=episodes[index].messages,
+                context_turns=episodes[index].context_turns,
+            )
+            if index in made
+            else replace(rollout, rows=without_rows(rollout, about.distill_topk), turns=None)
+            for index, rollout in enumerate(rollouts)
+        )
+        marked = {} if has_logprobs else {OFF_POLICY: "rescored"}
+        other = {**group.other_overrides, **marked}
+        return _written(replace(group, rollouts=distilled, distillation=about, other_overrides=other), tuple(unmatched))
+
+    async def _kept(self, group: ScoredGroup) -> DistilledLine:
+        before, config = group.distillation, self.by.distiller.config
+        source = None if before is None else before.hint_source
+        rollouts = await gather_all(self.by.scored_again(one, reads_hints=source != "none") for one in group.rollouts)
+        outcomes = Counter(turn.outcome.value for one in rollouts for turn in one.turns or ())
+        about = GroupDistillation(
+            distill_topk=config.distill_topk,
+            hint_placement=None if before is None else before.hint_placement,
+            outcomes={outcome.value: outcomes[outcome.value] for outcome in TurnOutcome},
+            gap_baseline=config.gap_baseline,
+            hint_source=source,
+        )
+        return _written(replace(group, rollouts=tuple(rollouts), distillation=about))
+
+
+def _written(group: ScoredGroup, unmatched: tuple[str, ...] = ()) -> DistilledLine:
+    is_scored = any(turn.is_scored for rollout in group.rollouts for turn in rollout.turns or ())
+    return DistilledLine("distilled" if is_scored else "no hint", group, unmatched)

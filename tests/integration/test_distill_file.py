@@ -1,0 +1,157 @@
+"""`agentic-opd distill` on the server that sampled the demo run, and the same in Python as docs/distill.md shows it."""
+
+import asyncio
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from local_server import LocalServer
+
+from agentic_opd.env.config import default_settings
+from agentic_opd.rollout.chat import Chat
+from agentic_opd.rollout.renderer import load_renderer
+from agentic_opd.runs.distill import episode_of
+from agentic_opd.wire.group import ScoredGroup
+from agentic_opd.worlds.choose import make_world
+from tests.support.environment import read_lines
+from tests.support.places import MODEL, ROOT
+from tests.support.scripted_judge import HINT, POSITIVE, judge_server
+
+from .conftest import DemoRun
+
+pytestmark = pytest.mark.vllm
+
+RENDERER = ("--env.renderer", "qwen3", "--env.renderer_options", "{enable_thinking: false}", "--env.distill_topk", "20")
+
+
+def run(*argv: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "agentic_opd", *argv]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+
+
+def distill(file: Path, server: LocalServer, *flags: str) -> "subprocess.CompletedProcess[str]":
+    return run("distill", str(file), "--openai.base_url", f"{server.base_url}/v1", "--env.server_retry_s", "5", *flags)
+
+
+def written(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def demo_tools() -> list[dict[str, Any]]:
+    env, _ = default_settings()
+    return list(make_world(env.world, env, env.system_prompt).tools)
+
+
+@pytest.fixture
+def tools(tmp_path: Path) -> Path:
+    path = tmp_path / "tools.json"
+    path.write_text(json.dumps(demo_tools()))
+    return path
+
+
+def test_kept_hints_give_the_same_rows(demo: DemoRun, vllm_server: LocalServer, tmp_path: Path) -> None:
+    removed = ("distill_token_ids", "distill_logprobs")
+    bare = [{name: value for name, value in group.items() if name not in removed} for group in demo.groups]
+    file = written(tmp_path / "groups.jsonl", bare)
+    shutil.copy(demo.path.with_suffix(".run.json"), tmp_path / "groups.run.json")
+    # The run's own settings say that an earlier file is to be replaced.
+    done = distill(file, vllm_server, "--keep-hints", "--env.overwrite", "false")
+    assert done.returncode == 0, done.stderr
+    out = tmp_path / "groups.distilled.jsonl"
+    made = {group["group_overrides"]["item_id"]: group for group in read_lines(out)}
+    rows = 0
+    for group in demo.groups:
+        again = made[group["group_overrides"]["item_id"]]
+        assert [list(map(len, ids)) for ids in again["distill_token_ids"]] == [
+            list(map(len, ids)) for ids in group["distill_token_ids"]
+        ]
+        for name in ("tokens", "masks", "scores", "inference_logprobs", "messages"):
+            assert again[name] == group[name]
+        columns = (group["distill_token_ids"], group["distill_logprobs"])
+        columns += (again["distill_token_ids"], again["distill_logprobs"])
+        for sequence in zip(*columns, strict=True):
+            for ids, logprobs, new_ids, new in zip(*sequence, strict=True):
+                rows += bool(ids)
+                found = dict(zip(new_ids, new, strict=True))
+                # The last of the K ids may change place with the next where they are as likely to 1e-3.
+                for token, logprob in zip(ids, logprobs, strict=True):
+                    assert abs(found.get(token, new[-1] if new else 0.0) - logprob) < 1e-3
+    assert rows > 100
+    assert run("validate", str(out)).returncode == 0
+    refused = distill(file, vllm_server, "--keep-hints", "--env.overwrite", "false")
+    assert refused.returncode == 2
+    assert "choose another --out" in " ".join(refused.stderr.split())
+    kept = b"".join(out.read_bytes().splitlines(keepends=True)[:3])
+    out.write_bytes(kept + b'{"tok')
+    resumed = distill(file, vllm_server, "--keep-hints", "--env.resume")
+    assert resumed.returncode == 0, resumed.stderr
+    assert "distilled 5" in resumed.stderr
+    assert "3 of an earlier run" in " ".join(resumed.stderr.split())
+    assert out.read_bytes().startswith(kept)
+    assert sorted(group["group_overrides"]["item_id"] for group in read_lines(out)) == sorted(made)
+
+
+def test_a_foreign_environments_groups(demo: DemoRun, vllm_server: LocalServer, tmp_path: Path, tools: Path) -> None:
+    names = ("tokens", "masks", "scores", "messages")
+    groups = [{name: group[name] for name in names} for group in demo.groups[:2]]
+    file = written(tmp_path / "theirs.jsonl", groups)
+    out = tmp_path / "theirs.distilled.jsonl"
+    with judge_server(lambda body: [POSITIVE] * body.get("n", 1)) as judge:
+        judged = ("--env.judge_base_url", judge, "--env.judge_model_name", "judge")
+        done = distill(file, vllm_server, "--tools", str(tools), *RENDERER, *judged)
+        assert done.returncode == 0, done.stderr
+        for group, theirs in zip(read_lines(out), groups, strict=True):
+            assert group["group_overrides"]["off_policy"] == "rescored"
+            assert group["group_overrides"]["opd"]["outcomes"]["scored"] > 0
+            assert {name: group[name] for name in names} == theirs
+        checked = run("validate", str(out), "--server", vllm_server.base_url)
+        assert checked.returncode == 0, checked.stdout
+        # Without the tools that its prompts name nothing is guessed.
+        blind = distill(file, vllm_server, *RENDERER, *judged, "--env.overwrite")
+    assert blind.returncode == 1
+    assert "unmatched 2" in blind.stderr
+    assert "they are the same up to position" in " ".join(blind.stderr.split())
+    assert read_lines(out) == []
+
+
+def test_conversations_in_text(demo: DemoRun, vllm_server: LocalServer, tmp_path: Path) -> None:
+    said = [{"messages": group["messages"][0], "tools": demo_tools()} for group in demo.groups[:2]]
+    file = written(tmp_path / "said.jsonl", said)
+    with judge_server(lambda body: [POSITIVE] * body.get("n", 1)) as judge:
+        judged = ("--env.judge_base_url", judge, "--env.judge_model_name", "judge")
+        done = distill(file, vllm_server, *RENDERER, *judged)
+    assert done.returncode == 0, done.stderr
+    out = tmp_path / "said.distilled.jsonl"
+    for group in read_lines(out):
+        assert group["group_overrides"]["off_policy"] == "rendered"
+        assert group["overrides"][0]["reward"] is None
+        assert group["group_overrides"]["opd"]["outcomes"]["scored"] > 0
+    assert run("validate", str(out), "--server", vllm_server.base_url).returncode == 0
+
+
+def test_the_documented_lines_run(demo: DemoRun, vllm_server: LocalServer) -> None:
+    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "distill.md").read_text(), re.DOTALL)
+    assert len([line for line in example.splitlines() if line]) <= 10
+    from transformers import AutoTokenizer
+
+    tokenizer: Any = AutoTokenizer.from_pretrained(ROOT / MODEL)
+    chat = Chat(load_renderer(tokenizer, "qwen3", {"enable_thinking": False}), tokenizer, demo_tools())
+    group = ScoredGroup.from_wire(demo.groups[0])
+    episode = episode_of(group.rollouts[0], chat, "mine")
+    space: dict[str, Any] = {}
+    exec(example, space)
+    with judge_server(lambda body: [POSITIVE] * body.get("n", 1)) as judge:
+        arrays, records = asyncio.run(space["distilled"](episode, vllm_server.base_url, judge))
+    assert len(arrays.token_ids_TK) == len(episode.tokens_T)
+    assert len(records) == len(episode.turns)
+    scored = [record for record in records if record.is_scored]
+    assert scored
+    assert {record.hint for record in scored} == {HINT}
+    for record in scored:
+        assert [len(row) for row in arrays.logprobs_TK[slice(*record.span)]] == [20] * (record.span[1] - record.span[0])
