@@ -67,6 +67,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         settings = read_flags(arguments, env, servers, misunderstood(unknown, parser))
         if len(settings.servers) > 1:
             raise PlaceError("distill reads with one policy server: name one below openai")
+        if missing := {"sibling", "reference"} & {*settings.env.hint_source}:
+            raise PlaceError(f"env.hint_source {', '.join(sorted(missing))}: a file does not hold that; leave it out")
         keep_torch_out()
         return asyncio.run(_distill(settings, arguments))
 

@@ -216,15 +216,16 @@ class FileDistiller:
 
     async def _kept(self, group: ScoredGroup) -> DistilledLine:
         before, config = group.distillation, self.by.distiller.config
-        source = None if before is None else before.hint_source
-        rollouts = await gather_all(self.by.scored_again(one, reads_hints=source != "none") for one in group.rollouts)
+        sources = () if before is None else before.hint_sources
+        reads_hints = "none" not in sources
+        rollouts = await gather_all(self.by.scored_again(one, reads_hints=reads_hints) for one in group.rollouts)
         outcomes = Counter(turn.outcome.value for one in rollouts for turn in one.turns or ())
         about = GroupDistillation(
             distill_topk=config.distill_topk,
             hint_placement=None if before is None else before.hint_placement,
             outcomes={outcome.value: outcomes[outcome.value] for outcome in TurnOutcome},
             gap_baseline=config.gap_baseline,
-            hint_source=source,
+            hint_sources=sources,
         )
         return _written(replace(group, rollouts=tuple(rollouts), distillation=about))
 

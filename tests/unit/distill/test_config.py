@@ -1,0 +1,45 @@
+"""The settings of distillation that depend on each other."""
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from agentic_opd.distill.config import DistillConfig
+from agentic_opd.gateway.config import GatewayConfig
+
+
+@pytest.mark.parametrize(
+    ("given", "sources"),
+    [
+        ("judge", ("judge",)),
+        ("sibling,judge", ("sibling", "judge")),
+        (" sibling , reference", ("sibling", "reference")),
+        (["feedback", "judge"], ("feedback", "judge")),
+        ("none", ("none",)),
+    ],
+)
+def test_hint_source_is_one_name_or_an_order_of_preference(given: Any, sources: tuple[str, ...]) -> None:
+    assert DistillConfig(hint_source=given).hint_source == sources
+    assert DistillConfig().hint_source == ("judge",)
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ("", "Input should be 'judge'"),
+        ([], "at least 1 item"),
+        ("sibling,brother", "Input should be 'judge', 'feedback', 'sibling'"),
+        ("judge,sibling,judge", "names judge twice"),
+        ("judge,none", "none is a control, which stands alone"),
+        (["other_task", "judge"], "other_task is a control"),
+    ],
+)
+def test_what_is_no_order_is_refused(given: Any, why: str) -> None:
+    with pytest.raises(ValidationError, match=why):
+        DistillConfig(hint_source=given)
+
+
+def test_a_gateway_has_no_siblings() -> None:
+    with pytest.raises(ValidationError, match="conversations have no other rollouts"):
+        GatewayConfig(hint_source="sibling,judge")
