@@ -121,6 +121,8 @@ def shown_default(defaults: BaseModel, name: str) -> str:
         default = default.value
     if isinstance(default, bool):
         return str(default).lower()
+    if isinstance(default, tuple):
+        return f"[{', '.join(map(str, default))}]"
     return "unset" if default in (None, "") else str(default)
 
 
