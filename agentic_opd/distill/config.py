@@ -5,8 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, BeforeValidator, Field, SecretStr, model_validator
 
 from agentic_opd.distill.prompts import STEP_PROTOCOL, VOTE_PROTOCOL, template_problems
-from agentic_opd.settings.fields import CONCURRENCY, DISTILLATION, JUDGE, RUN_ONLY, TEACHER, Url
-from agentic_opd.wire.group import HintSource
+from agentic_opd.settings.fields import CONCURRENCY, DISTILLATION, JUDGE, RUN_ONLY, TEACHER, HintSource, Url
 
 
 def _names(value: object) -> object:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from agentic_opd.core.text import cut_middle
 from agentic_opd.core.types import Episode, HindsightPair
 from agentic_opd.distill.turns import changing_calls, is_makers
-from agentic_opd.wire.group import HintSource
+from agentic_opd.settings.fields import HintSource
 
 FEEDBACK = "If you answer as you are about to, this is what comes of it:"
 REFERENCE = "This is a right solution of the task:"

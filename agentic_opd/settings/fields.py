@@ -12,6 +12,10 @@ from pydantic import BaseModel, Field
 
 Url = Annotated[str, Field(pattern=r"^https?://[^\s]+$")]
 
+HintSource = Literal["judge", "feedback", "sibling", "reference", "other_task", "none"]
+"""What the teacher reads: the judge's hint, what came after the turn, what a rollout of the group did that passed, the
+task's own solution; or, where there is a judge's hint, one of another task in its place, or none."""
+
 Mode = Literal["serve", "process", "evaluate", "doctor", "hints", "gateway"]
 
 

@@ -13,12 +13,12 @@ from typing import Any, NamedTuple, cast, get_args
 
 from agentic_opd.core.errors import WireError
 from agentic_opd.core.types import IGNORED, PROMPT_LOGPROB, EvidenceKind, StepScore, TurnOutcome
+from agentic_opd.settings.fields import HintSource
 from agentic_opd.wire.group import (
     SAME_LOGPROB,
     ControlKind,
     ControlReading,
     GapBaseline,
-    HintSource,
     ScoredGroup,
     ScoredRollout,
     TurnRecord,

@@ -27,6 +27,7 @@ from agentic_opd.core.types import (
     WhyContext,
     check_lengths,
 )
+from agentic_opd.settings.fields import HintSource
 
 Role = Literal["tool", "user", "verdict"]
 
@@ -34,10 +35,6 @@ ControlKind = Literal["neutral", "other", "same_task"]
 """What a control hint is: a fixed sentence, an accepted hint of another task, one of this task about another fault."""
 
 GapBaseline = Literal["student", "teacher"]
-
-HintSource = Literal["judge", "feedback", "sibling", "reference", "other_task", "none"]
-"""What the teacher reads: the judge's hint, what came after the turn, the task's own solution, or, where there is a
-judge's hint, one of another task in its place, or none."""
 
 SAME_LOGPROB = 1e-6
 """Logprobs that differ by this at most (nats) are one, written twice."""
