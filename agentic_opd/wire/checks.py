@@ -285,6 +285,7 @@ _OPTIONAL_OF_RECORD: dict[str, tuple[Callable[[Any], bool], str]] = {
     "truncated": (lambda value: isinstance(value, bool), "true or false"),
     "weight_version": (_is_version, "a whole number, at least 0"),
     "scored_version": (_is_version, "a whole number, at least 0"),
+    "hint_source": (lambda value: value in get_args(HintSource), f"one of {', '.join(get_args(HintSource))}"),
 }
 """Fields of a record that may be missing, and what they may hold."""
 

@@ -4,7 +4,8 @@ The whole loop on this machine: vLLM on the CPU with the demo policy, a second v
 and teaches, run-api, `serve`, and the reference trainer. All modes see the same number of rollouts: opd (top-K
 divergence from the teacher that read the hint), grpo (the scores), opd+grpo (hints where there are some, scores
 elsewhere), and two controls, wrong-hint (each hint is one of another task) and no-hint (the teacher reads none). More
-by their names: next-state (turns are judged by their next state alone), step-reward (the judge's second question as a
+by their names: next-state (turns are judged by their next state alone), feedback, sibling and reference
+(the hints are of that source, and no judge is asked), step-reward (the judge's second question as a
 reward beside opd), contrast and contrast-other (what a neutral or another task's hint explains is taken out of the
 target), and wrong-hint-contrast, wrong-hint-contrast-other (wrong hints, with that contrast). First
 a sweep chooses the learning rate, the batch size and the divergence's weight of each mode on a seed of its own; a

@@ -1,6 +1,6 @@
 """Made-up SQLite databases: a schema of two or three tables, and any number of fillings of it. Pure, seeded.
 
-    schema = draw_schema(rng, held_out=False)      parents and their children, a link between them
+    schema = draw_schema(rng, TRAINING)            parents and their children, a link between them
     image = filled(schema, seed, rows=20)          bytes that `Connection.deserialize` reads
 
 Nouns of held-out schemas never name a table of the others.
@@ -12,13 +12,20 @@ from contextlib import closing
 from dataclasses import dataclass
 from datetime import date, timedelta
 from random import Random
-from typing import Literal
+from typing import Literal, NamedTuple
 
 Kind = Literal["id", "link", "text", "number", "date"]
 
 
 def _words(text: str) -> list[str]:
     return text.split()
+
+
+class Nouns(NamedTuple):
+    """What tables may be called, in the singular; no word is in both."""
+
+    parents: Sequence[str]
+    children: Sequence[str]
 
 
 _NOUNS = _words("""
@@ -39,6 +46,8 @@ _HELD_OUT_NOUNS = _words("""
 _HELD_OUT_THINGS = _words("""
     screening ticket tournament account apple parcel treatment horse
 """)
+
+TRAINING, NEVER_TRAINED = Nouns(_NOUNS, _THINGS), Nouns(_HELD_OUT_NOUNS, _HELD_OUT_THINGS)
 
 _TEXTS = {
     "city": ("Oslo", "Rome", "Lima", "Cairo", "Paris", "Delhi"),
@@ -113,15 +122,10 @@ class Schema:
         return [table for table in self.tables if table.parent is not None]
 
 
-def draw_schema(rng: Random, *, held_out: bool) -> Schema:
-    """A parent with one or two kinds of children.
-
-    Args:
-        rng: Draws the nouns and the columns.
-        held_out: With nouns that no other schema has.
-    """
-    noun = rng.choice(_HELD_OUT_NOUNS if held_out else _NOUNS)
-    things = rng.sample(_HELD_OUT_THINGS if held_out else _THINGS, rng.choice((1, 1, 2)))
+def draw_schema(rng: Random, nouns: Nouns) -> Schema:
+    """A parent with one or two kinds of children, named by these nouns."""
+    noun = rng.choice(nouns.parents)
+    things = rng.sample(nouns.children, rng.choice((1, 1, 2)))
     parent = Table(f"{noun}s", noun, (Column("id", "id"), Column("name", "text"), *_columns(rng, (1, 2), (1, 1), 0.5)))
     children = (
         Table(

@@ -5,13 +5,23 @@ A question is a `Query`: what it selects from where, by parts that can be put to
 in others.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import count
+from itertools import repeat
 from random import Random
 from typing import Literal
 
-from agentic_opd.worlds.sql.databases import Column, Schema, Table, draw_schema, filled, text_values
+from agentic_opd.worlds.sql.databases import (
+    NEVER_TRAINED,
+    TRAINING,
+    Column,
+    Nouns,
+    Schema,
+    Table,
+    draw_schema,
+    filled,
+    text_values,
+)
 from agentic_opd.worlds.sql.engine import Result, run_query
 
 Function = Literal["COUNT", "AVG", "SUM", "MIN", "MAX"]
@@ -264,28 +274,29 @@ class Question:
     hidden: tuple[bytes, ...]
 
 
-def questions(seed: int | str, *, held_out: bool) -> Iterator[Question]:
+def questions(seed: int | str, *, held_out: bool, nouns: Iterable[Nouns] = repeat(TRAINING)) -> Iterator[Question]:
     """Endless questions.
 
     Args:
         seed: Another one gives others.
         held_out: Of three, the first is over a schema that training never has, the second of a combination that it
             never has, the third is both.
+        nouns: What the tables of each question are called, if nothing of its schema is held out.
     """
     rng = Random(f"sql/{seed}/{held_out}")
-    for number in count():
+    for number, named in enumerate(nouns):
         kind = number % 3 if held_out else None
         pair = rng.choice(HELD_OUT) if kind in (1, 2) else None
-        yield _drawn(rng, pair, new_schema=kind in (0, 2))
+        yield _drawn(rng, pair, NEVER_TRAINED if kind in (0, 2) else named)
 
 
 _TRIES_A_SCHEMA = 20
 
 
-def _drawn(rng: Random, pair: frozenset[str] | None, *, new_schema: bool) -> Question:
+def _drawn(rng: Random, pair: frozenset[str] | None, nouns: Nouns) -> Question:
     """A sound question: of this held-out combination, or of none."""
     while True:
-        schema = draw_schema(rng, held_out=new_schema)
+        schema = draw_schema(rng, nouns)
         fillings = rng.randrange(2**32)
         drawn = (draw_query(schema, rng) for _ in range(_TRIES_A_SCHEMA))
         fitting = (one for one in drawn if one and (pair <= one.parts if pair else not one.is_held_out))

@@ -25,6 +25,7 @@ from agentic_opd.rollout.loop import run_episode
 from agentic_opd.rollout.renderer import load_renderer
 from agentic_opd.worlds.coding.config import CodingConfig
 from agentic_opd.worlds.own import HookedWorld
+from agentic_opd.worlds.sql.databases import TRAINING, Nouns
 from agentic_opd.worlds.sql.questions import Question, clauses, questions, sql
 from agentic_opd.worlds.sql.world import SqlWorld
 from demo_policy.episodes import ScriptedPolicy
@@ -35,6 +36,9 @@ from demo_policy.transcripts import UNLIMITED, Kind, Placement, Transcript
 ANSWER_TURN = 1
 """Of an episode's three."""
 ENDS = ("That is the answer.", "The query answers the question.", "Done.")
+_ONSETS = (*"bcdfghjklmnprstvwz", "bl", "br", "ch", "cr", "dr", "fl", "gr", "pl", "pr", "sc", "sp", "st", "tr", "th")
+_NUCLEI = (*"aeiou", "ai", "ea", "ee", "ie", "oa", "oo", "ou")
+_CODAS = ("", "", "", "n", "r", "l", "m", "t", "ck", "nd", "nt", "st", "ng", "rd", "sh", "x", "p", "l")
 _PLACEMENTS: tuple[Placement, ...] = ("end", "end", "last_user")
 
 
@@ -52,6 +56,8 @@ class SqlMix:
     """Of these, the share that says nothing about any query."""
     untaught: float = 0.6
     """Another episode is made for the judge alone, with a mistake that the policy is not taught."""
+    made_up: float = 0.6
+    """The tables have names that are no words: nothing but the schema says how they are written."""
     other_turns: float = 0.1
     """The judge is asked about the turns that have no answer."""
 
@@ -71,7 +77,7 @@ class SqlAuthor:
     def write(self, rng: Random) -> Iterator[Transcript]:
         """Write one episode, and what is taught along with it."""
         if self._drawn is None:
-            self._drawn = questions(rng.getrandbits(32), held_out=False)
+            self._drawn = questions(rng.getrandbits(32), held_out=False, nouns=_nouns(rng, self.mix.made_up))
         one = next(self._drawn)
         wrongs = taught(one.query)
         wrong = rng.choice(wrongs) if wrongs and rng.random() < self.mix.wrong else None
@@ -148,6 +154,17 @@ class SqlAuthor:
     def judge_prompt(self, messages: Any) -> list[int]:
         """The judge's messages as the server renders them."""
         return self.chat.renderer.render_ids(messages, add_generation_prompt=True)
+
+
+def _nouns(rng: Random, made_up: float) -> Iterator[Nouns]:
+    while True:
+        words = list(dict.fromkeys(_word(rng) for _ in range(20)))
+        yield Nouns(words[:4], words[4:]) if rng.random() < made_up else TRAINING
+
+
+def _word(rng: Random) -> str:
+    syllables = (rng.choice(_ONSETS) + rng.choice(_NUCLEI) + rng.choice(_CODAS) for _ in range(rng.choice((2, 2, 3))))
+    return "".join(syllables)
 
 
 def sql_chat(tokenizer: PreTrainedTokenizerFast) -> Chat:

@@ -276,6 +276,8 @@ ROWS = "control: logprobs: expected finite numbers of at most 0 or null, and nev
         ("step_score", 2, "step_score: 2, expected 1, 0 or -1"),
         ("step_score", True, "step_score: True, expected 1, 0 or -1"),
         ("truncated", 1, "truncated: 1, expected true or false"),
+        ("hint_source", "brother", "hint_source: 'brother', expected one of judge, feedback, sibling"),
+        ("hint_source", ["judge"], "hint_source: ['judge'], expected one of judge"),
         ("weight_version", -1, f"weight_version: -1, {VERSION}"),
         ("weight_version", 1.5, f"weight_version: 1.5, {VERSION}"),
         ("scored_version", None, f"scored_version: None, {VERSION}"),
@@ -341,6 +343,13 @@ def test_the_group_says_how_its_gaps_came_about() -> None:
         bad = group()
         bad["group_overrides"]["opd"][name] = "x"
         assert f"group_overrides: {name} 'x' is none of" in violations(bad)[0]
+    one = group()
+    one["group_overrides"]["opd"]["hint_source"] = ["sibling", "judge"]
+    assert violations(one) == []
+    one["overrides"][0]["opd"]["turns"][1]["hint_source"] = "judge"
+    assert violations(one) == ["line 1, sequence 0, turn 1: hint_source: 'judge', but there is no hint"]
+    one["group_overrides"]["opd"]["hint_source"] = ["sibling", "brother"]
+    assert "is none of" in violations(one)[0]
 
 
 def test_without_hints_no_scored_turn_has_hint_tokens() -> None:

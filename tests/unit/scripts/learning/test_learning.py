@@ -78,6 +78,7 @@ def test_modes_differ_in_what_they_name_and_nothing_else() -> None:
     assert commands["grpo"] == [*plain, "--env.opd_enabled", "false"]
     assert commands["next-state"] == [*plain, "--env.hindsight", "next_state"]
     assert commands["contrast"] == [*plain, "--env.control", "neutral"]
+    assert commands["sibling"] == [*plain, "--env.hint_source", "sibling"]
     assert plain[plain.index("--env.builtin_examples") + 1] == "true"
     urls = {name: plain[plain.index(name) + 1] for name in plain if name.endswith("base_url")}
     assert urls == {
@@ -85,6 +86,28 @@ def test_modes_differ_in_what_they_name_and_nothing_else() -> None:
         "--env.judge_base_url": "http://127.0.0.1:3/v1",
         "--env.teacher_base_url": "http://127.0.0.1:3/v1",
     }
+
+
+def test_the_sql_world_is_measured_on_what_is_held_out_and_trained_on_nothing_of_it() -> None:
+    args = learn.parse_args(["--world", "sql"])
+    assert (args.model, args.eval_samples) == (Path("scripts/demo_policy/sql_policy"), 2)
+    assert learn.parse_args([]).model == Path("scripts/demo_policy/policy")
+    subject = laboratory.SUBJECTS["sql"]
+    run = laboratory.Run("opd", 3, laboratory.Setting(1e-4, 32, 4.0), 256)
+    place = laboratory.Laboratory(
+        *(FakeServer(2), FakeServer(3), args.model, Path("out"), 2, 4, 2, "linear", True), subject=subject
+    )
+    command = place.serve_command(run, "http://127.0.0.1:1")
+    assert command[command.index("--config") + 1].endswith("configs/sql.yaml")
+    assert command[command.index("--env.sql_eval_tasks") + 1] == "0"
+    tasks = asyncio.run(laboratory.Examiner(place).env.world.train_and_eval_tasks())
+    assert (len(tasks[0]), len(tasks[1])) == (1, 192)
+
+
+def test_talk_is_refused_in_the_sql_world(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        learn.parse_args(["--world", "sql", "--talk"])
+    assert "leave --world out" in capsys.readouterr().err
 
 
 def test_the_sweep_weights_the_divergence_of_modes_that_have_one() -> None:
