@@ -60,14 +60,16 @@ def sampled_spans(masks_T: Sequence[int]) -> list[tuple[int, int]]:
 def episode_of(rollout: ScoredRollout, chat: Chat, task_id: str) -> Episode:
     """The episode that a rollout of any origin is: its turns are found by rendering its messages beside its tokens.
 
-    Where fewer spans were sampled than the assistant wrote messages, they are its last ones; the others are context.
+    Where fewer spans were sampled than the assistant wrote messages, they are its last ones; the others are context. A
+    stop token that stands once more behind the sampled one, as Atropos' ManagedServer writes it, is passed over.
 
     Raises:
         AlignmentError: it has no messages, or they do not render to its tokens; the message says where.
         RendererError: they can't be rendered.
     """
-    tokens, masks = tuple(rollout.tokens_T), tuple(rollout.masks_T)
-    messages, spans = _complete(rollout.messages or ()), sampled_spans(rollout.masks_T)
+    kept = [at for at in range(len(rollout.tokens_T)) if not _is_stop_again(rollout, at, chat.stop_token_ids)]
+    tokens = tuple(rollout.tokens_T[at] for at in kept)
+    messages, spans = _complete(rollout.messages or ()), sampled_spans([rollout.masks_T[at] for at in kept])
     context = {turn.message_index for turn in rollout.context_turns}
     said = [i for i, message in enumerate(messages) if message["role"] == "assistant" and i not in context]
     if not spans or len(spans) > len(said):
@@ -89,20 +91,33 @@ def episode_of(rollout: ScoredRollout, chat: Chat, task_id: str) -> Episode:
         cut_off = tokens[stop - 1] not in chat.stop_token_ids
         ids = tokens[start:stop]
         sample = talk.add(Completion(ids, (0.0,) * len(ids), "length" if cut_off else "stop"), parse=False)
-        turns.append(replace(sample.turn, end=end, message_index=at))
+        turns.append(_moved(replace(sample.turn, end=end, message_index=at), kept))
         talk.messages[-1] = messages[at]
         talk.answer(messages[at + 1 : following])
     not_sampled = tuple(ContextTurn(index, "not_sampled") for index in left_out)
     return Episode(
         task=Task(task_id, "", None),
         messages=tuple(messages),
-        tokens_T=tokens,
-        masks_T=masks,
+        tokens_T=tuple(rollout.tokens_T),
+        masks_T=tuple(rollout.masks_T),
         logprobs_T=tuple(rollout.logprobs_T),
         turns=_with_versions(turns, rollout.turns),
         stop_reason=StopReason.CLOSED,
         context_turns=tuple(sorted((*rollout.context_turns, *not_sampled), key=lambda turn: turn.message_index)),
     )
+
+
+def _is_stop_again(rollout: ScoredRollout, at: int, stop_ids: Sequence[int]) -> bool:
+    """Whether a stop token that nobody sampled follows the same one, which was sampled."""
+    tokens, masks = rollout.tokens_T, rollout.masks_T
+    is_prompt_behind_turn = at > 0 and masks[at] == IGNORED and masks[at - 1] != IGNORED
+    return is_prompt_behind_turn and tokens[at] == tokens[at - 1] and tokens[at] in stop_ids
+
+
+def _moved(turn: Turn, kept: Sequence[int]) -> Turn:
+    """A turn whose places are those of `kept`, as places of the sequence."""
+    places = {name: kept[getattr(turn, name)] for name in ("start", "assistant_open", "last_user_end")}
+    return replace(turn, **places, end=kept[turn.end - 1] + 1)
 
 
 def _with_versions(turns: Sequence[Turn], records: Sequence[TurnRecord] | None) -> tuple[Turn, ...]:

@@ -155,3 +155,24 @@ def test_the_documented_lines_run(demo: DemoRun, vllm_server: LocalServer) -> No
     assert {record.hint for record in scored} == {HINT}
     for record in scored:
         assert [len(row) for row in arrays.logprobs_TK[slice(*record.span)]] == [20] * (record.span[1] - record.span[0])
+
+
+def test_the_file_of_a_plain_atropos_environment(vllm_server: LocalServer, tmp_path: Path) -> None:
+    file, out = tmp_path / "plain.jsonl", tmp_path / "plain.distilled.jsonl"
+    argv = [sys.executable, "-m", "tests.support.plain_environment", "process"]
+    argv += ["--env.data_path_to_save_groups", str(file), "--env.tokenizer_name", MODEL, "--env.use_wandb", "False"]
+    argv += ["--openai.base_url", f"{vllm_server.base_url}/v1", "--openai.model_name", MODEL, "--openai.api_key", "x"]
+    plain = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert plain.returncode == 0, plain.stderr
+    theirs = read_lines(file)
+    with judge_server(lambda body: [POSITIVE] * body.get("n", 1)) as judge:
+        judged = ("--env.judge_base_url", judge, "--env.judge_model_name", "judge")
+        done = distill(file, vllm_server, *RENDERER, *judged)
+    assert done.returncode == 0, done.stderr
+    assert "distilled 2" in done.stderr
+    made = read_lines(out)
+    assert [group["tokens"] for group in made] == [group["tokens"] for group in theirs]
+    for turns in (sequence["opd"]["turns"] for group in made for sequence in group["overrides"]):
+        assert [turn["outcome"] for turn in turns] == ["scored", "no_next_state"], "the user answered the first one"
+    checked = run("validate", str(out), "--server", vllm_server.base_url)
+    assert checked.returncode == 0, checked.stdout

@@ -4,6 +4,7 @@ tokens        S U A R R T A R R      S, U, T: prompts, A: the assistant's openin
 masks         . . . R R . . R R
 """
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -60,6 +61,24 @@ def test_what_the_template_writes_after_the_stop_token_may_be_in_the_mask(chat: 
     masks[end], logprobs[end] = rollout.tokens_T[end], -0.1
     longer = ScoredRollout(rollout.tokens_T, masks, logprobs, 1.0, messages=talk.messages)
     assert [turn.end for turn in episode_of(longer, chat, "t").turns] == [end + 1, talk.turns[1].end]
+
+
+def test_a_stop_token_may_stand_once_more_behind_the_sampled_one(chat: Chat) -> None:
+    talk = talked(chat)
+    rollout, (first, second) = rollout_of(talk), talk.turns
+    end = first.end
+    stop = rollout.tokens_T[end - 1]
+    longer = ScoredRollout(
+        [*rollout.tokens_T[:end], stop, *rollout.tokens_T[end:]],
+        [*rollout.masks_T[:end], IGNORED, *rollout.masks_T[end:]],
+        [*rollout.logprobs_T[:end], 1.0, *rollout.logprobs_T[end:]],
+        1.0,
+        messages=talk.messages,
+    )
+    episode = episode_of(longer, chat, "t")
+    assert episode.tokens_T == tuple(longer.tokens_T)
+    places = ("start", "end", "assistant_open", "last_user_end")
+    assert episode.turns == (first, replace(second, **{name: getattr(second, name) + 1 for name in places}))
 
 
 def test_earlier_messages_that_were_not_sampled_are_context(chat: Chat) -> None:
