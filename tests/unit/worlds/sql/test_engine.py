@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from agentic_opd.worlds.sql import engine
 from agentic_opd.worlds.sql.engine import MAX_ROWS, QueryError, Result, difference, run_query, schema_text, shown
 
 ENDLESS = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT {} FROM c"
@@ -90,6 +91,15 @@ def test_what_takes_too_much_ends(image: bytes, sql: str, why: str) -> None:
     with pytest.raises(QueryError, match=why):
         run_query(image, sql)
     assert time.monotonic() - start < 60
+
+
+def test_steps_that_take_long_end_too(image: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "MAX_SECONDS", 1.0)
+    find = "instr(hex(zeroblob(49000)), hex(zeroblob(24000)) || 1)"
+    start = time.monotonic()
+    with pytest.raises(QueryError, match="takes too long"):
+        run_query(image, f"SELECT {' + '.join([find] * 99)}")
+    assert time.monotonic() - start < 30
 
 
 def test_results_differ_in_words_that_hold_no_value() -> None:
