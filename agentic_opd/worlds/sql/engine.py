@@ -17,15 +17,15 @@ from urllib.parse import quote
 MAX_STEPS = 20_000_000
 """Of SQLite's virtual machine, about a second."""
 MAX_SECONDS = 10.0
-"""The end of what MAX_STEPS can't count: single steps that take long."""
+"""The end of what MAX_STEPS can't count: loops of steps that take long."""
 MAX_ROWS = 10_000
 _STEPS_BETWEEN_LOOKS = 20
 _HEAP_BYTES = 2**30
 """Of all connections of this process together."""
 _LIMITS = {
-    # One step may take the square of it: looking for a text in a text.
-    sqlite3.SQLITE_LIMIT_LENGTH: 100_000,
-    sqlite3.SQLITE_LIMIT_SQL_LENGTH: 20_000,
+    # Nothing stops a single step, and one may take the square of it: looking for a text in a text.
+    sqlite3.SQLITE_LIMIT_LENGTH: 50_000,
+    sqlite3.SQLITE_LIMIT_SQL_LENGTH: 10_000,
     sqlite3.SQLITE_LIMIT_EXPR_DEPTH: 200,
     sqlite3.SQLITE_LIMIT_COMPOUND_SELECT: 50,
     sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH: 200,

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from agentic_opd.worlds.sql import engine
 from agentic_opd.worlds.sql.engine import MAX_ROWS, QueryError, Result, difference, run_query, schema_text, shown
 
 ENDLESS = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT {} FROM c"
@@ -93,13 +92,11 @@ def test_what_takes_too_much_ends(image: bytes, sql: str, why: str) -> None:
     assert time.monotonic() - start < 60
 
 
-def test_steps_that_take_long_end_too(image: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "MAX_SECONDS", 1.0)
-    find = "instr(hex(zeroblob(49000)), hex(zeroblob(24000)) || 1)"
+def test_many_steps_that_take_the_square_of_their_input_end_soon(image: bytes) -> None:
+    find = "instr(hex(zeroblob(24999)), hex(zeroblob(12000)) || 1)"
     start = time.monotonic()
-    with pytest.raises(QueryError, match="takes too long"):
-        run_query(image, f"SELECT {' + '.join([find] * 99)}")
-    assert time.monotonic() - start < 30
+    assert run_query(image, f"SELECT {' + '.join([find] * 100)} AS n").rows == ((0,),)
+    assert time.monotonic() - start < 60
 
 
 def test_results_differ_in_words_that_hold_no_value() -> None:
