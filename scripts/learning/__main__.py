@@ -184,7 +184,7 @@ async def experiment(args: argparse.Namespace) -> int:
         laboratory = Laboratory(
             *(vllm, expert, args.model, args.out, args.eval_samples),
             *(args.epochs, args.minibatches, args.lr_schedule, not args.without_examples),
-            *(SUBJECTS[args.world], args.talk),
+            *(args.talk, SUBJECTS[args.world]),
         )
         work = Work(args, laboratory, Examiner(laboratory))
         try:

@@ -55,7 +55,7 @@ MODES = {
 }
 """What each mode changes: the trainer's loss, whose divergence the sweep weights, and the environment's settings."""
 USUAL_MODES = ("opd", "grpo", "opd+grpo", "wrong-hint", "no-hint")
-TALK_MODES = ("opd", "no-hint", "next-state", "contrast")
+TALK_MODES = ("opd", "no-hint", "next-state", "feedback", "contrast")
 """Modes of talk: nobody gives a reward there, and no hint is known to be one of another task."""
 TUNED_AS = {
     "wrong-hint": "opd",
@@ -175,9 +175,9 @@ class Laboratory:
     """Of the trainer."""
     examples: bool
     """The tasks have their public examples."""
-    subject: Subject = SUBJECTS["coding"]
     talk: bool = False
     """Rollouts are sessions of a user who complains, without a reward; else they are the environment's episodes."""
+    subject: Subject = SUBJECTS["coding"]
 
     @property
     def weights(self) -> Path:

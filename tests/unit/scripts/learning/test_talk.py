@@ -131,7 +131,7 @@ def test_talk_knows_no_reward_and_no_other_task(capsys: pytest.CaptureFixture[st
     for mode in laboratory.MODES:
         parts = laboratory.MODES[mode]
         fits = "grpo" not in parts["loss"] and "step_reward" not in parts["loss"]
-        fits &= "other" not in f"{parts.get('env', {})}"
+        fits &= not {"other", "other_task", "sibling", "reference"} & {*parts.get("env", {}).values()}
         assert (mode in laboratory.TALK_MODES) == fits, mode
     with pytest.raises(SystemExit):
         learn.parse_args(["--talk", "--modes", "opd", "grpo"])
