@@ -95,7 +95,7 @@ def _opened(source: Source) -> Generator[sqlite3.Connection]:
     try:
         if isinstance(source, bytes):
             connection.deserialize(source)
-        connection.text_factory = _decoded
+        connection.text_factory = decoded
         connection.execute(f"PRAGMA hard_heap_limit = {_HEAP_BYTES}")
         connection.execute("PRAGMA temp_store = MEMORY")
         for limit, value in _LIMITS.items():
@@ -105,7 +105,8 @@ def _opened(source: Source) -> Generator[sqlite3.Connection]:
         connection.close()
 
 
-def _decoded(raw: bytes) -> str:
+def decoded(raw: bytes) -> str:
+    """What a text cell holds; databases of the field are not always UTF-8."""
     return raw.decode(errors="replace")
 
 

@@ -16,7 +16,7 @@ from random import Random
 from typing import Any
 
 from agentic_opd.core.errors import ConfigError
-from agentic_opd.worlds.sql.engine import QueryError, Source, run_query
+from agentic_opd.worlds.sql.engine import QueryError, Source, decoded, run_query
 
 _MADE, _SHARE, _MAX_ROWS = 3, 0.6, 2000
 """Hidden databases that are made of a shown one: how many, of which share of its rows, and at most so many a table."""
@@ -97,25 +97,27 @@ def hidden_databases(folder: Path, name: str) -> tuple[Source, ...]:
 def _part(path: Path, seed: int) -> bytes:
     """A copy with some of each table's rows."""
     rng = Random(f"{path.name}/{seed}")
+
+    def is_kept() -> bool:
+        return rng.random() < _SHARE
+
     try:
         with (
             closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as old,
             closing(sqlite3.connect(":memory:")) as new,
         ):
-            old.text_factory = bytes
-            made = old.execute("SELECT name, sql FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'")
-            for raw, statement in made.fetchall():
-                name = raw.decode()
-                new.execute(statement.decode())
-                rows = [row for row in old.execute(f'SELECT * FROM "{name}"') if rng.random() < _SHARE]
-                rows = [
-                    [cell.decode(errors="replace") if isinstance(cell, bytes) else cell for cell in row] for row in rows
-                ]
+            old.text_factory = decoded
+            made = "SELECT type, name, sql FROM sqlite_master WHERE name NOT LIKE 'sqlite_%' ORDER BY type = 'view'"
+            for kind, name, statement in old.execute(made).fetchall():
+                if kind not in ("table", "view"):
+                    continue
+                new.execute(statement)
+                rows = [] if kind == "view" else [row for row in old.execute(f'SELECT * FROM "{name}"') if is_kept()]
                 if rows:
                     new.executemany(f'INSERT INTO "{name}" VALUES ({", ".join("?" * len(rows[0]))})', rows[:_MAX_ROWS])
             new.commit()
             return new.serialize()
-    except (sqlite3.Error, UnicodeError) as error:
+    except sqlite3.Error as error:
         raise ConfigError(f"sql_databases: {path} can't be copied: {error}") from error
 
 

@@ -55,6 +55,7 @@ class SqlWorld(OwnWorld):
         self._config = config or SqlConfig()
         self._held_out = (eval_fraction, eval_seed)
         self._cases: dict[str, Case] = {}
+        self._read: tuple[list[Task], list[Task]] | None = None
 
     def tasks(self) -> list[Task]:
         """The questions to train on."""
@@ -120,6 +121,8 @@ class SqlWorld(OwnWorld):
             yield self.task_of(f"sql/{part}/{self._config.sql_seed}/{number:05}", one)
 
     def _of_file(self) -> tuple[list[Task], list[Task]]:
+        if self._read is not None:
+            return self._read
         assert self._config.sql_file is not None
         assert self._config.sql_databases is not None
         path, folder = Path(self._config.sql_file), Path(self._config.sql_databases)
@@ -131,7 +134,8 @@ class SqlWorld(OwnWorld):
             )
             for one in read_questions(path, folder)
         ]
-        return split_tasks(tasks, *self._held_out)
+        self._read = split_tasks(tasks, *self._held_out)
+        return self._read
 
     def task_of(self, task_id: str, one: Question) -> Task:
         """A generated question as a task that this world can judge."""
@@ -155,4 +159,8 @@ def _wrong(database: Source, answer: str, case: Case) -> str | None:
         got = run_query(database, answer)
     except QueryError as error:
         return f"the query fails: {error}"
-    return difference(got, run_query(database, case.sql), is_ordered=is_ordered(case.sql))
+    try:
+        expected = run_query(database, case.sql)
+    except QueryError as error:
+        raise WorldError(f"world sql: the right query {case.sql!r} fails on a hidden database: {error}") from None
+    return difference(got, expected, is_ordered=is_ordered(case.sql))

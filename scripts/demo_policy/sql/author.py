@@ -86,22 +86,23 @@ class SqlAuthor:
         turn = episode.turns[ANSWER_TURN]
         is_target = tuple(mask != IGNORED for mask in episode.masks_T)
         yield Transcript("act", episode.tokens_T, is_target, self.decisions(one, written, turn.start))
-        hinted = wrong or (rng.choice(wrongs) if wrongs and rng.random() < 0.6 else self.any_wrong(one, rng))
+        about = self.any_clause(one, rng)
         if rng.random() < self.mix.heeded:
-            yield self.hinted("heed_first", one, episode, rng.choice(hinted.hints), sql(one.query), rng)
+            # A hint mends the clause that it is about, and nothing else: a hint at all must not make answers right.
+            mended = sql(one.query) if wrong and about == wrong.hints else written
+            yield self.hinted("heed_first", one, episode, rng.choice(about), mended, rng)
         if rng.random() < self.mix.ignored:
             foreign = rng.choice(NEUTRAL_HINTS) if rng.random() < self.mix.neutral else self._foreign
             yield self.hinted("ignore", one, episode, foreign, written, rng)
-        self._foreign = rng.choice(hinted.hints)
+        self._foreign = rng.choice(about)
         yield from self.judged(episode, wrong, rng)
         if rng.random() < self.mix.untaught and (other := untaught(one.query, rng)):
             episode = self.play(one, other.sql, rng)
             yield from self.judged(episode, other, rng)
 
-    def any_wrong(self, one: Question, rng: Random) -> WrongQuery:
-        """A hint for any of its clauses."""
-        clause = rng.choice([name for name in clauses(one.query) if name != "join"])
-        return WrongQuery("", "", hints(one.query, clause))
+    def any_clause(self, one: Question, rng: Random) -> tuple[str, ...]:
+        """What may be said of any of its clauses."""
+        return hints(one.query, rng.choice([name for name in clauses(one.query) if name != "join"]))
 
     def play(self, one: Question, written: str, rng: Random) -> Episode:
         """Run a scripted episode with this answer."""

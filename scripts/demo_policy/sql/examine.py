@@ -48,17 +48,17 @@ class _Exam:
 
     def lines(self) -> list[str]:
         """What came out."""
-        wrongs = [self.rng.choice(taught(one.query) or [self.author.any_wrong(one, self.rng)]) for one in self.asked]
-        own = [self.rng.choice(wrong.hints) for wrong in wrongs]
+        own = [self.rng.choice(self.author.any_clause(one, self.rng)) for one in self.asked]
         answers, is_right = self.answers([None] * len(own))
         lines = [self.rate("no hint", is_right), *self.mistakes(answers, is_right)]
-        lines.append(self.rate("its hint", self.answers(own)[1]))
+        lines += self.mended(answers)
+        lines.append(self.rate("any clause's hint", self.answers(own)[1]))
         lines.append(self.rate("another's hint", self.answers([*own[1:], own[0]])[1]))
         lines.append(self.rate("an empty hint", self.answers([NEUTRAL_HINTS[0]] * len(own))[1]))
         return [*lines, *self.judged(answers, is_right)]
 
     def rate(self, name: str, hits: Sequence[bool]) -> str:
-        return f"{name:16}{sum(hits) / max(1, len(hits)):4.0%} of {len(hits)}"
+        return f"{name:18}{sum(hits) / max(1, len(hits)):4.0%} of {len(hits)}"
 
     def answers(self, hints: Sequence[str | None]) -> tuple[list[str | None], list[bool]]:
         """The answer to each question under its hint, and whether it is right."""
@@ -93,10 +93,26 @@ class _Exam:
         wrong = [(one, text or "") for one, text, right in zip(self.asked, answers, is_right, strict=True) if not right]
         kinds = Counter(kind_of(one.query, text) or "of its own" for one, text in wrong)
         own = [(one, text) for one, text in wrong if kind_of(one.query, text) is None]
-        lines = [f"mistakes        {', '.join(f'{kind} {count}' for kind, count in kinds.most_common())}"]
+        lines = [f"mistakes          {', '.join(f'{kind} {count}' for kind, count in kinds.most_common())}"]
         for one, text in own[:_MISTAKES_SHOWN]:
             lines.append(f"  {one.text}\n    {text}")
         return lines
+
+    def mended(self, answers: Sequence[str | None]) -> list[str]:
+        """Questions whose answer had a taught mistake, asked again: with the hint about it, with another's, with none."""
+        said = [
+            next((wrong.hints[0] for wrong in taught(one.query) if wrong.kind == kind_of(one.query, text or "")), None)
+            for one, text in zip(self.asked, answers, strict=True)
+        ]
+        exam = _Exam(self.author, self.sample, [one for one, hint in zip(self.asked, said, strict=True) if hint])
+        hints = [hint for hint in said if hint]
+        if not hints:
+            return []
+        return [
+            self.rate("a mistake again", exam.answers([None] * len(hints))[1]),
+            self.rate("with its hint", exam.answers(hints)[1]),
+            self.rate("with another's", exam.answers([*hints[1:], hints[0]])[1]),
+        ]
 
     def judged(self, answers: Sequence[str | None], is_right: Sequence[bool]) -> list[str]:
         """The judge on the policy's own answers: does its hint say a clause that the answer lacks?"""

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from agentic_opd.core.errors import ConfigError
+from agentic_opd.core.errors import ConfigError, WorldError
 from agentic_opd.core.types import Task, ToolCall, ToolResult, Verification
 from agentic_opd.env.config import AgenticOPDEnvConfig
 from agentic_opd.worlds.choose import make_world
@@ -118,6 +118,28 @@ def test_bird_writes_sql_and_evidence(shops: Path) -> None:
     training, held_out = asyncio.run(of_files(shops, eval_fraction=0.5).train_and_eval_tasks())
     assert training[0].prompt == "Which?\ndear means price > 2"
     assert len(training) + len(held_out) == 4
+
+
+def test_parts_hold_views_blobs_and_what_is_no_utf_8(shops: Path) -> None:
+    (shops / "databases/shop/shop_2.sqlite").unlink()
+    with closing(sqlite3.connect(shops / "databases/shop/shop.sqlite")) as connection:
+        connection.execute("CREATE TABLE a_first (data BLOB, name TEXT)")
+        connection.executemany("INSERT INTO a_first VALUES (?, CAST(? AS TEXT))", [(b"\xff\x00", b"caf\xe9")] * 9)
+        connection.execute("CREATE VIEW a_view AS SELECT hex(data) AS d, name FROM a_first")
+        connection.commit()
+    write(shops, [{"db_id": "shop", "question": "Which?", "query": "SELECT d, name FROM a_view"}])
+    made = of_files(shops)
+    (task,), _ = asyncio.run(made.train_and_eval_tasks())
+    assert played(made, task, [("answer", {"sql": "SELECT hex(data), name FROM a_first"})])[1].correctness == 1
+
+
+def test_a_right_query_that_fails_on_a_hidden_database_is_the_worlds_fault(shops: Path) -> None:
+    with closing(sqlite3.connect(shops / "databases/shop/shop_2.sqlite")) as connection:
+        connection.execute("ALTER TABLE shops RENAME TO others")
+    made = of_files(shops)
+    (task,), _ = asyncio.run(made.train_and_eval_tasks())
+    with pytest.raises(WorldError, match=r"the right query .* fails on a hidden database: no such table"):
+        played(made, task, [("answer", {"sql": "SELECT 1"})])
 
 
 @pytest.mark.parametrize(
