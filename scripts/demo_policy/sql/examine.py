@@ -14,7 +14,7 @@ from agentic_opd.worlds.sql.questions import Question, questions, sql
 from agentic_opd.worlds.sql.world import Desk
 from demo_policy.script import NEUTRAL_HINTS
 from demo_policy.sql.author import ANSWER_TURN, SqlAuthor
-from demo_policy.sql.faults import kind_of, quoted, taught
+from demo_policy.sql.faults import mistake_of, quoted
 
 Sampler = Callable[[Sequence[Sequence[int]], int, float], list[list[int]]]
 """Prompts, most tokens, temperature -> completions, each with its stop token."""
@@ -91,21 +91,19 @@ class _Exam:
     def mistakes(self, answers: Sequence[str | None], is_right: Sequence[bool]) -> list[str]:
         """The kinds of the wrong answers, and some that nobody taught."""
         wrong = [(one, text or "") for one, text, right in zip(self.asked, answers, is_right, strict=True) if not right]
-        kinds = Counter(kind_of(one.query, text) or "of its own" for one, text in wrong)
-        own = [(one, text) for one, text in wrong if kind_of(one.query, text) is None]
+        mistakes = [mistake_of(one.query, text) for one, text in wrong]
+        kinds = Counter(mistake.kind if mistake else "of its own" for mistake in mistakes)
+        own = [row for row, mistake in zip(wrong, mistakes, strict=True) if mistake is None]
         lines = [f"mistakes          {', '.join(f'{kind} {count}' for kind, count in kinds.most_common())}"]
         for one, text in own[:_MISTAKES_SHOWN]:
             lines.append(f"  {one.text}\n    {text}")
         return lines
 
     def mended(self, answers: Sequence[str | None]) -> list[str]:
-        """Questions whose answer had a taught mistake, asked again: with the hint about it, with another's, with none."""
-        said = [
-            next((wrong.hints[0] for wrong in taught(one.query) if wrong.kind == kind_of(one.query, text or "")), None)
-            for one, text in zip(self.asked, answers, strict=True)
-        ]
-        exam = _Exam(self.author, self.sample, [one for one, hint in zip(self.asked, said, strict=True) if hint])
-        hints = [hint for hint in said if hint]
+        """Questions whose answer had a taught mistake, once more: with the hint about it, with another's, with none."""
+        made = [(one, mistake_of(one.query, text or "")) for one, text in zip(self.asked, answers, strict=True)]
+        hints = [mistake.hints[0] for _, mistake in made if mistake]
+        exam = _Exam(self.author, self.sample, [one for one, mistake in made if mistake])
         if not hints:
             return []
         return [

@@ -2,7 +2,7 @@
 
     taught(query)          one clause is wrong in a way that people know: AVG for SUM, `= NULL`, a filter forgotten
     untaught(query, rng)   one clause names another column or value
-    kind_of(query, text)   which of the taught ones a wrong query is; None: it is a mistake of the policy's own
+    mistake_of(query, text)   which of the taught ones a wrong query is; None: it is a mistake of the policy's own
 
 A hint says the clause as it should be; which clause it is, is what the judge has to find.
 """
@@ -140,9 +140,9 @@ def _other_filter(one: Filter, query: Query, rng: Random) -> Filter:
     return replace(one, value=rng.randint(1, 99)) if one.column.kind == "number" else one
 
 
-def kind_of(query: Query, written: str) -> str | None:
+def mistake_of(query: Query, written: str) -> WrongQuery | None:
     """Which taught mistake a wrong query is; None: none of them."""
-    return next((one.kind for one in taught(query) if _plain(one.sql) == _plain(written)), None)
+    return next((one for one in taught(query) if _plain(one.sql) == _plain(written)), None)
 
 
 def _plain(text: str) -> str:

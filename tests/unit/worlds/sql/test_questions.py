@@ -4,7 +4,7 @@ import sqlite3
 from itertools import islice
 
 import pytest
-from demo_policy.sql.faults import kind_of, quoted, taught
+from demo_policy.sql.faults import mistake_of, quoted, taught
 
 from agentic_opd.worlds.sql.engine import QueryError, difference, run_query
 from agentic_opd.worlds.sql.questions import HELD_OUT, Question, questions, sql
@@ -78,10 +78,10 @@ def test_a_question_says_what_its_query_needs(training: list[Question]) -> None:
 def test_taught_mistakes_are_told_apart_and_their_hints_quote_the_right_clause(training: list[Question]) -> None:
     for one in training:
         right = sql(one.query)
-        assert kind_of(one.query, right) is None
+        assert mistake_of(one.query, right) is None
         for wrong in taught(one.query):
             assert wrong.sql != right
-            assert kind_of(one.query, f"{wrong.sql} ;") == wrong.kind
+            assert mistake_of(one.query, f"{wrong.sql} ;") == wrong
             assert all(quoted(hint) in right and len(hint) > 10 for hint in wrong.hints)
 
 
