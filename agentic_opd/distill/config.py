@@ -68,11 +68,12 @@ class DistillConfig(BaseModel):
         min_length=1,
         description="What the teacher reads: one source, or several in their order of preference ([sibling, judge]), "
         "of which the first that has a hint for a turn is taken. judge: the hint that the judge wrote. feedback: what "
-        "came after the turn, word for word (SDPO). sibling: what another rollout of the group that passed did, for "
-        "the turn that made what failed. reference: the task's own solution (OPSD). Only for judge the judge is "
-        "asked; what holds hidden tests' data is dropped as leaked. other_task, none (each alone): where the judge "
-        "wrote a hint, an accepted one of another task in its place (until there is one, the turn ends as "
-        "vote_failed), or nothing; they show what a run learns without the hint's content.",
+        "came after the turn, word for word (SDPO). sibling: what another rollout of the group that passed did, "
+        "for the turn that made what failed (group_size above 1). reference: the task's own solution (OPSD). Only"
+        " for judge the judge is asked, for step_votes too; what holds hidden tests' data is dropped as leaked. "
+        "other_task, none (each alone): where the judge wrote a hint, an accepted one of another task in its "
+        "place (until there is one, the turn ends as vote_failed), or nothing; they show what a run learns "
+        "without the hint's content.",
     )
     control: Literal["none", "neutral", "other", "same_task"] = Field(
         default="none",

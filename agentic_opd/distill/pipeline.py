@@ -262,6 +262,7 @@ async def _distill_turn(
     if not pair.evidence:
         return way
     known = Known(episode, pair, siblings, config.hint_max_next_state_chars)
+    ends = list[tuple[TurnOutcome, str | None]]()
     for source in config.hint_source:
         if source in SOURCES:
             way = await _given(way, source, known, public_text)
@@ -270,19 +271,26 @@ async def _distill_turn(
         if (hint := way.record.hint) is not None:
             way = replace(way, record=replace(way.record, hint_source=source, error=None))
             return await _scored(way, episode, pair.turn_index, hint, servers, config, pool)
-    return way
+        ends.append((way.record.outcome, way.record.error))
+    outcome, error = min(ends, key=lambda end: _GRAVEST.index(end[0]))
+    return way.ended(outcome, error)
+
+
+_GRAVEST = (TurnOutcome.JUDGE_ERROR, TurnOutcome.LEAKED, TurnOutcome.VOTE_FAILED)
+"""Of several sources without a hint the turn tells the gravest end: a judge that is gone must be seen."""
 
 
 async def _given(way: _Turn, source: HintSource, known: Known, public_text: str) -> _Turn:
     """The turn with a hint that no judge wrote, unless this source has none for it."""
-    hint = SOURCES[source](known)
-    if isinstance(hint, Lack):
-        return way.ended(TurnOutcome.VOTE_FAILED, f"hint_source {source}: {hint.why}")
+    found = SOURCES[source](known)
+    if isinstance(found, Lack):
+        return way.ended(TurnOutcome.VOTE_FAILED, f"hint_source {source}: {found.why}")
     # Hidden tests may be megabytes, and what they say is looked for in each hint: not on the event loop.
     hidden_tests = known.episode.task.hidden_tests
-    if hidden_tests is not None and await asyncio.to_thread(leaks, hint.partition("\n")[2], hidden_tests, public_text):
-        return way.ended(TurnOutcome.LEAKED)
-    return replace(way, record=replace(way.record, hint=hint))
+    for text in found.texts:
+        if hidden_tests is None or not await asyncio.to_thread(leaks, text, hidden_tests, public_text):
+            return replace(way, record=replace(way.record, hint=f"{found.what}\n{text}"))
+    return way.ended(TurnOutcome.LEAKED)
 
 
 async def _by_judge(

@@ -78,9 +78,9 @@ def shown_text(episode: Episode) -> str:
     return "\n".join(parts)
 
 
-def is_makers(episode: Episode, pair: HindsightPair) -> bool:
-    """Whether a pair's turn made what the verdict is about: it changed that, and is shown the verdict."""
-    return "verdict" in pair.kinds and bool(_changes(episode, pair.turn_index))
+def maker(episode: Episode) -> int | None:
+    """The turn that changed what is judged last: it made what the verdict is about. None: no turn did."""
+    return next((index for index in reversed(range(len(episode.turns))) if _changes(episode, index)), None)
 
 
 def changing_calls(episode: Episode) -> list[str]:
@@ -135,10 +135,10 @@ def _verdicts(episode: Episode, hindsight: Hindsight) -> dict[int, str]:
     report, last = episode.verification.judge_report, len(episode.turns) - 1
     if hindsight == "next_state":
         return {last: report}
-    changing = [index for index in range(last + 1) if _changes(episode, index)]
-    maker = changing[-1] if changing else last
-    verdicts = {maker: report}
-    if maker != last and not _calls(episode, last) and episode.verification.correctness < 1:
+    made = maker(episode)
+    made = last if made is None else made
+    verdicts = {made: report}
+    if made != last and not _calls(episode, last) and episode.verification.correctness < 1:
         verdicts[last] = report.partition("\n")[0]
     return verdicts
 

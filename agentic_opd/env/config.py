@@ -45,6 +45,12 @@ class AgentEnvConfig(RunConfig, RolloutConfig, CodingConfig, SqlConfig, IdleEnvS
 class AgenticOPDEnvConfig(DistillConfig, AgentEnvConfig):
     """All settings of `AgenticOPDEnv`."""
 
+    @model_validator(mode="after")
+    def _check_siblings(self) -> "AgenticOPDEnvConfig":
+        if "sibling" in self.hint_source and self.group_size == 1:
+            raise ValueError("hint_source sibling needs other rollouts of the task: set group_size above 1")
+        return self
+
 
 def default_settings() -> tuple[AgenticOPDEnvConfig, list[PolicyServerConfig]]:
     """Those of `AgenticOPDEnv`: a vLLM server on this machine."""

@@ -350,6 +350,9 @@ class GroupChecker:
             for where, message in self._rollout(rollout, reads_hints=reads_hints):
                 yield Problem(f"sequence {index}{where}", message)
         records = [turn for rollout in group.rollouts for turn in rollout.turns or ()]
+        named = () if distillation is None else distillation.hint_sources
+        if odd := {turn.hint_source for turn in records if turn.hint_source} - {*named} if named else set[str]():
+            yield Problem("", f"opd turns: hint_source {', '.join(sorted(odd))}, but the group has {', '.join(named)}")
         if distillation is None or not distillation.outcomes or not records:
             return
         found = Counter(turn.outcome.value for turn in records)

@@ -6,6 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from agentic_opd.distill.config import DistillConfig
+from agentic_opd.env.config import AgenticOPDEnvConfig
 from agentic_opd.gateway.config import GatewayConfig
 
 
@@ -38,6 +39,11 @@ def test_hint_source_is_one_name_or_an_order_of_preference(given: Any, sources: 
 def test_what_is_no_order_is_refused(given: Any, why: str) -> None:
     with pytest.raises(ValidationError, match=why):
         DistillConfig(hint_source=given)
+
+
+def test_one_rollout_has_no_siblings() -> None:
+    with pytest.raises(ValidationError, match="set group_size above 1"):
+        AgenticOPDEnvConfig(hint_source="sibling,judge", group_size=1)
 
 
 def test_a_gateway_has_no_siblings() -> None:

@@ -19,6 +19,7 @@ from agentic_opd.distill.hints import Questions
 from agentic_opd.distill.judge import JudgeReply
 from agentic_opd.distill.pipeline import DistilledEpisode, DistilledTurn, distill_episode, distill_turn, noise_floor
 from agentic_opd.distill.rescoring import insert_hint
+from agentic_opd.distill.sources import SIBLING
 from agentic_opd.wire.checks import GroupChecker
 from agentic_opd.wire.group import ScoredGroup, ScoredRollout
 
@@ -463,7 +464,7 @@ def test_what_a_sibling_that_passed_wrote_is_the_hint_of_the_turn_that_wrote_it_
     long, short = passing("def f(n):\n    return n + 1"), passing("f = abs")
     distilled, asked = by(("sibling",), make_episode(), long, short)
     first, last = distilled.records
-    said = "Another attempt at this task, which passed, did this:\n[write_file]\npath: solution.py\ncontent: f = abs"
+    said = f"{SIBLING}\n[write_file]\npath: solution.py\ncontent: f = abs"
     assert (first.hint, first.hint_source, first.outcome.value) == (said, "sibling", "scored")
     assert (last.hint, last.hint_source, last.outcome.value) == (None, None, "vote_failed")
     assert last.error == "hint_source sibling: the turn did not make what failed"
@@ -503,10 +504,32 @@ def test_a_judge_without_a_hint_leaves_its_votes_and_the_next_source_is_asked() 
     assert all(len(record.votes) == 3 and record.question for record in distilled.records)
 
 
-def test_a_sibling_that_tells_the_tests_is_dropped() -> None:
-    secret = "assert fizzbuzz(30) == 'FizzBuzz'"
-    record = by(("sibling",), passing(f"def fizzbuzz(n):\n    ...\n{secret}"))[0].records[0]
+SECRET = "def fizzbuzz(n):\n    assert fizzbuzz(30) == 'FizzBuzz'"
+
+
+def test_a_sibling_that_tells_the_tests_is_dropped_for_one_that_does_not() -> None:
+    record = by(("sibling",), passing(SECRET))[0].records[0]
     assert (record.outcome.value, record.hint, record.hint_source) == ("leaked", None, None)
+    longer = passing("def fizzbuzz(n):\n" + "    # It takes its time.\n" * 20 + "    return n")
+    record = by(("sibling",), passing(SECRET), longer)[0].records[0]
+    assert record.hint is not None
+    assert "It takes its time" in record.hint
+
+
+def test_with_the_next_state_alone_a_sibling_still_belongs_to_the_turn_that_wrote() -> None:
+    config = CONFIG.model_copy(update={"hint_source": ("sibling",), "hindsight": "next_state"})
+    deps = make_deps({}, TableTeacher())
+    done = asyncio.run(distill_episode(make_episode(), deps, config, pool_of(), siblings=[passing("f = abs")]))
+    assert [record.hint_source for record in done.records] == ["sibling", None]
+
+
+def test_a_judge_that_is_gone_and_a_leak_are_told_before_what_a_later_source_lacks() -> None:
+    config = CONFIG.model_copy(update={"hint_source": ("judge", "sibling")})
+    deps = make_deps({FIRST: REFUSED, LAST: NO}, TableTeacher())
+    done = asyncio.run(distill_episode(make_episode(), deps, config, pool_of()))
+    assert outcomes(done) == ["judge_error", "vote_failed"]
+    assert done.records[0].error == "HTTP 400: no"
+    assert outcomes(by(("sibling", "reference"), passing(SECRET))[0])[0] == "leaked"
 
 
 FILES = [

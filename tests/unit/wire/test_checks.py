@@ -348,6 +348,9 @@ def test_the_group_says_how_its_gaps_came_about() -> None:
     assert violations(one) == []
     one["overrides"][0]["opd"]["turns"][1]["hint_source"] = "judge"
     assert violations(one) == ["line 1, sequence 0, turn 1: hint_source: 'judge', but there is no hint"]
+    one["overrides"][0]["opd"]["turns"][1].pop("hint_source")
+    one["overrides"][0]["opd"]["turns"][0]["hint_source"] = "feedback"
+    assert violations(one) == ["line 1: opd turns: hint_source feedback, but the group has sibling, judge"]
     one["group_overrides"]["opd"]["hint_source"] = ["sibling", "brother"]
     assert "is none of" in violations(one)[0]
 
