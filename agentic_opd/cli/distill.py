@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentic_opd.cli.run_settings import settings_of_run
 from agentic_opd.core.console import LiveBar, set_up_logging
-from agentic_opd.core.errors import OPDError, OutputError, PlaceError, ServerUnreachableError
+from agentic_opd.core.errors import ConfigError, OPDError, OutputError, PlaceError, ServerUnreachableError
 from agentic_opd.core.exit_codes import EXIT_FAILED, EXIT_OK, exit_code
 from agentic_opd.core.light import keep_torch_out
 from agentic_opd.env.config import default_settings
@@ -66,9 +66,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         env = settings_of_run(env, arguments.file)
         settings = read_flags(arguments, env, servers, misunderstood(unknown, parser))
         if len(settings.servers) > 1:
-            raise PlaceError("distill reads with one policy server: name one below openai")
+            raise ConfigError("distill reads with one policy server: name one below openai")
         if missing := {"sibling", "reference"} & {*settings.env.hint_source}:
-            raise PlaceError(f"env.hint_source {', '.join(sorted(missing))}: a file does not hold that; leave it out")
+            raise ConfigError(f"env.hint_source {', '.join(sorted(missing))}: a file does not hold that; leave it out")
         keep_torch_out()
         return asyncio.run(_distill(settings, arguments))
 

@@ -237,7 +237,7 @@ async def noise_floor(episodes: Sequence[Episode], servers: DistillServers, conf
     request = insert_hint(episode.tokens_T, turn, turn.start, ())
     if len(request.token_ids) >= servers.teacher.info.max_model_len:
         return None
-    second = _without_hint(request, turn, servers)
+    second = without_hint(request, turn.weight_version, servers)
     try:
         reply = await servers.teacher.score(request, 1, () if second is None else (second,))
     except (AlignmentError, ServerRequestError) as error:
@@ -387,7 +387,7 @@ async def _scored(
     ready = replace(ready, control=_control(control_hints(config, pool, own, read), with_hint, limit))
     if ready.control is None and config.control != "none":
         return ready.ended(TurnOutcome.TOO_LONG, f"no control hint fits the {limit} tokens that the teacher reads")
-    return await _asked(ready, request, _without_hint(unhinted, turn, servers), servers, config)
+    return await _asked(ready, request, without_hint(unhinted, turn.weight_version, servers), servers, config)
 
 
 def _control(hints: Iterable[ControlHint], with_hint: Callable[[str], TeacherRequest], limit: int) -> _Control | None:
@@ -402,14 +402,19 @@ def _control(hints: Iterable[ControlHint], with_hint: Callable[[str], TeacherReq
     return None
 
 
-def _without_hint(request: TeacherRequest, turn: Turn, servers: DistillServers) -> Reading | None:
+def without_hint(request: TeacherRequest, sampled_by: int | None, servers: DistillServers) -> Reading | None:
     """A reading without the hint by the weights that read with it; None if only the sampling weights' is to be had.
 
     If the teacher is the policy, nothing is read where the weights are known to be those that sampled the turn.
+
+    Args:
+        request: The turn with no hint before it.
+        sampled_by: The version of the weights that sampled it, if that is known.
+        servers: Who reads.
     """
     if not servers.teacher_is_policy:
         return Reading(request, 1)
-    return Reading(request, 1, turn.weight_version) if servers.teacher.info.has_plugin else None
+    return Reading(request, 1, sampled_by) if servers.teacher.info.has_plugin else None
 
 
 async def _asked(
@@ -425,11 +430,7 @@ async def _asked(
         return ready.ended(TurnOutcome.SCORING_ERROR, error)
     replied_s = time.monotonic()
     found = {name: rows for name, rows in zip(also, reply.also, strict=True) if rows is not None}
-    record = replace(ready.record, scored_version=reply.weight_version)
-    if rows := found.get("without_hint"):
-        is_baseline = servers.teacher_is_policy or config.gap_baseline == "teacher"
-        name = "baseline_logprobs" if is_baseline else "unhinted_logprobs"
-        record = replace(record, **{name: tuple(rounded(rows.actual_R).tolist())})
+    record = scored_by(ready.record, reply.weight_version, found.get("without_hint"), servers, config)
     return replace(ready, record=record).ended(
         TurnOutcome.SCORED,
         reply=reply,
@@ -437,3 +438,19 @@ async def _asked(
         replied_s=replied_s,
         control=ready.control and replace(ready.control, rows=found.get("control")),
     )
+
+
+def scored_by(
+    record: TurnRecord,
+    version: int | None,
+    without_hint: TeacherRows | None,
+    servers: DistillServers,
+    config: DistillConfig,
+) -> TurnRecord:
+    """The record with the version that gave the rows, and with the reading without the hint under its name."""
+    record = replace(record, scored_version=version)
+    if without_hint is None:
+        return record
+    is_baseline = servers.teacher_is_policy or config.gap_baseline == "teacher"
+    name = "baseline_logprobs" if is_baseline else "unhinted_logprobs"
+    return replace(record, **{name: tuple(rounded(without_hint.actual_R).tolist())})

@@ -90,9 +90,9 @@ class GatewayConfig(DistillConfig, RendererConfig):
         return self.journal_path or self.data_path_to_save_groups.with_name("journal.sqlite")
 
     @model_validator(mode="after")
-    def _check_siblings(self) -> "GatewayConfig":
-        if "sibling" in self.hint_source:
-            raise ValueError("hint_source sibling: conversations have no other rollouts of their task; leave it out")
+    def _check_sources(self) -> "GatewayConfig":
+        if missing := {"sibling", "reference"} & {*self.hint_source}:
+            raise ValueError(f"hint_source {', '.join(sorted(missing))}: a conversation has none; leave it out")
         return self
 
     @model_validator(mode="after")

@@ -37,8 +37,8 @@ from agentic_opd.distill.arrays import build_arrays, rounded
 from agentic_opd.distill.config import DistillConfig
 from agentic_opd.distill.connect import PolicyEndpoint, make_teacher
 from agentic_opd.distill.distiller import DistilledGroup, Distiller
-from agentic_opd.distill.pipeline import DistilledEpisode
-from agentic_opd.distill.teacher import Reading, TeacherClient, TeacherReply
+from agentic_opd.distill.pipeline import DistilledEpisode, scored_by, without_hint
+from agentic_opd.distill.teacher import TeacherClient
 from agentic_opd.rollout.chat import Chat
 from agentic_opd.rollout.conversation import Completion, Conversation
 from agentic_opd.rollout.renderer import explained_tokenizer_errors, load_renderer
@@ -328,23 +328,11 @@ class PolicyDistiller:
             why = f"{len(request.token_ids)} tokens, the teacher reads at most {limit}"
             return replace(plain, outcome=TurnOutcome.TOO_LONG, error=why), None
         unhinted = TeacherRequest(tokens[:end], end - start, start, ())
-        also: tuple[Reading, ...] = ()
-        if not servers.teacher_is_policy:
-            also = (Reading(unhinted, 1),)
-        elif servers.teacher.info.has_plugin:
-            also = (Reading(unhinted, 1, record.weight_version),)
+        second = without_hint(unhinted, record.weight_version, servers)
         try:
-            reply = await servers.teacher.score(request, config.distill_topk, also)
+            reply = await servers.teacher.score(request, config.distill_topk, () if second is None else (second,))
         except (AlignmentError, ServerRequestError) as error:
             return replace(plain, outcome=TurnOutcome.SCORING_ERROR, error=str(error)), None
-        is_baseline = servers.teacher_is_policy or config.gap_baseline == "teacher"
-        return _scored(plain, reply, is_baseline=is_baseline), reply.rows
-
-
-def _scored(record: TurnRecord, reply: TeacherReply, *, is_baseline: bool) -> TurnRecord:
-    record = replace(record, outcome=TurnOutcome.SCORED, scored_version=reply.weight_version)
-    without_hint = next((rows for rows in reply.also if rows is not None), None)
-    if without_hint is None:
-        return record
-    read = tuple(rounded(without_hint.actual_R).tolist())
-    return replace(record, **{"baseline_logprobs" if is_baseline else "unhinted_logprobs": read})
+        read = next((rows for rows in reply.also if rows is not None), None)
+        scored = scored_by(replace(plain, outcome=TurnOutcome.SCORED), reply.weight_version, read, servers, config)
+        return scored, reply.rows

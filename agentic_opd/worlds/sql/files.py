@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -112,9 +113,11 @@ def _part(path: Path, seed: int) -> bytes:
                 if kind not in ("table", "view"):
                     continue
                 new.execute(statement)
-                rows = [] if kind == "view" else [row for row in old.execute(f'SELECT * FROM "{name}"') if is_kept()]
-                if rows:
-                    new.executemany(f'INSERT INTO "{name}" VALUES ({", ".join("?" * len(rows[0]))})', rows[:_MAX_ROWS])
+                if kind == "table":
+                    rows = old.execute(f'SELECT * FROM "{name}"')
+                    places = ", ".join("?" * len(rows.description))
+                    kept = islice((row for row in rows if is_kept()), _MAX_ROWS)
+                    new.executemany(f'INSERT INTO "{name}" VALUES ({places})', kept)
             new.commit()
             return new.serialize()
     except sqlite3.Error as error:

@@ -9,7 +9,6 @@ import asyncio
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import count
 from random import Random
 from typing import Any
 
@@ -70,7 +69,6 @@ class SqlAuthor:
         self.mix = mix or SqlMix()
         self.sql_world = SqlWorld()
         self.world = HookedWorld(self.sql_world, CodingConfig())
-        self._numbers = count()
         self._foreign = "Group by city."
         self._drawn: Iterator[Question] | None = None
 
@@ -106,7 +104,7 @@ class SqlAuthor:
 
     def play(self, one: Question, written: str, rng: Random) -> Episode:
         """Run a scripted episode with this answer."""
-        task = self.sql_world.task_of(f"sql/written/{next(self._numbers)}", one)
+        task = self.sql_world.task_of("sql/written", one)
         turns = (call("schema"), call("answer", sql=written), rng.choice(ENDS))
         policy = ScriptedPolicy(self.completion_ids(text) for text in turns)
         return asyncio.run(run_episode(task, policy, self.world, self.chat, UNLIMITED))

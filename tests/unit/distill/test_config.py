@@ -46,6 +46,7 @@ def test_one_rollout_has_no_siblings() -> None:
         AgenticOPDEnvConfig(hint_source="sibling,judge", group_size=1)
 
 
-def test_a_gateway_has_no_siblings() -> None:
-    with pytest.raises(ValidationError, match="conversations have no other rollouts"):
-        GatewayConfig(hint_source="sibling,judge")
+@pytest.mark.parametrize("source", ["sibling", "reference"])
+def test_a_conversation_has_neither_siblings_nor_a_solution(source: str) -> None:
+    with pytest.raises(ValidationError, match=f"hint_source {source}: a conversation has none"):
+        GatewayConfig(hint_source=f"{source},judge")

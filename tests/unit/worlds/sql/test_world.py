@@ -167,7 +167,11 @@ def test_what_is_no_list_is_refused_and_files_belong_together(shops: Path) -> No
     with pytest.raises(ConfigError, match="can't be read as JSON"):
         asyncio.run(of_files(shops).train_and_eval_tasks())
     with pytest.raises(ValueError, match="belong together"):
-        AgenticOPDEnvConfig(sql_file="questions.json")
+        AgenticOPDEnvConfig(world="sql", sql_file="questions.json")
+    with pytest.raises(ValueError, match="set world to sql"):
+        AgenticOPDEnvConfig(sql_file="questions.json", sql_databases="databases")
+    with pytest.raises(ValueError, match="for the world coding"):
+        AgenticOPDEnvConfig(world="sql", dataset_name="tasks.jsonl")
 
 
 def test_only_the_outermost_order_matters() -> None:
