@@ -210,10 +210,11 @@ class HookedWorld:
             raise WorldError(f"world {self._name}: verify gave {type(checks).__name__}, expected Checks")
         if not {type(checks.passed), type(checks.total)} <= {int, bool}:
             raise WorldError(f"world {self._name}: verify gave {checks.passed!r} of {checks.total!r}, expected counts")
-        counts = f"{checks.passed} of {checks.total} checks passed."
+        passed, total = int(checks.passed), int(checks.total)  # True is a count of Python's, and none of JSON's.
+        counts = f"{passed} of {total} checks passed."
         try:
             return Verification(
-                VerifyOutcome.RAN, checks.passed, checks.total, checks.report or counts, checks.judge_report or counts
+                VerifyOutcome.RAN, passed, total, checks.report or counts, checks.judge_report or counts
             )
         except AlignmentError as error:
             raise WorldError(f"world {self._name}: verify gave wrong Checks: {error}") from error

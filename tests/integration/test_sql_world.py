@@ -33,8 +33,8 @@ def test_its_policy_answers_is_judged_and_scored(server: LocalServer, tmp_path: 
     groups = read_lines(out)
     scores = [score for group in groups for score in group["scores"]]
     rollouts = [one for group in groups for one in group["overrides"]]
-    verdicts = {one["verification"]["passed"] for one in rollouts}
-    assert verdicts == {0, 1}
+    verdicts = {str(one["verification"]["passed"]) for one in rollouts}
+    assert verdicts == {"0", "1"}, "whole numbers, which the report counts"
     assert len({*scores}) > 1
     answers = [
         call["function"]

@@ -1,6 +1,7 @@
 """Worlds of one's own: the documented one as written, one in a sandbox with a user, the skeleton, and every fault."""
 
 import asyncio
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,7 @@ from agentic_opd.core.errors import ConfigError, WorldError
 from agentic_opd.core.types import Task, ToolCall, ToolResult, Verification
 from agentic_opd.worlds.choose import make_world
 from agentic_opd.worlds.coding.config import CodingConfig
-from agentic_opd.worlds.own import Checks, HookedSession, HookedWorld, OwnWorld, ToolError, tool
+from agentic_opd.worlds.own import Checks, HookedSession, HookedWorld, Left, OwnWorld, ToolError, tool
 from tests.support.environment import exit_code_of
 from tests.support.sandboxes import needs_bwrap
 
@@ -203,6 +204,15 @@ def test_a_hook_that_fails_is_named(hook: str, does: Any, said: str) -> None:
     setattr(hooks, hook, does)
     with pytest.raises(WorldError, match=said):
         acted(world, TASK, ("go", {}))
+
+
+def test_a_verdict_of_truth_values_is_written_as_counts() -> None:
+    hooks = Plain()
+    hooks.verify = lying(Checks(True, True))  # type: ignore[method-assign]
+    verification = asyncio.run(HookedWorld(hooks, CodingConfig()).verify(TASK, Left([0], {})))
+    assert (
+        json.dumps([verification.passed, verification.total, verification.report]) == '[1, 1, "1 of 1 checks passed."]'
+    )
 
 
 @pytest.mark.parametrize(
