@@ -12,6 +12,7 @@ from agentic_opd import __version__
 from agentic_opd.core.exit_codes import EXIT_CODES, EXIT_USAGE
 
 COMMANDS = {
+    "up": "run a whole loop from one file: vLLM servers, run-api, environments, the trainer",
     "serve": "roll out for a trainer: scored groups to the trajectory API (run-api)",
     "process": "make a number of scored groups and write them to a JSONL file",
     "evaluate": "measure the policy on the held-out tasks",
@@ -28,6 +29,7 @@ COMMANDS = {
 }
 
 _MODULES = {
+    "up": "agentic_opd.up.command",
     "gateway": "agentic_opd.gateway.command",
     "sessions": "agentic_opd.gateway.sessions_command",
     "train": "agentic_opd.training.command",

@@ -51,7 +51,7 @@ def read_settings(
     flags = flag_values(arguments, "openai", type(first), wrong)
     if len(rows) > 1 and flags:
         wrong.append("--openai.* flags do not go with several servers in the file: which one is meant?")
-    server_values = [{**row, **flags} for row in rows]
+    server_values = [{**row, **flags, **url} for row in rows for url in _urls({**row, **flags})]
     servers = [validated(type(first), "openai", {**_own_values(first), **row}, wrong) for row in server_values]
     for server in servers:
         if server is not None and not str(server.base_url).startswith(("http://", "https://")):
@@ -117,6 +117,12 @@ def _sections(path: Path | None, wrong: list[str]) -> tuple[dict[str, Any], list
             wrong.append(f"section {name!r} in {str(path)!r} must hold names and values, got {section!r}")
     env = sections.get("env") or {}
     return env if isinstance(env, dict) else {}, [row if isinstance(row, dict) else {} for row in rows] or [{}]
+
+
+def _urls(row: dict[str, Any]) -> list[dict[str, str]]:
+    """One address, or several with commas between them: servers that are alike otherwise."""
+    text = row.get("base_url")
+    return [{"base_url": url.strip()} for url in text.split(",")] if isinstance(text, str) else [{}]
 
 
 def _own_values(defaults: BaseModel) -> dict[str, Any]:

@@ -14,7 +14,9 @@ class PolicyServerConfig(IdleServerSettings):
     setting_group: ClassVar = POLICY_SERVER
 
     base_url: str | None = Field(
-        default="http://127.0.0.1:8000/v1", description="The server's address, with or without /v1."
+        default="http://127.0.0.1:8000/v1",
+        description="The server's address, with or without /v1; several, with "
+        "commas between them: servers that are alike otherwise.",
     )
     model_name: str = Field(
         default="default", description="The model by the name it is served under; default: what the server says."

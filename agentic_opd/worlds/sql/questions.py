@@ -203,8 +203,8 @@ def text(query: Query, rng: Random) -> str:
         elif query.limit is not None:
             assert query.order is not None
             most = rng.choice(("highest", "largest") if query.is_descending else ("lowest", "smallest"))
-            which = things if query.limit > 1 else query.table.thing
-            asked = f"{rng.choice(('Show', 'List'))} the {{c}} of the {query.limit} {which}"
+            which = f"{query.limit} {things}" if query.limit > 1 else query.table.thing
+            asked = f"{rng.choice(('Show', 'List'))} the {{c}} of the {which}"
             where = f" with the {most} {query.order.name}{where and f', among those{where}'}"
         else:
             asked = rng.choice(("Show the {c} of all {t}", "List the {c} of the {t}", "What {c} do the {t} have"))
@@ -222,7 +222,7 @@ def text(query: Query, rng: Random) -> str:
         )
     if query.limit is not None:
         most = rng.choice(("highest", "largest") if query.is_descending else ("lowest", "smallest"))
-        asked += f"; only the {most} {query.limit}"
+        asked += f"; only the {most} {query.limit if query.limit > 1 else 'one'}"
     return f"{asked}."
 
 

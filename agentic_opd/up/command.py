@@ -1,0 +1,96 @@
+"""`agentic-opd up`: the command line of a whole loop."""
+
+import argparse
+import asyncio
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+
+from agentic_opd.core.console import log_console, set_up_logging
+from agentic_opd.core.exit_codes import EXIT_CODES, EXIT_OK, exit_code
+from agentic_opd.runs.files import FileLock
+from agentic_opd.settings.files import read_yaml
+from agentic_opd.settings.read import refuse, validated
+from agentic_opd.up.config import UpConfig
+from agentic_opd.up.parts import Part, Start, parts_of
+
+_DESCRIPTION = """\
+Start everything that a loop needs from one file: vLLM servers, the trajectory API, environments or a gateway, and the
+trainer. Each starts when what it needs answers, and again if it dies. When the trainer has ended, all end."""
+_EPILOG = f"""\
+  agentic-opd up --config configs/up_demo.yaml
+
+docs/closing_the_loop.md says what the file holds. Ctrl-C ends all: the trainer after its step, with a checkpoint.
+{EXIT_CODES}"""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="agentic-opd up",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--config", metavar="FILE", type=Path, required=True, help="YAML file that names the parts")
+    parser.add_argument("--dry-run", action="store_true", help="check the settings, print the commands, start nothing")
+    earlier = parser.add_mutually_exclusive_group()
+    earlier.add_argument("--resume", action="store_true", help="go on where an earlier run in output_dir ended")
+    earlier.add_argument("--overwrite", action="store_true", help="replace what an earlier run left there")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the loop.
+
+    Returns:
+        The exit code: 0 done, 1 a part failed, 2 wrong settings, 130 interrupted.
+    """
+    arguments = build_parser().parse_args(argv)
+    set_up_logging(verbose=False)
+
+    def up() -> int:
+        config = read(arguments.config)
+        start: Start = "resume" if arguments.resume else "overwrite" if arguments.overwrite else "new"
+        parts = parts_of(config, start)
+        if arguments.dry_run:
+            print("\n".join(part.written() for part in parts))
+            return EXIT_OK
+        lock = FileLock(config.output_dir / "up", "output_dir")
+        try:
+            asyncio.run(_run(parts, config))
+        finally:
+            lock.release()
+        return EXIT_OK
+
+    return exit_code(up, interrupted="interrupted; with --resume a later run goes on from the last checkpoint")
+
+
+def read(path: Path) -> UpConfig:
+    """Read the file.
+
+    Raises:
+        ConfigError: it names every wrong setting.
+    """
+    wrong: list[str] = []
+    config = validated(UpConfig, "", read_yaml(path, "settings"), wrong)
+    refuse(wrong)
+    return config
+
+
+async def _run(parts: Sequence[Part], config: UpConfig) -> None:
+    from agentic_opd.up.screen import show
+    from agentic_opd.up.supervisor import Supervisor
+
+    supervisor = Supervisor(parts, config)
+    running = asyncio.current_task()
+    assert running is not None
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, running.cancel)
+    screen = asyncio.create_task(show(supervisor.states.values(), log_console()))
+    try:
+        await supervisor.run()
+    finally:
+        screen.cancel()
+        await asyncio.wait([screen])

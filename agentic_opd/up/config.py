@@ -1,0 +1,110 @@
+"""Settings of `agentic-opd up`: which parts a loop has, and how much may go wrong."""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Flags = dict[str, Any]
+Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,39}$")]
+Port = Annotated[int, Field(ge=1, le=65535)]
+
+
+class PartConfig(BaseModel):
+    """What every part may say."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    flags: Flags = Field(default={}, description="Flags of its own command, without the dashes; they win.")
+    variables: dict[str, str] = Field(default={}, description="Environment variables on top of this process's own.")
+
+
+class ServerConfig(PartConfig):
+    """A vLLM server."""
+
+    model: str = Field(description="Checkpoint: a folder or a name on the hub.")
+    port: Port = Field(default=8000, description="Port on this machine.")
+    serves: Literal["policy", "judge", "teacher"] = Field(
+        default="policy", description="The policy is sampled and gets new weights; the others keep theirs."
+    )
+    devices: str | None = Field(
+        default=None, description="GPUs that it sees, as CUDA_VISIBLE_DEVICES writes them: '0,1'. Unset: all."
+    )
+    vllm_args: list[str] = Field(default=[], description="Arguments for vLLM itself.")
+
+    @property
+    def url(self) -> str:
+        """Where it answers, without `/v1`."""
+        return f"http://127.0.0.1:{self.port}"
+
+
+class ApiConfig(PartConfig):
+    """Atropos' trajectory API, `run-api`."""
+
+    port: Port = Field(default=8001, description="Port on this machine.")
+
+    @property
+    def url(self) -> str:
+        """Where it answers."""
+        return f"http://127.0.0.1:{self.port}"
+
+
+class EnvironmentConfig(PartConfig):
+    """What makes groups: `serve`, or the gateway."""
+
+    mode: Literal["serve", "gateway"] = Field(default="serve", description="Tasks, or conversations that happen.")
+    script: Path | None = Field(
+        default=None, description="An environment of your own, whose `serve` is run. Unset: this package's."
+    )
+    config: Path | None = Field(default=None, description="Its YAML file.")
+
+    @model_validator(mode="after")
+    def _check_script(self) -> "EnvironmentConfig":
+        if self.script is not None and self.mode == "gateway":
+            raise ValueError("script is an environment of your own: it goes with mode serve")
+        return self
+
+
+class TrainerPartConfig(PartConfig):
+    """The reference trainer."""
+
+    config: Path | None = Field(default=None, description="Its YAML file.")
+    devices: str | None = Field(default=None, description="GPUs that it sees. Unset: all.")
+
+
+class UpConfig(BaseModel):
+    """A loop: its parts, by their names, and how much may go wrong."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    output_dir: Path = Field(
+        default=Path("runs/up"), description="Where logs, groups, metrics, checkpoints and weights are written."
+    )
+    servers: dict[Name, ServerConfig] = Field(min_length=1, description="vLLM servers.")
+    api: ApiConfig = Field(default_factory=ApiConfig, description="The trajectory API.")
+    environments: dict[Name, EnvironmentConfig] = Field(min_length=1, description="What makes groups.")
+    trainer: TrainerPartConfig = Field(default_factory=TrainerPartConfig, description="What trains on them.")
+    restarts: int = Field(
+        default=3, ge=0, description="How often a part that died is started again within restart_window_s."
+    )
+    restart_window_s: float = Field(default=600.0, gt=0, description="Seconds after which a restart no longer counts.")
+    ready_s: float = Field(default=900.0, gt=0, description="Seconds that a server may take until it answers.")
+    stop_s: float = Field(default=60.0, gt=0, description="Seconds that a part may take to end before it is killed.")
+
+    @model_validator(mode="after")
+    def _check_parts(self) -> "UpConfig":
+        names = [*self.servers, "api", *self.environments, "trainer"]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"two parts have the same name: {', '.join(twice)}")
+        ports = [self.api.port, *(server.port for server in self.servers.values())]
+        if shared := sorted({port for port in ports if ports.count(port) > 1}):
+            raise ValueError(f"two parts have the same port: {', '.join(map(str, shared))}")
+        if not any(server.serves == "policy" for server in self.servers.values()):
+            raise ValueError("no server serves the policy")
+        for role in ("judge", "teacher"):
+            if sum(server.serves == role for server in self.servers.values()) > 1:
+                raise ValueError(f"several servers serve the {role}, and an environment asks one")
+        policies = {server.model for server in self.servers.values() if server.serves == "policy"}
+        if len(policies) > 1:
+            raise ValueError(f"servers of the policy have different models: {', '.join(sorted(policies))}")
+        return self

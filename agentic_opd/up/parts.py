@@ -1,0 +1,222 @@
+"""A loop's settings -> its parts: the command line of each, when it is ready, and what it waits for."""
+
+import json
+import shlex
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from agentic_opd.core.errors import ConfigError
+from agentic_opd.env.command import build_parser as environment_parser
+from agentic_opd.env.config import default_settings
+from agentic_opd.gateway.command import build_parser as gateway_parser
+from agentic_opd.gateway.command import default_config as gateway_defaults
+from agentic_opd.serving.launch import parse_args as parse_server
+from agentic_opd.settings.flags import misunderstood
+from agentic_opd.settings.read import read_settings
+from agentic_opd.settings.servers import PolicyServerConfig
+from agentic_opd.training.command import build_parser as trainer_parser
+from agentic_opd.training.config import read_config
+from agentic_opd.up.config import EnvironmentConfig, Flags, ServerConfig, UpConfig
+
+Role = Literal["server", "api", "environment", "trainer"]
+Start = Literal["new", "resume", "overwrite"]
+"""What is done with what an earlier run left."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A process of the loop."""
+
+    name: str
+    role: Role
+    argv: tuple[str, ...]
+    variables: Mapping[str, str] = field(default_factory=dict[str, str])
+    port: int | None = None
+    """Where it listens, on this machine; None: nowhere."""
+    ready_url: str | None = None
+    """It is ready when this answers; None: as soon as it runs."""
+    at_first: tuple[str, ...] = ()
+    """More arguments for the first start."""
+    again: tuple[str, ...] = ()
+    """More arguments for a start after that."""
+    checkpoints: Path | None = None
+    """Where it leaves what it goes on from; while nothing is there, it starts again from nothing."""
+
+    def command(self, *, is_first: bool) -> tuple[str, ...]:
+        """The command line of a start."""
+        if is_first:
+            return (*self.argv, *self.at_first)
+        if self.checkpoints is not None and not any(self.checkpoints.glob("step-??????")):
+            return (*self.argv, "--overwrite", "true")
+        return (*self.argv, *self.again)
+
+    def written(self) -> str:
+        """Its first command, as it is typed."""
+        variables = (f"{name}={shlex.quote(value)}" for name, value in self.variables.items())
+        return " ".join([*variables, shlex.join(self.command(is_first=True))])
+
+
+def parts_of(config: UpConfig, start: Start = "new") -> list[Part]:
+    """The parts in the order in which they start.
+
+    Raises:
+        ConfigError: a part would not understand its command line or its file; it names every part that is wrong.
+    """
+    parts = [*_servers(config), _api(config), *_environments(config, start), _trainer(config, start)]
+    wrong = [f"{part.name}: {text}" for part in parts for text in _misunderstood(part, config)]
+    if wrong:
+        raise ConfigError("\n".join(wrong))
+    return parts
+
+
+def _servers(config: UpConfig) -> Iterator[Part]:
+    for name, server in config.servers.items():
+        settings: Flags = {"port": server.port}
+        if server.serves == "policy":
+            settings["weights_root"] = config.output_dir / "weights"
+        argv = _module("agentic_opd", "serve-vllm", server.model, *_options(settings | server.flags))
+        yield Part(
+            name,
+            "server",
+            (*argv, *(("--", *server.vllm_args) if server.vllm_args else ())),
+            _devices(server.devices) | server.variables,
+            server.port,
+            f"{server.url}/health",
+        )
+
+
+def _api(config: UpConfig) -> Part:
+    settings: Flags = {"host": "127.0.0.1", "port": config.api.port}
+    argv = _module("atroposlib.cli.run_api", *_options(settings | config.api.flags))
+    return Part("api", "api", argv, config.api.variables, config.api.port, f"{config.api.url}/")
+
+
+def _environments(config: UpConfig, start: Start) -> Iterator[Part]:
+    for name, one in config.environments.items():
+        flags = _flags(_wiring(config, name) | one.flags)
+        file = ("--config", str(one.config)) if one.config else ()
+        if one.mode == "gateway":
+            argv = (*_module("agentic_opd", "gateway"), *file, *flags)
+            yield Part(name, "environment", argv, one.variables, ready_url=_gateway_url(argv, name))
+            continue
+        script = (sys.executable, str(one.script)) if one.script else _module("agentic_opd")
+        at_first = {"new": (), "resume": ("--env.resume", "true"), "overwrite": ("--env.overwrite", "true")}[start]
+        argv = (*script, "serve", *file, *flags)
+        yield Part(name, "environment", argv, one.variables, at_first=at_first, again=("--env.resume", "true"))
+
+
+def _wiring(config: UpConfig, name: str) -> Flags:
+    """Where an environment finds the other parts, and where it writes."""
+    policies = [server for server in config.servers.values() if server.serves == "policy"]
+    settings: Flags = {
+        "openai.base_url": ",".join(f"{server.url}/v1" for server in policies),
+        "openai.model_name": _served_name(policies[0]),
+        "env.rollout_server_url": config.api.url,
+        "env.data_path_to_save_groups": config.output_dir / f"{name}.jsonl",
+    }
+    for server in config.servers.values():
+        if server.serves != "policy":
+            settings[f"env.{server.serves}_base_url"] = f"{server.url}/v1"
+    return settings
+
+
+def _trainer(config: UpConfig, start: Start) -> Part:
+    policies = [server for server in config.servers.values() if server.serves == "policy"]
+    settings: Flags = {
+        "model": policies[0].model,
+        "output_dir": config.output_dir,
+        "weights_dir": config.output_dir / "weights",
+        "api_url": config.api.url,
+        "vllm_urls": [server.url for server in policies],
+    }
+    trainer = config.trainer
+    file = ("--config", str(trainer.config)) if trainer.config else ()
+    argv = (*_module("agentic_opd", "train"), *file, *_flags(settings | trainer.flags))
+    return Part(
+        "trainer",
+        "trainer",
+        argv,
+        _devices(trainer.devices) | trainer.variables,
+        at_first={"new": (), "resume": ("--resume", "true"), "overwrite": ("--overwrite", "true")}[start],
+        again=("--resume", "true"),
+        checkpoints=config.output_dir / "checkpoints",
+    )
+
+
+def _module(name: str, *arguments: str) -> tuple[str, ...]:
+    return (sys.executable, "-m", name, *arguments)
+
+
+def _devices(devices: str | None) -> dict[str, str]:
+    return {} if devices is None else {"CUDA_VISIBLE_DEVICES": devices}
+
+
+def _served_name(server: ServerConfig) -> str:
+    return str(server.flags.get("served_model_name", server.model))
+
+
+def _options(flags: Flags) -> Iterator[str]:
+    """Flags as argparse writes them: `max_model_len: 4096` is `--max-model-len 4096`, `no_plugin: true` a switch."""
+    for name, value in flags.items():
+        option = f"--{name.replace('_', '-')}"
+        if value is True:
+            yield option
+        elif value not in (None, False):
+            yield from (option, str(value))
+
+
+def _flags(flags: Flags) -> Iterator[str]:
+    """Flags as this package's settings are written: values are YAML, of which JSON is a part."""
+    for name, value in flags.items():
+        is_text = isinstance(value, str | Path)
+        yield from (f"--{name}", str(value) if is_text else json.dumps(value))
+
+
+def _gateway_url(argv: tuple[str, ...], name: str) -> str:
+    try:
+        arguments, _ = gateway_parser().parse_known_args(argv[4:])
+        gateway = read_settings(arguments, gateway_defaults(), [PolicyServerConfig()]).env
+    except ConfigError as error:
+        raise ConfigError(f"{name}: {error}") from error
+    return f"http://{gateway.host}:{gateway.port}/health"
+
+
+def _misunderstood(part: Part, config: UpConfig) -> Iterator[str]:
+    """What the part's own command would say of its arguments, before anything is started."""
+    given = part.command(is_first=True)
+    try:
+        if part.role == "server":
+            (config.output_dir / "weights").mkdir(parents=True, exist_ok=True)
+            parse_server(given[4:])
+        elif part.role == "trainer":
+            parser = trainer_parser()
+            arguments, unknown = parser.parse_known_args(given[4:])
+            read_config(arguments, misunderstood(unknown, parser))
+        elif part.role == "environment":
+            _read_environment(config.environments[part.name], given)
+    except ConfigError as error:
+        yield str(error)
+    except OSError as error:
+        yield f"cannot write {str(config.output_dir)!r}: {error}"
+    except SystemExit:
+        yield f"its command line is wrong: {shlex.join(given)}"
+
+
+def _read_environment(one: EnvironmentConfig, given: tuple[str, ...]) -> None:
+    """An environment of your own has settings of its own: it reads them itself."""
+    if one.script is not None:
+        if not one.script.is_file():
+            raise ConfigError(f"there is no script {str(one.script)!r} (the current folder is {Path.cwd()})")
+        return
+    env, servers = default_settings()
+    if one.mode == "gateway":
+        parser, argv = gateway_parser(), given[4:]
+        arguments, unknown = parser.parse_known_args(argv)
+        read_settings(arguments, gateway_defaults(), [PolicyServerConfig()], misunderstood(unknown, parser))
+        return
+    parser: Any = environment_parser("agentic-opd", "", {"env": env, "openai": servers[0]})
+    arguments, unknown = parser.parse_known_args(given[3:])
+    read_settings(arguments, env, servers, misunderstood(unknown, parser))
