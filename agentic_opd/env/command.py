@@ -68,7 +68,7 @@ def main(env_class: Any = None, argv: Sequence[str] | None = None, program: str 
     set_up_logging(verbose=arguments.verbose)
 
     def run() -> int:
-        wrong = misunderstood(unknown, _mode_parser(parser, arguments.mode))
+        wrong = misunderstood(unknown, mode_parser(parser, arguments.mode))
         settings = read_settings(arguments, env_defaults, server_defaults, wrong)
         for name in settings.without_effect:
             logger.warning("%s is a setting of Atropos that does nothing here", name)
@@ -118,6 +118,7 @@ def _program() -> str:
     return f"python -m {spec.name.removesuffix('.__main__')}" if spec else f"python {sys.argv[0]}"
 
 
-def _mode_parser(parser: argparse.ArgumentParser, mode: Mode) -> argparse.ArgumentParser:
+def mode_parser(parser: argparse.ArgumentParser, mode: Mode) -> argparse.ArgumentParser:
+    """The sub-command's own parser, which knows its flags."""
     choices = next(action.choices for action in parser._actions if action.dest == "mode")
     return cast(dict[str, argparse.ArgumentParser], choices)[mode]

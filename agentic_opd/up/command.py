@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from agentic_opd.core.console import log_console, set_up_logging
+from agentic_opd.core.errors import PlaceError
 from agentic_opd.core.exit_codes import EXIT_CODES, EXIT_OK, exit_code
 from agentic_opd.runs.files import FileLock
 from agentic_opd.settings.files import read_yaml
@@ -57,6 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.dry_run:
             print("\n".join(part.written() for part in parts))
             return EXIT_OK
+        _check_room(config, start)
         lock = FileLock(config.output_dir / "up", "output_dir")
         try:
             asyncio.run(_run(parts, config))
@@ -77,6 +79,19 @@ def read(path: Path) -> UpConfig:
     config = validated(UpConfig, "", read_yaml(path, "settings"), wrong)
     refuse(wrong)
     return config
+
+
+def _check_room(config: UpConfig, start: Start) -> None:
+    """Say at once what the trainer would say once the servers run."""
+    folder = config.output_dir
+    is_used = (folder / "metrics.jsonl").exists() or (folder / "checkpoints").exists()
+    if is_used and start == "new":
+        raise PlaceError(
+            f"{str(folder)!r} holds an earlier run. Continue it with --resume, replace it with --overwrite, or choose "
+            "another output_dir."
+        )
+    if start == "resume" and not any((folder / "checkpoints").glob("step-??????")):
+        raise PlaceError(f"{str(folder)!r} holds no checkpoint to go on from: start it without --resume")
 
 
 async def _run(parts: Sequence[Part], config: UpConfig) -> None:

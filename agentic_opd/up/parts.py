@@ -6,10 +6,11 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from agentic_opd.core.errors import ConfigError
 from agentic_opd.env.command import build_parser as environment_parser
+from agentic_opd.env.command import mode_parser
 from agentic_opd.env.config import default_settings
 from agentic_opd.gateway.command import build_parser as gateway_parser
 from agentic_opd.gateway.command import default_config as gateway_defaults
@@ -217,6 +218,6 @@ def _read_environment(one: EnvironmentConfig, given: tuple[str, ...]) -> None:
         arguments, unknown = parser.parse_known_args(argv)
         read_settings(arguments, gateway_defaults(), [PolicyServerConfig()], misunderstood(unknown, parser))
         return
-    parser: Any = environment_parser("agentic-opd", "", {"env": env, "openai": servers[0]})
+    parser = environment_parser("agentic-opd", "", {"env": env, "openai": servers[0]})
     arguments, unknown = parser.parse_known_args(given[3:])
-    read_settings(arguments, env, servers, misunderstood(unknown, parser))
+    read_settings(arguments, env, servers, misunderstood(unknown, mode_parser(parser, "serve")))

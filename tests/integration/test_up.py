@@ -1,0 +1,100 @@
+"""`agentic-opd up`: the demo loop in one command, with each of its parts killed in turn."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import yaml
+from local_server import free_port
+
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.vllm
+
+STEPS = 10
+
+
+class DemoLoop:
+    """The demo's file with free ports and a folder of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.out = folder / "up"
+        settings = yaml.safe_load(Path("configs/up_demo.yaml").read_text())
+        settings["output_dir"] = str(self.out)
+        settings["servers"]["policy"]["port"], settings["api"]["port"] = free_port(), free_port()
+        assert settings["trainer"]["flags"]["total_steps"] == STEPS
+        self.file = folder / "up.yaml"
+        self.file.write_text(yaml.safe_dump(settings, sort_keys=False))
+        self.variables = os.environ | {"LOOP": str(folder)}
+        self.mark = f"LOOP={folder}".encode()
+        self.said = folder / "said"
+
+    def start(self, *flags: str) -> subprocess.Popen[bytes]:
+        argv = [sys.executable, "-m", "agentic_opd", "up", "--config", str(self.file), *flags]
+        with self.said.open("ab") as said:
+            return subprocess.Popen(argv, env=self.variables, stderr=said, stdout=said)
+
+    def steps(self) -> list[int]:
+        path = self.out / "metrics.jsonl"
+        whole = [line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+        return [json.loads(line)["step"] for line in whole]
+
+    def running(self) -> dict[int, str]:
+        found: dict[int, str] = {}
+        for process in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                if self.mark in (process / "environ").read_bytes():
+                    found[int(process.name)] = (process / "cmdline").read_text().replace("\0", " ")
+        return found
+
+    def kill(self, of: str) -> None:
+        pid = min(pid for pid, line in self.running().items() if of in line and " up --config" not in line)
+        os.kill(pid, signal.SIGKILL)
+
+
+def test_the_loop_closes_though_each_part_is_killed_and_leaves_nothing(tmp_path: Path) -> None:
+    loop = DemoLoop(tmp_path)
+    process = loop.start()
+    said = loop.said.read_text
+    try:
+        for number, part in enumerate(("agentic_opd train", "agentic_opd serve ", "run_api", "api_server"), 1):
+            until(
+                lambda: (loop.out / "metrics.jsonl").exists() and len(set(loop.steps())) >= number,  # noqa: B023
+                timeout_s=300,
+                process=process,
+                said=said,
+            )
+            loop.kill(part)
+        until(lambda: process.poll() is not None, timeout_s=400, said=said)
+    finally:
+        process.kill()
+    assert process.returncode == 0, said()
+    assert set(loop.steps()) == {*range(1, STEPS + 1)}
+    assert said().count("was killed by signal 9; it is started again") == 4
+    until(lambda: loop.running() == {}, timeout_s=10, said=lambda: str(loop.running()))
+    assert (loop.out / "final/model.safetensors").exists()
+    subprocess.run([sys.executable, "-m", "agentic_opd", "validate", str(loop.out / "tasks.jsonl")], check=True)
+
+    again = loop.start()
+    assert again.wait(20) == 2
+    assert "holds an earlier run" in said()
+
+
+def test_ctrl_c_saves_a_checkpoint_and_ends_all(tmp_path: Path) -> None:
+    loop = DemoLoop(tmp_path)
+    process = loop.start()
+    said = loop.said.read_text
+    try:
+        until(lambda: (loop.out / "metrics.jsonl").exists(), timeout_s=300, process=process, said=said)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(90) == 130, said()
+    finally:
+        process.kill()
+    assert loop.running() == {}
+    assert any((loop.out / "checkpoints").glob("step-??????"))
+    assert "goes on from the last checkpoint" in said()

@@ -1,0 +1,225 @@
+"""`agentic-opd up` with parts that are small scripts: order, readiness, deaths, and that nothing is left."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from local_server import free_port
+
+from agentic_opd.core.errors import ConfigError, OPDError, PlaceError
+from agentic_opd.up.config import UpConfig
+from agentic_opd.up.parts import Part, Role
+from agentic_opd.up.supervisor import PartFailedError, Supervisor
+from tests.support.waiting import until
+
+SERVES = """
+import http.server, sys, time
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200); self.end_headers()
+    def log_message(self, *_): pass
+print('listening', flush=True)
+http.server.HTTPServer(('127.0.0.1', int(sys.argv[1])), Handler).serve_forever()
+"""
+WAITS = "import time; print('here', flush=True); time.sleep(600)"
+
+
+class Loop:
+    """Parts that write `NAME start` or `NAME end` into one file."""
+
+    def __init__(self, folder: Path, **settings: float) -> None:
+        self.folder, self.port = folder, free_port()
+        self.story = folder / "story"
+        self.parts: list[Part] = []
+        given = {"output_dir": folder, "servers": {"s": {"model": "m"}}, "environments": {"e": {}}, "stop_s": 5}
+        self.config = UpConfig.model_validate(given | settings)
+
+    def add(self, name: str, role: Role, code: str, *arguments: str, port: int | None = None) -> Part:
+        note = f"open({str(self.story)!r}, 'a').write({name!r} + ' start\\n')\n"
+        argv = (sys.executable, "-c", note + code, *arguments)
+        url = f"http://127.0.0.1:{port}/" if port else None
+        self.parts.append(Part(name, role, argv, {"WHICH": name}, port, url))
+        return self.parts[-1]
+
+    def server(self) -> None:
+        self.add("policy", "server", SERVES, str(self.port), port=self.port)
+
+    def run(self) -> Supervisor:
+        supervisor = Supervisor(self.parts, self.config)
+        asyncio.run(asyncio.wait_for(supervisor.run(), 60))
+        return supervisor
+
+    def fails(self, kind: type[OPDError]) -> str:
+        with pytest.raises(kind) as error:
+            self.run()
+        return str(error.value)
+
+    def told(self) -> list[str]:
+        return self.story.read_text().splitlines() if self.story.exists() else []
+
+    def marked(self) -> list[str]:
+        """Processes that are parts of this loop or their children, by a variable that they inherit."""
+        found: list[str] = []
+        for process in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                if f"LOOP={self.folder}".encode() in (process / "environ").read_bytes():
+                    found.append((process / "cmdline").read_text()[:200])
+        return found
+
+
+@pytest.fixture
+def loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Loop:
+    monkeypatch.setenv("LOOP", str(tmp_path))
+    return Loop(tmp_path)
+
+
+ENVIRONMENT = "import time; time.sleep(0.2)"
+TRAINER = "import time, urllib.request as u, sys; u.urlopen(sys.argv[1]).read(); time.sleep(0.1)"
+
+
+def test_each_starts_when_what_it_needs_answers_and_all_end(loop: Loop) -> None:
+    loop.server()
+    loop.add("tasks", "environment", ENVIRONMENT)
+    loop.add("trainer", "trainer", TRAINER, f"http://127.0.0.1:{loop.port}/")
+    states = loop.run().states
+    assert loop.told()[0] == "policy start"
+    assert sorted(loop.told()[1:]) == ["tasks start", "trainer start"]
+    assert {name: state.status for name, state in states.items()} == {
+        "policy": "ended",
+        "tasks": "done",
+        "trainer": "done",
+    }
+    assert loop.marked() == []
+
+
+def test_a_part_that_dies_is_started_again(loop: Loop) -> None:
+    flag = loop.folder / "died"
+    loop.server()
+    once = f"import os, pathlib, signal; p = pathlib.Path({str(flag)!r})\n"
+    once += "if not p.exists(): p.touch(); os.kill(os.getpid(), signal.SIGKILL)\n"
+    loop.add("trainer", "trainer", once)
+    states = loop.run().states
+    assert loop.told().count("trainer start") == 2
+    assert states["trainer"].starts == 2
+    assert (loop.folder / "logs/trainer.log").read_text().count("--- start") == 2
+
+
+def test_an_environment_that_was_done_starts_again_with_the_trainer(loop: Loop) -> None:
+    """It counts batches ahead of the trainer, and ends before it."""
+    flag = loop.folder / "died"
+    loop.server()
+    loop.add("tasks", "environment", "")
+    code = f"import os, pathlib, signal, time; p = pathlib.Path({str(flag)!r}); time.sleep(0.5)\n"
+    code += "if not p.exists(): p.touch(); os.kill(os.getpid(), signal.SIGKILL)\n"
+    loop.add("trainer", "trainer", code)
+    loop.run()
+    assert loop.told().count("tasks start") == 2
+
+
+def test_a_part_that_dies_too_often_ends_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOOP", str(tmp_path))
+    loop = Loop(tmp_path, restarts=1)
+    loop.server()
+    loop.add("tasks", "environment", "print('no disk', flush=True); raise SystemExit(1)")
+    loop.add("trainer", "trainer", WAITS)
+    said = loop.fails(PartFailedError)
+    assert "tasks ended with code 1, 2 times within 600 s" in said
+    assert "no disk" in said
+    assert loop.marked() == []
+
+
+def test_wrong_settings_are_not_tried_again(loop: Loop) -> None:
+    loop.server()
+    loop.add("trainer", "trainer", "print('error: no such model'); raise SystemExit(2)")
+    assert "no such model" in loop.fails(ConfigError)
+    assert loop.told().count("trainer start") == 1
+
+
+def test_a_server_that_does_not_start(loop: Loop) -> None:
+    loop.add("policy", "server", "raise SystemExit('out of memory')", port=loop.port)
+    loop.add("trainer", "trainer", WAITS)
+    said = loop.fails(PartFailedError)
+    assert "policy ended with code 1 before it was ready" in said
+    assert "out of memory" in said
+    assert loop.told() == ["policy start"]
+
+
+def test_a_server_that_never_answers(tmp_path: Path) -> None:
+    loop = Loop(tmp_path, ready_s=0.5)
+    loop.add("policy", "server", WAITS, port=loop.port)
+    loop.add("trainer", "trainer", WAITS)
+    assert "does not answer" in loop.fails(PartFailedError)
+
+
+def test_a_port_that_is_taken_is_named_before_anything_starts(loop: Loop) -> None:
+    import socket
+
+    loop.server()
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", loop.port))
+        other.listen()
+        assert f"policy can't listen on port {loop.port}" in loop.fails(PlaceError)
+    assert loop.told() == []
+
+
+def test_what_a_killed_part_left_behind_is_killed(loop: Loop) -> None:
+    """A child in a session of its own is in no group of the part's."""
+    loop.server()
+    code = "import os, subprocess, sys, signal\n"
+    code += "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], start_new_session=True)\n"
+    loop.add("trainer", "trainer", code)
+    loop.run()
+    assert loop.marked() == []
+
+
+def test_a_part_that_does_not_hear_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOOP", str(tmp_path))
+    loop = Loop(tmp_path, stop_s=0.5)
+    loop.server()
+    deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True)\n"
+    loop.add("talk", "server", deaf + "time.sleep(600)")
+    loop.add("trainer", "trainer", "import time; time.sleep(0.5)")
+    loop.run()
+    assert loop.marked() == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_when_it_is_killed_its_parts_end(loop: Loop, number: signal.Signals) -> None:
+    loop.server()
+    loop.add("trainer", "trainer", WAITS)
+    parts = [(part.name, part.role, part.argv, part.port, part.ready_url) for part in loop.parts]
+    code = f"""
+import asyncio, os, signal
+from agentic_opd.up.config import UpConfig
+from agentic_opd.up.parts import Part
+from agentic_opd.up.supervisor import Supervisor
+parts = [Part(name, role, argv, {{}}, port, url) for name, role, argv, port, url in {parts!r}]
+config = UpConfig.model_validate({loop.config.model_dump(mode="json")!r})
+async def run():
+    task = asyncio.current_task()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    await Supervisor(parts, config).run()
+try: asyncio.run(run())
+except asyncio.CancelledError: pass
+"""
+    process = subprocess.Popen([sys.executable, "-c", code], env=os.environ)
+    until(lambda: "trainer start" in loop.told(), process=process)
+    until(lambda: len(loop.marked()) == 3)
+    process.send_signal(number)
+    process.wait(20)
+    until(lambda: loop.marked() == [], timeout_s=10, said=lambda: str(loop.marked()))
+
+
+def test_states_say_what_a_part_said_last(loop: Loop) -> None:
+    loop.server()
+    loop.add("trainer", "trainer", "print('step 1 of 2\\n'); print('step 2 of 2\\n\\n')")
+    before = time.monotonic()
+    state = loop.run().states["trainer"]
+    assert state.last_line == "step 2 of 2"
+    assert state.since >= before
