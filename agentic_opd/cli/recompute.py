@@ -102,6 +102,7 @@ async def _compared(teacher: TeacherClient, turn: _ScoredTurn, version: int | No
         TeacherRequest(hinted, end - start, place, record.hint_token_ids),
         ids_RK.shape[1],
         (Reading(TeacherRequest(tokens[:end], end - start, start, ()), 1),),
+        prefer_weight_version=turn.scored_version,
     )
     rows, (plain,) = reply.rows, reply.also
     assert plain is not None  # it does not depend on the weights' version

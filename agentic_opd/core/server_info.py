@@ -27,6 +27,9 @@ class ServerInfo:
     """What the plugin's `/v1/opd/score` understands; see `serving/score.py`."""
     generate_route: int = 1
     """What the plugin's `/generate` understands; see `serving/generate.py`."""
+    max_adapters: int = 0
+    """LoRA adapters that it keeps at a time; 0: it takes none."""
+    max_lora_rank: int = 0
 
 
 class _PluginInfo(BaseModel):
@@ -39,6 +42,8 @@ class _PluginInfo(BaseModel):
     vllm_version: str | None = None
     score_route: int = 1
     generate_route: int = 1
+    max_adapters: int = 0
+    max_lora_rank: int = 0
 
 
 class _Models(BaseModel):

@@ -188,8 +188,8 @@ def make_teacher(client: JsonClient, info: ServerInfo, max_concurrent: int = 32)
     if info.has_plugin and info.score_route < SCORE_ROUTE:
         raise ServerMismatchError(
             f"{client.base_url} has plugin {info.plugin_version}, whose scoring route is of version "
-            f"{info.score_route}, but {SCORE_ROUTE} is needed to read a turn with and without its hint by the same "
-            "weights: install this version of agentic_opd in vLLM's environment, and restart it with "
+            f"{info.score_route}, but {SCORE_ROUTE} is needed to read a turn with and without its hint by the "
+            "weights that sampled it: install this version of agentic_opd in vLLM's environment, and restart it with "
             "scripts/serve_vllm MODEL."
         )
     return (PluginTeacher if info.has_plugin else CompletionsTeacher)(client, info, max_concurrent)

@@ -239,7 +239,8 @@ async def noise_floor(episodes: Sequence[Episode], servers: DistillServers, conf
         return None
     second = without_hint(request, turn.weight_version, servers)
     try:
-        reply = await servers.teacher.score(request, 1, () if second is None else (second,))
+        also = () if second is None else (second,)
+        reply = await servers.teacher.score(request, 1, also, prefer_weight_version=turn.weight_version)
     except (AlignmentError, ServerRequestError) as error:
         logger.warning("the noise floor of a group was not measured: %s", error)
         return None
@@ -387,7 +388,8 @@ async def _scored(
     ready = replace(ready, control=_control(control_hints(config, pool, own, read), with_hint, limit))
     if ready.control is None and config.control != "none":
         return ready.ended(TurnOutcome.TOO_LONG, f"no control hint fits the {limit} tokens that the teacher reads")
-    return await _asked(ready, request, without_hint(unhinted, turn.weight_version, servers), servers, config)
+    second = without_hint(unhinted, turn.weight_version, servers)
+    return await _asked(ready, request, second, turn.weight_version, servers, config)
 
 
 def _control(hints: Iterable[ControlHint], with_hint: Callable[[str], TeacherRequest], limit: int) -> _Control | None:
@@ -418,14 +420,21 @@ def without_hint(request: TeacherRequest, sampled_by: int | None, servers: Disti
 
 
 async def _asked(
-    ready: _Turn, request: TeacherRequest, without_hint: Reading | None, servers: DistillServers, config: DistillConfig
+    ready: _Turn,
+    request: TeacherRequest,
+    without_hint: Reading | None,
+    sampled_by: int | None,
+    servers: DistillServers,
+    config: DistillConfig,
 ) -> _Turn:
     also = {"without_hint": without_hint} if without_hint is not None else {}
     if ready.control is not None:
         top_k = min(config.control_topk, servers.teacher.info.vocab_size or config.control_topk)
         also["control"] = Reading(ready.control.request, top_k)
     try:
-        reply = await servers.teacher.score(request, config.distill_topk, tuple(also.values()))
+        reply = await servers.teacher.score(
+            request, config.distill_topk, tuple(also.values()), prefer_weight_version=sampled_by
+        )
     except (AlignmentError, ServerRequestError) as error:
         return ready.ended(TurnOutcome.SCORING_ERROR, error)
     replied_s = time.monotonic()

@@ -17,7 +17,7 @@ from agentic_opd.core.server_info import ServerInfo
 from agentic_opd.core.types import TeacherRequest, TeacherRows, check_lengths
 from agentic_opd.distill.arrays import check_rows
 
-SCORE_ROUTE = 2
+SCORE_ROUTE = 3
 """What the plugin's scoring route must understand; see `serving/score.py`."""
 
 
@@ -54,10 +54,18 @@ class TeacherClient(Protocol):
         """What the server said of itself."""
         ...
 
-    async def score(self, request: TeacherRequest, top_k: int, also: Sequence[Reading] = ()) -> TeacherReply:
+    async def score(
+        self,
+        request: TeacherRequest,
+        top_k: int,
+        also: Sequence[Reading] = (),
+        *,
+        prefer_weight_version: int | None = None,
+    ) -> TeacherReply:
         """Return the teacher's logprobs of the last `request.num_scored` tokens, and its `top_k` most likely ones.
 
-        What else is to be read goes in the same request, and is read by the same weights.
+        What else is to be read goes in the same request, and is read by the same weights: where they are adapters, by
+        the preferred version while the server keeps it.
 
         Raises:
             AlignmentError: the rows do not fit the request.
@@ -79,10 +87,19 @@ class PluginTeacher:
         self._client = client
         self._slots = asyncio.Semaphore(max_concurrent)
 
-    async def score(self, request: TeacherRequest, top_k: int, also: Sequence[Reading] = ()) -> TeacherReply:
+    async def score(
+        self,
+        request: TeacherRequest,
+        top_k: int,
+        also: Sequence[Reading] = (),
+        *,
+        prefer_weight_version: int | None = None,
+    ) -> TeacherReply:
         """See `TeacherClient.score`."""
         readings = (Reading(request, top_k), *also)
-        body = {"sequences": [_sequence(reading, top_k) for reading in readings], "top_k": top_k}
+        body: dict[str, Any] = {"sequences": [_sequence(reading, top_k) for reading in readings], "top_k": top_k}
+        if prefer_weight_version is not None and self.info.max_adapters:
+            body["prefer_weight_version"] = prefer_weight_version
         async with self._slots:
             start = time.monotonic()
             answer = await self._client.post("/v1/opd/score", body)
@@ -113,7 +130,14 @@ class CompletionsTeacher:
         self._client = client
         self._slots = asyncio.Semaphore(max_concurrent)
 
-    async def score(self, request: TeacherRequest, top_k: int, also: Sequence[Reading] = ()) -> TeacherReply:
+    async def score(
+        self,
+        request: TeacherRequest,
+        top_k: int,
+        also: Sequence[Reading] = (),
+        *,
+        prefer_weight_version: int | None = None,
+    ) -> TeacherReply:
         """See `TeacherClient.score`."""
         readings = (Reading(request, top_k), *also)
         first, *others = await gather_all(self._read(reading) for reading in readings)

@@ -188,6 +188,7 @@ class AgentEnv(BaseEnv):
         client, top_k = server.client, self.distiller.policy_top_k if self.distiller else None
         info = self._infos[client.base_url] = await fetch_server_info(client)
         server.has_plugin, server.config.model_name = info.has_plugin, info.model
+        server.has_adapters = info.max_adapters > 0
         context = self.config.max_token_length
         check_caps(client.base_url, info, context=context, vocab_size=len(self.tokenizer), top_k=top_k)
         encode = partial(self.tokenizer.encode, add_special_tokens=False)

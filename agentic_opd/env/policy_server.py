@@ -73,16 +73,27 @@ class PolicyServer(VLLMServer):
         # The base's OpenAI client, without a key, would send the one it finds in the environment to this server.
         config.api_key = config.api_key or "EMPTY"
         super().__init__(config, reasoning_config=reasoning_config)  # type: ignore[arg-type]
-        self.has_plugin = True
+        self.has_plugin, self.has_adapters = True, False
 
-    async def complete(self, prompt_ids: Sequence[int], *, split: str = "train", **params: Any) -> list[Completion]:
+    async def complete(
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        split: str = "train",
+        prefer_weight_version: int | None = None,
+        **params: Any,
+    ) -> list[Completion]:
         """Sample `n` completions of a prompt (one without `n`); `params` are sampling parameters as vLLM names them.
+
+        Where new weights come as adapters, those of the preferred version sample while the server keeps them.
 
         Raises:
             ServerMismatchError: the answer does not hold what was sampled.
             ServerRequestError: the server refused the request.
             ServerUnreachableError: no usable answer within the retry window.
         """
+        if prefer_weight_version is not None and self.has_adapters:
+            params["prefer_weight_version"] = prefer_weight_version
         timings = self.request_timings if split == "train" else self.eval_request_timings
         async with self.sem if split == "train" else self.eval_sem:
             start = time.monotonic()
@@ -126,16 +137,23 @@ class PolicyServer(VLLMServer):
         ) from error
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ServedPolicy:
-    """The policy as one server samples it, always with the same parameters; a `rollout.loop.Policy`."""
+    """The policy as one server samples one episode, always with the same parameters; a `rollout.loop.Policy`.
+
+    The weights that sampled its first turn sample the others too, as long as the server keeps them.
+    """
 
     server: PolicyServer
     params: Mapping[str, Any]
+    weight_version: int | None = None
 
     async def sample(self, prompt_ids: Sequence[int], max_tokens: int) -> Completion:
         """See `rollout.loop.Policy.sample`."""
-        (completion,) = await self.server.complete(prompt_ids, **self.params, max_tokens=max_tokens)
+        (completion,) = await self.server.complete(
+            prompt_ids, prefer_weight_version=self.weight_version, **self.params, max_tokens=max_tokens
+        )
+        self.weight_version = completion.weight_version
         return completion
 
 

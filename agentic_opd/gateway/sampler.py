@@ -144,6 +144,8 @@ class Sampler:
         stop_ids = [*talk.chat.stop_token_ids, *asked.sampling.get("stop_token_ids", ())]
         stop = {"stop": list(asked.stop)} if asked.stop else {}
         params = {**asked.sampling, "stop_token_ids": stop_ids, **stop}
+        if server.info.max_adapters and talk.turns and talk.turns[-1].weight_version is not None:
+            params["prefer_weight_version"] = talk.turns[-1].weight_version
         keeps_stop = bool(asked.sampling.get("include_stop_str_in_output"))
         choices = [Choice(i, talk.chat, prompt_ids, len(talk.messages), keeps_stop) for i in range(asked.n)]
         open_choices = set(range(asked.n))

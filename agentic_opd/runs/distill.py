@@ -330,7 +330,9 @@ class PolicyDistiller:
         unhinted = TeacherRequest(tokens[:end], end - start, start, ())
         second = without_hint(unhinted, record.weight_version, servers)
         try:
-            reply = await servers.teacher.score(request, config.distill_topk, () if second is None else (second,))
+            also = () if second is None else (second,)
+            sampled_by = record.weight_version
+            reply = await servers.teacher.score(request, config.distill_topk, also, prefer_weight_version=sampled_by)
         except (AlignmentError, ServerRequestError) as error:
             return replace(plain, outcome=TurnOutcome.SCORING_ERROR, error=str(error)), None
         read = next((rows for rows in reply.also if rows is not None), None)

@@ -21,11 +21,14 @@ from vllm.engine.protocol import EngineClient
 from vllm.exceptions import RetryableRequestError
 from vllm.inputs import EngineInput
 from vllm.logprobs import FlatLogprobs, PromptLogprobs, SampleLogprobs
+from vllm.lora.request import LoRARequest
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.logprobs import LogprobsProcessor
 from vllm.v1.outputs import LogprobsTensors
+
+from agentic_opd.serving.adapters import Adapters
 
 WEIGHTS_ROOT_VARIABLE = "AGENTIC_OPD_WEIGHTS_ROOT"
 """Names the directory that checkpoints may be loaded from; unset, none may."""
@@ -59,6 +62,7 @@ class PluginState:
     """Where the weights in use come from."""
     max_body_bytes: int = MAX_BODY_MIB * 2**20
     """A longer body is refused."""
+    adapters: Adapters = field(default_factory=Adapters)
     last_version: int = 0
     """Of the weights that gave the last scores; asking the engine takes a round trip."""
     reload_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -80,6 +84,7 @@ class PluginState:
             api_keys=tuple(key for key in (args.api_key or [envs.VLLM_API_KEY]) if key),
             weights_root=Path(root).resolve() if root else None,
             loaded_path=engine.model_config.model,
+            adapters=Adapters.of_engine(engine),
             max_body_bytes=_max_body_mib() * 2**20,
         )
 
@@ -139,7 +144,9 @@ class KeepTensors(LogprobsProcessor):
         self.prompt_logprobs = prompt_logprobs_tensors  # type: ignore[assignment]  # RequestOutput hands it on as it is
 
 
-async def final_output(engine: EngineClient, prompt: EngineInput, params: SamplingParams) -> RequestOutput:
+async def final_output(
+    engine: EngineClient, prompt: EngineInput, params: SamplingParams, adapter: LoRARequest | None = None
+) -> RequestOutput:
     """Run one request to its end; cancelling this aborts it in the engine.
 
     Args:
@@ -147,6 +154,7 @@ async def final_output(engine: EngineClient, prompt: EngineInput, params: Sampli
         prompt: What it reads.
         params: Must ask for `FINAL_ONLY` output. With `flat_logprobs`, prompt logprobs come back as `LogprobsTensors`
             if the engine is vLLM's own, else as `FlatLogprobs`.
+        adapter: What reads it on top of the base weights.
 
     Raises:
         VLLMClientError: the engine refuses the request.
@@ -154,20 +162,22 @@ async def final_output(engine: EngineClient, prompt: EngineInput, params: Sampli
     """
     request_id = f"opd-{uuid4().hex}"
     if params.flat_logprobs and params.prompt_logprobs is not None and isinstance(engine, AsyncLLM):
-        output = await _with_tensors(engine, prompt, params, request_id)
+        output = await _with_tensors(engine, prompt, params, request_id, adapter)
     else:
-        output = [output async for output in engine.generate(prompt, params, request_id)][-1]
+        output = [output async for output in engine.generate(prompt, params, request_id, lora_request=adapter)][-1]
     _check_done(output)
     return output
 
 
-async def outputs(engine: EngineClient, prompt: EngineInput, params: SamplingParams) -> AsyncGenerator[RequestOutput]:
+async def outputs(
+    engine: EngineClient, prompt: EngineInput, params: SamplingParams, adapter: LoRARequest | None = None
+) -> AsyncGenerator[RequestOutput]:
     """Yield what one request gives, as it comes; `params` ask for `DELTA`. Closing it aborts the request.
 
     Raises:
         VLLMClientError, VLLMServerError: as `final_output`.
     """
-    async for output in engine.generate(prompt, params, f"opd-{uuid4().hex}"):
+    async for output in engine.generate(prompt, params, f"opd-{uuid4().hex}", lora_request=adapter):
         _check_done(output)
         yield output
 
@@ -178,9 +188,9 @@ def _check_done(output: RequestOutput) -> None:
 
 
 async def _with_tensors(
-    engine: AsyncLLM, prompt: EngineInput, params: SamplingParams, request_id: str
+    engine: AsyncLLM, prompt: EngineInput, params: SamplingParams, request_id: str, adapter: LoRARequest | None
 ) -> RequestOutput:
-    collector = await engine.add_request(request_id, prompt, params)
+    collector = await engine.add_request(request_id, prompt, params, lora_request=adapter)
     state = engine.output_processor.request_states.get(collector.request_id)
     if state is not None and state.logprobs_processor is not None:
         state.logprobs_processor = KeepTensors(**vars(state.logprobs_processor))
@@ -213,11 +223,13 @@ def last_rows(
     return ids.reshape(rows, -1), np.array(logprobs.logprobs[begin:], dtype=np.float32).reshape(rows, -1)
 
 
-def weight_version(output: RequestOutput | CompletionOutput) -> int:
+def weight_version(output: RequestOutput | CompletionOutput, adapter_version: int | None = None) -> int:
     """The version of the weights that sampled the first token; 0 are those that the server started with.
 
-    vLLM says it of what is finished.
+    vLLM says it of what is finished, where no adapter sampled it.
     """
+    if adapter_version is not None:
+        return adapter_version
     spans = (output.outputs[0] if isinstance(output, RequestOutput) else output).weight_versions
     return as_version(spans[0].version) if spans else 0
 

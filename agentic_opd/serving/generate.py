@@ -17,11 +17,12 @@ from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.outputs import LogprobsTensors
 
+from agentic_opd.serving.adapters import Weights
 from agentic_opd.serving.engine import PluginState, RefusedError, final_output, last_rows, outputs, weight_version
 from agentic_opd.serving.web import Body, read_body
 
-GENERATE_ROUTE = 2
-"""What the route understands: 2 streams."""
+GENERATE_ROUTE = 3
+"""What the route understands: from 2 on streams, from 3 on `prefer_weight_version`."""
 
 NOT_FOR_CLIENTS = {
     *("detokenize", "extra_args", "flat_logprobs", "output_kind", "output_text_buffer_length", "skip_clone"),
@@ -82,6 +83,8 @@ class RoutedBody(Body, frozen=True):
     prompt: str | list[int] | PromptObject | None = None
     model: str | None = None
     stream: bool | None = None
+    prefer_weight_version: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    """Of the adapters, the one to sample with while it is kept."""
 
 
 GenerateBody = msgspec.defstruct(
@@ -145,12 +148,24 @@ async def generate(state: PluginState, raw: bytes) -> GenerateAnswer | AsyncGene
         if params.prompt_logprobs is not None:
             raise RefusedError("prompt_logprobs", "prompt logprobs do not come in a stream")
         params.output_kind = RequestOutputKind.DELTA
-        return _streamed(state, prompt, params)
-    return answer(await final_output(state.engine, prompt, params), params)
+        return _streamed(state, prompt, params, body.prefer_weight_version)
+    with state.adapters.reading(body.prefer_weight_version) as weights:
+        output = await final_output(state.engine, prompt, params, weights.adapter)
+    return answer(output, params, weights.version)
 
 
-async def _streamed(state: PluginState, prompt: EngineInput, params: SamplingParams) -> AsyncGenerator[SampledTokens]:
-    async with aclosing(outputs(state.engine, prompt, params)) as every:
+async def _streamed(
+    state: PluginState, prompt: EngineInput, params: SamplingParams, preferred: int | None
+) -> AsyncGenerator[SampledTokens]:
+    with state.adapters.reading(preferred) as weights:
+        async for event in _events(state, prompt, params, weights):
+            yield event
+
+
+async def _events(
+    state: PluginState, prompt: EngineInput, params: SamplingParams, weights: Weights
+) -> AsyncGenerator[SampledTokens]:
+    async with aclosing(outputs(state.engine, prompt, params, weights.adapter)) as every:
         async for output in every:
             for completion in output.outputs:
                 ids = list(completion.token_ids)
@@ -161,7 +176,9 @@ async def _streamed(state: PluginState, prompt: EngineInput, params: SamplingPar
                     token_ids=ids,
                     finish_reason=completion.finish_reason,
                     stop_reason=completion.stop_reason,
-                    weight_version=None if completion.finish_reason is None else weight_version(completion),
+                    weight_version=None
+                    if completion.finish_reason is None
+                    else weight_version(completion, weights.version),
                 )
                 if params.logprobs is not None:
                     event["logprobs"] = [[row] for row in as_dicts(completion.logprobs, len(ids))]
@@ -237,14 +254,14 @@ def _blamed(values: dict[str, Any], message: str) -> str | None:
     return None
 
 
-def answer(output: RequestOutput, params: SamplingParams) -> GenerateAnswer:
+def answer(output: RequestOutput, params: SamplingParams, adapter_version: int | None = None) -> GenerateAnswer:
     """The engine's output as Atropos reads it."""
     reply: GenerateAnswer = {
         "text": [completion.text for completion in output.outputs],
         "finish_reasons": [completion.finish_reason for completion in output.outputs],
         "token_ids": [list(completion.token_ids) for completion in output.outputs],
         "prompt_token_ids": output.prompt_token_ids,
-        "weight_version": weight_version(output),
+        "weight_version": weight_version(output, adapter_version),
     }
     if params.logprobs is not None:
         reply["logprobs"] = [

@@ -56,6 +56,19 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
         help="MiB that a request to the plugin may have; a longer one is refused (default: "
         "AGENTIC_OPD_MAX_BODY_MIB, or 4, which is half a million token ids)",
     )
+    add(
+        "--max-lora-rank",
+        type=int,
+        metavar="N",
+        help="let clients load LoRA adapters of up to this rank beside the weights, from DIR: 8, 16, 32, 64, ...",
+    )
+    add(
+        "--max-adapters",
+        type=int,
+        default=3,
+        metavar="N",
+        help="adapters that are kept at a time: those under way, and one more (default: %(default)s)",
+    )
     add("--no-plugin", action="store_true", help="plain vLLM, to compare with")
     add("--kv-cache-gib", type=int, default=1, metavar="N", help="on the CPU: memory for the KV cache, in GiB")
     args, unknown = parser.parse_known_args(argv)
@@ -112,6 +125,8 @@ def command(args: argparse.Namespace, *, cpu: bool) -> list[str]:
         line += ["--max-model-len", str(args.max_model_len)]
     if args.served_model_name is not None:
         line += ["--served-model-name", args.served_model_name]
+    if args.max_lora_rank is not None:
+        line += ["--enable-lora", "--max-lora-rank", str(args.max_lora_rank), "--max-loras", str(args.max_adapters)]
     if cpu:
         line += [*CPU_FLAGS, *(ONE_PROCESS_FLAGS if in_one_process(args) else ())]
     return [*line, *args.vllm_args]

@@ -13,13 +13,13 @@ from vllm.engine.protocol import EngineClient
 from agentic_opd import __version__
 from agentic_opd.serving.engine import PluginState, as_version
 from agentic_opd.serving.generate import GENERATE_ROUTE, generate
-from agentic_opd.serving.reload import reload_weights
+from agentic_opd.serving.reload import load_adapter, reload_weights
 from agentic_opd.serving.score import SCORE_ROUTE, score
 from agentic_opd.serving.web import guarded
 
 
 class OPDEndpointPlugin:
-    """Adds `/generate`, `/v1/opd/score`, `/v1/opd/reload_weights` and `/v1/opd/info` to vLLM's server."""
+    """Adds `/generate` and, below `/v1/opd`, `score`, `reload_weights`, `load_adapter` and `info` to vLLM's server."""
 
     name = "agentic_opd"
     required_tasks = ("generate",)
@@ -29,6 +29,7 @@ class OPDEndpointPlugin:
         app.add_api_route("/generate", guarded(generate), methods=["POST"])
         app.add_api_route("/v1/opd/score", guarded(score), methods=["POST"])
         app.add_api_route("/v1/opd/reload_weights", guarded(reload_weights), methods=["POST"])
+        app.add_api_route("/v1/opd/load_adapter", guarded(load_adapter), methods=["POST"])
         app.add_api_route("/v1/opd/info", guarded(info), methods=["GET"])
 
     async def init_state(self, engine_client: EngineClient | None, state: State, args: Namespace) -> None:
@@ -39,6 +40,7 @@ class OPDEndpointPlugin:
 
 async def info(state: PluginState, _raw: bytes) -> dict[str, str | int]:
     """What the server serves, and its caps."""
+    newest = state.adapters.newest
     return {
         "model": state.model,
         "plugin_version": __version__,
@@ -47,7 +49,9 @@ async def info(state: PluginState, _raw: bytes) -> dict[str, str | int]:
         "max_logprobs": state.max_logprobs,
         "vocab_size": state.vocab_size,
         "max_body_bytes": state.max_body_bytes,
-        "weight_version": as_version(await state.engine.get_weight_version()),
+        "weight_version": as_version(await state.engine.get_weight_version()) if newest is None else newest,
+        "max_adapters": state.adapters.most,
+        "max_lora_rank": state.adapters.max_rank,
         "score_route": SCORE_ROUTE,
         "generate_route": GENERATE_ROUTE,
     }

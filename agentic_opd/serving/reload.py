@@ -1,8 +1,11 @@
-"""`POST /v1/opd/reload_weights`: the running engine takes the weights of another checkpoint of its model."""
+"""New weights in the running engine: `POST /v1/opd/reload_weights` takes another checkpoint of its model, and
+`POST /v1/opd/load_adapter` an adapter beside the base weights.
+"""
 
 import asyncio
+import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, cast
 
 from msgspec import Meta
 from safetensors import SafetensorError, safe_open
@@ -10,6 +13,7 @@ from vllm.exceptions import VLLMServerError
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
 
+from agentic_opd.serving.adapters import AdapterEngine
 from agentic_opd.serving.engine import WEIGHTS_ROOT_VARIABLE, PluginState, RefusedError, as_version
 from agentic_opd.serving.web import Body, read_body
 
@@ -34,6 +38,51 @@ async def reload_weights(state: PluginState, raw: bytes) -> dict[str, int]:
     return {"weight_version": await asyncio.shield(swap)}
 
 
+class AdapterBody(Body, frozen=True):
+    """The body of `POST /v1/opd/load_adapter`."""
+
+    path: Annotated[str, Meta(min_length=1)]
+    version: Annotated[int, Meta(ge=0, le=2**63 - 1)]
+
+
+async def load_adapter(state: PluginState, raw: bytes) -> dict[str, int]:
+    """Load an adapter as a version of the policy; requests under way end with theirs."""
+    body = await read_body(state, raw, AdapterBody)
+    folder = allowed_checkpoint(body.path, state.weights_root)
+    await asyncio.to_thread(check_adapter, folder, state)
+    load = asyncio.create_task(_load_adapter(state, folder, body.version))
+    return {"weight_version": await asyncio.shield(load)}
+
+
+async def _load_adapter(state: PluginState, folder: Path, version: int) -> int:
+    async with state.reload_lock:
+        await state.adapters.load(cast(AdapterEngine, state.engine), folder, version)
+    logger.info("Loaded adapter %s as weight version %d", folder, version)
+    return version
+
+
+def check_adapter(folder: Path, state: PluginState) -> None:
+    """Refuse an adapter that the engine can't hold.
+
+    Raises:
+        RefusedError: vLLM was started without LoRA; its rank is too high; or it is none.
+    """
+    if not state.adapters.most:
+        message = "this server takes no adapters: restart it with scripts/serve_vllm --max-lora-rank N"
+        raise RefusedError("path", message, 409)
+    try:
+        config = json.loads((folder / "adapter_config.json").read_text())
+        rank = int(config["r"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RefusedError("path", f"adapter_config.json of the adapter can't be read: {error}") from error
+    if rank > state.adapters.max_rank:
+        raise RefusedError(
+            "path",
+            f"the adapter has rank {rank}, and this server holds at most {state.adapters.max_rank}; restart it with "
+            f"scripts/serve_vllm --max-lora-rank {rank}",
+        )
+
+
 async def reload_checkpoint(state: PluginState, checkpoint: Path, version: int | None) -> int:
     """Load `checkpoint` as `version` (None: the next one) and return the version.
 
@@ -48,6 +97,7 @@ async def reload_checkpoint(state: PluginState, checkpoint: Path, version: int |
         await state.engine.pause_generation(mode="wait")
         try:
             await _load(state, checkpoint)
+            await state.adapters.unload(cast(AdapterEngine, state.engine))
             await state.engine.update_weight_version(str(version))
         finally:
             await state.engine.resume_generation()

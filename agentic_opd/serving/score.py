@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from vllm.engine.protocol import EngineClient
 from vllm.exceptions import VLLMServerError
 from vllm.inputs import tokens_input
+from vllm.lora.request import LoRARequest
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from agentic_opd.serving.engine import (
@@ -31,9 +32,9 @@ from agentic_opd.serving.engine import (
 )
 from agentic_opd.serving.web import Body, read_body
 
-SCORE_ROUTE = 2
+SCORE_ROUTE = 3
 """What this route understands, for clients to ask (`/v1/opd/info`): from 2 on a sequence's own `top_k` and
-`unless_weight_version`."""
+`unless_weight_version`, from 3 on `prefer_weight_version`."""
 MAX_SEQUENCES = 256
 """Each is a request of its own to the engine; a turn has at most a handful."""
 
@@ -57,6 +58,8 @@ class ScoreBody(Body, frozen=True):
 
     sequences: Annotated[list[ScoredSequence], Meta(min_length=1)]
     top_k: Count
+    prefer_weight_version: Version | None = None
+    """Of the adapters, the one to read with while it is kept."""
 
     def wanted(self, version: int) -> list[bool]:
         """Which sequences are to be scored by the weights of this version."""
@@ -97,6 +100,15 @@ async def score(state: PluginState, raw: bytes) -> ScoreAnswer:
         )
     body = await read_body(state, raw, ScoreBody)
     check_limits(body, state)
+    with state.adapters.reading(body.prefer_weight_version) as weights:
+        if weights.version is not None:
+            scored = await score_all(state.engine, body, body.wanted(weights.version), weights.adapter)
+            return {"weight_version": weights.version, "results": [result and result[1] for result in scored]}
+        return await _score_by_base(state, body)
+
+
+async def _score_by_base(state: PluginState, body: ScoreBody) -> ScoreAnswer:
+    """By the weights that the engine holds, which may change meanwhile."""
     assumed = state.last_version
     while True:
         scored = await score_all(state.engine, body, body.wanted(assumed))
@@ -146,13 +158,15 @@ def check_top_k(name: str, top_k: int, state: PluginState) -> None:
 
 
 async def score_all(
-    engine: EngineClient, body: ScoreBody, wanted: Sequence[bool]
+    engine: EngineClient, body: ScoreBody, wanted: Sequence[bool], adapter: LoRARequest | None = None
 ) -> list[tuple[int, SequenceAnswer] | None]:
     """The wanted sequences at once, in their order, None for the others; when one fails, the others are aborted."""
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [
-                group.create_task(score_sequence(engine, sequence, sequence.top_k or body.top_k)) if is_wanted else None
+                group.create_task(score_sequence(engine, sequence, sequence.top_k or body.top_k, adapter))
+                if is_wanted
+                else None
                 for sequence, is_wanted in zip(body.sequences, wanted, strict=True)
             ]
     except BaseExceptionGroup as failures:
@@ -160,7 +174,9 @@ async def score_all(
     return [task and task.result() for task in tasks]
 
 
-async def score_sequence(engine: EngineClient, sequence: ScoredSequence, top_k: int) -> tuple[int, SequenceAnswer]:
+async def score_sequence(
+    engine: EngineClient, sequence: ScoredSequence, top_k: int, adapter: LoRARequest | None = None
+) -> tuple[int, SequenceAnswer]:
     """Score one sequence, twice if the cache covered rows that are wanted. Returns the weights' version too.
 
     Raises:
@@ -170,7 +186,7 @@ async def score_sequence(engine: EngineClient, sequence: ScoredSequence, top_k: 
     tokens = sequence.token_ids[-sequence.num_scored :]
     most_cached = len(sequence.token_ids) - sequence.num_scored - 1
     for skip_cache in (False, True):
-        output = await final_output(engine, prompt, scoring_params(top_k, skip_cache=skip_cache))
+        output = await final_output(engine, prompt, scoring_params(top_k, skip_cache=skip_cache), adapter)
         num_cached = output.num_cached_tokens or 0
         if num_cached > most_cached or output.prompt_logprobs is None:
             continue

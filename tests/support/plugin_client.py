@@ -51,9 +51,13 @@ class Scored(NamedTuple):
 
 
 def score(
-    server: LocalServer, sequences: Sequence[tuple[list[int], int]], top_k: int = 50, key: str | None = None
+    server: LocalServer,
+    sequences: Sequence[tuple[list[int], int]],
+    top_k: int = 50,
+    key: str | None = None,
+    **more: int,
 ) -> list[Scored]:
-    body = {"sequences": [{"token_ids": ids, "num_scored": n} for ids, n in sequences], "top_k": top_k}
+    body = {"sequences": [{"token_ids": ids, "num_scored": n} for ids, n in sequences], "top_k": top_k, **more}
     reply = ask(server, "/v1/opd/score", body, key)
     assert reply.status == 200, reply.body
     decoded: list[Scored] = []

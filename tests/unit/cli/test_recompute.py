@@ -27,7 +27,7 @@ from tests.unit.distill.fakes import (
 )
 
 NEWER = VERSION + 1
-INFO = {"model": "m", "max_model_len": 1000, "max_logprobs": 64, "vocab_size": VOCAB, "score_route": 2}
+INFO = {"model": "m", "max_model_len": 1000, "max_logprobs": 64, "vocab_size": VOCAB, "score_route": 3}
 
 
 def group(scored_by: int = VERSION, **fields: Any) -> ScoredGroup:

@@ -24,7 +24,7 @@ INFO = {
     "max_logprobs": 64,
     "vocab_size": 512,
     "weight_version": 0,
-    "score_route": 2,
+    "score_route": 3,
 }
 MODELS = {"object": "list", "data": [{"id": "demo", "object": "model", "max_model_len": 4096}]}
 
@@ -117,7 +117,7 @@ def test_a_server_that_does_not_fit_says_what_to_change(changes: dict[str, Any],
 
 def test_a_plugin_that_can_not_read_twice_is_refused() -> None:
     with pytest.raises(
-        ServerMismatchError, match=r"plugin 0\.1\.0, whose scoring route is of version 1, but 2 is need"
+        ServerMismatchError, match=r"plugin 0\.1\.0, whose scoring route is of version 1, but 3 is need"
     ):
         connected(server(score_route=1))
 

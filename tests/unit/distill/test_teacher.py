@@ -30,7 +30,7 @@ from .fakes import (
 )
 
 REQUEST = insert_hint(TOKENS, TURNS[0], 3, (70, 71))
-INFO = ServerInfo("m", 1000, has_plugin=True, max_logprobs=20, vocab_size=VOCAB, score_route=2)
+INFO = ServerInfo("m", 1000, has_plugin=True, max_logprobs=20, vocab_size=VOCAB, score_route=3)
 
 
 @pytest.fixture(autouse=True)

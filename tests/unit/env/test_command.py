@@ -190,7 +190,7 @@ def test_the_settings_of_a_subclass_reach_it() -> None:
     assert isinstance(env.servers[0].config, APIServerConfig)
 
 
-ENV_CONFIGS = sorted(path for path in Path("configs").glob("*.yaml") if not path.name.startswith("train_"))
+ENV_CONFIGS = sorted(path for path in Path("configs").glob("*.yaml") if not path.name.startswith(("train_", "up_")))
 
 
 @pytest.mark.parametrize("file", ENV_CONFIGS, ids=lambda file: file.name)

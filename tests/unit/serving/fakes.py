@@ -73,15 +73,26 @@ class TableEngine:
     hang: bool = False
     version: str = "default"
     model_config: ModelConfig = field(default_factory=ModelConfig)
+    vllm_config: Any = field(default_factory=lambda: Namespace(lora_config=None))
     renderer: Renderer = field(default_factory=Renderer)
     requests: list[SamplingParams] = field(default_factory=list)
+    read_by: list[str | None] = field(default_factory=list)
+    """The folder's name of each request's adapter."""
+    gate: asyncio.Event | None = None
+    began: asyncio.Event = field(default_factory=asyncio.Event)
     aborted: int = 0
     calls: list[str] = field(default_factory=list)
     broken_paths: tuple[str, ...] = ()
     resumed_twice: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def generate(self, prompt: TokensInput, params: SamplingParams, request_id: str) -> AsyncIterator[Any]:
+    async def generate(
+        self, prompt: TokensInput, params: SamplingParams, request_id: str, *, lora_request: Any = None
+    ) -> AsyncIterator[Any]:
         self.requests.append(params)
+        self.read_by.append(lora_request and Path(lora_request.lora_path).name)
+        self.began.set()
+        if self.gate is not None:
+            await self.gate.wait()
         if self.failure is not None:
             raise self.failure
         if self.hang:
@@ -137,6 +148,17 @@ class TableEngine:
         self.calls.append("resume")
         if self.calls.count("resume") == 2:
             self.resumed_twice.set()
+
+    async def add_lora(self, lora_request: Any) -> bool:
+        name = Path(lora_request.lora_path).name
+        if name in self.broken_paths:
+            raise RuntimeError("the worker could not load it")
+        self.calls.append(f"add {lora_request.lora_int_id} {name}")
+        return True
+
+    async def remove_lora(self, lora_id: int) -> bool:
+        self.calls.append(f"remove {lora_id}")
+        return True
 
     async def reset_prefix_cache(self) -> bool:
         self.calls.append("reset")

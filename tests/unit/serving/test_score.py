@@ -72,8 +72,8 @@ def test_what_the_cache_covers_is_scored_again(cached: int, passes: int) -> None
 
 def test_rows_that_do_not_fit_are_scored_again_whatever_the_engine_says_of_its_cache() -> None:
     class Forgetful(TableEngine):
-        async def generate(self, *args: Any) -> Any:
-            async for output in super().generate(*args):
+        async def generate(self, *args: Any, **kwargs: Any) -> Any:
+            async for output in super().generate(*args, **kwargs):
                 output.num_cached_tokens = 0
                 yield output
 
@@ -84,9 +84,9 @@ def test_rows_that_do_not_fit_are_scored_again_whatever_the_engine_says_of_its_c
 
 def test_sequences_of_one_answer_are_scored_by_the_same_weights() -> None:
     class Reloaded(TableEngine):
-        async def generate(self, *args: Any) -> Any:
+        async def generate(self, *args: Any, **kwargs: Any) -> Any:
             self.version = str(min(len(self.requests), 1))
-            async for output in super().generate(*args):
+            async for output in super().generate(*args, **kwargs):
                 yield output
 
     engine = Reloaded()
@@ -142,8 +142,8 @@ def test_weights_that_come_in_between_decide_for_all_sequences() -> None:
     """The first sequence is scored by version 7, then version 8 comes: both are scored again, by version 8."""
 
     class Reloaded(TableEngine):
-        async def generate(self, *args: Any) -> Any:
-            async for output in super().generate(*args):
+        async def generate(self, *args: Any, **kwargs: Any) -> Any:
+            async for output in super().generate(*args, **kwargs):
                 self.version = "8"
                 yield output
 
