@@ -121,6 +121,12 @@ class DistillConfig(BaseModel):
         "{chat_template_kwargs: {enable_thinking: false}}.",
     )
 
+    teacher: Annotated[Literal["live", "frozen", "ema"], TEACHER] = Field(
+        default="live",
+        description="Which weights of the policy's server score the turns: live, those that sampled them; frozen, "
+        "those that the server started with; ema, the moving average that the trainer keeps (its ema_decay). The last "
+        "two need a policy that is trained by adapters (docs/closing_the_loop.md). teacher_base_url is another server.",
+    )
     teacher_base_url: Annotated[Url | None, TEACHER] = Field(
         default=None,
         description="A separate vLLM server, ending in /v1, that scores the turns. It must have the policy's "
@@ -182,4 +188,6 @@ class DistillConfig(BaseModel):
         for who in ("judge", "teacher"):
             if getattr(self, f"{who}_api_key") is not None and getattr(self, f"{who}_base_url") is None:
                 raise ValueError(f"{who}_api_key is set, but {who}_base_url is not")
+        if self.teacher != "live" and self.teacher_base_url is not None:
+            raise ValueError(f"teacher is {self.teacher}, weights of the policy's server, but teacher_base_url is set")
         return self

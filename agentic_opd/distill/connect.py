@@ -22,11 +22,14 @@ from agentic_opd.distill.teacher import (
     SCORE_ROUTE,
     CompletionsTeacher,
     PluginTeacher,
+    ReadBy,
     TeacherClient,
     completions_body,
 )
 
 logger = logging.getLogger(__name__)
+
+_READ_BY: dict[str, ReadBy] = {"live": "policy", "frozen": "base", "ema": "teacher"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +104,7 @@ async def connect(
             model_name=config.teacher_model_name,
             policy=await _policy_info(policy, retry_s) if separate else None,
             max_concurrent=config.max_concurrent_scores,
+            read_by=_READ_BY[config.teacher],
         )
         undo.push_async_callback(teacher.close)
         judge = make_judge(config, policy, retry_s)
@@ -114,7 +118,7 @@ async def connect(
             renderer,
             tokenizer,
             judge_is_policy=config.judge_base_url is None,
-            teacher_is_policy=not separate,
+            teacher_is_policy=not separate and config.teacher == "live",
         )
 
 
@@ -143,6 +147,7 @@ async def connect_teacher(
     model_name: str | None = None,
     policy: ServerInfo | None = None,
     max_concurrent: int = 32,
+    read_by: ReadBy = "policy",
 ) -> TeacherClient:
     """Choose how to ask the server that scores, and check that it fits; `client` is closed if it does not.
 
@@ -154,6 +159,7 @@ async def connect_teacher(
         model_name: The model it must serve; unset: any.
         policy: What the policy's server says of itself, if the teacher is another one.
         max_concurrent: Requests under way at the same time.
+        read_by: Which of the server's weights read.
 
     Raises:
         ServerMismatchError, ServerRequestError, ServerUnreachableError: as `connect`.
@@ -162,6 +168,12 @@ async def connect_teacher(
         undo.push_async_callback(client.close)
         info = await fetch_server_info(client)
         await _check_model(client, info, model_name)
+        if read_by != "policy" and not info.max_adapters:
+            raise ServerMismatchError(
+                f"{client.base_url} holds one set of weights, which new ones replace, so env.teacher must be live "
+                "there. Restart it with scripts/serve_vllm --max-lora-rank N and train adapters (lora_rank), or set "
+                "env.teacher_base_url."
+            )
         if not info.has_plugin:
             info = replace(info, model=model_name or info.model)
             await check_completions(client, info, top_k)
@@ -174,12 +186,14 @@ async def connect_teacher(
         await _check_vocabulary(client, info, tokenizer)
         # The policy can't learn about ids that it has no weights for.
         sizes = [size for size in (info.vocab_size, policy.vocab_size if policy else None) if size is not None]
-        teacher = make_teacher(client, replace(info, vocab_size=min(sizes, default=None)), max_concurrent)
+        teacher = make_teacher(client, replace(info, vocab_size=min(sizes, default=None)), max_concurrent, read_by)
         undo.pop_all()
         return teacher
 
 
-def make_teacher(client: JsonClient, info: ServerInfo, max_concurrent: int = 32) -> TeacherClient:
+def make_teacher(
+    client: JsonClient, info: ServerInfo, max_concurrent: int = 32, read_by: ReadBy = "policy"
+) -> TeacherClient:
     """The quickest way to have this server score.
 
     Raises:
@@ -192,7 +206,9 @@ def make_teacher(client: JsonClient, info: ServerInfo, max_concurrent: int = 32)
             "weights that sampled it: install this version of agentic_opd in vLLM's environment, and restart it with "
             "scripts/serve_vllm MODEL."
         )
-    return (PluginTeacher if info.has_plugin else CompletionsTeacher)(client, info, max_concurrent)
+    if info.has_plugin:
+        return PluginTeacher(client, info, max_concurrent, read_by)
+    return CompletionsTeacher(client, info, max_concurrent)
 
 
 async def _policy_info(policy: PolicyEndpoint, retry_s: float) -> ServerInfo:

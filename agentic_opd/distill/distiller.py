@@ -158,7 +158,8 @@ class Distiller:
         """Who judges and who scores, for the first lines that a person reads."""
         config = self.config
         judge = f"{config.judge_model_name} at {config.judge_base_url}" if config.judge_base_url else "the policy"
-        return {"judge": judge, "teacher": config.teacher_base_url or "the policy"}
+        own = {"live": "the policy", "frozen": "the policy without adapters", "ema": "the policy's moving average"}
+        return {"judge": judge, "teacher": config.teacher_base_url or own[config.teacher]}
 
     async def close(self) -> None:
         """Close all connections, and warn if a whole run distilled nothing."""

@@ -5,7 +5,7 @@ import base64
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,10 @@ from agentic_opd.distill.arrays import check_rows
 
 SCORE_ROUTE = 3
 """What the plugin's scoring route must understand; see `serving/score.py`."""
+
+
+ReadBy = Literal["policy", "base", "teacher"]
+"""Which weights of the server read: a version of the policy, those that it started with, or the teacher's adapter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +86,11 @@ class TeacherClient(Protocol):
 class PluginTeacher:
     """Scores through `/v1/opd/score`: only the turn's rows come back, in binary, and the prefix cache is read."""
 
-    def __init__(self, client: JsonClient, info: ServerInfo, max_concurrent: int = 32) -> None:
+    def __init__(
+        self, client: JsonClient, info: ServerInfo, max_concurrent: int = 32, read_by: ReadBy = "policy"
+    ) -> None:
         self.info = info
-        self._client = client
+        self._client, self._read_by = client, read_by
         self._slots = asyncio.Semaphore(max_concurrent)
 
     async def score(
@@ -100,6 +106,8 @@ class PluginTeacher:
         body: dict[str, Any] = {"sequences": [_sequence(reading, top_k) for reading in readings], "top_k": top_k}
         if prefer_weight_version is not None and self.info.max_adapters:
             body["prefer_weight_version"] = prefer_weight_version
+        if self._read_by != "policy":
+            body["read_by"] = self._read_by
         async with self._slots:
             start = time.monotonic()
             answer = await self._client.post("/v1/opd/score", body)

@@ -9,7 +9,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from vllm.lora.request import LoRARequest
 
@@ -24,6 +24,10 @@ class AdapterEngine(Protocol):
     async def remove_lora(self, lora_id: int) -> bool:
         """Forget one."""
         ...
+
+
+Reader = Literal["policy", "base", "teacher"]
+"""Who reads: a version of the policy, the weights without an adapter, or the teacher's adapter."""
 
 
 class Weights(NamedTuple):
@@ -45,6 +49,8 @@ class Adapters:
     _under_way: Counter[int] = field(default_factory=Counter[int])
     """Requests by the id of the adapter that reads them."""
     _count: int = 0
+    _teacher: tuple[int, LoRARequest] | None = None
+    """Its version and adapter."""
 
     @classmethod
     def of_engine(cls, engine: Any) -> "Adapters":
@@ -58,21 +64,29 @@ class Adapters:
         return next(reversed(self._loaded), None)
 
     @contextmanager
-    def reading(self, preferred: int | None) -> Generator[Weights]:
-        """Choose what a request is read by; it is kept until the request has ended."""
+    def reading(self, preferred: int | None, reader: Reader = "policy") -> Generator[Weights]:
+        """Choose what a request is read by; it is kept until the request has ended.
+
+        A teacher that has no adapter yet reads with the base weights: an average begins where the training does.
+        """
         version = preferred if preferred in self._loaded else self.newest
-        if version is None:
+        chosen = None if version is None else (version, self._loaded[version])
+        if reader != "policy":
+            chosen = self._teacher if reader == "teacher" else None
+        if chosen is None:
             yield Weights()
             return
-        adapter = self._loaded[version]
+        version, adapter = chosen
         self._under_way[adapter.lora_int_id] += 1
         try:
             yield Weights(version, adapter)
         finally:
             self._under_way[adapter.lora_int_id] -= 1
 
-    async def load(self, engine: AdapterEngine, folder: Path, version: int) -> None:
+    async def load(self, engine: AdapterEngine, folder: Path, version: int, *, as_teacher: bool = False) -> None:
         """Make the adapter in `folder` the newest version; the oldest ones go, unless a request is under way with one.
+
+        As the teacher's it takes the place of the teacher's last one, and leaves the policy's alone.
 
         Its name is new to the engine, also where a version comes again: the prefix cache goes by names.
 
@@ -82,15 +96,23 @@ class Adapters:
         self._count += 1
         adapter = LoRARequest(f"agentic-opd-{self._count}", self._count, str(folder))
         await engine.add_lora(adapter)
-        replaced = self._loaded.pop(version, None)
-        self._loaded[version] = adapter
+        if as_teacher:
+            replaced = self._teacher and self._teacher[1]
+            self._teacher = (version, adapter)
+        else:
+            replaced = self._loaded.pop(version, None)
+            self._loaded[version] = adapter
         if replaced is not None:
             await engine.remove_lora(replaced.lora_int_id)
-        for old in [*self._loaded][: -self.most]:
+        room = self.most - (self._teacher is not None)
+        for old in [*self._loaded][:-room]:
             if not self._under_way[self._loaded[old].lora_int_id]:
                 await engine.remove_lora(self._loaded.pop(old).lora_int_id)
 
     async def unload(self, engine: AdapterEngine) -> None:
-        """Forget all: the base weights are the policy again."""
+        """Forget all: the base weights are the policy again, and the teacher."""
+        if self._teacher is not None:
+            await engine.remove_lora(self._teacher[1].lora_int_id)
+            self._teacher = None
         while self._loaded:
             await engine.remove_lora(self._loaded.popitem()[1].lora_int_id)

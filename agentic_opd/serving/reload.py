@@ -43,6 +43,7 @@ class AdapterBody(Body, frozen=True):
 
     path: Annotated[str, Meta(min_length=1)]
     version: Annotated[int, Meta(ge=0, le=2**63 - 1)]
+    as_teacher: bool = False
 
 
 async def load_adapter(state: PluginState, raw: bytes) -> dict[str, int]:
@@ -50,15 +51,19 @@ async def load_adapter(state: PluginState, raw: bytes) -> dict[str, int]:
     body = await read_body(state, raw, AdapterBody)
     folder = allowed_checkpoint(body.path, state.weights_root)
     await asyncio.to_thread(check_adapter, folder, state)
-    load = asyncio.create_task(_load_adapter(state, folder, body.version))
+    if body.as_teacher and state.adapters.most < 2:
+        message = "this server keeps one adapter, the policy's: restart it with scripts/serve_vllm --max-adapters 3"
+        raise RefusedError("as_teacher", message, 409)
+    load = asyncio.create_task(_load_adapter(state, folder, body))
     return {"weight_version": await asyncio.shield(load)}
 
 
-async def _load_adapter(state: PluginState, folder: Path, version: int) -> int:
+async def _load_adapter(state: PluginState, folder: Path, body: AdapterBody) -> int:
+    engine = cast(AdapterEngine, state.engine)
     async with state.reload_lock:
-        await state.adapters.load(cast(AdapterEngine, state.engine), folder, version)
-    logger.info("Loaded adapter %s as weight version %d", folder, version)
-    return version
+        await state.adapters.load(engine, folder, body.version, as_teacher=body.as_teacher)
+    logger.info("Loaded adapter %s as %s version %d", folder, "teacher" if body.as_teacher else "weight", body.version)
+    return body.version
 
 
 def check_adapter(folder: Path, state: PluginState) -> None:

@@ -22,6 +22,7 @@ from vllm.inputs import tokens_input
 from vllm.lora.request import LoRARequest
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
+from agentic_opd.serving.adapters import Reader
 from agentic_opd.serving.engine import (
     PluginState,
     RefusedError,
@@ -60,6 +61,7 @@ class ScoreBody(Body, frozen=True):
     top_k: Count
     prefer_weight_version: Version | None = None
     """Of the adapters, the one to read with while it is kept."""
+    read_by: Reader = "policy"
 
     def wanted(self, version: int) -> list[bool]:
         """Which sequences are to be scored by the weights of this version."""
@@ -100,7 +102,7 @@ async def score(state: PluginState, raw: bytes) -> ScoreAnswer:
         )
     body = await read_body(state, raw, ScoreBody)
     check_limits(body, state)
-    with state.adapters.reading(body.prefer_weight_version) as weights:
+    with state.adapters.reading(body.prefer_weight_version, body.read_by) as weights:
         if weights.version is not None:
             scored = await score_all(state.engine, body, body.wanted(weights.version), weights.adapter)
             return {"weight_version": weights.version, "results": [result and result[1] for result in scored]}

@@ -170,7 +170,19 @@ class TrainerConfig(BaseModel):
     weight_decay: float = Field(default=0.0, ge=0, description="Of AdamW.")
     adam_betas: tuple[float, float] = Field(default=(0.9, 0.98), description="Of AdamW.")
     max_grad_norm: float = Field(default=1.0, gt=0, description="Gradients are scaled down to this norm.")
-    lora_rank: int | None = Field(default=None, ge=1, description="Train adapters of this rank with peft.")
+    lora_rank: int | None = Field(
+        default=None,
+        ge=1,
+        description="Train adapters of this rank with peft. Servers that were started with --max-lora-rank get the "
+        "adapters alone, as versions beside their weights; others get the weights with the adapters merged in.",
+    )
+    ema_decay: float | None = Field(
+        default=None,
+        gt=0,
+        lt=1,
+        description="Keep a moving average of the adapters' factors (not of their products, whose average would have a "
+        "higher rank), which keeps this share of itself at each step, and push it as the teacher of env.teacher ema.",
+    )
     gradient_checkpointing: bool = Field(default=False, description="Trade time for memory.")
     loss: LossConfig = Field(
         default_factory=LossConfig,
@@ -223,6 +235,8 @@ class TrainerConfig(BaseModel):
             raise ValueError(f"warmup_steps ({self.warmup_steps}) must be below total_steps ({self.total_steps})")
         if self.precision == "bf16" and "probe_tolerance" not in self.model_fields_set:
             self.probe_tolerance = 0.25
+        if self.ema_decay is not None and self.lora_rank is None:
+            raise ValueError("ema_decay averages adapters: set lora_rank")
         if self.gradient_checkpointing and self.share_prompt:
             raise ValueError("gradient_checkpointing keeps no cache to share a prompt with: set share_prompt to false")
         return self

@@ -43,5 +43,6 @@ TRAINER_METRICS = (
     Metric("lr", "none", "learning rate of the step"),
     Metric("step_s", "s", "all updates of the step"),
     Metric("push_s", "s", "writing the weights, loading them into every server, and the probe"),
+    Metric("push_bytes", "bytes", "weights that every server read: adapters alone, or the whole checkpoint"),
     Metric("push_difference", "nats", "largest difference between a server's logprobs and the trainer's own then"),
 )

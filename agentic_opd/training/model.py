@@ -1,10 +1,11 @@
 """The trained model: loading it, adapters, and a checkpoint that vLLM can read."""
 
 import copy
+import json
 import os
 import re
 import shutil
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -110,26 +111,89 @@ def logits_after(model: nn.Module, prompt_P: Tensor, tokens_BS: Tensor, attended
         return model(input_ids=tokens_BS, attention_mask=attended, past_key_values=cache, use_cache=True).logits
 
 
-def save_weights(model: Any, source: str, folder: Path) -> None:
+class MovingAverage:
+    """The average of a model's trained parameters over its steps, each step weighing less the longer ago it was."""
+
+    def __init__(self, model: Any, decay: float) -> None:
+        """Begin with the parameters as they are."""
+        self._decay = decay
+        self._model = model
+        self._averages = {name: one.detach().clone() for name, one in _trained(model)}
+
+    def update(self) -> None:
+        """Take in the parameters of today."""
+        for name, parameter in _trained(self._model):
+            self._averages[name].lerp_(parameter.detach(), 1.0 - self._decay)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """By the parameters' names."""
+        return dict(self._averages)
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from a saved average."""
+        if state.keys() != self._averages.keys():
+            raise ValueError("the saved average is of other parameters")
+        for name, value in state.items():
+            self._averages[name].copy_(value)
+
+
+def _trained(model: Any) -> list[tuple[str, nn.Parameter]]:
+    return [(name, one) for name, one in model.named_parameters() if one.requires_grad]
+
+
+def save_weights(model: Any, source: str, folder: Path, dtype: torch.dtype = torch.float32) -> None:
     """Write what vLLM reads, adapters merged in; the folder appears when it is whole.
 
     Args:
         model: The trained model.
         source: Where it came from: a local folder's tokenizer and configuration are copied along.
         folder: The checkpoint's folder; one that is there is replaced.
+        dtype: What the weights are rounded to, `source_dtype`.
 
     Raises:
         OutputError: it can't be written.
     """
+    with _whole(folder) as fresh:
+        _write_weights(model, source, fresh, dtype)
+
+
+def save_adapter(model: Any, folder: Path, state: Mapping[str, Tensor] | None = None) -> None:
+    """Write a model's adapters as peft does, or others in their place; the folder appears when it is whole.
+
+    Args:
+        model: A model with adapters.
+        folder: Where to; one that is there is replaced.
+        state: The adapters' values by the names of the model's parameters. None: its own.
+
+    Raises:
+        OutputError: it can't be written.
+    """
+    with _whole(folder) as fresh:
+        model.save_pretrained(fresh, state_dict=dict(state or model.state_dict()))
+
+
+@contextmanager
+def _whole(folder: Path) -> Generator[Path]:
+    """A fresh folder, which takes the place of `folder` once it is written."""
+    fresh = folder.with_name(folder.name + ".new")
     try:
-        _write_weights(model, source, folder)
+        shutil.rmtree(fresh, ignore_errors=True)
+        yield fresh
+        shutil.rmtree(folder, ignore_errors=True)
+        fresh.rename(folder)
     except (OSError, SafetensorError) as error:
         raise OutputError(f"cannot write {str(folder)!r}: {error}") from error
 
 
-def _write_weights(model: Any, source: str, folder: Path) -> None:
-    fresh = folder.with_name(folder.name + ".new")
-    shutil.rmtree(fresh, ignore_errors=True)
+def source_dtype(source: str) -> torch.dtype:
+    """The precision that a checkpoint says it is in: what is pushed is no larger than what was loaded."""
+    from transformers import AutoConfig
+
+    found = getattr(AutoConfig.from_pretrained(source), "dtype", None)
+    return found if isinstance(found, torch.dtype) else torch.float32
+
+
+def _write_weights(model: Any, source: str, fresh: Path, dtype: torch.dtype) -> None:
     base = model.get_base_model() if hasattr(model, "merge_adapter") else model
     state = {_plain_name(name): value for name, value in base.state_dict().items() if ".lora_" not in name}
     for name, module in base.named_modules():
@@ -137,12 +201,13 @@ def _write_weights(model: Any, source: str, folder: Path) -> None:
             # peft's own merging works in place, and what it takes back again is not what was there, by rounding.
             merged = module.get_base_layer().weight + module.get_delta_weight("default")
             state[f"{name}.weight"] = merged.detach().cpu()
+    state = {name: value.to(dtype) if value.is_floating_point() else value for name, value in state.items()}
     base.save_pretrained(fresh, state_dict=state, safe_serialization=True)
+    said = json.loads((fresh / "config.json").read_text())  # transformers writes the trained model's own precision.
+    (fresh / "config.json").write_text(json.dumps(said | {"dtype": str(dtype).removeprefix("torch.")}, indent=2) + "\n")
     for file in Path(source).glob("*") if Path(source).is_dir() else ():
         if file.is_file() and not _WEIGHTS.search(file.name) and not (fresh / file.name).exists():
             shutil.copyfile(file, fresh / file.name)
-    shutil.rmtree(folder, ignore_errors=True)
-    fresh.rename(folder)
 
 
 def _plain_name(name: str) -> str:

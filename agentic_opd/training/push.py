@@ -7,23 +7,25 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from agentic_opd.core.errors import ServerMismatchError
+from agentic_opd.core.errors import ConfigError, ServerMismatchError
 from agentic_opd.core.http import JsonClient
-from agentic_opd.core.server_info import fetch_server_info
+from agentic_opd.core.server_info import ServerInfo, fetch_server_info
 from agentic_opd.core.types import TeacherRequest
 from agentic_opd.distill.teacher import PluginTeacher
 from agentic_opd.training.batch import TrainBatch
 from agentic_opd.training.config import TrainerConfig
 from agentic_opd.training.logprobs import selected_logprobs
-from agentic_opd.training.model import logits_of, save_weights
+from agentic_opd.training.model import MovingAverage, logits_of, save_adapter, save_weights, source_dtype
 
 logger = logging.getLogger(__name__)
 
 _PROBE_TOKENS = 512
+_ROUNDED_TOLERANCE = 0.25
+"""Nats that rounding to 16 bits makes of unlikely tokens."""
 
 
 class PushMismatchError(ServerMismatchError):
@@ -55,23 +57,50 @@ class Probe:
         return row
 
 
+class Pushed(NamedTuple):
+    """What a push was."""
+
+    size_bytes: int
+    """Of the files that every server read."""
+    difference: float | None
+    """The largest one of the probe, in nats; None without a probe."""
+
+
 class WeightPusher:
-    """Writes checkpoints where the servers may read them, lets them load these, and compares."""
+    """Writes weights where the servers may read them, lets them load these, and compares.
+
+    They are adapters where the model has some and every server takes them, and else whole checkpoints.
+    """
 
     def __init__(self, config: TrainerConfig, device: str) -> None:
         """Make a client for each server; nothing is asked yet."""
         self._config, self._device = config, device
+        self._dtype = source_dtype(config.model)
+        self._tolerance = config.probe_tolerance
+        if self._dtype != torch.float32 and "probe_tolerance" not in config.model_fields_set:
+            self._tolerance = max(self._tolerance, _ROUNDED_TOLERANCE)
+        self._kept = config.pushes_kept
+        self._as_adapter: bool | None = None
         given = config.vllm_api_key
         key = given.get_secret_value() if given else os.environ.get("VLLM_API_KEY")
         self._clients = [JsonClient(url, key, retry_s=config.server_retry_s) for url in config.vllm_urls]
 
-    async def push(self, model: Any, version: int, probe: Probe | None) -> float | None:
+    async def push(
+        self, model: Any, version: int, probe: Probe | None, average: MovingAverage | None = None
+    ) -> Pushed | None:
         """Write the weights as `version`, load them on all servers, and probe them.
 
+        Args:
+            model: Whose weights.
+            version: What they are called from then on.
+            probe: What servers and model are compared on; None: they are not.
+            average: Becomes the teacher's adapter.
+
         Returns:
-            The largest difference in nats; None if there is no server or no probe.
+            What was pushed; None if there is no server.
 
         Raises:
+            ConfigError: there is an average, and a server takes no adapters.
             PushMismatchError: a server's logprobs are not the trainer's.
             ServerError: a server can't load them.
         """
@@ -79,31 +108,76 @@ class WeightPusher:
             return None
         folder = self._config.weights_dir.resolve() / f"step-{version:06d}"
         folder.parent.mkdir(parents=True, exist_ok=True)
-        await asyncio.to_thread(save_weights, model, self._config.model, folder)
-        body = {"path": str(folder), "version": version}
-        await asyncio.gather(*(client.post("/v1/opd/reload_weights", body) for client in self._clients))
-        worst = None if probe is None else await self.compare(model, probe)
+        if self._as_adapter is None:
+            self._as_adapter = await self._takes_adapters()
+        if self._as_adapter:
+            size = await self._load_adapter(folder, version, model)
+            if average is not None:
+                teacher = folder.with_name(f"{folder.name}-teacher")
+                size += await self._load_adapter(teacher, version, model, average.state_dict(), as_teacher=True)
+        else:
+            await asyncio.to_thread(save_weights, model, self._config.model, folder, self._dtype)
+            await self._ask_all("/v1/opd/reload_weights", {"path": str(folder), "version": version})
+            size = _size_bytes(folder)
+        difference = None if probe is None else await self.compare(model, probe, version)
         self._forget_old(folder)
-        return worst
+        return Pushed(size, difference)
 
-    async def compare(self, model: Any, probe: Probe) -> float:
+    async def _load_adapter(
+        self,
+        folder: Path,
+        version: int,
+        model: Any,
+        state: dict[str, torch.Tensor] | None = None,
+        *,
+        as_teacher: bool = False,
+    ) -> int:
+        await asyncio.to_thread(save_adapter, model, folder, state)
+        await self._ask_all("/v1/opd/load_adapter", {"path": str(folder), "version": version, "as_teacher": as_teacher})
+        return _size_bytes(folder)
+
+    async def _ask_all(self, route: str, body: dict[str, Any]) -> None:
+        await asyncio.gather(*(client.post(route, body) for client in self._clients))
+
+    async def _takes_adapters(self) -> bool:
+        """Whether the model has adapters, and every server takes them."""
+        rank = self._config.lora_rank
+        if rank is None:
+            return False
+        infos = await asyncio.gather(*(fetch_server_info(client) for client in self._clients))
+        if all(info.max_adapters and info.max_lora_rank >= rank for info in infos):
+            # A server that has an adapter under way may read its files again.
+            self._kept = max(self._kept, 1 + max(info.max_adapters for info in infos))
+            return True
+        without = [
+            client.base_url
+            for client, info in zip(self._clients, infos, strict=True)
+            if not info.max_adapters or info.max_lora_rank < rank
+        ]
+        how = f"start {' and '.join(without)} with scripts/serve_vllm --max-lora-rank {rank}"
+        if self._config.ema_decay is not None:
+            raise ConfigError(f"ema_decay needs servers that take adapters: {how}")
+        logger.warning("whole weights are pushed, with the adapters merged in; to push adapters alone, %s", how)
+        return False
+
+    async def compare(self, model: Any, probe: Probe, version: int | None = None) -> float:
         """The largest difference (nats) between the servers' logprobs of the probe and the model's own.
 
         Raises:
             PushMismatchError: it is above `probe_tolerance`.
         """
         own = probe.own_logprobs(model, self._device, self._config.precision)
-        rows = await asyncio.gather(*(_served_logprobs(client, probe) for client in self._clients))
+        rows = await asyncio.gather(*(_served_logprobs(client, probe, version) for client in self._clients))
         worst = 0.0
         for client, served in zip(self._clients, rows, strict=True):
             gaps = [abs(a - b) for a, b in zip(own, served, strict=True)]
             at = max(range(len(gaps)), key=gaps.__getitem__)
             worst = max(worst, gaps[at])
-            if gaps[at] > self._config.probe_tolerance:
+            if gaps[at] > self._tolerance:
                 raise PushMismatchError(
                     f"{client.base_url} does not compute what the trainer does: token {at + 1} of the probe has the "
                     f"logprob {served[at]:.6f} there and {own[at]:.6f} here (tolerance "
-                    f"{self._config.probe_tolerance:g}). Same checkpoint and dtype on both sides? In bf16 raise "
+                    f"{self._tolerance:g}). Same checkpoint and dtype on both sides? In bf16 raise "
                     "probe_tolerance; a tied output head on the CPU can't be reloaded."
                 )
         return worst
@@ -116,12 +190,19 @@ class WeightPusher:
     def _forget_old(self, newest: Path) -> None:
         """Remove what was pushed long ago; later steps, which another run left here, do not count."""
         pushed: Sequence[Path] = sorted(newest.parent.glob("step-??????"))
-        for folder in pushed[: pushed.index(newest) + 1][: -self._config.pushes_kept]:
+        for folder in pushed[: pushed.index(newest) + 1][: -self._kept]:
             shutil.rmtree(folder, ignore_errors=True)
+            shutil.rmtree(folder.with_name(f"{folder.name}-teacher"), ignore_errors=True)
 
 
-async def _served_logprobs(client: JsonClient, probe: Probe) -> list[float]:
-    teacher = PluginTeacher(client, await fetch_server_info(client))
+def _size_bytes(folder: Path) -> int:
+    """Of the weights in it."""
+    return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+
+
+async def _served_logprobs(client: JsonClient, probe: Probe, version: int | None) -> list[float]:
+    info: ServerInfo = await fetch_server_info(client)
     ids = probe.token_ids
-    reply = await teacher.score(TeacherRequest(ids, len(ids) - 1, 0, ()), top_k=1)
+    request = TeacherRequest(ids, len(ids) - 1, 0, ())
+    reply = await PluginTeacher(client, info).score(request, top_k=1, prefer_weight_version=version)
     return reply.rows.actual_R.tolist()

@@ -27,7 +27,15 @@ from agentic_opd.training.batch import TrainBatch, make_batch
 from agentic_opd.training.checkpoint import Resumed, load_checkpoint, save_checkpoint
 from agentic_opd.training.client import TrainerClient
 from agentic_opd.training.config import TrainerConfig
-from agentic_opd.training.model import StartingPolicy, leave_cores_to_others, load_model, pick_device, save_weights
+from agentic_opd.training.model import (
+    MovingAverage,
+    StartingPolicy,
+    leave_cores_to_others,
+    load_model,
+    pick_device,
+    save_weights,
+    source_dtype,
+)
 from agentic_opd.training.push import Probe, WeightPusher
 from agentic_opd.training.step import mean_metrics, take_out_control, train_step
 from agentic_opd.wire.group import ScoredGroup
@@ -60,7 +68,10 @@ class Trainer:
         self.optimizer = torch.optim.AdamW(
             trained, lr=config.lr, betas=config.adam_betas, weight_decay=config.weight_decay
         )
-        self.parts = {"model": self.model, "optimizer": self.optimizer}
+        self.parts: dict[str, Any] = {"model": self.model, "optimizer": self.optimizer}
+        self.average = None if config.ema_decay is None else MovingAverage(self.model, config.ema_decay)
+        if self.average is not None:
+            self.parts["average"] = self.average
         earlier = load_checkpoint(self.checkpoints, self.parts, self.device) if config.resume else None
         for change in config.check_recipe(earlier.recipe) if earlier else ():
             logger.warning("resumed with other settings: %s", change)
@@ -90,7 +101,7 @@ class Trainer:
         config.output_dir.mkdir(parents=True, exist_ok=True)
         self._running = asyncio.current_task()
         try:
-            await self.pusher.push(self.model, self.step, None)
+            await self.pusher.push(self.model, self.step, None, self.average)
             await self.client.register(self.step)
             while self.step < config.total_steps:
                 groups = await self.client.batch(self.step)
@@ -101,7 +112,9 @@ class Trainer:
                 self._is_busy = False
                 if self._is_stopping and self.step < config.total_steps:
                     raise asyncio.CancelledError
-            await asyncio.to_thread(save_weights, self.model, config.model, config.output_dir / "final")
+            await asyncio.to_thread(
+                save_weights, self.model, config.model, config.output_dir / "final", source_dtype(config.model)
+            )
         except asyncio.CancelledError:
             if not self._is_busy:  # Else the weights are on their way from one step to the next.
                 await self._save()
@@ -146,10 +159,11 @@ class Trainer:
         is_due = self.step % config.push_every == 0 or self.step == config.total_steps
         if self._unpushed is not None and is_due:
             start = time.monotonic()
-            difference = await self.pusher.push(self.model, self.step, self._unpushed)
+            pushed = await self.pusher.push(self.model, self.step, self._unpushed, self.average)
             self._unpushed = None
-            if difference is not None:
-                metrics |= {"push_s": time.monotonic() - start, "push_difference": difference}
+            if pushed is not None and pushed.difference is not None:
+                metrics |= {"push_s": time.monotonic() - start, "push_difference": pushed.difference}
+                metrics["push_bytes"] = pushed.size_bytes
         self._log(metrics)
 
     async def _train(self, groups: Sequence[ScoredGroup]) -> dict[str, float]:
@@ -162,6 +176,8 @@ class Trainer:
             parameters["lr"] = lr
         order = torch.Generator().manual_seed(config.seed * 1_000_003 + self.step)
         epochs = [await self._epoch(batch, order) for _ in range(config.epochs_per_batch)]
+        if self.average is not None:
+            self.average.update()
         self._unpushed = Probe.of(batch)
         metrics = {**epochs[0], "loss_last": epochs[-1]["loss"], "grad_norm_last": epochs[-1]["grad_norm"], "lr": lr}
         metrics |= {"score_mean": float(batch.scores_B.mean()), **_staleness(groups, self.step)}

@@ -1,7 +1,7 @@
 """LoRA adapters as versions on a real vLLM server: the numbers are peft's, the base stays, nothing pauses."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ from tests.support.vllm import Forward, StartVllm
 
 pytestmark = pytest.mark.vllm
 
-RANK, KEPT = 8, 2
+RANK, KEPT = 8, 3
 
 
 class Adapted(NamedTuple):
@@ -37,6 +37,11 @@ def adapted(start_vllm: StartVllm, tmp_path_factory: pytest.TempPathFactory) -> 
 
 def make_adapter(folder: Path, seed: int, ids: list[int]) -> NDArray[np.float32]:
     """Write an adapter that moves the policy visibly; returns the logprobs [T, V] that peft gives."""
+    return write_moved(folder, seed, std=0.02)(ids)
+
+
+def write_moved(folder: Path, seed: int, std: float) -> Callable[[list[int]], NDArray[np.float32]]:
+    """Write an adapter whose second factors are drawn; returns what gives peft's logprobs [T, V]."""
     import torch
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
@@ -47,10 +52,14 @@ def make_adapter(folder: Path, seed: int, ids: list[int]) -> NDArray[np.float32]
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "lora_B" in name:
-                parameter.normal_(std=0.02)
-        logits = model.eval()(input_ids=torch.tensor([ids])).logits[0]
-    model.save_pretrained(folder)
-    return logits.log_softmax(-1).numpy()
+                parameter.normal_(std=std)
+    model.eval().save_pretrained(folder)
+
+    def logprobs(ids: list[int]) -> NDArray[np.float32]:
+        with torch.no_grad():
+            return model(input_ids=torch.tensor([ids])).logits[0].log_softmax(-1).numpy()
+
+    return logprobs
 
 
 def load(adapted: Adapted, version: int) -> None:
@@ -141,3 +150,91 @@ def test_an_adapter_of_another_model_is_refused_and_the_server_lives(adapted: Ad
     assert (reply.status, reply.body["error"]["field"]) == (400, "path")
     assert ask(adapted.server, "/v1/opd/info").body["weight_version"] == 23
     assert generated(adapted, ids)["weight_version"] == 23
+
+
+def test_an_episode_keeps_its_version_and_each_turn_says_which(adapted: Adapted, tmp_path: Path) -> None:
+    """While the environment runs, versions come; each turn's logprobs are those of the version that it names."""
+    import subprocess
+    import time
+
+    from tests.support.environment import process_command
+
+    moved = {version: write_moved(adapted.root / f"v{version}", version, std=0.002) for version in range(100, 112)}
+    out = tmp_path / "groups.jsonl"
+    flags = ("--config", "configs/demo.yaml", "--env.max_concurrent_groups", "2")
+    load(adapted, 100)
+    with (tmp_path / "log").open("wb") as log:
+        running = subprocess.Popen(process_command(adapted.server.base_url, out, *flags), stdout=log, stderr=log)
+        for version in range(101, 112):
+            time.sleep(2.0)
+            load(adapted, version)
+    assert running.wait(240) == 0, (tmp_path / "log").read_text()
+    groups = [json.loads(line) for line in out.read_text().splitlines()]
+    assert len(groups) == 8
+    told = [[turn["weight_version"] for turn in one["opd"]["turns"]] for g in groups for one in g["overrides"]]
+    assert len({version for versions in told for version in versions}) >= 3
+    assert sum(len(set(versions)) == 1 for versions in told) >= 0.5 * len(told)
+    for group in groups[:4]:
+        turns = group["overrides"][0]["opd"]["turns"]
+        for turn in (turns[0], turns[-1]):
+            start, end = turn["span"]
+            tokens = group["tokens"][0]
+            expected = moved[turn["weight_version"]](tokens[:end])
+            said = group["inference_logprobs"][0][start:end]
+            rows = expected[range(start - 1, end - 1), tokens[start:end]]
+            np.testing.assert_allclose(said, rows, atol=1e-3, rtol=0)
+
+
+def test_the_teacher_reads_by_the_base_or_by_its_own_adapter(adapted: Adapted, forward: Forward) -> None:
+    server, ids = adapted.server, random_ids(24, 120, 1000)
+    policy, average = (make_adapter(adapted.root / name, seed, ids) for name, seed in (("v200", 6), ("mean", 7)))
+    load(adapted, 200)
+    check(score(server, [(ids, 60)], read_by="base")[0], ids, 60, 50, forward(ids))
+    check(score(server, [(ids, 60)], read_by="teacher")[0], ids, 60, 50, forward(ids))  # It has none yet.
+    body = {"path": "mean", "version": 200, "as_teacher": True}
+    assert ask(server, "/v1/opd/load_adapter", body).status == 200
+    check(score(server, [(ids, 60)], read_by="teacher")[0], ids, 60, 50, average)
+    check(score(server, [(ids, 60)])[0], ids, 60, 50, policy)
+    check(score(server, [(ids, 60)], read_by="base")[0], ids, 60, 50, forward(ids))
+
+
+def test_the_trainer_pushes_adapters_alone_and_their_average(adapted: Adapted, tmp_path: Path) -> None:
+    import asyncio
+
+    import torch
+
+    from agentic_opd.training.batch import make_batch
+    from agentic_opd.training.model import save_weights
+    from agentic_opd.training.push import Probe
+    from agentic_opd.training.trainer import Trainer
+    from tests.support.training import ScriptedClient, make_config, make_group
+
+    settings: dict[str, Any] = {
+        **{"output_dir": tmp_path, "weights_dir": adapted.root, "vllm_urls": [adapted.server.base_url]},
+        **{"lora_rank": RANK, "ema_decay": 0.5, "lr": 1e-2, "total_steps": 4, "loss": {"forward_kl": 1.0}},
+    }
+    trainer = Trainer(make_config(**settings))
+    group = make_group(trainer.model)
+    probe = Probe.of(make_batch([group]))
+    trainer.client = ScriptedClient(trainer.config, [[group]] * 4)
+    asyncio.run(trainer.run())
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert max(line["push_difference"] for line in lines) < 1e-3
+    save_weights(trainer.model, str(ROOT / MODEL), tmp_path / "whole")
+    whole = (tmp_path / "whole/model.safetensors").stat().st_size
+    alone = (adapted.root / "step-000004/adapter_model.safetensors").stat().st_size
+    assert lines[-1]["push_bytes"] == 2 * alone
+    print(f"an adapter of rank {RANK} has {alone} bytes, the merged weights {whole}")
+
+    ids = list(probe.token_ids)
+    start = torch.tensor(probe.own_logprobs(Trainer(make_config(lora_rank=RANK)).model, "cpu", "fp32"))
+    now = torch.tensor(probe.own_logprobs(trainer.model, "cpu", "fp32"))
+    assert trainer.average is not None
+    trainer.model.load_state_dict(trainer.average.state_dict(), strict=False)
+    mean = torch.tensor(probe.own_logprobs(trainer.model, "cpu", "fp32"))
+    assert min((now - mean).abs().max(), (mean - start).abs().max()) > 0.05
+    for reader, expected in (("policy", now), ("teacher", mean), ("base", start)):
+        (rows,) = score(adapted.server, [(ids, len(ids) - 1)], read_by=reader)
+        torch.testing.assert_close(torch.tensor(rows.actual_R), expected, atol=1e-3, rtol=0)
+    kept = sorted(path.name for path in adapted.root.glob("step-*"))
+    assert kept == [f"step-{step:06d}{end}" for step in (1, 2, 3, 4) for end in ("", "-teacher")]

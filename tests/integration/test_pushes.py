@@ -64,7 +64,7 @@ def test_what_was_trained_is_what_is_served(rooted: RootedServer, changes: dict[
     run.step()
     after = run.own()
     assert (after - before).abs().max() > 0.1
-    assert pushing(run.config, lambda pusher: pusher.push(run.model, 1, run.probe)) < 1e-3
+    assert pushing(run.config, lambda pusher: pusher.push(run.model, 1, run.probe)).difference < 1e-3
     torch.testing.assert_close(served(rooted, run.probe), after, atol=1e-3, rtol=0)
     assert torch.equal(run.own(), after)  # Merging the adapters for the push leaves the trained model as it was.
     run.step()
@@ -76,7 +76,7 @@ def test_in_bfloat16_the_tolerance_covers_the_rounding_and_not_a_missed_step(roo
     """The weights stay float32, so what is served (float32 on the CPU) differs by the forward pass's rounding only."""
     run = Run(rooted, precision="bf16")
     run.step()
-    difference = pushing(run.config, lambda pusher: pusher.push(run.model, 1, run.probe))
+    difference = pushing(run.config, lambda pusher: pusher.push(run.model, 1, run.probe)).difference
     assert 1e-3 < difference < run.config.probe_tolerance
     torch.testing.assert_close(served(rooted, run.probe), run.own("fp32"), atol=1e-3, rtol=0)
     run.step()

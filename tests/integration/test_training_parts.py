@@ -16,7 +16,7 @@ from demo_policy import POLICY_DIR
 from agentic_opd.core.errors import ConfigError, OutputError
 from agentic_opd.core.types import TurnOutcome
 from agentic_opd.training.checkpoint import Resumed, load_checkpoint, save_checkpoint
-from agentic_opd.training.model import load_model, save_weights
+from agentic_opd.training.model import MovingAverage, load_model, save_adapter, save_weights, source_dtype
 from agentic_opd.training.push import Probe, WeightPusher
 from agentic_opd.training.step import train_step
 from agentic_opd.training.trainer import Trainer
@@ -239,3 +239,54 @@ def test_the_probe_is_the_longest_sequence_without_its_padding() -> None:
 def test_a_model_that_is_not_there_is_said(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="can't be loaded"):
         load_model(make_config(model=str(tmp_path)), "cpu")
+
+
+def test_an_average_is_one_of_factors_and_is_saved_as_an_adapter(tmp_path: Path) -> None:
+    """Of factors, not of products: both are computed here, and they differ."""
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    model = load_model(make_config(lora_rank=2), "cpu")
+    average = MovingAverage(model, decay=0.75)
+    factors = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    b_name = next(name for name in factors if "lora_B" in name)
+    a_name = b_name.replace("lora_B", "lora_A")
+    torch.manual_seed(0)
+    expected = {name: p.detach().clone() for name, p in factors.items()}
+    products = expected[b_name] @ expected[a_name]
+    for _ in range(3):
+        for name, parameter in factors.items():
+            parameter.data.normal_()
+            expected[name] = 0.75 * expected[name] + 0.25 * parameter.detach()
+        products = 0.75 * products + 0.25 * (factors[b_name] @ factors[a_name]).detach()
+        average.update()
+    state = average.state_dict()
+    for name, value in expected.items():
+        torch.testing.assert_close(state[name], value)
+    assert (state[b_name] @ state[a_name] - products).abs().max() > 0.1
+
+    save_adapter(model, tmp_path / "mean", state)
+    loaded = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(POLICY_DIR), tmp_path / "mean")
+    read = dict(loaded.named_parameters())
+    for name, value in expected.items():
+        torch.testing.assert_close(read[name].detach(), value)
+    again = MovingAverage(model, decay=0.75)
+    again.load_state_dict(state)
+    torch.testing.assert_close(again.state_dict(), state)
+    with pytest.raises(ValueError, match="other parameters"):
+        again.load_state_dict({})
+
+
+def test_a_model_in_bfloat16_is_written_in_bfloat16(tmp_path: Path) -> None:
+    """Half the bytes of the same model in float32, and both say what they are in."""
+    model, source = load_model(make_config(), "cpu"), tmp_path / "source"
+    save_weights(model, str(POLICY_DIR), source, torch.bfloat16)
+    assert source_dtype(str(source)) == torch.bfloat16
+    assert source_dtype(str(POLICY_DIR)) == torch.float32
+    copy = load_model(make_config(model=str(source)), "cpu")
+    assert next(copy.parameters()).dtype == torch.float32
+    save_weights(copy, str(source), tmp_path / "again", source_dtype(str(source)))
+    save_weights(model, str(POLICY_DIR), tmp_path / "wide")
+    sizes = [(tmp_path / name / "model.safetensors").stat().st_size for name in ("again", "wide")]
+    assert sizes[0] <= 0.51 * sizes[1]
+    assert source_dtype(str(tmp_path / "again")) == torch.bfloat16

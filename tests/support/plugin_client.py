@@ -55,7 +55,7 @@ def score(
     sequences: Sequence[tuple[list[int], int]],
     top_k: int = 50,
     key: str | None = None,
-    **more: int,
+    **more: Any,
 ) -> list[Scored]:
     body = {"sequences": [{"token_ids": ids, "num_scored": n} for ids, n in sequences], "top_k": top_k, **more}
     reply = ask(server, "/v1/opd/score", body, key)

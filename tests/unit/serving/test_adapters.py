@@ -139,3 +139,26 @@ def test_a_server_without_lora_says_how_to_get_it(root: Path) -> None:
     reply = client_of(TableEngine()).post("/v1/opd/load_adapter", json={"path": adapter(root, "v0"), "version": 0})
     assert reply.status_code == 409
     assert "--max-lora-rank" in reply.text
+
+
+def test_the_teachers_adapter_is_beside_the_policys(root: Path) -> None:
+    engine = engine_of()
+    client = client_of(engine)
+
+    def read(reader: str) -> str | None:
+        assert client.post("/v1/opd/score", json={**SCORE, "read_by": reader}).status_code == 200
+        return engine.read_by[-1]
+
+    for name, version, as_teacher in (("v1", 1, False), ("mean1", 1, True), ("v2", 2, False), ("mean2", 2, True)):
+        body = {"path": adapter(root, name), "version": version, "as_teacher": as_teacher}
+        assert client.post("/v1/opd/load_adapter", json=body).status_code == 200
+    assert (read("policy"), read("teacher"), read("base")) == ("v2", "mean2", None)
+    assert engine.calls == ["add 1 v1", "add 2 mean1", "add 3 v2", "remove 1", "add 4 mean2", "remove 2"]
+    assert client.post("/v1/opd/score", json={**SCORE, "read_by": "nobody"}).status_code == 400
+
+
+def test_a_server_of_one_adapter_has_no_room_for_a_teachers(root: Path) -> None:
+    engine = TableEngine(vllm_config=Namespace(lora_config=Namespace(max_loras=1, max_lora_rank=8)))
+    body = {"path": adapter(root, "mean"), "version": 1, "as_teacher": True}
+    reply = client_of(engine).post("/v1/opd/load_adapter", json=body)
+    assert (reply.status_code, reply.json()["error"]["field"]) == (409, "as_teacher")
