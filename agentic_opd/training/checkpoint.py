@@ -2,16 +2,23 @@
 
 import json
 import shutil
-from collections.abc import Mapping
+import warnings
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from agentic_opd.core.errors import OutputError, PlaceError
+from agentic_opd.training.world import World
 
-_STATE = "state.pt"
 _KEPT = 2
+ALONE = World("cpu")
 
 
 class Resumed(NamedTuple):
@@ -24,30 +31,36 @@ class Resumed(NamedTuple):
     """Its `TrainerConfig.recipe`; None in checkpoints of a version that did not keep it."""
 
 
-def save_checkpoint(folder: Path, at: Resumed, parts: Mapping[str, Any]) -> Path:
+def save_checkpoint(folder: Path, at: Resumed, parts: Mapping[str, Any], world: World = ALONE) -> Path:
     """Write `step-NNNNNN` into `folder`: the state of each part (all have `state_dict`), and torch's random state.
+
+    Each process writes its shards, so that any other number of processes can read them.
 
     Raises:
         OutputError: it can't be written.
     """
     target, fresh = folder / f"step-{at.step:06d}", folder / f"step-{at.step:06d}.new"
     try:
-        shutil.rmtree(fresh, ignore_errors=True)
-        fresh.mkdir(parents=True)
-        state = {name: part.state_dict() for name, part in parts.items()}
-        state["random"] = {"cpu": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state_all()}
-        torch.save(state, fresh / _STATE)
-        (fresh / "step.json").write_text(json.dumps(at._asdict()) + "\n")
-        shutil.rmtree(target, ignore_errors=True)
-        fresh.rename(target)
-    except (OSError, RuntimeError) as error:  # torch.save says with a RuntimeError that the disk is full.
+        if world.is_first:
+            shutil.rmtree(fresh, ignore_errors=True)
+            fresh.mkdir(parents=True)
+        world.share(None)
+        saved = {**_state_of(parts), "random": torch.get_rng_state()}
+        with _no_warning_of_one_process():
+            save(saved, checkpoint_id=fresh, no_dist=world.size == 1)
+        if world.is_first:
+            (fresh / "step.json").write_text(json.dumps(at._asdict()) + "\n")
+            shutil.rmtree(target, ignore_errors=True)
+            fresh.rename(target)
+            for old in _saved(folder)[:-_KEPT]:
+                shutil.rmtree(old, ignore_errors=True)
+        world.share(None)
+    except (OSError, RuntimeError, CheckpointException) as error:  # torch may say with any of them that a disk is full.
         raise OutputError(f"cannot write {str(target)!r}: {error}") from error
-    for old in _saved(folder)[:-_KEPT]:
-        shutil.rmtree(old, ignore_errors=True)
     return target
 
 
-def load_checkpoint(folder: Path, parts: Mapping[str, Any], device: str) -> Resumed:
+def load_checkpoint(folder: Path, parts: Mapping[str, Any], world: World = ALONE) -> Resumed:
     """Restore the last checkpoint in `folder`.
 
     Raises:
@@ -58,15 +71,44 @@ def load_checkpoint(folder: Path, parts: Mapping[str, Any], device: str) -> Resu
     if not saved:
         raise PlaceError(f"there is no checkpoint in {str(folder)!r} to resume from; start anew with overwrite=true")
     try:
-        state = torch.load(saved[-1] / _STATE, map_location=device, weights_only=True)
-        for name, part in parts.items():
-            part.load_state_dict(state[name])
-        torch.set_rng_state(state["random"]["cpu"].cpu())
-        if torch.cuda.is_available():
-            torch.cuda.set_rng_state_all([one.cpu() for one in state["random"]["cuda"]])
+        if (saved[-1] / "state.pt").exists():
+            raise ValueError("it is of a version that trained in one process and wrote one file; start anew")
+        state = {**_state_of(parts), "random": torch.get_rng_state()}
+        with _no_warning_of_one_process():
+            load(state, checkpoint_id=saved[-1], no_dist=world.size == 1)
+        _restore(parts, state)
+        torch.set_rng_state(state["random"])
         return Resumed(**json.loads((saved[-1] / "step.json").read_text()))
-    except (OSError, KeyError, TypeError, ValueError, RuntimeError) as error:
+    except (OSError, KeyError, TypeError, ValueError, RuntimeError, CheckpointException) as error:
         raise OutputError(f"{str(saved[-1])!r} can't be resumed from: {error}") from error
+
+
+@contextmanager
+def _no_warning_of_one_process() -> Generator[None]:
+    """Torch warns where nothing is distributed, also if it was told so."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        yield
+
+
+def _state_of(parts: Mapping[str, Any]) -> dict[str, Any]:
+    """By the names of parameters, which do not depend on how they are sharded; an optimizer's by its model's."""
+    state = {name: part.state_dict() for name, part in parts.items() if name not in ("model", "optimizer")}
+    if "optimizer" in parts:
+        state["model"], state["optimizer"] = get_state_dict(parts["model"], parts["optimizer"])
+    return state
+
+
+def _restore(parts: Mapping[str, Any], state: Mapping[str, Any]) -> None:
+    if "optimizer" in parts:
+        set_state_dict(
+            parts["model"],
+            parts["optimizer"],
+            model_state_dict=state["model"],
+            optim_state_dict=state["optimizer"],
+        )
+    for name in parts.keys() - {"model", "optimizer"}:
+        parts[name].load_state_dict(state[name])
 
 
 def _saved(folder: Path) -> list[Path]:

@@ -2,6 +2,8 @@
 
 import argparse
 import asyncio
+import logging
+import os
 import signal
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -33,6 +35,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = build_parser()
     arguments, unknown = parser.parse_known_args(argv)
     set_up_logging(verbose=arguments.verbose)
+    if os.environ.get("RANK", "0") != "0":  # The first process says it for all that torchrun started.
+        logging.disable(logging.WARNING)
 
     def train() -> int:
         config = read_config(arguments, misunderstood(unknown, parser))

@@ -1,11 +1,10 @@
 """The trained model: loading it, adapters, and a checkpoint that vLLM can read."""
 
-import copy
 import json
 import os
 import re
 import shutil
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -75,12 +74,12 @@ def _with_adapters(model: Any, rank: int) -> Any:
 
 
 class StartingPolicy:
-    """The policy as it is before it is trained: a copy in the same place, or, with adapters, the model without them."""
+    """The policy as it is before it is trained: a second one, or, with adapters, the model without them."""
 
-    def __init__(self, model: Any) -> None:
-        """Keep it; its adapters, if it has any, have not been trained and change nothing."""
+    def __init__(self, model: Any, load: Callable[[], Any]) -> None:
+        """Keep it; the model's adapters, if it has any, have not been trained. `load` gives a second one."""
         self._has_adapters = hasattr(model, "disable_adapter")
-        self._model = model if self._has_adapters else copy.deepcopy(model).requires_grad_(requires_grad=False)
+        self._model = model if self._has_adapters else load().requires_grad_(requires_grad=False)
 
     @contextmanager
     def reading(self) -> Generator[Any]:
@@ -141,7 +140,13 @@ def _trained(model: Any) -> list[tuple[str, nn.Parameter]]:
     return [(name, one) for name, one in model.named_parameters() if one.requires_grad]
 
 
-def save_weights(model: Any, source: str, folder: Path, dtype: torch.dtype = torch.float32) -> None:
+def save_weights(
+    model: Any,
+    source: str,
+    folder: Path,
+    dtype: torch.dtype = torch.float32,
+    state: Mapping[str, Tensor] | None = None,
+) -> None:
     """Write what vLLM reads, adapters merged in; the folder appears when it is whole.
 
     Args:
@@ -149,27 +154,28 @@ def save_weights(model: Any, source: str, folder: Path, dtype: torch.dtype = tor
         source: Where it came from: a local folder's tokenizer and configuration are copied along.
         folder: The checkpoint's folder; one that is there is replaced.
         dtype: What the weights are rounded to, `source_dtype`.
+        state: The model's state dict, if it is sharded: `World.whole` of it.
 
     Raises:
         OutputError: it can't be written.
     """
     with _whole(folder) as fresh:
-        _write_weights(model, source, fresh, dtype)
+        _write_weights(model, source, fresh, dtype, model.state_dict() if state is None else state)
 
 
-def save_adapter(model: Any, folder: Path, state: Mapping[str, Tensor] | None = None) -> None:
-    """Write a model's adapters as peft does, or others in their place; the folder appears when it is whole.
+def save_adapter(model: Any, folder: Path, state: Mapping[str, Tensor]) -> None:
+    """Write adapters as peft does; the folder appears when it is whole.
 
     Args:
         model: A model with adapters.
         folder: Where to; one that is there is replaced.
-        state: The adapters' values by the names of the model's parameters. None: its own.
+        state: The adapters' values by the names of the model's parameters.
 
     Raises:
         OutputError: it can't be written.
     """
     with _whole(folder) as fresh:
-        model.save_pretrained(fresh, state_dict=dict(state or model.state_dict()))
+        model.save_pretrained(fresh, state_dict=dict(state))
 
 
 @contextmanager
@@ -193,14 +199,17 @@ def source_dtype(source: str) -> torch.dtype:
     return found if isinstance(found, torch.dtype) else torch.float32
 
 
-def _write_weights(model: Any, source: str, fresh: Path, dtype: torch.dtype) -> None:
+def _write_weights(model: Any, source: str, fresh: Path, dtype: torch.dtype, state: Mapping[str, Tensor]) -> None:
     base = model.get_base_model() if hasattr(model, "merge_adapter") else model
-    state = {_plain_name(name): value for name, value in base.state_dict().items() if ".lora_" not in name}
+    if base is not model:
+        state = {name.removeprefix("base_model.model."): value for name, value in state.items()}
+    factors = {name: value for name, value in state.items() if ".lora_" in name}
+    state = {_plain_name(name): value for name, value in state.items() if name not in factors}
     for name, module in base.named_modules():
         if hasattr(module, "get_delta_weight"):
-            # peft's own merging works in place, and what it takes back again is not what was there, by rounding.
-            merged = module.get_base_layer().weight + module.get_delta_weight("default")
-            state[f"{name}.weight"] = merged.detach().cpu()
+            # Not by peft's own merging: that works in place, and what it takes back again is not what was there.
+            a, b = factors[f"{name}.lora_A.default.weight"], factors[f"{name}.lora_B.default.weight"]
+            state[f"{name}.weight"] = (state[f"{name}.weight"] + module.scaling["default"] * (b @ a)).detach().cpu()
     state = {name: value.to(dtype) if value.is_floating_point() else value for name, value in state.items()}
     base.save_pretrained(fresh, state_dict=state, safe_serialization=True)
     said = json.loads((fresh / "config.json").read_text())  # transformers writes the trained model's own precision.

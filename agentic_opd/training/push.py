@@ -20,6 +20,7 @@ from agentic_opd.training.batch import TrainBatch
 from agentic_opd.training.config import TrainerConfig
 from agentic_opd.training.logprobs import selected_logprobs
 from agentic_opd.training.model import MovingAverage, logits_of, save_adapter, save_weights, source_dtype
+from agentic_opd.training.world import World
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +47,7 @@ class Probe:
         return cls(tuple(tokens[:_PROBE_TOKENS]))
 
     def own_logprobs(self, model: Any, device: str, precision: str) -> list[float]:
-        """What the trainer's model gives to every token but the first."""
+        """What the trainer's model gives to every token but the first; if it is sharded, all processes must ask."""
         tokens = torch.tensor([self.token_ids], device=device)
         was_training = model.training
         model.eval()
@@ -72,9 +73,9 @@ class WeightPusher:
     They are adapters where the model has some and every server takes them, and else whole checkpoints.
     """
 
-    def __init__(self, config: TrainerConfig, device: str) -> None:
+    def __init__(self, config: TrainerConfig, world: World) -> None:
         """Make a client for each server; nothing is asked yet."""
-        self._config, self._device = config, device
+        self._config, self._world = config, world
         self._dtype = source_dtype(config.model)
         self._tolerance = config.probe_tolerance
         if self._dtype != torch.float32 and "probe_tolerance" not in config.model_fields_set:
@@ -90,6 +91,8 @@ class WeightPusher:
     ) -> Pushed | None:
         """Write the weights as `version`, load them on all servers, and probe them.
 
+        All processes call it, and the first one writes and asks.
+
         Args:
             model: Whose weights.
             version: What they are called from then on.
@@ -97,7 +100,7 @@ class WeightPusher:
             average: Becomes the teacher's adapter.
 
         Returns:
-            What was pushed; None if there is no server.
+            What was pushed; None if there is no server, and in other processes than the first.
 
         Raises:
             ConfigError: there is an average, and a server takes no adapters.
@@ -108,18 +111,24 @@ class WeightPusher:
             return None
         folder = self._config.weights_dir.resolve() / f"step-{version:06d}"
         folder.parent.mkdir(parents=True, exist_ok=True)
+        world = self._world
         if self._as_adapter is None:
-            self._as_adapter = await self._takes_adapters()
+            self._as_adapter = world.share(await self._takes_adapters() if world.is_first else False)
+        state = await asyncio.to_thread(world.whole, _pushed(model, adapters_only=self._as_adapter))
+        averages = {} if average is None else await asyncio.to_thread(world.whole, average.state_dict())
+        own = None if probe is None else probe.own_logprobs(model, world.device, self._config.precision)
+        if not world.is_first:
+            return None
         if self._as_adapter:
-            size = await self._load_adapter(folder, version, model)
-            if average is not None:
+            size = await self._load_adapter(folder, version, model, state)
+            if averages:
                 teacher = folder.with_name(f"{folder.name}-teacher")
-                size += await self._load_adapter(teacher, version, model, average.state_dict(), as_teacher=True)
+                size += await self._load_adapter(teacher, version, model, averages, as_teacher=True)
         else:
-            await asyncio.to_thread(save_weights, model, self._config.model, folder, self._dtype)
+            await asyncio.to_thread(save_weights, model, self._config.model, folder, self._dtype, state)
             await self._ask_all("/v1/opd/reload_weights", {"path": str(folder), "version": version})
             size = _size_bytes(folder)
-        difference = None if probe is None else await self.compare(model, probe, version)
+        difference = None if probe is None or own is None else await self.compare(own, probe, version)
         self._forget_old(folder)
         return Pushed(size, difference)
 
@@ -128,7 +137,7 @@ class WeightPusher:
         folder: Path,
         version: int,
         model: Any,
-        state: dict[str, torch.Tensor] | None = None,
+        state: dict[str, torch.Tensor],
         *,
         as_teacher: bool = False,
     ) -> int:
@@ -160,13 +169,12 @@ class WeightPusher:
         logger.warning("whole weights are pushed, with the adapters merged in; to push adapters alone, %s", how)
         return False
 
-    async def compare(self, model: Any, probe: Probe, version: int | None = None) -> float:
-        """The largest difference (nats) between the servers' logprobs of the probe and the model's own.
+    async def compare(self, own: Sequence[float], probe: Probe, version: int | None = None) -> float:
+        """The largest difference (nats) between the servers' logprobs of the probe and the model's `own`.
 
         Raises:
             PushMismatchError: it is above `probe_tolerance`.
         """
-        own = probe.own_logprobs(model, self._device, self._config.precision)
         rows = await asyncio.gather(*(_served_logprobs(client, probe, version) for client in self._clients))
         worst = 0.0
         for client, served in zip(self._clients, rows, strict=True):
@@ -193,6 +201,11 @@ class WeightPusher:
         for folder in pushed[: pushed.index(newest) + 1][: -self._kept]:
             shutil.rmtree(folder, ignore_errors=True)
             shutil.rmtree(folder.with_name(f"{folder.name}-teacher"), ignore_errors=True)
+
+
+def _pushed(model: Any, *, adapters_only: bool) -> dict[str, torch.Tensor]:
+    state: dict[str, torch.Tensor] = model.state_dict()
+    return {name: value for name, value in state.items() if not adapters_only or ".lora_" in name}
 
 
 def _size_bytes(folder: Path) -> int:

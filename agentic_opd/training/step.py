@@ -22,13 +22,16 @@ from agentic_opd.training.losses import (
     trained_positions,
 )
 from agentic_opd.training.model import logits_after
+from agentic_opd.training.world import World, unsharded
 
 
 def train_step(
-    model: Any, optimizer: torch.optim.Optimizer, batch: TrainBatch, config: TrainerConfig, device: str
+    model: Any, optimizer: torch.optim.Optimizer, batch: TrainBatch, config: TrainerConfig, world: World
 ) -> dict[str, float]:
     """Update the model once. What no gradient can come from is not computed: sequences that the loss leaves alone, and
     the end of a sequence after its last trained token. A batch without any leaves the model as it is.
+
+    Each process gets the whole batch, and computes its share.
 
     Returns:
         Metrics of the update, as metrics.py describes them: loss and its parts, grad_norm, gap_mean, contrast_mean,
@@ -39,28 +42,30 @@ def train_step(
     scored, sampled = batch.scored_BT & batch.sampled_BT, batch.sampled_BT
     scored_count, sampled_count = float(scored.sum()), float(sampled.sum())
     trained = trained_positions(config.loss, sampled, scored, advantages_B, batch.step_scores_BT)
-    metrics = {"loss": 0.0, "scored_tokens": scored_count, "sampled_tokens": sampled_count, "computed_tokens": 0.0}
+    metrics = {"scored_tokens": scored_count, "sampled_tokens": sampled_count}
     metrics |= _gap_means(batch, scored, contrast=config.loss.contrast)
     optimizer.zero_grad(set_to_none=True)
-    drift, drifting = 0.0, 0.0
-    for indices, part, prompt_P in _parts(batch, trained, config, device):
-        metrics["computed_tokens"] += float(part.attended_BT.sum())
-        inputs = loss_inputs(model, prompt_P, part, advantages_B[indices].to(device), config)
+    sums = {"loss": 0.0, "computed_tokens": 0.0, "drift": 0.0, "drifting": 0.0}
+    for indices, part, prompt_P, counts in _parts(batch, trained, config, world):
+        inputs = loss_inputs(model, prompt_P, part, advantages_B[indices].to(world.device), config)
         loss, parts = combined_loss(inputs, config.loss, sampled_count)
-        loss.backward()
+        (loss * counts).backward()
         moved = torch.where(part.sampled_BT, (inputs.student_BT.detach() - part.old_BT).abs(), 0.0)
-        drift, drifting = drift + float(moved.sum()), drifting + float(part.sampled_BT.sum())
-        metrics["loss"] += float(loss.detach())
-        for name, value in parts.items():
-            metrics[f"loss/{name}"] = metrics.get(f"loss/{name}", 0.0) + value
+        found = {"loss": float(loss.detach()), **{f"loss/{name}": value for name, value in parts.items()}}
+        found |= {"computed_tokens": float(part.attended_BT.sum())}
+        found |= {"drift": float(moved.sum()), "drifting": float(part.sampled_BT.sum())}
+        for name, value in found.items():
+            sums[name] = sums.get(name, 0.0) + value * counts
+    sums = world.sum(sums)
+    drift, drifting = sums.pop("drift"), sums.pop("drifting")
     if drifting:
         metrics["logprob_drift"] = drift / drifting
-    metrics["grad_norm"] = float(torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm))
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)
     optimizer.step()
-    return metrics
+    return metrics | sums | {"grad_norm": float(unsharded(norm))}
 
 
-def take_out_control(reference: Any, batch: TrainBatch, config: TrainerConfig, device: str) -> TrainBatch:
+def take_out_control(reference: Any, batch: TrainBatch, config: TrainerConfig, world: World) -> TrainBatch:
     """The batch with `contrast_target` in the teacher's place, q0 being the reference; for the divergences.
 
     Call it once before the first update on a batch, so that the target stays what it is over all updates. It costs a
@@ -72,10 +77,12 @@ def take_out_control(reference: Any, batch: TrainBatch, config: TrainerConfig, d
     was_training = reference.training
     reference.eval()
     with torch.no_grad():
-        for indices, part, prompt_P in _parts(batch, batch.scored_BT, config, device):
+        for indices, part, prompt_P, counts in _parts(batch, batch.scored_BT, config, world):
             rows_BTK = _chosen_logprobs(reference, prompt_P, part, config.precision)[..., 1:].cpu()
             shared = len(prompt_P)
-            start_BTK[indices, shared : shared + rows_BTK.shape[1]] = rows_BTK
+            if counts:
+                start_BTK[indices, shared : shared + rows_BTK.shape[1]] = rows_BTK
+    start_BTK = world.sum_tensor(start_BTK)
     reference.train(was_training)
     readings = (start_BTK, batch.teacher_BTK, batch.control_BTK, batch.entries_BTK)
     return replace(batch, teacher_BTK=contrast_target(*readings, config.loss.gap_clip), control_BTK=None)
@@ -89,15 +96,25 @@ class _Part(NamedTuple):
     """On the device, without the prompt."""
     prompt_P: torch.Tensor
     """What all sequences start with; empty if it is not shared."""
+    counts: bool = True
+    """False: it is another process's, and is computed because all processes have to compute equally many."""
 
 
-def _parts(batch: TrainBatch, wanted_BT: torch.Tensor, config: TrainerConfig, device: str) -> Iterator[_Part]:
-    """What has to be computed for the positions that are wanted: nothing behind a sequence's last one."""
+def _parts(batch: TrainBatch, wanted_BT: torch.Tensor, config: TrainerConfig, world: World) -> Iterator[_Part]:
+    """What this process has to compute for the positions that are wanted: nothing behind a sequence's last one.
+
+    With several processes parts are so small that there is one for each, as far as there are sequences.
+    """
     ends_B = (wanted_BT * torch.arange(1, wanted_BT.shape[1] + 1)).amax(1)
     shared = batch.common_prompt if config.share_prompt else 0
-    prompt_P = batch.tokens_BT[0, :shared].to(device)
-    for indices, part in batch.before(ends_B).after(shared).indexed_parts(config.micro_tokens):
-        yield _Part(indices, part.to(device), prompt_P)
+    prompt_P = batch.tokens_BT[0, :shared].to(world.device)
+    wanted = batch.before(ends_B).after(shared)
+    share = -(-int(wanted.attended_BT.sum()) // world.size)
+    parts = [*wanted.indexed_parts(min(config.micro_tokens, max(1, share)) if world.size > 1 else config.micro_tokens)]
+    for first in range(0, len(parts), world.size):
+        place = first + world.rank
+        indices, part = parts[min(place, len(parts) - 1)]
+        yield _Part(indices, part.to(world.device), prompt_P, place < len(parts))
 
 
 def _gap_means(batch: TrainBatch, scored_BT: torch.Tensor, *, contrast: bool) -> dict[str, float]:

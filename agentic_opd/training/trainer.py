@@ -38,13 +38,16 @@ from agentic_opd.training.model import (
 )
 from agentic_opd.training.push import Probe, WeightPusher
 from agentic_opd.training.step import mean_metrics, take_out_control, train_step
+from agentic_opd.training.world import join_world
 from agentic_opd.wire.group import ScoredGroup
 
 logger = logging.getLogger(__name__)
 
 
 class Trainer:
-    """Trains one model on one device; `run` takes it from its first batch to its last weights."""
+    """Trains one model, alone or with the other processes that torchrun started; `run` takes it from its first batch to
+    its last weights.
+    """
 
     def __init__(self, config: TrainerConfig) -> None:
         """Load the model, and the last checkpoint if the settings say so.
@@ -58,12 +61,13 @@ class Trainer:
         self.config = config
         self.checkpoints, self.metrics = config.output_dir / "checkpoints", config.output_dir / "metrics.jsonl"
         self._check_room()
+        self.world = join_world(pick_device(config.device))
+        self.world.share(None)  # Nobody writes there before all have looked.
         torch.manual_seed(config.seed)
-        self.device = pick_device(config.device)
-        if self.device == "cpu":
+        if self.world.device == "cpu":
             leave_cores_to_others()
-        self.model = load_model(config, self.device)
-        self._start = StartingPolicy(self.model) if config.loss.contrasts_with_start else None
+        self.model = self._load()
+        self._start = StartingPolicy(self.model, self._load) if config.loss.contrasts_with_start else None
         trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self.optimizer = torch.optim.AdamW(
             trained, lr=config.lr, betas=config.adam_betas, weight_decay=config.weight_decay
@@ -72,25 +76,30 @@ class Trainer:
         self.average = None if config.ema_decay is None else MovingAverage(self.model, config.ema_decay)
         if self.average is not None:
             self.parts["average"] = self.average
-        earlier = load_checkpoint(self.checkpoints, self.parts, self.device) if config.resume else None
+        earlier = load_checkpoint(self.checkpoints, self.parts, self.world) if config.resume else None
         for change in config.check_recipe(earlier.recipe) if earlier else ():
             logger.warning("resumed with other settings: %s", change)
         self.step = self._saved_step = earlier.step if earlier else 0
         self._unpushed: Probe | None = None  # What proves the next push, if there is something to push.
-        self._is_busy = self._is_stopping = False
+        self._is_waiting = self._is_stopping = False
         self._running: asyncio.Task[Any] | None = None
         self._lines: JsonLines | None = None
         self.client = TrainerClient(config, is_known=earlier is not None and earlier.total_steps == config.total_steps)
-        self.pusher = WeightPusher(config, self.device)
-        if config.overwrite and not config.resume:  # Last of all: a model that can't be loaded costs no earlier run.
+        self.pusher = WeightPusher(config, self.world)
+        if (
+            config.overwrite and not config.resume and self.world.is_first
+        ):  # Last of all: a model that can't be loaded costs no earlier run.
             shutil.rmtree(self.checkpoints, ignore_errors=True)
             self.metrics.unlink(missing_ok=True)
+
+    def _load(self) -> Any:
+        return self.world.shard(load_model(self.config, self.world.device), self.config.precision)
 
     async def run(self) -> None:
         """Train until the last step; the final weights are in `output_dir/final`.
 
         The servers get today's weights before the first batch: they may hold another run's, or the first ones again.
-        When it is cancelled between two steps, as `stop` does, it saves a checkpoint first.
+        When `stop` ends it, it saves a checkpoint first, and is cancelled.
 
         Raises:
             AlignmentError, WireError: a batch is misaligned, or holds what is not a scored group.
@@ -102,42 +111,59 @@ class Trainer:
         self._running = asyncio.current_task()
         try:
             await self.pusher.push(self.model, self.step, None, self.average)
-            await self.client.register(self.step)
+            if self.world.is_first:
+                await self.client.register(self.step)
             while self.step < config.total_steps:
-                groups = await self.client.batch(self.step)
-                self._is_busy = True
-                await self._step(groups)
-                if self._is_stopping or self.step % config.save_every == 0 or self.step == config.total_steps:
+                groups = await self._next_batch()
+                if groups is None:
                     await self._save()
-                self._is_busy = False
-                if self._is_stopping and self.step < config.total_steps:
                     raise asyncio.CancelledError
-            await asyncio.to_thread(
-                save_weights, self.model, config.model, config.output_dir / "final", source_dtype(config.model)
-            )
-        except asyncio.CancelledError:
-            if not self._is_busy:  # Else the weights are on their way from one step to the next.
-                await self._save()
-            raise
+                await self._step(groups)
+                if self.step % config.save_every == 0 or self.step == config.total_steps:
+                    await self._save()
+            state = await asyncio.to_thread(self.world.whole, self.model.state_dict())
+            if self.world.is_first:
+                final = (config.output_dir / "final", source_dtype(config.model))
+                await asyncio.to_thread(save_weights, self.model, config.model, *final, state)
         finally:
             if self._lines is not None:
                 self._lines.close()
             await self.client.close()
             await self.pusher.close()
 
+    async def _next_batch(self) -> list[ScoredGroup] | None:
+        """The next batch, which the first process asks for; None: the run is to stop."""
+        groups = None
+        if self.world.is_first and not self._is_stopping:
+            self._is_waiting = True
+            try:
+                groups = await self.client.batch(self.step)
+            except asyncio.CancelledError:
+                if not self._is_stopping:
+                    raise
+            finally:
+                self._is_waiting = False
+        return await asyncio.to_thread(self.world.share, groups)
+
     def stop(self) -> None:
-        """End `run`: at once if it waits, else after the step under way. A second call ends that one too."""
+        """End `run`: at once if it waits for a batch, else after the step under way. A second call ends that one too.
+
+        Of several processes the first decides, and the others follow it.
+        """
+        if not self.world.is_first:
+            return
         assert self._running is not None
-        if self._is_busy and not self._is_stopping:
+        if self._is_waiting or self._is_stopping:
+            self._is_stopping = True
+            self._running.cancel()
+        else:
             self._is_stopping = True
             logger.warning("saving a checkpoint after the step under way; interrupt again to end at once")
-        else:
-            self._running.cancel()
 
     async def _save(self) -> None:
         if self._saved_step < self.step:
             at = Resumed(self.step, self.config.total_steps, self.config.recipe)
-            await asyncio.to_thread(save_checkpoint, self.checkpoints, at, self.parts)
+            await asyncio.to_thread(save_checkpoint, self.checkpoints, at, self.parts, self.world)
             self._saved_step = self.step
 
     def _check_room(self) -> None:
@@ -164,14 +190,15 @@ class Trainer:
             if pushed is not None and pushed.difference is not None:
                 metrics |= {"push_s": time.monotonic() - start, "push_difference": pushed.difference}
                 metrics["push_bytes"] = pushed.size_bytes
-        self._log(metrics)
+        if self.world.is_first:
+            self._log(metrics)
 
     async def _train(self, groups: Sequence[ScoredGroup]) -> dict[str, float]:
         config, start = self.config, time.monotonic()
         batch, lr = make_batch(groups, contrast=config.loss.contrast), config.lr_at(self.step)
         if config.loss.contrast:
             with nullcontext(self.model) if self._start is None else self._start.reading() as reference:
-                batch = await asyncio.to_thread(take_out_control, reference, batch, config, self.device)
+                batch = await asyncio.to_thread(take_out_control, reference, batch, config, self.world)
         for parameters in self.optimizer.param_groups:
             parameters["lr"] = lr
         order = torch.Generator().manual_seed(config.seed * 1_000_003 + self.step)
@@ -187,7 +214,7 @@ class Trainer:
         """One pass over the batch; each of its minibatches is an update."""
         parts = batch.minibatches(self.config.minibatches, order)
         updates = [
-            await asyncio.to_thread(train_step, self.model, self.optimizer, part, self.config, self.device)
+            await asyncio.to_thread(train_step, self.model, self.optimizer, part, self.config, self.world)
             for part in parts
         ]
         return mean_metrics(updates)

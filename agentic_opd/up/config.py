@@ -70,6 +70,9 @@ class TrainerPartConfig(PartConfig):
 
     config: Path | None = Field(default=None, description="Its YAML file.")
     devices: str | None = Field(default=None, description="GPUs that it sees. Unset: all.")
+    processes: int = Field(
+        default=1, ge=1, description="Processes that torchrun starts, each with a device of its own."
+    )
 
 
 class UpConfig(BaseModel):

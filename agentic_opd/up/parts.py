@@ -124,7 +124,7 @@ def _wiring(config: UpConfig, name: str) -> Flags:
     return settings
 
 
-def _trainer(config: UpConfig, start: Start) -> Part:
+def _trainer(config: UpConfig, earlier: Start) -> Part:
     policies = [server for server in config.servers.values() if server.serves == "policy"]
     settings: Flags = {
         "model": policies[0].model,
@@ -135,13 +135,15 @@ def _trainer(config: UpConfig, start: Start) -> Part:
     }
     trainer = config.trainer
     file = ("--config", str(trainer.config)) if trainer.config else ()
-    argv = (*_module("agentic_opd", "train"), *file, *_flags(settings | trainer.flags))
+    processes = ("--standalone", "--nproc-per-node", str(trainer.processes), "-m", "agentic_opd.training.trainer")
+    start = _module("agentic_opd", "train") if trainer.processes == 1 else _module("torch.distributed.run", *processes)
+    argv = (*start, *file, *_flags(settings | trainer.flags))
     return Part(
         "trainer",
         "trainer",
         argv,
         _devices(trainer.devices) | trainer.variables,
-        at_first={"new": (), "resume": ("--resume", "true"), "overwrite": ("--overwrite", "true")}[start],
+        at_first={"new": (), "resume": ("--resume", "true"), "overwrite": ("--overwrite", "true")}[earlier],
         again=("--resume", "true"),
         checkpoints=config.output_dir / "checkpoints",
     )
@@ -194,7 +196,7 @@ def _misunderstood(part: Part, config: UpConfig) -> Iterator[str]:
             parse_server(given[4:])
         elif part.role == "trainer":
             parser = trainer_parser()
-            arguments, unknown = parser.parse_known_args(given[4:])
+            arguments, unknown = parser.parse_known_args(given[4 if config.trainer.processes == 1 else 8 :])
             read_config(arguments, misunderstood(unknown, parser))
         elif part.role == "environment":
             _read_environment(config.environments[part.name], given)

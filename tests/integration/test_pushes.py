@@ -15,6 +15,7 @@ from agentic_opd.training.model import load_model
 from agentic_opd.training.push import Probe, PushMismatchError, WeightPusher
 from agentic_opd.training.step import train_step
 from agentic_opd.training.trainer import Trainer
+from agentic_opd.training.world import World
 from tests.support.plugin_client import score
 from tests.support.training import ScriptedClient, make_config, make_group, make_rollout
 from tests.support.vllm import RootedServer
@@ -35,7 +36,7 @@ class Run:
         self.optimizer = torch.optim.AdamW(trained, lr=self.config.lr)
 
     def step(self) -> None:
-        train_step(self.model, self.optimizer, self.batch, self.config, "cpu")
+        train_step(self.model, self.optimizer, self.batch, self.config, World("cpu"))
 
     def own(self, precision: str = "fp32") -> torch.Tensor:
         return torch.tensor(self.probe.own_logprobs(self.model, "cpu", precision))
@@ -43,7 +44,7 @@ class Run:
 
 def pushing(config: TrainerConfig, ask: Callable[[WeightPusher], Awaitable[Any]]) -> Any:
     async def run() -> Any:
-        pusher = WeightPusher(config, "cpu")
+        pusher = WeightPusher(config, World("cpu"))
         try:
             return await ask(pusher)
         finally:
@@ -69,7 +70,7 @@ def test_what_was_trained_is_what_is_served(rooted: RootedServer, changes: dict[
     assert torch.equal(run.own(), after)  # Merging the adapters for the push leaves the trained model as it was.
     run.step()
     with pytest.raises(PushMismatchError, match="does not compute what the trainer does"):
-        pushing(run.config, lambda pusher: pusher.compare(run.model, run.probe))
+        pushing(run.config, lambda pusher: pusher.compare(run.own().tolist(), run.probe))
 
 
 def test_in_bfloat16_the_tolerance_covers_the_rounding_and_not_a_missed_step(rooted: RootedServer) -> None:
@@ -81,7 +82,7 @@ def test_in_bfloat16_the_tolerance_covers_the_rounding_and_not_a_missed_step(roo
     torch.testing.assert_close(served(rooted, run.probe), run.own("fp32"), atol=1e-3, rtol=0)
     run.step()
     with pytest.raises(PushMismatchError, match="In bf16 raise probe_tolerance"):
-        pushing(run.config, lambda pusher: pusher.compare(run.model, run.probe))
+        pushing(run.config, lambda pusher: pusher.compare(run.own().tolist(), run.probe))
 
 
 def test_what_was_trained_is_pushed_though_the_step_of_the_push_brought_nothing(

@@ -20,6 +20,7 @@ from agentic_opd.training.model import MovingAverage, load_model, save_adapter, 
 from agentic_opd.training.push import Probe, WeightPusher
 from agentic_opd.training.step import train_step
 from agentic_opd.training.trainer import Trainer
+from agentic_opd.training.world import World
 from agentic_opd.wire.group import ControlReading, TurnRecord
 from tests.support.training import ScriptedClient, make_config, make_group, make_rollout, own_logprobs
 
@@ -34,7 +35,7 @@ def test_steps_move_the_student_to_the_teacher(kind: str, precision: str) -> Non
     batch = make_rollout(model)
     before = own_logprobs(model, batch.tokens_BT[1].tolist())[9]
     optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr)
-    steps = [train_step(model, optimizer, batch, config, "cpu") for _ in range(4)]
+    steps = [train_step(model, optimizer, batch, config, World("cpu")) for _ in range(4)]
     after = own_logprobs(model, batch.tokens_BT[1].tolist())[9]
     sampled, other = batch.teacher_ids_BTK[1, 10].tolist()
     assert after[sampled] < before[sampled]
@@ -75,7 +76,7 @@ def test_parts_make_the_same_gradient_as_the_whole() -> None:
     for micro in (1, 1000):
         config = make_config(micro_tokens=micro, loss={"forward_kl": 1.0, "grpo": 1.0}, max_grad_norm=1e9)
         model = load_model(config, "cpu")
-        train_step(model, torch.optim.SGD(model.parameters(), lr=0.0), make_rollout(model), config, "cpu")
+        train_step(model, torch.optim.SGD(model.parameters(), lr=0.0), make_rollout(model), config, World("cpu"))
         grads.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]))
     torch.testing.assert_close(grads[0], grads[1], atol=1e-5, rtol=1e-3)
 
@@ -91,12 +92,12 @@ def test_a_checkpoint_resumes_exactly(tmp_path: Path) -> None:
     model, optimizer, parts = fresh()
     batch = make_rollout(model)
     for _ in range(2):
-        train_step(model, optimizer, batch, config, "cpu")
+        train_step(model, optimizer, batch, config, World("cpu"))
     save_checkpoint(tmp_path, Resumed(2, 9, config.recipe), parts)
-    straight = train_step(model, optimizer, batch, config, "cpu")
+    straight = train_step(model, optimizer, batch, config, World("cpu"))
     resumed_model, resumed_optimizer, resumed_parts = fresh()
-    assert load_checkpoint(tmp_path, resumed_parts, "cpu") == (2, 9, config.recipe)
-    assert train_step(resumed_model, resumed_optimizer, batch, config, "cpu") == straight
+    assert load_checkpoint(tmp_path, resumed_parts) == (2, 9, config.recipe)
+    assert train_step(resumed_model, resumed_optimizer, batch, config, World("cpu")) == straight
     for a, b in zip(model.parameters(), resumed_model.parameters(), strict=True):
         assert torch.equal(a, b)
 
@@ -127,7 +128,7 @@ def test_a_stopped_trainer_finishes_its_step_and_saves(
 
 def test_without_a_checkpoint_resuming_is_refused(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="no checkpoint"):
-        load_checkpoint(tmp_path, {}, "cpu")
+        load_checkpoint(tmp_path, {})
 
 
 def test_saved_weights_come_back_with_what_vllm_needs(tmp_path: Path) -> None:
@@ -190,9 +191,9 @@ def test_a_run_of_another_loss_is_resumed_only_if_the_settings_say_so(
     with pytest.raises(ConfigError, match=r"loss.grpo was 1.0 and would be 0.0. Name loss in the settings"):
         Trainer(make_config(**config, resume=True))
     assert Trainer(make_config(**config, resume=True, loss={"grpo": 1.0})).step == 70
-    assert caplog.messages == []
+    assert own_messages(caplog) == []
     assert Trainer(make_config(**config, resume=True, loss={"grpo": 2.0})).step == 70
-    assert caplog.messages == ["resumed with other settings: loss.grpo was 1.0 and is 2.0 now"]
+    assert own_messages(caplog) == ["resumed with other settings: loss.grpo was 1.0 and is 2.0 now"]
 
 
 def test_a_checkpoint_of_before_does_not_say_its_loss(tmp_path: Path) -> None:
@@ -204,7 +205,7 @@ def test_a_checkpoint_of_before_does_not_say_its_loss(tmp_path: Path) -> None:
 
 
 def test_pushes_of_another_run_do_not_push_todays_out(tmp_path: Path) -> None:
-    pusher = WeightPusher(make_config(weights_dir=str(tmp_path), vllm_urls=["http://127.0.0.1:1"]), "cpu")
+    pusher = WeightPusher(make_config(weights_dir=str(tmp_path), vllm_urls=["http://127.0.0.1:1"]), World("cpu"))
     for step in (1, 2, 3, 90):
         (tmp_path / f"step-{step:06d}").mkdir()
     pusher._forget_old(tmp_path / "step-000003")
@@ -217,7 +218,7 @@ def test_adapters_are_merged_into_what_is_saved(tmp_path: Path) -> None:
     batch = make_rollout(model)
     trained = [p for p in model.parameters() if p.requires_grad]
     assert sum(p.numel() for p in trained) < 0.2 * sum(p.numel() for p in model.parameters())
-    train_step(model, torch.optim.AdamW(trained, lr=config.lr), batch, config, "cpu")
+    train_step(model, torch.optim.AdamW(trained, lr=config.lr), batch, config, World("cpu"))
     model.eval()
     tokens = batch.tokens_BT[1].tolist()
     adapted = own_logprobs(model, tokens)
@@ -290,3 +291,7 @@ def test_a_model_in_bfloat16_is_written_in_bfloat16(tmp_path: Path) -> None:
     sizes = [(tmp_path / name / "model.safetensors").stat().st_size for name in ("again", "wide")]
     assert sizes[0] <= 0.51 * sizes[1]
     assert source_dtype(str(tmp_path / "again")) == torch.bfloat16
+
+
+def own_messages(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.name.startswith("agentic_opd")]

@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,12 @@ from .environment import read_lines
 from .places import ROOT
 
 
-def trainer(folder: Path, api_url: str, vllm_url: str, *changes: str) -> list[str]:
+def trainer(folder: Path, api_url: str, vllm_url: str, *changes: str, processes: int = 1) -> list[str]:
     """The command of a short run in `folder`."""
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes))
     return [
-        *(sys.executable, "-m", "agentic_opd.training.trainer", "--config", str(ROOT / "configs" / "train_demo.yaml")),
+        *(sys.executable, *(torchrun if processes > 1 else ()), "-m", "agentic_opd.training.trainer"),
+        *("--config", str(ROOT / "configs" / "train_demo.yaml")),
         *(f"--output_dir={folder / 'train'}", f"--weights_dir={folder / 'weights'}", f"--api_url={api_url}"),
         *(f"--vllm_urls=[{vllm_url}]", "--total_steps=3", "--batch_size=8", "--save_every=1"),
         *("--epochs_per_batch=1", "--minibatches=1", *changes),
@@ -46,12 +49,12 @@ def make_rollout(model: Any) -> TrainBatch:
     return make_batch([make_group(model)])
 
 
-def make_group(model: Any) -> ScoredGroup:
-    """Two sequences of the model's own making; in each, the teacher would rather see another token at one place."""
-    torch.manual_seed(3)
+def make_group(model: Any, seed: int = 3, lengths: Sequence[int] = (24, 30)) -> ScoredGroup:
+    """Sequences of the model's own making; in each, the teacher would rather see another token at one place."""
+    torch.manual_seed(seed)
     group: dict[str, Any] = {name: [] for name in ("tokens", "masks", "inference_logprobs", "distill_token_ids")}
-    group |= {"distill_logprobs": [], "scores": [0.0, 1.0]}
-    for length in (24, 30):
+    group |= {"distill_logprobs": [], "scores": [0.0, *(1.0 for _ in lengths[1:])]}
+    for length in lengths:
         tokens = torch.randint(300, 1500, (length,)).tolist()
         tokens[10], other = own_logprobs(model, tokens[:10])[-1].topk(2).indices.tolist()
         rows = own_logprobs(model, tokens)

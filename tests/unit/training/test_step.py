@@ -1,6 +1,7 @@
 """One optimizer step of a tiny model: what all sequences start with may be computed once, and changes nothing."""
 
 import warnings
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from agentic_opd.training.logprobs import selected_logprobs
 from agentic_opd.training.losses import contrast_target
 from agentic_opd.training.model import StartingPolicy, logits_after, logits_of
 from agentic_opd.training.step import mean_metrics, take_out_control, train_step
+from agentic_opd.training.world import World
 from agentic_opd.wire.group import ControlReading, ScoredGroup, TurnRecord
 
 PROMPT = [1, 2, 3, 4, 5, 6]
@@ -61,7 +63,7 @@ ALL = LossConfig(forward_kl=1.0, grpo=1.0, route_by_turn=False)
 def gradient(batch: TrainBatch, *, share_prompt: bool, loss: LossConfig = ALL) -> tuple[torch.Tensor, dict[str, float]]:
     model = make_model()
     config = TrainerConfig(model="tiny", micro_tokens=8, share_prompt=share_prompt, loss=loss)
-    metrics = train_step(model, torch.optim.AdamW(model.parameters()), batch, config, "cpu")
+    metrics = train_step(model, torch.optim.AdamW(model.parameters()), batch, config, World("cpu"))
     return torch.cat([parameter.grad.flatten() for parameter in model.parameters()]), metrics
 
 
@@ -112,7 +114,7 @@ def test_a_batch_that_teaches_nothing_leaves_the_model() -> None:
     batch, model = partly_scored(), make_model()
     before = [parameter.detach().clone() for parameter in model.parameters()]
     config = TrainerConfig(model="tiny", loss=LossConfig(grpo=1.0, route_by_turn=False))
-    metrics = train_step(model, torch.optim.AdamW(model.parameters()), batch.rows([2, 3]), config, "cpu")
+    metrics = train_step(model, torch.optim.AdamW(model.parameters()), batch.rows([2, 3]), config, World("cpu"))
     assert (metrics["loss"], metrics["computed_tokens"], metrics["grad_norm"]) == (0.0, 0.0, 0.0)
     assert "logprob_drift" not in metrics  # There is nothing to compute it from.
     assert all(torch.equal(now, then) for now, then in zip(model.parameters(), before, strict=True))
@@ -174,7 +176,7 @@ CONTRAST = LossConfig(forward_kl=1.0, contrast=True)
 def test_the_contrasts_target_starts_from_the_reference(share_prompt: bool, micro_tokens: int) -> None:
     batch, model = controlled((-2.0, -1.0)), make_model()
     config = TrainerConfig(model="tiny", loss=CONTRAST, share_prompt=share_prompt, micro_tokens=micro_tokens)
-    made = take_out_control(model, batch, config, "cpu")
+    made = take_out_control(model, batch, config, World("cpu"))
     assert model.training
     assert made.control_BTK is None
     assert batch.control_BTK is not None
@@ -192,8 +194,8 @@ def test_a_control_that_says_what_the_hint_says_leaves_no_gradient() -> None:
         for control in ((-1.0, -2.0), (-2.0, -1.0)):
             model = make_model()
             config = TrainerConfig(model="tiny", loss=LossConfig(**{divergence: 1.0, "contrast": True}))
-            batch = take_out_control(model, controlled(control), config, "cpu")
-            metrics = train_step(model, torch.optim.SGD(model.parameters()), batch, config, "cpu")
+            batch = take_out_control(model, controlled(control), config, World("cpu"))
+            metrics = train_step(model, torch.optim.SGD(model.parameters()), batch, config, World("cpu"))
             norms.append(metrics["grad_norm"])
             assert metrics["contrast_mean"] == pytest.approx(-1.0 - control[0])
             assert metrics["gap_mean"] == pytest.approx(2.0)
@@ -206,9 +208,9 @@ def test_the_contrasted_token_advantage_takes_the_control_for_its_baseline() -> 
     norms = []
     for control in ((-1.0, -2.0), (-2.0, -1.0)):
         model = make_model()
-        batch = take_out_control(model, controlled(control), config, "cpu")
+        batch = take_out_control(model, controlled(control), config, World("cpu"))
         assert batch.control_BTK is None
-        norms.append(train_step(model, torch.optim.SGD(model.parameters()), batch, config, "cpu")["grad_norm"])
+        norms.append(train_step(model, torch.optim.SGD(model.parameters()), batch, config, World("cpu"))["grad_norm"])
     assert norms[0] == 0.0
     assert norms[1] > 1e-2
 
@@ -225,11 +227,11 @@ def test_the_policy_that_a_run_starts_from_stays_what_it_was(has_adapters: bool)
         with torch.no_grad():
             return logits_of(with_model, batch.tokens_BT, batch.attended_BT, "fp32")
 
-    before, start = read(model), StartingPolicy(model)
+    before, start = read(model), StartingPolicy(model, lambda: deepcopy(model))
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     config = TrainerConfig(model="tiny", loss=LossConfig(forward_kl=1.0))
-    train_step(model, torch.optim.SGD(trained, lr=10.0), batch, config, "cpu")
-    train_step(model, torch.optim.SGD(trained, lr=10.0), batch, config, "cpu")
+    train_step(model, torch.optim.SGD(trained, lr=10.0), batch, config, World("cpu"))
+    train_step(model, torch.optim.SGD(trained, lr=10.0), batch, config, World("cpu"))
     with start.reading() as reference:
         torch.testing.assert_close(read(reference), before)
     assert (read(model) - before).abs().max() > 1e-3

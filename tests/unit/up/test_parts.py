@@ -155,3 +155,20 @@ def test_an_earlier_run_is_seen_at_once(
     (tmp_path / "up/metrics.jsonl").touch()
     assert main(["--config", str(tmp_path / "up.yaml"), *flags]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_several_processes_train_by_torchrun(loop: dict[str, Any], tmp_path: Path) -> None:
+    loop["trainer"] |= {"processes": 2, "flags": {"total_steps": 3}}
+    argv = parts(loop, tmp_path)["trainer"].argv
+    assert argv[1:8] == (
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "-m",
+        "agentic_opd.training.trainer",
+    )
+    loop["trainer"]["flags"] = {"total_stesp": 3}
+    with pytest.raises(ConfigError, match="did you mean '--total_steps'"):
+        parts(loop, tmp_path)

@@ -1,0 +1,127 @@
+"""The processes that train together: one, or as many as torchrun started, with the model sharded over them (FSDP2).
+
+    torchrun --nproc-per-node 4 -m agentic_opd.training.trainer --config FILE
+
+Each process knows the whole batch and computes its share of it. Gradients are summed, and every process takes the same
+step on its shard. With one process nothing is sharded and nothing is sent.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeVar, cast
+
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+
+Value = TypeVar("Value")
+
+_PATIENCE = timedelta(days=30)
+"""A batch may take that long; processes that are gone are noticed by torchrun."""
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """A process among those that train together."""
+
+    device: str
+    rank: int = 0
+    size: int = 1
+
+    @property
+    def is_first(self) -> bool:
+        """The process that talks to the trajectory API and the servers, and writes files."""
+        return self.rank == 0
+
+    def share(self, value: Value) -> Value:
+        """The first process's value, in all of them."""
+        if self.size == 1:
+            return value
+        box = [value if self.is_first else None]
+        dist.broadcast_object_list(box, src=0)
+        return cast(Value, box[0])
+
+    def sum(self, values: Mapping[str, float]) -> dict[str, float]:
+        """The sums over all processes, which give the same names."""
+        if self.size == 1:
+            return dict(values)
+        total = torch.tensor([*values.values()], dtype=torch.float64, device=self.device)
+        dist.all_reduce(total)
+        return dict(zip(values, total.tolist(), strict=True))
+
+    def sum_tensor(self, value: Tensor) -> Tensor:
+        """The sum of the processes' tensors, all on the CPU."""
+        if self.size > 1:
+            on_device = value.to(self.device)
+            dist.all_reduce(on_device)
+            value = on_device.cpu()
+        return value
+
+    def shard(self, model: Any, precision: str) -> Any:
+        """The model with each process holding its part of every parameter in float32; gradients are summed.
+
+        With bf16 the parameters are gathered in bfloat16, and gradients are reduced in float32.
+        """
+        if self.size == 1:
+            return model
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+        mesh = init_device_mesh(self.device.partition(":")[0], (self.size,))
+        param_dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+        policy = MixedPrecisionPolicy(param_dtype=param_dtype, reduce_dtype=torch.float32)
+        for layer in _layers(model):
+            fully_shard(layer, mesh=mesh, mp_policy=policy)
+        fully_shard(model, mesh=mesh, mp_policy=policy)
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                module.set_gradient_divide_factor(1.0)
+                module.set_force_sum_reduction_for_comms(True)  # gloo knows no other.
+        return model
+
+    def whole(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The tensors of a state dict without their sharding, on the first process's CPU; the others get nothing.
+
+        One tensor is gathered at a time. Without sharding they are those of the model itself.
+        """
+        if self.size == 1:
+            return dict(state)
+        found: dict[str, Tensor] = {}
+        for name, value in state.items():
+            gathered = unsharded(value)
+            if self.is_first:
+                found[name] = gathered.cpu()
+        return found
+
+
+def join_world(device: str) -> World:
+    """Join the processes that torchrun started with this one; by itself it is a world of one.
+
+    Args:
+        device: cpu, or cuda, of which each process takes the one that torchrun gives it.
+    """
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    if size == 1:
+        return World(device)
+    rank = int(os.environ["RANK"])
+    if device.startswith("cuda"):
+        device = f"cuda:{os.environ['LOCAL_RANK']}"
+        torch.cuda.set_device(device)
+    if not dist.is_initialized():
+        dist.init_process_group("nccl" if device.startswith("cuda") else "gloo", timeout=_PATIENCE)
+    return World(device, rank, size)
+
+
+def unsharded(value: Tensor) -> Tensor:
+    """The whole tensor of which a process holds a part; all processes must ask."""
+    from torch.distributed.tensor import DTensor
+
+    return value.full_tensor() if isinstance(value, DTensor) else value
+
+
+def _layers(model: nn.Module) -> list[nn.Module]:
+    """The blocks of a transformers model that are gathered one at a time."""
+    names = {name for module in model.modules() for name in getattr(module, "_no_split_modules", None) or ()}
+    return [module for module in model.modules() if type(module).__name__ in names]

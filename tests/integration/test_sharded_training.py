@@ -1,0 +1,92 @@
+"""The trainer over several processes (FSDP2 on gloo): the same numbers as in one, whatever they train."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.places import ROOT
+
+RELATIVE = 1e-5
+SCRIPT = str(ROOT / "tests/support/sharded_training.py")
+LOSS = {"loss": {"forward_kl": 1.0, "grpo": 1.0}, "steps": 1}
+ONE_STEP: dict[str, dict[str, Any]] = {
+    "shared prompt": {},
+    "own prompts": {"share_prompt": False, "micro_tokens": 4096},
+    "adapters": {"lora_rank": 4},
+    "token advantage": {"loss": {"token_advantage": 1.0}},
+    "checkpointing": {"gradient_checkpointing": True, "share_prompt": False},
+}
+Results = dict[int, dict[str, Any]]
+"""By the number of processes, then by the name of what they trained."""
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    folder = tmp_path_factory.mktemp("sharded")
+    kinds: dict[str, dict[str, Any]] = {"whole": {}, "adapter": {"lora_rank": 4}}
+    curve = {"curve": {"steps": 20, "lr": 3e-4}}
+    saving = {f"save {name}": {**one, "steps": 3, "save_to": str(folder / name)} for name, one in kinds.items()}
+    resuming = {f"resume {name}": {**one, "steps": 3, "resume": str(folder / name)} for name, one in kinds.items()}
+    straight = {f"straight {name}": {**one, "steps": 6} for name, one in kinds.items()}
+    bf16 = {"bf16": {"steps": 4, "precision": "bf16"}}
+    return {
+        4: trained(folder, 4, ONE_STEP | curve | saving),
+        2: trained(folder, 2, ONE_STEP | curve | resuming | straight | bf16),
+        1: trained(folder, 1, ONE_STEP | curve | resuming | bf16),
+    }
+
+
+def trained(folder: Path, processes: int, runs: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    out = folder / f"{processes}.pt"
+    start = [sys.executable]
+    if processes > 1:
+        start += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    given = json.dumps({name: LOSS | settings for name, settings in runs.items()})
+    done = subprocess.run([*start, SCRIPT, str(out), given], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return torch.load(out)
+
+
+@pytest.mark.parametrize("name", ONE_STEP)
+@pytest.mark.parametrize("processes", [2, 4])
+def test_several_processes_compute_what_one_does(results: Results, name: str, processes: int) -> None:
+    alone, sharded = results[1][name], results[processes][name]
+    (mine,), (theirs,) = sharded["lines"], alone["lines"]
+    assert mine == pytest.approx(theirs, rel=RELATIVE, abs=1e-7)
+    torch.testing.assert_close(torch.tensor(sharded["own"]), torch.tensor(alone["own"]), atol=1e-4, rtol=1e-4)
+    assert sharded["state"].keys() == alone["state"].keys()
+    for tensor, value in sharded["state"].items():
+        torch.testing.assert_close(value, alone["state"][tensor], atol=1e-4, rtol=1e-3)
+    assert sharded["held"] <= alone["held"] / processes * 1.02
+
+
+def test_twenty_steps_are_the_same_curve(results: Results) -> None:
+    one, two, four = ([line["loss"] for line in results[n]["curve"]["lines"]] for n in (1, 2, 4))
+    assert one[-1] < 0.5 * one[0]
+    assert two == pytest.approx(one, rel=1e-3)
+    assert four == pytest.approx(one, rel=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["whole", "adapter"])
+def test_what_four_saved_two_and_one_go_on_from_exactly(results: Results, kind: str) -> None:
+    straight = results[2][f"straight {kind}"]
+    expected = [line["loss"] for line in straight["lines"][3:]]
+    for processes in (1, 2):
+        resumed = results[processes][f"resume {kind}"]
+        assert [line["loss"] for line in resumed["lines"]] == pytest.approx(expected, rel=1e-4)
+        for name, value in straight["averages"].items():
+            torch.testing.assert_close(resumed["averages"][name], value, atol=1e-5, rtol=1e-3)
+
+
+def test_bfloat16_is_near_and_masters_stay_float32(results: Results) -> None:
+    assert {value.dtype for value in results[2]["bf16"]["state"].values()} == {torch.float32}
+    first = results[1]["shared prompt"]["lines"][0]["loss"]
+    for processes in (1, 2):
+        losses = [line["loss"] for line in results[processes]["bf16"]["lines"]]
+        assert losses[0] == pytest.approx(first, rel=0.05)
+        assert losses[-1] < first

@@ -1,0 +1,60 @@
+"""What torchrun starts in the tests: steps of the trainer on a batch that every process makes for itself.
+
+    torchrun --nproc-per-node 2 tests/support/sharded_training.py OUT '{"NAME": {SETTING: VALUE}}'
+
+The first process writes to OUT, for each name, what `trained` gives.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+sys.path[:0] = [str(Path(__file__).resolve().parents[2]), str(Path(__file__).resolve().parents[2] / "scripts")]
+
+
+def trained(settings: dict[str, Any]) -> dict[str, Any]:
+    """Each update's metrics, and at the end the probe's logprobs, the weights, and how many this process held."""
+    from agentic_opd.training.batch import make_batch
+    from agentic_opd.training.checkpoint import Resumed, load_checkpoint, save_checkpoint
+    from agentic_opd.training.model import MovingAverage, load_model
+    from agentic_opd.training.push import Probe
+    from agentic_opd.training.step import train_step
+    from agentic_opd.training.world import join_world
+    from tests.support.training import make_config, make_group
+
+    steps, resume, save_to = (settings.pop(name, None) for name in ("steps", "resume", "save_to"))
+    config = make_config(**settings)
+    plain = load_model(make_config(), "cpu")
+    batch = make_batch([make_group(plain, seed=seed, lengths=(24, 30, 17)) for seed in (3, 4)])
+    world = join_world("cpu")
+    torch.manual_seed(0)
+    model = world.shard(load_model(config, world.device), config.precision)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=config.lr, betas=config.adam_betas)
+    average = MovingAverage(model, 0.5) if config.lora_rank else None
+    parts = {"model": model, "optimizer": optimizer} | ({"average": average} if average else {})
+    if resume:
+        load_checkpoint(Path(resume), parts, world)
+    lines = list[dict[str, float]]()
+    for _ in range(steps):
+        lines.append(train_step(model, optimizer, batch, config, world))
+        if average is not None:
+            average.update()
+    if save_to:
+        save_checkpoint(Path(save_to), Resumed(steps, 100), parts, world)
+    own = Probe.of(batch).own_logprobs(model, world.device, config.precision)
+    state = world.whole(model.state_dict())
+    averages = world.whole(average.state_dict()) if average else {}
+    held = sum(p.to_local().numel() if hasattr(p, "to_local") else p.numel() for p in model.parameters())
+    return {"lines": lines, "own": own, "state": state, "averages": averages, "held": held}
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    results = {name: trained(settings) for name, settings in json.loads(sys.argv[2]).items()}
+    if os.environ.get("RANK", "0") == "0":
+        torch.save(results, Path(sys.argv[1]))
