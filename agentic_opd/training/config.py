@@ -142,7 +142,8 @@ class TrainerConfig(BaseModel):
     share_prompt: bool = Field(
         default=True,
         description="Compute what all sequences of a batch start with once a forward pass, not once a sequence; the "
-        "gradient is the same. Not with gradient_checkpointing, nor with models whose layers keep no key-value cache.",
+        "gradient is the same. Not with gradient_checkpointing, nor with models whose layers keep no key-value cache; "
+        "of several processes each computes whole sequences.",
     )
     epochs_per_batch: int = Field(
         default=4,

@@ -103,10 +103,11 @@ class _Part(NamedTuple):
 def _parts(batch: TrainBatch, wanted_BT: torch.Tensor, config: TrainerConfig, world: World) -> Iterator[_Part]:
     """What this process has to compute for the positions that are wanted: nothing behind a sequence's last one.
 
-    With several processes parts are so small that there is one for each, as far as there are sequences.
+    With several processes parts are so small that there is one for each, as far as there are sequences. A prompt is not
+    shared then: FSDP gathers a layer's parameters again for what comes out of it, which a key-value cache does not.
     """
     ends_B = (wanted_BT * torch.arange(1, wanted_BT.shape[1] + 1)).amax(1)
-    shared = batch.common_prompt if config.share_prompt else 0
+    shared = batch.common_prompt if config.share_prompt and world.size == 1 else 0
     prompt_P = batch.tokens_BT[0, :shared].to(world.device)
     wanted = batch.before(ends_B).after(shared)
     share = -(-int(wanted.attended_BT.sum()) // world.size)

@@ -29,7 +29,7 @@ def trained(settings: dict[str, Any]) -> dict[str, Any]:
     steps, resume, save_to = (settings.pop(name, None) for name in ("steps", "resume", "save_to"))
     config = make_config(**settings)
     plain = load_model(make_config(), "cpu")
-    batch = make_batch([make_group(plain, seed=seed, lengths=(24, 30, 17)) for seed in (3, 4)])
+    batch = make_batch([make_group(plain, seed=seed, lengths=(24, 30, 17), prompt=6) for seed in (3, 4)])
     world = join_world("cpu")
     torch.manual_seed(0)
     model = world.shard(load_model(config, world.device), config.precision)

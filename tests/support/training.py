@@ -49,13 +49,16 @@ def make_rollout(model: Any) -> TrainBatch:
     return make_batch([make_group(model)])
 
 
-def make_group(model: Any, seed: int = 3, lengths: Sequence[int] = (24, 30)) -> ScoredGroup:
-    """Sequences of the model's own making; in each, the teacher would rather see another token at one place."""
+def make_group(model: Any, seed: int = 3, lengths: Sequence[int] = (24, 30), prompt: int = 0) -> ScoredGroup:
+    """Sequences of the model's own making, which start with the same `prompt` tokens; in each, the teacher would rather
+    see another token at one place.
+    """
     torch.manual_seed(seed)
     group: dict[str, Any] = {name: [] for name in ("tokens", "masks", "inference_logprobs", "distill_token_ids")}
     group |= {"distill_logprobs": [], "scores": [0.0, *(1.0 for _ in lengths[1:])]}
     for length in lengths:
         tokens = torch.randint(300, 1500, (length,)).tolist()
+        tokens[:prompt] = range(300, 300 + prompt)
         tokens[10], other = own_logprobs(model, tokens[:10])[-1].topk(2).indices.tolist()
         rows = own_logprobs(model, tokens)
         sampled = range(8, length)
