@@ -59,7 +59,7 @@ def test_several_processes_compute_what_one_does(results: Results, name: str, pr
     (mine,), (theirs,) = sharded["lines"], alone["lines"]
     compared = theirs.keys() - {"computed_tokens", "logprob_drift"}  # One process computes a shared prompt once.
     for metric in compared:
-        assert mine[metric] == pytest.approx(theirs[metric], rel=RELATIVE, abs=1e-7), metric
+        assert mine[metric] == pytest.approx(theirs[metric], rel=RELATIVE, abs=1e-6), metric
     assert mine["logprob_drift"] == pytest.approx(theirs["logprob_drift"], abs=1e-5)
     torch.testing.assert_close(torch.tensor(sharded["own"]), torch.tensor(alone["own"]), atol=1e-4, rtol=1e-4)
     assert sharded["state"].keys() == alone["state"].keys()

@@ -49,13 +49,15 @@ class SqlMix:
     """The answer has a taught mistake, where there is room for one."""
     heeded: float = 1.0
     """The answer is taught again under a hint that fits."""
+    about_wrong: float = 0.6
+    """That hint is about the mistake, if there is one; else about any clause."""
     ignored: float = 0.4
     """Or under one that does not, and changes nothing."""
     neutral: float = 0.3
     """Of these, the share that says nothing about any query."""
     untaught: float = 0.6
     """Another episode is made for the judge alone, with a mistake that the policy is not taught."""
-    made_up: float = 0.6
+    made_up: float = 0.85
     """The tables have names that are no words: nothing but the schema says how they are written."""
     other_turns: float = 0.1
     """The judge is asked about the turns that have no answer."""
@@ -84,10 +86,9 @@ class SqlAuthor:
         turn = episode.turns[ANSWER_TURN]
         is_target = tuple(mask != IGNORED for mask in episode.masks_T)
         yield Transcript("act", episode.tokens_T, is_target, self.decisions(one, written, turn.start))
-        about = self.any_clause(one, rng)
+        about = wrong.hints if wrong and rng.random() < self.mix.about_wrong else self.any_clause(one, rng)
         if rng.random() < self.mix.heeded:
-            # A hint mends the clause that it is about, and nothing else: a hint at all must not make answers right.
-            mended = sql(one.query) if wrong and about == wrong.hints else written
+            mended = self.mended(one, about, written, wrong, rng)
             yield self.hinted("heed_first", one, episode, rng.choice(about), mended, rng)
         if rng.random() < self.mix.ignored:
             foreign = rng.choice(NEUTRAL_HINTS) if rng.random() < self.mix.neutral else self._foreign
@@ -97,6 +98,16 @@ class SqlAuthor:
         if rng.random() < self.mix.untaught and (other := untaught(one.query, rng)):
             episode = self.play(one, other.sql, rng)
             yield from self.judged(episode, other, rng)
+
+    def mended(self, one: Question, about: tuple[str, ...], written: str, wrong: WrongQuery | None, rng: Random) -> str:
+        """The answer under a hint: its clause is mended, and nothing else.
+
+        A hint at all must not make answers right: other clauses are wrong as often as without one.
+        """
+        if wrong is None or about != wrong.hints:
+            return written
+        others = [other for other in taught(one.query) if other.hints != wrong.hints]
+        return rng.choice(others).sql if others and rng.random() < self.mix.wrong else sql(one.query)
 
     def any_clause(self, one: Question, rng: Random) -> tuple[str, ...]:
         """What may be said of any of its clauses."""
