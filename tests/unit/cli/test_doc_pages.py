@@ -25,6 +25,9 @@ from agentic_opd.settings.flags import misunderstood
 from agentic_opd.settings.read import read_settings
 from agentic_opd.training.command import build_parser as trainer_parser
 from agentic_opd.training.config import read_config
+from agentic_opd.up.command import build_parser as up_parser
+from agentic_opd.up.command import read as read_up
+from agentic_opd.up.parts import parts_of
 from tests.unit.wire.sample import group
 
 PAGES = [Path("README.md"), Path("CONTRIBUTING.md"), *sorted(Path("docs").rglob("*.md"))]
@@ -64,6 +67,11 @@ def program_of(line: str) -> str | None:
 
 def words_of(command: str) -> list[str]:
     return shlex.split(command, comments=True)
+
+
+def without_torchrun(command: str) -> str:
+    """`torchrun OPTIONS -m agentic_opd.training.trainer FLAGS` starts what `agentic-opd train FLAGS` does."""
+    return re.sub(r"^torchrun (--[\w-]+ \d+ )*-m agentic_opd\.training\.trainer\b", "agentic-opd train", command)
 
 
 @cache
@@ -136,6 +144,9 @@ def check_console_script(words: list[str]) -> None:
         check_doctor(rest)
     elif command == "train":
         check_trainer(rest)
+    elif command == "up" and "--config" in rest:
+        up = up_parser().parse_args(rest)
+        assert parts_of(read_up(up.config))
     elif command == "serve-vllm":
         check_serve_vllm(rest)
     elif command in COMMANDS:
@@ -180,6 +191,7 @@ COMMAND_LINES = sorted({(command, path) for path in TEXTS for command in command
 
 @pytest.mark.parametrize(("command", "path"), COMMAND_LINES, ids=lambda value: str(value)[:70])
 def test_every_command_is_understood(command: str, path: Path) -> None:
+    command = without_torchrun(command)
     words = words_of(command.rstrip("&"))
     program = program_of(command)
     if program is None:
