@@ -9,7 +9,6 @@ from pathlib import Path
 from agentic_opd.core.console import log_console, set_up_logging
 from agentic_opd.core.errors import PlaceError
 from agentic_opd.core.exit_codes import EXIT_CODES, EXIT_OK, exit_code
-from agentic_opd.runs.files import FileLock
 from agentic_opd.settings.files import read_yaml
 from agentic_opd.settings.read import refuse, validated
 from agentic_opd.up.config import UpConfig
@@ -59,6 +58,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             print("\n".join(part.written() for part in parts))
             return EXIT_OK
         _check_room(config, start)
+        from agentic_opd.runs.files import FileLock
+
         lock = FileLock(config.output_dir / "up", "output_dir")
         try:
             asyncio.run(_run(parts, config))

@@ -31,7 +31,7 @@ light.keep_torch_out()
         ["agentic_opd", "distill", "--help"],
         ["agentic_opd", "gateway", "--help"],
         ["agentic_opd", "up", "--help"],
-        ["agentic_opd", "up", "--config", "configs/up_demo.yaml", "--dry-run"],
+        ["agentic_opd", "up", "--config", "nowhere.yaml", "--dry-run"],
         ["agentic_opd", "gateway", "--env.prot", "1"],
     ],
     ids=" ".join,
