@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ STEPS = 10
 
 
 class DemoLoop:
-    """The demo's file with free ports and a folder of its own."""
+    """The demo's file with free ports and a folder of its own, and a quarter of the rollouts a step."""
 
     def __init__(self, folder: Path) -> None:
         self.out = folder / "up"
@@ -28,6 +29,8 @@ class DemoLoop:
         settings["output_dir"] = str(self.out)
         settings["servers"]["policy"]["port"], settings["api"]["port"] = free_port(), free_port()
         assert settings["trainer"]["flags"]["total_steps"] == STEPS
+        settings["trainer"]["flags"] |= {"batch_size": 8, "epochs_per_batch": 1, "minibatches": 1}
+        settings["environments"]["tasks"]["flags"] |= {"env.group_size": 2, "env.max_concurrent_groups": 4}
         self.file = folder / "up.yaml"
         self.file.write_text(yaml.safe_dump(settings, sort_keys=False))
         self.variables = os.environ | {"LOOP": str(folder)}
@@ -38,6 +41,10 @@ class DemoLoop:
         argv = [sys.executable, "-m", "agentic_opd", "up", "--config", str(self.file), *flags]
         with self.said.open("ab") as said:
             return subprocess.Popen(argv, env=self.variables, stderr=said, stdout=said)
+
+    def has_stepped(self, number: int) -> bool:
+        """Whether that many steps are done."""
+        return (self.out / "metrics.jsonl").exists() and len(set(self.steps())) >= number
 
     def steps(self) -> list[int]:
         path = self.out / "metrics.jsonl"
@@ -57,18 +64,26 @@ class DemoLoop:
         os.kill(pid, signal.SIGKILL)
 
 
-def test_the_loop_closes_though_each_part_is_killed_and_leaves_nothing(tmp_path: Path) -> None:
+def test_the_loop_closes_though_it_is_interrupted_and_each_part_is_killed(tmp_path: Path) -> None:
     loop = DemoLoop(tmp_path)
     process = loop.start()
     said = loop.said.read_text
     try:
+        until(lambda: loop.has_stepped(1), timeout_s=300, process=process, said=said)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(90) == 130, said()
+        assert "goes on from the last checkpoint" in said()
+        assert loop.running() == {}
+        before = max(loop.steps())
+        assert (loop.out / f"checkpoints/step-{before:06d}").exists()
+        again = loop.start()
+        assert again.wait(20) == 2
+        assert "holds an earlier run" in said()
+
+        process = loop.start("--resume")
         for number, part in enumerate(("agentic_opd train", "agentic_opd serve ", "run_api", "api_server"), 1):
-            until(
-                lambda: (loop.out / "metrics.jsonl").exists() and len(set(loop.steps())) >= number,  # noqa: B023
-                timeout_s=300,
-                process=process,
-                said=said,
-            )
+            wanted = min(before + number, STEPS - 1)
+            until(partial(loop.has_stepped, wanted), timeout_s=300, process=process, said=said)
             loop.kill(part)
         until(lambda: process.poll() is not None, timeout_s=400, said=said)
     finally:
@@ -79,22 +94,3 @@ def test_the_loop_closes_though_each_part_is_killed_and_leaves_nothing(tmp_path:
     until(lambda: loop.running() == {}, timeout_s=10, said=lambda: str(loop.running()))
     assert (loop.out / "final/model.safetensors").exists()
     subprocess.run([sys.executable, "-m", "agentic_opd", "validate", str(loop.out / "tasks.jsonl")], check=True)
-
-    again = loop.start()
-    assert again.wait(20) == 2
-    assert "holds an earlier run" in said()
-
-
-def test_ctrl_c_saves_a_checkpoint_and_ends_all(tmp_path: Path) -> None:
-    loop = DemoLoop(tmp_path)
-    process = loop.start()
-    said = loop.said.read_text
-    try:
-        until(lambda: (loop.out / "metrics.jsonl").exists(), timeout_s=300, process=process, said=said)
-        process.send_signal(signal.SIGINT)
-        assert process.wait(90) == 130, said()
-    finally:
-        process.kill()
-    assert loop.running() == {}
-    assert any((loop.out / "checkpoints").glob("step-??????"))
-    assert "goes on from the last checkpoint" in said()
