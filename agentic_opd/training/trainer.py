@@ -81,14 +81,13 @@ class Trainer:
             logger.warning("resumed with other settings: %s", change)
         self.step = self._saved_step = earlier.step if earlier else 0
         self._unpushed: Probe | None = None  # What proves the next push, if there is something to push.
-        self._is_waiting = self._is_stopping = False
+        self._is_busy = self._is_stopping = False
         self._running: asyncio.Task[Any] | None = None
         self._lines: JsonLines | None = None
         self.client = TrainerClient(config, is_known=earlier is not None and earlier.total_steps == config.total_steps)
         self.pusher = WeightPusher(config, self.world)
-        if (
-            config.overwrite and not config.resume and self.world.is_first
-        ):  # Last of all: a model that can't be loaded costs no earlier run.
+        is_replaced = config.overwrite and not config.resume
+        if is_replaced and self.world.is_first:  # Last of all: a model that can't be loaded costs no earlier run.
             shutil.rmtree(self.checkpoints, ignore_errors=True)
             self.metrics.unlink(missing_ok=True)
 
@@ -118,9 +117,11 @@ class Trainer:
                 if groups is None:
                     await self._save()
                     raise asyncio.CancelledError
+                self._is_busy = True
                 await self._step(groups)
                 if self.step % config.save_every == 0 or self.step == config.total_steps:
                     await self._save()
+                self._is_busy = False
             state = await asyncio.to_thread(self.world.whole, self.model.state_dict())
             if self.world.is_first:
                 final = (config.output_dir / "final", source_dtype(config.model))
@@ -135,30 +136,26 @@ class Trainer:
         """The next batch, which the first process asks for; None: the run is to stop."""
         groups = None
         if self.world.is_first and not self._is_stopping:
-            self._is_waiting = True
             try:
                 groups = await self.client.batch(self.step)
             except asyncio.CancelledError:
                 if not self._is_stopping:
                     raise
-            finally:
-                self._is_waiting = False
         return await asyncio.to_thread(self.world.share, groups)
 
     def stop(self) -> None:
-        """End `run`: at once if it waits for a batch, else after the step under way. A second call ends that one too.
+        """End `run`: at once, or after the step under way. A second call ends that one too.
 
         Of several processes the first decides, and the others follow it.
         """
         if not self.world.is_first:
             return
         assert self._running is not None
-        if self._is_waiting or self._is_stopping:
-            self._is_stopping = True
-            self._running.cancel()
-        else:
-            self._is_stopping = True
+        if self._is_busy and not self._is_stopping:
             logger.warning("saving a checkpoint after the step under way; interrupt again to end at once")
+        else:
+            self._running.cancel()
+        self._is_stopping = True
 
     async def _save(self) -> None:
         if self._saved_step < self.step:
