@@ -40,6 +40,7 @@ from agentic_opd.report.command import make_curves_report
 from learning.first_solutions import first_solutions
 from learning.laboratory import (
     GROUP_SIZE,
+    LORA_RANK,
     MODES,
     ROOT,
     SUBJECTS,
@@ -177,6 +178,8 @@ async def experiment(args: argparse.Namespace) -> int:
     weights.mkdir(exist_ok=True)
     size = ("--max-model-len", "4096")
     trained = (*size, "--weights-root", str(weights.resolve()))
+    if any("lora_rank" in MODES[mode].get("trainer", {}) for mode in args.modes):
+        trained += ("--max-lora-rank", str(LORA_RANK), "--max-adapters", "4")
     with (
         local_server(args.model, *trained, log=args.out / "vllm.log", cwd=ROOT) as vllm,
         local_server(args.model, *size, log=args.out / "expert.log", cwd=ROOT) as expert,

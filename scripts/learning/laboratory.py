@@ -31,7 +31,8 @@ from agentic_opd.worlds.coding.tasks.builtin import builtin_tasks
 from learning.talk import TalkFailedError, User, converse
 
 ROOT = Path(__file__).parents[2]
-MODES = {
+LORA_RANK = 16
+MODES: dict[str, dict[str, dict[str, object]]] = {
     "opd": {"loss": {"forward_kl": 1.0}},
     "grpo": {"loss": {"grpo": 1.0, "route_by_turn": False}, "env": {"opd_enabled": "false"}},
     "opd+grpo": {"loss": {"forward_kl": 1.0, "grpo": 1.0}},
@@ -52,8 +53,20 @@ MODES = {
         "loss": {"forward_kl": 1.0, "contrast": True},
         "env": {"control": "other", "hint_source": "other_task"},
     },
+    "lora": {"loss": {"forward_kl": 1.0}, "trainer": {"lora_rank": LORA_RANK}},
+    "lora-live": {
+        "loss": {"forward_kl": 1.0},
+        "trainer": {"lora_rank": LORA_RANK},
+        "env": {"teacher_base_url": "null"},
+    },
+    "lora-ema": {
+        "loss": {"forward_kl": 1.0},
+        "trainer": {"lora_rank": LORA_RANK, "ema_decay": 0.9},
+        "env": {"teacher_base_url": "null", "teacher": "ema"},
+    },
 }
-"""What each mode changes: the trainer's loss, whose divergence the sweep weights, and the environment's settings."""
+"""What each mode changes: the trainer's loss, whose divergence the sweep weights, its other settings, and the
+environment's. The teacher is the expert unless a mode says otherwise."""
 USUAL_MODES = ("opd", "grpo", "opd+grpo", "wrong-hint", "no-hint")
 TALK_MODES = ("opd", "no-hint", "next-state", "feedback", "contrast")
 """Modes of talk: nobody gives a reward there, and no hint is known to be one of another task."""
@@ -128,7 +141,7 @@ class Run(NamedTuple):
         return f"{self.mode}/seed-{self.seed}-lr-{lr:g}-batch-{batch_size}-weight-{weight:g}"
 
     @property
-    def loss(self) -> dict[str, float]:
+    def loss(self) -> dict[str, object]:
         """The trainer's loss."""
         parts = MODES[self.mode]["loss"]
         return {**parts, **({"forward_kl": self.setting.weight} if "forward_kl" in parts else {})}
@@ -185,10 +198,11 @@ class Laboratory:
         return self.out / "weights"
 
     def load(self, folder: Path) -> None:
-        """Let the server take a checkpoint below its weights root."""
+        """Let the server take a checkpoint or an adapter below its weights root."""
         body = json.dumps({"path": str(folder.resolve()), "version": 0}).encode()
+        route = "load_adapter" if (folder / "adapter_config.json").exists() else "reload_weights"
         request = urllib.request.Request(
-            f"{self.vllm.base_url}/v1/opd/reload_weights", body, {"Content-Type": "application/json"}
+            f"{self.vllm.base_url}/v1/opd/{route}", body, {"Content-Type": "application/json"}
         )
         with urllib.request.urlopen(request, timeout=120):
             pass
@@ -335,6 +349,7 @@ class Laboratory:
             "minibatches": self.minibatches,
             "save_every": run.steps,
             "loss": json.dumps(run.loss),
+            **MODES[run.mode].get("trainer", {}),
         }
         flags = [text for name, value in settings.items() for text in (f"--{name}", str(value))]
         script = [sys.executable, "-m", "agentic_opd.training.trainer"]
