@@ -131,7 +131,8 @@ class Supervisor:
             if code == EXIT_OK and part.role == "trainer":
                 state.becomes("done")
                 return
-            if code == EXIT_OK and part.role == "environment":
+            is_needed = not self._of("trainer")[0].is_done.is_set()
+            if part.role == "environment" and (code == EXIT_OK or not is_needed):
                 # It counts batches ahead of the trainer: where that or the API starts again, more are needed.
                 state.becomes("done")
                 async with self._restarts:

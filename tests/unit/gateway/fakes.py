@@ -46,6 +46,7 @@ class ScriptedVllm:
     """If there is one, only the first token comes before it is set."""
     aborted: int = 0
     status: int = 200
+    max_adapters: int = 0
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
@@ -157,7 +158,7 @@ async def gateway_before(
     app.router.add_post("/generate", vllm.generate)
     async with TestServer(app) as server:
         client = JsonClient(str(server.make_url("")), retry_s=0.2)
-        info = ServerInfo("policy", 1024, has_plugin=True, generate_route=2)
+        info = ServerInfo("policy", 1024, has_plugin=True, generate_route=3, max_adapters=vllm.max_adapters)
         journal, telemetry = Journal(config.journal), Telemetry()
         file = GroupFile(groups_path, line_settings(config), resume=True)
         writer = GroupWriter(config, distiller, file, journal, telemetry)

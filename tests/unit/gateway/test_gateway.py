@@ -74,6 +74,19 @@ def test_a_session_is_recognised_and_its_group_holds_what_vllm_read_and_sampled(
     ]
 
 
+@pytest.mark.parametrize(("max_adapters", "preferred"), [(0, [None, None]), (3, [None, 3])])
+def test_a_session_goes_on_with_the_weights_that_sampled_it(
+    tokenizer: Any, tmp_path: Path, max_adapters: int, preferred: list[int | None]
+) -> None:
+    vllm = ScriptedVllm(tokenizer, max_adapters=max_adapters)
+
+    async def talk(at: Running) -> None:
+        await at.say(USER, await at.say(USER), MORE)
+
+    run(tmp_path, vllm, talk)
+    assert [body.get("prefer_weight_version") for body in vllm.asked] == preferred
+
+
 def test_without_a_reward_the_score_says_nothing(tokenizer: Any, tmp_path: Path) -> None:
     async def talk(at: Running) -> Any:
         await at.chat(USER, session_id="mine", headers={"X-Session-Done": "true"})

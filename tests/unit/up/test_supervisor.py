@@ -223,3 +223,12 @@ def test_states_say_what_a_part_said_last(loop: Loop) -> None:
     state = loop.run().states["trainer"]
     assert state.last_line == "step 2 of 2"
     assert state.since >= before
+
+
+def test_an_environment_that_fails_after_the_trainer_is_done_spoils_nothing(loop: Loop) -> None:
+    """Its last groups have nobody to go to."""
+    loop.server()
+    loop.add("tasks", "environment", "import time; time.sleep(1.0); raise SystemExit(1)")
+    loop.add("trainer", "trainer", "")
+    loop.run()
+    assert loop.told().count("tasks start") == 1
