@@ -27,6 +27,9 @@ CPU_FLAGS = (
 )
 
 
+ADAPTED_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+"""What adapters may change. Not the output head: vLLM applies an adapter of it to prompt logprobs by the sampled rows'
+indices, and its engine dies where a batch scores two sequences."""
 ONE_PROCESS_FLAGS = ("--distributed-executor-backend", "vllm.v1.executor.uniproc_executor.UniProcExecutor")
 """The worker in the engine's own process: 8 s less to start, and logprobs need not cross from one to the other."""
 
@@ -127,6 +130,7 @@ def command(args: argparse.Namespace, *, cpu: bool) -> list[str]:
         line += ["--served-model-name", args.served_model_name]
     if args.max_lora_rank is not None:
         line += ["--enable-lora", "--max-lora-rank", str(args.max_lora_rank), "--max-loras", str(args.max_adapters)]
+        line += ["--lora-target-modules", *ADAPTED_MODULES]
     if cpu:
         line += [*CPU_FLAGS, *(ONE_PROCESS_FLAGS if in_one_process(args) else ())]
     return [*line, *args.vllm_args]

@@ -82,6 +82,10 @@ def test_each_version_reads_what_prefers_it_and_the_base_stays(adapted: Adapted,
 
     load(adapted, 1)
     check(score(server, [(ids, 60)])[0], ids, 60, 50, expected[1])
+    shorter = random_ids(25, 90, 1000)
+    both = score(server, [(ids, 60), (shorter, 40)])  # In one batch, sequences of two lengths.
+    check(both[0], ids, 60, 50, expected[1])
+    assert len(both[1].actual_R) == 40
     load(adapted, 2)
     for _ in range(2):  # The second time from the cache.
         check(score(server, [(ids, 60)])[0], ids, 60, 50, expected[2])
