@@ -93,21 +93,27 @@ def _no_warning_of_one_process() -> Generator[None]:
 
 def _state_of(parts: Mapping[str, Any]) -> dict[str, Any]:
     """By the names of parameters, which do not depend on how they are sharded; an optimizer's by its model's."""
-    state = {name: part.state_dict() for name, part in parts.items() if name not in ("model", "optimizer")}
-    if "optimizer" in parts:
+    state = {name: part.state_dict() for name, part in parts.items() if name not in _together(parts)}
+    if _together(parts):
         state["model"], state["optimizer"] = get_state_dict(parts["model"], parts["optimizer"])
     return state
 
 
+def _together(parts: Mapping[str, Any]) -> set[str]:
+    """A model and its optimizer, which are one state; nothing where one of them is missing."""
+    names = {"model", "optimizer"}
+    return names if names <= parts.keys() else set()
+
+
 def _restore(parts: Mapping[str, Any], state: Mapping[str, Any]) -> None:
-    if "optimizer" in parts:
+    if _together(parts):
         set_state_dict(
             parts["model"],
             parts["optimizer"],
             model_state_dict=state["model"],
             optim_state_dict=state["optimizer"],
         )
-    for name in parts.keys() - {"model", "optimizer"}:
+    for name in parts.keys() - _together(parts):
         parts[name].load_state_dict(state[name])
 
 
