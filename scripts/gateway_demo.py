@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from local_server import ServerFailedError, child_process, end_of, free_port, local_server
+from local_server import ServerFailedError, child_process, free_port, local_server
 from openai import OpenAI
 
+from agentic_opd.core.processes import end_of
 from agentic_opd.core.types import Task, ToolCall
 from agentic_opd.gateway.config import KEY_VARIABLE
 from agentic_opd.worlds.coding.config import CodingConfig

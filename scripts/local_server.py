@@ -1,6 +1,5 @@
 """A vLLM server of one's own, for tests and benchmarks: started on a free port, and stopped for certain."""
 
-import ctypes
 import os
 import signal
 import socket
@@ -14,8 +13,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from agentic_opd.core.processes import end_of, end_with_parent
+
 LAUNCHER = (sys.executable, "-m", "agentic_opd.serving.launch")
-_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ def child_process(
             env={**os.environ, **(variables or {})},
             cwd=cwd,
             start_new_session=True,
-            preexec_fn=_end_with_parent,
+            preexec_fn=end_with_parent,
         )
     try:
         yield process
@@ -111,11 +111,6 @@ def stop(process: subprocess.Popen[bytes], patience_s: float = 20.0) -> None:
     process.wait()
 
 
-def _end_with_parent() -> None:
-    # If this process is killed outright, nobody is left to stop the server: the kernel does it.
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-
-
 def _wait_until_healthy(process: subprocess.Popen[bytes], base_url: str, log: Path, timeout_s: float) -> float:
     start = time.monotonic()
     while time.monotonic() < start + timeout_s:
@@ -127,8 +122,3 @@ def _wait_until_healthy(process: subprocess.Popen[bytes], base_url: str, log: Pa
         except (urllib.error.URLError, ConnectionError, TimeoutError):
             time.sleep(0.1)
     raise ServerFailedError(f"the server does not answer after {timeout_s:g} s:\n{end_of(log)}")
-
-
-def end_of(log: Path, lines: int = 40) -> str:
-    """The last lines of a log."""
-    return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])

@@ -11,7 +11,7 @@ from agentic_opd.core.errors import OutputError, ServerMismatchError
 from agentic_opd.core.http import JsonClient
 from agentic_opd.core.server_info import fetch_server_info
 from agentic_opd.core.types import TeacherRequest
-from agentic_opd.distill.connect import make_teacher
+from agentic_opd.distill.connect import READ_BY, make_teacher
 from agentic_opd.distill.teacher import Reading, TeacherClient
 from agentic_opd.wire.group import ScoredGroup, ScoredRollout, TurnRecord
 
@@ -54,19 +54,34 @@ class _ScoredTurn:
         return self.rollout.logprobs_T[slice(*self.record.span)] if is_same else None
 
 
-async def recompute(groups: Iterable[ScoredGroup], client: JsonClient, count: int, seed: int = 0) -> Recomputed:
+async def recompute(
+    groups: Iterable[ScoredGroup], client: JsonClient, count: int, seed: int = 0, teacher: str = "live"
+) -> Recomputed:
     """Score `count` turns of `groups` again, drawn from those that the server's weights scored, and compare.
+
+    Args:
+        groups: What a file holds.
+        client: The server.
+        count: Turns at most.
+        seed: Of what is drawn.
+        teacher: Whose weights scored them, `DistillConfig.teacher` of the run.
 
     Raises:
         OutputError: the file holds no scored turn.
         ServerMismatchError: the server has other weights than those that scored the file.
         ServerRequestError, ServerUnreachableError: the server did not do its part.
     """
+    if teacher not in ("live", "frozen"):
+        raise ServerMismatchError(
+            f"the file was scored by the teacher {teacher!r}, whose weights of then {client.base_url} does not hold"
+        )
     scored = list(_scored_turns(groups))
     if not scored:
         raise OutputError("the file holds no scored turn, so there is nothing to compute again")
     info = await fetch_server_info(client)
     version = info.weight_version
+    if teacher == "frozen":
+        version = None  # The base weights have no versions.
     own = [turn for turn in scored if version is None or turn.scored_version in (None, version)]
     if not own:
         versions = {turn.scored_version for turn in scored if turn.scored_version is not None}
@@ -74,9 +89,9 @@ async def recompute(groups: Iterable[ScoredGroup], client: JsonClient, count: in
             f"{client.base_url} has the weights of version {version}, but the file was scored with "
             f"{', '.join(map(str, sorted(versions)))}: load those weights, or choose a file of these"
         )
-    teacher = make_teacher(client, info)
+    scorer = make_teacher(client, info, read_by=READ_BY[teacher])
     drawn = Random(seed).sample(own, min(count, len(own)))
-    return _sum(await gather_all(_compared(teacher, turn, version) for turn in drawn))
+    return _sum(await gather_all(_compared(scorer, turn, version) for turn in drawn))
 
 
 def _scored_turns(groups: Iterable[ScoredGroup]) -> Iterator[_ScoredTurn]:
@@ -99,10 +114,9 @@ async def _compared(teacher: TeacherClient, turn: _ScoredTurn, version: int | No
     ids_RK = np.asarray(turn.rollout.rows.token_ids_TK[start:end])
     written_RK = np.asarray(turn.rollout.rows.logprobs_TK[start:end])
     reply = await teacher.score(
-        TeacherRequest(hinted, end - start, place, record.hint_token_ids),
+        TeacherRequest(hinted, end - start, place, record.hint_token_ids, turn.scored_version),
         ids_RK.shape[1],
         (Reading(TeacherRequest(tokens[:end], end - start, start, ()), 1),),
-        prefer_weight_version=turn.scored_version,
     )
     rows, (plain,) = reply.rows, reply.also
     assert plain is not None  # it does not depend on the weights' version

@@ -96,12 +96,14 @@ def _parser() -> argparse.ArgumentParser:
 async def _check_on(path: Path, args: argparse.Namespace) -> int:
     from agentic_opd.cli.recompute import recompute  # What scores takes a second to import.
     from agentic_opd.core.http import JsonClient
+    from agentic_opd.report.read import read_settings, settings_path
 
+    teacher = read_settings(settings_path(path)).get("teacher", "live")
     client = JsonClient(args.server, args.api_key or os.environ.get("VLLM_API_KEY"), retry_s=5.0)
     try:
         with _opened(path) as lines:
             groups = (ScoredGroup.from_wire(json.loads(line)) for line in lines if line.strip())
-            found = await recompute(groups, client, args.turns)
+            found = await recompute(groups, client, args.turns, teacher=str(teacher))
     finally:
         await client.close()
     plain = "nothing of these weights" if found.without_hint is None else f"{found.without_hint:.1e}"

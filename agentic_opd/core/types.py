@@ -429,6 +429,8 @@ class TeacherRequest:
     num_scored: int
     insert_at: int
     hint_token_ids: tuple[int, ...]
+    weight_version: int | None = None
+    """The weights that sampled the turn, if that is known: while the server keeps them, they read it."""
 
     def __post_init__(self) -> None:
         if not 0 < self.num_scored < len(self.token_ids):

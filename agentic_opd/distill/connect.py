@@ -29,7 +29,8 @@ from agentic_opd.distill.teacher import (
 
 logger = logging.getLogger(__name__)
 
-_READ_BY: dict[str, ReadBy] = {"live": "policy", "frozen": "base", "ema": "teacher"}
+READ_BY: dict[str, ReadBy] = {"live": "policy", "frozen": "base", "ema": "teacher"}
+"""Whose weights each `DistillConfig.teacher` is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +105,7 @@ async def connect(
             model_name=config.teacher_model_name,
             policy=await _policy_info(policy, retry_s) if separate else None,
             max_concurrent=config.max_concurrent_scores,
-            read_by=_READ_BY[config.teacher],
+            read_by=READ_BY[config.teacher],
         )
         undo.push_async_callback(teacher.close)
         judge = make_judge(config, policy, retry_s)

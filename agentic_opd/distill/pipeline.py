@@ -237,10 +237,9 @@ async def noise_floor(episodes: Sequence[Episode], servers: DistillServers, conf
     request = insert_hint(episode.tokens_T, turn, turn.start, ())
     if len(request.token_ids) >= servers.teacher.info.max_model_len:
         return None
-    second = without_hint(request, turn.weight_version, servers)
+    second = without_hint(request, servers)
     try:
-        also = () if second is None else (second,)
-        reply = await servers.teacher.score(request, 1, also, prefer_weight_version=turn.weight_version)
+        reply = await servers.teacher.score(request, 1, () if second is None else (second,))
     except (AlignmentError, ServerRequestError) as error:
         logger.warning("the noise floor of a group was not measured: %s", error)
         return None
@@ -388,8 +387,7 @@ async def _scored(
     ready = replace(ready, control=_control(control_hints(config, pool, own, read), with_hint, limit))
     if ready.control is None and config.control != "none":
         return ready.ended(TurnOutcome.TOO_LONG, f"no control hint fits the {limit} tokens that the teacher reads")
-    second = without_hint(unhinted, turn.weight_version, servers)
-    return await _asked(ready, request, second, turn.weight_version, servers, config)
+    return await _asked(ready, request, without_hint(unhinted, servers), servers, config)
 
 
 def _control(hints: Iterable[ControlHint], with_hint: Callable[[str], TeacherRequest], limit: int) -> _Control | None:
@@ -404,37 +402,29 @@ def _control(hints: Iterable[ControlHint], with_hint: Callable[[str], TeacherReq
     return None
 
 
-def without_hint(request: TeacherRequest, sampled_by: int | None, servers: DistillServers) -> Reading | None:
+def without_hint(request: TeacherRequest, servers: DistillServers) -> Reading | None:
     """A reading without the hint by the weights that read with it; None if only the sampling weights' is to be had.
 
     If the teacher is the policy, nothing is read where the weights are known to be those that sampled the turn.
 
     Args:
         request: The turn with no hint before it.
-        sampled_by: The version of the weights that sampled it, if that is known.
         servers: Who reads.
     """
     if not servers.teacher_is_policy:
         return Reading(request, 1)
-    return Reading(request, 1, sampled_by) if servers.teacher.info.has_plugin else None
+    return Reading(request, 1, request.weight_version) if servers.teacher.info.has_plugin else None
 
 
 async def _asked(
-    ready: _Turn,
-    request: TeacherRequest,
-    without_hint: Reading | None,
-    sampled_by: int | None,
-    servers: DistillServers,
-    config: DistillConfig,
+    ready: _Turn, request: TeacherRequest, without_hint: Reading | None, servers: DistillServers, config: DistillConfig
 ) -> _Turn:
     also = {"without_hint": without_hint} if without_hint is not None else {}
     if ready.control is not None:
         top_k = min(config.control_topk, servers.teacher.info.vocab_size or config.control_topk)
         also["control"] = Reading(ready.control.request, top_k)
     try:
-        reply = await servers.teacher.score(
-            request, config.distill_topk, tuple(also.values()), prefer_weight_version=sampled_by
-        )
+        reply = await servers.teacher.score(request, config.distill_topk, tuple(also.values()))
     except (AlignmentError, ServerRequestError) as error:
         return ready.ended(TurnOutcome.SCORING_ERROR, error)
     replied_s = time.monotonic()

@@ -65,7 +65,7 @@ def insert_hint(
 ) -> TeacherRequest:
     """Return what the teacher reads for `turn`; without hint tokens that is what the student read (the noise floor)."""
     token_ids = tokens_T[:insert_at] + hint_token_ids + tokens_T[insert_at : turn.end]
-    return TeacherRequest(token_ids, turn.end - turn.start, insert_at, hint_token_ids)
+    return TeacherRequest(token_ids, turn.end - turn.start, insert_at, hint_token_ids, turn.weight_version)
 
 
 def _encode_text(_renderer: Renderer, tokenizer: Any, content: str) -> list[int]:

@@ -58,18 +58,11 @@ class TeacherClient(Protocol):
         """What the server said of itself."""
         ...
 
-    async def score(
-        self,
-        request: TeacherRequest,
-        top_k: int,
-        also: Sequence[Reading] = (),
-        *,
-        prefer_weight_version: int | None = None,
-    ) -> TeacherReply:
+    async def score(self, request: TeacherRequest, top_k: int, also: Sequence[Reading] = ()) -> TeacherReply:
         """Return the teacher's logprobs of the last `request.num_scored` tokens, and its `top_k` most likely ones.
 
         What else is to be read goes in the same request, and is read by the same weights: where they are adapters, by
-        the preferred version while the server keeps it.
+        those of the request's `weight_version` while the server keeps them.
 
         Raises:
             AlignmentError: the rows do not fit the request.
@@ -93,19 +86,12 @@ class PluginTeacher:
         self._client, self._read_by = client, read_by
         self._slots = asyncio.Semaphore(max_concurrent)
 
-    async def score(
-        self,
-        request: TeacherRequest,
-        top_k: int,
-        also: Sequence[Reading] = (),
-        *,
-        prefer_weight_version: int | None = None,
-    ) -> TeacherReply:
+    async def score(self, request: TeacherRequest, top_k: int, also: Sequence[Reading] = ()) -> TeacherReply:
         """See `TeacherClient.score`."""
         readings = (Reading(request, top_k), *also)
         body: dict[str, Any] = {"sequences": [_sequence(reading, top_k) for reading in readings], "top_k": top_k}
-        if prefer_weight_version is not None and self.info.max_adapters:
-            body["prefer_weight_version"] = prefer_weight_version
+        if request.weight_version is not None and self.info.max_adapters:
+            body["prefer_weight_version"] = request.weight_version
         if self._read_by != "policy":
             body["read_by"] = self._read_by
         async with self._slots:
@@ -138,14 +124,7 @@ class CompletionsTeacher:
         self._client = client
         self._slots = asyncio.Semaphore(max_concurrent)
 
-    async def score(
-        self,
-        request: TeacherRequest,
-        top_k: int,
-        also: Sequence[Reading] = (),
-        *,
-        prefer_weight_version: int | None = None,
-    ) -> TeacherReply:
+    async def score(self, request: TeacherRequest, top_k: int, also: Sequence[Reading] = ()) -> TeacherReply:
         """See `TeacherClient.score`."""
         readings = (Reading(request, top_k), *also)
         first, *others = await gather_all(self._read(reading) for reading in readings)

@@ -321,18 +321,16 @@ class PolicyDistiller:
             return replace(plain, error=record.error), None
         tokens, ids = tuple(rollout.tokens_T), record.hint_token_ids
         place = start if place is None else place
-        request = TeacherRequest(tokens[:place] + ids + tokens[place:end], end - start, place, ids)
+        version = record.weight_version
+        request = TeacherRequest(tokens[:place] + ids + tokens[place:end], end - start, place, ids, version)
         config, servers = self.distiller.config, self.distiller.servers_of(self.policy_url)
         limit = servers.teacher.info.max_model_len - 1
         if len(request.token_ids) > limit:
             why = f"{len(request.token_ids)} tokens, the teacher reads at most {limit}"
             return replace(plain, outcome=TurnOutcome.TOO_LONG, error=why), None
-        unhinted = TeacherRequest(tokens[:end], end - start, start, ())
-        second = without_hint(unhinted, record.weight_version, servers)
+        second = without_hint(TeacherRequest(tokens[:end], end - start, start, (), version), servers)
         try:
-            also = () if second is None else (second,)
-            sampled_by = record.weight_version
-            reply = await servers.teacher.score(request, config.distill_topk, also, prefer_weight_version=sampled_by)
+            reply = await servers.teacher.score(request, config.distill_topk, () if second is None else (second,))
         except (AlignmentError, ServerRequestError) as error:
             return replace(plain, outcome=TurnOutcome.SCORING_ERROR, error=str(error)), None
         read = next((rows for rows in reply.also if rows is not None), None)

@@ -35,7 +35,7 @@ from agentic_opd.serving.web import Body, read_body
 
 SCORE_ROUTE = 3
 """What this route understands, for clients to ask (`/v1/opd/info`): from 2 on a sequence's own `top_k` and
-`unless_weight_version`, from 3 on `prefer_weight_version`."""
+`unless_weight_version`, from 3 on `prefer_weight_version` and `read_by`."""
 MAX_SEQUENCES = 256
 """Each is a request of its own to the engine; a turn has at most a handful."""
 

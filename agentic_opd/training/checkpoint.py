@@ -18,7 +18,6 @@ from agentic_opd.core.errors import OutputError, PlaceError
 from agentic_opd.training.world import World
 
 _KEPT = 2
-ALONE = World("cpu")
 
 
 class Resumed(NamedTuple):
@@ -31,7 +30,7 @@ class Resumed(NamedTuple):
     """Its `TrainerConfig.recipe`; None in checkpoints of a version that did not keep it."""
 
 
-def save_checkpoint(folder: Path, at: Resumed, parts: Mapping[str, Any], world: World = ALONE) -> Path:
+def save_checkpoint(folder: Path, at: Resumed, parts: Mapping[str, Any], world: World) -> Path:
     """Write `step-NNNNNN` into `folder`: the state of each part (all have `state_dict`), and torch's random state.
 
     Each process writes its shards, so that any other number of processes can read them.
@@ -60,7 +59,7 @@ def save_checkpoint(folder: Path, at: Resumed, parts: Mapping[str, Any], world: 
     return target
 
 
-def load_checkpoint(folder: Path, parts: Mapping[str, Any], world: World = ALONE) -> Resumed:
+def load_checkpoint(folder: Path, parts: Mapping[str, Any], world: World) -> Resumed:
     """Restore the last checkpoint in `folder`.
 
     Raises:

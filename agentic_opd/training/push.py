@@ -216,6 +216,5 @@ def _size_bytes(folder: Path) -> int:
 async def _served_logprobs(client: JsonClient, probe: Probe, version: int | None) -> list[float]:
     info: ServerInfo = await fetch_server_info(client)
     ids = probe.token_ids
-    request = TeacherRequest(ids, len(ids) - 1, 0, ())
-    reply = await PluginTeacher(client, info).score(request, top_k=1, prefer_weight_version=version)
+    reply = await PluginTeacher(client, info).score(TeacherRequest(ids, len(ids) - 1, 0, (), version), top_k=1)
     return reply.rows.actual_R.tolist()

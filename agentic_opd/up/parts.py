@@ -4,7 +4,7 @@ import json
 import shlex
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -33,7 +33,8 @@ class Part:
 
     name: str
     role: Role
-    argv: tuple[str, ...]
+    program: tuple[str, ...]
+    arguments: tuple[str, ...]
     variables: Mapping[str, str] = field(default_factory=dict[str, str])
     port: int | None = None
     """Where it listens, on this machine; None: nowhere."""
@@ -48,11 +49,12 @@ class Part:
 
     def command(self, *, is_first: bool) -> tuple[str, ...]:
         """The command line of a start."""
+        line = (*self.program, *self.arguments)
         if is_first:
-            return (*self.argv, *self.at_first)
+            return (*line, *self.at_first)
         if self.checkpoints is not None and not any(self.checkpoints.glob("step-??????")):
-            return (*self.argv, "--overwrite", "true")
-        return (*self.argv, *self.again)
+            return (*line, "--overwrite", "true")
+        return (*line, *self.again)
 
     def written(self) -> str:
         """Its first command, as it is typed."""
@@ -78,11 +80,12 @@ def _servers(config: UpConfig) -> Iterator[Part]:
         settings: Flags = {"port": server.port}
         if server.serves == "policy":
             settings["weights_root"] = config.output_dir / "weights"
-        argv = _module("agentic_opd", "serve-vllm", server.model, *_options(settings | server.flags))
+        own = ("--", *server.vllm_args) if server.vllm_args else ()
         yield Part(
             name,
             "server",
-            (*argv, *(("--", *server.vllm_args) if server.vllm_args else ())),
+            _module("agentic_opd", "serve-vllm"),
+            (server.model, *_options(settings | server.flags), *own),
             _devices(server.devices) | server.variables,
             server.port,
             f"{server.url}/health",
@@ -90,23 +93,31 @@ def _servers(config: UpConfig) -> Iterator[Part]:
 
 
 def _api(config: UpConfig) -> Part:
-    settings: Flags = {"host": "127.0.0.1", "port": config.api.port}
-    argv = _module("atroposlib.cli.run_api", *_options(settings | config.api.flags))
-    return Part("api", "api", argv, config.api.variables, config.api.port, f"{config.api.url}/")
+    api = config.api
+    settings: Flags = {"host": "127.0.0.1", "port": api.port}
+    arguments = (*_options(settings | api.flags),)
+    return Part(
+        "api",
+        "api",
+        _module("atroposlib.cli.run_api"),
+        arguments,
+        config.api.variables,
+        config.api.port,
+        f"{config.api.url}/",
+    )
 
 
 def _environments(config: UpConfig, start: Start) -> Iterator[Part]:
     for name, one in config.environments.items():
-        flags = _flags(_wiring(config, name) | one.flags)
         file = ("--config", str(one.config)) if one.config else ()
+        arguments = (*file, *_flags(_wiring(config, name) | one.flags))
+        program = _module("agentic_opd", one.mode) if one.script is None else (sys.executable, str(one.script), "serve")
+        part = Part(name, "environment", program, arguments, one.variables)
         if one.mode == "gateway":
-            argv = (*_module("agentic_opd", "gateway"), *file, *flags)
-            yield Part(name, "environment", argv, one.variables, ready_url=_gateway_url(argv, name))
+            yield replace(part, ready_url=_gateway_url(part))
             continue
-        script = (sys.executable, str(one.script)) if one.script else _module("agentic_opd")
         at_first = {"new": (), "resume": ("--env.resume", "true"), "overwrite": ("--env.overwrite", "true")}[start]
-        argv = (*script, "serve", *file, *flags)
-        yield Part(name, "environment", argv, one.variables, at_first=at_first, again=("--env.resume", "true"))
+        yield replace(part, at_first=at_first, again=("--env.resume", "true"))
 
 
 def _wiring(config: UpConfig, name: str) -> Flags:
@@ -136,12 +147,11 @@ def _trainer(config: UpConfig, earlier: Start) -> Part:
     trainer = config.trainer
     file = ("--config", str(trainer.config)) if trainer.config else ()
     processes = ("--standalone", "--nproc-per-node", str(trainer.processes), "-m", "agentic_opd.training.trainer")
-    start = _module("agentic_opd", "train") if trainer.processes == 1 else _module("torch.distributed.run", *processes)
-    argv = (*start, *file, *_flags(settings | trainer.flags))
     return Part(
         "trainer",
         "trainer",
-        argv,
+        _module("agentic_opd", "train") if trainer.processes == 1 else _module("torch.distributed.run", *processes),
+        (*file, *_flags(settings | trainer.flags)),
         _devices(trainer.devices) | trainer.variables,
         at_first={"new": (), "resume": ("--resume", "true"), "overwrite": ("--overwrite", "true")}[earlier],
         again=("--resume", "true"),
@@ -178,32 +188,31 @@ def _flags(flags: Flags) -> Iterator[str]:
         yield from (f"--{name}", str(value) if is_text else json.dumps(value))
 
 
-def _gateway_url(argv: tuple[str, ...], name: str) -> str:
+def _gateway_url(part: Part) -> str:
+    arguments, _ = gateway_parser().parse_known_args(part.arguments)
     try:
-        arguments, _ = gateway_parser().parse_known_args(argv[4:])
         gateway = read_settings(arguments, gateway_defaults(), [PolicyServerConfig()]).env
     except ConfigError as error:
-        raise ConfigError(f"{name}: {error}") from error
+        raise ConfigError(f"{part.name}: {error}") from error
     return f"http://{gateway.host}:{gateway.port}/health"
 
 
 def _misunderstood(part: Part, config: UpConfig) -> Iterator[str]:
     """What the part's own command would say of its arguments, before anything is started."""
-    given = part.command(is_first=True)
+    given = (*part.arguments, *part.at_first)
     try:
         if part.role == "server":
-            (config.output_dir / "weights").mkdir(parents=True, exist_ok=True)
-            parse_server(given[4:])
+            # The folder of the weights is made when the loop starts.
+            folder = str(config.output_dir / "weights")
+            parse_server(["." if text == folder else text for text in given])
         elif part.role == "trainer":
             parser = trainer_parser()
-            arguments, unknown = parser.parse_known_args(given[4 if config.trainer.processes == 1 else 8 :])
+            arguments, unknown = parser.parse_known_args(given)
             read_config(arguments, misunderstood(unknown, parser))
         elif part.role == "environment":
             _read_environment(config.environments[part.name], given)
     except ConfigError as error:
         yield str(error)
-    except OSError as error:
-        yield f"cannot write {str(config.output_dir)!r}: {error}"
     except SystemExit:
         yield f"its command line is wrong: {shlex.join(given)}"
 
@@ -214,12 +223,12 @@ def _read_environment(one: EnvironmentConfig, given: tuple[str, ...]) -> None:
         if not one.script.is_file():
             raise ConfigError(f"there is no script {str(one.script)!r} (the current folder is {Path.cwd()})")
         return
-    env, servers = default_settings()
     if one.mode == "gateway":
-        parser, argv = gateway_parser(), given[4:]
-        arguments, unknown = parser.parse_known_args(argv)
-        read_settings(arguments, gateway_defaults(), [PolicyServerConfig()], misunderstood(unknown, parser))
+        parser, defaults = gateway_parser(), (gateway_defaults(), [PolicyServerConfig()])
+        arguments, unknown = parser.parse_known_args(given)
+        read_settings(arguments, *defaults, misunderstood(unknown, parser))
         return
+    env, servers = default_settings()
     parser = environment_parser("agentic-opd", "", {"env": env, "openai": servers[0]})
-    arguments, unknown = parser.parse_known_args(given[3:])
+    arguments, unknown = parser.parse_known_args(["serve", *given])
     read_settings(arguments, env, servers, misunderstood(unknown, mode_parser(parser, "serve")))

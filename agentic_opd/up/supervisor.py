@@ -23,12 +23,13 @@ import aiohttp
 
 from agentic_opd.core.errors import ConfigError, OPDError, PlaceError
 from agentic_opd.core.exit_codes import EXIT_OK, EXIT_USAGE
+from agentic_opd.core.processes import end_of, end_with_parent
 from agentic_opd.up.config import UpConfig
 from agentic_opd.up.parts import Part, Role
 
 logger = logging.getLogger(__name__)
 
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_PR_SET_CHILD_SUBREAPER = 36
 _POLL_S = 0.2
 _ENDING: tuple[Role, ...] = ("trainer", "environment", "api", "server")
 """Who is ended before whom: nobody waits for what is gone."""
@@ -91,12 +92,13 @@ class Supervisor:
             PlaceError: a port is taken.
             PartFailedError: a part did not get ready, or died too often.
         """
+        for folder in ("logs", "weights"):
+            (self.config.output_dir / folder).mkdir(parents=True, exist_ok=True)
         for state in self.states.values():
             if state.part.port is not None:
                 _check_free(state.part.name, state.part.port)
-            state.log.parent.mkdir(parents=True, exist_ok=True)
             state.log.unlink(missing_ok=True)
-        _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
         try:
             async with asyncio.TaskGroup() as keeping:
                 keepers = [keeping.create_task(self._keep(state)) for state in self.states.values()]
@@ -177,7 +179,7 @@ class Supervisor:
                 stderr=STDOUT,
                 env={**os.environ, **part.variables},
                 start_new_session=True,
-                preexec_fn=_end_with_parent,
+                preexec_fn=end_with_parent,
             )
         state.process = process
         try:
@@ -233,17 +235,6 @@ class Supervisor:
             state.becomes("ended")
 
 
-def end_of(log: Path, lines: int) -> str:
-    """The last lines of a log that say something."""
-    try:
-        with log.open("rb") as file:
-            file.seek(max(0, log.stat().st_size - 16384))
-            said = file.read().decode(errors="replace").splitlines()
-    except OSError:
-        return ""
-    return "\n".join([line for line in said if line.strip()][-lines:])
-
-
 def _said(log: Path) -> str:
     return f"The end of {log}:\n{end_of(log, 15)}"
 
@@ -255,14 +246,6 @@ def _check_free(name: str, port: int) -> None:
             probe.bind(("127.0.0.1", port))
         except OSError as error:
             raise PlaceError(f"{name} can't listen on port {port} ({error}); end what does, or name another") from error
-
-
-def _end_with_parent() -> None:
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-
-
-def _prctl(option: int, value: int) -> None:
-    ctypes.CDLL(None).prctl(option, value)
 
 
 def _kill_group(process: Process) -> None:

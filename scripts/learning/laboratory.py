@@ -20,9 +20,10 @@ from typing import NamedTuple
 
 import yaml
 from gateway_demo import gateway
-from local_server import LocalServer, child_process, end_of, free_port
+from local_server import LocalServer, child_process, free_port
 from openai import OpenAIError
 
+from agentic_opd.core.processes import end_of
 from agentic_opd.env.config import AgenticOPDEnvConfig
 from agentic_opd.env.opd import AgenticOPDEnv
 from agentic_opd.runs.evaluate import sample_file

@@ -10,11 +10,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from local_server import LocalServer, end_of, local_server
+from local_server import LocalServer, local_server
 from numpy.typing import NDArray
 from playwright.sync_api import Browser
 from xdist.scheduler import LoadScopeScheduling
 
+from agentic_opd.core.processes import end_of
 from tests.support.browser import Report, chromium, opened
 from tests.support.environment import command, read_lines
 from tests.support.machine import part_of_machine

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from local_server import LocalServer, end_of
+from local_server import LocalServer
 from openai import AsyncOpenAI, BadRequestError, NotFoundError
 
 from agentic_opd.cli.validate import validate
+from agentic_opd.core.processes import end_of
 from agentic_opd.worlds.coding.tools import TOOL_SPECS
 from tests.support.gateway import Served, served, starts_of
 from tests.support.places import MODEL

@@ -93,10 +93,10 @@ def test_a_checkpoint_resumes_exactly(tmp_path: Path) -> None:
     batch = make_rollout(model)
     for _ in range(2):
         train_step(model, optimizer, batch, config, World("cpu"))
-    save_checkpoint(tmp_path, Resumed(2, 9, config.recipe), parts)
+    save_checkpoint(tmp_path, Resumed(2, 9, config.recipe), parts, World("cpu"))
     straight = train_step(model, optimizer, batch, config, World("cpu"))
     resumed_model, resumed_optimizer, resumed_parts = fresh()
-    assert load_checkpoint(tmp_path, resumed_parts) == (2, 9, config.recipe)
+    assert load_checkpoint(tmp_path, resumed_parts, World("cpu")) == (2, 9, config.recipe)
     assert train_step(resumed_model, resumed_optimizer, batch, config, World("cpu")) == straight
     for a, b in zip(model.parameters(), resumed_model.parameters(), strict=True):
         assert torch.equal(a, b)
@@ -128,7 +128,7 @@ def test_a_stopped_trainer_finishes_its_step_and_saves(
 
 def test_without_a_checkpoint_resuming_is_refused(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="no checkpoint"):
-        load_checkpoint(tmp_path, {})
+        load_checkpoint(tmp_path, {}, World("cpu"))
 
 
 def test_saved_weights_come_back_with_what_vllm_needs(tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_a_full_disk_is_said(tmp_path: Path) -> None:
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(tmp_path)], check=True)
     try:
         with pytest.raises(OutputError, match="cannot write"):
-            save_checkpoint(tmp_path, Resumed(1, 1), parts)
+            save_checkpoint(tmp_path, Resumed(1, 1), parts, World("cpu"))
         with pytest.raises(OutputError, match="cannot write"):
             save_weights(model, str(POLICY_DIR), tmp_path / "weights")
     finally:
@@ -171,7 +171,7 @@ def test_two_runs_do_not_mix_in_one_folder(tmp_path: Path) -> None:
     Trainer(make_config(**config))
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
     first = Trainer(make_config(**config, overwrite=True))
-    save_checkpoint(tmp_path / "checkpoints", Resumed(70, 100, first.config.recipe), first.parts)
+    save_checkpoint(tmp_path / "checkpoints", Resumed(70, 100, first.config.recipe), first.parts, first.world)
     with pytest.raises(OutputError, match="holds an earlier run"):
         Trainer(make_config(**config))
     assert Trainer(make_config(**config, resume=True, overwrite=True)).step == 70
@@ -187,7 +187,7 @@ def test_a_run_of_another_loss_is_resumed_only_if_the_settings_say_so(
 ) -> None:
     config = {"output_dir": str(tmp_path), "vllm_urls": []}
     first = Trainer(make_config(**config, loss={"grpo": 1.0}))
-    save_checkpoint(tmp_path / "checkpoints", Resumed(70, 100, first.config.recipe), first.parts)
+    save_checkpoint(tmp_path / "checkpoints", Resumed(70, 100, first.config.recipe), first.parts, first.world)
     with pytest.raises(ConfigError, match=r"loss.grpo was 1.0 and would be 0.0. Name loss in the settings"):
         Trainer(make_config(**config, resume=True))
     assert Trainer(make_config(**config, resume=True, loss={"grpo": 1.0})).step == 70
@@ -198,7 +198,8 @@ def test_a_run_of_another_loss_is_resumed_only_if_the_settings_say_so(
 
 def test_a_checkpoint_of_before_does_not_say_its_loss(tmp_path: Path) -> None:
     config = {"output_dir": str(tmp_path), "vllm_urls": []}
-    folder = save_checkpoint(tmp_path / "checkpoints", Resumed(70, 100), Trainer(make_config(**config)).parts)
+    trainer = Trainer(make_config(**config))
+    folder = save_checkpoint(tmp_path / "checkpoints", Resumed(70, 100), trainer.parts, trainer.world)
     (folder / "step.json").write_text('{"step": 70, "total_steps": 100}\n')
     with pytest.raises(ConfigError, match=r"Name loss and epochs_per_batch and minibatches and lr_schedule"):
         Trainer(make_config(**config, resume=True))

@@ -9,8 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from local_server import child_process, end_of, free_port
+from local_server import child_process, free_port
 from openai import OpenAI
+
+from agentic_opd.core.processes import end_of
 
 from .places import MODEL, ROOT
 from .waiting import until

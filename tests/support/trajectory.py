@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from local_server import end_of, free_port, stop
+from local_server import free_port, stop
+
+from agentic_opd.core.processes import end_of
 
 from .recording_proxy import Exchange
 

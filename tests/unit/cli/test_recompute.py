@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from functools import partial
 from typing import Any
 
 import pytest
@@ -51,16 +50,21 @@ def plain_reading(version: int) -> tuple[float, ...]:
     return tuple(rounded(table_rows(request, 1, version).actual_R).tolist())
 
 
-def recomputed(version: int, *groups: ScoredGroup) -> Recomputed:
+def recomputed(version: int, *groups: ScoredGroup, teacher: str = "live", base: int = VERSION) -> Recomputed:
+    """Compare with a server that has these weights; those of its base are the version `base`."""
+
+    def score(body: dict[str, Any]) -> dict[str, Any]:
+        return {**plugin(body, base if body.get("read_by") == "base" else version), "weight_version": version}
+
     async def run() -> Recomputed:
         routes = {
             "/v1/opd/info": Script({**INFO, "weight_version": version}),
-            "/v1/opd/score": Script(partial(plugin, version=version)),
+            "/v1/opd/score": Script(score),
         }
         async with served(routes) as url:
             client = JsonClient(url, retry_s=0.2)
             try:
-                return await recompute(groups, client, 9)
+                return await recompute(groups, client, 9, teacher=teacher)
             finally:
                 await client.close()
 
@@ -107,3 +111,19 @@ def test_a_server_of_other_weights_is_refused() -> None:
 def test_a_file_without_a_scored_turn_is_an_error() -> None:
     with pytest.raises(OutputError, match="no scored turn"):
         recomputed(VERSION)
+
+
+def test_a_frozen_teachers_rows_are_the_bases_whatever_version_the_policy_has() -> None:
+    base = NEWER + 1
+    versions = {"weight_version": VERSION, "scored_version": VERSION}
+    frozen = group(base, unhinted_logprobs=plain_reading(base), **versions)
+    found = recomputed(NEWER, frozen, teacher="frozen", base=base)
+    assert (found.turns, found.in_rows < 1e-4) == (1, True)
+    assert found.without_hint == pytest.approx(0.0, abs=1e-4)
+    assert recomputed(NEWER, frozen, teacher="frozen", base=VERSION).in_rows > 0.1
+
+
+@pytest.mark.parametrize("teacher", ["ema", "server"])
+def test_weights_that_no_server_holds_are_not_compared(teacher: str) -> None:
+    with pytest.raises(ServerMismatchError, match=f"scored by the teacher '{teacher}'"):
+        recomputed(VERSION, group(), teacher=teacher)

@@ -133,14 +133,7 @@ class TableTeacher:
         self.read: list[Reading] = []
         self.closed = False
 
-    async def score(
-        self,
-        request: TeacherRequest,
-        top_k: int,
-        also: Sequence[Reading] = (),
-        *,
-        prefer_weight_version: int | None = None,
-    ) -> TeacherReply:
+    async def score(self, request: TeacherRequest, top_k: int, also: Sequence[Reading] = ()) -> TeacherReply:
         self.requests.append(request)
         self.top_ks.append(top_k)
         await asyncio.sleep(0)

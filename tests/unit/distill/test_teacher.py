@@ -1,5 +1,6 @@
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from agentic_opd.core.http import JsonClient
 from agentic_opd.core.server_info import ServerInfo
 from agentic_opd.core.types import TeacherRequest
 from agentic_opd.distill.rescoring import insert_hint
-from agentic_opd.distill.teacher import CompletionsTeacher, PluginTeacher, Reading, TeacherReply
+from agentic_opd.distill.teacher import CompletionsTeacher, PluginTeacher, ReadBy, Reading, TeacherReply
 
 from .fakes import (
     TOKENS,
@@ -93,6 +94,36 @@ def test_plugin_is_sent_the_ids_and_how_many_to_score() -> None:
     script = Script(plugin)
     score(script)
     assert script.bodies == [{"sequences": [{"token_ids": list(REQUEST.token_ids), "num_scored": 3}], "top_k": 5}]
+
+
+@pytest.mark.parametrize(
+    ("max_adapters", "read_by", "sent"),
+    [
+        (0, "policy", {}),
+        (0, "base", {"read_by": "base"}),
+        (3, "policy", {"prefer_weight_version": VERSION}),
+        (3, "teacher", {"prefer_weight_version": VERSION, "read_by": "teacher"}),
+    ],
+)
+def test_whose_weights_read_is_asked_for_where_the_server_has_several(
+    max_adapters: int, read_by: ReadBy, sent: dict[str, Any]
+) -> None:
+    script = Script(plugin)
+
+    async def run() -> None:
+        async with served({"/v1/opd/score": script}) as url:
+            info = replace(INFO, max_adapters=max_adapters)
+            teacher = PluginTeacher(JsonClient(f"{url}/v1"), info, max_concurrent=2, read_by=read_by)
+            try:
+                await teacher.score(replace(REQUEST, weight_version=VERSION), 5)
+                await teacher.score(replace(REQUEST, weight_version=None), 5)
+            finally:
+                await teacher.close()
+
+    asyncio.run(run())
+    known, unknown = ({k: v for k, v in body.items() if k not in ("sequences", "top_k")} for body in script.bodies)
+    assert known == sent
+    assert unknown == {k: v for k, v in sent.items() if k == "read_by"}
 
 
 UNHINTED = insert_hint(TOKENS, TURNS[0], 3, ())

@@ -31,7 +31,7 @@ def parts(loop: dict[str, Any], folder: Path, start: Start = "new") -> dict[str,
 
 def value(part: Part, flag: str) -> str:
     """What the last of the flag's values is, which wins."""
-    argv = part.argv
+    argv = part.arguments
     return argv[max(i for i, text in enumerate(argv) if text == flag) + 1]
 
 
@@ -54,7 +54,7 @@ def test_the_parts_find_each_other(loop: dict[str, Any], tmp_path: Path) -> None
     assert value(trainer, "--vllm_urls") == '["http://127.0.0.1:8100", "http://127.0.0.1:8101"]'
     weights = value(trainer, "--weights_dir")
     assert value(made["policy"], "--weights-root") == value(made["second"], "--weights-root") == weights
-    assert "--weights-root" not in made["critic"].argv
+    assert "--weights-root" not in made["critic"].arguments
     assert made["second"].variables == {"CUDA_VISIBLE_DEVICES": "1"}
     assert made["critic"].ready_url == "http://127.0.0.1:8102/health"
 
@@ -65,7 +65,7 @@ def test_flags_win(loop: dict[str, Any], tmp_path: Path) -> None:
     loop["trainer"]["flags"] = {"loss": {"forward_kl": 1, "grpo": 0.5}, "total_steps": 3}
     made = parts(loop, tmp_path)
     assert value(made["policy"], "--max-model-len") == "4096"
-    assert made["policy"].argv[-3:] == ("--", "--seed", "1")
+    assert made["policy"].arguments[-3:] == ("--", "--seed", "1")
     assert value(made["tasks"], "--env.data_path_to_save_groups") == "null"
     assert value(made["trainer"], "--loss") == '{"forward_kl": 1, "grpo": 0.5}'
 
@@ -74,8 +74,8 @@ def test_a_gateway_is_ready_when_it_answers(loop: dict[str, Any], tmp_path: Path
     loop["environments"] = {"talk": {"mode": "gateway", "flags": {"env.port": 8104}}}
     part = parts(loop, tmp_path)["talk"]
     assert part.ready_url == "http://127.0.0.1:8104/health"
-    assert part.argv[3] == "gateway"
-    assert part.command(is_first=False) == part.argv
+    assert part.program[-1] == "gateway"
+    assert part.command(is_first=False) == part.command(is_first=True)
 
 
 def test_what_an_earlier_run_left(loop: dict[str, Any], tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_what_an_earlier_run_left(loop: dict[str, Any], tmp_path: Path) -> None:
         assert made["trainer"].command(is_first=True)[-2:] == (flag, "true")
         assert made["tasks"].command(is_first=True)[-2:] == (flag.replace("--", "--env."), "true")
     again = parts(loop, tmp_path)
-    assert again["trainer"].command(is_first=True) == again["trainer"].argv
+    assert again["trainer"].command(is_first=True)[-1] not in ("--resume", "true")
     assert again["tasks"].command(is_first=False)[-2:] == ("--env.resume", "true")
     assert again["trainer"].command(is_first=False)[-2:] == ("--overwrite", "true"), "there is no checkpoint yet"
     (tmp_path / "up/checkpoints/step-000001").mkdir(parents=True)
@@ -137,7 +137,9 @@ def test_wrong_loops(loop: dict[str, Any], tmp_path: Path, change: dict[str, Any
 
 
 def test_dry_run_prints_the_commands(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    before = sorted(Path("runs").glob("*"))
     assert main(["--config", "configs/up_demo.yaml", "--dry-run"]) == 0
+    assert sorted(Path("runs").glob("*")) == before
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(" -m ")[1].split()[:2] for line in lines] == [
         ["agentic_opd", "serve-vllm"],
@@ -152,6 +154,7 @@ def test_an_earlier_run_is_seen_at_once(
     loop: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: tuple[str, ...], said: str
 ) -> None:
     parts(loop, tmp_path)
+    (tmp_path / "up").mkdir()
     (tmp_path / "up/metrics.jsonl").touch()
     assert main(["--config", str(tmp_path / "up.yaml"), *flags]) == 2
     assert said in capsys.readouterr().err
@@ -159,8 +162,8 @@ def test_an_earlier_run_is_seen_at_once(
 
 def test_several_processes_train_by_torchrun(loop: dict[str, Any], tmp_path: Path) -> None:
     loop["trainer"] |= {"processes": 2, "flags": {"total_steps": 3}}
-    argv = parts(loop, tmp_path)["trainer"].argv
-    assert argv[1:8] == (
+    program = parts(loop, tmp_path)["trainer"].program
+    assert program[1:] == (
         "-m",
         "torch.distributed.run",
         "--standalone",

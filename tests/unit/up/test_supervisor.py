@@ -42,9 +42,9 @@ class Loop:
 
     def add(self, name: str, role: Role, code: str, *arguments: str, port: int | None = None) -> Part:
         note = f"open({str(self.story)!r}, 'a').write({name!r} + ' start\\n')\n"
-        argv = (sys.executable, "-c", note + code, *arguments)
+        program = (sys.executable, "-c", note + code)
         url = f"http://127.0.0.1:{port}/" if port else None
-        self.parts.append(Part(name, role, argv, {"WHICH": name}, port, url))
+        self.parts.append(Part(name, role, program, arguments, {}, port, url))
         return self.parts[-1]
 
     def server(self) -> None:
@@ -193,13 +193,13 @@ def test_a_part_that_does_not_hear_is_killed(tmp_path: Path, monkeypatch: pytest
 def test_when_it_is_killed_its_parts_end(loop: Loop, number: signal.Signals) -> None:
     loop.server()
     loop.add("trainer", "trainer", WAITS)
-    parts = [(part.name, part.role, part.argv, part.port, part.ready_url) for part in loop.parts]
+    parts = [(part.name, part.role, part.program, part.arguments, {}, part.port, part.ready_url) for part in loop.parts]
     code = f"""
 import asyncio, os, signal
 from agentic_opd.up.config import UpConfig
 from agentic_opd.up.parts import Part
 from agentic_opd.up.supervisor import Supervisor
-parts = [Part(name, role, argv, {{}}, port, url) for name, role, argv, port, url in {parts!r}]
+parts = [Part(*given) for given in {parts!r}]
 config = UpConfig.model_validate({loop.config.model_dump(mode="json")!r})
 async def run():
     task = asyncio.current_task()
