@@ -9,6 +9,7 @@ from torch import Tensor
 
 from agentic_opd.core.errors import AlignmentError, ConfigError
 from agentic_opd.core.types import IGNORED, check_lengths
+from agentic_opd.training.packing import packed_parts
 from agentic_opd.wire.group import ScoredGroup, ScoredRollout
 
 
@@ -53,16 +54,6 @@ class TrainBatch:
         """Positions that hold a distillation row, bool [B, T]."""
         return self.entries_BTK.any(-1)
 
-    @property
-    def common_prompt(self) -> int:
-        """How many positions all sequences start with alike, before the last one that no sequence needs a loss at."""
-        alike = (self.tokens_BT == self.tokens_BT[:1]).all(0) & self.attended_BT.all(0) & ~self.sampled_BT.any(0)
-        return max(0, int(alike.long().cumprod(0).sum()) - 1)
-
-    def after(self, position: int) -> "TrainBatch":
-        """The same without the positions before this one."""
-        return self._changed(lambda name, t: t if name.endswith("_B") else t[:, position:])
-
     def before(self, ends_B: Tensor) -> "TrainBatch":
         """The same with each sequence ending before its position in `ends_B`, int64 [B]; 0: nothing of it is left."""
         kept_BT = torch.arange(self.tokens_BT.shape[1]) < ends_B[:, None]
@@ -78,20 +69,24 @@ class TrainBatch:
         length, kept = int(self.attended_BT[list(index)].sum(-1).max()), list(index)
         return self._changed(lambda name, t: t[kept] if name.endswith("_B") else t[kept][:, :length])
 
-    def indexed_parts(self, max_tokens: int) -> Iterator[tuple[list[int], "TrainBatch"]]:
-        """Sequences of like length together, with their indices: at most `max_tokens` padded tokens a part.
+    def parts(self, max_tokens: int, *, is_packed: bool) -> Iterator[list[int]]:
+        """Indices of the sequences that are computed together: about `max_tokens` a part, padding included.
 
-        A part holds one sequence at least; a sequence of which nothing is left is in none.
+        Packed, those together that begin alike, and else those of like length. A part holds one sequence at least; a
+        sequence of which nothing is left is in none.
         """
+        if is_packed:
+            yield from packed_parts(self.tokens_BT, self.attended_BT, max_tokens)
+            return
         lengths: list[int] = self.attended_BT.sum(-1).tolist()
         part: list[int] = []
         for i in sorted((i for i, length in enumerate(lengths) if length), key=lengths.__getitem__):
             if part and (len(part) + 1) * lengths[i] > max_tokens:
-                yield part, self.rows(part)
+                yield part
                 part = []
             part.append(i)
         if part:
-            yield part, self.rows(part)
+            yield part
 
     def minibatches(self, count: int, order: torch.Generator) -> list["TrainBatch"]:
         """All groups, shuffled and dealt into `count` parts of as equal a size as can be; fewer where groups are."""

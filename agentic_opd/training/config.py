@@ -137,13 +137,12 @@ class TrainerConfig(BaseModel):
     )
     max_token_len: int = Field(default=16384, ge=16, description="Longest sequence that is taken.")
     micro_tokens: int = Field(
-        default=16384, ge=1, description="Padded tokens of one forward pass, a shared prompt not counted."
+        default=16384, ge=1, description="Tokens of one forward pass, about; padding included where it is padded."
     )
-    share_prompt: bool = Field(
+    pack: bool = Field(
         default=True,
-        description="Compute what all sequences of a batch start with once a forward pass, not once a sequence; the "
-        "gradient is the same. Not with gradient_checkpointing, nor with models whose layers keep no key-value cache; "
-        "of several processes each computes whole sequences.",
+        description="Lay the sequences of a forward pass one after the other, and compute what they begin with alike "
+        "only once; losses and gradients are the same. false: pad them. A model that can't read them so is padded.",
     )
     epochs_per_batch: int = Field(
         default=4,
@@ -238,8 +237,6 @@ class TrainerConfig(BaseModel):
             self.probe_tolerance = 0.25
         if self.ema_decay is not None and self.lora_rank is None:
             raise ValueError("ema_decay averages adapters: set lora_rank")
-        if self.gradient_checkpointing and self.share_prompt:
-            raise ValueError("gradient_checkpointing keeps no cache to share a prompt with: set share_prompt to false")
         return self
 
 

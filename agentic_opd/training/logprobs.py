@@ -1,12 +1,13 @@
-"""Log-probabilities of chosen tokens from logits, without a log-softmax over the vocabulary being kept.
+"""Log-probabilities of chosen tokens, without a log-softmax over the vocabulary being kept, or all logits being there.
 
-Dimensions: B sequences, T positions, V vocabulary, K chosen tokens a position.
+Dimensions: B sequences, T positions, W chosen positions, D hidden size, V vocabulary, K chosen tokens a position.
 """
 
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 CHUNK_VALUES = 2**24
 """Logits that are upcast and normalised at a time; bounds the extra memory to a few chunks of float32."""
@@ -53,6 +54,69 @@ class _Selected(torch.autograd.Function):
             dense = (wide(logit) - norm[:, None]).exp_().mul_(-upstream.sum(-1, keepdim=True))
             target.copy_(dense.scatter_add_(-1, index, upstream))
         return out, None
+
+
+def head_logprobs(hidden_WD: Tensor, weight_VD: Tensor, ids_WK: Tensor, bias_V: Tensor | None = None) -> Tensor:
+    """The logprobs (nats) [W, K] that an output head gives to `ids_WK` after these hidden states.
+
+    The logits of `CHUNK_VALUES // V` positions are there at a time, in the forward pass and, computed once more, in the
+    backward pass. Products are in the hidden states' precision (under autocast, in its own), sums in float32.
+
+    Args:
+        hidden_WD: The last hidden states.
+        weight_VD: The head's weight; no gradient is computed if it is not trained.
+        ids_WK: int64 in [0, V).
+        bias_V: The head's bias, if it has one.
+    """
+    dtype = hidden_WD.dtype
+    if torch.is_autocast_enabled(hidden_WD.device.type):
+        dtype = torch.get_autocast_dtype(hidden_WD.device.type)
+    return _HeadLogprobs.apply(hidden_WD, weight_VD, bias_V, ids_WK, dtype)
+
+
+class _HeadLogprobs(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, ids: Tensor, dtype: torch.dtype
+    ) -> Tensor:
+        rows, cast = max(1, CHUNK_VALUES // len(weight)), weight.to(dtype)
+        chosen, norms = list[Tensor](), list[Tensor]()
+        for states, index in zip(hidden.split(rows), ids.split(rows), strict=True):
+            logits = _logits(states.to(dtype), cast, bias)
+            norms.append(logits.logsumexp(-1))
+            chosen.append(logits.gather(-1, index) - norms[-1][:, None])
+        norm = torch.cat(norms) if norms else wide(hidden.new_zeros(0))
+        ctx.save_for_backward(hidden, weight, ids, norm, *(() if bias is None else (bias,)))
+        ctx.dtype = dtype
+        return torch.cat(chosen) if chosen else wide(hidden.new_zeros(ids.shape))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None, None, None]:
+        hidden, weight, ids, norms, *rest = ctx.saved_tensors
+        (grad,), bias = grads, (rest[0] if rest else None)
+        rows, cast = max(1, CHUNK_VALUES // len(weight)), weight.to(ctx.dtype)
+        to_hidden = torch.empty_like(hidden)
+        to_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
+        to_bias = torch.zeros_like(bias) if bias is not None and ctx.needs_input_grad[2] else None
+        parts = (part.split(rows) for part in (hidden, ids, norms, grad, to_hidden))
+        for states, index, norm, upstream, target in zip(*parts, strict=True):
+            states = states.to(ctx.dtype)
+            dense = (_logits(states, cast, bias) - norm[:, None]).exp_().mul_(-upstream.sum(-1, keepdim=True))
+            dense.scatter_add_(-1, index, upstream)
+            if to_bias is not None:
+                to_bias += dense.sum(0).to(to_bias.dtype)
+            narrow = dense.to(ctx.dtype)
+            target.copy_(narrow @ cast)
+            if to_weight is not None:
+                if narrow.dtype == to_weight.dtype:
+                    to_weight.addmm_(narrow.T, states)
+                else:
+                    to_weight += narrow.T @ states
+        return to_hidden, to_weight, to_bias, None, None
+
+
+def _logits(states: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return wide(F.linear(states, weight, None if bias is None else bias.to(weight.dtype)))
 
 
 def wide(values: Tensor) -> Tensor:

@@ -4,8 +4,8 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -43,18 +43,25 @@ def leave_cores_to_others() -> None:
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // 2))
 
 
-def load_model(config: TrainerConfig, device: str) -> Any:
+def load_model(config: TrainerConfig, device: str, *, is_empty: bool = False) -> Any:
     """The policy in float32 on `device`, with adapters where the settings ask for them.
+
+    If it is to be empty, its parameters have no values (torch's device "meta"), and no weights are read.
 
     Raises:
         ConfigError: it can't be loaded, or peft is needed and missing.
     """
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()  # A line for each weight, and one more each time that it is saved.
+    model: Any
     try:
-        model: Any = AutoModelForCausalLM.from_pretrained(config.model, dtype=torch.float32)
+        if is_empty:
+            with torch.device("meta"):
+                model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(config.model), dtype=torch.float32)
+        else:
+            model = AutoModelForCausalLM.from_pretrained(config.model, dtype=torch.float32)
     except (OSError, ValueError) as error:
         raise ConfigError(f"the model {config.model!r} can't be loaded: {error}") from error
     if config.gradient_checkpointing:
@@ -62,7 +69,7 @@ def load_model(config: TrainerConfig, device: str) -> Any:
         model.enable_input_require_grads()
     if config.lora_rank is not None:
         model = _with_adapters(model, config.lora_rank)
-    return model.to(device).train()
+    return (model if is_empty else model.to(device)).train()
 
 
 def _with_adapters(model: Any, rank: int) -> Any:
@@ -71,43 +78,6 @@ def _with_adapters(model: Any, rank: int) -> Any:
     except ImportError as error:
         raise ConfigError("lora_rank needs peft: install agentic-opd[train]") from error
     return get_peft_model(model, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear"))
-
-
-class StartingPolicy:
-    """The policy as it is before it is trained: a second one, or, with adapters, the model without them."""
-
-    def __init__(self, model: Any, load: Callable[[], Any]) -> None:
-        """Keep it; the model's adapters, if it has any, have not been trained. `load` gives a second one."""
-        self._has_adapters = hasattr(model, "disable_adapter")
-        self._model = model if self._has_adapters else load().requires_grad_(requires_grad=False)
-
-    @contextmanager
-    def reading(self) -> Generator[Any]:
-        """The model to read with."""
-        with self._model.disable_adapter() if self._has_adapters else nullcontext():
-            yield self._model
-
-
-def logits_of(model: nn.Module, tokens_BT: Tensor, attended_BT: Tensor, precision: str) -> Tensor:
-    """The logits [B, T, V] of right-padded sequences; bf16 runs under autocast."""
-    device = tokens_BT.device.type
-    with torch.autocast(device, torch.bfloat16, enabled=precision == "bf16"):
-        return model(input_ids=tokens_BT, attention_mask=attended_BT.long(), use_cache=False).logits
-
-
-def logits_after(model: nn.Module, prompt_P: Tensor, tokens_BS: Tensor, attended_BS: Tensor, precision: str) -> Tensor:
-    """The logits [B, S, V] of right-padded sequences that all follow the same prompt, which is computed once.
-
-    The gradient flows through the prompt as if each sequence had its own.
-    """
-    if not len(prompt_P):
-        return logits_of(model, tokens_BS, attended_BS, precision)
-    rows = len(tokens_BS)
-    with torch.autocast(tokens_BS.device.type, torch.bfloat16, enabled=precision == "bf16"):
-        cache = model(input_ids=prompt_P[None], use_cache=True, logits_to_keep=1).past_key_values
-        cache.batch_repeat_interleave(rows)
-        attended = torch.cat((torch.ones_like(prompt_P).expand(rows, -1), attended_BS.long()), 1)
-        return model(input_ids=tokens_BS, attention_mask=attended, past_key_values=cache, use_cache=True).logits
 
 
 class MovingAverage:

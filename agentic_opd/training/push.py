@@ -18,8 +18,8 @@ from agentic_opd.core.types import TeacherRequest
 from agentic_opd.distill.teacher import PluginTeacher
 from agentic_opd.training.batch import TrainBatch
 from agentic_opd.training.config import TrainerConfig
-from agentic_opd.training.logprobs import selected_logprobs
-from agentic_opd.training.model import MovingAverage, logits_of, save_adapter, save_weights, source_dtype
+from agentic_opd.training.model import MovingAverage, save_adapter, save_weights, source_dtype
+from agentic_opd.training.policy import Policy
 from agentic_opd.training.world import World
 
 logger = logging.getLogger(__name__)
@@ -46,15 +46,15 @@ class Probe:
         tokens: list[int] = batch.tokens_BT[longest][batch.attended_BT[longest]].tolist()
         return cls(tuple(tokens[:_PROBE_TOKENS]))
 
-    def own_logprobs(self, model: Any, device: str, precision: str) -> list[float]:
-        """What the trainer's model gives to every token but the first; if it is sharded, all processes must ask."""
+    def own_logprobs(self, policy: Policy, device: str) -> list[float]:
+        """What the trainer's policy gives to every token but the first; if it is sharded, all processes must ask."""
         tokens = torch.tensor([self.token_ids], device=device)
-        was_training = model.training
-        model.eval()
+        there = torch.ones_like(tokens, dtype=torch.bool)
+        was_training = policy.training
+        policy.eval()
         with torch.no_grad():
-            logits = logits_of(model, tokens, torch.ones_like(tokens), precision)
-            row: list[float] = selected_logprobs(logits, tokens[..., None])[0, 1:, 0].tolist()
-        model.train(was_training)
+            row: list[float] = policy(tokens, there, tokens[..., None], there).chosen_BTK[0, 1:, 0].tolist()
+        policy.train(was_training)
         return row
 
 
@@ -87,14 +87,14 @@ class WeightPusher:
         self._clients = [JsonClient(url, key, retry_s=config.server_retry_s) for url in config.vllm_urls]
 
     async def push(
-        self, model: Any, version: int, probe: Probe | None, average: MovingAverage | None = None
+        self, policy: Policy, version: int, probe: Probe | None, average: MovingAverage | None = None
     ) -> Pushed | None:
         """Write the weights as `version`, load them on all servers, and probe them.
 
         All processes call it, and the first one writes and asks.
 
         Args:
-            model: Whose weights.
+            policy: Whose weights.
             version: What they are called from then on.
             probe: What servers and model are compared on; None: they are not.
             average: Becomes the teacher's adapter.
@@ -109,6 +109,7 @@ class WeightPusher:
         """
         if not self._clients:
             return None
+        model = policy.model
         folder = self._config.weights_dir.resolve() / f"step-{version:06d}"
         folder.parent.mkdir(parents=True, exist_ok=True)
         world = self._world
@@ -116,7 +117,7 @@ class WeightPusher:
             self._as_adapter = world.share(await self._takes_adapters() if world.is_first else False)
         state = await asyncio.to_thread(world.whole, _pushed(model, adapters_only=self._as_adapter))
         averages = {} if average is None else await asyncio.to_thread(world.whole, average.state_dict())
-        own = None if probe is None else probe.own_logprobs(model, world.device, self._config.precision)
+        own = None if probe is None else probe.own_logprobs(policy, world.device)
         if not world.is_first:
             return None
         if self._as_adapter:

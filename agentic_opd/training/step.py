@@ -7,13 +7,12 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from agentic_opd.training.batch import TrainBatch
 from agentic_opd.training.config import TrainerConfig
-from agentic_opd.training.logprobs import selected_logprobs
 from agentic_opd.training.losses import (
     LossInputs,
     combined_loss,
@@ -21,15 +20,15 @@ from agentic_opd.training.losses import (
     group_advantages,
     trained_positions,
 )
-from agentic_opd.training.model import logits_after
+from agentic_opd.training.policy import Policy, Reading
 from agentic_opd.training.world import World, unsharded
 
 
 def train_step(
-    model: Any, optimizer: torch.optim.Optimizer, batch: TrainBatch, config: TrainerConfig, world: World
+    policy: Policy, optimizer: torch.optim.Optimizer, batch: TrainBatch, config: TrainerConfig, world: World
 ) -> dict[str, float]:
-    """Update the model once. What no gradient can come from is not computed: sequences that the loss leaves alone, and
-    the end of a sequence after its last trained token. A batch without any leaves the model as it is.
+    """Update the policy once. What no gradient can come from is not computed: sequences that the loss leaves alone, and
+    the end of a sequence after its last trained token. A batch without any leaves the policy as it is.
 
     Each process gets the whole batch, and computes its share.
 
@@ -46,13 +45,14 @@ def train_step(
     metrics |= _gap_means(batch, scored, contrast=config.loss.contrast)
     optimizer.zero_grad(set_to_none=True)
     sums = {"loss": 0.0, "computed_tokens": 0.0, "drift": 0.0, "drifting": 0.0}
-    for indices, part, prompt_P, counts in _parts(batch, trained, config, world):
-        inputs = loss_inputs(model, prompt_P, part, advantages_B[indices].to(world.device), config)
+    for indices, part, counts in _parts(batch, trained, config, world, is_packed=policy.ways.is_packed):
+        chosen_BTK, computed = _read(policy, part)
+        inputs = loss_inputs(chosen_BTK, part, advantages_B[indices].to(world.device), config)
         loss, parts = combined_loss(inputs, config.loss, sampled_count)
         (loss * counts).backward()
         moved = torch.where(part.sampled_BT, (inputs.student_BT.detach() - part.old_BT).abs(), 0.0)
         found = {"loss": float(loss.detach()), **{f"loss/{name}": value for name, value in parts.items()}}
-        found |= {"computed_tokens": float(part.attended_BT.sum())}
+        found |= {"computed_tokens": float(computed)}
         found |= {"drift": float(moved.sum()), "drifting": float(part.sampled_BT.sum())}
         for name, value in found.items():
             sums[name] = sums.get(name, 0.0) + value * counts
@@ -60,12 +60,12 @@ def train_step(
     drift, drifting = sums.pop("drift"), sums.pop("drifting")
     if drifting:
         metrics["logprob_drift"] = drift / drifting
-    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)
+    norm = torch.nn.utils.clip_grad_norm_(policy.parameters(), config.max_grad_norm)
     optimizer.step()
     return metrics | sums | {"grad_norm": float(unsharded(norm))}
 
 
-def take_out_control(reference: Any, batch: TrainBatch, config: TrainerConfig, world: World) -> TrainBatch:
+def take_out_control(reference: Policy, batch: TrainBatch, config: TrainerConfig, world: World) -> TrainBatch:
     """The batch with `contrast_target` in the teacher's place, q0 being the reference; for the divergences.
 
     Call it once before the first update on a batch, so that the target stays what it is over all updates. It costs a
@@ -77,11 +77,10 @@ def take_out_control(reference: Any, batch: TrainBatch, config: TrainerConfig, w
     was_training = reference.training
     reference.eval()
     with torch.no_grad():
-        for indices, part, prompt_P, counts in _parts(batch, batch.scored_BT, config, world):
-            rows_BTK = _chosen_logprobs(reference, prompt_P, part, config.precision)[..., 1:].cpu()
-            shared = len(prompt_P)
+        for indices, part, counts in _parts(batch, batch.scored_BT, config, world, is_packed=reference.ways.is_packed):
+            rows_BTK = _read(reference, part).chosen_BTK[..., 1:].cpu()
             if counts:
-                start_BTK[indices, shared : shared + rows_BTK.shape[1]] = rows_BTK
+                start_BTK[indices, : rows_BTK.shape[1]] = rows_BTK
     start_BTK = world.sum_tensor(start_BTK)
     reference.train(was_training)
     readings = (start_BTK, batch.teacher_BTK, batch.control_BTK, batch.entries_BTK)
@@ -93,29 +92,25 @@ class _Part(NamedTuple):
 
     indices: list[int]
     batch: TrainBatch
-    """On the device, without the prompt."""
-    prompt_P: torch.Tensor
-    """What all sequences start with; empty if it is not shared."""
+    """On the device."""
     counts: bool = True
     """False: it is another process's, and is computed because all processes have to compute equally many."""
 
 
-def _parts(batch: TrainBatch, wanted_BT: torch.Tensor, config: TrainerConfig, world: World) -> Iterator[_Part]:
+def _parts(
+    batch: TrainBatch, wanted_BT: torch.Tensor, config: TrainerConfig, world: World, *, is_packed: bool
+) -> Iterator[_Part]:
     """What this process has to compute for the positions that are wanted: nothing behind a sequence's last one.
 
-    With several processes parts are so small that there is one for each, as far as there are sequences. A prompt is not
-    shared then: FSDP gathers a layer's parameters again for what comes out of it, which a key-value cache does not.
+    With several processes parts are so small that there is one for each, as far as there are sequences.
     """
-    ends_B = (wanted_BT * torch.arange(1, wanted_BT.shape[1] + 1)).amax(1)
-    shared = batch.common_prompt if config.share_prompt and world.size == 1 else 0
-    prompt_P = batch.tokens_BT[0, :shared].to(world.device)
-    wanted = batch.before(ends_B).after(shared)
-    share = -(-int(wanted.attended_BT.sum()) // world.size)
-    parts = [*wanted.indexed_parts(min(config.micro_tokens, max(1, share)) if world.size > 1 else config.micro_tokens)]
+    wanted = batch.before((wanted_BT * torch.arange(1, wanted_BT.shape[1] + 1)).amax(1))
+    size = -(-int(wanted.attended_BT.sum()) // world.size) if world.size > 1 else config.micro_tokens
+    parts = [*wanted.parts(max(1, min(config.micro_tokens, size)), is_packed=is_packed)]
     for first in range(0, len(parts), world.size):
         place = first + world.rank
-        indices, part = parts[min(place, len(parts) - 1)]
-        yield _Part(indices, part.to(world.device), prompt_P, place < len(parts))
+        indices = parts[min(place, len(parts) - 1)]
+        yield _Part(indices, wanted.rows(indices).to(world.device), place < len(parts))
 
 
 def _gap_means(batch: TrainBatch, scored_BT: torch.Tensor, *, contrast: bool) -> dict[str, float]:
@@ -145,13 +140,12 @@ def mean_metrics(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def loss_inputs(
-    model: Any, prompt_P: torch.Tensor, part: TrainBatch, advantages_B: torch.Tensor, config: TrainerConfig
+    chosen_BTK: torch.Tensor, part: TrainBatch, advantages_B: torch.Tensor, config: TrainerConfig
 ) -> LossInputs:
-    """Run the model on a part, whose sequences follow the prompt, and line up what the loss reads."""
-    chosen = _chosen_logprobs(model, prompt_P, part, config.precision)
+    """Line up what the loss reads with what the policy says of each token and, after it, of the ids of its row."""
     return LossInputs(
-        student_BT=chosen[..., 0],
-        student_BTK=chosen[..., 1:],
+        student_BT=chosen_BTK[..., 0],
+        student_BTK=chosen_BTK[..., 1:],
         old_BT=part.old_BT,
         hinted_BT=part.hinted_BT,
         baseline_BT=part.control_BT if config.loss.contrast else part.baseline_BT,
@@ -163,7 +157,7 @@ def loss_inputs(
     )
 
 
-def _chosen_logprobs(model: Any, prompt_P: torch.Tensor, part: TrainBatch, precision: str) -> torch.Tensor:
-    """The model's logprobs [B, T, 1 + K] of each token and of the ids of its row."""
-    logits = logits_after(model, prompt_P, part.tokens_BT, part.attended_BT, precision)
-    return selected_logprobs(logits, torch.cat((part.tokens_BT[..., None], part.teacher_ids_BTK), -1))
+def _read(policy: Policy, part: TrainBatch) -> Reading:
+    """The policy's logprobs [B, T, 1 + K] of each sampled token and of the ids of its row."""
+    ids_BTK = torch.cat((part.tokens_BT[..., None], part.teacher_ids_BTK), -1)
+    return policy(part.tokens_BT, part.attended_BT, ids_BTK, part.sampled_BT | part.scored_BT)

@@ -29,13 +29,12 @@ from agentic_opd.training.client import TrainerClient
 from agentic_opd.training.config import TrainerConfig
 from agentic_opd.training.model import (
     MovingAverage,
-    StartingPolicy,
     leave_cores_to_others,
-    load_model,
     pick_device,
     save_weights,
     source_dtype,
 )
+from agentic_opd.training.policy import Policy, StartingPolicy, load_policy
 from agentic_opd.training.push import Probe, WeightPusher
 from agentic_opd.training.step import mean_metrics, take_out_control, train_step
 from agentic_opd.training.world import join_world
@@ -66,8 +65,9 @@ class Trainer:
         torch.manual_seed(config.seed)
         if self.world.device == "cpu":
             leave_cores_to_others()
-        self.model = self._load()
-        self._start = StartingPolicy(self.model, self._load) if config.loss.contrasts_with_start else None
+        self.policy = self._load()
+        self.model = self.policy.model
+        self._start = StartingPolicy(self.policy, self._load) if config.loss.contrasts_with_start else None
         trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self.optimizer = torch.optim.AdamW(
             trained, lr=config.lr, betas=config.adam_betas, weight_decay=config.weight_decay
@@ -91,8 +91,8 @@ class Trainer:
             shutil.rmtree(self.checkpoints, ignore_errors=True)
             self.metrics.unlink(missing_ok=True)
 
-    def _load(self) -> Any:
-        return self.world.shard(load_model(self.config, self.world.device), self.config.precision)
+    def _load(self) -> Policy:
+        return load_policy(self.config, self.world)
 
     async def run(self) -> None:
         """Train until the last step; the final weights are in `output_dir/final`.
@@ -109,7 +109,7 @@ class Trainer:
         config.output_dir.mkdir(parents=True, exist_ok=True)
         self._running = asyncio.current_task()
         try:
-            await self.pusher.push(self.model, self.step, None, self.average)
+            await self.pusher.push(self.policy, self.step, None, self.average)
             if self.world.is_first:
                 await self.client.register(self.step)
             while self.step < config.total_steps:
@@ -182,7 +182,7 @@ class Trainer:
         is_due = self.step % config.push_every == 0 or self.step == config.total_steps
         if self._unpushed is not None and is_due:
             start = time.monotonic()
-            pushed = await self.pusher.push(self.model, self.step, self._unpushed, self.average)
+            pushed = await self.pusher.push(self.policy, self.step, self._unpushed, self.average)
             self._unpushed = None
             if pushed is not None and pushed.difference is not None:
                 metrics |= {"push_s": time.monotonic() - start, "push_difference": pushed.difference}
@@ -194,7 +194,7 @@ class Trainer:
         config, start = self.config, time.monotonic()
         batch, lr = make_batch(groups, contrast=config.loss.contrast), config.lr_at(self.step)
         if config.loss.contrast:
-            with nullcontext(self.model) if self._start is None else self._start.reading() as reference:
+            with nullcontext(self.policy) if self._start is None else self._start.reading() as reference:
                 batch = await asyncio.to_thread(take_out_control, reference, batch, config, self.world)
         for parameters in self.optimizer.param_groups:
             parameters["lr"] = lr
@@ -211,7 +211,7 @@ class Trainer:
         """One pass over the batch; each of its minibatches is an update."""
         parts = batch.minibatches(self.config.minibatches, order)
         updates = [
-            await asyncio.to_thread(train_step, self.model, self.optimizer, part, self.config, self.world)
+            await asyncio.to_thread(train_step, self.policy, self.optimizer, part, self.config, self.world)
             for part in parts
         ]
         return mean_metrics(updates)

@@ -7,9 +7,10 @@ step on its shard. With one process nothing is sharded and nothing is sent.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import chain
 from typing import Any, TypeVar, cast
 
 import torch
@@ -59,27 +60,50 @@ class World:
             value = on_device.cpu()
         return value
 
-    def shard(self, model: Any, precision: str) -> Any:
-        """The model with each process holding its part of every parameter in float32; gradients are summed.
+    def shard(self, module: Any, precision: str) -> Any:
+        """The module with each process holding its part of every parameter in float32; gradients are summed.
 
-        With bf16 the parameters are gathered in bfloat16, and gradients are reduced in float32.
+        Only the first process's values count: they are handed out one tensor at a time, and the others' module may be
+        on torch's device "meta". With bf16 the parameters are gathered in bfloat16, and gradients are reduced in
+        float32.
         """
         if self.size == 1:
-            return model
+            return module
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
+        given = {name: one.detach() for name, one in _tensors(module)} if self.is_first else {}
         mesh = init_device_mesh(self.device.partition(":")[0], (self.size,))
         param_dtype = torch.bfloat16 if precision == "bf16" else torch.float32
         policy = MixedPrecisionPolicy(param_dtype=param_dtype, reduce_dtype=torch.float32)
-        for layer in _layers(model):
+        for layer in _layers(module):
             fully_shard(layer, mesh=mesh, mp_policy=policy)
-        fully_shard(model, mesh=mesh, mp_policy=policy)
-        for module in model.modules():
-            if isinstance(module, FSDPModule):
-                module.set_gradient_divide_factor(1.0)
-                module.set_force_sum_reduction_for_comms(True)  # gloo knows no other.
-        return model
+        fully_shard(module, mesh=mesh, mp_policy=policy)
+        if not self.is_first:
+            module.to_empty(device=self.device)
+        self._hand_out(module, given)
+        for one in module.modules():
+            if isinstance(one, FSDPModule):
+                one.set_gradient_divide_factor(1.0)
+                one.set_force_sum_reduction_for_comms(True)  # gloo knows no other.
+        return module
+
+    def _hand_out(self, module: nn.Module, given: dict[str, Tensor]) -> None:
+        """Give every process its part of the first one's parameters, and all of its buffers."""
+        from torch.distributed.tensor import DTensor, distribute_tensor
+
+        with torch.no_grad():
+            for name, one in _tensors(module):
+                if self.is_first:
+                    source = given.pop(name).to(self.device)
+                else:  # What is never written takes no memory.
+                    source = torch.empty(one.shape, dtype=one.dtype, device=self.device)
+                if isinstance(one, DTensor):
+                    part = distribute_tensor(source, one.device_mesh, one.placements)
+                    one.to_local().copy_(part.to_local())
+                else:
+                    dist.broadcast(source, src=0)
+                    one.copy_(source)
 
     def whole(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The tensors of a state dict without their sharding, on the first process's CPU; the others get nothing.
@@ -119,6 +143,11 @@ def unsharded(value: Tensor) -> Tensor:
     from torch.distributed.tensor import DTensor
 
     return value.full_tensor() if isinstance(value, DTensor) else value
+
+
+def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Parameters and buffers, each once."""
+    return chain(module.named_parameters(), module.named_buffers())
 
 
 def _layers(model: nn.Module) -> list[nn.Module]:

@@ -4,7 +4,8 @@ In: texts. Out: a tokenizer that transformers and vLLM load, whose chat template
 `Qwen3Renderer(enable_thinking=False)` writes.
 """
 
-from collections.abc import Iterable
+import re
+from collections.abc import Collection, Iterable
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
@@ -15,9 +16,8 @@ PAD, IM_START, IM_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 _BRACKETED = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
 """Added tokens that are not special, as in Qwen3: decoding keeps them."""
 
-_PRE_TOKEN = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
+_NO_WORD = r"\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_PRE_TOKEN = rf"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{_NO_WORD}"
 
 CHAT_TEMPLATE = r"""
 {%- set has_system = messages[0].role == 'system' -%}
@@ -56,12 +56,23 @@ CHAT_TEMPLATE = r"""
 """.strip()  # noqa: E501 - the template's lines are the prompt's lines
 
 
-def train_tokenizer(texts: Iterable[str], vocab_size: int = VOCAB_SIZE) -> PreTrainedTokenizerFast:
-    """Train the BPE on `texts`; every byte has a token, so any text comes back exactly."""
+def train_tokenizer(
+    texts: Iterable[str], vocab_size: int = VOCAB_SIZE, words: Collection[str] = ()
+) -> PreTrainedTokenizerFast:
+    """Train the BPE on `texts`; every byte has a token, so any text comes back exactly.
+
+    Args:
+        texts: What is written with it.
+        vocab_size: Tokens at most.
+        words: If there are any, all other words are spelled letter by letter. A name that nobody has read before has
+            the same tokens then wherever it stands: after a space, a dot, or as the beginning of a longer one.
+    """
     bpe = Tokenizer(models.BPE())
+    known = "|".join(sorted(map(re.escape, words), key=len, reverse=True))
+    pattern = rf"(?: |(?<!\p{{L}}))(?:{known})(?!\p{{L}})|\p{{L}}|{_NO_WORD}" if words else _PRE_TOKEN
     bpe.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(_PRE_TOKEN), behavior="isolated"),
+            pre_tokenizers.Split(Regex(pattern), behavior="isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )

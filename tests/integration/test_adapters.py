@@ -17,7 +17,8 @@ from tests.support.vllm import Forward, StartVllm
 
 pytestmark = pytest.mark.vllm
 
-RANK, KEPT = 8, 3
+RANK, TRAINED_RANK, KEPT = 8, 2, 3
+"""Of the adapters that are made here, of those that the trainer makes, and versions that the server keeps."""
 
 
 class Adapted(NamedTuple):
@@ -215,7 +216,7 @@ def test_the_trainer_pushes_adapters_alone_and_their_average(adapted: Adapted, t
 
     settings: dict[str, Any] = {
         **{"output_dir": tmp_path, "weights_dir": adapted.root, "vllm_urls": [adapted.server.base_url]},
-        **{"lora_rank": RANK, "ema_decay": 0.5, "lr": 1e-2, "total_steps": 4, "loss": {"forward_kl": 1.0}},
+        **{"lora_rank": TRAINED_RANK, "ema_decay": 0.5, "lr": 1e-2, "total_steps": 4, "loss": {"forward_kl": 1.0}},
     }
     trainer = Trainer(make_config(**settings))
     group = make_group(trainer.model)
@@ -231,11 +232,11 @@ def test_the_trainer_pushes_adapters_alone_and_their_average(adapted: Adapted, t
     assert alone <= whole / 20, (alone, whole)
 
     ids = list(probe.token_ids)
-    start = torch.tensor(probe.own_logprobs(Trainer(make_config(lora_rank=RANK)).model, "cpu", "fp32"))
-    now = torch.tensor(probe.own_logprobs(trainer.model, "cpu", "fp32"))
+    start = torch.tensor(probe.own_logprobs(Trainer(make_config(lora_rank=TRAINED_RANK)).policy, "cpu"))
+    now = torch.tensor(probe.own_logprobs(trainer.policy, "cpu"))
     assert trainer.average is not None
     trainer.model.load_state_dict(trainer.average.state_dict(), strict=False)
-    mean = torch.tensor(probe.own_logprobs(trainer.model, "cpu", "fp32"))
+    mean = torch.tensor(probe.own_logprobs(trainer.policy, "cpu"))
     assert min((now - mean).abs().max(), (mean - start).abs().max()) > 0.05
     for reader, expected in (("policy", now), ("teacher", mean), ("base", start)):
         (rows,) = score(adapted.server, [(ids, len(ids) - 1)], read_by=reader)

@@ -13,7 +13,8 @@ from agentic_opd.training.client import TrainerClient
 from agentic_opd.training.config import LossConfig, TrainerConfig
 from agentic_opd.training.logprobs import selected_logprobs
 from agentic_opd.training.losses import LossInputs, combined_loss
-from agentic_opd.training.model import load_model, logits_of
+from agentic_opd.training.model import load_model
+from agentic_opd.training.policy import Policy
 from agentic_opd.training.step import train_step
 from agentic_opd.training.world import World
 from tests.support.environment import serving
@@ -70,7 +71,7 @@ def batches(vllm_server: LocalServer, tmp_path_factory: pytest.TempPathFactory) 
 
 
 def logits_and_rows(model: Any, batch: TrainBatch) -> tuple[Tensor, Tensor]:
-    logits = logits_of(model, batch.tokens_BT, batch.attended_BT, "fp32")
+    logits = model(input_ids=batch.tokens_BT, attention_mask=batch.attended_BT.long(), use_cache=False).logits
     return logits, selected_logprobs(logits, torch.cat((batch.tokens_BT[..., None], batch.teacher_ids_BTK), -1))
 
 
@@ -93,7 +94,7 @@ def test_a_step_goes_the_teachers_way(top_k: int, kind: str, batches: dict[int, 
     scored, gaps = real.scored_BT, (real.teacher_BTK[..., 0] - real.old_BT).clamp(-5, 5)
     preferred, disliked = scored & (gaps > 0.1), scored & (gaps < -0.1)
     assert min(int(preferred.sum()), int(disliked.sum())) >= 3
-    metrics = train_step(model, torch.optim.AdamW(model.parameters(), lr=config.lr), real, config, World("cpu"))
+    metrics = train_step(Policy(model), torch.optim.AdamW(model.parameters(), lr=config.lr), real, config, World("cpu"))
     assert metrics["scored_tokens"] == int(scored.sum()) > 20
     assert metrics["logprob_drift"] < 1e-3  # The trainer's numbers are the engine's, at the right positions.
     after = logprobs(model, real)

@@ -11,7 +11,7 @@ import torch
 
 from agentic_opd.training.batch import make_batch
 from agentic_opd.training.config import TrainerConfig
-from agentic_opd.training.model import load_model
+from agentic_opd.training.policy import Policy, load_policy
 from agentic_opd.training.push import Probe, PushMismatchError, WeightPusher
 from agentic_opd.training.step import train_step
 from agentic_opd.training.trainer import Trainer
@@ -29,17 +29,18 @@ class Run:
     def __init__(self, rooted: RootedServer, **changes: Any) -> None:
         urls = [rooted.base_url]
         self.config = make_config(weights_dir=rooted.root, vllm_urls=urls, loss={"forward_kl": 1.0}, **changes)
-        self.model = load_model(self.config, "cpu")
-        self.batch = make_rollout(self.model)
+        self.policy = load_policy(self.config, World("cpu"))
+        self.batch = make_rollout(self.policy.model)
         self.probe = Probe.of(self.batch)
-        trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        trained = [parameter for parameter in self.policy.parameters() if parameter.requires_grad]
         self.optimizer = torch.optim.AdamW(trained, lr=self.config.lr)
 
     def step(self) -> None:
-        train_step(self.model, self.optimizer, self.batch, self.config, World("cpu"))
+        train_step(self.policy, self.optimizer, self.batch, self.config, World("cpu"))
 
-    def own(self, precision: str = "fp32") -> torch.Tensor:
-        return torch.tensor(self.probe.own_logprobs(self.model, "cpu", precision))
+    def own(self, precision: str | None = None) -> torch.Tensor:
+        policy = self.policy if precision is None else Policy(self.policy.model, precision)
+        return torch.tensor(self.probe.own_logprobs(policy, "cpu"))
 
 
 def pushing(config: TrainerConfig, ask: Callable[[WeightPusher], Awaitable[Any]]) -> Any:
@@ -65,7 +66,7 @@ def test_what_was_trained_is_what_is_served(rooted: RootedServer, changes: dict[
     run.step()
     after = run.own()
     assert (after - before).abs().max() > 0.1
-    assert pushing(run.config, lambda pusher: pusher.push(run.model, 1, run.probe)).difference < 1e-3
+    assert pushing(run.config, lambda pusher: pusher.push(run.policy, 1, run.probe)).difference < 1e-3
     torch.testing.assert_close(served(rooted, run.probe), after, atol=1e-3, rtol=0)
     assert torch.equal(run.own(), after)  # Merging the adapters for the push leaves the trained model as it was.
     run.step()
@@ -77,7 +78,7 @@ def test_in_bfloat16_the_tolerance_covers_the_rounding_and_not_a_missed_step(roo
     """The weights stay float32, so what is served (float32 on the CPU) differs by the forward pass's rounding only."""
     run = Run(rooted, precision="bf16")
     run.step()
-    difference = pushing(run.config, lambda pusher: pusher.push(run.model, 1, run.probe)).difference
+    difference = pushing(run.config, lambda pusher: pusher.push(run.policy, 1, run.probe)).difference
     assert 1e-3 < difference < run.config.probe_tolerance
     torch.testing.assert_close(served(rooted, run.probe), run.own("fp32"), atol=1e-3, rtol=0)
     run.step()
@@ -105,5 +106,5 @@ def test_what_was_trained_is_pushed_though_the_step_of_the_push_brought_nothing(
         (0, True),
     ]
     probe = Probe.of(make_batch([group]))
-    own = torch.tensor(probe.own_logprobs(trainer.model, "cpu", "fp32"))
+    own = torch.tensor(probe.own_logprobs(trainer.policy, "cpu"))
     torch.testing.assert_close(served(rooted, probe), own, atol=1e-3, rtol=0)

@@ -15,11 +15,11 @@ RELATIVE = 1e-5
 SCRIPT = str(ROOT / "tests/support/sharded_training.py")
 LOSS = {"loss": {"forward_kl": 1.0, "grpo": 1.0}, "steps": 1}
 ONE_STEP: dict[str, dict[str, Any]] = {
-    "shared prompt": {},
-    "own prompts": {"share_prompt": False, "micro_tokens": 4096},
+    "packed": {},
+    "padded": {"pack": False, "micro_tokens": 4096},
     "adapters": {"lora_rank": 4},
     "token advantage": {"loss": {"token_advantage": 1.0}},
-    "checkpointing": {"gradient_checkpointing": True, "share_prompt": False},
+    "checkpointing": {"gradient_checkpointing": True},
 }
 Results = dict[int, dict[str, Any]]
 """By the number of processes, then by the name of what they trained."""
@@ -57,7 +57,7 @@ def trained(folder: Path, processes: int, runs: dict[str, dict[str, Any]]) -> di
 def test_several_processes_compute_what_one_does(results: Results, name: str, processes: int) -> None:
     alone, sharded = results[1][name], results[processes][name]
     (mine,), (theirs,) = sharded["lines"], alone["lines"]
-    compared = theirs.keys() - {"computed_tokens", "logprob_drift"}  # One process computes a shared prompt once.
+    compared = theirs.keys() - {"computed_tokens", "logprob_drift"}  # What begins alike is computed once a part.
     for metric in compared:
         assert mine[metric] == pytest.approx(theirs[metric], rel=RELATIVE, abs=1e-6), metric
     assert mine["logprob_drift"] == pytest.approx(theirs["logprob_drift"], abs=1e-5)
@@ -88,7 +88,7 @@ def test_what_four_saved_two_and_one_go_on_from_exactly(results: Results, kind: 
 
 def test_bfloat16_is_near_and_masters_stay_float32(results: Results) -> None:
     assert {value.dtype for value in results[2]["bf16"]["state"].values()} == {torch.float32}
-    first = results[1]["shared prompt"]["lines"][0]["loss"]
+    first = results[1]["packed"]["lines"][0]["loss"]
     for processes in (1, 2):
         losses = [line["loss"] for line in results[processes]["bf16"]["lines"]]
         assert losses[0] == pytest.approx(first, rel=0.05)

@@ -17,6 +17,7 @@ from agentic_opd.core.errors import ConfigError, OutputError
 from agentic_opd.core.types import TurnOutcome
 from agentic_opd.training.checkpoint import Resumed, load_checkpoint, save_checkpoint
 from agentic_opd.training.model import MovingAverage, load_model, save_adapter, save_weights, source_dtype
+from agentic_opd.training.policy import Policy, load_policy
 from agentic_opd.training.push import Probe, WeightPusher
 from agentic_opd.training.step import train_step
 from agentic_opd.training.trainer import Trainer
@@ -35,7 +36,7 @@ def test_steps_move_the_student_to_the_teacher(kind: str, precision: str) -> Non
     batch = make_rollout(model)
     before = own_logprobs(model, batch.tokens_BT[1].tolist())[9]
     optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr)
-    steps = [train_step(model, optimizer, batch, config, World("cpu")) for _ in range(4)]
+    steps = [train_step(Policy(model, precision), optimizer, batch, config, World("cpu")) for _ in range(4)]
     after = own_logprobs(model, batch.tokens_BT[1].tolist())[9]
     sampled, other = batch.teacher_ids_BTK[1, 10].tolist()
     assert after[sampled] < before[sampled]
@@ -75,9 +76,10 @@ def test_parts_make_the_same_gradient_as_the_whole() -> None:
     grads = []
     for micro in (1, 1000):
         config = make_config(micro_tokens=micro, loss={"forward_kl": 1.0, "grpo": 1.0}, max_grad_norm=1e9)
-        model = load_model(config, "cpu")
-        train_step(model, torch.optim.SGD(model.parameters(), lr=0.0), make_rollout(model), config, World("cpu"))
-        grads.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]))
+        policy = load_policy(config, World("cpu"))
+        optimizer = torch.optim.SGD(policy.parameters(), lr=0.0)
+        train_step(policy, optimizer, make_rollout(policy.model), config, World("cpu"))
+        grads.append(torch.cat([p.grad.flatten() for p in policy.parameters() if p.grad is not None]))
     torch.testing.assert_close(grads[0], grads[1], atol=1e-5, rtol=1e-3)
 
 
@@ -92,12 +94,12 @@ def test_a_checkpoint_resumes_exactly(tmp_path: Path) -> None:
     model, optimizer, parts = fresh()
     batch = make_rollout(model)
     for _ in range(2):
-        train_step(model, optimizer, batch, config, World("cpu"))
+        train_step(Policy(model), optimizer, batch, config, World("cpu"))
     save_checkpoint(tmp_path, Resumed(2, 9, config.recipe), parts, World("cpu"))
-    straight = train_step(model, optimizer, batch, config, World("cpu"))
+    straight = train_step(Policy(model), optimizer, batch, config, World("cpu"))
     resumed_model, resumed_optimizer, resumed_parts = fresh()
     assert load_checkpoint(tmp_path, resumed_parts, World("cpu")) == (2, 9, config.recipe)
-    assert train_step(resumed_model, resumed_optimizer, batch, config, World("cpu")) == straight
+    assert train_step(Policy(resumed_model), resumed_optimizer, batch, config, World("cpu")) == straight
     for a, b in zip(model.parameters(), resumed_model.parameters(), strict=True):
         assert torch.equal(a, b)
 
@@ -219,7 +221,7 @@ def test_adapters_are_merged_into_what_is_saved(tmp_path: Path) -> None:
     batch = make_rollout(model)
     trained = [p for p in model.parameters() if p.requires_grad]
     assert sum(p.numel() for p in trained) < 0.2 * sum(p.numel() for p in model.parameters())
-    train_step(model, torch.optim.AdamW(trained, lr=config.lr), batch, config, World("cpu"))
+    train_step(Policy(model), torch.optim.AdamW(trained, lr=config.lr), batch, config, World("cpu"))
     model.eval()
     tokens = batch.tokens_BT[1].tolist()
     adapted = own_logprobs(model, tokens)
@@ -234,7 +236,7 @@ def test_the_probe_is_the_longest_sequence_without_its_padding() -> None:
     probe = Probe.of(make_rollout(model))
     assert len(probe.token_ids) == 30
     rows = own_logprobs(model, list(probe.token_ids))
-    own = probe.own_logprobs(model, "cpu", "fp32")
+    own = probe.own_logprobs(Policy(model), "cpu")
     assert own == pytest.approx([float(rows[p - 1, probe.token_ids[p]]) for p in range(1, 30)], abs=1e-4)
 
 

@@ -18,21 +18,25 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[2]), str(Path(__file__).res
 
 def trained(settings: dict[str, Any]) -> dict[str, Any]:
     """Each update's metrics, and at the end the probe's logprobs, the weights, and how many this process held."""
+    from agentic_opd.training import packing
     from agentic_opd.training.batch import make_batch
     from agentic_opd.training.checkpoint import Resumed, load_checkpoint, save_checkpoint
     from agentic_opd.training.model import MovingAverage, load_model
+    from agentic_opd.training.policy import load_policy
     from agentic_opd.training.push import Probe
     from agentic_opd.training.step import train_step
     from agentic_opd.training.world import join_world
     from tests.support.training import make_config, make_group
 
+    packing.WORTH_SHARING = 4
     steps, resume, save_to = (settings.pop(name, None) for name in ("steps", "resume", "save_to"))
     config = make_config(**settings)
     plain = load_model(make_config(), "cpu")
     batch = make_batch([make_group(plain, seed=seed, lengths=(24, 30, 17), prompt=6) for seed in (3, 4)])
     world = join_world("cpu")
     torch.manual_seed(0)
-    model = world.shard(load_model(config, world.device), config.precision)
+    policy = load_policy(config, world)
+    model = policy.model
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=config.lr, betas=config.adam_betas)
     average = MovingAverage(model, 0.5) if config.lora_rank else None
@@ -41,12 +45,12 @@ def trained(settings: dict[str, Any]) -> dict[str, Any]:
         load_checkpoint(Path(resume), parts, world)
     lines = list[dict[str, float]]()
     for _ in range(steps):
-        lines.append(train_step(model, optimizer, batch, config, world))
+        lines.append(train_step(policy, optimizer, batch, config, world))
         if average is not None:
             average.update()
     if save_to:
         save_checkpoint(Path(save_to), Resumed(steps, 100), parts, world)
-    own = Probe.of(batch).own_logprobs(model, world.device, config.precision)
+    own = Probe.of(batch).own_logprobs(policy, world.device)
     state = world.whole(model.state_dict())
     averages = world.whole(average.state_dict()) if average else {}
     held = sum(p.to_local().numel() if hasattr(p, "to_local") else p.numel() for p in model.parameters())

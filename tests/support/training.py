@@ -12,7 +12,6 @@ from demo_policy import POLICY_DIR
 from agentic_opd.training.batch import TrainBatch, make_batch
 from agentic_opd.training.client import TrainerClient
 from agentic_opd.training.config import TrainerConfig
-from agentic_opd.training.model import logits_of
 from agentic_opd.wire.group import ScoredGroup
 
 from .environment import read_lines
@@ -42,7 +41,7 @@ def make_config(**changes: Any) -> TrainerConfig:
 
 def own_logprobs(model: Any, tokens: list[int]) -> torch.Tensor:
     with torch.no_grad():
-        return logits_of(model, torch.tensor([tokens]), torch.ones(1, len(tokens)), "fp32").log_softmax(-1)[0]
+        return model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0].log_softmax(-1)
 
 
 def make_rollout(model: Any) -> TrainBatch:

@@ -24,7 +24,7 @@ from agentic_opd.rollout.loop import run_episode
 from agentic_opd.rollout.renderer import load_renderer
 from agentic_opd.worlds.coding.config import CodingConfig
 from agentic_opd.worlds.own import HookedWorld
-from agentic_opd.worlds.sql.databases import TRAINING, Nouns
+from agentic_opd.worlds.sql.databases import NEVER_TRAINED, TRAINING, Nouns
 from agentic_opd.worlds.sql.questions import Question, clauses, questions, sql
 from agentic_opd.worlds.sql.world import SqlWorld
 from demo_policy.episodes import ScriptedPolicy
@@ -45,7 +45,7 @@ _PLACEMENTS: tuple[Placement, ...] = ("end", "end", "last_user")
 class SqlMix:
     """How often an episode is what; probabilities in [0, 1]."""
 
-    wrong: float = 0.35
+    wrong: float = 0.25
     """The answer has a taught mistake, where there is room for one."""
     heeded: float = 1.0
     """The answer is taught again under a hint that fits."""
@@ -173,6 +173,11 @@ def _nouns(rng: Random, made_up: float) -> Iterator[Nouns]:
 
 
 def _word(rng: Random) -> str:
+    """Syllables, or the halves of two nouns."""
+    if rng.random() < 0.5:
+        first, second = rng.sample((*TRAINING.parents, *TRAINING.children), 2)
+        word = first[: (len(first) + 1) // 2] + second[len(second) // 2 :]
+        return _word(rng) if word in (*NEVER_TRAINED.parents, *NEVER_TRAINED.children) else word
     syllables = (rng.choice(_ONSETS) + rng.choice(_NUCLEI) + rng.choice(_CODAS) for _ in range(rng.choice((2, 2, 3))))
     return "".join(syllables)
 

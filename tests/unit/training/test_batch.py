@@ -171,9 +171,9 @@ def test_an_id_that_the_control_says_nothing_about_leaves_its_row() -> None:
     torch.testing.assert_close(batch.teacher_BTK[0, 3:5], torch.tensor([[-0.4, -2.5, 0.0], [-3.0, -0.1, 0.0]]))
     torch.testing.assert_close(batch.control_BTK[0, 3:5], torch.tensor([[-0.9, -1.1, 0.0], [-0.6, -0.8, 0.0]]))
     torch.testing.assert_close(batch.control_BT[0], torch.tensor([0, 0, 0, -0.9, -0.6, 0, 0, 0]))
-    part = batch.rows([0]).after(2)
+    part = batch.rows([0])
     assert part.control_BTK is not None
-    assert part.control_BTK.shape == (1, 6, 3)
+    assert part.control_BTK.shape == (1, 8, 3)
 
 
 LACKING = ControlReading("neutral", "Look again.", (5,), ((None, -1.0, -1.1), (-0.6, -0.8)))
@@ -206,14 +206,15 @@ def test_groups_of_other_programs_have_no_control() -> None:
 
 def test_parts_hold_every_sequence_once_and_little_padding() -> None:
     batch = batch_of(*[make_group()] * 5)
-    parts = [part for _, part in batch.indexed_parts(max_tokens=16)]
+    indices = [*batch.parts(16, is_packed=False)]
+    parts = [batch.rows(part) for part in indices]
     assert sum(len(part.tokens_BT) for part in parts) == 10
     assert all(part.tokens_BT.numel() <= 16 for part in parts)
     assert sum(float(part.scores_B.sum()) for part in parts) == pytest.approx(6.25)
     assert sum(int(part.scored_BT.sum()) for part in parts) == int(batch.scored_BT.sum())
-    assert sorted(i for indices, _ in batch.indexed_parts(max_tokens=16) for i in indices) == list(range(10))
+    assert sorted(i for part in indices for i in part) == list(range(10))
     assert parts[0].tokens_BT.shape[1] == 3
-    assert [part.tokens_BT.shape[0] for _, part in batch.indexed_parts(max_tokens=1)] == [1] * 10
+    assert [len(part) for part in batch.parts(1, is_packed=False)] == [1] * 10
 
 
 def test_minibatches_hold_every_group_once_and_whole_in_an_order_that_is_told() -> None:

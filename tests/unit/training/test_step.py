@@ -1,4 +1,4 @@
-"""One optimizer step of a tiny model: what all sequences start with may be computed once, and changes nothing."""
+"""One optimizer step of a tiny model: packed or padded, in parts or as a whole, it is the same."""
 
 import warnings
 from copy import deepcopy
@@ -13,12 +13,13 @@ from agentic_opd.training.batch import TrainBatch
 from agentic_opd.training.config import LossConfig, TrainerConfig
 from agentic_opd.training.logprobs import selected_logprobs
 from agentic_opd.training.losses import contrast_target
-from agentic_opd.training.model import StartingPolicy, logits_after, logits_of
+from agentic_opd.training.packing import WORTH_SHARING
+from agentic_opd.training.policy import Policy, StartingPolicy
 from agentic_opd.training.step import mean_metrics, take_out_control, train_step
 from agentic_opd.training.world import World
 from agentic_opd.wire.group import ControlReading, ScoredGroup, TurnRecord
 
-PROMPT = [1, 2, 3, 4, 5, 6]
+PROMPT = [i % 7 for i in range(WORTH_SHARING + 4)]
 
 
 def make_batch(groups: list[dict[str, Any]]) -> TrainBatch:
@@ -34,6 +35,15 @@ def make_model() -> Any:
         sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "head_dim": 8, "vocab_size": 32}
         heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "tie_word_embeddings": False}
         return Qwen3ForCausalLM(Qwen3Config(**sizes, **heads))
+
+
+def make_policy(*, pack: bool = True) -> Policy:
+    return Policy(make_model(), pack=pack)
+
+
+def logits_of(model: Any, batch: TrainBatch) -> torch.Tensor:
+    """Of the padded sequences, by the model itself."""
+    return model(input_ids=batch.tokens_BT, attention_mask=batch.attended_BT.long()).logits
 
 
 def make_groups() -> list[dict[str, Any]]:
@@ -60,22 +70,25 @@ def make_groups() -> list[dict[str, Any]]:
 ALL = LossConfig(forward_kl=1.0, grpo=1.0, route_by_turn=False)
 
 
-def gradient(batch: TrainBatch, *, share_prompt: bool, loss: LossConfig = ALL) -> tuple[torch.Tensor, dict[str, float]]:
-    model = make_model()
-    config = TrainerConfig(model="tiny", micro_tokens=8, share_prompt=share_prompt, loss=loss)
-    metrics = train_step(model, torch.optim.AdamW(model.parameters()), batch, config, World("cpu"))
-    return torch.cat([parameter.grad.flatten() for parameter in model.parameters()]), metrics
+def gradient(
+    batch: TrainBatch, *, pack: bool = True, loss: LossConfig = ALL, micro_tokens: int = 8
+) -> tuple[torch.Tensor, dict[str, float]]:
+    policy = make_policy(pack=pack)
+    config = TrainerConfig(model="tiny", micro_tokens=micro_tokens, loss=loss)
+    metrics = train_step(policy, torch.optim.AdamW(policy.parameters()), batch, config, World("cpu"))
+    return torch.cat([parameter.grad.flatten() for parameter in policy.parameters()]), metrics
 
 
-def test_a_shared_prompt_changes_neither_loss_nor_gradient() -> None:
+@pytest.mark.parametrize("micro_tokens", [8, 1000])
+def test_packing_changes_neither_loss_nor_gradient(micro_tokens: int) -> None:
     batch = make_batch(make_groups())
-    assert batch.common_prompt == len(PROMPT) - 1
-    alone, metrics = gradient(batch, share_prompt=False)
-    shared, shared_metrics = gradient(batch, share_prompt=True)
+    alone, metrics = gradient(batch, pack=False)
+    packed, packed_metrics = gradient(batch, micro_tokens=micro_tokens)
     assert alone.abs().max() > 1e-2
-    torch.testing.assert_close(shared, alone, atol=1e-6, rtol=1e-5)
-    assert shared_metrics.pop("computed_tokens") == metrics.pop("computed_tokens") - 4 * batch.common_prompt
-    assert shared_metrics == pytest.approx(metrics, abs=1e-5)
+    torch.testing.assert_close(packed, alone, atol=1e-6, rtol=1e-5)
+    once = 0 if micro_tokens == 8 else 3 * len(PROMPT)  # In parts of one sequence there is nothing to share.
+    assert packed_metrics.pop("computed_tokens") == metrics.pop("computed_tokens") - once
+    assert packed_metrics == pytest.approx(metrics, abs=1e-5)
 
 
 LOSSES = {
@@ -94,16 +107,16 @@ def partly_scored() -> TrainBatch:
         groups[1][name][1][-1] = []
     groups[1]["scores"] = [0.7, 0.7]
     batch = make_batch(groups)
-    batch.step_scores_BT[1, 7:9] = 1.0
+    batch.step_scores_BT[1, len(PROMPT) + 1 : len(PROMPT) + 3] = 1.0
     return batch
 
 
 @pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES.keys())
 def test_what_no_gradient_comes_from_is_not_computed(loss: LossConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     batch = partly_scored()
-    cut, metrics = gradient(batch, share_prompt=True, loss=loss)
+    cut, metrics = gradient(batch, loss=loss)
     monkeypatch.setattr("agentic_opd.training.step.trained_positions", lambda config, sampled, *_: sampled)
-    whole, whole_metrics = gradient(batch, share_prompt=True, loss=loss)
+    whole, whole_metrics = gradient(batch, loss=loss)
     assert whole.abs().max() > 1e-2
     torch.testing.assert_close(cut, whole, atol=1e-6, rtol=1e-5)
     assert metrics["loss"] == pytest.approx(whole_metrics["loss"], abs=1e-6)
@@ -111,13 +124,13 @@ def test_what_no_gradient_comes_from_is_not_computed(loss: LossConfig, monkeypat
 
 
 def test_a_batch_that_teaches_nothing_leaves_the_model() -> None:
-    batch, model = partly_scored(), make_model()
-    before = [parameter.detach().clone() for parameter in model.parameters()]
+    batch, policy = partly_scored(), make_policy()
+    before = [parameter.detach().clone() for parameter in policy.parameters()]
     config = TrainerConfig(model="tiny", loss=LossConfig(grpo=1.0, route_by_turn=False))
-    metrics = train_step(model, torch.optim.AdamW(model.parameters()), batch.rows([2, 3]), config, World("cpu"))
+    metrics = train_step(policy, torch.optim.AdamW(policy.parameters()), batch.rows([2, 3]), config, World("cpu"))
     assert (metrics["loss"], metrics["computed_tokens"], metrics["grad_norm"]) == (0.0, 0.0, 0.0)
     assert "logprob_drift" not in metrics  # There is nothing to compute it from.
-    assert all(torch.equal(now, then) for now, then in zip(model.parameters(), before, strict=True))
+    assert all(torch.equal(now, then) for now, then in zip(policy.parameters(), before, strict=True))
 
 
 def test_the_metrics_of_several_updates_count_every_token_alike() -> None:
@@ -131,28 +144,6 @@ def test_the_metrics_of_several_updates_count_every_token_alike() -> None:
     assert mean_metrics(contrasted)["contrast_mean"] == 5.0
     drifted = {"loss": 2.0, "scored_tokens": 1.0, "gap_mean": 1.0, "logprob_drift": 0.5}
     assert mean_metrics([nothing, drifted]) == {**drifted, "loss": 1.0}
-
-
-def test_logits_after_a_prompt_are_those_of_the_whole() -> None:
-    model, batch = make_model(), make_batch(make_groups())
-    whole = logits_of(model, batch.tokens_BT, batch.attended_BT, "fp32")
-    rest = batch.after(4)
-    after = logits_after(model, batch.tokens_BT[0, :4], rest.tokens_BT, rest.attended_BT, "fp32")
-    torch.testing.assert_close(after[rest.attended_BT], whole[:, 4:][rest.attended_BT], atol=1e-5, rtol=1e-5)
-
-
-def test_what_is_sampled_is_no_prompt() -> None:
-    """Twice the same sequence: all of it is alike, but a loss needs the logits before the first sampled token."""
-    group = make_groups()[0]
-    same = {name: [rows[0], rows[0]] for name, rows in group.items()}
-    assert make_batch([same]).common_prompt == len(PROMPT)
-    group["masks"][0][0] = 1
-    assert make_batch([group]).common_prompt == 0
-
-
-def test_checkpointing_and_a_shared_prompt_exclude_each_other() -> None:
-    with pytest.raises(ValueError, match="set share_prompt to false"):
-        TrainerConfig(model="tiny", gradient_checkpointing=True)
 
 
 def controlled(control: tuple[float, float]) -> TrainBatch:
@@ -171,17 +162,17 @@ def controlled(control: tuple[float, float]) -> TrainBatch:
 CONTRAST = LossConfig(forward_kl=1.0, contrast=True)
 
 
-@pytest.mark.parametrize("share_prompt", [False, True])
+@pytest.mark.parametrize("pack", [False, True])
 @pytest.mark.parametrize("micro_tokens", [8, 1000])
-def test_the_contrasts_target_starts_from_the_reference(share_prompt: bool, micro_tokens: int) -> None:
-    batch, model = controlled((-2.0, -1.0)), make_model()
-    config = TrainerConfig(model="tiny", loss=CONTRAST, share_prompt=share_prompt, micro_tokens=micro_tokens)
-    made = take_out_control(model, batch, config, World("cpu"))
-    assert model.training
+def test_the_contrasts_target_starts_from_the_reference(pack: bool, micro_tokens: int) -> None:
+    batch, policy = controlled((-2.0, -1.0)), make_policy(pack=pack)
+    config = TrainerConfig(model="tiny", loss=CONTRAST, micro_tokens=micro_tokens)
+    made = take_out_control(policy, batch, config, World("cpu"))
+    assert policy.training
     assert made.control_BTK is None
     assert batch.control_BTK is not None
     with torch.no_grad():
-        logits = logits_of(model, batch.tokens_BT, batch.attended_BT, "fp32")
+        logits = logits_of(policy.model, batch)
     start = selected_logprobs(logits, batch.teacher_ids_BTK)
     expected = contrast_target(start, batch.teacher_BTK, batch.control_BTK, batch.entries_BTK, 5.0)
     torch.testing.assert_close(made.teacher_BTK, expected, atol=1e-5, rtol=1e-5)
@@ -192,10 +183,10 @@ def test_a_control_that_says_what_the_hint_says_leaves_no_gradient() -> None:
     for divergence in ("forward_kl", "reverse_kl", "jensen_shannon"):
         norms = []
         for control in ((-1.0, -2.0), (-2.0, -1.0)):
-            model = make_model()
+            policy = make_policy()
             config = TrainerConfig(model="tiny", loss=LossConfig(**{divergence: 1.0, "contrast": True}))
-            batch = take_out_control(model, controlled(control), config, World("cpu"))
-            metrics = train_step(model, torch.optim.SGD(model.parameters()), batch, config, World("cpu"))
+            batch = take_out_control(policy, controlled(control), config, World("cpu"))
+            metrics = train_step(policy, torch.optim.SGD(policy.parameters()), batch, config, World("cpu"))
             norms.append(metrics["grad_norm"])
             assert metrics["contrast_mean"] == pytest.approx(-1.0 - control[0])
             assert metrics["gap_mean"] == pytest.approx(2.0)
@@ -207,10 +198,10 @@ def test_the_contrasted_token_advantage_takes_the_control_for_its_baseline() -> 
     config = TrainerConfig(model="tiny", loss=LossConfig(token_advantage=1.0, contrast=True))
     norms = []
     for control in ((-1.0, -2.0), (-2.0, -1.0)):
-        model = make_model()
-        batch = take_out_control(model, controlled(control), config, World("cpu"))
+        policy = make_policy()
+        batch = take_out_control(policy, controlled(control), config, World("cpu"))
         assert batch.control_BTK is None
-        norms.append(train_step(model, torch.optim.SGD(model.parameters()), batch, config, World("cpu"))["grad_norm"])
+        norms.append(train_step(policy, torch.optim.SGD(policy.parameters()), batch, config, World("cpu"))["grad_norm"])
     assert norms[0] == 0.0
     assert norms[1] > 1e-2
 
@@ -221,17 +212,17 @@ def test_the_policy_that_a_run_starts_from_stays_what_it_was(has_adapters: bool)
     if has_adapters:
         peft = pytest.importorskip("peft")
         model = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules="all-linear"))
-    batch = controlled((-2.0, -1.0))
+    batch, policy = controlled((-2.0, -1.0)), Policy(model)
 
-    def read(with_model: Any) -> torch.Tensor:
+    def read(one: Policy) -> torch.Tensor:
         with torch.no_grad():
-            return logits_of(with_model, batch.tokens_BT, batch.attended_BT, "fp32")
+            return logits_of(one.model, batch)
 
-    before, start = read(model), StartingPolicy(model, lambda: deepcopy(model))
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    before, start = read(policy), StartingPolicy(policy, lambda: deepcopy(policy))
+    trained = [parameter for parameter in policy.parameters() if parameter.requires_grad]
     config = TrainerConfig(model="tiny", loss=LossConfig(forward_kl=1.0))
-    train_step(model, torch.optim.SGD(trained, lr=10.0), batch, config, World("cpu"))
-    train_step(model, torch.optim.SGD(trained, lr=10.0), batch, config, World("cpu"))
+    train_step(policy, torch.optim.SGD(trained, lr=10.0), batch, config, World("cpu"))
+    train_step(policy, torch.optim.SGD(trained, lr=10.0), batch, config, World("cpu"))
     with start.reading() as reference:
         torch.testing.assert_close(read(reference), before)
-    assert (read(model) - before).abs().max() > 1e-3
+    assert (read(policy) - before).abs().max() > 1e-3

@@ -1,0 +1,183 @@
+"""Sequences laid one after the other in one row without padding, and what they begin with alike only once.
+
+    sequences   a b c d e      a b c x      q r        row   a b c | d e | x | q r
+
+A row is made of spans. A token sees the span that it is in, up to itself, and the spans that this one follows: `d` sees
+`a b c`, `x` does not see `d`. The model's attention is replaced for it (`ATTENTION`), by transformers' own registry.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+WORTH_SHARING = 32
+"""Tokens that sequences have to begin with alike, or go on alike, to be computed together: each span is an attention
+call of its own."""
+ATTENTION = "agentic_opd_packed"
+"""Its name among transformers' implementations of attention."""
+ROW_ARGUMENT = "packed_row"
+"""Of the model's forward pass, which hands it down to each layer's attention."""
+
+Place = tuple[int, int]
+"""The first token in the row, and the one after the last."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Tokens of one or more sequences that stand together in the row."""
+
+    place: Place
+    before: tuple[Place, ...]
+    """The spans that it follows, in their order."""
+
+    @property
+    def context(self) -> int:
+        """How many tokens come before it in its sequences."""
+        return sum(end - start for start, end in self.before)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedRow:
+    """N tokens of B sequences of up to T."""
+
+    tokens_N: Tensor
+    positions_N: Tensor
+    """Of each token in its sequence, from 0."""
+    spans: tuple[Span, ...]
+    """From the row's beginning to its end."""
+    places_BT: Tensor
+    """Where each token of each sequence is in the row; -1 if padded."""
+    _masks: dict[tuple[Span, int | None], Tensor] = field(default_factory=dict, repr=False)
+
+    def mask(self, span: Span, window: int | None) -> Tensor | None:
+        """What the tokens of a span see of its context and itself, bool [S, context + S]; None: plainly causal."""
+        before, size = span.context, span.place[1] - span.place[0]
+        if window is not None and window >= before + size:
+            window = None
+        if not before and window is None:
+            return None
+        if (span, window) not in self._masks:
+            seen = torch.ones(size, before + size, dtype=torch.bool, device=self.tokens_N.device).tril(before)
+            self._masks[span, window] = seen if window is None else seen.triu(before - window + 1)
+        return self._masks[span, window]
+
+
+def pack(tokens_BT: Tensor, attended_BT: Tensor) -> PackedRow:
+    """Lay out right-padded sequences.
+
+    Args:
+        tokens_BT: int64 [B, T].
+        attended_BT: bool [B, T]: not padded.
+    """
+    device = tokens_BT.device
+    rows: list[list[int]] = [
+        row[:length] for row, length in zip(tokens_BT.tolist(), attended_BT.sum(1).tolist(), strict=True)
+    ]
+    tokens, positions, spans = list[int](), list[int](), list[Span]()
+    places_BT = torch.full(tokens_BT.shape, -1)
+
+    def lay(members: list[int], depth: int, before: tuple[Place, ...]) -> None:
+        for run in _runs(members, rows, depth + WORTH_SHARING):
+            first = rows[run[0]]
+            end = len(first) if len(run) == 1 else _alike(first, rows[run[-1]])
+            place = (len(tokens), len(tokens) + end - depth)
+            tokens.extend(first[depth:end])
+            positions.extend(range(depth, end))
+            spans.append(Span(place, before))
+            places_BT[run, depth:end] = torch.arange(*place)
+            lay([member for member in run if len(rows[member]) > end], end, (*before, place))
+
+    lay([i for i in sorted(range(len(rows)), key=rows.__getitem__) if rows[i]], 0, ())
+    row, at = torch.tensor(tokens, device=device), torch.tensor(positions, device=device)
+    return PackedRow(row, at, tuple(spans), places_BT.to(device))
+
+
+def packed_parts(tokens_BT: Tensor, attended_BT: Tensor, max_tokens: int) -> Iterator[list[int]]:
+    """Indices of sequences that a row of about `max_tokens` holds, those that begin alike together.
+
+    A part holds one sequence at least; a sequence of which nothing is left is in none.
+    """
+    lengths: list[int] = attended_BT.sum(1).tolist()
+    rows = {i: row[: lengths[i]] for i, row in enumerate(tokens_BT.tolist()) if lengths[i]}
+    part, size = list[int](), 0
+    for i in sorted(rows, key=rows.__getitem__):
+        shared = _alike(rows[part[-1]], rows[i]) if part else 0
+        added = len(rows[i]) - (shared if shared >= WORTH_SHARING else 0)
+        if part and size + added > max_tokens:
+            yield part
+            part, size, added = [], 0, len(rows[i])
+        part.append(i)
+        size += added
+    if part:
+        yield part
+
+
+def _runs(members: Sequence[int], rows: Sequence[Sequence[int]], depth: int) -> Iterator[list[int]]:
+    """Members in their order, those together that are alike for `depth` tokens at least."""
+    run = list[int]()
+    for member in members:
+        if run and _alike(rows[run[0]], rows[member]) < depth:
+            yield run
+            run = []
+        run.append(member)
+    if run:
+        yield run
+
+
+def _alike(first: Sequence[int], second: Sequence[int]) -> int:
+    """How many tokens both begin with alike."""
+    shorter = min(len(first), len(second))
+    return next((i for i in range(shorter) if first[i] != second[i]), shorter)
+
+
+def use_packed_attention(model: Any) -> None:
+    """Let a transformers model read packed rows; all its other calls stay what they were with SDPA."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import sdpa_mask
+
+    AttentionInterface.register(ATTENTION, _attend)
+    AttentionMaskInterface.register(ATTENTION, sdpa_mask)
+    model.set_attn_implementation(ATTENTION)
+
+
+def packed_arguments(row: PackedRow) -> dict[str, Any]:
+    """What a model's forward pass gets, whose layers attend by `ATTENTION`."""
+    no_mask = torch.zeros(1, 1, 1, 1, device=row.tokens_N.device)  # A mask of four dimensions is handed on as it is.
+    tokens = {"input_ids": row.tokens_N[None], "position_ids": row.positions_N[None]}
+    return {**tokens, "attention_mask": no_mask, "use_cache": False, ROW_ARGUMENT: row}
+
+
+def _attend(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
+) -> tuple[Tensor, None]:
+    """Attention of each span, as transformers calls it: query [1, H, N, D], key and value [1, H / G, N, D]."""
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    row: PackedRow | None = options.pop(ROW_ARGUMENT, None)
+    if row is None:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+    groups = query.shape[1] // key.shape[1]
+    found = list[Tensor]()
+    for span in row.spans:
+        seen = (*span.before, span.place)
+        keys, values = (torch.cat([whole[:, :, start:end] for start, end in seen], 2) for whole in (key, value))
+        mask = row.mask(span, options.get("sliding_window"))
+        if mask is not None:  # With a mask and grouped queries torch has no fast kernel.
+            keys, values = (one.repeat_interleave(groups, 1) for one in (keys, values))
+        found.append(
+            F.scaled_dot_product_attention(
+                query[:, :, slice(*span.place)],
+                keys,
+                values,
+                attn_mask=mask,
+                is_causal=mask is None,
+                dropout_p=options.get("dropout", 0.0),
+                scale=options.get("scaling"),
+                enable_gqa=mask is None and groups > 1,
+            )
+        )
+    return torch.cat(found, 2).transpose(1, 2).contiguous(), None
