@@ -29,7 +29,7 @@ TRAINER_METRICS = (
     Metric(
         "computed_tokens",
         "tokens",
-        "positions that the model was run on in the first pass, padding and a shared prompt not counted",
+        "positions that the model was run on in the first pass, without padding; common beginnings count once",
     ),
     Metric("score_mean", "score", "mean of the batch's scores"),
     Metric("groups", "groups", "in this batch"),

@@ -69,8 +69,8 @@ from learning.results import (
 
 SWEEP_SEED = 1000
 QUICK = {
-    **{"seeds": [0], "rollouts": 32, "points": [0, 32], "eval_samples": 2},
-    **{"batch_sizes": [16], "epochs": 1, "minibatches": 1, "lrs": [3e-4], "weights": [1.0]},
+    **{"seeds": [0], "rollouts": 16, "points": [0, 16], "eval_samples": 1},
+    **{"batch_sizes": [8], "epochs": 1, "minibatches": 1, "lrs": [3e-4], "weights": [1.0]},
 }
 
 

@@ -25,6 +25,7 @@ from tests.support.vllm import Forward, RootedServer, StartVllm
 
 FIRST = {
     "learn": ("test_learn",),
+    "up": ("test_up", "test_sharded_training"),
     # An attack looks for processes that are left of it, on the whole machine and below its own process.
     "attacks": (
         *("test_attacks", "test_attacks_tools", "test_attacks_in_containers", "test_attacks_as_user"),

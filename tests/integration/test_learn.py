@@ -53,12 +53,12 @@ def test_every_mode_trains_and_is_measured(
     assert list(curves) == MODES
     for seeds in curves.values():
         ((rollouts, first, episodes), (last_rollouts, last, last_episodes)) = seeds["0"]
-        assert (rollouts, episodes, last_rollouts, last_episodes) == (0, 16, 32, 16)
+        assert (rollouts, episodes, last_rollouts, last_episodes) == (0, 8, 16, 8)
         assert 0 <= first <= 1
         assert 0 <= last <= 1
     assert {curves[mode]["0"][0][1] for mode in MODES} == {curves["opd"]["0"][0][1]}  # One start, measured once.
     samples = [path.read_text().splitlines() for path in tmp_path.rglob("samples.jsonl")]
-    assert [len(lines) for lines in samples] == [16] * (1 + len(MODES))  # The start, and where each mode came.
+    assert [len(lines) for lines in samples] == [8] * (1 + len(MODES))  # The start, and where each mode came.
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
     page = tmp_path / "results.html"
     assert f"{len(MODES)} learning curves: {page}. Open it in a browser." in done.stderr
@@ -84,7 +84,7 @@ def test_every_mode_trains_and_is_measured(
     assert json.loads((tmp_path / "results.json").read_text()) == curves
 
     assert learn_here("--out", str(tmp_path)) == 2
-    assert "holds curves of other settings (rollouts 32, epochs 1, minibatches 1" in capsys.readouterr().err
+    assert "holds curves of other settings (rollouts 16, epochs 1, minibatches 1" in capsys.readouterr().err
 
 
 def test_it_trains_on_a_complaining_users_sessions(tmp_path: Path) -> None:
@@ -92,10 +92,10 @@ def test_it_trains_on_a_complaining_users_sessions(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     for name in ("results.json", "first_solutions.json"):
         points = json.loads((tmp_path / name).read_text())["opd"]["0"]
-        assert [(rollouts, episodes) for rollouts, _, episodes in points] == [(0, 16), (32, 16)]
+        assert [(rollouts, episodes) for rollouts, _, episodes in points] == [(0, 8), (16, 8)]
     (file,) = (tmp_path / "opd").glob("seed-0-*/groups.jsonl")
     rollouts = [one for line in read_lines(file) for one in ScoredGroup.from_wire(line).rollouts]
-    assert len(rollouts) >= 32
+    assert len(rollouts) >= 16
     assert not any(one.is_rewarded for one in rollouts)
     complained = [one for one in rollouts if sum(message["role"] == "user" for message in one.messages) > 1]
     assert 0 < len(complained) < len(rollouts)

@@ -69,7 +69,7 @@ def test_environments_share_the_batches_by_their_weights(pair: PairOf, tmp_path:
         both.wait_for("waiting for a trainer")
         api.register_trainer(batch_size=BATCH_SIZE, num_steps=999)
         both.wait_for("registered at")
-        counts = [both.of_light(api.batch()) for _ in range(26)][2:]
+        counts = [both.of_light(api.batch()) for _ in range(18)][2:]
     share = sum(counts) / (GROUPS * len(counts))
     assert 0.12 <= share <= 0.4, counts
 

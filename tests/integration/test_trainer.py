@@ -29,10 +29,10 @@ def weight_version(url: str) -> int:
         return json.loads(answer.read())["weight_version"]
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-def test_the_loop_runs_and_every_push_is_proved(rooted: RootedServer, tmp_path: Path, processes: int) -> None:
+def test_the_loop_runs_and_every_push_is_proved(rooted: RootedServer, tmp_path: Path) -> None:
+    """With two processes; test_up closes it with one."""
     rooted.renew()
-    weights, vllm = rooted.root / f"loop-{processes}", rooted.server
+    weights, vllm = rooted.root / "loop", rooted.server
     weights.mkdir()
     with (
         judge_server(lambda body: [POSITIVE] * body["n"]) as judge,
@@ -42,7 +42,7 @@ def test_the_loop_runs_and_every_push_is_proved(rooted: RootedServer, tmp_path: 
             *("--env.judge_base_url", judge, "--env.judge_model_name", "j"),
         ),
     ):
-        argv = trainer(tmp_path, api.url, vllm.base_url, f"--weights_dir={weights}", processes=processes)
+        argv = trainer(tmp_path, api.url, vllm.base_url, f"--weights_dir={weights}", processes=2)
         done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=150)
         assert done.returncode == 0, done.stderr
         assert weight_version(vllm.base_url) == 3

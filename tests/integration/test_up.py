@@ -46,10 +46,13 @@ class DemoLoop:
         """Whether that many steps are done."""
         return (self.out / "metrics.jsonl").exists() and len(set(self.steps())) >= number
 
-    def steps(self) -> list[int]:
+    def lines(self) -> list[dict[str, float]]:
         path = self.out / "metrics.jsonl"
         whole = [line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
-        return [json.loads(line)["step"] for line in whole]
+        return [json.loads(line) for line in whole]
+
+    def steps(self) -> list[int]:
+        return [int(line["step"]) for line in self.lines()]
 
     def running(self) -> dict[int, str]:
         found: dict[int, str] = {}
@@ -90,6 +93,7 @@ def test_the_loop_closes_though_it_is_interrupted_and_each_part_is_killed(tmp_pa
         process.kill()
     assert process.returncode == 0, said()
     assert set(loop.steps()) == {*range(1, STEPS + 1)}
+    assert all(line["push_difference"] < 1e-3 for line in loop.lines())
     assert said().count("was killed by signal 9; it is started again") == 4
     until(lambda: loop.running() == {}, timeout_s=10, said=lambda: str(loop.running()))
     assert (loop.out / "final/model.safetensors").exists()
