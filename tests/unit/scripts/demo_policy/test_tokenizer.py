@@ -62,3 +62,16 @@ def test_control_tokens_are_one_token_each_and_stop_ids_are_special():
     assert all(len(TOKENIZER.encode(name)) == 1 for name in names)
     assert set(TOKENIZER.all_special_tokens) >= {"<|endoftext|>", "<|im_end|>"}
     assert "<tool_call>" in TOKENIZER.decode(TOKENIZER.encode("<tool_call><|im_end|>"), skip_special_tokens=True)
+
+
+def test_names_are_spelled_alike_wherever_they_stand() -> None:
+    spelling = train_tokenizer(["select name from orders", "name, id"] * 9, 600, words=("name", "id", "from", "select"))
+
+    def pieces(text: str) -> list[str]:
+        ids = spelling.encode(text, add_special_tokens=False)
+        assert spelling.decode(ids) == text
+        return [spelling.decode([token]) for token in ids]
+
+    assert pieces("select name from orders") == ["select", " name", " from", " ", *"orders"]
+    assert pieces("(orders.order_id)") == ["(", *"orders", ".", *"order", "_", "id", ")"]
+    assert pieces("names Oslo 12") == [*"names", " ", *"Oslo", " ", "1", "2"]
