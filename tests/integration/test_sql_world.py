@@ -54,7 +54,7 @@ def test_its_policy_answers_is_judged_and_scored(server: LocalServer, tmp_path: 
 
 
 def test_it_is_evaluated_on_what_is_held_out(server: LocalServer, tmp_path: Path) -> None:
-    flags = ("--config", CONFIG, "--env.sql_tasks", "1", "--env.sql_eval_tasks", "24")
+    flags = ("--config", CONFIG, "--env.sql_tasks", "1", "--env.sql_eval_tasks", "24", "--env.eval_temperature", "1")
     argv = command("evaluate", server.base_url, "--env.data_dir_to_save_evals", str(tmp_path), *flags)
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
