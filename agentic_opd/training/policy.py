@@ -48,7 +48,7 @@ class Policy(nn.Module):
     """A transformers model, perhaps with adapters."""
 
     def __init__(self, model: Any, precision: str = "fp32", *, pack: bool = True) -> None:
-        """Wrap it; `is_packed` sets what its layers attend by."""
+        """Wrap it; `pack` replaces what its layers attend by."""
         super().__init__()
         self.model = model
         self.ways = Ways(is_packed=pack)
@@ -102,20 +102,21 @@ class Policy(nn.Module):
         self.eval()
         self.ways = Ways(by_head=False, is_packed=False)
         expected = self(*asked).chosen_BTK
-        found = self.ways
-        for ways in (Ways(is_packed=False), Ways()):
+        found, why = self.ways, ""
+        for ways in dict.fromkeys((Ways(is_packed=False), before)):
             self.ways = ways
             try:
-                is_same = bool((self(*asked).chosen_BTK - expected).abs().max() < _TOLERANCE)
+                apart = float((self(*asked).chosen_BTK - expected).abs().max())
             except (TypeError, ValueError, RuntimeError, AttributeError) as error:
-                logger.debug("%s can't be computed so: %s", type(self._causal).__name__, error)
-                is_same = False
-            if is_same and (before.is_packed or not ways.is_packed):
+                why = f"it can't be computed in the shorter way ({error})"
+                continue
+            if apart < _TOLERANCE:
                 found = ways
+            else:
+                why = f"its logprobs are {apart:.2g} nats apart in the shorter way"
         if found != before:
-            name = type(self._causal).__name__
-            how = "padded, not packed" if found.by_head else "padded, with all its logits at once"
-            logger.warning("%s computes something else in the shorter way: sequences are %s", name, how)
+            how = "padded, not packed" if found.by_head else "padded, with all logits at once"
+            logger.warning("sequences of %s are %s: %s", type(self._causal).__name__, how, why)
         self.ways, self._is_bf16 = found, precision
         self.train(asking)
 

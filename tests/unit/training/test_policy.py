@@ -131,7 +131,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], Ways]] = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_every_model_is_read_in_a_way_that_gives_its_own_logprobs(name: str) -> None:
+def test_every_model_is_read_in_a_way_that_gives_its_own_logprobs(name: str, caplog: pytest.LogCaptureFixture) -> None:
     kind, changes, expected = MODELS[name]
     model = make_model(kind, **changes)
     rows = [[*LONG, 50, 51, 52], [*LONG, 60, 61], [40, 41, 42], [*LONG, 50, 51, 53, 54]]
@@ -145,6 +145,9 @@ def test_every_model_is_read_in_a_way_that_gives_its_own_logprobs(name: str) -> 
         read = policy(tokens_BT, attended_BT, ids_BTK, wanted_BT)
         again = selected_logprobs(model(tokens_BT, attention_mask=attended_BT.long()).logits, ids_BTK)
     assert policy.ways == expected
+    said = [record.message for record in caplog.records if "padded, with all logits at once" in record.message]
+    assert len(said) == (name == "softcap")
+    assert all("nats apart in the shorter way" in message for message in said)
     assert read.computed_tokens == sum(map(len, rows)) - (2 * WORTH_SHARING if policy.ways.is_packed else 0)
     wanted_BT[:, 0] = False
     torch.testing.assert_close(read.chosen_BTK[wanted_BT], own[wanted_BT], atol=1e-5, rtol=1e-5)
