@@ -140,6 +140,7 @@ class AgentEnv(BaseEnv):
             self._programs = await self._started_programs(renderer)
         self.tasks, self.eval_tasks = await asyncio.to_thread(self._fitting_tasks)
         self._items = self.items()
+        self.run_metrics.loop_lag.start()
 
     def _fitting_tasks(self) -> tuple[list[Task], list[Task]]:
         """The tasks to train on and to evaluate on, without those too long to be begun.

@@ -51,18 +51,31 @@ TRAIN_METRICS = (
         Metric(f"train/sample_s_p{q}", "seconds", f"one turn's sampling, {q}th percentile of the latest requests")
         for q in (50, 95)
     ),
+    *(
+        Metric(f"train/loop_lag_s_p{q}", "seconds", f"how late the event loop is, {q}th percentile of the last 20 s")
+        for q in (50, 95, 99)
+    ),
     Metric(
         "train/rollouts", "table", "W&B only: rollouts with their task, score, hints and text, those with hints first"
     ),
 )
 
 
-def train_metrics(episodes: Sequence[Episode], sample_s: Sequence[float] = ()) -> dict[str, float]:
-    """The metrics of verified and rewarded episodes; `sample_s` are seconds of the latest sampling requests."""
+def train_metrics(
+    episodes: Sequence[Episode], sample_s: Sequence[float] = (), lag_s: Sequence[float] = ()
+) -> dict[str, float]:
+    """The metrics of verified and rewarded episodes.
+
+    Args:
+        episodes: Since the last logging step.
+        sample_s: Seconds of the latest sampling requests.
+        lag_s: By how many seconds the event loop was late.
+    """
     if not episodes:
         return {}
     of_episodes = episode_metrics(episodes)
-    return {"train/episodes": float(len(episodes)), **of_episodes, **percentiles("train/sample_s", sample_s)}
+    of_run = percentiles("train/sample_s", sample_s) | percentiles("train/loop_lag_s", lag_s, (50, 95, 99))
+    return {"train/episodes": float(len(episodes)), **of_episodes, **of_run}
 
 
 def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:

@@ -19,6 +19,7 @@ from agentic_opd.rollout.metrics import train_metrics
 from agentic_opd.runs.config import RunConfig
 from agentic_opd.runs.environment import FinishedGroup
 from agentic_opd.runs.files import GroupFile, JsonLines
+from agentic_opd.runs.loop_lag import LoopLag
 from agentic_opd.wire.counts import rollout_rows
 
 ROLLOUT_COLUMNS = ("task", "score", "hints", "text")
@@ -117,12 +118,14 @@ class RunMetrics:
         decode: Token ids -> text, for that table.
         sample_seconds: Seconds of the latest sampling requests.
         shown: Metrics that a line about a step says.
+        loop_lag: Looks at the event loop, once it is started.
     """
 
     config: RunConfig
     decode: Callable[[Sequence[int]], str]
     sample_seconds: Callable[[], Sequence[float]]
     shown: Sequence[str] = ()
+    loop_lag: LoopLag = field(default_factory=LoopLag)
     step: int = 0
     log: MetricLog | None = None
     evaluation: Mapping[str, float] = field(default_factory=dict[str, float])
@@ -145,8 +148,9 @@ class RunMetrics:
         """What came in since the last logging step."""
         stats = [one for group in self._distilled for one in group.stats]
         floors = [group.about.noise_floor for group in self._distilled]
+        of_rollouts = train_metrics(self._episodes, self.sample_seconds(), self.loop_lag.latest())
         distilled = aggregate(stats, floors) if stats else {}
-        return {**train_metrics(self._episodes, self.sample_seconds()), **self.evaluation, **distilled}
+        return {**of_rollouts, **self.evaluation, **distilled}
 
     def line(self) -> str:
         """The same for a person."""
@@ -176,5 +180,6 @@ class RunMetrics:
 
     def close(self) -> None:
         """Make sure that all that was logged has arrived."""
+        self.loop_lag.stop()
         if self.log is not None:
             self.log.close()

@@ -34,7 +34,7 @@ EPISODES = [
 
 
 def test_metrics_of_two_episodes() -> None:
-    metrics = train_metrics(EPISODES, [1.0, 2.0, 3.0])
+    metrics = train_metrics(EPISODES, [1.0, 2.0, 3.0], [0.0, 1.0])
     assert metrics == pytest.approx(
         {
             "train/episodes": 2,
@@ -60,6 +60,9 @@ def test_metrics_of_two_episodes() -> None:
             "train/stop/sandbox_died": 0,
             "train/sample_s_p50": 2,
             "train/sample_s_p95": 2.9,
+            "train/loop_lag_s_p50": 0.5,
+            "train/loop_lag_s_p95": 0.95,
+            "train/loop_lag_s_p99": 0.99,
         }
     )
     described = {metric.name for metric in TRAIN_METRICS}
