@@ -107,7 +107,7 @@ async def _distill(settings: Settings, arguments: argparse.Namespace) -> int:
         groups = GroupFile(out, about, resume=config.resume, overwrite=config.overwrite, setting="--out")
         try:
             distiller = FileDistiller(by, tools, arguments.keep_hints)
-            return await _lines(lines, distiller, groups, config.max_concurrent_groups)
+            return await _lines(lines, distiller, groups, config.groups_at_a_time)
         finally:
             groups.close()
 

@@ -151,7 +151,7 @@ async def _resample(
             if not bar.is_live:
                 bar.say(f"turn {len(measured)}/{len(turns)}: {counted}")
 
-        result = await resample(todo, resampler.measure, done, config.max_concurrent_groups)
+        result = await resample(todo, resampler.measure, done, config.groups_at_a_time)
     for line in result.failed:
         bar.say(f"not measured: {line}")
     measured = (*earlier, *result.turns)

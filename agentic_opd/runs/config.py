@@ -1,5 +1,6 @@
 """Settings of a run: its order, how much of it happens at once, and whether it continues an earlier one."""
 
+import math
 from enum import Enum
 from typing import Annotated
 
@@ -34,8 +35,11 @@ class RunConfig(BaseModel):
     max_concurrent_episodes: Annotated[int, CONCURRENCY, RUN_ONLY] = Field(
         default=64, ge=1, description="Episodes that run at the same time."
     )
-    max_concurrent_groups: Annotated[int, CONCURRENCY, RUN_ONLY] = Field(
-        default=8, ge=1, description="Groups that run at the same time."
+    max_concurrent_groups: Annotated[int | None, CONCURRENCY, RUN_ONLY] = Field(
+        default=None,
+        ge=1,
+        description="Groups that run at the same time. Unset: serve has 8; process has half as many again as "
+        "max_concurrent_episodes takes, so that episodes of the next groups fill the places of those that end.",
     )
     server_retry_s: Annotated[float, CONCURRENCY, RUN_ONLY] = Field(
         default=60.0, ge=0, description="Seconds to go on asking a server that does not answer before giving up."
@@ -107,6 +111,11 @@ class RunConfig(BaseModel):
     num_rollouts_per_group_for_logging: Annotated[int, LOGGING] = Field(
         default=1, ge=-1, description="Of these, how many of each group at most; -1: all."
     )
+
+    @property
+    def groups_at_a_time(self) -> int:
+        """Groups under way where nobody waits for a batch: some are ready when episodes of others end."""
+        return self.max_concurrent_groups or math.ceil(1.5 * self.max_concurrent_episodes / self.group_size)
 
     @model_validator(mode="after")
     def _check_samples(self) -> "RunConfig":

@@ -77,7 +77,7 @@ async def process(env: Environment, metrics: RunMetrics, count: int, held_out: s
             what = f"{count} groups of {config.group_size} rollouts{held_out}"
             places = {**env.roles(), "groups": str(path), **metrics.place()}
             progress.console.print(start_screen(what, places), soft_wrap=True)
-            summary = await run_items(items, env.collect, write, file.finished, config.max_concurrent_groups, progress)
+            summary = await run_items(items, env.collect, write, file.finished, config.groups_at_a_time, progress)
     finally:
         file.close()
     show_summary(counts, summary, path, progress.console)

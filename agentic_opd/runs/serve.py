@@ -30,6 +30,9 @@ from agentic_opd.runs.progress import counts_line, start_screen
 from agentic_opd.wire.counts import RunCounts
 from agentic_opd.wire.group import TaskItem
 
+SERVE_GROUPS = 8
+"""Groups under way, if max_concurrent_groups is unset: what is made further ahead is older when it is learned from."""
+
 _LEAST_PART = 0.01
 """The least part, if others were promised whole batches; the API does the same with weights."""
 
@@ -194,7 +197,7 @@ def _plan(env: Environment, max_token_length: int) -> ServePlan:
             group_size=config.group_size,
             min_batch_allocation=config.min_batch_allocation,
         ),
-        max_groups=config.max_concurrent_groups,
+        max_groups=config.max_concurrent_groups or SERVE_GROUPS,
         max_batches_offpolicy=config.max_batches_offpolicy,
         total_steps=None if config.total_steps == -1 else config.total_steps,
         skip_equal_scores=config.ensure_scores_are_not_same,
