@@ -15,12 +15,12 @@ import re
 import secrets
 import shutil
 import sys
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Self
+from typing import Self, TypeVar
 
 from agentic_opd.core.errors import SandboxError
 from agentic_opd.sandboxes.cgroups import group_place, remove_dead_groups
@@ -29,9 +29,11 @@ from agentic_opd.sandboxes.folders import PrivateFolder, remove_leftovers
 from agentic_opd.sandboxes.host_process import HOST_ENV, SYSTEM_PATH, host_python, run_host_process
 from agentic_opd.sandboxes.launcher import launcher, leave_keyring, mount_tmpfs, unmount
 from agentic_opd.sandboxes.memory import MemoryLimit, memory_limit
-from agentic_opd.sandboxes.protocol import CommandResult, Limits, Mount, try_out, variables
+from agentic_opd.sandboxes.protocol import CommandResult, Limits, Mount, try_out, variables, with_descriptor
 from agentic_opd.sandboxes.seccomp import syscall_filter
 from agentic_opd.sandboxes.watch import unnamed_bytes
+
+T = TypeVar("T")
 
 WORKDIR = "/workspace"
 HOME = "/home/agent"
@@ -241,6 +243,14 @@ class BubblewrapSandbox:
         """Run a shell command in the work directory; see `Sandbox.run`."""
         return await launcher().run(self._run(command, timeout_s, stdin, needs_start=True))
 
+    async def in_workdir(self, do: Callable[[int], T]) -> T:
+        """Call `do` with a descriptor of the work directory; see `HostedSandbox.in_workdir`."""
+
+        async def look() -> T:
+            return with_descriptor(self._folder.path / "work", do)
+
+        return await launcher().run(look())
+
     async def check(self) -> None:
         """Remove what killed runs left and run a trivial command; see `Sandbox.check`."""
         await remove_leftovers()
@@ -257,31 +267,34 @@ class BubblewrapSandbox:
         self, command: str, timeout_s: float, stdin: bytes | None = None, *, needs_start: bool = False
     ) -> CommandResult:
         """Run a command in a new bwrap. `needs_start`: raise SandboxError if bwrap never started it."""
-        folder, memory = self._folder.path, self._memory
-        (folder / "work").chmod(0o755)  # An earlier command may have closed it: bwrap could not enter it then.
         cpu_s = math.ceil(timeout_s) + 1
-        with _Status() as status, _open_filter() as filter_fd:
-            running = run_host_process(
-                build_argv(folder, command, cpu_s, self._identity, self._limits, status.fd, filter_fd, self._mounts),
-                timeout_s=timeout_s,
-                max_output_bytes=self._limits.output_bytes,
-                env=HOST_ENV,
-                stdin=stdin,
-                pass_fds=[status.fd, filter_fd],
-                before_start=leave_keyring,
-                memory=memory,
-            )
-            if self._tmpfs is not None:
-                result = await running
-            else:
-                folders, device = [folder / name for name in PRIVATE_DIRS], folder.stat().st_dev
-                unnamed = partial(status.unnamed_bytes, device, self._limits.file_mb * 2**20)
-                result = await run_within(running, folders, self._limits.disk_mb, unnamed)
-            # A command that signals its process group may end bwrap too, if that is of the same user.
-            is_failure = 0 < result.exit_code < 128 and not result.is_over_limit
-            if needs_start and is_failure and not status.has_ended():
-                raise SandboxError(f"bubblewrap could not start a command: {result.text.strip()[:500]!r}")
-            return result
+        async with launcher().start():
+            folder, memory = self._folder.path, self._memory
+            (folder / "work").chmod(0o755)  # An earlier command may have closed it: bwrap could not enter it then.
+            with _Status() as status, _open_filter() as filter_fd:
+                running = run_host_process(
+                    build_argv(
+                        folder, command, cpu_s, self._identity, self._limits, status.fd, filter_fd, self._mounts
+                    ),
+                    timeout_s=timeout_s,
+                    max_output_bytes=self._limits.output_bytes,
+                    env=HOST_ENV,
+                    stdin=stdin,
+                    pass_fds=[status.fd, filter_fd],
+                    before_start=leave_keyring,
+                    memory=memory,
+                )
+                if self._tmpfs is not None:
+                    result = await running
+                else:
+                    folders, device = [folder / name for name in PRIVATE_DIRS], folder.stat().st_dev
+                    unnamed = partial(status.unnamed_bytes, device, self._limits.file_mb * 2**20)
+                    result = await run_within(running, folders, self._limits.disk_mb, unnamed)
+                # A command that signals its process group may end bwrap too, if that is of the same user.
+                is_failure = 0 < result.exit_code < 128 and not result.is_over_limit
+                if needs_start and is_failure and not status.has_ended():
+                    raise SandboxError(f"bubblewrap could not start a command: {result.text.strip()[:500]!r}")
+                return result
 
 
 class _Status:

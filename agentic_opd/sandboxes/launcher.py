@@ -1,5 +1,8 @@
 """A thread with an event loop of its own, from which sandboxes are started, and what that thread keeps to itself.
 
+Commands start in the order in which they are asked for, a few more than there are processors at a time: were all
+started at once, the first would be done when the last one is, and the engine would wait for all of them.
+
 A process inherits the mounts and the session keyring of the thread that starts it. So this one thread, where it may,
 has its own view of the mounts: file systems that it mounts for sandboxes are seen by nobody else, and are gone with
 this process, however that ends. And it gives up its session keyring for a new, empty one before each start.
@@ -11,7 +14,8 @@ import concurrent.futures
 import ctypes
 import os
 import threading
-from collections.abc import Coroutine
+from collections.abc import AsyncGenerator, Coroutine
+from contextlib import ExitStack, asynccontextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,6 +27,8 @@ _MS_NOSUID, _MS_NODEV, _MS_REC, _MS_SLAVE = 2, 4, 2**14, 2**19
 _MNT_DETACH = 2
 _KEYCTL_JOIN_SESSION_KEYRING = 1
 _END_S = 10.0
+_START_S = 0.25
+"""After so long a command is no start any more: others need not wait for it."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -33,6 +39,7 @@ class Launcher:
     def __init__(self) -> None:
         self.has_own_mounts = False
         self._loop = asyncio.new_event_loop()
+        self._places = asyncio.Semaphore(len(os.sched_getaffinity(0)) + 1)
         ready = threading.Event()
         self._thread = threading.Thread(target=self._main, args=(ready,), name="sandboxes", daemon=True)
         self._thread.start()
@@ -52,6 +59,19 @@ class Launcher:
         self._thread.join(_END_S)
         if not self._thread.is_alive():
             self._loop.close()
+
+    @asynccontextmanager
+    async def start(self) -> AsyncGenerator[None]:
+        """A place among those that start; it is given on when this is left, or has taken `_START_S`. On this loop."""
+        await self._places.acquire()
+        place = ExitStack()
+        place.callback(self._places.release)
+        timer = self._loop.call_later(_START_S, place.close)
+        try:
+            yield
+        finally:
+            timer.cancel()
+            place.close()
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Await `work` on the thread's loop; a cancellation reaches it, and waits for its end."""

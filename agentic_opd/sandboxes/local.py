@@ -11,9 +11,10 @@ supervisor defeats this).
 import asyncio
 import contextlib
 import logging
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Self
+from typing import Self, TypeVar
 
 from agentic_opd.core.errors import SandboxError
 from agentic_opd.sandboxes.disk import run_within
@@ -25,8 +26,10 @@ from agentic_opd.sandboxes.host_process import (
     kill_host_process,
     start_host_process,
 )
-from agentic_opd.sandboxes.protocol import CommandResult, Limits, try_out
+from agentic_opd.sandboxes.protocol import CommandResult, Limits, try_out, with_descriptor
 from agentic_opd.sandboxes.supervised import FOLDERS, KILLED, job_line, program, read_answer
+
+T = TypeVar("T")
 
 _END_S = 15.0
 """Seconds the supervisor may take to end a command's processes."""
@@ -70,6 +73,10 @@ class UnsafeLocalSandbox:
         job = job_line(command, timeout_s, stdin, folder=folder, path=path, limits=self._limits)
         written = [self._folder.path / name for name in ("work", "tmp", "home")]
         return await run_within(_supervise(job.encode(), timeout_s, folder), written, self._limits.disk_mb)
+
+    async def in_workdir(self, do: Callable[[int], T]) -> T:
+        """Call `do` with a descriptor of the work directory; see `HostedSandbox.in_workdir`."""
+        return await asyncio.to_thread(with_descriptor, self._folder.path / "work", do)
 
 
 def _fill(folder: Path) -> None:

@@ -4,13 +4,16 @@ Every command is a process tree of its own: nothing that one command started out
 backend works on this machine is found out by running TRIAL in it.
 """
 
+import os
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Protocol, Self, TypeVar, runtime_checkable
 
 from agentic_opd.core.errors import SandboxError
 from agentic_opd.sandboxes.config import SandboxConfig
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +107,19 @@ class Sandbox(Protocol):
         ...
 
 
+@runtime_checkable
+class HostedSandbox(Protocol):
+    """A sandbox whose work directory lies on this machine."""
+
+    async def in_workdir(self, do: Callable[[int], T]) -> T:
+        """Call `do` with a descriptor of the work directory; what it raises is raised here.
+
+        Raises:
+            SandboxError: The sandbox is not entered.
+        """
+        ...
+
+
 SandboxFactory = Callable[[], Sandbox]
 """Makes a fresh sandbox, to be entered by the caller."""
 
@@ -134,6 +150,16 @@ async def try_out(
     else:
         why = f"a trivial command ended with exit code {result.exit_code}, {result.text.strip()[:500]!r}"
     raise SandboxError(f"{failed}: {why}. {advice(result.text)}".removesuffix(". "))
+
+
+def with_descriptor(work: Path, do: Callable[[int], T]) -> T:
+    """Call `do` with a descriptor of this directory, which an earlier command may have closed."""
+    work.chmod(0o755)
+    fd = os.open(work, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        return do(fd)
+    finally:
+        os.close(fd)
 
 
 def not_entered() -> SandboxError:

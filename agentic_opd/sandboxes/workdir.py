@@ -1,18 +1,26 @@
-"""Files into and out of a sandbox's work directory, by commands inside it, so for every kind of sandbox."""
+"""Files into and out of a sandbox's work directory: by commands inside it, which every kind of sandbox runs.
 
+Where the directory lies on this machine (`HostedSandbox`) this process does the same without a command, each of which
+takes some 15 ms of a processor: host_workdir.py.
+"""
+
+import contextlib
 import hashlib
 import io
 import secrets
 import shlex
 import tarfile
 from collections.abc import Collection, Mapping
+from functools import partial
 
 from agentic_opd.core.errors import SandboxError
-from agentic_opd.sandboxes.protocol import Sandbox
+from agentic_opd.sandboxes import host_workdir
+from agentic_opd.sandboxes.host_workdir import MAX_FILE_BYTES, MAX_FILES, TooMuch, is_text
+from agentic_opd.sandboxes.protocol import HostedSandbox, Sandbox
 
-_MAX_FILES = 200
-_MAX_FILE_BYTES = 2**20
 _TIMEOUT_S = 30.0
+_WRITTEN_BYTES = 2**16
+"""What no limit on files or disk is to be asked about."""
 
 
 async def put_files(sandbox: Sandbox, files: Mapping[str, str]) -> None:
@@ -22,6 +30,9 @@ async def put_files(sandbox: Sandbox, files: Mapping[str, str]) -> None:
         SandboxError: They could not be written.
     """
     if not files:
+        return
+    if isinstance(sandbox, HostedSandbox):
+        await sandbox.in_workdir(partial(host_workdir.put, files=files))
         return
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as archive:
@@ -35,6 +46,13 @@ async def put_files(sandbox: Sandbox, files: Mapping[str, str]) -> None:
         raise SandboxError(f"the task's files {sorted(files)} could not be written: {result.text.strip()[-500:]!r}")
 
 
+async def write_file(sandbox: Sandbox, path: str, content: bytes) -> bool:
+    """Write a small file where this machine can do it as a command would; False where such a command is needed."""
+    if not isinstance(sandbox, HostedSandbox) or len(content) > _WRITTEN_BYTES:
+        return False
+    return await sandbox.in_workdir(partial(host_workdir.write, path=path, content=content))
+
+
 NO_FILES = f"{hashlib.sha256().hexdigest()}  -"
 """`digest_of` a directory without files."""
 
@@ -44,7 +62,7 @@ def digest_command(left_out: Collection[str] = ()) -> str:
     pruned = "\\( -name __pycache__ -o -name '.?*' \\) -prune"
     others = "".join(f" ! -path {shlex.quote(f'./{path}')}" for path in sorted(left_out))
     return (
-        f"find . {pruned} -o -type f -size -{_MAX_FILE_BYTES + 1}c{others} -print0 2>/dev/null "
+        f"find . {pruned} -o -type f -size -{MAX_FILE_BYTES + 1}c{others} -print0 2>/dev/null "
         "| LC_ALL=C sort -z | xargs -0r sha256sum -- 2>/dev/null | sha256sum"
     )
 
@@ -60,6 +78,9 @@ async def digest_of(sandbox: Sandbox, left_out: Collection[str] = ()) -> str:
         Another text if a file was changed, added or removed. If the digest can't be made in time, one that is equal to
         no other.
     """
+    if isinstance(sandbox, HostedSandbox):
+        with contextlib.suppress(TooMuch):
+            return await sandbox.in_workdir(partial(host_workdir.digest, left_out=left_out))
     result = await sandbox.run(digest_command(left_out), _TIMEOUT_S)
     if result.timed_out or result.output_exceeded or result.exit_code != 0:
         return secrets.token_hex(32)
@@ -72,10 +93,13 @@ async def get_files(sandbox: Sandbox, first: str = "solution.py") -> dict[str, b
     At most 200 files of at most 1 MiB each, and not more in all than a command may print; `first` comes before all
     others. Links are not followed; what cannot be read, or has a name that is not UTF-8, is left out.
     """
-    select = f"-type f -size -{_MAX_FILE_BYTES + 1}c -print0"
+    if isinstance(sandbox, HostedSandbox):
+        with contextlib.suppress(TooMuch):
+            return await sandbox.in_workdir(partial(host_workdir.read, first=first))
+    select = f"-type f -size -{MAX_FILE_BYTES + 1}c -print0"
     command = (
         f"{{ find ./{first} -maxdepth 0 {select}; find . -name __pycache__ -prune -o ! -path ./{first} {select}; }} "
-        f"2>/dev/null | head -z -n {_MAX_FILES} "
+        f"2>/dev/null | head -z -n {MAX_FILES} "
         "| tar -cf - --no-recursion --hard-dereference --null --verbatim-files-from -T - 2>/dev/null"
     )
     result = await sandbox.run(command, _TIMEOUT_S)
@@ -84,19 +108,10 @@ async def get_files(sandbox: Sandbox, first: str = "solution.py") -> dict[str, b
         with tarfile.open(fileobj=io.BytesIO(result.output), mode="r:") as archive:
             for member in archive:
                 content = archive.extractfile(member) if member.isreg() else None
-                if content is not None and _is_text(member.name):
+                if content is not None and is_text(member.name):
                     files[member.name.removeprefix("./")] = content.read()
     except (tarfile.TarError, ValueError, OverflowError, OSError):
         # The output ended early (too much of it, or no file at all), or is no archive where the agent may have put
         # another `tar`; what came whole counts.
         pass
     return files
-
-
-def _is_text(name: str) -> bool:
-    """Whether the name is UTF-8; tarfile hands on other bytes as halves of surrogate pairs."""
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

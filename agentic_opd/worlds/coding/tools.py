@@ -1,7 +1,8 @@
 """The agent's tools: a parsed call in, the text that the model reads out.
 
 Whatever the model does wrong comes back as a result that starts with `Error: ` and says what to do. The file tools act
-inside the sandbox, so a path reaches exactly what a terminal command reaches.
+inside the sandbox, so a path reaches exactly what a terminal command reaches; plain files of a work directory on this
+machine are written without a command.
 """
 
 import shlex
@@ -12,6 +13,7 @@ from typing import Any
 from agentic_opd.core.text import cut_middle
 from agentic_opd.core.types import ToolCall, ToolResult
 from agentic_opd.sandboxes.protocol import CommandResult, Sandbox
+from agentic_opd.sandboxes.workdir import write_file
 from agentic_opd.worlds.coding.config import CodingConfig
 
 READING_TOOLS = frozenset({"read_file"})
@@ -134,7 +136,10 @@ async def _read(sandbox: Sandbox, limits: ToolLimits, path: str) -> bytes:
 
 
 async def _write(sandbox: Sandbox, limits: ToolLimits, path: str, content: bytes) -> None:
-    command = f'p={_quote(path)}; mkdir -p -- "$(dirname -- "$p")" && cat > "$p"'
+    quoted = _quote(path)
+    if await write_file(sandbox, path, content):
+        return
+    command = f'p={quoted}; mkdir -p -- "$(dirname -- "$p")" && cat > "$p"'
     result = await sandbox.run(command, limits.timeout_s, stdin=content)
     if result.timed_out or result.output_exceeded or result.memory_exceeded:
         raise _ToolError(_stopped(result, limits))

@@ -14,7 +14,7 @@ from agentic_opd.sandboxes import bubblewrap
 from agentic_opd.sandboxes.bubblewrap import BubblewrapSandbox, Identity, process_limit
 from agentic_opd.sandboxes.factory import check_sandbox
 from agentic_opd.sandboxes.protocol import Limits, Sandbox
-from agentic_opd.sandboxes.workdir import get_files, put_files
+from agentic_opd.sandboxes.workdir import digest_command, digest_of, get_files, put_files
 from tests.support.memory import only_watch
 from tests.support.sandboxes import gone, in_sandbox, needs_bwrap, processes_with, run_all
 
@@ -328,6 +328,43 @@ def test_solution_comes_first_among_too_many_files() -> None:
     files = in_sandbox(use)
     assert len(files) == 200
     assert files["solution.py"] == b"s\n"
+
+
+AWKWARD = """
+mkdir -p a/b .hidden __pycache__ closed; echo 1 > a/b/x; echo 2 > 'a b'; echo 3 > .hidden/y; echo 4 > __pycache__/z
+echo 5 > $'new\\nline'; echo 6 > $'not\\xffutf8'; echo 7 > 'back\\slash'; echo 8 > given.py
+echo 9 > closed/x; chmod 000 closed; truncate -s 2M large; echo > A
+echo 10 > unreadable; chmod 000 unreadable; ln -s a/b/x link; ln -s a linked; mkfifo pipe
+"""
+
+
+@pytest.mark.parametrize("files", ["true", AWKWARD, "for i in $(seq 2500); do echo > a$i; done"])
+def test_digest_by_this_machine_is_that_of_the_command(files: str) -> None:
+    async def use(box: Sandbox) -> tuple[str, str]:
+        await box.run(files, 10.0)
+        printed = await box.run(digest_command(["given.py"]), 10.0)
+        return await digest_of(box, ["given.py"]), printed.text.strip()
+
+    ours, printed = in_sandbox(use)
+    assert ours == printed
+
+
+@pytest.mark.parametrize("path", ["../x", "/tmp/x", "a/../../x", ".", "link/x"])
+def test_files_go_below_the_work_directory_only(path: str) -> None:
+    async def use(box: Sandbox) -> None:
+        await box.run("ln -s /tmp link", 10.0)
+        with pytest.raises(SandboxError, match="could not be written"):
+            await put_files(box, {path: "x"})
+
+    in_sandbox(use)
+
+
+def test_files_are_the_agents_own() -> None:
+    async def use(box: Sandbox) -> str:
+        await put_files(box, {"data/x.txt": "x"})
+        return (await box.run("echo y >> data/x.txt && touch data/z && cat data/x.txt", 10.0)).text
+
+    assert in_sandbox(use) == "xy\n"
 
 
 def test_no_solution_is_no_file() -> None:

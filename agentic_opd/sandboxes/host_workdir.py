@@ -1,0 +1,209 @@
+"""A work directory that lies on this machine, filled and read by this process: what workdir.py's commands do, at once.
+
+What lies there is the agent's, so every name is opened from the descriptor of its directory, no link is followed, and
+only regular files that the sandbox's user may read are read. A directory that holds more than a look takes (`TooMuch`)
+is left to the commands, for which the sandbox's limits hold.
+"""
+
+import contextlib
+import hashlib
+import itertools
+import os
+import stat
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import PurePosixPath
+
+from agentic_opd.core.errors import SandboxError
+
+MAX_FILES = 200
+MAX_FILE_BYTES = 2**20
+MAX_BYTES = 4 * 2**20
+"""What `get_files` gives at most."""
+
+_MOST_ENTRIES = 2000
+_MOST_BYTES = 16 * 2**20
+_DEEPEST = 50
+_OPEN = os.O_NOFOLLOW | os.O_CLOEXEC
+_ESCAPED = str.maketrans({"\\": "\\\\", "\n": "\\n", "\r": "\\r"})
+
+
+class TooMuch(Exception):
+    """The directory holds more than this process should look at."""
+
+
+def put(work: int, files: Mapping[str, str]) -> None:
+    """Write files (relative path -> text) below the directory, as its owner's.
+
+    Raises:
+        SandboxError: a path leads elsewhere, or the file system refused.
+    """
+    for path, text in files.items():
+        try:
+            _write(work, path, text.encode())
+        except (OSError, ValueError) as error:
+            raise SandboxError(f"the task's file {path!r} could not be written: {error}") from error
+
+
+def write(work: int, path: str, content: bytes) -> bool:
+    """Write one file as a command of the sandbox would; False where it takes that command to say what happens."""
+    try:
+        _write(work, path, content)
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def read(work: int, first: str) -> dict[str, bytes]:
+    """The regular files, by relative path: `first` before all others; those not in UTF-8 are left out.
+
+    Raises:
+        TooMuch: see the module.
+    """
+    found = dict[str, bytes]()
+    paths = sorted(_files(work, hidden=True, folder="", entries=itertools.count()), key=lambda path: path != first)
+    size = 0
+    for path in [path for path in paths if is_text(path)][:MAX_FILES]:
+        content = _content(work, path)
+        if content is not None:
+            size += len(content)
+            if size > MAX_BYTES:
+                break
+            found[path] = content
+    return found
+
+
+def digest(work: int, left_out: Collection[str]) -> str:
+    """What `workdir.digest_command` prints.
+
+    Raises:
+        TooMuch: see the module.
+    """
+    total, size = hashlib.sha256(), 0
+    paths = (path for path in _files(work, hidden=False, folder="", entries=itertools.count()) if path not in left_out)
+    for path in sorted(paths, key=os.fsencode):
+        content = _content(work, path)
+        if content is None:
+            continue
+        size += len(content)
+        if size > _MOST_BYTES:
+            raise TooMuch
+        name = f"./{path}"
+        said = name.translate(_ESCAPED)
+        line = f"{'' if said == name else chr(92)}{hashlib.sha256(content).hexdigest()}  {said}\n"
+        total.update(os.fsencode(line))
+    return f"{total.hexdigest()}  -"
+
+
+def is_text(name: str) -> bool:
+    """Whether the name is UTF-8; Python hands on other bytes as halves of surrogate pairs."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _write(work: int, path: str, content: bytes) -> None:
+    """Write a file in place or anew, with the folders that it needs.
+
+    Raises:
+        OSError, ValueError: a folder or file is not what it seems, or not the owner's to write.
+    """
+    parts = PurePosixPath(path).parts
+    if not parts or parts[0] == "/" or ".." in parts or path.endswith(("/", "/.")):
+        raise ValueError("it is not a path below the work directory")
+    owner = os.fstat(work).st_uid
+    with ExitStack() as opened:
+        folder = work
+        for name in parts[:-1]:
+            _check_mode(folder, 0o300)
+            is_new = False
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(name, dir_fd=folder)
+                is_new = True
+            folder = os.open(name, os.O_RDONLY | os.O_DIRECTORY | _OPEN, dir_fd=folder)
+            opened.callback(os.close, folder)
+            if is_new:
+                _give(folder, owner, 0o755)
+        _check_mode(folder, 0o300)
+        try:
+            file = os.open(parts[-1], os.O_WRONLY | os.O_CREAT | os.O_EXCL | _OPEN, 0o600, dir_fd=folder)
+            is_new = True
+        except FileExistsError:
+            file = os.open(parts[-1], os.O_WRONLY | os.O_NONBLOCK | _OPEN, dir_fd=folder)
+            is_new = False
+        with os.fdopen(file, "wb") as stream:
+            if is_new:
+                _give(file, owner, 0o644)
+            else:
+                _check_mode(file, stat.S_IFREG | 0o200)
+                os.ftruncate(file, 0)
+            stream.write(content)
+
+
+def _check_mode(fd: int, bits: int) -> None:
+    """Root may do anything; the sandbox's user may do what the modes say."""
+    if os.fstat(fd).st_mode & bits != bits:
+        raise PermissionError("the sandbox's user may not write there")
+
+
+def _give(fd: int, owner: int, mode: int) -> None:
+    if owner != os.geteuid():
+        os.fchown(fd, owner, owner)
+    os.fchmod(fd, mode)
+
+
+def _files(folder_fd: int, *, hidden: bool, folder: str, entries: Iterator[int]) -> Iterator[str]:
+    """The paths of the regular files that are not too large, in no order."""
+    folders = list[str]()
+    with os.scandir(folder_fd) as found:
+        for entry in found:
+            if next(entries) >= _MOST_ENTRIES:
+                raise TooMuch
+            if entry.name == "__pycache__" or (not hidden and entry.name.startswith(".")):
+                continue
+            about = entry.stat(follow_symlinks=False)
+            if stat.S_ISDIR(about.st_mode) and about.st_mode & 0o500 == 0o500:
+                folders.append(entry.name)
+            elif stat.S_ISREG(about.st_mode) and about.st_size <= MAX_FILE_BYTES:
+                yield f"{folder}{entry.name}"
+    for name in folders:
+        path = f"{folder}{name}/"
+        if path.count("/") > _DEEPEST:
+            raise TooMuch
+        yield from _opened(folder_fd, name, path, hidden=hidden, entries=entries)
+
+
+def _opened(parent: int, name: str, path: str, *, hidden: bool, entries: Iterator[int]) -> Iterator[str]:
+    try:
+        fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | _OPEN, dir_fd=parent)
+    except OSError:
+        return
+    try:
+        yield from _files(fd, hidden=hidden, folder=path, entries=entries)
+    finally:
+        os.close(fd)
+
+
+def _content(work: int, path: str) -> bytes | None:
+    """The file's bytes; None if it can't be read, or is no regular file any more."""
+    *folders, name = path.split("/")
+    folder = os.dup(work)
+    try:
+        for one in folders:
+            below = os.open(one, os.O_RDONLY | os.O_DIRECTORY | _OPEN, dir_fd=folder)
+            os.close(folder)
+            folder = below
+        return _read(lambda: os.open(name, os.O_RDONLY | os.O_NONBLOCK | _OPEN, dir_fd=folder))
+    except OSError:
+        return None
+    finally:
+        os.close(folder)
+
+
+def _read(opened: Callable[[], int]) -> bytes | None:
+    with os.fdopen(opened(), "rb") as stream:
+        about = os.fstat(stream.fileno())
+        may_read = stat.S_ISREG(about.st_mode) and about.st_mode & 0o400
+        return stream.read(MAX_FILE_BYTES) if may_read else None
