@@ -224,7 +224,7 @@ class Work:
             run = Run(mode, seed, self.chosen(mode), args.rollouts)
             self.curves.setdefault(mode, {})[str(seed)] = await self.curve(run, args.points)
             if args.world == "coding":
-                firsts = [await self.first_solutions(run, rollouts) for rollouts in args.points]
+                firsts = [await self.first_solutions(run, rollouts) for rollouts in self.kept(run)]
                 self.firsts.setdefault(mode, {})[str(seed)] = firsts
                 said = f"{mode} seed {seed}, first solutions: {shown(firsts)}"
                 self.console.print(said, highlight=False, soft_wrap=True)
@@ -269,6 +269,10 @@ class Work:
         lines = (self.folder(run, rollouts) / "samples.jsonl").read_text().splitlines()
         passing, _ = await first_solutions([json.loads(line) for line in lines])
         return Point(rollouts, passing / len(lines), len(lines))
+
+    def kept(self, run: Run) -> list[int]:
+        """The points whose episodes are there: a start that was measured in another folder has only its rate."""
+        return [rollouts for rollouts in self.args.points if (self.folder(run, rollouts) / "samples.jsonl").exists()]
 
     def folder(self, run: Run, rollouts: int) -> Path:
         """Where the episodes are that the weights after so many rollouts were measured by."""
