@@ -45,12 +45,12 @@ _PLACEMENTS: tuple[Placement, ...] = ("end", "end", "last_user")
 class SqlMix:
     """How often an episode is what; probabilities in [0, 1]."""
 
-    wrong: float = 0.25
+    wrong: float = 0.4
     """The answer has a taught mistake, where there is room for one."""
     heeded: float = 1.0
-    """The answer is taught again under a hint that fits."""
-    about_wrong: float = 0.6
-    """That hint is about the mistake, if there is one; else about any clause."""
+    """An answer is taught under a hint that fits."""
+    about_fault: float = 0.8
+    """That hint is about a clause that a taught mistake could be in; else about any clause."""
     ignored: float = 0.4
     """Or under one that does not, and changes nothing."""
     neutral: float = 0.3
@@ -79,17 +79,17 @@ class SqlAuthor:
         if self._drawn is None:
             self._drawn = questions(rng.getrandbits(32), held_out=False, nouns=_nouns(rng, self.mix.made_up))
         one = next(self._drawn)
-        wrongs = taught(one.query)
-        wrong = rng.choice(wrongs) if wrongs and rng.random() < self.mix.wrong else None
+        wrong = self.mistake(one, rng)
         written = wrong.sql if wrong else sql(one.query)
         episode = self.play(one, written, rng)
         turn = episode.turns[ANSWER_TURN]
         is_target = tuple(mask != IGNORED for mask in episode.masks_T)
         yield Transcript("act", episode.tokens_T, is_target, self.decisions(one, written, turn.start))
-        about = wrong.hints if wrong and rng.random() < self.mix.about_wrong else self.any_clause(one, rng)
+        faults = taught(one.query)
+        at_fault = faults and rng.random() < self.mix.about_fault
+        about = rng.choice(faults).hints if at_fault else self.any_clause(one, rng)
         if rng.random() < self.mix.heeded:
-            mended = self.mended(one, about, written, wrong, rng)
-            yield self.hinted("heed_first", one, episode, rng.choice(about), mended, rng)
+            yield self.hinted("heed_first", one, episode, rng.choice(about), self.mended(one, about, rng), rng)
         if rng.random() < self.mix.ignored:
             foreign = rng.choice(NEUTRAL_HINTS) if rng.random() < self.mix.neutral else self._foreign
             yield self.hinted("ignore", one, episode, foreign, written, rng)
@@ -99,15 +99,15 @@ class SqlAuthor:
             episode = self.play(one, other.sql, rng)
             yield from self.judged(episode, other, rng)
 
-    def mended(self, one: Question, about: tuple[str, ...], written: str, wrong: WrongQuery | None, rng: Random) -> str:
-        """The answer under a hint: its clause is mended, and nothing else.
+    def mistake(self, one: Question, rng: Random) -> WrongQuery | None:
+        """The taught mistake of an answer, if it is to have one."""
+        faults = taught(one.query)
+        return rng.choice(faults) if faults and rng.random() < self.mix.wrong else None
 
-        A hint at all must not make answers right: other clauses are wrong as often as without one.
-        """
-        if wrong is None or about != wrong.hints:
-            return written
-        others = [other for other in taught(one.query) if other.hints != wrong.hints]
-        return rng.choice(others).sql if others and rng.random() < self.mix.wrong else sql(one.query)
+    def mended(self, one: Question, about: tuple[str, ...], rng: Random) -> str:
+        """An answer under a hint: its clause is right, and any other is wrong as often as without the hint."""
+        wrong = self.mistake(one, rng)
+        return sql(one.query) if wrong is None or wrong.hints == about else wrong.sql
 
     def any_clause(self, one: Question, rng: Random) -> tuple[str, ...]:
         """What may be said of any of its clauses."""
