@@ -23,6 +23,8 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 
 _BACKOFF_S = (0.1, 5.0)
 """First and longest pause between two attempts; each pause doubles the one before and is jittered."""
+_DONE = b"[DONE]"
+"""The data of a stream's last event."""
 _QUIET_S = 2.0
 """An outage that is over sooner is not worth a line."""
 
@@ -146,8 +148,8 @@ class JsonClient:
         except NoAnswerError as error:
             raise self._unreachable(path, error) from error
 
-    async def events(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[Any]:
-        """POST `body` as JSON and yield the JSON of each server-sent event of the answer, as they come.
+    async def events(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[list[bytes]]:
+        """POST `body` as JSON and yield the data of the answer's server-sent events: at each time all that have come.
 
         Until the answer begins it is asked as `request` asks; an answer that breaks off is not asked for again. Closing
         the generator closes the connection, by which the server sees that nobody waits any more.
@@ -163,13 +165,18 @@ class JsonClient:
             raise self._unreachable(path, error) from error
         try:
             async with answer:
-                async for line in answer.content:
-                    event = line.strip().removeprefix(b"data:").strip()
-                    if event == b"[DONE]":
+                unfinished = b""
+                async for chunk in answer.content.iter_any():
+                    *lines, unfinished = (unfinished + chunk).split(b"\n")
+                    events = [line.removeprefix(b"data:").strip() for line in lines if line.startswith(b"data:")]
+                    is_done = _DONE in events
+                    if is_done:
+                        del events[events.index(_DONE) :]
+                    if events:
+                        yield events
+                    if is_done:
                         return
-                    if event:
-                        yield json.loads(event)
-        except (aiohttp.ClientError, TimeoutError, ConnectionError, ValueError) as error:
+        except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:
             raise ServerUnreachableError(f"the answer of {self.base_url}{path} broke off: {error!r}") from error
         raise ServerUnreachableError(f"the answer of {self.base_url}{path} broke off")
 

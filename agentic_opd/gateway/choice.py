@@ -5,6 +5,7 @@ back while it could still turn into something else, and what was shown is never 
 does not go on from it, the client's message is what it was shown, and `rewrote` says so.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,9 +15,11 @@ from agentic_opd.gateway.policy import Delta, SampledToken
 from agentic_opd.rollout.chat import Chat, ParsedTurn
 from agentic_opd.rollout.conversation import Completion
 
+_MAY_BE_TAG = re.compile(r"<(?![\s=0-9])")
+"""Not the sign of a comparison. At the end of a text it may be anything."""
 _LONGEST_TAG = 32
 """Characters from a `<` on that may be the beginning of a tag."""
-_CALL_STARTS = ("{", "[", "<", "`")
+_CALL_STARTS = ("{", "[", "`")
 """With one of these a text may begin that is a tool call."""
 _PARSED_AGAIN = 32
 """A message of n tokens is parsed again when n / 32 more are there: often enough to be seen, and linear in all."""
@@ -154,9 +157,11 @@ class Choice:
 
     def _plain_text(self) -> str | None:
         """What was sampled so far, as text; None if something in it may be more than text."""
-        text = self._chat.tokenizer.decode([token.token_id for token in self._tokens], skip_special_tokens=False)
-        is_plain = not any(start in text for start in (_CALL_STARTS if self._chat.tools else "<"))
-        return text.lstrip() if is_plain else None
+        text = self._chat.text([token.token_id for token in self._tokens])
+        tag = _MAY_BE_TAG.search(text)
+        is_tag = tag is not None and tag.end() < len(text)
+        is_call = self._chat.tools and any(start in text for start in _CALL_STARTS)
+        return None if is_tag or is_call else text.lstrip()
 
     def _piece(self, content: str, reasoning: str) -> Piece | None:
         """What of these texts was not shown yet; None if nothing was, and no token is untold."""
@@ -183,10 +188,10 @@ def held_back(content: str, stop: Sequence[str], *, has_tools: bool) -> str:
         certain = certain.partition(string)[0]
     longest = max(map(len, stop), default=1) - 1
     certain = certain[: max(0, len(certain) - longest)].rstrip()
-    if has_tools and certain.lstrip().startswith(_CALL_STARTS):
+    if has_tools and certain.lstrip().startswith(("<", *_CALL_STARTS)):
         return ""
     tag = certain.rfind("<", max(0, len(certain) - _LONGEST_TAG))
-    return certain if tag < 0 else certain[:tag].rstrip()
+    return certain if tag < 0 or not _MAY_BE_TAG.match(certain, tag) else certain[:tag].rstrip()
 
 
 def _certain(text: str) -> str:

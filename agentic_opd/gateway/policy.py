@@ -7,7 +7,7 @@ parameter, and says ids, logprobs and the version of the weights with each step.
 import json
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, ValidationError
@@ -18,8 +18,8 @@ from agentic_opd.core.server_info import ServerInfo
 from agentic_opd.gateway.errors import RefusedError
 
 ROUTE = "/generate"
-_STREAMING_ROUTE = 2
-"""What the plugin's `generate_route` must be at least."""
+_STREAMING_ROUTE, _INTERVAL_ROUTE = 2, 4
+"""What the plugin's `generate_route` must be at least to stream at all, and to stream in larger steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +43,10 @@ class Delta:
     """Which of the `stop` strings ended it."""
     weight_version: int | None = None
     """The oldest weights that sampled the choice, with its last delta; None before."""
+
+    def then(self, later: "Delta") -> "Delta":
+        """This and the choice's next one, as one."""
+        return replace(later, tokens=self.tokens + later.tokens)
 
 
 _Row = Annotated[list[dict[int, float]], Field(min_length=1, max_length=1)]
@@ -90,7 +94,14 @@ class SamplingServer:
             )
 
     async def sample(
-        self, prompt_ids: Sequence[int], *, n: int, max_tokens: int, top_logprobs: int, params: Mapping[str, Any]
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        n: int,
+        max_tokens: int,
+        top_logprobs: int,
+        params: Mapping[str, Any],
+        interval: int = 1,
     ) -> AsyncGenerator[Delta]:
         """Sample `n` completions of a prompt; yields what comes, as it comes. Closing the generator ends the sampling.
 
@@ -100,6 +111,7 @@ class SamplingServer:
             max_tokens: Tokens of each at most.
             top_logprobs: Most likely tokens to be told at each position.
             params: Further sampling parameters, as vLLM names them.
+            interval: Tokens of a choice that come together, after its first; older plugins send each by itself.
 
         Raises:
             RefusedError: a parameter is not one that vLLM can sample with; names it.
@@ -111,21 +123,33 @@ class SamplingServer:
             **params,
             **{"n": n, "max_tokens": max_tokens, "logprobs": top_logprobs, "stream": True},
         }
+        if interval > 1 and self.info.generate_route >= _INTERVAL_ROUTE:
+            body["stream_interval"] = interval
         try:
             async with aclosing(self.client.events(ROUTE, body)) as events:
-                async for event in events:
-                    yield self._delta(event, top_logprobs)
+                async for some in events:
+                    for delta in self._deltas(some, top_logprobs):
+                        yield delta
         except ServerRequestError as error:
             raise _as_refusal(error) from error
 
-    def _delta(self, event: object, top_logprobs: int) -> Delta:
+    def _deltas(self, events: Sequence[bytes], top_logprobs: int) -> Sequence[Delta]:
+        """One for each choice: what has come together is looked at together."""
+        by_choice = dict[int, Delta]()
+        for event in events:
+            delta = self._delta(event, top_logprobs)
+            before = by_choice.get(delta.index)
+            by_choice[delta.index] = before.then(delta) if before else delta
+        return tuple(by_choice.values())
+
+    def _delta(self, event: bytes, top_logprobs: int) -> Delta:
         """Its errors do not quote the event, which holds what was said."""
         where = f"{self.url}{ROUTE}"
-        if isinstance(event, dict) and "error" in event:
-            raise ServerMismatchError(f"{where} failed while it sampled; the vLLM server's log says more")
         try:
-            return _Event.model_validate(event).delta(top_logprobs)
+            return _Event.model_validate_json(event).delta(top_logprobs)
         except ValidationError as error:
+            if event.startswith(b'{"error"'):
+                raise ServerMismatchError(f"{where} failed while it sampled; the vLLM server's log says more") from None
             fields = ", ".join(".".join(map(str, one["loc"])) or "event" for one in error.errors()[:3])
             raise ServerMismatchError(f"{where} does not stream sampled tokens as the plugin does: {fields}") from None
         except ValueError as error:

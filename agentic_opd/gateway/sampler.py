@@ -34,6 +34,12 @@ CONTEXT_FULL = "context_length_exceeded"
 """The code of a request that is refused because its prompt leaves no room for an answer."""
 _RENDERED_AT_ONCE = 2**16
 """Characters of new messages that are rendered on the event loop, in some tens of milliseconds."""
+_BUSY = 4
+"""Streams to which each token goes by itself. When there are more, more tokens go together: handing them on takes the
+processor from the engine, and a client gets as many in a second as before."""
+_MOST_TOGETHER = 4
+_UNSEEN_TOGETHER = 128
+"""Tokens that go together to a client that waits for the whole answer; seldom enough, and no connection is idle."""
 _CHATS_KEPT = 64
 """Sets of tools whose renderings are kept ready."""
 
@@ -65,6 +71,8 @@ class Sampler:
         self._aside = ThreadPoolExecutor(1, "rendering")
         self._chats_aside: _Chats | None = None
         self._turn_ids = itertools.count(first_turn_id)
+        self._streams = 0
+        """Under way, to clients that read along."""
 
     def close(self) -> None:
         """Wait for nothing that is still being rendered."""
@@ -151,30 +159,38 @@ class Sampler:
         open_choices = set(range(asked.n))
         yield Begun(session.session_id, len(prompt_ids))
         self._telemetry.tokens.labels("prompt").inc(len(prompt_ids))
-        deltas = server.sample(
-            prompt_ids,
-            n=asked.n,
-            max_tokens=min(room, asked.max_tokens or room),
-            top_logprobs=asked.top_logprobs or 0,
-            params=params,
-        )
-        async with aclosing(deltas):
-            async for delta in deltas:
-                if delta.index not in open_choices:
-                    raise ServerMismatchError(f"{server.url} went on with choice {delta.index}, which it had not begun")
-                piece = choices[delta.index].take(delta, asked.stop)
-                if piece is not None:
-                    yield piece
-                if delta.finish_reason is not None:
-                    open_choices.remove(delta.index)
-                    finished = choices[delta.index].finish(delta)
-                    recording = asyncio.create_task(self._record(asked, session, talk.fork(), path, finished))
-                    try:
-                        await asyncio.shield(recording)
-                    except asyncio.CancelledError:  # The client went; the turn is finished all the same.
-                        await recording
-                        raise
-                    yield finished
+        self._streams += asked.stream
+        interval = min(_MOST_TOGETHER, 1 + self._streams // (_BUSY + 1)) if asked.stream else _UNSEEN_TOGETHER
+        try:
+            deltas = server.sample(
+                prompt_ids,
+                n=asked.n,
+                max_tokens=min(room, asked.max_tokens or room),
+                top_logprobs=asked.top_logprobs or 0,
+                params=params,
+                interval=interval,
+            )
+            async with aclosing(deltas):
+                async for delta in deltas:
+                    if delta.index not in open_choices:
+                        raise ServerMismatchError(
+                            f"{server.url} went on with choice {delta.index}, which it had not begun"
+                        )
+                    piece = choices[delta.index].take(delta, asked.stop)
+                    if piece is not None:
+                        yield piece
+                    if delta.finish_reason is not None:
+                        open_choices.remove(delta.index)
+                        finished = choices[delta.index].finish(delta)
+                        recording = asyncio.create_task(self._record(asked, session, talk.fork(), path, finished))
+                        try:
+                            await asyncio.shield(recording)
+                        except asyncio.CancelledError:  # The client went; the turn is finished all the same.
+                            await recording
+                            raise
+                        yield finished
+        finally:
+            self._streams -= asked.stream
         if open_choices:
             raise ServerMismatchError(f"{server.url} ended its stream before {len(open_choices)} of its choices")
 

@@ -117,6 +117,13 @@ class Chat:
             message["tool_calls"] = [_wire_call(call) for call in calls]
         return ParsedTurn(message, calls)
 
+    def text(self, token_ids: Sequence[int]) -> str:
+        """Ids as text, control tokens included."""
+        backend = getattr(self.tokenizer, "backend_tokenizer", None)
+        if backend is None or getattr(self.tokenizer, "clean_up_tokenization_spaces", False):
+            return str(self.tokenizer.decode(token_ids, skip_special_tokens=False))
+        return str(backend.decode(token_ids, skip_special_tokens=False))  # Some five times faster.
+
     def unparsed(self, completion_ids: Sequence[int]) -> ParsedTurn:
         """A completion as a message that holds its text."""
         text = self.tokenizer.decode(list(completion_ids), skip_special_tokens=True)

@@ -3,7 +3,7 @@
 With `stream: true` it answers with server-sent events, one a step of the engine and choice, and `[DONE]` at the end.
 """
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import fields, is_dataclass
 from typing import Annotated, Any, NotRequired, TypedDict, get_args, get_type_hints
@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 from vllm.exceptions import VLLMValidationError
 from vllm.inputs import EngineInput, tokens_input
-from vllm.logprobs import PromptLogprobs, SampleLogprobs
+from vllm.logprobs import FlatLogprobs, PromptLogprobs, SampleLogprobs
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.outputs import LogprobsTensors
@@ -21,12 +21,12 @@ from agentic_opd.serving.adapters import Weights
 from agentic_opd.serving.engine import PluginState, RefusedError, final_output, last_rows, outputs, weight_version
 from agentic_opd.serving.web import Body, read_body
 
-GENERATE_ROUTE = 3
-"""What the route understands: from 2 on streams, from 3 on `prefer_weight_version`."""
+GENERATE_ROUTE = 4
+"""What the route understands: from 2 on streams, from 3 on `prefer_weight_version`, from 4 on `stream_interval`."""
 
 NOT_FOR_CLIENTS = {
     *("detokenize", "extra_args", "flat_logprobs", "output_kind", "output_text_buffer_length", "skip_clone"),
-    *("prompt_logprob_start", "prompt_logprob_token_ids", "skip_reading_prefix_cache", "stream_interval"),
+    *("prompt_logprob_start", "prompt_logprob_token_ids", "skip_reading_prefix_cache"),
 }
 """Fields of vLLM's sampling parameters that say how the server works, not what is sampled."""
 
@@ -148,6 +148,7 @@ async def generate(state: PluginState, raw: bytes) -> GenerateAnswer | AsyncGene
         if params.prompt_logprobs is not None:
             raise RefusedError("prompt_logprobs", "prompt logprobs do not come in a stream")
         params.output_kind = RequestOutputKind.DELTA
+        params.detokenize = bool(params.stop)  # Nothing else of a stream needs its text.
         return _streamed(state, prompt, params, body.prefer_weight_version)
     with state.adapters.reading(body.prefer_weight_version) as weights:
         output = await final_output(state.engine, prompt, params, weights.adapter)
@@ -278,6 +279,16 @@ def as_dicts(
     """The last `num_rows` rows as `{id: logprob}` (nats), the row's own token first."""
     if num_rows == 0 or logprobs is None:
         return []
+    if isinstance(logprobs, FlatLogprobs):
+        # Rows that vLLM put together, because nobody took them in time, name the sampled token once, others twice.
+        bounds = zip(logprobs.start_indices[-num_rows:], logprobs.end_indices[-num_rows:], strict=True)
+        return [_as_dict(logprobs.token_ids[a:b], logprobs.logprobs[a:b]) for a, b in bounds]
     ids, values = last_rows(logprobs, num_rows)
     values = np.nan_to_num(values, nan=LOWEST_LOGPROB, neginf=LOWEST_LOGPROB)
     return [dict(zip(*row, strict=True)) for row in zip(ids.tolist(), values.tolist(), strict=True)]
+
+
+def _as_dict(ids: Sequence[int], values: Sequence[float]) -> dict[int, float]:
+    return {
+        token: value if value > LOWEST_LOGPROB else LOWEST_LOGPROB for token, value in zip(ids, values, strict=True)
+    }

@@ -6,7 +6,6 @@ last value counts, and both are checked.
 """
 
 import asyncio
-import json
 import re
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
@@ -154,18 +153,21 @@ async def _first(stream: AsyncGenerator[Any]) -> Any:
 def event_stream(first: Any, rest: AsyncGenerator[Any]) -> StreamingResponse:
     """JSON data as server-sent events; what fails under way is the last event, `{"error": {"message"}}`."""
 
-    async def events() -> AsyncGenerator[str]:
+    async def events() -> AsyncGenerator[bytes]:
         async with aclosing(rest):
-            yield f"data: {json.dumps(first)}\n\n"
+            yield _event(first)
             try:
                 async for event in rest:
-                    yield f"data: {json.dumps(event)}\n\n"
+                    yield _event(event)
             except (VLLMClientError, RetryableRequestError) as error:
-                failed = {"error": {"field": None, "message": shortened(str(error))}}
-                yield f"data: {json.dumps(failed)}\n\n"
-        yield "data: [DONE]\n\n"
+                yield _event({"error": {"field": None, "message": shortened(str(error))}})
+        yield b"data: [DONE]\n\n"
 
     return StreamingResponse(events(), media_type="text/event-stream")
+
+
+def _event(data: Mapping[str, object]) -> bytes:
+    return b"data: %b\n\n" % msgspec.json.encode(data)
 
 
 def refused_response(refused: RefusedError) -> JSONResponse:

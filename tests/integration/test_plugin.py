@@ -49,6 +49,32 @@ def test_a_batch_of_sequences(vllm_server: LocalServer, forward: Forward, vocab:
         check(scored, ids, n, top_k, forward(ids))
 
 
+def streamed(server: LocalServer, **body: Any) -> list[dict[str, Any]]:
+    data = json.dumps({**body, "stream": True}).encode()
+    request = urllib.request.Request(f"{server.base_url}/generate", data, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=120) as answer:
+        lines = [line.removeprefix(b"data: ") for line in answer.read().splitlines() if line]
+    assert lines[-1] == b"[DONE]"
+    return [json.loads(line) for line in lines[:-1]]
+
+
+def test_a_stream_in_larger_steps_says_the_same(vllm_server: LocalServer, vocab: int) -> None:
+    """1 token, then 4 at a time or more where the server is slow, with the ids and logprobs of a whole answer."""
+    body = {"prompt": {"prompt_token_ids": random_ids(7, 60, vocab)}, "max_tokens": 19, "min_tokens": 19}
+    body |= {"temperature": 0.0, "logprobs": 3}
+    whole = ask(vllm_server, "/generate", body).body
+    for interval, fewest, most in ((1, 7, 19), (4, 2, 6)):
+        events = streamed(vllm_server, **body, stream_interval=interval)
+        assert fewest <= len(events) <= most, [event["token_ids"] for event in events]
+        assert [one for event in events for one in event["token_ids"]] == whole["token_ids"][0]
+        for (mine,), (theirs,) in zip(
+            (row for event in events for row in event["logprobs"]), whole["logprobs"][0], strict=True
+        ):
+            assert mine == pytest.approx(theirs, abs=TOLERANCE)
+    refused = ask(vllm_server, "/generate", {**body, "stream": True, "stream_interval": 0})
+    assert (refused.status, refused.body["error"]["field"]) == (400, "stream_interval")
+
+
 @pytest.mark.parametrize("num_scored", [1, 40, 399])
 def test_a_sequence_scored_again_and_again(
     vllm_server: LocalServer, forward: Forward, vocab: int, num_scored: int

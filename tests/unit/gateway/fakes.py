@@ -44,9 +44,13 @@ class ScriptedVllm:
     """(prompt ids, sampled ids) of every choice that was sampled to its end."""
     gate: asyncio.Event | None = None
     """If there is one, only the first token comes before it is set."""
+    step_s: float = 0.0
+    """Seconds between two tokens; without any they come together."""
     aborted: int = 0
     status: int = 200
     max_adapters: int = 0
+    route: int = 4
+    """What its `/generate` understands."""
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
@@ -82,6 +86,7 @@ class ScriptedVllm:
                 "weight_version": 3 if is_last else None,
             }
             await answer.write(f"data: {json.dumps(event)}\n\n".encode())
+            await asyncio.sleep(self.step_s)
             if self.gate is not None:
                 while not self.gate.is_set():  # What is written to a client that has gone fails only after a while.
                     await asyncio.sleep(0.01)
@@ -158,7 +163,7 @@ async def gateway_before(
     app.router.add_post("/generate", vllm.generate)
     async with TestServer(app) as server:
         client = JsonClient(str(server.make_url("")), retry_s=0.2)
-        info = ServerInfo("policy", 1024, has_plugin=True, generate_route=3, max_adapters=vllm.max_adapters)
+        info = ServerInfo("policy", 1024, has_plugin=True, generate_route=vllm.route, max_adapters=vllm.max_adapters)
         journal, telemetry = Journal(config.journal), Telemetry()
         file = GroupFile(groups_path, line_settings(config), resume=True)
         writer = GroupWriter(config, distiller, file, journal, telemetry)

@@ -309,12 +309,49 @@ async def events_of(at: Running, *messages: Any, **body: Any) -> list[Any]:
     return [json.loads(line) for line in lines[:-1]]
 
 
+@pytest.mark.parametrize("route", [3, 4])
+def test_tokens_come_together_where_nobody_reads_along_or_many_do(tokenizer: Any, tmp_path: Path, route: int) -> None:
+    vllm = ScriptedVllm(tokenizer, lambda prompt, _: "x" * 50, gate=asyncio.Event(), route=route)
+
+    async def talk(at: Running) -> None:
+        asking = [asyncio.create_task(at.chat(USER, stream=place > 0)) for place in range(20)]
+        await until(lambda: asyncio.sleep(0, len(vllm.asked) == 20))
+        assert vllm.gate is not None
+        vllm.gate.set()
+        assert all(answer.status_code == 200 for answer in await asyncio.gather(*asking))
+        await at.chat(USER, stream=True)
+
+    run(tmp_path, vllm, talk)
+    together = [body.get("stream_interval") for body in vllm.asked]
+    assert together[-1] is None
+    streams = [*[None] * 4, *[2] * 5, *[3] * 5, *[4] * 5]
+    expected = [128, *streams] if route == 4 else [None] * 20
+    assert sorted(map(str, together[:-1])) == sorted(map(str, expected))
+
+
+def test_what_comes_together_is_shown_together(tokenizer: Any, tmp_path: Path) -> None:
+    vllm = ScriptedVllm(tokenizer, lambda prompt, choice: f"I run it and look, {choice}.")
+
+    async def talk(at: Running) -> Any:
+        return await events_of(at, USER, logprobs=True, n=2)
+
+    chunks = [chunk["choices"][0] for chunk in run(tmp_path, vllm, talk)]
+    for choice in range(2):
+        own = [one for one in chunks if one["index"] == choice]
+        assert "".join(one["delta"].get("content", "") for one in own) == f"I run it and look, {choice}."
+        ids = next(ids for _, ids in vllm.sampled if tokenizer.decode(ids).startswith(f"I run it and look, {choice}"))
+        told = [token["token"] for one in own for token in (one["logprobs"] or {"content": []})["content"]]
+        assert told == [tokenizer.decode([token]) for token in ids]
+        assert len(own) < len(ids)
+
+
 def test_a_stream_gives_the_text_in_pieces_and_the_calls_at_its_end(tokenizer: Any, tmp_path: Path) -> None:
     vllm = ScriptedVllm(tokenizer, lambda prompt, _: f"I run it and look.\n{CALL}")
 
     async def talk(at: Running) -> Any:
         return await events_of(at, USER, tools=[TOOL], stream_options={"include_usage": True}, logprobs=True)
 
+    vllm.step_s = 0.01
     *chunks, usage = run(tmp_path, vllm, talk)
     deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
     assert deltas[0] == {"role": "assistant", "content": ""}

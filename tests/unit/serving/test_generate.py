@@ -128,3 +128,19 @@ def test_a_stream_says_each_choices_ids_and_logprobs() -> None:
     row = [[{"4": pytest.approx(float(TABLE_VV[3, 4]))}], [{"5": pytest.approx(float(TABLE_VV[4, 5]))}]]
     expected = {"token_ids": [4, 5], "logprobs": row, "finish_reason": "length", "stop_reason": None}
     assert events_of(reply) == [{"index": index, "weight_version": 3, **expected} for index in (0, 1)]
+
+
+def test_rows_that_were_put_together_keep_their_own_entries() -> None:
+    """vLLM makes one output of two that nobody took in time: its rows then name the sampled token once, not twice."""
+    from vllm.logprobs import FlatLogprobs
+
+    from agentic_opd.serving.generate import as_dicts
+
+    flat = FlatLogprobs(
+        start_indices=[0, 3, 5],
+        end_indices=[3, 5, 8],
+        token_ids=[7, 7, 2, 4, 9, 1, 3, 1],
+        logprobs=[-0.1, -0.1, -2.0, -0.5, float("-inf"), float("nan"), -1.0, -3.0],
+    )
+    assert as_dicts(flat, 3) == [{7: -0.1, 2: -2.0}, {4: -0.5, 9: -9999.0}, {1: -3.0, 3: -1.0}]
+    assert as_dicts(flat, 1) == [{1: -3.0, 3: -1.0}]
