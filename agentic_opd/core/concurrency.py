@@ -1,10 +1,27 @@
-"""Run independent coroutines together and fail with the first of their errors."""
+"""Independent coroutines: run together, failing with the first of their errors, and their work on the loop in turn."""
 
 import asyncio
-from collections.abc import Awaitable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Iterable
+from contextlib import asynccontextmanager
 from typing import TypeVar
+from weakref import WeakKeyDictionary
 
 T = TypeVar("T")
+
+_TURNS = WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock]()
+
+
+@asynccontextmanager
+async def in_turn() -> AsyncGenerator[None]:
+    """Do a few milliseconds of work that does not await, one of this event loop at a time.
+
+    The answers to many requests come together, as a step of the engine ends: if what they cause were done at once, the
+    loop would see to nothing else for as long as all of it takes. Between two turns it looks at everything.
+    """
+    turn = _TURNS.setdefault(asyncio.get_running_loop(), asyncio.Lock())
+    async with turn:
+        yield
+        await asyncio.sleep(0)
 
 
 async def gather_all(awaitables: Iterable[Awaitable[T]]) -> list[T]:

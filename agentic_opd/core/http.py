@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import aiohttp
 from pydantic import BaseModel, ValidationError
 
+from agentic_opd.core.concurrency import in_turn
 from agentic_opd.core.errors import ServerError, ServerMismatchError, ServerRequestError, ServerUnreachableError
 
 logger = logging.getLogger(__name__)
@@ -212,7 +213,8 @@ class JsonClient:
             async with self._open().request(method, self.base_url + path, data=data, headers=headers) as answer:
                 text = await answer.text()
                 if answer.status < 400:
-                    return json.loads(text)
+                    async with in_turn():
+                        return json.loads(text)
         except (aiohttp.ClientError, TimeoutError, ConnectionError, json.JSONDecodeError, UnicodeDecodeError) as error:
             raise NoAnswerError(str(error) or type(error).__name__) from error
         raise self._refusal(path, answer.status, text)

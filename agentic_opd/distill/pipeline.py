@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from agentic_opd.core.concurrency import gather_all
+from agentic_opd.core.concurrency import gather_all, in_turn
 from agentic_opd.core.errors import (
     AlignmentError,
     RendererError,
@@ -160,6 +160,14 @@ async def distill_episode(
         return await _distill_turn(episode, pair, public_text, servers, config, pool, siblings)
 
     turns = await gather_all(distilled(pair) for pair in _pairs(episode, config))
+    async with in_turn():
+        return _put_together(episode, turns, servers, config)
+
+
+def _put_together(
+    episode: Episode, turns: Sequence[_Turn], servers: DistillServers, config: DistillConfig
+) -> DistilledEpisode:
+    """The arrays, records and figures of an episode whose turns are judged and scored."""
     scored = {index: turn.reply.rows for index, turn in enumerate(turns) if turn.reply is not None}
     arrays = build_arrays(episode, scored, config.distill_topk)
     records = tuple(_record(turn, way, arrays) for turn, way in zip(episode.turns, turns, strict=True))

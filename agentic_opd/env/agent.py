@@ -8,7 +8,7 @@ import logging
 import random
 import time
 from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -244,7 +244,8 @@ class AgentEnv(BaseEnv):
         return FinishedGroup(group, episodes, of_group)
 
     async def _finished_episode(self, task: Task) -> Episode | DistilledEpisode:
-        async with self._slot() as server:
+        async with AsyncExitStack() as place:
+            server = await place.enter_async_context(self._slot())
             if self.distiller is None:
                 return await self._sampled(task, server)
             policy_url = server.client.base_url
@@ -252,6 +253,7 @@ class AgentEnv(BaseEnv):
                 # With `delayed`, what comes later belongs to a turn's evidence too.
                 is_next_state = self.distiller.config.hindsight == "next_state"
                 episode = await self._sampled(task, server, turns.begin if is_next_state else None)
+                await place.aclose()  # The next episode begins while this one is judged and scored.
                 return await self.distiller.distill(episode, policy_url, await turns.known())
 
     async def _finished_together(self, task: Task, distiller: Distiller) -> list[Episode | DistilledEpisode]:

@@ -6,6 +6,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeVar
 
+from agentic_opd.core.concurrency import in_turn
 from agentic_opd.core.errors import RendererError, SandboxError, ServerError
 from agentic_opd.core.types import Episode, Message, Reward, Session, StopReason, Task, ToolCall, ToolResult, World
 from agentic_opd.rollout.chat import Chat
@@ -76,7 +77,8 @@ class AgentLoop:
 
     async def step(self, policy: Policy) -> StopReason | None:
         """Sample one turn and answer it; returns why the episode ends, None if it goes on."""
-        prompt_ids = self.conversation.prompt()
+        async with in_turn():
+            prompt_ids = self.conversation.prompt()
         room = self.config.max_token_length - len(prompt_ids)
         if room < 1:
             return StopReason.CONTEXT_FULL
@@ -86,7 +88,8 @@ class AgentLoop:
         """Add a sampled turn and what answers it; returns why the episode ends, None if it goes on."""
         self.changes.append(frozenset())
         try:
-            sample = self.conversation.add(completion)
+            async with in_turn():
+                sample = self.conversation.add(completion)
         except RendererError as error:
             logger.warning("an episode of %s ends with turn %d: %s", self.task.task_id, len(self.changes), error)
             self.conversation.add(completion, parse=False)

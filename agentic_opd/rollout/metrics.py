@@ -55,6 +55,7 @@ TRAIN_METRICS = (
         Metric(f"train/loop_lag_s_p{q}", "seconds", f"how late the event loop is, {q}th percentile of the last 20 s")
         for q in (50, 95, 99)
     ),
+    Metric("train/loop_lag_s_max", "seconds", "the same, at its worst"),
     Metric(
         "train/rollouts", "table", "W&B only: rollouts with their task, score, hints and text, those with hints first"
     ),
@@ -75,6 +76,8 @@ def train_metrics(
         return {}
     of_episodes = episode_metrics(episodes)
     of_run = percentiles("train/sample_s", sample_s) | percentiles("train/loop_lag_s", lag_s, (50, 95, 99))
+    if lag_s:
+        of_run["train/loop_lag_s_max"] = max(lag_s)
     return {"train/episodes": float(len(episodes)), **of_episodes, **of_run}
 
 

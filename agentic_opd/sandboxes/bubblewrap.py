@@ -14,11 +14,12 @@ import os
 import re
 import secrets
 import shutil
+import site
 import sys
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Self, TypeVar
 
@@ -51,6 +52,8 @@ PRIVATE_DIRS = {"work": WORKDIR, "tmp": "/tmp", "home": HOME, "shm": "/dev/shm"}
 _FIRST_UID = 1_500_000_000
 _NUM_UIDS = 500_000_000
 _SANDBOX_UID = 1000
+_LOCATES = re.compile(r"^__editable__|^distutils-precedence\.pth$|-nspkg\.pth$")
+"""Names of .pth files whose code finds packages."""
 _FILES_A_MIB = 512
 _OTHER_PROCESSES = 10_000
 
@@ -145,17 +148,26 @@ def _drop_privileges(identity: Identity) -> list[str]:
 
 
 def _mounts(folder: Path, mounts: Sequence[Mount]) -> list[str]:
+    argv = [*_system_mounts(tuple(mount.target for mount in mounts))]
+    for name, path in PRIVATE_DIRS.items():
+        argv += ["--bind", str(folder / name), path]
+    for mount in mounts:
+        parents = reversed([*Path(mount.target).parents][:-1])
+        argv += [part for parent in parents for part in ("--dir", str(parent))]
+        argv += ["--ro-bind", str(mount.source), mount.target]
+    return [*argv, "--remount-ro", "/", "--remount-ro", "/dev"]
+
+
+@cache
+def _system_mounts(targets: tuple[str, ...]) -> tuple[str, ...]:
+    """What of this machine each sandbox sees; `targets` are where further files of its own will be."""
     python = host_python()
     prefixes = {Path(sys.base_prefix).resolve(), python.parent.parent}
     prefixes = sorted(prefix for prefix in prefixes if not prefix.is_relative_to("/usr"))
     argv: list[str] = []
     # bwrap would make missing parents with mode 0700, closed to the sandbox's user.
     for parent in sorted(
-        {
-            parent
-            for path in (*prefixes, Path(HOME), *(Path(m.target) for m in mounts))
-            for parent in [*path.parents][:-1]
-        }
+        {parent for path in (*prefixes, Path(HOME), *map(Path, targets)) for parent in [*path.parents][:-1]}
     ):
         argv += ["--dir", str(parent)]
     argv += ["--dir", "/etc"]
@@ -170,15 +182,23 @@ def _mounts(folder: Path, mounts: Sequence[Mount]) -> list[str]:
     argv += [part for path in _KEYS if Path(path).exists() for part in ("--ro-bind", "/dev/null", path)]
     for prefix in prefixes:
         argv += ["--ro-bind", str(prefix), str(prefix)]
+    argv += [part for path in _start_up_code() for part in ("--ro-bind", "/dev/null", path)]
     for name in ("python", "python3"):
         argv += ["--symlink", str(python), f"/run/python/{name}"]
-    for name, path in PRIVATE_DIRS.items():
-        argv += ["--bind", str(folder / name), path]
-    for mount in mounts:
-        parents = reversed([*Path(mount.target).parents][:-1])
-        argv += [part for parent in parents for part in ("--dir", str(parent))]
-        argv += ["--ro-bind", str(mount.source), mount.target]
-    return [*argv, "--remount-ro", "/", "--remount-ro", "/dev"]
+    return tuple(argv)
+
+
+def _start_up_code() -> tuple[str, ...]:
+    """What runs in each Python that starts, and means this machine, not the sandbox: a coverage tool, a proxy's keys.
+
+    Beside them stand the files that say where packages are, which stay.
+    """
+    folders = map(Path, site.getsitepackages([sys.base_prefix]))
+    found = [path for folder in folders if folder.is_dir() for path in sorted(folder.glob("*.pth"))]
+    others = [path for path in found if not _LOCATES.search(path.name)]
+    return tuple(
+        str(path) for path in others if re.search(r"^import\s", path.read_text(errors="replace"), re.MULTILINE)
+    )
 
 
 _INSTALL_HINT = (

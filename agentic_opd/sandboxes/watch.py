@@ -17,7 +17,7 @@ from agentic_opd.sandboxes.cgroups import FIRST_IN_LINE
 _MIB = 2**20
 _QUICKEST_MB_S = 8000
 """MiB a second that a sandbox might fill at most, for when to look again."""
-_SHORTEST_S, _LONGEST_S = 0.01, 0.1
+_SHORTEST_S, _LONGEST_S = 0.002, 0.1
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _UNNAMED = b" (deleted)"
 

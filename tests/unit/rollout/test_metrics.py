@@ -63,6 +63,7 @@ def test_metrics_of_two_episodes() -> None:
             "train/loop_lag_s_p50": 0.5,
             "train/loop_lag_s_p95": 0.95,
             "train/loop_lag_s_p99": 0.99,
+            "train/loop_lag_s_max": 1.0,
         }
     )
     described = {metric.name for metric in TRAIN_METRICS}
