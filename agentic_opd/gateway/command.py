@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import os
+import sys
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
@@ -17,6 +18,8 @@ from agentic_opd.settings.flags import add_settings, misunderstood
 from agentic_opd.settings.read import Settings, read_settings
 from agentic_opd.settings.servers import PolicyServerConfig
 
+_SWITCH_S = 0.0005
+"""Seconds that the journal's thread waits for the interpreter at most; an answer ends when its turn is written."""
 _DESCRIPTION = "An OpenAI-compatible server before the policy: conversations that happen become scored groups."
 
 
@@ -54,6 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(work: Coroutine[Any, Any, None]) -> None:
     """Run it on uvloop, which takes half of asyncio's time to hand on a token, where that is installed."""
+    sys.setswitchinterval(_SWITCH_S)
     try:
         from uvloop import new_event_loop
     except ModuleNotFoundError:  # It is not made for Windows.

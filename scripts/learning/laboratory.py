@@ -245,6 +245,8 @@ class Laboratory:
                 lines = metrics.read_text().splitlines() if metrics.exists() else []
                 for line in lines[len(steps) :]:
                     steps.append(json.loads(line))
+                    if steps[-1]["lost_batches"]:
+                        raise RunFailedError(f"{run.name}: step {len(steps)} lost its batch, as if it had learned less")
                     since = time.monotonic()
                     stepped(steps[-1])
                 await asyncio.sleep(0.2)
