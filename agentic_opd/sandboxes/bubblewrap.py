@@ -182,13 +182,13 @@ def _system_mounts(targets: tuple[str, ...]) -> tuple[str, ...]:
     argv += [part for path in _KEYS if Path(path).exists() for part in ("--ro-bind", "/dev/null", path)]
     for prefix in prefixes:
         argv += ["--ro-bind", str(prefix), str(prefix)]
-    argv += [part for path in _start_up_code() for part in ("--ro-bind", "/dev/null", path)]
+    argv += [part for path in start_up_code() for part in ("--ro-bind", "/dev/null", path)]
     for name in ("python", "python3"):
         argv += ["--symlink", str(python), f"/run/python/{name}"]
     return tuple(argv)
 
 
-def _start_up_code() -> tuple[str, ...]:
+def start_up_code() -> tuple[str, ...]:
     """What runs in each Python that starts, and means this machine, not the sandbox: a coverage tool, a proxy's keys.
 
     Beside them stand the files that say where packages are, which stay.

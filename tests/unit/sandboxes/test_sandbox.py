@@ -3,6 +3,7 @@
 import asyncio
 import os
 import re
+import site
 import sys
 import time
 from pathlib import Path
@@ -372,3 +373,18 @@ def test_no_solution_is_no_file() -> None:
         return await get_files(box)
 
     assert in_sandbox(use) == {}
+
+
+def test_commands_stand_back_for_the_environment() -> None:
+    async def use(box: Sandbox) -> str:
+        return (await box.run("nice", 10.0)).text
+
+    assert int(in_sandbox(use)) > 0
+
+
+def test_no_start_up_code_of_this_machine_runs_in_a_sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = {"proxy": "import os; os.environ['X'] = '1'", "paths": "/opt/packages", "__editable__.mine": "import mine"}
+    for name, text in texts.items():
+        (tmp_path / f"{name}.pth").write_text(f"# written by a tool\n{text}\n")
+    monkeypatch.setattr(site, "getsitepackages", lambda prefixes: [str(tmp_path), str(tmp_path / "none")])
+    assert bubblewrap.start_up_code() == (str(tmp_path / "proxy.pth"),)
