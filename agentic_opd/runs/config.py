@@ -33,7 +33,9 @@ class RunConfig(BaseModel):
         default=0.0, ge=0.0, le=2.0, description="Sampling temperature of evaluations."
     )
     max_concurrent_episodes: Annotated[int, CONCURRENCY, RUN_ONLY] = Field(
-        default=64, ge=1, description="Episodes that run at the same time."
+        default=64,
+        ge=1,
+        description="Episodes that run at the same time; while one is judged and scored, the next begins.",
     )
     max_concurrent_groups: Annotated[int | None, CONCURRENCY, RUN_ONLY] = Field(
         default=None,
