@@ -28,6 +28,7 @@ IN_NO_LINE = {
     "train/in_process",
     *("opd/judge_s_p50", "opd/judge_s_p95", "opd/score_s_p50", "opd/score_s_p95", "opd/scored_tokens_per_s"),
     *("opd/prefix_cache_hit_share", "train/sample_s_p50", "train/sample_s_p95"),
+    *(f"train/loop_lag_s_{part}" for part in ("p50", "p95", "p99", "max")),
 }
 """What no line holds: how long something took, and what the server had in its cache."""
 ROUNDED = 1e-4
@@ -154,6 +155,8 @@ def check_step(logged: dict[str, Any], group: dict[str, Any]) -> None:
     assert uncounted == IN_NO_LINE
     for name in ("opd/judge_s", "opd/score_s", "train/sample_s"):
         assert 0 < values[f"{name}_p50"] <= values[f"{name}_p95"] < 300
+    lag = [values[f"train/loop_lag_s_{part}"] for part in ("p50", "p95", "p99", "max")]
+    assert 0 <= lag[0] <= lag[1] <= lag[2] <= lag[3] < 60
     # 0 where all of it was scored before: then it is computed anew.
     assert 0 <= values["opd/prefix_cache_hit_share"] < 1
     assert values["opd/scored_tokens_per_s"] > 0
