@@ -106,6 +106,7 @@ async def _distill(settings: Settings, arguments: argparse.Namespace) -> int:
     async with connected as by:
         groups = GroupFile(out, about, resume=config.resume, overwrite=config.overwrite, setting="--out")
         try:
+            by.distiller.check_kinds(())
             distiller = FileDistiller(by, tools, arguments.keep_hints)
             return await _lines(lines, distiller, groups, config.groups_at_a_time)
         finally:

@@ -55,7 +55,12 @@ class _ScoredTurn:
 
 
 async def recompute(
-    groups: Iterable[ScoredGroup], client: JsonClient, count: int, seed: int = 0, teacher: str = "live"
+    groups: Iterable[ScoredGroup],
+    client: JsonClient,
+    count: int,
+    seed: int = 0,
+    teacher: str = "live",
+    kind: str | None = None,
 ) -> Recomputed:
     """Score `count` turns of `groups` again, drawn from those that the server's weights scored, and compare.
 
@@ -65,23 +70,25 @@ async def recompute(
         count: Turns at most.
         seed: Of what is drawn.
         teacher: Whose weights scored them, `DistillConfig.teacher` of the run.
+        kind: Of the tasks whose teacher the server is, an entry of `DistillConfig.teachers`; None: of all others.
 
     Raises:
         OutputError: the file holds no scored turn.
         ServerMismatchError: the server has other weights than those that scored the file.
         ServerRequestError, ServerUnreachableError: the server did not do its part.
     """
-    if teacher not in ("live", "frozen"):
+    if kind is None and teacher not in ("live", "frozen"):
         raise ServerMismatchError(
             f"the file was scored by the teacher {teacher!r}, whose weights of then {client.base_url} does not hold"
         )
-    scored = list(_scored_turns(groups))
+    scored = list(_scored_turns(group for group in groups if _teacher_of(group) == kind))
     if not scored:
-        raise OutputError("the file holds no scored turn, so there is nothing to compute again")
+        of = "the usual teacher" if kind is None else f"the teacher of {kind!r}"
+        raise OutputError(f"the file holds no turn that {of} scored, so there is nothing to compute again")
     info = await fetch_server_info(client)
     version = info.weight_version
-    if teacher == "frozen":
-        version = None  # The base weights have no versions.
+    if teacher == "frozen" or kind is not None:
+        version = None  # Base weights, and another model's, have no versions.
     own = [turn for turn in scored if version is None or turn.scored_version in (None, version)]
     if not own:
         versions = {turn.scored_version for turn in scored if turn.scored_version is not None}
@@ -89,9 +96,13 @@ async def recompute(
             f"{client.base_url} has the weights of version {version}, but the file was scored with "
             f"{', '.join(map(str, sorted(versions)))}: load those weights, or choose a file of these"
         )
-    scorer = make_teacher(client, info, read_by=READ_BY[teacher])
+    scorer = make_teacher(client, info, read_by="policy" if kind is not None else READ_BY[teacher])
     drawn = Random(seed).sample(own, min(count, len(own)))
     return _sum(await gather_all(_compared(scorer, turn, version) for turn in drawn))
+
+
+def _teacher_of(group: ScoredGroup) -> str | None:
+    return None if group.distillation is None else group.distillation.teacher
 
 
 def _scored_turns(groups: Iterable[ScoredGroup]) -> Iterator[_ScoredTurn]:

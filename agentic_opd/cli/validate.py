@@ -81,6 +81,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("file", type=Path, metavar="FILE", help="JSONL of scored groups; .gz is unpacked")
     parser.add_argument("--server", metavar="URL", help="the vLLM server whose weights scored the file")
+    parser.add_argument("--kind", metavar="KIND", help="it is that of env.teachers for this kind of task")
     parser.add_argument("--api-key", metavar="KEY", help="its key (default: the variable VLLM_API_KEY, or none)")
     parser.add_argument("--turns", type=int, default=20, metavar="N", help="turns to compute again (default: 20)")
     parser.add_argument(
@@ -103,7 +104,7 @@ async def _check_on(path: Path, args: argparse.Namespace) -> int:
     try:
         with _opened(path) as lines:
             groups = (ScoredGroup.from_wire(json.loads(line)) for line in lines if line.strip())
-            found = await recompute(groups, client, args.turns, teacher=str(teacher))
+            found = await recompute(groups, client, args.turns, teacher=str(teacher), kind=args.kind)
     finally:
         await client.close()
     plain = "nothing of these weights" if found.without_hint is None else f"{found.without_hint:.1e}"

@@ -41,7 +41,8 @@ class Task:
     """What an agent is asked to do.
 
     `files` (path -> text) lie in the agent's sandbox from the start; `hidden_tests` are only ever seen by the verifier.
-    They are None where nothing verifies what comes of it: a conversation that happened.
+    They are None where nothing verifies what comes of it: a conversation that happened. `kind` chooses its teacher
+    where there is one for each kind (`DistillConfig.teachers`).
     """
 
     task_id: str
@@ -50,6 +51,7 @@ class Task:
     entry_point: str | None = None
     files: Mapping[str, str] = field(default_factory=dict[str, str])
     reference_solution: str | None = None
+    kind: str | None = None
 
     def __post_init__(self) -> None:
         needed = {"task_id": self.task_id}

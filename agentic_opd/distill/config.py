@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, Field, SecretStr, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, model_validator
 
 from agentic_opd.distill.prompts import STEP_PROTOCOL, VOTE_PROTOCOL, template_problems
 from agentic_opd.settings.fields import CONCURRENCY, DISTILLATION, JUDGE, RUN_ONLY, TEACHER, HintSource, Url
@@ -11,6 +11,16 @@ from agentic_opd.settings.fields import CONCURRENCY, DISTILLATION, JUDGE, RUN_ON
 def _names(value: object) -> object:
     """`judge` and `sibling,judge` as lists."""
     return [name.strip() for name in value.split(",")] if isinstance(value, str) else value
+
+
+class TeacherServer(BaseModel):
+    """A server that scores the turns of one kind of task."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    base_url: Url
+    model_name: str | None = None
+    api_key: SecretStr | None = None
 
 
 class DistillConfig(BaseModel):
@@ -136,10 +146,16 @@ class DistillConfig(BaseModel):
         default=None, description="The teacher's model. Unset: what it serves."
     )
     teacher_api_key: Annotated[SecretStr | None, TEACHER] = Field(default=None, description="Key for teacher_base_url.")
+    teachers: Annotated[dict[str, TeacherServer], TEACHER] = Field(
+        default_factory=dict,
+        description="Servers that score the tasks of one kind, by the tasks' `kind` (a dataset's column of that name, "
+        "or dataset_fields): {sql: {base_url: http://127.0.0.1:8001/v1, model_name: ..., api_key: ...}}, the last two "
+        "as for teacher_base_url. Tasks of no such kind have the usual teacher.",
+    )
     gap_baseline: Annotated[Literal["student", "teacher"], TEACHER] = Field(
         default="student",
-        description="Whose reading without the hint gaps are measured from, if teacher_base_url names another model: "
-        "the policy's, or the teacher's own. Without teacher_base_url both are one.",
+        description="Whose reading without the hint gaps are measured from, if teacher_base_url or teachers name "
+        "another model: the policy's, or the teacher's own. Without them both are one.",
     )
     max_concurrent_judgements: Annotated[int, CONCURRENCY, RUN_ONLY] = Field(
         default=64, ge=1, description="Judge requests under way at the same time."
@@ -160,6 +176,15 @@ class DistillConfig(BaseModel):
     def control_topk(self) -> int:
         """Logprobs a position that a control is asked for."""
         return 1 if self.distill_topk == 1 else 2 * self.distill_topk
+
+    @property
+    def usual_teacher(self) -> TeacherServer | None:
+        """The server that scores where `teachers` names no other; None: the policy's own."""
+        if self.teacher_base_url is None:
+            return None
+        return TeacherServer(
+            base_url=self.teacher_base_url, model_name=self.teacher_model_name, api_key=self.teacher_api_key
+        )
 
     @model_validator(mode="after")
     def _check_prompts(self) -> "DistillConfig":

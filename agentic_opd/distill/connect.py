@@ -2,8 +2,9 @@
 
 import logging
 import secrets
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pydantic import SecretStr
@@ -13,7 +14,8 @@ from agentic_opd.core.errors import ServerMismatchError, ServerRequestError
 from agentic_opd.core.http import JsonClient
 from agentic_opd.core.server_info import ServerInfo, check_caps, check_tokenizer, fetch_server_info
 from agentic_opd.core.text import control_tokens
-from agentic_opd.distill.config import DistillConfig
+from agentic_opd.core.types import Task
+from agentic_opd.distill.config import DistillConfig, TeacherServer
 from agentic_opd.distill.hints import Questions
 from agentic_opd.distill.judge import Judge, OpenAIJudge
 from agentic_opd.distill.prompts import JUDGE_QUESTION, JUDGE_STEP_PROMPT, JUDGE_SYSTEM_PROMPT
@@ -48,11 +50,18 @@ class DistillServers:
     tokenizer: Any
     judge_is_policy: bool
     teacher_is_policy: bool
+    teachers: Mapping[str, TeacherClient] = field(default_factory=dict[str, TeacherClient])
+    """Those of the tasks of one kind."""
+
+    def of(self, task: Task) -> "DistillServers":
+        """The same with the teacher of the task's kind."""
+        teacher = self.teachers.get(task.kind) if task.kind else None
+        return self if teacher is None else replace(self, teacher=teacher, teacher_is_policy=False)
 
     async def close(self) -> None:
-        """Close the judge's and the teacher's connections."""
-        await self.judge.close()
-        await self.teacher.close()
+        """Close the connections to the judge and to every teacher."""
+        for client in (self.judge, self.teacher, *self.teachers.values()):
+            await client.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,23 +100,27 @@ async def connect(
     """
     for hint in ("A plain hint.", config.control_neutral_hint):
         encode_hint(renderer, tokenizer, hint, as_message=config.hint_placement == "end")
-    separate = config.teacher_base_url is not None
+    separate = config.usual_teacher
+    policy_info = await _policy_info(policy, retry_s) if separate or config.teachers else None
     async with AsyncExitStack() as undo:
-        teacher = await connect_teacher(
-            JsonClient(
-                config.teacher_base_url or policy.base_url,
-                _plain(config.teacher_api_key if separate else policy.api_key),
-                retry_s=retry_s,
-            ),
-            tokenizer,
-            top_k=config.logprobs_asked,
-            max_token_length=max_token_length,
-            model_name=config.teacher_model_name,
-            policy=await _policy_info(policy, retry_s) if separate else None,
-            max_concurrent=config.max_concurrent_scores,
-            read_by=READ_BY[config.teacher],
-        )
-        undo.push_async_callback(teacher.close)
+
+        async def connected(server: TeacherServer, known: ServerInfo | None, read_by: ReadBy) -> TeacherClient:
+            teacher = await connect_teacher(
+                JsonClient(server.base_url, _plain(server.api_key), retry_s=retry_s),
+                tokenizer,
+                top_k=config.logprobs_asked,
+                max_token_length=max_token_length,
+                model_name=server.model_name,
+                policy=known,
+                max_concurrent=config.max_concurrent_scores,
+                read_by=read_by,
+            )
+            undo.push_async_callback(teacher.close)
+            return teacher
+
+        own = TeacherServer(base_url=policy.base_url, model_name=config.teacher_model_name, api_key=policy.api_key)
+        teacher = await connected(separate or own, policy_info if separate else None, READ_BY[config.teacher])
+        teachers = {kind: await connected(server, policy_info, "policy") for kind, server in config.teachers.items()}
         judge = make_judge(config, policy, retry_s)
         undo.push_async_callback(judge.close)
         await judge.check()
@@ -120,6 +133,7 @@ async def connect(
             tokenizer,
             judge_is_policy=config.judge_base_url is None,
             teacher_is_policy=not separate and config.teacher == "live",
+            teachers=teachers,
         )
 
 

@@ -2,13 +2,14 @@
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
 from renderers import Renderer
 
 from agentic_opd.core.concurrency import gather_all
+from agentic_opd.core.errors import ConfigError
 from agentic_opd.core.types import Episode, TurnOutcome
 from agentic_opd.distill.config import DistillConfig
 from agentic_opd.distill.connect import DistillServers, PolicyEndpoint, connect
@@ -96,6 +97,20 @@ class Distiller:
             retry_s=self._retry_s,
         )
 
+    def check_kinds(self, kinds: Collection[str | None]) -> None:
+        """Refuse a teacher that no task would have.
+
+        Args:
+            kinds: Of all tasks.
+
+        Raises:
+            ConfigError: `teachers` names another kind.
+        """
+        unknown = [kind for kind in self.config.teachers if kind not in kinds]
+        if unknown:
+            known = ", ".join(sorted(repr(kind) for kind in kinds if kind)) or "none has a kind"
+            raise ConfigError(f"env.teachers names {', '.join(map(repr, unknown))}, but the tasks' kinds are: {known}")
+
     def servers_of(self, policy_url: str) -> DistillServers:
         """Who judges and scores the episodes of this policy server."""
         return self._servers[policy_url]
@@ -111,7 +126,8 @@ class Distiller:
         Raises:
             ServerUnreachableError: as `distill`.
         """
-        return await distill_turn(episode, turn_index, self.servers_of(policy_url), self.config, self.pool)
+        servers = self.servers_of(policy_url).of(episode.task)
+        return await distill_turn(episode, turn_index, servers, self.config, self.pool)
 
     @property
     def needs_group(self) -> bool:
@@ -136,7 +152,8 @@ class Distiller:
         Raises:
             ServerUnreachableError: the teacher, or the judge if it is the policy's server, is gone.
         """
-        return await distill_episode(episode, self.servers_of(policy_url), self.config, self.pool, known, siblings)
+        servers = self.servers_of(policy_url).of(episode.task)
+        return await distill_episode(episode, servers, self.config, self.pool, known, siblings)
 
     async def close_group(self, episodes: Sequence[DistilledEpisode]) -> DistilledGroup:
         """Measure the engine's noise once for a group, and say what the group's distillation was made with."""
@@ -151,6 +168,7 @@ class Distiller:
             gap_baseline=self.config.gap_baseline,
             hint_sources=self.config.hint_source,
             noise_floor=floor,
+            teacher=kind if (kind := episodes[0].episode.task.kind) in self.config.teachers else None,
         )
         return DistilledGroup(about, tuple(one.stats for one in episodes))
 
@@ -159,7 +177,8 @@ class Distiller:
         config = self.config
         judge = f"{config.judge_model_name} at {config.judge_base_url}" if config.judge_base_url else "the policy"
         own = {"live": "the policy", "frozen": "the policy without adapters", "ema": "the policy's moving average"}
-        return {"judge": judge, "teacher": config.teacher_base_url or own[config.teacher]}
+        by_kind = "".join(f"; of {kind}: {server.base_url}" for kind, server in config.teachers.items())
+        return {"judge": judge, "teacher": (config.teacher_base_url or own[config.teacher]) + by_kind}
 
     async def close(self) -> None:
         """Close all connections, and warn if a whole run distilled nothing."""

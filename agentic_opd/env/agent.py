@@ -139,6 +139,8 @@ class AgentEnv(BaseEnv):
         if self.config.agent_command is not None:
             self._programs = await self._started_programs(renderer)
         self.tasks, self.eval_tasks = await asyncio.to_thread(self._fitting_tasks)
+        if self.distiller is not None:
+            self.distiller.check_kinds({task.kind for task in self.tasks})
         self._items = self.items()
         self.run_metrics.loop_lag.start()
 

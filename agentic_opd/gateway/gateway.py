@@ -99,6 +99,7 @@ class Gateway:
             if config.opd_enabled:
                 context = min(server.info.max_model_len for server in connected)
                 distiller = Distiller(config, max_token_length=context, retry_s=config.server_retry_s)
+                distiller.check_kinds(())
                 undo.push_async_callback(distiller.close)
                 for server in connected:
                     key = SecretStr(server.client.api_key) if server.client.api_key else None

@@ -34,10 +34,9 @@ CONTEXT_FULL = "context_length_exceeded"
 """The code of a request that is refused because its prompt leaves no room for an answer."""
 _RENDERED_AT_ONCE = 2**16
 """Characters of new messages that are rendered on the event loop, in some tens of milliseconds."""
-_BUSY = 4
-"""Streams to which each token goes by itself. When there are more, more tokens go together: handing them on takes the
-processor from the engine, and a client gets as many in a second as before."""
-_MOST_TOGETHER = 4
+_MOST_TOGETHER = 8
+"""Tokens that go together to a client that reads along: one for every second of the streams under way, and each by
+itself up to three. Handing them on takes the processor from the engine, and a client gets as many in a second."""
 _UNSEEN_TOGETHER = 128
 """Tokens that go together to a client that waits for the whole answer; seldom enough, and no connection is idle."""
 _CHATS_KEPT = 64
@@ -160,7 +159,7 @@ class Sampler:
         yield Begun(session.session_id, len(prompt_ids))
         self._telemetry.tokens.labels("prompt").inc(len(prompt_ids))
         self._streams += asked.stream
-        interval = min(_MOST_TOGETHER, 1 + self._streams // (_BUSY + 1)) if asked.stream else _UNSEEN_TOGETHER
+        interval = min(_MOST_TOGETHER, max(1, self._streams // 2)) if asked.stream else _UNSEEN_TOGETHER
         try:
             deltas = server.sample(
                 prompt_ids,

@@ -114,6 +114,8 @@ def _field_problems(fields: dict[str, Any]) -> Iterator[Problem]:
     if "gap_baseline" in opd and opd["gap_baseline"] not in get_args(GapBaseline):
         known = ", ".join(get_args(GapBaseline))
         yield Problem("", f"group_overrides: gap_baseline {opd['gap_baseline']!r} is none of {known}")
+    if not isinstance(opd.get("teacher", ""), str):
+        yield Problem("", f"group_overrides: teacher {opd['teacher']!r}, expected a kind of task")
     if "hint_source" in opd and hint_sources_of(opd["hint_source"]) is None:
         known = ", ".join(get_args(HintSource))
         yield Problem("", f"group_overrides: hint_source {opd['hint_source']!r} is none of {known}, nor a list of them")

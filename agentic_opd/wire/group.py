@@ -461,6 +461,8 @@ class GroupDistillation:
     """In their order of preference; empty in files of before, which means the judge."""
     noise_floor: float | None = None
     """The largest gap (nats) without a hint: the engine's noise. None if it was not measured."""
+    teacher: str | None = None
+    """Its entry of `DistillConfig.teachers`, the task's kind; None for the usual teacher."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -510,6 +512,7 @@ class ScoredGroup:
                 **_known(
                     gap_baseline=self.distillation.gap_baseline,
                     hint_source=_one_or_list(self.distillation.hint_sources),
+                    teacher=self.distillation.teacher,
                 ),
             },
             "weight_version": self.weight_version,
@@ -582,6 +585,7 @@ def _group(fields: dict[str, Any]) -> ScoredGroup:
             gap_baseline=_one_of(opd.get("gap_baseline"), "student", "teacher"),
             hint_sources=hint_sources_of(opd.get("hint_source")) or (),
             noise_floor=floor if is_number(floor) else None,
+            teacher=kind if is_text(kind := opd.get("teacher")) else None,
         )
     known = _taken(about, item_id=is_text, task_id=is_text, weight_version=is_int, group_id=is_text, session_id=is_text)
     return ScoredGroup(rollouts, **known, distillation=distillation, other=fields, other_overrides=about)

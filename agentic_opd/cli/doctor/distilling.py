@@ -5,6 +5,7 @@ from agentic_opd.cli.doctor.servers import FIRST_MESSAGES
 from agentic_opd.core.errors import ServerMismatchError, ServerUnreachableError
 from agentic_opd.core.trajectory_api import TrajectoryApi
 from agentic_opd.core.types import Evidence, HindsightPair, TeacherRequest
+from agentic_opd.distill.config import TeacherServer
 from agentic_opd.distill.connect import connect_teacher, make_judge, make_teacher, questions_of
 from agentic_opd.distill.hints import parse_vote
 from agentic_opd.distill.teacher import TeacherClient
@@ -66,23 +67,29 @@ async def check_judge(setup: Setup) -> Note:
 
 
 async def check_teacher(setup: Setup) -> Note:
-    """A separate teacher fits the policy."""
+    """Separate teachers fit the policy."""
     config = setup.config
-    if not config.opd_enabled or config.teacher_base_url is None:
+    separate = dict(config.teachers)
+    if (usual := config.usual_teacher) is not None:
+        separate = {"": usual, **separate}
+    if not config.opd_enabled or not separate:
         return Note("the policy's server scores" if config.opd_enabled else "distillation is off", Status.SKIPPED)
-    teacher = await _separate_teacher(setup, config.teacher_base_url)
-    await teacher.close()
-    return Note(f"{teacher.info.model} at {config.teacher_base_url}")
+    found: list[str] = []
+    for kind, server in separate.items():
+        teacher = await _separate_teacher(setup, server)
+        await teacher.close()
+        found.append(f"{f'{kind}: ' if kind else ''}{teacher.info.model} at {server.base_url}")
+    return Note("; ".join(found))
 
 
-async def _separate_teacher(setup: Setup, url: str) -> TeacherClient:
-    config, key = setup.config, setup.config.teacher_api_key
+async def _separate_teacher(setup: Setup, server: TeacherServer) -> TeacherClient:
+    config, key = setup.config, server.api_key
     return await connect_teacher(
-        setup.client(url, key.get_secret_value() if key else None),
+        setup.client(server.base_url, key.get_secret_value() if key else None),
         setup.tokenizer,
         top_k=config.logprobs_asked,
         max_token_length=config.max_token_length,
-        model_name=config.teacher_model_name,
+        model_name=server.model_name,
         policy=setup.infos[0],
     )
 

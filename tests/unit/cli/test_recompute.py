@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from agentic_opd.core.http import JsonClient
 from agentic_opd.core.types import TurnOutcome
 from agentic_opd.distill.arrays import build_arrays, rounded
 from agentic_opd.distill.rescoring import insert_hint
-from agentic_opd.wire.group import ScoredGroup, ScoredRollout, TurnRecord
+from agentic_opd.wire.group import GroupDistillation, ScoredGroup, ScoredRollout, TurnRecord
 from tests.unit.distill.fakes import (
     HINT,
     TURNS,
@@ -50,7 +51,9 @@ def plain_reading(version: int) -> tuple[float, ...]:
     return tuple(rounded(table_rows(request, 1, version).actual_R).tolist())
 
 
-def recomputed(version: int, *groups: ScoredGroup, teacher: str = "live", base: int = VERSION) -> Recomputed:
+def recomputed(
+    version: int, *groups: ScoredGroup, teacher: str = "live", base: int = VERSION, kind: str | None = None
+) -> Recomputed:
     """Compare with a server that has these weights; those of its base are the version `base`."""
 
     def score(body: dict[str, Any]) -> dict[str, Any]:
@@ -64,7 +67,7 @@ def recomputed(version: int, *groups: ScoredGroup, teacher: str = "live", base: 
         async with served(routes) as url:
             client = JsonClient(url, retry_s=0.2)
             try:
-                return await recompute(groups, client, 9, teacher=teacher)
+                return await recompute(groups, client, 9, teacher=teacher, kind=kind)
             finally:
                 await client.close()
 
@@ -109,8 +112,18 @@ def test_a_server_of_other_weights_is_refused() -> None:
 
 
 def test_a_file_without_a_scored_turn_is_an_error() -> None:
-    with pytest.raises(OutputError, match="no scored turn"):
+    with pytest.raises(OutputError, match="no turn that the usual teacher scored"):
         recomputed(VERSION)
+
+
+def test_each_kinds_teacher_computes_its_own_turns_again() -> None:
+    usual, theirs = group(), group(NEWER, unhinted_logprobs=plain_reading(NEWER))
+    theirs = replace(theirs, distillation=GroupDistillation(distill_topk=5, teacher="math"))
+    assert recomputed(VERSION, usual, theirs).in_rows < 1e-4
+    found = recomputed(NEWER, usual, theirs, kind="math", teacher="ema")
+    assert (found.turns, found.in_rows < 1e-4) == (1, True)
+    with pytest.raises(OutputError, match="no turn that the teacher of 'sql' scored"):
+        recomputed(VERSION, usual, theirs, kind="sql")
 
 
 def test_a_frozen_teachers_rows_are_the_bases_whatever_version_the_policy_has() -> None:

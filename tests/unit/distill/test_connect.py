@@ -7,9 +7,11 @@ from pydantic import SecretStr
 from renderers import Qwen3RendererConfig, create_renderer
 
 from agentic_opd.core import http
-from agentic_opd.core.errors import ServerMismatchError, ServerRequestError, ServerUnreachableError
-from agentic_opd.distill.config import DistillConfig
+from agentic_opd.core.errors import ConfigError, ServerMismatchError, ServerRequestError, ServerUnreachableError
+from agentic_opd.core.types import Task
+from agentic_opd.distill.config import DistillConfig, TeacherServer
 from agentic_opd.distill.connect import DistillServers, PolicyEndpoint, connect
+from agentic_opd.distill.distiller import Distiller
 from agentic_opd.distill.teacher import CompletionsTeacher, PluginTeacher
 
 from .conftest import make_qwen_tokenizer
@@ -133,6 +135,50 @@ def test_a_control_needs_twice_as_many_logprobs() -> None:
     probe = plain["/v1/completions"]
     assert isinstance(probe, Script)
     assert probe.bodies[0]["prompt_logprobs"] == 14
+
+
+def test_each_kind_of_task_has_its_teacher_and_the_others_the_usual_one() -> None:
+    policy, math = server(), server(model="mathematician")
+
+    async def run() -> tuple[DistillServers, DistillServers, DistillServers]:
+        async with served(policy) as url, served(math) as math_url:
+            config = DistillConfig(teachers={"math": TeacherServer(base_url=math_url, api_key=SecretStr("math-key"))})
+            renderer = create_renderer(TOKENIZER, Qwen3RendererConfig(enable_thinking=False))
+            endpoint = PolicyEndpoint(url, "demo", SecretStr("policy-key"))
+            deps = await connect(config, endpoint, renderer, TOKENIZER, max_token_length=2048, retry_s=0.2)
+            await deps.close()
+            tasks = [Task("t", "p", "assert True", kind=kind) for kind in ("math", "poetry", None)]
+            of_math, *others = (deps.of(task) for task in tasks)
+            return of_math, others[0], others[1]
+
+    of_math, of_poetry, of_none = asyncio.run(run())
+    assert (of_math.teacher.info.model, of_math.teacher_is_policy) == ("mathematician", False)
+    assert of_math.judge_is_policy
+    assert of_poetry is of_none
+    assert (of_none.teacher.info.model, of_none.teacher_is_policy) == ("demo", True)
+    assert (keys_sent(policy), keys_sent(math)) == ({"Bearer policy-key"}, {"Bearer math-key"})
+
+
+@pytest.mark.parametrize("changes", [{"vocab_size": 100}, {"max_logprobs": 20}])
+def test_every_kinds_teacher_must_fit(changes: dict[str, Any]) -> None:
+    async def run() -> None:
+        async with served(server()) as url, served(server(**changes)) as other:
+            config = DistillConfig(teachers={"math": TeacherServer(base_url=other)})
+            renderer = create_renderer(TOKENIZER, Qwen3RendererConfig(enable_thinking=False))
+            await connect(config, PolicyEndpoint(url, "demo"), renderer, TOKENIZER, max_token_length=2048, retry_s=0.2)
+
+    with pytest.raises(ServerMismatchError, match="does not fit"):
+        asyncio.run(run())
+
+
+def test_a_teacher_that_no_task_would_have_is_refused() -> None:
+    config = DistillConfig(teachers={"math": TeacherServer(base_url="http://127.0.0.1:1/v1")})
+    distiller = Distiller(config, max_token_length=64, retry_s=0.0)
+    distiller.check_kinds({"math", None})
+    with pytest.raises(ConfigError, match="names 'math', but the tasks' kinds are: 'maths', 'sql'"):
+        distiller.check_kinds({"sql", "maths", None})
+    with pytest.raises(ConfigError, match="none has a kind"):
+        distiller.check_kinds(())
 
 
 def test_unlimited_logprobs_fit() -> None:

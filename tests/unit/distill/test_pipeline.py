@@ -11,7 +11,7 @@ from renderers import Qwen3RendererConfig, create_renderer
 from agentic_opd.core.errors import AlignmentError, ServerMismatchError, ServerRequestError, ServerUnreachableError
 from agentic_opd.core.types import Episode, Message, TeacherRequest
 from agentic_opd.distill.arrays import rounded
-from agentic_opd.distill.config import DistillConfig
+from agentic_opd.distill.config import DistillConfig, TeacherServer
 from agentic_opd.distill.connect import DistillServers
 from agentic_opd.distill.control import AcceptedHint, HintPool
 from agentic_opd.distill.distiller import Distiller, TurnsUnderWay
@@ -21,7 +21,7 @@ from agentic_opd.distill.pipeline import DistilledEpisode, DistilledTurn, distil
 from agentic_opd.distill.rescoring import insert_hint
 from agentic_opd.distill.sources import SIBLING
 from agentic_opd.wire.checks import GroupChecker
-from agentic_opd.wire.group import ScoredGroup, ScoredRollout
+from agentic_opd.wire.group import GroupDistillation, ScoredGroup, ScoredRollout
 
 from .conftest import make_qwen_tokenizer
 from .fakes import (
@@ -576,13 +576,48 @@ def test_a_written_group_passes_the_checks_of_a_file(
     assert about.noise_floor == pytest.approx(0.0, abs=1e-6)
 
 
-def test_closing_closes_both() -> None:
-    deps = make_deps({})
+def test_a_kinds_own_teacher_scores_it_and_the_group_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = CONFIG.model_copy(update={"teachers": {"math": TeacherServer(base_url="http://127.0.0.1:1/v1")}})
+    usual, own = TableTeacher(), TableTeacher(weight_version=NEWER)
+    deps = replace(make_deps({FIRST: YES, LAST: YES}, usual), teachers={"math": own})
+    distiller = Distiller(config, max_token_length=64, retry_s=0.0)
+    monkeypatch.setattr(distiller, "servers_of", lambda _: deps)
+
+    def distilled(kind: str | None) -> tuple[DistilledEpisode, GroupDistillation]:
+        async def run() -> tuple[DistilledEpisode, GroupDistillation]:
+            episode = replace(make_episode(), task=replace(make_episode().task, kind=kind))
+            one = await distiller.distill(episode, "http://policy")
+            return one, (await distiller.close_group([one])).about
+
+        return asyncio.run(run())
+
+    of_math, about = distilled("math")
+    assert (len(own.requests), len(usual.requests)) == (2, 0)
+    assert (about.teacher, about.noise_floor) == ("math", None)
+    assert of_math.records[0].unhinted_logprobs is not None
+    episode, rows = of_math.episode, of_math.arrays
+    rollout = ScoredRollout(
+        episode.tokens_T, episode.masks_T, episode.logprobs_T, 0.5, rows=rows, turns=of_math.records
+    )
+    group = ScoredGroup((rollout,), distillation=about)
+    wire = json.loads(json.dumps(group.to_wire()))
+    assert wire["group_overrides"]["opd"]["teacher"] == "math"
+    assert ScoredGroup.from_wire(wire).distillation == about
+    assert not GroupChecker().read(wire).problems
+    _, about = distilled("poetry")
+    assert (len(own.requests), about.teacher) == (2, None)
+    assert len(usual.requests) == 3  # Both turns, and the noise floor.
+
+
+def test_closing_closes_all() -> None:
+    other = TableTeacher()
+    deps = replace(make_deps({}), teachers={"math": other})
     asyncio.run(deps.close())
     assert isinstance(deps.judge, ScriptedJudge)
     assert isinstance(deps.teacher, TableTeacher)
     assert deps.judge.closed
     assert deps.teacher.closed
+    assert other.closed
 
 
 def test_a_turn_that_was_distilled_before_is_not_asked_about_again_unless_more_is_known_of_it() -> None:

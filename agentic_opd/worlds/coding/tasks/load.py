@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 from agentic_opd.core.errors import DatasetError
@@ -105,7 +105,7 @@ def _without_shared_processes(tasks: list[Task], config: CodingConfig) -> list[T
 def _make_tasks(rows: Iterable[Row], config: CodingConfig) -> tuple[list[Task], list[DatasetError]]:
     """The tasks of rows, and what is wrong with the rows that cannot become tasks."""
     preset = PRESETS[config.dataset_format]
-    fields = preset.fields.mapped_by(config.dataset_fields)
+    fields = FieldMap({**preset.fields.candidates, **KIND}).mapped_by(config.dataset_fields)
     tasks: dict[str, Task] = {}
     places: dict[str, str] = {}
     broken: list[DatasetError] = []
@@ -115,7 +115,7 @@ def _make_tasks(rows: Iterable[Row], config: CodingConfig) -> tuple[list[Task], 
             task_id = values.text("task_id") or str(number)
             if task_id in tasks:
                 raise values.error(f"the id {task_id!r} is already that of {places[task_id]}")
-            task = preset.make_task(task_id, values)
+            task = replace(preset.make_task(task_id, values), kind=values.text("kind"))
             checks_of(task)
             tasks[task_id], places[task_id] = task, row.place
         except DatasetError as error:
@@ -187,6 +187,9 @@ def _humaneval_task(task_id: str, values: RowValues) -> Task:
         reference_solution=None if solution is None else code + solution,
     )
 
+
+KIND: Mapping[str, tuple[str, ...]] = {"kind": ("kind",)}
+"""What a row of any format may say beside its task."""
 
 PRESETS: Mapping[DatasetFormat, Preset] = {
     "generic": Preset(

@@ -57,6 +57,13 @@ def test_generic_rows_of_every_kind_of_file(tmp_path: Path, name: str) -> None:
     assert (last.task_id, last.prompt, last.entry_point) == ("b", "Write `add` in solution.py.", None)
 
 
+def test_a_row_of_any_format_may_name_its_kind(tmp_path: Path) -> None:
+    plain = write(tmp_path / "tasks.jsonl", ROW, {**ROW, "task_id": "b", "kind": "math"})
+    assert [task.kind for task in load(plain)] == [None, "math"]
+    other = write(tmp_path / "humaneval.jsonl", {**HUMANEVAL_ROW, "topic": "strings"})
+    assert load(other, dataset_format="humaneval", dataset_fields={"kind": "topic"})[0].kind == "strings"
+
+
 SHARED = {**ROW, "task_id": "s", "test_code": "from solution import Node\nassert add(Node(1), 2) == 3"}
 
 
