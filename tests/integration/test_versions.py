@@ -4,14 +4,19 @@ The judge is asked after the last turn was sampled and before the first is score
 """
 
 import asyncio
+import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from local_server import LocalServer
 from safetensors.numpy import load_file, save_file
 
 from agentic_opd.env.opd import AgenticOPDEnv
@@ -25,7 +30,7 @@ from tests.support.scripted_judge import POSITIVE, judge_server
 from tests.support.trajectory import trajectory_api
 from tests.support.vllm import Forward, RootedServer
 
-from .test_numbers import make_env
+from .test_numbers import check_rows, make_env
 
 pytestmark = pytest.mark.vllm
 
@@ -254,3 +259,42 @@ def test_two_hints_are_each_others_controls(rooted: RootedServer) -> None:
         assert turn.control is not None
         tasks = [task, task_of[turn.hint], *([task_of[turn.control.hint]] if turn.control.kind == "other" else [])]
         assert len(set(tasks)) == len(tasks)
+
+
+def test_each_kind_of_task_is_scored_by_its_own_teacher(
+    vllm_server: LocalServer, rooted: RootedServer, forward: Forward, tmp_path: Path
+) -> None:
+    """Two kinds; the second server holds other weights than the policy's, and teaches one of them."""
+    rows = [
+        {"task_id": name, "task": f"Write `{name}(x)`, which returns x.", "test_code": f"assert {name}(4) == 4"}
+        for name in ("same", "again")
+    ]
+    dataset, out = tmp_path / "tasks.jsonl", tmp_path / "groups.jsonl"
+    dataset.write_text("\n".join(json.dumps({**row, "kind": f"kind-{row['task_id']}"}) for row in rows) + "\n")
+    pushes = Pushes(rooted)
+    pushes.push()
+    teachers = {"kind-again": {"base_url": rooted.base_url}}
+    with judge_server(lambda body: [POSITIVE] * body["n"]) as judge:
+        env = make_env(
+            *(vllm_server, judge),
+            **{"teachers": teachers, "dataset_name": str(dataset), "eval_fraction": 0.0, "group_size": 2},
+            data_path_to_save_groups=str(out),
+        )
+        asyncio.run(env.process_manager())
+    of_task = {group["group_overrides"]["task_id"]: group for group in map(json.loads, out.read_text().splitlines())}
+    usual, own = of_task["same"], of_task["again"]
+    assert ("teacher" in usual["group_overrides"]["opd"], own["group_overrides"]["opd"]["teacher"]) == (
+        False,
+        "kind-again",
+    )
+    assert check_rows(usual, forward) >= 2
+    assert check_rows(own, partial(forward, model=pushes.paths[1])) >= 2
+    theirs = ("--kind", "kind-again")
+    for flags, code in (
+        ((vllm_server.base_url,), 0),
+        ((rooted.base_url, *theirs), 0),
+        ((vllm_server.base_url, *theirs), 1),
+    ):
+        argv = [sys.executable, "-m", "agentic_opd", "validate", str(out), "--server", *flags]
+        validated = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True)
+        assert validated.returncode == code, (flags, validated.stdout + validated.stderr)
