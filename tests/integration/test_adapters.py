@@ -11,8 +11,13 @@ import pytest
 from local_server import LocalServer
 from numpy.typing import NDArray
 
+from agentic_opd.wire.group import ScoredGroup
+from agentic_opd.worlds.coding.tasks.builtin import builtin_tasks
+from tests.support.environment import serving
 from tests.support.places import MODEL, ROOT
 from tests.support.plugin_client import ask, check, random_ids, score
+from tests.support.scripted_judge import POSITIVE, judge_server
+from tests.support.trajectory import trajectory_api
 from tests.support.vllm import Forward, StartVllm
 
 pytestmark = pytest.mark.vllm
@@ -188,6 +193,53 @@ def test_an_episode_keeps_its_version_and_each_turn_says_which(adapted: Adapted,
             said = group["inference_logprobs"][0][start:end]
             rows = expected[range(start - 1, end - 1), tokens[start:end]]
             np.testing.assert_allclose(said, rows, atol=1e-3, rtol=0)
+
+
+def test_serve_loses_no_episode_over_twenty_pushes_and_every_turn_knows_its_weights(
+    adapted: Adapted, tmp_path: Path
+) -> None:
+    """A push after each batch, as a trainer's; what the base has read stays in its cache."""
+    first, last = 300, 320
+    moved = {n: write_moved(adapted.root / f"v{n}", n, std=0.002) for n in range(first, last + 1)}
+    ids, cached, groups = random_ids(26, 640, 1000), list[int](), list[ScoredGroup]()
+
+    def cached_by_base() -> int:
+        body = {"sequences": [{"token_ids": ids, "num_scored": 1}], "top_k": 1, "read_by": "base"}
+        return ask(adapted.server, "/v1/opd/score", body).body["results"][0]["num_cached_tokens"]
+
+    load(adapted, first)
+    cached_by_base()
+    with (
+        judge_server(lambda body: [POSITIVE] * body["n"]) as judge,
+        trajectory_api(tmp_path / "api.log") as api,
+        serving(
+            *(api.url, adapted.server.base_url, tmp_path),
+            *("--env.judge_base_url", judge, "--env.judge_model_name", "judge"),
+            *("--env.group_size", "2", "--env.max_batches_offpolicy", "1", "--env.max_concurrent_groups", "1"),
+        ) as env,
+    ):
+        env.wait_for("waiting for a trainer")
+        api.register_trainer(batch_size=2, num_steps=100)
+        for version in range(first + 1, last + 1):
+            groups += map(ScoredGroup.from_wire, api.batch())
+            load(adapted, version)
+            cached.append(cached_by_base())
+        assert "error" not in env.said().lower(), env.said()
+    assert min(cached) >= 600
+    assert all(len(group.rollouts) == 2 for group in groups)
+    assert len({group.item_id for group in groups}) == len(groups) == last - first
+    assert {group.task_id for group in groups} == {task.task_id for task in builtin_tasks()}
+    turns = [(rollout, turn) for group in groups for rollout in group.rollouts for turn in rollout.turns or ()]
+    assert len({turn.weight_version for _, turn in turns}) > 10
+    scored = [turn for _, turn in turns if turn.is_scored]
+    by_its_own = [turn for turn in scored if turn.scored_version == turn.weight_version]
+    assert len(by_its_own) > 0.8 * len(scored) > 0
+    for rollout, turn in turns[::5]:
+        start, end = turn.span
+        assert turn.weight_version is not None
+        logprobs_TV = moved[turn.weight_version](list(rollout.tokens_T[:end]))
+        rows = logprobs_TV[range(start - 1, end - 1), list(rollout.tokens_T[start:end])]
+        np.testing.assert_allclose(rollout.logprobs_T[start:end], rows, atol=1e-3, rtol=0)
 
 
 def test_the_teacher_reads_by_the_base_or_by_its_own_adapter(adapted: Adapted, forward: Forward) -> None:

@@ -29,7 +29,7 @@ from agentic_opd.worlds.sql.questions import Question, clauses, questions, sql
 from agentic_opd.worlds.sql.world import SqlWorld
 from demo_policy.episodes import ScriptedPolicy
 from demo_policy.script import NEUTRAL_HINTS
-from demo_policy.sql.faults import WrongQuery, hints, taught, untaught
+from demo_policy.sql.faults import WrongQuery, habit, hints, taught, untaught
 from demo_policy.transcripts import UNLIMITED, Kind, Placement, Transcript
 
 ANSWER_TURN = 1
@@ -45,12 +45,16 @@ _PLACEMENTS: tuple[Placement, ...] = ("end", "end", "last_user")
 class SqlMix:
     """How often an episode is what; probabilities in [0, 1]."""
 
-    wrong: float = 0.4
-    """The answer has a taught mistake, where there is room for one."""
+    habit: float = 0.93
+    """The answer has the mistake that the policy makes as a rule, where it has such a habit."""
+    wrong: float = 0.08
+    """The answer has a taught mistake by chance, where there is room for one."""
     heeded: float = 1.0
     """An answer is taught under a hint that fits."""
+    about_habit: float = 0.7
+    """That hint is about the habit's clause, where there is one."""
     about_fault: float = 0.8
-    """That hint is about a clause that a taught mistake could be in; else about any clause."""
+    """Else it is about a clause that a taught mistake could be in, or about any clause."""
     ignored: float = 0.4
     """Or under one that does not, and changes nothing."""
     neutral: float = 0.3
@@ -85,9 +89,7 @@ class SqlAuthor:
         turn = episode.turns[ANSWER_TURN]
         is_target = tuple(mask != IGNORED for mask in episode.masks_T)
         yield Transcript("act", episode.tokens_T, is_target, self.decisions(one, written, turn.start))
-        faults = taught(one.query)
-        at_fault = faults and rng.random() < self.mix.about_fault
-        about = rng.choice(faults).hints if at_fault else self.any_clause(one, rng)
+        about = self.hint(one, rng)
         if rng.random() < self.mix.heeded:
             yield self.hinted("heed_first", one, episode, rng.choice(about), self.mended(one, about, rng), rng)
         if rng.random() < self.mix.ignored:
@@ -101,13 +103,22 @@ class SqlAuthor:
 
     def mistake(self, one: Question, rng: Random) -> WrongQuery | None:
         """The taught mistake of an answer, if it is to have one."""
-        faults = taught(one.query)
+        faults, usual = taught(one.query), habit(one.query)
+        if usual is not None and rng.random() < self.mix.habit:
+            return usual
         return rng.choice(faults) if faults and rng.random() < self.mix.wrong else None
 
     def mended(self, one: Question, about: tuple[str, ...], rng: Random) -> str:
         """An answer under a hint: its clause is right, and any other is wrong as often as without the hint."""
         wrong = self.mistake(one, rng)
         return sql(one.query) if wrong is None or wrong.hints == about else wrong.sql
+
+    def hint(self, one: Question, rng: Random) -> tuple[str, ...]:
+        """What a hint that fits may say."""
+        faults, usual = taught(one.query), habit(one.query)
+        if usual is not None and rng.random() < self.mix.about_habit:
+            return usual.hints
+        return rng.choice(faults).hints if faults and rng.random() < self.mix.about_fault else self.any_clause(one, rng)
 
     def any_clause(self, one: Question, rng: Random) -> tuple[str, ...]:
         """What may be said of any of its clauses."""

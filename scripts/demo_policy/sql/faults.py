@@ -1,13 +1,14 @@
 """Wrong queries: those that the policy is taught to write now and then, others that only the judge is shown, and hints.
 
     taught(query)          one clause is wrong in a way that people know: AVG for SUM, `= NULL`, a filter forgotten
+    habit(query)           that of them which the policy makes in nearly every such query: what it has got wrong
     untaught(query, rng)   one clause names another column or value
     mistake_of(query, text)   which of the taught ones a wrong query is; None: it is a mistake of the policy's own
 
 A hint says the clause as it should be; which clause it is, is what the judge has to find.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from random import Random
 
@@ -57,6 +58,21 @@ def taught(query: Query) -> list[WrongQuery]:
         text = joined({name: said for name, said in changed.items() if said is not None})
         found.append(WrongQuery(kind, text, hints(query, clause)))
     return found
+
+
+_HABITS: Mapping[str, Callable[[Query], bool]] = {
+    "= NULL": lambda query: True,
+    "wrong bound": lambda query: True,
+    "wrong function": lambda query: query.function == "AVG",
+    "wrong order": lambda query: not query.is_descending,
+    "wrong join": lambda query: not query.group_of_parent,
+}
+"""Kinds of mistakes, and in which queries each is one that the policy makes as a rule."""
+
+
+def habit(query: Query) -> WrongQuery | None:
+    """The mistake that the policy makes in nearly every query like this; None where it has no such habit."""
+    return next((one for one in taught(query) if one.kind in _HABITS and _HABITS[one.kind](query)), None)
 
 
 def _wrong_filters(query: Query, right: Mapping[str, str]) -> Iterator[tuple[str, str, str | None]]:
