@@ -13,7 +13,8 @@ control takes those of opd, from which it is to differ in its hints alone. Then 
 `evaluate` measures the pass rate without hints at temperature 1, and how many of its first solutions pass.
 
 With --world sql the tasks are questions over databases, and what is measured is held out: databases, and combinations
-of what is asked, that neither this training nor the policy's first one has.
+of what is asked, that neither this training nor the policy's first one has. Each run's mistakes.md shows the first five
+mistakes of before, and what is answered in their place.
 
 With --talk nobody gives a reward, and no hidden test is run while it trains: the rollouts are sessions that a scripted
 user holds at the gateway, through OpenAI's client. It tries what it gets on inputs of its own, and complains in words.
@@ -30,6 +31,7 @@ import sys
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 from local_server import ServerFailedError, local_server
 from rich.console import Console
@@ -37,6 +39,7 @@ from rich.console import Console
 from agentic_opd.core.console import LiveBar
 from agentic_opd.core.errors import OutputError
 from agentic_opd.report.command import make_curves_report
+from learning.first_mistakes import first_mistakes
 from learning.first_solutions import first_solutions
 from learning.laboratory import (
     GROUP_SIZE,
@@ -228,6 +231,9 @@ class Work:
                 self.firsts.setdefault(mode, {})[str(seed)] = firsts
                 said = f"{mode} seed {seed}, first solutions: {shown(firsts)}"
                 self.console.print(said, highlight=False, soft_wrap=True)
+            elif {0, run.rollouts} <= {*self.kept(run)}:
+                before, after = (self.samples(run, rollouts) for rollouts in (0, run.rollouts))
+                (args.out / run.name / "mistakes.md").write_text(first_mistakes(before, after))
             self.show()
 
     def chosen(self, mode: str) -> Setting:
@@ -266,9 +272,13 @@ class Work:
 
     async def first_solutions(self, run: Run, rollouts: int) -> Point:
         """A point like that of the pass rate, of the first solutions that pass the hidden tests."""
-        lines = (self.folder(run, rollouts) / "samples.jsonl").read_text().splitlines()
-        passing, _ = await first_solutions([json.loads(line) for line in lines])
-        return Point(rollouts, passing / len(lines), len(lines))
+        rows = self.samples(run, rollouts)
+        passing, _ = await first_solutions(rows)
+        return Point(rollouts, passing / len(rows), len(rows))
+
+    def samples(self, run: Run, rollouts: int) -> list[dict[str, Any]]:
+        """The episodes that a point was measured by."""
+        return [json.loads(line) for line in (self.folder(run, rollouts) / "samples.jsonl").read_text().splitlines()]
 
     def kept(self, run: Run) -> list[int]:
         """The points whose episodes are there: a start that was measured in another folder has only its rate."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from learning import __main__ as learn
-from learning import first_solutions, laboratory, results
+from learning import first_mistakes, first_solutions, laboratory, results
 
 from agentic_opd.worlds.coding.tasks.builtin import builtin_tasks
 
@@ -142,6 +142,27 @@ def test_the_committed_result_is_what_the_pages_show() -> None:
     assert (LEARNED / "results.md").read_text() == table
     for page in (LEARNED / "README.md", Path("README.md")):
         assert table in page.read_text(), page
+
+
+def test_the_first_mistakes_are_shown_with_what_came_in_their_place() -> None:
+    def row(task: str, sample: int, sql: str, passed: bool) -> dict[str, Any]:
+        call = {"function": {"name": "answer", "arguments": json.dumps({"sql": sql})}}
+        asked, ending = {"role": "user", "content": f"How many {task}?"}, {"role": "assistant", "content": "Done."}
+        messages = [asked, {"role": "assistant", "content": "", "tool_calls": [call]}, ending]
+        return {"task_id": task, "sample": sample, "passed": passed, "messages": messages}
+
+    before = [row("a", 0, "A", True), row("b", 0, "B0", False), row("b", 1, "B1", False), row("c", 0, "C", False)]
+    after = [row("a", 0, "A", True), row("b", 1, "B3", False), row("b", 0, "B2", True), row("c", 0, "{", False)]
+    assert first_mistakes.first_mistakes(before, after, 1).splitlines() == [
+        "**How many b?**",
+        "",
+        "- before, wrong: `B0`",
+        "- after, right: `B2`",
+    ]
+    assert first_mistakes.first_mistakes(before, after).count("**") == 4
+    assert first_mistakes.last_answer([]) == "no answer"
+    broken = {"function": {"name": "answer", "arguments": "{"}}
+    assert first_mistakes.last_answer([{"role": "assistant", "tool_calls": [broken]}]) == "{"
 
 
 def test_first_solutions_are_told_from_repairs() -> None:

@@ -4,7 +4,7 @@ import sqlite3
 from itertools import islice
 
 import pytest
-from demo_policy.sql.faults import mistake_of, quoted, taught
+from demo_policy.sql.faults import habit, mistake_of, quoted, taught
 
 from agentic_opd.worlds.sql.engine import QueryError, difference, run_query
 from agentic_opd.worlds.sql.questions import HELD_OUT, Question, questions, sql
@@ -83,6 +83,15 @@ def test_taught_mistakes_are_told_apart_and_their_hints_quote_the_right_clause(t
             assert wrong.sql != right
             assert mistake_of(one.query, f"{wrong.sql} ;") == wrong
             assert all(quoted(hint) in right and len(hint) > 10 for hint in wrong.hints)
+
+
+def test_habits_are_taught_mistakes_of_some_queries(training: list[Question], held_out: list[Question]) -> None:
+    for part in (training, held_out):
+        habits = [(one, usual) for one in part if (usual := habit(one.query)) is not None]
+        assert 0.2 * COUNT < len(habits) < 0.5 * COUNT
+        assert all(usual in taught(one.query) for one, usual in habits)
+    kinds = {usual.kind for one in training if (usual := habit(one.query))}
+    assert len(kinds) > 3
 
 
 def test_images_are_databases(training: list[Question]) -> None:

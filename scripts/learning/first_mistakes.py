@@ -1,0 +1,38 @@
+"""The first mistakes of a policy, before and after a training, as text."""
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+COUNT = 5
+
+
+def first_mistakes(before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any]], count: int = COUNT) -> str:
+    """Markdown: the first tasks that failed before, what was answered, and what is answered now.
+
+    Args:
+        before: Lines of a samples.jsonl.
+        after: Those of the same tasks and samples later.
+        count: So many tasks; a task counts once.
+    """
+    later = {(row["task_id"], row["sample"]): row for row in after}
+    failed = {row["task_id"]: row for row in reversed(before) if not row["passed"]}
+    shown = [failed[task_id] for task_id in dict.fromkeys(row["task_id"] for row in before) if task_id in failed]
+    return "\n".join(line for row in shown[:count] for line in _lines(row, later[row["task_id"], row["sample"]]))
+
+
+def _lines(before: dict[str, Any], after: dict[str, Any]) -> Iterator[str]:
+    yield f"**{next(message['content'] for message in before['messages'] if message['role'] == 'user')}**\n"
+    for when, row in (("before", before), ("after", after)):
+        yield f"- {when}, {'right' if row['passed'] else 'wrong'}: `{last_answer(row['messages'])}`"
+    yield ""
+
+
+def last_answer(messages: Sequence[dict[str, Any]]) -> str:
+    """The query of the last call of `answer`; what the call holds where that is none."""
+    calls = [call["function"] for message in messages for call in message.get("tool_calls") or ()]
+    written = next((call["arguments"] for call in reversed(calls) if call["name"] == "answer"), "no answer")
+    try:
+        return str(json.loads(written)["sql"])
+    except (json.JSONDecodeError, KeyError, TypeError):
+        return written
