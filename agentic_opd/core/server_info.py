@@ -30,6 +30,10 @@ class ServerInfo:
     max_adapters: int = 0
     """LoRA adapters that it keeps at a time; 0: it takes none."""
     max_lora_rank: int = 0
+    weight_transfer: str | None = None
+    """The backend by which it takes weights over a process group; None: it does not."""
+    workers: int = 1
+    """Its ends in such a group."""
 
 
 class _PluginInfo(BaseModel):
@@ -44,6 +48,8 @@ class _PluginInfo(BaseModel):
     generate_route: int = 1
     max_adapters: int = 0
     max_lora_rank: int = 0
+    weight_transfer: str | None = None
+    workers: int = 1
 
 
 class _Models(BaseModel):

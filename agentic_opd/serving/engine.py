@@ -49,6 +49,14 @@ class RefusedError(Exception):
         self.field, self.message, self.status = field, message, status
 
 
+@dataclass(frozen=True, slots=True)
+class LoadedFiles:
+    """The checkpoint that was loaded last, and what its weights are called."""
+
+    path: str
+    version: int = 0
+
+
 @dataclass(slots=True)
 class PluginState:
     """The server's engine and settings, at `app.state.agentic_opd`."""
@@ -58,8 +66,8 @@ class PluginState:
     """The name that clients call the model by."""
     api_keys: tuple[str, ...] = ()
     weights_root: Path | None = None
-    loaded_path: str = ""
-    """Where the weights in use come from."""
+    loaded: LoadedFiles = LoadedFiles("")
+    """What is loaded again if new weights fail on their way."""
     max_body_bytes: int = MAX_BODY_MIB * 2**20
     """A longer body is refused."""
     adapters: Adapters = field(default_factory=Adapters)
@@ -83,7 +91,7 @@ class PluginState:
             model=args.served_model_name[0] if args.served_model_name else args.model,
             api_keys=tuple(key for key in (args.api_key or [envs.VLLM_API_KEY]) if key),
             weights_root=Path(root).resolve() if root else None,
-            loaded_path=engine.model_config.model,
+            loaded=LoadedFiles(engine.model_config.model),
             adapters=Adapters.of_engine(engine),
             max_body_bytes=_max_body_mib() * 2**20,
         )

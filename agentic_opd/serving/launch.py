@@ -5,6 +5,7 @@ imported here.
 """
 
 import argparse
+import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -72,6 +73,12 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
         metavar="N",
         help="adapters that are kept at a time: those under way, and one more (default: %(default)s)",
     )
+    add(
+        "--weight-transfer",
+        choices=("nccl", "gloo"),
+        help="let a trainer send whole weights over a process group, by vLLM's own weight transfer: nccl between GPUs, "
+        "gloo between CPUs",
+    )
     add("--no-plugin", action="store_true", help="plain vLLM, to compare with")
     add("--kv-cache-gib", type=int, default=1, metavar="N", help="on the CPU: memory for the KV cache, in GiB")
     args, unknown = parser.parse_known_args(argv)
@@ -131,6 +138,8 @@ def command(args: argparse.Namespace, *, cpu: bool) -> list[str]:
     if args.max_lora_rank is not None:
         line += ["--enable-lora", "--max-lora-rank", str(args.max_lora_rank), "--max-loras", str(args.max_adapters)]
         line += ["--lora-target-modules", *ADAPTED_MODULES]
+    if args.weight_transfer is not None:
+        line += ["--weight-transfer-config", json.dumps({"backend": args.weight_transfer})]
     if cpu:
         line += [*CPU_FLAGS, *(ONE_PROCESS_FLAGS if in_one_process(args) else ())]
     return [*line, *args.vllm_args]

@@ -15,11 +15,12 @@ from agentic_opd.serving.engine import PluginState, as_version
 from agentic_opd.serving.generate import GENERATE_ROUTE, generate
 from agentic_opd.serving.reload import load_adapter, reload_weights
 from agentic_opd.serving.score import SCORE_ROUTE, score
+from agentic_opd.serving.transfer import join_transfer, receive_weights, transfer_of, workers_of
 from agentic_opd.serving.web import guarded
 
 
 class OPDEndpointPlugin:
-    """Adds `/generate` and, below `/v1/opd`, `score`, `reload_weights`, `load_adapter` and `info` to vLLM's server."""
+    """Adds `/generate` and, below `/v1/opd`, `score`, `info` and what loads weights to vLLM's server."""
 
     name = "agentic_opd"
     required_tasks = ("generate",)
@@ -30,6 +31,8 @@ class OPDEndpointPlugin:
         app.add_api_route("/v1/opd/score", guarded(score), methods=["POST"])
         app.add_api_route("/v1/opd/reload_weights", guarded(reload_weights), methods=["POST"])
         app.add_api_route("/v1/opd/load_adapter", guarded(load_adapter), methods=["POST"])
+        app.add_api_route("/v1/opd/join_transfer", guarded(join_transfer), methods=["POST"])
+        app.add_api_route("/v1/opd/receive_weights", guarded(receive_weights), methods=["POST"])
         app.add_api_route("/v1/opd/info", guarded(info), methods=["GET"])
 
     async def init_state(self, engine_client: EngineClient | None, state: State, args: Namespace) -> None:
@@ -38,7 +41,7 @@ class OPDEndpointPlugin:
         state.agentic_opd = PluginState.of_server(engine_client, args)
 
 
-async def info(state: PluginState, _raw: bytes) -> dict[str, str | int]:
+async def info(state: PluginState, _raw: bytes) -> dict[str, str | int | None]:
     """What the server serves, and its caps."""
     newest = state.adapters.newest
     return {
@@ -52,6 +55,8 @@ async def info(state: PluginState, _raw: bytes) -> dict[str, str | int]:
         "weight_version": as_version(await state.engine.get_weight_version()) if newest is None else newest,
         "max_adapters": state.adapters.most,
         "max_lora_rank": state.adapters.max_rank,
+        "weight_transfer": None if (transfer := transfer_of(state)) is None else transfer.backend,
+        "workers": workers_of(state),
         "score_route": SCORE_ROUTE,
         "generate_route": GENERATE_ROUTE,
     }

@@ -4,6 +4,8 @@
 
 import asyncio
 import json
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Annotated, cast
 
@@ -14,7 +16,7 @@ from vllm.logger import init_logger
 from vllm.platforms import current_platform
 
 from agentic_opd.serving.adapters import AdapterEngine
-from agentic_opd.serving.engine import WEIGHTS_ROOT_VARIABLE, PluginState, RefusedError, as_version
+from agentic_opd.serving.engine import WEIGHTS_ROOT_VARIABLE, LoadedFiles, PluginState, RefusedError, as_version
 from agentic_opd.serving.web import Body, read_body
 
 logger = init_logger("vllm.agentic_opd.reload")
@@ -95,32 +97,43 @@ async def reload_checkpoint(state: PluginState, checkpoint: Path, version: int |
         RefusedError: it does not fit the model.
         Exception: the engine could not load it; the weights from before are loaded again.
     """
+    await asyncio.to_thread(check_fits, checkpoint, state)
+    async with swapped_weights(state, version) as known:
+        try:
+            await state.engine.collective_rpc("reload_weights", kwargs={"weights_path": str(checkpoint)})
+        except BaseException:
+            await state.engine.collective_rpc("reload_weights", kwargs={"weights_path": state.loaded.path})
+            await _reset_cache(state)
+            await state.engine.update_weight_version(str(state.loaded.version))
+            raise
+    state.loaded = LoadedFiles(str(checkpoint), known)
+    logger.info("Loaded %s as weight version %d", checkpoint, known)
+    return known
+
+
+@asynccontextmanager
+async def swapped_weights(state: PluginState, version: int | None) -> AsyncGenerator[int]:
+    """Let the requests under way end, and have the block give the engine new weights, while nobody else does.
+
+    Yields the version that they get, the next one where none is named. A block that fails has to leave the weights and
+    their version as they were.
+    """
     async with state.reload_lock:
-        await asyncio.to_thread(check_fits, checkpoint, state)
         if version is None:
             version = as_version(await state.engine.get_weight_version()) + 1
         await state.engine.pause_generation(mode="wait")
         try:
-            await _load(state, checkpoint)
+            yield version
+            await _reset_cache(state)
             await state.adapters.unload(cast(AdapterEngine, state.engine))
             await state.engine.update_weight_version(str(version))
         finally:
             await state.engine.resume_generation()
-    logger.info("Loaded %s as weight version %d", checkpoint, version)
-    return version
 
 
-async def _load(state: PluginState, checkpoint: Path) -> None:
-    loaded = False
-    try:
-        await state.engine.collective_rpc("reload_weights", kwargs={"weights_path": str(checkpoint)})
-        loaded = True
-    finally:
-        if not loaded:
-            await state.engine.collective_rpc("reload_weights", kwargs={"weights_path": state.loaded_path})
-        if not await state.engine.reset_prefix_cache():
-            raise VLLMServerError("the prefix cache still holds the old weights' states; restart the server")
-    state.loaded_path = str(checkpoint)
+async def _reset_cache(state: PluginState) -> None:
+    if not await state.engine.reset_prefix_cache():
+        raise VLLMServerError("the prefix cache still holds the old weights' states; restart the server")
 
 
 def allowed_checkpoint(path: str, root: Path | None) -> Path:
@@ -165,6 +178,15 @@ def check_fits(checkpoint: Path, state: PluginState) -> None:
     Raises:
         RefusedError: its tensors are not those of the model, or the model is one that cannot be reloaded.
     """
+    check_shapes(tensor_shapes(checkpoint), state, "path")
+
+
+def check_shapes(found: Mapping[str, list[int]], state: PluginState, field: str) -> None:
+    """Refuse weights that are not those of the model, or a model that can't be given others.
+
+    Raises:
+        RefusedError: it names the first tensor that differs, and `field` as what is wrong.
+    """
     config = state.engine.model_config
     if current_platform.is_cpu() and getattr(config.hf_config, "tie_word_embeddings", False):
         raise RefusedError(
@@ -176,12 +198,11 @@ def check_fits(checkpoint: Path, state: PluginState) -> None:
     served = Path(config.model)
     if not served.is_dir():
         return
-    wanted, found = tensor_shapes(served), tensor_shapes(checkpoint)
-    if wanted != found:
+    if (wanted := tensor_shapes(served)) != found:
         differing = sorted(name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name))
         name = differing[0]
         raise RefusedError(
-            "path",
+            field,
             f"{len(differing)} of {len(wanted)} tensors are not those of the served model, the first of them {name}: "
             f"shape {found.get(name, 'missing')}, expected {wanted.get(name, 'none')}",
         )

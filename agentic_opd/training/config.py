@@ -115,6 +115,12 @@ class TrainerConfig(BaseModel):
     weights_dir: Path = Field(
         default=Path("runs/train/weights"), description="The servers' --weights-root: where pushed weights are written."
     )
+    weight_transfer: Literal["files", "nccl", "gloo"] = Field(
+        default="files",
+        description="How whole weights reach the servers: by files below weights_dir, or from memory by vLLM's own "
+        "weight transfer, nccl between GPUs and gloo between CPUs, to servers that were started with "
+        "--weight-transfer of the same name. Adapters go by files.",
+    )
     server_retry_s: float = Field(
         default=300.0,
         ge=0,

@@ -133,6 +133,31 @@ def save_weights(
         _write_weights(model, source, fresh, dtype, model.state_dict() if state is None else state)
 
 
+def served_weights(model: Any, state: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    """What a server of the model holds, by the names of its checkpoint, adapters merged in.
+
+    Args:
+        model: The trained model.
+        state: Its state dict, whole.
+        dtype: What the weights are rounded to, `source_dtype`.
+    """
+    base = _base_of(model)
+    if base is not model:
+        state = {name.removeprefix("base_model.model."): value for name, value in state.items()}
+    factors = {name: value for name, value in state.items() if ".lora_" in name}
+    state = {_plain_name(name): value for name, value in state.items() if name not in factors}
+    for name, module in base.named_modules():
+        if hasattr(module, "get_delta_weight"):
+            # Not by peft's own merging: that works in place, and what it takes back again is not what was there.
+            a, b = factors[f"{name}.lora_A.default.weight"], factors[f"{name}.lora_B.default.weight"]
+            state[f"{name}.weight"] = (state[f"{name}.weight"] + module.scaling["default"] * (b @ a)).detach().cpu()
+    return {name: value.to(dtype) if value.is_floating_point() else value for name, value in state.items()}
+
+
+def _base_of(model: Any) -> Any:
+    return model.get_base_model() if hasattr(model, "merge_adapter") else model
+
+
 def save_adapter(model: Any, folder: Path, state: Mapping[str, Tensor]) -> None:
     """Write adapters as peft does; the folder appears when it is whole.
 
@@ -170,18 +195,8 @@ def source_dtype(source: str) -> torch.dtype:
 
 
 def _write_weights(model: Any, source: str, fresh: Path, dtype: torch.dtype, state: Mapping[str, Tensor]) -> None:
-    base = model.get_base_model() if hasattr(model, "merge_adapter") else model
-    if base is not model:
-        state = {name.removeprefix("base_model.model."): value for name, value in state.items()}
-    factors = {name: value for name, value in state.items() if ".lora_" in name}
-    state = {_plain_name(name): value for name, value in state.items() if name not in factors}
-    for name, module in base.named_modules():
-        if hasattr(module, "get_delta_weight"):
-            # Not by peft's own merging: that works in place, and what it takes back again is not what was there.
-            a, b = factors[f"{name}.lora_A.default.weight"], factors[f"{name}.lora_B.default.weight"]
-            state[f"{name}.weight"] = (state[f"{name}.weight"] + module.scaling["default"] * (b @ a)).detach().cpu()
-    state = {name: value.to(dtype) if value.is_floating_point() else value for name, value in state.items()}
-    base.save_pretrained(fresh, state_dict=state, safe_serialization=True)
+    state = served_weights(model, state, dtype)
+    _base_of(model).save_pretrained(fresh, state_dict=state, safe_serialization=True)
     said = json.loads((fresh / "config.json").read_text())  # transformers writes the trained model's own precision.
     (fresh / "config.json").write_text(json.dumps(said | {"dtype": str(dtype).removeprefix("torch.")}, indent=2) + "\n")
     for file in Path(source).glob("*") if Path(source).is_dir() else ():

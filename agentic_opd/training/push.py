@@ -16,10 +16,12 @@ from agentic_opd.core.http import JsonClient
 from agentic_opd.core.server_info import ServerInfo, fetch_server_info
 from agentic_opd.core.types import TeacherRequest
 from agentic_opd.distill.teacher import PluginTeacher
+from agentic_opd.serving.process_group import Backend
 from agentic_opd.training.batch import TrainBatch
 from agentic_opd.training.config import TrainerConfig
-from agentic_opd.training.model import MovingAverage, save_adapter, save_weights, source_dtype
+from agentic_opd.training.model import MovingAverage, save_adapter, save_weights, served_weights, source_dtype
 from agentic_opd.training.policy import Policy
+from agentic_opd.training.transfer import WeightSender
 from agentic_opd.training.world import World
 
 logger = logging.getLogger(__name__)
@@ -70,7 +72,8 @@ class Pushed(NamedTuple):
 class WeightPusher:
     """Writes weights where the servers may read them, lets them load these, and compares.
 
-    They are adapters where the model has some and every server takes them, and else whole checkpoints.
+    They are adapters where the model has some and every server takes them, and else whole weights: checkpoints, or sent
+    from memory where the settings say so.
     """
 
     def __init__(self, config: TrainerConfig, world: World) -> None:
@@ -82,6 +85,7 @@ class WeightPusher:
             self._tolerance = max(self._tolerance, _ROUNDED_TOLERANCE)
         self._kept = config.pushes_kept
         self._as_adapter: bool | None = None
+        self._sender: WeightSender | None = None
         given = config.vllm_api_key
         key = given.get_secret_value() if given else os.environ.get("VLLM_API_KEY")
         self._clients = [JsonClient(url, key, retry_s=config.server_retry_s) for url in config.vllm_urls]
@@ -125,12 +129,16 @@ class WeightPusher:
             if averages:
                 teacher = folder.with_name(f"{folder.name}-teacher")
                 size += await self._load_adapter(teacher, version, model, averages, as_teacher=True)
-        else:
+        elif self._config.weight_transfer == "files":
             await asyncio.to_thread(save_weights, model, self._config.model, folder, self._dtype, state)
             await self._ask_all("/v1/opd/reload_weights", {"path": str(folder), "version": version})
             size = _size_bytes(folder)
+        else:
+            weights = await asyncio.to_thread(served_weights, model, state, self._dtype)
+            size = await (await self._joined(self._config.weight_transfer)).send(weights, version)
         difference = None if probe is None or own is None else await self.compare(own, probe, version)
-        self._forget_old(folder)
+        if folder.exists():
+            self._forget_old(folder)
         return Pushed(size, difference)
 
     async def _load_adapter(
@@ -145,6 +153,12 @@ class WeightPusher:
         await asyncio.to_thread(save_adapter, model, folder, state)
         await self._ask_all("/v1/opd/load_adapter", {"path": str(folder), "version": version, "as_teacher": as_teacher})
         return _size_bytes(folder)
+
+    async def _joined(self, backend: Backend) -> WeightSender:
+        if self._sender is None:
+            infos = await asyncio.gather(*(fetch_server_info(client) for client in self._clients))
+            self._sender = await WeightSender.joined(backend, self._clients, infos, self._world.device)
+        return self._sender
 
     async def _ask_all(self, route: str, body: dict[str, Any]) -> None:
         await asyncio.gather(*(client.post(route, body) for client in self._clients))
@@ -192,7 +206,9 @@ class WeightPusher:
         return worst
 
     async def close(self) -> None:
-        """Close pooled connections."""
+        """Leave the servers' group, and close pooled connections."""
+        if self._sender is not None:
+            self._sender.group.close()
         for client in self._clients:
             await client.close()
 

@@ -61,6 +61,12 @@ def flat_row(flat: FlatLogprobs, before: int, token: int, top_k: int) -> None:
     flat.append_fast(ids, row[ids].tolist(), [1] * len(ids), [None] * len(ids))  # type: ignore[arg-type]
 
 
+def vllm_config(**parts: Any) -> Namespace:
+    """vLLM's own, as far as the plugin reads it."""
+    workers = Namespace(world_size=1, data_parallel_size=1)
+    return Namespace(**{"lora_config": None, "weight_transfer_config": None, "parallel_config": workers, **parts})
+
+
 @dataclass
 class TableEngine:
     """Does what vLLM's engine does, as far as the plugin can see.
@@ -73,7 +79,7 @@ class TableEngine:
     hang: bool = False
     version: str = "default"
     model_config: ModelConfig = field(default_factory=ModelConfig)
-    vllm_config: Any = field(default_factory=lambda: Namespace(lora_config=None))
+    vllm_config: Any = field(default_factory=lambda: vllm_config())
     renderer: Renderer = field(default_factory=Renderer)
     requests: list[SamplingParams] = field(default_factory=list)
     read_by: list[str | None] = field(default_factory=list)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from .fakes import TableEngine, app_of, client_of
+from .fakes import TableEngine, app_of, client_of, vllm_config
 
 SCORE = {"sequences": [{"token_ids": [1, 2, 3], "num_scored": 1}], "top_k": 1}
 
@@ -31,7 +31,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def engine_of(**more: Any) -> TableEngine:
-    return TableEngine(vllm_config=Namespace(lora_config=Namespace(max_loras=2, max_lora_rank=8)), **more)
+    return TableEngine(vllm_config=vllm_config(lora_config=Namespace(max_loras=2, max_lora_rank=8)), **more)
 
 
 def test_the_newest_reads_what_prefers_none_and_the_oldest_goes(root: Path) -> None:
@@ -158,7 +158,7 @@ def test_the_teachers_adapter_is_beside_the_policys(root: Path) -> None:
 
 
 def test_a_server_of_one_adapter_has_no_room_for_a_teachers(root: Path) -> None:
-    engine = TableEngine(vllm_config=Namespace(lora_config=Namespace(max_loras=1, max_lora_rank=8)))
+    engine = TableEngine(vllm_config=vllm_config(lora_config=Namespace(max_loras=1, max_lora_rank=8)))
     body = {"path": adapter(root, "mean"), "version": 1, "as_teacher": True}
     reply = client_of(engine).post("/v1/opd/load_adapter", json=body)
     assert (reply.status_code, reply.json()["error"]["field"]) == (409, "as_teacher")

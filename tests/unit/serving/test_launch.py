@@ -48,6 +48,12 @@ def test_options_arrive() -> None:
     assert environment(args, {}, cpu=True)["VLLM_CPU_KVCACHE_SPACE"] == "3"
 
 
+def test_weights_over_a_process_group_are_vllms_own_setting() -> None:
+    line = command(parse_args(["OWNER/NAME", "--weight-transfer", "nccl"]), cpu=False)
+    assert line[line.index("--weight-transfer-config") + 1] == '{"backend": "nccl"}'
+    assert "--weight-transfer-config" not in command(parse_args(["OWNER/NAME"]), cpu=False)
+
+
 def test_what_follows_the_dashes_wins() -> None:
     args = parse_args(["m", "--", "--dtype", "bfloat16", "--seed", "1"])
     flags = options(command(args, cpu=True))

@@ -2,13 +2,14 @@
 
 import asyncio
 import json
+from argparse import Namespace
 from typing import Any
 
 import pytest
 
 from agentic_opd.distill.teacher import SCORE_ROUTE
 
-from .fakes import TableEngine, app_of, client_of
+from .fakes import TableEngine, app_of, client_of, vllm_config
 
 ROUTES = [
     ("POST", "/generate", {"prompt": "a", "max_tokens": 1}),
@@ -57,6 +58,11 @@ def test_info_says_what_is_served() -> None:
     assert info["score_route"] == SCORE_ROUTE, "what the package asks for is what its plugin understands"
     assert info["plugin_version"]
     assert info["vllm_version"]
+    assert (info["weight_transfer"], info["workers"]) == (None, 1)
+    parts = {"parallel_config": Namespace(world_size=4, data_parallel_size=2)}
+    parts["weight_transfer_config"] = Namespace(backend="nccl")
+    info = client_of(TableEngine(vllm_config=vllm_config(**parts))).get("/v1/opd/info").json()
+    assert (info["weight_transfer"], info["workers"]) == ("nccl", 8)
 
 
 def test_unlimited_logprobs_are_as_many_as_tokens() -> None:

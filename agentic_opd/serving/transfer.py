@@ -1,0 +1,95 @@
+"""Whole weights from a trainer's memory, by vLLM's own weight transfer: `POST /v1/opd/join_transfer` joins its process
+group, and `POST /v1/opd/receive_weights` takes one push.
+"""
+
+import asyncio
+from typing import Annotated
+
+from msgspec import Meta
+from vllm.config.weight_transfer import WeightTransferConfig
+from vllm.distributed.weight_transfer.base import WeightTransferInitRequest, WeightTransferUpdateRequest
+from vllm.logger import init_logger
+from vllm.v1.engine.async_llm import AsyncLLM
+
+from agentic_opd.serving.engine import PluginState, RefusedError
+from agentic_opd.serving.reload import check_shapes, swapped_weights
+from agentic_opd.serving.web import Body, read_body
+
+logger = init_logger("vllm.agentic_opd.transfer")
+
+
+class JoinBody(Body, frozen=True):
+    """The body of `POST /v1/opd/join_transfer`."""
+
+    address: Annotated[str, Meta(min_length=1)]
+    """Where rank 0, the trainer, listens."""
+    port: Annotated[int, Meta(ge=1, le=65535)]
+    rank_offset: Annotated[int, Meta(ge=1, le=2**31 - 1)]
+    """The rank of this server's first worker."""
+    world_size: Annotated[int, Meta(ge=2, le=2**31 - 1)]
+
+
+class ReceiveBody(Body, frozen=True):
+    """The body of `POST /v1/opd/receive_weights`: what rank 0 sends, in its order."""
+
+    names: list[str]
+    dtypes: list[str]
+    """By torch's names: `bfloat16`."""
+    shapes: list[list[int]]
+    version: Annotated[int, Meta(ge=0, le=2**63 - 1)]
+
+
+def transfer_of(state: PluginState) -> WeightTransferConfig | None:
+    """How this server takes weights over a process group; None: not at all."""
+    return state.engine.vllm_config.weight_transfer_config
+
+
+def workers_of(state: PluginState) -> int:
+    """Ends that this server has in a trainer's group."""
+    parallel = state.engine.vllm_config.parallel_config
+    return parallel.world_size * parallel.data_parallel_size
+
+
+async def join_transfer(state: PluginState, raw: bytes) -> dict[str, int]:
+    """Join a trainer's process group; one that was joined before is left."""
+    body, engine = await read_body(state, raw, JoinBody), _engine(state)
+    init = {"master_address": body.address, "master_port": body.port}
+    async with state.reload_lock:
+        await engine.shutdown_weight_transfer_engine()
+        await engine.init_weight_transfer_engine(
+            WeightTransferInitRequest({**init, "rank_offset": body.rank_offset, "world_size": body.world_size})
+        )
+    return {"workers": workers_of(state)}
+
+
+async def receive_weights(state: PluginState, raw: bytes) -> dict[str, int]:
+    """Let the requests under way end, take the weights that rank 0 sends, drop the prefix cache, and go on.
+
+    If the trainer goes on the way, a server on CPUs goes on with the weights that it had; one on GPUs, which has no
+    room for both, ends.
+    """
+    body, engine = await read_body(state, raw, ReceiveBody), _engine(state)
+    if not len(body.names) == len(body.dtypes) == len(body.shapes):
+        raise RefusedError("names", "names, dtypes and shapes must have one entry for each of the weights")
+    await asyncio.to_thread(check_shapes, dict(zip(body.names, body.shapes, strict=True)), state, "shapes")
+    receiving = asyncio.create_task(_receive(state, engine, body))
+    return {"weight_version": await asyncio.shield(receiving)}
+
+
+async def _receive(state: PluginState, engine: AsyncLLM, body: ReceiveBody) -> int:
+    sent = {"names": body.names, "dtype_names": body.dtypes, "shapes": body.shapes}
+    async with swapped_weights(state, body.version):
+        await engine.start_weight_update()
+        await engine.update_weights(WeightTransferUpdateRequest(sent))
+        await engine.finish_weight_update()
+    logger.info("Received %d weights as weight version %d", len(body.names), body.version)
+    return body.version
+
+
+def _engine(state: PluginState) -> AsyncLLM:
+    """Raises RefusedError if the server was not started for this."""
+    if transfer_of(state) is None:
+        message = "this server takes weights from files alone: restart it with scripts/serve_vllm --weight-transfer"
+        raise RefusedError(None, message, 409)
+    assert isinstance(state.engine, AsyncLLM)
+    return state.engine

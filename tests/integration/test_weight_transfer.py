@@ -1,0 +1,165 @@
+"""Whole weights from a trainer's memory into real vLLM servers, by vLLM's own weight transfer over gloo."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from local_server import LocalServer
+
+from agentic_opd.core.errors import ConfigError, ServerError
+from agentic_opd.core.http import JsonClient
+from agentic_opd.core.server_info import fetch_server_info
+from agentic_opd.serving.process_group import Group
+from agentic_opd.training.config import TrainerConfig
+from agentic_opd.training.model import served_weights
+from agentic_opd.training.policy import load_policy
+from agentic_opd.training.push import Probe, Pushed, WeightPusher
+from agentic_opd.training.step import train_step
+from agentic_opd.training.transfer import WeightSender
+from agentic_opd.training.world import World
+from tests.support.plugin_client import ask, random_ids, score
+from tests.support.training import make_config, make_rollout
+from tests.support.vllm import StartVllm
+
+pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+
+WORLD = World("cpu")
+
+
+@pytest.fixture(scope="module")
+def two(start_vllm: StartVllm) -> Iterator[list[LocalServer]]:
+    with ExitStack() as stack:
+        yield [stack.enter_context(start_vllm("--weight-transfer", "gloo")) for _ in range(2)]
+
+
+def config_of(servers: list[LocalServer], folder: Path, **changes: Any) -> TrainerConfig:
+    urls = [server.base_url for server in servers]
+    return make_config(
+        weights_dir=folder,
+        vllm_urls=urls,
+        weight_transfer="gloo",
+        loss={"forward_kl": 1.0},
+        server_retry_s=5,
+        **changes,
+    )
+
+
+@pytest.mark.parametrize("changes", [{}, {"lora_rank": 4, "lr": 1e-2}], ids=["whole", "lora"])
+def test_two_servers_get_what_was_trained_and_nothing_is_written(
+    two: list[LocalServer], tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    config = config_of(two, tmp_path / "weights", **changes)
+    policy = load_policy(config, WORLD)
+    batch = make_rollout(policy.model)
+    probe, optimizer = (
+        Probe.of(batch),
+        torch.optim.AdamW([p for p in policy.parameters() if p.requires_grad], config.lr),
+    )
+    before = torch.tensor(probe.own_logprobs(policy, "cpu"))
+
+    async def run() -> list[Pushed]:
+        pusher, pushes = WeightPusher(config, WORLD), list[Pushed]()
+        try:
+            for version in (1, 2):
+                train_step(policy, optimizer, batch, config, WORLD)
+                pushed = await pusher.push(policy, version, probe)
+                assert pushed is not None
+                pushes.append(pushed)
+        finally:
+            await pusher.close()
+        return pushes
+
+    pushes = asyncio.run(run())
+    assert max(pushed.difference or 0.0 for pushed in pushes) < 1e-3
+    own, ids = torch.tensor(probe.own_logprobs(policy, "cpu")), list(probe.token_ids)
+    assert (own - before).abs().max() > 0.1
+    for server in two:
+        torch.testing.assert_close(
+            torch.tensor(score(server, [(ids, len(ids) - 1)])[0].actual_R), own, atol=1e-3, rtol=0
+        )
+        assert ask(server, "/v1/opd/info").body["weight_version"] == 2
+    sent = served_weights(policy.model, policy.model.state_dict(), torch.float32)
+    assert pushes[0].size_bytes == sum(4 * one.numel() for one in sent.values())
+    assert not list(tmp_path.rglob("*.safetensors"))
+
+
+class Leaving:
+    """A trainer's end that is gone after a few weights."""
+
+    def __init__(self, group: Group) -> None:
+        self._group, self._sends = group, 3
+
+    def broadcast(self, tensor: Any) -> None:
+        if not self._sends:
+            self._group.close()
+            raise RuntimeError("gone")
+        self._sends -= 1
+        self._group.broadcast(tensor)
+
+    def close(self) -> None:
+        self._group.close()
+
+
+def test_a_trainer_that_goes_in_the_middle_leaves_the_servers_as_they_were(
+    two: list[LocalServer], tmp_path: Path
+) -> None:
+    config, ids = config_of(two[:1], tmp_path), random_ids(31, 80, 1000)
+    policy = load_policy(config, WORLD)
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.mul_(1.02)
+    weights = served_weights(policy.model, policy.model.state_dict(), torch.float32)
+
+    def served() -> tuple[int, list[float]]:
+        return ask(two[0], "/v1/opd/info").body["weight_version"], list(score(two[0], [(ids, 40)])[0].actual_R)
+
+    async def run() -> None:
+        client = JsonClient(two[0].base_url, retry_s=1.0)
+        try:
+            sender = await WeightSender.joined("gloo", [client], [await fetch_server_info(client)], "cpu")
+            with pytest.raises((RuntimeError, ServerError)):
+                await WeightSender([client], Leaving(sender.group), "cpu").send(weights, 7)
+        finally:
+            await client.close()
+
+    before = served()
+    asyncio.run(run())
+    assert served() == before
+
+    async def again() -> Pushed | None:
+        pusher = WeightPusher(config, WORLD)
+        try:
+            return await pusher.push(policy, 8, Probe(tuple(ids)))
+        finally:
+            await pusher.close()
+
+    assert asyncio.run(again()) is not None
+    version, logprobs = served()
+    assert version == 8
+    assert np.abs(np.subtract(logprobs, before[1])).max() > 0.1
+
+
+def test_what_does_not_fit_is_refused(two: list[LocalServer], vllm_server: LocalServer, tmp_path: Path) -> None:
+    config = config_of([vllm_server], tmp_path)
+    policy = load_policy(config, WORLD)
+
+    async def push() -> None:
+        pusher = WeightPusher(config, WORLD)
+        try:
+            await pusher.push(policy, 1, None)
+        finally:
+            await pusher.close()
+
+    with pytest.raises(ConfigError, match="restart it with scripts/serve_vllm --weight-transfer gloo"):
+        asyncio.run(push())
+    body = {"names": ["a"], "dtypes": ["float32"], "shapes": [[2]], "version": 1}
+    assert ask(vllm_server, "/v1/opd/receive_weights", body).status == 409
+    reply = ask(two[0], "/v1/opd/receive_weights", body)
+    assert (reply.status, reply.body["error"]["field"]) == (400, "shapes")
+    assert ask(two[0], "/v1/opd/receive_weights", {**body, "dtypes": []}).status == 400
+    assert ask(two[0], "/v1/opd/join_transfer", {"address": "127.0.0.1", "port": 0}).status == 400
