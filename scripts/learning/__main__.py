@@ -10,7 +10,8 @@ reward beside opd), contrast and contrast-other (what a neutral or another task'
 target), and wrong-hint-contrast, wrong-hint-contrast-other (wrong hints, with that contrast). First
 a sweep chooses the learning rate, the batch size and the divergence's weight of each mode on a seed of its own; a
 control takes those of opd, from which it is to differ in its hints alone. Then every seed trains. Along the way
-`evaluate` measures the pass rate without hints at temperature 1, and how many of its first solutions pass.
+`evaluate` measures the pass rate without hints at temperature 1, and how many of its first solutions pass. What the
+hints of each curve cost, in turns judged and tokens scored, stands in costs.json.
 
 With --world sql the tasks are questions over databases, and what is measured is held out: databases, and combinations
 of what is asked, that neither this training nor the policy's first one has. Each run's mistakes.md shows the first five
@@ -39,6 +40,7 @@ from rich.console import Console
 from agentic_opd.core.console import LiveBar
 from agentic_opd.core.errors import OutputError
 from agentic_opd.report.command import make_curves_report
+from learning.costs import costs_at, costs_table, read_costs
 from learning.first_mistakes import first_mistakes
 from learning.first_solutions import first_solutions
 from learning.laboratory import (
@@ -209,6 +211,7 @@ class Work:
         self.sweep: Curves = read_curves(args.out / "sweep.json")
         self.curves: Curves = read_curves(args.out / "results.json")
         self.firsts: Curves = read_curves(args.out / "first_solutions.json")
+        self.costs = read_costs(args.out / "costs.json")
         self.starts = {int(seed): points[0] for seeds in self.curves.values() for seed, points in seeds.items()}
 
     async def do(self) -> None:
@@ -226,6 +229,7 @@ class Work:
         for mode, seed in todo:
             run = Run(mode, seed, self.chosen(mode), args.rollouts)
             self.curves.setdefault(mode, {})[str(seed)] = await self.curve(run, args.points)
+            self.costs.setdefault(mode, {})[str(seed)] = costs_at(self.laboratory.groups(run), args.points)
             if args.world == "coding":
                 firsts = [await self.first_solutions(run, rollouts) for rollouts in self.kept(run)]
                 self.firsts.setdefault(mode, {})[str(seed)] = firsts
@@ -291,10 +295,12 @@ class Work:
         return self.args.out / run.name / f"eval-{rollouts:06d}"
 
     def show(self) -> None:
-        """Write both curves, results.md, curves.png and results.html; print the table, and where the page is."""
+        """Write the curves, what they cost, tables and a picture of them; print the table, and where the page is."""
         ordered = {mode: self.curves[mode] for mode in MODES if mode in self.curves}
         results = self.args.out / "results.json"
         write_json(results, ordered)
+        write_json(self.args.out / "costs.json", self.costs)
+        (self.args.out / "costs.md").write_text(costs_table(self.curves, self.costs))
         if self.firsts:
             write_json(self.args.out / "first_solutions.json", {mode: self.firsts.get(mode, {}) for mode in ordered})
         settings = {mode: str(self.chosen(mode)) for mode in ordered}

@@ -12,7 +12,7 @@ import shutil
 import sys
 import time
 import urllib.request
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +28,7 @@ from agentic_opd.env.config import AgenticOPDEnvConfig
 from agentic_opd.env.opd import AgenticOPDEnv
 from agentic_opd.runs.evaluate import sample_file
 from agentic_opd.settings.servers import PolicyServerConfig
+from agentic_opd.wire.group import ScoredGroup
 from agentic_opd.worlds.coding.tasks.builtin import builtin_tasks
 from learning.talk import TalkFailedError, User, converse
 
@@ -215,6 +216,13 @@ class Laboratory:
             shutil.copytree(self.model, start)
         self.load(start)
 
+    def groups(self, run: Run) -> Iterator[ScoredGroup]:
+        """What a run was trained on, in the order in which it was made."""
+        folder = self.out / run.name
+        file = folder / "groups.jsonl" if self.talk else folder / "rollouts" / "groups.jsonl"
+        with file.open() as lines:
+            yield from (ScoredGroup.from_wire(json.loads(line)) for line in lines)
+
     async def train(self, run: Run, stepped: Callable[[dict[str, float]], None]) -> Path:
         """Run the loop to the trainer's last step; `stepped` is told of each step's metrics.
 
@@ -300,7 +308,7 @@ class Laboratory:
         """`serve`, one batch ahead of the trainer at most."""
         settings = {
             "rollout_server_url": api,
-            "data_path_to_save_groups": "null",
+            "data_path_to_save_groups": self.out / run.name / "rollouts" / "groups.jsonl",
             "group_size": GROUP_SIZE,
             "max_batches_offpolicy": 1,
             "max_concurrent_groups": run.setting.batch_size // GROUP_SIZE,

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 from learning import __main__ as learn
-from learning import first_mistakes, first_solutions, laboratory, results
+from learning import costs, first_mistakes, first_solutions, laboratory, results
 
+from agentic_opd.core.types import TurnOutcome
+from agentic_opd.wire.group import ScoredGroup, ScoredRollout, TurnRecord
 from agentic_opd.worlds.coding.tasks.builtin import builtin_tasks
 
 Point = laboratory.Point
@@ -70,7 +72,11 @@ def test_the_curves_get_a_page_which_a_finished_experiment_names_again(
 def test_modes_differ_in_what_they_name_and_nothing_else() -> None:
     run = laboratory.Run("wrong-hint", 3, laboratory.Setting(1e-3, 32, 4.0), 256)
     place = laboratory.Laboratory(FakeServer(2), FakeServer(3), Path("policy"), Path("out"), 16, 4, 2, "linear", True)
-    commands = {mode: place.serve_command(run._replace(mode=mode), "http://127.0.0.1:1") for mode in laboratory.MODES}
+    commands = {
+        mode: [text.replace(f"out/{mode}/", "out/MODE/") for text in place.serve_command(one, "http://127.0.0.1:1")]
+        for mode in laboratory.MODES
+        if (one := run._replace(mode=mode))
+    }
     plain = commands["opd"]
     assert commands["opd+grpo"] == plain
     assert commands["wrong-hint"] == [*plain, "--env.hint_source", "other_task"]
@@ -163,6 +169,24 @@ def test_the_first_mistakes_are_shown_with_what_came_in_their_place() -> None:
     assert first_mistakes.last_answer([]) == "no answer"
     broken = {"function": {"name": "answer", "arguments": "{"}}
     assert first_mistakes.last_answer([{"role": "assistant", "tool_calls": [broken]}]) == "{"
+
+
+def turn(start: int, end: int, outcome: TurnOutcome, question: str | None = "?") -> TurnRecord:
+    return TurnRecord((start, end), outcome, "tool", question=question)
+
+
+def test_what_hints_cost_is_added_up_to_each_point() -> None:
+    turns = (turn(1, 4, TurnOutcome.SCORED), turn(5, 6, TurnOutcome.VOTE_FAILED), turn(7, 8, TurnOutcome.SCORED, None))
+    tokens, masks, logprobs = (1,) * 8, (-100, 1, 1, 1, -100, 1, -100, 1), (1.0, -1.0, -1.0, -1.0, 1.0, -1.0, 1.0, -1.0)
+    rollout = ScoredRollout(tokens, masks, logprobs, 0.5, turns=turns)
+    groups = [ScoredGroup((rollout, rollout)) for _ in range(4)]
+    found = costs.costs_at(groups, [0, 2, 4, 8])
+    assert found == [costs.Cost(0, 0, 0), costs.Cost(2, 4, 8), costs.Cost(4, 8, 16), costs.Cost(8, 16, 32)]
+    curve = [laboratory.Point(0, 0.5, 4), laboratory.Point(4, 0.95, 4)]
+    table = costs.costs_table(
+        {"opd": {"0": curve}, "grpo": {"0": curve[:1]}}, {"opd": {"0": found}, "grpo": {"0": found[:1]}}
+    )
+    assert table.splitlines()[2:] == ["| opd | 4 | 8 | 16 | 16 | 32 |", "| grpo | not reached | - | - | 0 | 0 |"]
 
 
 def test_first_solutions_are_told_from_repairs() -> None:
