@@ -19,6 +19,7 @@ from tests.support.plugin_client import ask, check, random_ids, score
 from tests.support.scripted_judge import POSITIVE, judge_server
 from tests.support.trajectory import trajectory_api
 from tests.support.vllm import Forward, StartVllm
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.vllm
 
@@ -175,8 +176,9 @@ def test_an_episode_keeps_its_version_and_each_turn_says_which(adapted: Adapted,
     load(adapted, 100)
     with (tmp_path / "log").open("wb") as log:
         running = subprocess.Popen(process_command(adapted.server.base_url, out, *flags), stdout=log, stderr=log)
+        until(out.exists, 120, running, (tmp_path / "log").read_text)
         for version in range(101, 112):
-            time.sleep(2.0)
+            time.sleep(1.0)
             load(adapted, version)
     assert running.wait(240) == 0, (tmp_path / "log").read_text()
     groups = [json.loads(line) for line in out.read_text().splitlines()]

@@ -1,4 +1,7 @@
-"""The attacks once more as an ordinary user, where this is root: its sandboxes are made in another way."""
+"""Attacks once more as an ordinary user, where this is root: its sandboxes are made in another way.
+
+What happens between the solution and its tests is Python's affair, whoever runs it, and not tried again.
+"""
 
 import os
 import re
@@ -15,6 +18,9 @@ from tests.support.sandboxes import needs_bwrap
 
 AS_NOBODY = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--"]
 MODULES = ["tests/integration/test_attacks.py", "tests/integration/test_attacks_tools.py"]
+
+AGAIN = "honest_part or cannot_be_found or nothing_escapes or machine_withstands or test_attacks_tools"
+"""Tests of what a sandbox holds in, and off."""
 
 pytestmark = [needs_bwrap, pytest.mark.skipif(os.geteuid() != 0, reason="the attacks already ran as an ordinary user")]
 
@@ -47,11 +53,11 @@ def test_the_attacks_as_an_ordinary_user() -> None:
     folder.chmod(0o777)
     try:
         python = python_of_nobody(folder)
-        result = run_as_nobody(folder, python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *MODULES)
+        result = run_as_nobody(folder, python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", AGAIN, *MODULES)
     finally:
         subprocess.run(["rm", "-rf", str(folder)], check=True)
     assert result.returncode == 0, result.stdout[-5000:]
     counts = re.search(r"(\d+) passed", result.stdout.splitlines()[-1])
     assert counts is not None
     assert "skipped" not in result.stdout.splitlines()[-1], "bubblewrap did not work for the user nobody"
-    assert int(counts[1]) > 100
+    assert int(counts[1]) > 60

@@ -109,7 +109,8 @@ def test_a_user_replies_a_fault_is_named_and_the_rest_goes_on(vllm_server: Any, 
     (tmp_path / "files.py").write_text(FILES)
     world, out = f"{tmp_path / 'files.py'}:Files", tmp_path / "groups.jsonl"
     with judge_server(lambda body: [POSITIVE] * body["n"]) as judge:
-        done = process(vllm_server.base_url, out, "--env.world", world, "--env.judge_base_url", judge)
+        own = ("--env.world", world, "--env.judge_base_url", judge, "--env.group_size", "8")
+        done = process(vllm_server.base_url, out, *own)
     assert done.returncode == 1
     assert "world Files: " in done.stderr
     assert "raised KeyError: 'a fault of this world'" in done.stderr

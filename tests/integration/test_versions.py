@@ -90,7 +90,7 @@ def largest(of: Any, among: Any) -> float:
     return float(np.abs(np.asarray(of) - np.asarray(among)).max())
 
 
-@pytest.mark.parametrize(("hint_source", "pushes"), [("none", PUSHES), ("judge", 5)])
+@pytest.mark.parametrize(("hint_source", "pushes"), [("none", 6), ("judge", 5)])
 def test_a_push_between_sampling_and_scoring_is_not_in_the_gap(
     rooted: RootedServer, forward: Forward, hint_source: str, pushes: int
 ) -> None:
