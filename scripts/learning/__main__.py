@@ -62,6 +62,7 @@ from learning.laboratory import (
 from learning.results import (
     Curves,
     best,
+    by_points,
     draw,
     markdown,
     mean_curve,
@@ -305,6 +306,7 @@ class Work:
             write_json(self.args.out / "first_solutions.json", {mode: self.firsts.get(mode, {}) for mode in ordered})
         settings = {mode: str(self.chosen(mode)) for mode in ordered}
         (self.args.out / "results.md").write_text(markdown(ordered, settings))
+        (self.args.out / "points.md").write_text(by_points(ordered))
         draw(ordered, self.args.out / "curves.png")
         self.console.print(table(ordered, settings))
         reached = {mode: rollouts_to(mean_curve(seeds)) for mode, seeds in ordered.items()}

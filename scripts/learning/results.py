@@ -87,6 +87,20 @@ def markdown(curves: Curves, settings: Mapping[str, str]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
+def by_points(curves: Curves) -> str:
+    """For a page: each mode's pass rate at every measured point, the mean of the seeds and each of them."""
+    measured = [point.rollouts for point in mean_curve(next(iter(curves.values())))]
+    lines = [["pass rate (each seed)", *(f"after {rollouts}" for rollouts in measured)], ["---"] * (1 + len(measured))]
+    for mode, seeds in curves.items():
+        columns = zip(mean_curve(seeds), zip(*seeds.values(), strict=False), strict=True)
+        cells = [
+            f"{point.pass_rate:.0%} ({', '.join(f'{100 * one.pass_rate:.0f}' for one in column)})"
+            for point, column in columns
+        ]
+        lines.append([mode, *cells])
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
 def rows(curves: Curves, settings: Mapping[str, str]) -> list[tuple[str, ...]]:
     """The cells of the table."""
     return [

@@ -150,6 +150,16 @@ def test_the_committed_result_is_what_the_pages_show() -> None:
         assert table in page.read_text(), page
 
 
+def test_the_committed_result_of_the_sql_world_is_what_its_page_shows() -> None:
+    curves = results.read_curves(LEARNED / "sql" / "results.json")
+    assert list(curves) == list(laboratory.USUAL_MODES)
+    assert all(len(seeds) >= 2 for seeds in curves.values())
+    assert results.by_points(curves) in (LEARNED / "README.md").read_text()
+    # opd has after 32 rollouts what grpo has after eight times as many.
+    means = {mode: [point.pass_rate for point in results.mean_curve(seeds)] for mode, seeds in curves.items()}
+    assert means["opd"][1] > means["grpo"][-1]
+
+
 def test_the_first_mistakes_are_shown_with_what_came_in_their_place() -> None:
     def row(task: str, sample: int, sql: str, passed: bool) -> dict[str, Any]:
         call = {"function": {"name": "answer", "arguments": json.dumps({"sql": sql})}}
