@@ -35,8 +35,8 @@ CONTEXT_FULL = "context_length_exceeded"
 _RENDERED_AT_ONCE = 2**16
 """Characters of new messages that are rendered on the event loop, in some tens of milliseconds."""
 _MOST_TOGETHER = 8
-"""Tokens that go together to a client that reads along: one for every second of the streams under way, and each by
-itself up to three. Handing them on takes the processor from the engine, and a client gets as many in a second."""
+"""Tokens that go together to a client that reads along at most. It is half as many as there are streams under way, so
+that up to three streams get each token by itself: handing them on takes the processor from the engine."""
 _UNSEEN_TOGETHER = 128
 """Tokens that go together to a client that waits for the whole answer; seldom enough, and no connection is idle."""
 _CHATS_KEPT = 64

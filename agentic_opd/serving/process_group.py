@@ -41,8 +41,8 @@ class GlooGroup:
         distributed: Any = torch_distributed
         given: dict[str, Any] = {}
         if rank == 0:
-            self._listener = socket.create_server((address, port), family=_family(address))
-            given = {"master_listen_fd": self._listener.detach(), "use_libuv": False}
+            listener = socket.create_server((address, port), family=_family(address))
+            given = {"master_listen_fd": listener.detach(), "use_libuv": False}
         store = distributed.TCPStore(address, port, world_size, rank == 0, PATIENCE, **given)
         options = distributed.ProcessGroupGloo._Options()
         options._devices = [distributed.ProcessGroupGloo.create_device(hostname=_own_address(address, rank))]

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from torch import Tensor
 
 from agentic_opd.core.concurrency import gather_all
-from agentic_opd.core.errors import ConfigError
+from agentic_opd.core.errors import ConfigError, ServerUnreachableError
 from agentic_opd.core.http import JsonClient
 from agentic_opd.core.server_info import ServerInfo
 from agentic_opd.serving.process_group import Backend, Group, address_towards, free_port, trainer_end
@@ -38,7 +38,7 @@ class WeightSender:
 
         Raises:
             ConfigError: a server was not started for this.
-            ServerError: a server can't join.
+            ServerError: a server can't join, or does not reach this process.
         """
         for client, info in zip(clients, infos, strict=True):
             if info.weight_transfer != backend:
@@ -47,7 +47,7 @@ class WeightSender:
                     f"{info.weight_transfer or 'files'}: restart it with scripts/serve_vllm --weight-transfer {backend}"
                 )
         address = address_towards(urlsplit(clients[0].base_url).hostname or "127.0.0.1")
-        offsets = [1, *accumulate((info.workers for info in infos), initial=1)][1:]
+        offsets = list(accumulate((info.workers for info in infos), initial=1))
         port, world_size = free_port(address), offsets[-1]
         where = {"address": address, "port": port, "world_size": world_size}
         joins: list[Awaitable[Any]] = [
@@ -55,7 +55,12 @@ class WeightSender:
             for client, offset in zip(clients, offsets, strict=False)
         ]
         opened = asyncio.to_thread(trainer_end, backend, address, port, world_size)
-        group, *_ = await gather_all([opened, *joins])
+        try:
+            group, *_ = await gather_all([opened, *joins])
+        except RuntimeError as error:  # torch's, for a peer that does not come or goes.
+            raise ServerUnreachableError(
+                f"the servers did not join the trainer at {address}:{port}: {error}"
+            ) from error
         return cls(clients, group, device)
 
     async def send(self, weights: Mapping[str, Tensor], version: int) -> int:
@@ -71,7 +76,12 @@ class WeightSender:
             "version": version,
         }
         received: list[Awaitable[Any]] = [client.post("/v1/opd/receive_weights", body) for client in self.clients]
-        await gather_all([asyncio.to_thread(self._broadcast, list(weights.values())), *received])
+        try:
+            await gather_all([asyncio.to_thread(self._broadcast, list(weights.values())), *received])
+        except RuntimeError as error:
+            raise ServerUnreachableError(
+                f"a server left while it was sent version {version}: {error}. Start it, then the trainer with resume."
+            ) from error
         return sum(one.numel() * one.element_size() for one in weights.values())
 
     def _broadcast(self, weights: Sequence[Tensor]) -> None:
