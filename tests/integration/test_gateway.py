@@ -88,8 +88,10 @@ def test_a_stream_is_the_same_session_and_comes_piece_by_piece(gateway: Served, 
     chunks = list(gateway.chat(SYSTEM, USER, session="stream", stream=True, **usage))
     text = "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices)
     calls = [call for chunk in chunks for choice in chunk.choices for call in choice.delta.tool_calls or ()]
-    assert len(chunks) > 5, "with logprobs each step is told, whether it is text or part of a call"
+    told = [choice.logprobs.content for chunk in chunks for choice in chunk.choices if choice.logprobs]
+    assert len(told) > 1, "an answer comes in pieces (how many, the load of the machine decides)"
     ((prompt, (ids,)),) = seen(proxy)[before:]
+    assert sum(map(len, told)) == len(ids), "each token is told, whether it is text or part of a call"
     assert chunks[-1].usage.completion_tokens == len(ids)
     assert chunks[-1].usage.prompt_tokens == len(prompt)
     answer = {"role": "assistant", "content": text, "tool_calls": [call.model_dump() for call in calls] or None}

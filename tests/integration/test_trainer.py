@@ -76,7 +76,8 @@ def test_a_trainer_that_is_stopped_resumes_where_it_was(vllm_server: Any, tmp_pa
         try:
             until(lambda: log.exists() and log.stat().st_size > 0, 120, process)
             os.kill(process.pid, signal.SIGTERM)
-            assert process.wait(60) == (130 if processes == 1 else 1)
+            code = process.wait(60)  # torchrun's own is 1, or that of an abort as its threads end
+            assert code == 130 if processes == 1 else code in (1, -signal.SIGABRT)
         finally:
             assert process.stderr is not None
             process.stderr.close()
