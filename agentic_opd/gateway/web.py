@@ -221,27 +221,35 @@ async def _stream(
 ) -> AsyncGenerator[str]:
     """The server-sent events of an answer; what fails under way is the last of them."""
 
-    def said(event: Begun | Piece | Finished) -> str:
-        reply.take(event)
-        return "".join(_event(chunk) for chunk in reply.chunks(event))
-
-    is_whole = False
+    is_whole, last, left = False, "", asked.n
     try:
-        async with aclosing(rest):
-            for event in first:
-                yield said(event)
-            async for event in rest:
-                yield said(event)
+        async with aclosing(_all(first, rest)) as events:
+            async for event in events:
+                reply.take(event)
+                text = "".join(_event(chunk) for chunk in reply.chunks(event))
+                left -= isinstance(event, Finished)
+                if left:
+                    yield text
+                else:  # Only the end of the stream comes after it, and one write is cheaper than three.
+                    last = text
         if asked.include_usage:
-            yield _event(reply.usage_chunk())
+            last += _event(reply.usage_chunk())
         is_whole = True
     except (RefusedError, OPDError) as error:
         is_whole = True
-        yield _event(_as_refused(error).to_wire())
+        last += _event(_as_refused(error).to_wire())
     finally:
         if not is_whole:
             telemetry.hung_up.inc()
-    yield "data: [DONE]\n\n"
+    yield f"{last}data: [DONE]\n\n"
+
+
+async def _all(first: tuple[Begun, Piece | Finished], rest: Answer) -> Answer:
+    async with aclosing(rest):
+        for event in first:
+            yield event
+        async for event in rest:
+            yield event
 
 
 def _event(data: dict[str, Any]) -> str:

@@ -55,6 +55,7 @@ MODES: dict[str, dict[str, dict[str, object]]] = {
         "loss": {"forward_kl": 1.0, "contrast": True},
         "env": {"control": "other", "hint_source": "other_task"},
     },
+    "bf16": {"loss": {"forward_kl": 1.0}, "trainer": {"precision": "bf16"}},
     "lora": {"loss": {"forward_kl": 1.0}, "trainer": {"lora_rank": LORA_RANK}},
     "lora-live": {
         "loss": {"forward_kl": 1.0},
@@ -79,10 +80,13 @@ TUNED_AS = {
     "feedback": "opd",
     "sibling": "opd",
     "reference": "opd",
+    "bf16": "opd",
+    "lora-live": "lora",
+    "lora-ema": "lora",
     "wrong-hint-contrast": "contrast",
     "wrong-hint-contrast-other": "contrast-other",
 }
-"""Modes that take another one's setting, from which they are to differ in their hints alone."""
+"""Modes that take another one's setting, from which they are to differ in one thing alone."""
 GROUP_SIZE = 4
 
 
