@@ -220,7 +220,6 @@ async def _stream(
     first: tuple[Begun, Piece | Finished], rest: Answer, reply: Reply, asked: Asked, telemetry: Telemetry
 ) -> AsyncGenerator[str]:
     """The server-sent events of an answer; what fails under way is the last of them."""
-
     is_whole, last, left = False, "", asked.n
     try:
         async with aclosing(_all(first, rest)) as events:
