@@ -15,6 +15,15 @@ settings.register_profile("patient", deadline=None, suppress_health_check=[Healt
 settings.load_profile("patient")
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what is marked `sandbox` where there can be none, which only tests that want one try out."""
+    if item.get_closest_marker("sandbox"):
+        from tests.support.sandboxes import why_not
+
+        if reason := why_not():
+            pytest.skip(f"bubblewrap cannot run here: {reason}")
+
+
 @pytest.fixture(params=["cgroup", "watch"])
 def memory_kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """How the memory of sandboxes is limited, and that neither a process nor a group of them is left."""

@@ -71,7 +71,7 @@ MODES: dict[str, dict[str, dict[str, object]]] = {
 """What each mode changes: the trainer's loss, whose divergence the sweep weights, its other settings, and the
 environment's. The teacher is the expert unless a mode says otherwise."""
 USUAL_MODES = ("opd", "grpo", "opd+grpo", "wrong-hint", "no-hint")
-TALK_MODES = ("opd", "no-hint", "next-state", "feedback", "contrast", "lora", "lora-live", "lora-ema")
+TALK_MODES = ("opd", "no-hint", "next-state", "feedback", "contrast", "bf16", "lora", "lora-live", "lora-ema")
 """Modes of talk: nobody gives a reward there, and no hint is known to be one of another task."""
 TUNED_AS = {
     "wrong-hint": "opd",

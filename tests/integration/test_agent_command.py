@@ -11,10 +11,9 @@ import pytest
 from tests.support.environment import command, process, read_lines, serving, validate
 from tests.support.places import ROOT
 from tests.support.recording_proxy import recording_proxy, seen
-from tests.support.sandboxes import needs_bwrap
 from tests.support.trajectory import trajectory_api
 
-pytestmark = [pytest.mark.vllm, needs_bwrap]
+pytestmark = [pytest.mark.vllm, pytest.mark.sandbox]
 
 SCRIPT = ROOT / "scripts" / "openai_agent.py"
 AGENT = (

@@ -18,9 +18,8 @@ from tests.integration.attacks.protocol import PROTOCOL
 from tests.integration.attacks.reading import READING
 from tests.integration.attacks.resources import RESOURCES, SMALL
 from tests.integration.attacks.verdict import VERDICT
-from tests.support.sandboxes import needs_bwrap
 
-pytestmark = needs_bwrap
+pytestmark = pytest.mark.sandbox
 
 
 @pytest.fixture

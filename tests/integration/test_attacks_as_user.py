@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from tests.support.places import ROOT
-from tests.support.sandboxes import needs_bwrap
 
 AS_NOBODY = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--"]
 MODULES = ["tests/integration/test_attacks.py", "tests/integration/test_attacks_tools.py"]
@@ -22,7 +21,10 @@ MODULES = ["tests/integration/test_attacks.py", "tests/integration/test_attacks_
 AGAIN = "honest_part or cannot_be_found or nothing_escapes or machine_withstands or test_attacks_tools"
 """Tests of what a sandbox holds in, and off."""
 
-pytestmark = [needs_bwrap, pytest.mark.skipif(os.geteuid() != 0, reason="the attacks already ran as an ordinary user")]
+pytestmark = [
+    pytest.mark.sandbox,
+    pytest.mark.skipif(os.geteuid() != 0, reason="the attacks already ran as an ordinary user"),
+]
 
 
 def run_as_nobody(folder: Path, *argv: str) -> "subprocess.CompletedProcess[str]":

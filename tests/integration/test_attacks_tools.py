@@ -19,9 +19,8 @@ from agentic_opd.worlds.coding.verifier.verify import verify
 from tests.integration.attacks.arena import MARK, Arena, arena
 from tests.integration.attacks.resources import SMALL
 from tests.support.sandbox_backends import ENGINE, IMAGE, start_backend
-from tests.support.sandboxes import needs_bwrap
 
-pytestmark = needs_bwrap
+pytestmark = pytest.mark.sandbox
 
 TASK = Task("t", "p", "from solution import f\nassert f(1) == 1\nassert f(2) == 4\n")
 HONEST = "def f(x): return x\n"

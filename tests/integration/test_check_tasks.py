@@ -16,13 +16,12 @@ import pytest
 from agentic_opd.cli.check_tasks.command import main
 from tests.support.environment import exit_code_of
 from tests.support.places import HUMANEVAL, NO_HUMANEVAL, ROOT
-from tests.support.sandboxes import needs_bwrap
 from tests.support.waiting import hear_sigint
 
 SCRIPT = str(ROOT / "scripts" / "check_tasks")
 KEYS = ["id", "correctness", "passed", "total", "outcome", "seconds"]
 
-pytestmark = needs_bwrap
+pytestmark = pytest.mark.sandbox
 
 
 def write(path: Path, rows: list[Any]) -> Path:

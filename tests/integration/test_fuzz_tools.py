@@ -11,6 +11,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import pytest
+
 from agentic_opd.core.types import Episode, StopReason, Task, ToolCall
 from agentic_opd.rollout.chat import Chat, ParsedTurn
 from agentic_opd.rollout.config import RolloutConfig
@@ -24,14 +26,13 @@ from agentic_opd.worlds.coding.config import CodingConfig
 from agentic_opd.worlds.coding.world import CodingWorld
 from tests.integration.attacks.arena import MARK, arena
 from tests.support.places import MODEL
-from tests.support.sandboxes import needs_bwrap
 
 CALLS = int(os.environ.get("OPD_FUZZ_CALLS", "160"))
 EPISODES = int(os.environ.get("OPD_FUZZ_EPISODES", "8"))
 CALLS_A_TURN = 4
 AT_ONCE = 4
 
-pytestmark = needs_bwrap
+pytestmark = pytest.mark.sandbox
 
 TESTS = "from solution import f\nassert f(1) == 1\nassert f(2) == 2\n"
 

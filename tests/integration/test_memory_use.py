@@ -19,11 +19,10 @@ from agentic_opd.sandboxes.cgroups import MemoryGroup, group_place
 from agentic_opd.sandboxes.protocol import Limits
 from tests.support.memory import command_of
 from tests.support.places import ROOT
-from tests.support.sandboxes import needs_bwrap
 
 pytestmark = [
-    needs_bwrap,
     pytest.mark.alone,
+    pytest.mark.sandbox,
     pytest.mark.skipif(group_place() is None, reason="no memory cgroup can be made that would count"),
 ]
 

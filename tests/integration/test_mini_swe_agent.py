@@ -12,12 +12,15 @@ from local_server import LocalServer, local_server
 from tests.support.environment import read_lines, validate
 from tests.support.places import ROOT
 from tests.support.recording_proxy import recording_proxy, seen
-from tests.support.sandboxes import needs_bwrap
 
 VENV = ROOT / ".venv-mini-swe"
 WHY = "scripts/setup --tests installs mini-swe-agent"
 
-pytestmark = [pytest.mark.vllm, needs_bwrap, pytest.mark.skipif(not (VENV / "bin" / "mini").exists(), reason=WHY)]
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.sandbox,
+    pytest.mark.skipif(not (VENV / "bin" / "mini").exists(), reason=WHY),
+]
 
 
 @pytest.fixture(scope="module")

@@ -2,12 +2,13 @@
 
 import asyncio
 
+import pytest
+
 from agentic_opd.core.types import Task, Verification, VerifyOutcome
 from agentic_opd.sandboxes.bubblewrap import BubblewrapSandbox
 from agentic_opd.worlds.coding.verifier.verify import verify
-from tests.support.sandboxes import needs_bwrap
 
-pytestmark = needs_bwrap
+pytestmark = pytest.mark.sandbox
 
 AT_ONCE = 16
 SOURCE = """

@@ -1,4 +1,4 @@
-"""Real sandboxes, and a mark for the tests that need them."""
+"""Real sandboxes."""
 
 import asyncio
 import time
@@ -6,8 +6,6 @@ from collections.abc import Awaitable, Callable
 from functools import cache
 from pathlib import Path
 from typing import TypeVar
-
-import pytest
 
 from agentic_opd.core.errors import SandboxError
 from agentic_opd.core.types import Task, Verification
@@ -26,9 +24,6 @@ def why_not() -> str | None:
     except SandboxError as error:
         return str(error)
     return None
-
-
-needs_bwrap = pytest.mark.skipif(why_not() is not None, reason=f"bubblewrap cannot run here: {why_not()}")
 
 
 def in_sandbox(use: Callable[[Sandbox], Awaitable[T]], limits: Limits | None = None) -> T:

@@ -18,7 +18,6 @@ from agentic_opd.core.server_info import ServerInfo
 from agentic_opd.env.opd import AgenticOPDEnv
 from agentic_opd.sandboxes import memory
 from agentic_opd.worlds.coding.config import CodingConfig
-from tests.support.sandboxes import needs_bwrap
 from tests.unit.distill.fakes import Script, served
 
 
@@ -130,7 +129,7 @@ def test_tasks_and_sandbox(tmp_path: Path) -> None:
     assert look(machine.check_isolation, setup_of(sandbox_backend="unsafe-local")).status is Status.WARNING
 
 
-@needs_bwrap
+@pytest.mark.sandbox
 def test_how_memory_is_limited_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "its memory is limited by a " in look(machine.check_isolation, setup_of()).text
     monkeypatch.setattr(memory, "group_place", lambda: None)

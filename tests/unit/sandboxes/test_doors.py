@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from agentic_opd.sandboxes.protocol import Sandbox
-from tests.support.sandboxes import in_sandbox, needs_bwrap, run_all
+from tests.support.sandboxes import in_sandbox, run_all
 
-pytestmark = needs_bwrap
+pytestmark = pytest.mark.sandbox
 
 CALL = """
 import ctypes, errno, os, socket, sys

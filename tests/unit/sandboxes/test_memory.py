@@ -10,9 +10,9 @@ from agentic_opd.sandboxes.cgroups import group_place
 from agentic_opd.sandboxes.launcher import launcher
 from agentic_opd.sandboxes.protocol import CommandResult
 from tests.support.memory import LIMIT, TRICKS, UNLINKED, command_of
-from tests.support.sandboxes import in_sandbox, needs_bwrap, run_all
+from tests.support.sandboxes import in_sandbox, run_all
 
-pytestmark = needs_bwrap
+pytestmark = pytest.mark.sandbox
 
 
 def attack(code: str) -> tuple[int, CommandResult, CommandResult]:

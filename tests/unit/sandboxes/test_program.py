@@ -17,9 +17,8 @@ from agentic_opd.sandboxes.protocol import Limits, Mount
 from agentic_opd.sandboxes.workdir import digest_command, digest_of, put_files
 from agentic_opd.worlds.coding.config import CodingConfig
 from tests.support.door import Door, door
-from tests.support.sandboxes import needs_bwrap
 
-pytestmark = needs_bwrap
+pytestmark = pytest.mark.sandbox
 
 
 @pytest.fixture

@@ -17,9 +17,9 @@ from agentic_opd.sandboxes.factory import check_sandbox
 from agentic_opd.sandboxes.protocol import Limits, Sandbox
 from agentic_opd.sandboxes.workdir import digest_command, digest_of, get_files, put_files
 from tests.support.memory import only_watch
-from tests.support.sandboxes import gone, in_sandbox, needs_bwrap, processes_with, run_all
+from tests.support.sandboxes import gone, in_sandbox, processes_with, run_all
 
-pytestmark = needs_bwrap
+pytestmark = pytest.mark.sandbox
 
 
 SLEEP = f"sleep 54{os.getpid()}"

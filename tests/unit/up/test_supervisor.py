@@ -18,6 +18,8 @@ from agentic_opd.up.parts import Part, Role
 from agentic_opd.up.supervisor import PartFailedError, Supervisor
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.processes
+
 SERVES = """
 import http.server, sys, time
 class Handler(http.server.BaseHTTPRequestHandler):

@@ -16,7 +16,6 @@ from agentic_opd.worlds.choose import make_world
 from agentic_opd.worlds.coding.config import CodingConfig
 from agentic_opd.worlds.own import Checks, HookedSession, HookedWorld, Left, OwnWorld, ToolError, tool
 from tests.support.environment import exit_code_of
-from tests.support.sandboxes import needs_bwrap
 
 TASK = Task("t", "Do it.", "secret")
 
@@ -124,7 +123,7 @@ class Chores(OwnWorld):
         return "Are you sure?" if state["replies"] < 2 else None
 
 
-@needs_bwrap
+@pytest.mark.sandbox
 def test_a_world_in_a_sandbox_with_a_user() -> None:
     world = HookedWorld(Chores(), CodingConfig(tool_timeout_s=1.0))
     assert world.tools[0]["function"]["parameters"]["properties"]["line"]["description"] == "What to run, all of it."
@@ -148,7 +147,7 @@ def test_a_world_in_a_sandbox_with_a_user() -> None:
         ("shell", {"line": "ls", "sandbox": 1}, "sandbox: extra inputs are not permitted."),
     ],
 )
-@needs_bwrap
+@pytest.mark.sandbox
 def test_what_the_policy_does_wrong_is_a_result(name: str, given: dict[str, Any] | None, said: str) -> None:
     (result,), _, _ = acted(HookedWorld(Chores(), CodingConfig()), TASK, (name, given))
     assert result.is_error

@@ -9,7 +9,7 @@ from agentic_opd.sandboxes.bubblewrap import Limits
 from agentic_opd.sandboxes.protocol import Sandbox
 from agentic_opd.worlds.coding.tools import TOOL_SPECS, ToolLimits, run_tool
 from agentic_opd.worlds.coding.world import SYSTEM_PROMPT
-from tests.support.sandboxes import in_sandbox, needs_bwrap
+from tests.support.sandboxes import in_sandbox
 
 Call = tuple[str, dict[str, Any] | None]
 
@@ -46,7 +46,7 @@ def test_schemas() -> None:
         assert parameters["additionalProperties"] is False
 
 
-@needs_bwrap
+@pytest.mark.sandbox
 def test_writing_reading_and_patching() -> None:
     assert use_tools(
         ("write_file", {"path": "a/b.py", "content": "x = 1\ny = 1\n"}),
@@ -75,7 +75,7 @@ def test_writing_reading_and_patching() -> None:
     ]
 
 
-@needs_bwrap
+@pytest.mark.sandbox
 def test_file_mistakes() -> None:
     see = "Use terminal with `ls -la` to see what is there."
     assert use_tools(
@@ -106,7 +106,7 @@ def test_file_mistakes() -> None:
     ]
 
 
-@needs_bwrap
+@pytest.mark.sandbox
 def test_paths_reach_what_a_command_reaches() -> None:
     """A link or `..` leads to the sandbox's own file of that name, never to the host's."""
     passwd, hosts, quoted, listed = use_tools(
@@ -122,7 +122,7 @@ def test_paths_reach_what_a_command_reaches() -> None:
     assert listed.splitlines() == ["$(touch bad)'; touch bad;'", "link", "out", *missing, "[exit code 1]"]
 
 
-@needs_bwrap
+@pytest.mark.sandbox
 def test_long_output_is_cut_once_and_timeouts_are_told() -> None:
     long, failed, slow, endless = use_tools(
         ("terminal", {"command": "printf 'a%.0s' $(seq 600); printf 'z%.0s' $(seq 600)"}),
@@ -139,7 +139,7 @@ def test_long_output_is_cut_once_and_timeouts_are_told() -> None:
     assert endless.count("characters cut") == 1
 
 
-@needs_bwrap
+@pytest.mark.sandbox
 def test_a_file_too_large_to_read() -> None:
     _, large = use_tools(
         ("terminal", {"command": "head -c 20000 /dev/zero > big"}),
@@ -168,7 +168,7 @@ def test_broken_calls(call: Call, expected: str) -> None:
     assert content.startswith(expected)
 
 
-@needs_bwrap
+@pytest.mark.sandbox
 def test_half_a_surrogate_in_a_file_is_replaced() -> None:
     assert use_tools(("write_file", {"path": "a", "content": "x\ud800"}), ("read_file", {"path": "a"})) == [
         "wrote 1 lines to a",
@@ -176,7 +176,7 @@ def test_half_a_surrogate_in_a_file_is_replaced() -> None:
     ]
 
 
-@needs_bwrap
+@pytest.mark.sandbox
 def test_paths_of_any_length_and_any_character_are_answered() -> None:
     """A shell line holds 128 KiB at most, and a quote in it becomes five characters."""
     long = ["a" * 5000, "'" * 200_000, "é" * 10**6, "d/" * 2000, "'" * 4000, "\x7f\n\t" * 1300]

@@ -7,9 +7,8 @@ import pytest
 from agentic_opd.core.types import Task, ToolCall
 from agentic_opd.worlds.coding.config import CodingConfig
 from agentic_opd.worlds.coding.world import CodingWorld
-from tests.support.sandboxes import needs_bwrap
 
-pytestmark = needs_bwrap
+pytestmark = pytest.mark.sandbox
 
 GIVEN = Task("t", "Write f.", "assert True", files={"test_solution.py": "import solution\n"})
 BEGUN = Task("t", "Mend f.", "assert True", files={"solution.py": "x = 1\n"})

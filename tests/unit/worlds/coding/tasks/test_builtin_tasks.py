@@ -9,7 +9,7 @@ from agentic_opd.sandboxes.protocol import Sandbox
 from agentic_opd.sandboxes.workdir import put_files
 from agentic_opd.worlds.coding.tasks.builtin import builtin_tasks
 from agentic_opd.worlds.coding.verifier.verify import verify
-from tests.support.sandboxes import in_sandbox, needs_bwrap
+from tests.support.sandboxes import in_sandbox
 
 TASKS = {task.entry_point: task for task in builtin_tasks()}
 
@@ -58,7 +58,7 @@ def run_public_tests(task: Task, solution: str) -> tuple[int, str]:
     return in_sandbox(use)
 
 
-@needs_bwrap
+@pytest.mark.sandbox
 def test_the_references_pass_the_hidden_tests() -> None:
     async def main() -> None:
         for task in TASKS.values():
@@ -72,7 +72,7 @@ def test_the_references_pass_the_hidden_tests() -> None:
     asyncio.run(main())
 
 
-@needs_bwrap
+@pytest.mark.sandbox
 def test_output_of_the_public_tests() -> None:
     task = TASKS["two_sum"]
     assert task.reference_solution is not None

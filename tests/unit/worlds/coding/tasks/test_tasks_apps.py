@@ -15,7 +15,6 @@ from agentic_opd.sandboxes.workdir import put_files
 from agentic_opd.worlds.coding.config import CodingConfig
 from agentic_opd.worlds.coding.tasks.load import load_tasks
 from agentic_opd.worlds.coding.verifier.hidden_tests import call_tests, io_tests
-from tests.support.sandboxes import needs_bwrap
 
 PROGRAM: dict[str, Any] = {
     "problem_id": 3,
@@ -201,7 +200,7 @@ def test_broken_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str], row: An
     assert capsys.readouterr().out == ""
 
 
-@needs_bwrap
+@pytest.mark.sandbox
 def test_the_public_examples_run_in_the_sandbox(tmp_path: Path) -> None:
     """The lines that the agent reads for right, wrong and failing programs, and for a method that returns a tuple."""
     pairs = {"fn_name": "double", "inputs": [[1], [2]], "outputs": [[2, [1]], [4, [2]]]}

@@ -11,7 +11,6 @@ from agentic_opd.sandboxes.bubblewrap import BubblewrapSandbox
 from agentic_opd.sandboxes.workdir import put_files
 from agentic_opd.worlds.coding.config import CodingConfig
 from agentic_opd.worlds.coding.tasks.load import load_tasks
-from tests.support.sandboxes import needs_bwrap
 
 ROW: dict[str, Any] = {
     "task_id": 11,
@@ -130,7 +129,7 @@ def test_broken_rows(tmp_path: Path, row: Any, message: str) -> None:
         load(tmp_path, row)
 
 
-@needs_bwrap
+@pytest.mark.sandbox
 def test_the_public_example_runs_in_the_sandbox(tmp_path: Path) -> None:
     """The lines that the agent reads for a right, a wrong and a broken solution."""
     double, tree, check = load(

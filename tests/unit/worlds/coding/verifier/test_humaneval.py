@@ -10,9 +10,8 @@ from agentic_opd.worlds.coding.config import CodingConfig
 from agentic_opd.worlds.coding.tasks.load import load_tasks
 from agentic_opd.worlds.coding.verifier.verify import verify
 from tests.support.places import HUMANEVAL, NO_HUMANEVAL
-from tests.support.sandboxes import needs_bwrap
 
-pytestmark = [needs_bwrap, pytest.mark.skipif(not HUMANEVAL.exists(), reason=NO_HUMANEVAL)]
+pytestmark = [pytest.mark.sandbox, pytest.mark.skipif(not HUMANEVAL.exists(), reason=NO_HUMANEVAL)]
 
 
 def correctness(tasks: list[Task], source: str | None = None) -> list[float]:

@@ -7,9 +7,8 @@ import pytest
 from agentic_opd.core.types import Task
 from agentic_opd.sandboxes.bubblewrap import BubblewrapSandbox
 from agentic_opd.worlds.coding.verifier.verify import verify
-from tests.support.sandboxes import needs_bwrap
 
-pytestmark = needs_bwrap
+pytestmark = pytest.mark.sandbox
 
 TESTS = """from solution import f
 assert f(4711) == 'expected-secret'

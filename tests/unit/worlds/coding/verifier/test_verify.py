@@ -10,9 +10,9 @@ from agentic_opd.core.types import Task, Verification, VerifyOutcome
 from agentic_opd.sandboxes.bubblewrap import BubblewrapSandbox
 from agentic_opd.worlds.coding.verifier.verify import checks_of, verify
 from tests.support.memory import LIMIT
-from tests.support.sandboxes import needs_bwrap, verify_source
+from tests.support.sandboxes import verify_source
 
-pytestmark = needs_bwrap
+pytestmark = pytest.mark.sandbox
 
 DOUBLE = "from solution import f\nassert f(1) == 2\nassert f(2) == 4\nassert 6 == f(3)\nassert f(4) > 7\n"
 

@@ -3,9 +3,9 @@
 import pytest
 
 from agentic_opd.core.types import VerifyOutcome
-from tests.support.sandboxes import needs_bwrap, verify_source
+from tests.support.sandboxes import verify_source
 
-pytestmark = needs_bwrap
+pytestmark = pytest.mark.sandbox
 
 PYTEST = """
 import pytest

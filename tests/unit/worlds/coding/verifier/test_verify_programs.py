@@ -6,7 +6,7 @@ import pytest
 
 from agentic_opd.core.types import VerifyOutcome
 from agentic_opd.worlds.coding.verifier.hidden_tests import call_tests, io_tests
-from tests.support.sandboxes import needs_bwrap, verify_source
+from tests.support.sandboxes import verify_source
 
 SUM = io_tests(["1 2\n", "3 4", "5 6\n", "ä\n"], ["3\n", "7  \n\n", "12", "ä"])
 
@@ -29,7 +29,7 @@ def test_the_source_of_call_tests() -> None:
         call_tests("f(x) or g", [[]], [1])
 
 
-@needs_bwrap
+@pytest.mark.sandbox
 def test_programs_are_run_once_for_each_input() -> None:
     source = """
 line = input()
@@ -45,7 +45,7 @@ if __name__ == '__main__':
     assert not verdict.in_process
 
 
-@needs_bwrap
+@pytest.mark.sandbox
 @pytest.mark.parametrize(
     ("source", "why"),
     [
@@ -66,14 +66,14 @@ def test_programs_that_fail(source: str, why: str) -> None:
     assert verdict.report.splitlines()[-1].startswith(f"FAIL run_program('1 2\\n'): {why}")
 
 
-@needs_bwrap
+@pytest.mark.sandbox
 def test_an_endless_program_costs_only_its_input() -> None:
     source = "n = int(input().split()[0])\nwhile n == 3: pass\nprint(n)"
     verdict = verify_source(io_tests(["1 2\n", "3 4", "5 6\n"], ["1", "3", "5"]), source, timeout_s=6.0)
     assert (verdict.outcome, verdict.passed, verdict.total) == (VerifyOutcome.TIMEOUT, 2, 3), verdict.report
 
 
-@needs_bwrap
+@pytest.mark.sandbox
 def test_functions_and_methods_are_called_apart_from_the_tests() -> None:
     tests = call_tests("f", [[1, 2], [[3]], [{"a": [1]}]], [[1, 2], [[3]], {"a": [2]}])
     verdict = verify_source(tests, "def f(*args): return args[0] if type(args[0]) is dict else args")
