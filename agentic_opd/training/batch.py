@@ -40,6 +40,9 @@ class TrainBatch:
     control_BTK: Tensor | None
     """float32: the teacher's logprobs of the same ids with the control hint, until `step.take_out_control` has used
     them; None unless contrast is asked for."""
+    start_BT: Tensor
+    """float32: logprob of the sampled token by the policy as the run starts from it, at sampled positions, from
+    `step.read_start`; all 0 before."""
     step_scores_BT: Tensor
     """float32: the judge's score (1, 0, -1) of the turn, at its sampled positions; 0 without one."""
     scores_B: Tensor
@@ -141,6 +144,7 @@ def make_batch(groups: Sequence[ScoredGroup], *, contrast: bool = False) -> Trai
         teacher_BTK=torch.zeros(rows),
         entries_BTK=torch.zeros(rows, dtype=torch.bool),
         control_BTK=torch.zeros(rows) if contrast else None,
+        start_BT=torch.zeros(size),
         step_scores_BT=torch.zeros(size),
         scores_B=torch.tensor([one.score for one in rollouts], dtype=torch.float32),
         rewarded_B=torch.tensor([one.is_rewarded for one in rollouts]),

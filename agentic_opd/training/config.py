@@ -39,6 +39,12 @@ class LossConfig(BaseModel):
     step_reward: float = Field(
         default=0.0, ge=0, description="Weight of the clipped surrogate on the judge's score of each turn."
     )
+    start_kl: float = Field(
+        default=0.0,
+        ge=0,
+        description="Weight of KL(student || the policy as the run starts from it), estimated at the sampled tokens: "
+        "what holds the policy where nothing is to be learned. It is added to the other parts, their weights stay.",
+    )
     contrast: bool = Field(
         default=False,
         description="Learn what the hint says beyond a control hint (env.control): token_advantage takes the control's "
@@ -58,7 +64,7 @@ class LossConfig(BaseModel):
     clip_high: float = Field(default=0.2, ge=0, description="Surrogates: how far above 1 the ratio may rise.")
     route_by_turn: bool = Field(
         default=True,
-        description="GRPO applies to turns without a hint only; false: to all sampled tokens.",
+        description="GRPO and start_kl apply to turns without a hint only; false: to all sampled tokens.",
     )
     divide_by_std: bool = Field(
         default=True, description="GRPO: divide advantages by the standard deviation of the group's scores."
@@ -71,8 +77,13 @@ class LossConfig(BaseModel):
 
     @property
     def contrasts_with_start(self) -> bool:
-        """The policy as the run starts from it is needed in every step."""
+        """The target of the divergences moves the policy as the run starts from it."""
         return self.contrast and self.has_divergence and self.contrast_reference == "start"
+
+    @property
+    def reads_start(self) -> bool:
+        """The policy as the run starts from it is needed in every step."""
+        return self.contrasts_with_start or self.start_kl > 0
 
     @model_validator(mode="before")
     @classmethod

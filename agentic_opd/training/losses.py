@@ -6,7 +6,7 @@ the mask is False; `mean_of` makes a scalar of it. Logprobs are in nats. `studen
 
 Sources: OpenClaw-RL (arXiv 2603.10165), SDFT (2601.19897), SDPO (2601.20802), RLCSD (2606.11709) and G-OPD (2602.12125)
 for the contrast, GRPO (2402.03300), DAPO (2503.14476) for the two clip bounds, truncated importance sampling as V-trace
-in IMPALA (1802.01561).
+in IMPALA (1802.01561). The estimator of `start_kl` is GRPO's (eq. 4), known as k3.
 """
 
 import math
@@ -200,6 +200,23 @@ def group_advantages(
     return advantages
 
 
+# ---------------------------------------------------------------------------------------------------------------- start
+
+
+def start_kl(student_BT: Tensor, start_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """exp(d) - d - 1 with d = start - student, an estimate of KL(student || start) by the sampled token, [B, T].
+
+    It is never negative, and its mean over tokens that the student sampled is the divergence.
+
+    Args:
+        student_BT: The policy's logprob of the sampled token now.
+        start_BT: That of the policy as the run starts from it.
+        mask_BT: Where the loss applies.
+    """
+    less = torch.where(mask_BT, start_BT.detach() - student_BT, 0.0)
+    return torch.where(mask_BT, less.exp() - less - 1.0, 0.0)
+
+
 # ------------------------------------------------------------------------------------------------------------ staleness
 
 
@@ -232,9 +249,11 @@ def trained_positions(
     """Where the combined loss can have a gradient, bool [B, T]; everywhere else it is zero whatever the model says."""
     distilled = config.token_advantage > 0 or config.has_divergence
     trained = scored_BT & sampled_BT if distilled else torch.zeros_like(sampled_BT)
+    routed = sampled_BT & ~scored_BT if config.route_by_turn else sampled_BT
     if config.grpo:
-        routed = sampled_BT & ~scored_BT if config.route_by_turn else sampled_BT
         trained = trained | (routed & (advantages_B != 0)[:, None])
+    if config.start_kl:
+        trained = trained | routed
     if config.step_reward:
         trained = trained | (sampled_BT & (step_scores_BT != 0))
     return trained
@@ -265,6 +284,8 @@ class LossInputs:
     """Of each sequence, from `group_advantages`."""
     step_scores_BT: Tensor
     """1, 0 or -1: the judge's score of the turn that the token belongs to; 0 without one."""
+    start_BT: Tensor
+    """Logprob of it by the policy as the run starts from it; read by `start_kl` alone."""
 
 
 def combined_loss(
@@ -300,13 +321,15 @@ def combined_loss(
     for name, (weight, divergence) in divergences.items():
         if weight:
             parts[name] = weight, mean_of(weights * divergence(*rows), count)
+    routed = inputs.sampled_BT & ~scored_BT if config.route_by_turn else inputs.sampled_BT
     if config.grpo:
-        routed = inputs.sampled_BT & ~scored_BT if config.route_by_turn else inputs.sampled_BT
         advantages = inputs.advantages_B[:, None].expand_as(inputs.student_BT)
         values = surrogate(inputs.student_BT, inputs.old_BT, advantages, routed)
         parts["grpo"] = config.grpo, mean_of(values, count)
     if config.step_reward:
         values = surrogate(inputs.student_BT, inputs.old_BT, inputs.step_scores_BT, inputs.sampled_BT)
         parts["step_reward"] = config.step_reward, mean_of(values, count)
+    if config.start_kl:
+        parts["start_kl"] = config.start_kl, mean_of(start_kl(inputs.student_BT, inputs.start_BT, routed), count)
     total = torch.stack([weight * value for weight, value in parts.values()]).sum()
     return total, {name: float(value.detach()) for name, (_, value) in parts.items()}

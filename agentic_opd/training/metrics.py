@@ -9,7 +9,7 @@ TRAINER_METRICS = (
         Metric(
             f"loss/{part}", "none", f"the part `loss.{part}` by itself, if it has a weight: mean over sampled tokens"
         )
-        for part in PARTS
+        for part in (*PARTS, "start_kl")
     ),
     Metric("loss_last", "none", "combined loss of the last pass over the batch"),
     Metric("grad_norm", "none", "norm of the gradient before it is clipped, mean over the updates of the first pass"),

@@ -1,6 +1,7 @@
 """One optimizer step on one batch: forward passes of its parts, the combined loss, the gradient.
 
-With contrast, `take_out_control` comes first, once a batch: it makes what the divergences pull towards in all updates.
+What another policy says comes first, once a batch, for all updates: with contrast `take_out_control` makes what the
+divergences pull towards, and for `start_kl` `read_start` reads where the policy is held.
 """
 
 import math
@@ -73,18 +74,34 @@ def take_out_control(reference: Policy, batch: TrainBatch, config: TrainerConfig
     """
     if batch.control_BTK is None or not config.loss.has_divergence:
         return replace(batch, control_BTK=None)
-    start_BTK = torch.zeros_like(batch.teacher_BTK)
-    was_training = reference.training
-    reference.eval()
-    with torch.no_grad():
-        for indices, part, counts in _parts(batch, batch.scored_BT, config, world, is_packed=reference.ways.is_packed):
-            rows_BTK = _read(reference, part).chosen_BTK[..., 1:].cpu()
-            if counts:
-                start_BTK[indices, : rows_BTK.shape[1]] = rows_BTK
-    start_BTK = world.sum_tensor(start_BTK)
-    reference.train(was_training)
+    start_BTK = _reading_of(reference, batch, batch.scored_BT, config, world)[..., 1:]
     readings = (start_BTK, batch.teacher_BTK, batch.control_BTK, batch.entries_BTK)
     return replace(batch, teacher_BTK=contrast_target(*readings, config.loss.gap_clip), control_BTK=None)
+
+
+def read_start(start: Policy, batch: TrainBatch, config: TrainerConfig, world: World) -> TrainBatch:
+    """The batch with `start_BT`: what the policy that the run starts from gives each sampled token.
+
+    Call it once before the first update on a batch. It costs a forward pass, without the model's dropout.
+    """
+    chosen_BTK = _reading_of(start, batch, batch.sampled_BT, config, world)
+    return replace(batch, start_BT=torch.where(batch.sampled_BT, chosen_BTK[..., 0], 0.0))
+
+
+def _reading_of(
+    other: Policy, batch: TrainBatch, wanted_BT: torch.Tensor, config: TrainerConfig, world: World
+) -> torch.Tensor:
+    """What another policy gives the sampled tokens and the ids of their rows, [B, T, 1 + K], as far as it is wanted."""
+    chosen_BTK = batch.teacher_BTK.new_zeros((*batch.tokens_BT.shape, 1 + batch.teacher_BTK.shape[-1]))
+    was_training = other.training
+    other.eval()
+    with torch.no_grad():
+        for indices, part, counts in _parts(batch, wanted_BT, config, world, is_packed=other.ways.is_packed):
+            read_BTK = _read(other, part)[0].cpu()
+            if counts:
+                chosen_BTK[indices, : read_BTK.shape[1]] = read_BTK
+    other.train(was_training)
+    return world.sum_tensor(chosen_BTK)
 
 
 class _Part(NamedTuple):
@@ -154,6 +171,7 @@ def loss_inputs(
         sampled_BT=part.sampled_BT,
         advantages_B=advantages_B,
         step_scores_BT=part.step_scores_BT,
+        start_BT=part.start_BT,
     )
 
 

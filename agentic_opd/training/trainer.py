@@ -36,7 +36,7 @@ from agentic_opd.training.model import (
 )
 from agentic_opd.training.policy import Policy, StartingPolicy, load_policy
 from agentic_opd.training.push import Probe, WeightPusher
-from agentic_opd.training.step import mean_metrics, take_out_control, train_step
+from agentic_opd.training.step import mean_metrics, read_start, take_out_control, train_step
 from agentic_opd.training.world import join_world
 from agentic_opd.wire.group import ScoredGroup
 
@@ -67,7 +67,7 @@ class Trainer:
             leave_cores_to_others()
         self.policy = self._load()
         self.model = self.policy.model
-        self._start = StartingPolicy(self.policy, self._load) if config.loss.contrasts_with_start else None
+        self._start = StartingPolicy(self.policy, self._load) if config.loss.reads_start else None
         trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self.optimizer = torch.optim.AdamW(
             trained, lr=config.lr, betas=config.adam_betas, weight_decay=config.weight_decay
@@ -194,8 +194,13 @@ class Trainer:
         config, start = self.config, time.monotonic()
         batch, lr = make_batch(groups, contrast=config.loss.contrast), config.lr_at(self.step)
         if config.loss.contrast:
-            with nullcontext(self.policy) if self._start is None else self._start.reading() as reference:
+            start_policy = self._start if config.loss.contrasts_with_start else None
+            with nullcontext(self.policy) if start_policy is None else start_policy.reading() as reference:
                 batch = await asyncio.to_thread(take_out_control, reference, batch, config, self.world)
+        if config.loss.start_kl:
+            assert self._start is not None
+            with self._start.reading() as reference:
+                batch = await asyncio.to_thread(read_start, reference, batch, config, self.world)
         for parameters in self.optimizer.param_groups:
             parameters["lr"] = lr
         order = torch.Generator().manual_seed(config.seed * 1_000_003 + self.step)

@@ -131,6 +131,7 @@ def test_what_is_not_scored_has_no_loss_and_no_gradient(top_k: int, kind: str, b
             sampled_BT=one.sampled_BT,
             advantages_B=torch.ones(1),
             step_scores_BT=one.step_scores_BT,
+            start_BT=one.start_BT,
         )
         loss, _ = combined_loss(inputs, LossConfig(**{kind: 1.0}))
         loss.backward()

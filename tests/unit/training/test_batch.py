@@ -97,6 +97,7 @@ def test_in_the_rectangular_form_an_unscored_turn_adds_nothing_and_keeps_its_rl_
         sampled_BT=batch.sampled_BT,
         advantages_B=torch.ones(2),
         step_scores_BT=batch.step_scores_BT,
+        start_BT=batch.start_BT,
     )
     unscored = batch.sampled_BT & ~batch.scored_BT
     distilled, _ = combined_loss(inputs, LossConfig(token_advantage=1.0, forward_kl=1.0, reverse_kl=1.0))

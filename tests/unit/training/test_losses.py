@@ -19,6 +19,7 @@ from agentic_opd.training.losses import (
     importance_weights,
     jensen_shannon,
     reverse_kl,
+    start_kl,
     token_advantage,
 )
 
@@ -153,6 +154,7 @@ def inputs(student: Tensor, **changes: Tensor) -> LossInputs:
         "sampled_BT": sampled,
         "advantages_B": torch.tensor([1.0, -1.0]),
         "step_scores_BT": STEP_SCORES,
+        "start_BT": torch.where(sampled, student[..., 0].detach() - 0.3, 77.0),
     }
     return LossInputs(**{**fields, **changes})
 
@@ -298,6 +300,34 @@ def test_the_step_reward_is_each_turns_own_score_as_its_tokens_advantage() -> No
     outside = torch.ones(B, T)
     elsewhere, _ = combined_loss(inputs(student, step_scores_BT=outside), LossConfig(step_reward=1.0))
     assert float(elsewhere) == pytest.approx(-ratio, rel=1e-5)  # Only sampled positions count.
+
+
+def test_the_start_holds_turns_without_a_hint() -> None:
+    """Everywhere at d = -0.3; where nothing moved there is neither a value nor a gradient."""
+    _, student = dense_rows()
+    scored, sampled = inputs(student).entries_BTK.any(-1), inputs(student).sampled_BT
+    for routed, held in ((True, sampled & ~scored), (False, sampled)):
+        config = LossConfig(grpo=1.0, start_kl=2.0, route_by_turn=routed)
+        leaf = student.clone().requires_grad_()
+        given = inputs(leaf, advantages_B=torch.zeros(B))
+        loss, parts = combined_loss(given, config)
+        loss.backward()
+        assert leaf.grad is not None
+        expected = math.exp(-0.3) + 0.3 - 1
+        assert parts["start_kl"] == pytest.approx(expected * float(held.sum() / sampled.sum()), rel=1e-5)
+        assert float(loss.detach()) == pytest.approx(2 * parts["start_kl"], rel=1e-5)
+        assert torch.equal(leaf.grad[..., 0] > 0, held), "descent makes the token less likely, as it was at the start"
+        still = inputs(student, start_BT=student[..., 0], advantages_B=torch.zeros(B))
+        assert float(combined_loss(still, config)[0]) == 0.0
+    assert LossConfig(start_kl=1.0).forward_kl == LossConfig().forward_kl > 0
+
+
+def test_over_samples_the_estimate_is_the_divergence() -> None:
+    now, start = (torch.randn(2, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(3))).log_softmax(-1)
+    there = torch.ones(1, 12, dtype=torch.bool)
+    estimates = start_kl(now[None], start[None], there)[0]
+    assert (estimates >= 0).all()
+    torch.testing.assert_close((now.exp() * estimates).sum(), (now.exp() * (now - start)).sum())
 
 
 def rows_of(*logprobs: float) -> Tensor:

@@ -246,6 +246,7 @@ def test_whatever_the_shape_unscored_positions_add_exactly_nothing(case: dict[st
             sampled_BT=sampled,
             advantages_B=normal(case["seed"] + 3, B),
             step_scores_BT=torch.where(sampled, step_scores, garbage),
+            start_BT=torch.where(sampled, rows[..., 0].detach() - 0.2, garbage),
         )
         loss, _ = combined_loss(inputs, config)
         loss.backward()
@@ -291,7 +292,9 @@ def test_the_surrogate_and_grpo_by_hand() -> None:
     there = torch.ones(2, 1, dtype=torch.bool)
     none = torch.zeros(2, 1, 1, dtype=torch.bool)
     zeros = torch.zeros_like(old)
-    inputs = LossInputs(student, student[..., None], old, zeros, zeros, old[..., None], none, there, advantages, zeros)
+    inputs = LossInputs(
+        student, student[..., None], old, zeros, zeros, old[..., None], none, there, advantages, zeros, zeros
+    )
     loss, parts = combined_loss(inputs, LossConfig(grpo=1.0))
     assert float(loss) == pytest.approx(-0.2 * 0.5 / 0.5001, abs=1e-12)
     assert parts["grpo"] == float(loss)
@@ -312,6 +315,7 @@ def test_a_weight_multiplies_the_divergence_of_a_stale_row_by_hand() -> None:
         sampled_BT=there,
         advantages_B=torch.zeros(1, dtype=torch.float64),
         step_scores_BT=torch.zeros(1, 2, dtype=torch.float64),
+        start_BT=torch.zeros(1, 2, dtype=torch.float64),
     )
     loss, _ = combined_loss(inputs, LossConfig(forward_kl=2.0))
     assert float(loss) == pytest.approx((1 + exp(-0.5)) * BY_HAND["forward_kl"], abs=1e-12)

@@ -20,6 +20,7 @@ from agentic_opd.training.losses import (
     group_advantages,
     jensen_shannon,
     reverse_kl,
+    start_kl,
     token_advantage,
 )
 from agentic_opd.wire.group import ControlReading, ScoredGroup, TurnRecord
@@ -87,6 +88,7 @@ def page_inputs() -> LossInputs:
         sampled_BT=first.sampled_BT,
         advantages_B=group_advantages(batch.scores_B, batch.groups_B)[:1],
         step_scores_BT=first.step_scores_BT,
+        start_BT=first.start_BT,
     )
 
 
@@ -183,6 +185,16 @@ def test_the_bins_of_the_contrast_by_plain_arithmetic() -> None:
     for name, values in lines.items():
         check(name, "bin of the contrast at 5", values)
     torch.testing.assert_close(page_target()[0][0, 5].exp().double(), target[:3], atol=1e-6, rtol=1e-5)
+
+
+def test_what_holds_the_policy_at_its_start() -> None:
+    x, below = page_inputs(), "start at position"
+    start = torch.tensor([spread(flat("policy at the start", below), 0.0)])
+    contrasted = [cell[0] for cell in row("policy at the start", CONTRAST)]
+    assert flat("policy at the start", below) == contrasted
+    values_BT = start_kl(x.student_BT, start, x.sampled_BT)
+    check("`start_kl`", below, values_BT[0, SPAN])
+    assert (values_BT[0, [0, 1, 2, 3, 7]] == 0).all()
 
 
 def test_the_means() -> None:

@@ -15,7 +15,7 @@ from agentic_opd.training.logprobs import selected_logprobs
 from agentic_opd.training.losses import contrast_target
 from agentic_opd.training.packing import WORTH_SHARING
 from agentic_opd.training.policy import Policy, StartingPolicy
-from agentic_opd.training.step import mean_metrics, take_out_control, train_step
+from agentic_opd.training.step import mean_metrics, read_start, take_out_control, train_step
 from agentic_opd.training.world import World
 from agentic_opd.wire.group import ControlReading, ScoredGroup, TurnRecord
 
@@ -204,6 +204,28 @@ def test_the_contrasted_token_advantage_takes_the_control_for_its_baseline() -> 
         norms.append(train_step(policy, torch.optim.SGD(policy.parameters()), batch, config, World("cpu"))["grad_norm"])
     assert norms[0] == 0.0
     assert norms[1] > 1e-2
+
+
+@pytest.mark.parametrize("micro_tokens", [8, 1000])
+def test_a_policy_is_held_at_its_start(micro_tokens: int) -> None:
+    """At its start there is no gradient; one that has moved is pulled back, at turns without a hint alone."""
+    batch, start = partly_scored(), make_policy()
+    config = TrainerConfig(model="tiny", loss=LossConfig(step_reward=1e-9, start_kl=1.0), micro_tokens=micro_tokens)
+    held = read_start(start, batch, config, World("cpu"))
+    with torch.no_grad():
+        ids = batch.tokens_BT[..., None]
+        expected = selected_logprobs(logits_of(start.model, batch), ids)[..., 0]
+    torch.testing.assert_close(held.start_BT, torch.where(batch.sampled_BT, expected, 0.0), atol=1e-5, rtol=1e-5)
+    policy = make_policy()
+    still = train_step(policy, torch.optim.SGD(policy.parameters(), lr=0.0), held, config, World("cpu"))
+    assert still["grad_norm"] < 1e-6
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    optimizer = torch.optim.SGD(policy.parameters(), lr=0.05)
+    losses = [train_step(policy, optimizer, held, config, World("cpu"))["loss/start_kl"] for _ in range(30)]
+    assert losses[0] > 1e-3
+    assert losses[-1] < losses[0] / 2
 
 
 @pytest.mark.parametrize("has_adapters", [False, True])
