@@ -160,6 +160,15 @@ def test_the_committed_result_of_the_sql_world_is_what_its_page_shows() -> None:
     assert means["opd"][1] > means["grpo"][-1]
 
 
+def test_the_committed_result_of_adapters_is_what_its_page_shows() -> None:
+    curves = results.read_curves(LEARNED / "adapters" / "results.json")
+    assert list(curves) == ["lora", "lora-live", "lora-ema"]
+    assert all(len(seeds) >= 3 for seeds in curves.values())
+    assert results.by_points(curves) in (LEARNED / "README.md").read_text()
+    ema = [point.pass_rate for point in results.mean_curve(curves["lora-ema"])]
+    assert ema[-1] >= max(ema) - 0.05
+
+
 def test_the_first_mistakes_are_shown_with_what_came_in_their_place() -> None:
     def row(task: str, sample: int, sql: str, passed: bool) -> dict[str, Any]:
         call = {"function": {"name": "answer", "arguments": json.dumps({"sql": sql})}}
