@@ -145,7 +145,7 @@ class TrainerConfig(BaseModel):
         default=1e-3,
         gt=0,
         description="Largest difference (nats) between the server's logprobs and the trainer's own after a push. With "
-        "bf16 it is 0.25 unless set: what rounding makes of unlikely tokens.",
+        "bf16 it is 0.5 unless set: what rounding makes of unlikely tokens.",
     )
 
     total_steps: int = Field(default=100, ge=1, description="Batches to train on.")
@@ -251,7 +251,7 @@ class TrainerConfig(BaseModel):
         if self.warmup_steps >= self.total_steps:
             raise ValueError(f"warmup_steps ({self.warmup_steps}) must be below total_steps ({self.total_steps})")
         if self.precision == "bf16" and "probe_tolerance" not in self.model_fields_set:
-            self.probe_tolerance = 0.25
+            self.probe_tolerance = 0.5
         if self.ema_decay is not None and self.lora_rank is None:
             raise ValueError("ema_decay averages adapters: set lora_rank")
         return self

@@ -27,7 +27,7 @@ from agentic_opd.training.world import World
 logger = logging.getLogger(__name__)
 
 _PROBE_TOKENS = 512
-_ROUNDED_TOLERANCE = 0.25
+_ROUNDED_TOLERANCE = 0.5
 """Nats that rounding to 16 bits makes of unlikely tokens."""
 
 
