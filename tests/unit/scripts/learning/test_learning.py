@@ -160,7 +160,9 @@ def test_the_committed_result_of_the_sql_world_is_what_its_page_shows() -> None:
     assert means["opd"][1] > means["grpo"][-1]
 
 
-@pytest.mark.parametrize(("folder", "modes"), [("adapters", ["lora", "lora-live", "lora-ema"]), ("bf16", ["bf16"])])
+@pytest.mark.parametrize(
+    ("folder", "modes"), [("adapters", ["lora", "lora-live", "lora-ema"]), ("bf16", ["bf16"]), ("sql/held", ["held"])]
+)
 def test_the_points_of_a_committed_result_are_what_its_page_shows(folder: str, modes: list[str]) -> None:
     curves = results.read_curves(LEARNED / folder / "results.json")
     assert list(curves) == modes
