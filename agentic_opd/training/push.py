@@ -18,7 +18,7 @@ from agentic_opd.core.types import TeacherRequest
 from agentic_opd.distill.teacher import PluginTeacher
 from agentic_opd.serving.process_group import Backend
 from agentic_opd.training.batch import TrainBatch
-from agentic_opd.training.config import TrainerConfig
+from agentic_opd.training.config import ROUNDED_TOLERANCE, TrainerConfig
 from agentic_opd.training.model import MovingAverage, save_adapter, save_weights, served_weights, source_dtype
 from agentic_opd.training.policy import Policy
 from agentic_opd.training.transfer import WeightSender
@@ -27,8 +27,6 @@ from agentic_opd.training.world import World
 logger = logging.getLogger(__name__)
 
 _PROBE_TOKENS = 512
-_ROUNDED_TOLERANCE = 0.5
-"""Nats that rounding to 16 bits makes of unlikely tokens."""
 
 
 class PushMismatchError(ServerMismatchError):
@@ -82,7 +80,7 @@ class WeightPusher:
         self._dtype = source_dtype(config.model)
         self._tolerance = config.probe_tolerance
         if self._dtype != torch.float32 and "probe_tolerance" not in config.model_fields_set:
-            self._tolerance = max(self._tolerance, _ROUNDED_TOLERANCE)
+            self._tolerance = max(self._tolerance, ROUNDED_TOLERANCE)
         self._kept = config.pushes_kept
         self._as_adapter: bool | None = None
         self._sender: WeightSender | None = None

@@ -34,10 +34,12 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     resuming = {f"resume {name}": {**one, "steps": 3, "resume": str(folder / name)} for name, one in kinds.items()}
     straight = {f"straight {name}": {**one, "steps": 6} for name, one in kinds.items()}
     bf16 = {"bf16": {"steps": 4, "precision": "bf16"}}
+    start_kl = {"forward_kl": 1.0, "start_kl": 1.0, "route_by_turn": False}
+    held = {f"held {name}": {**one, "steps": 3, "loss": start_kl} for name, one in kinds.items()}
     return {
         4: trained(folder, 4, ONE_STEP | curve | saving),
-        2: trained(folder, 2, ONE_STEP | curve | resuming | straight | bf16),
-        1: trained(folder, 1, ONE_STEP | curve | resuming | bf16),
+        2: trained(folder, 2, ONE_STEP | curve | resuming | straight | bf16 | held),
+        1: trained(folder, 1, ONE_STEP | curve | resuming | bf16 | held),
     }
 
 
@@ -73,6 +75,14 @@ def test_twenty_steps_are_the_same_curve(results: Results) -> None:
     assert one[-1] < 0.5 * one[0]
     assert two == pytest.approx(one, rel=1e-3)
     assert four == pytest.approx(one, rel=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["whole", "adapter"])
+def test_several_processes_hold_the_policy_where_one_does(results: Results, kind: str) -> None:
+    one, two = ([line["loss/start_kl"] for line in results[n][f"held {kind}"]["lines"]] for n in (1, 2))
+    assert abs(one[0]) < 1e-6, "nothing has moved yet"
+    assert one[2] > 10 * abs(one[0])
+    assert two == pytest.approx(one, rel=1e-3, abs=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["whole", "adapter"])

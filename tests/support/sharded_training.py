@@ -22,9 +22,9 @@ def trained(settings: dict[str, Any]) -> dict[str, Any]:
     from agentic_opd.training.batch import make_batch
     from agentic_opd.training.checkpoint import Resumed, load_checkpoint, save_checkpoint
     from agentic_opd.training.model import MovingAverage, load_model
-    from agentic_opd.training.policy import load_policy
+    from agentic_opd.training.policy import StartingPolicy, load_policy
     from agentic_opd.training.push import Probe
-    from agentic_opd.training.step import train_step
+    from agentic_opd.training.step import read_start, train_step
     from agentic_opd.training.world import join_world
     from tests.support.training import make_config, make_group
 
@@ -43,6 +43,9 @@ def trained(settings: dict[str, Any]) -> dict[str, Any]:
     parts = {"model": model, "optimizer": optimizer} | ({"average": average} if average else {})
     if resume:
         load_checkpoint(Path(resume), parts, world)
+    if config.loss.start_kl:
+        with StartingPolicy(policy, lambda: load_policy(config, world)).reading() as start:
+            batch = read_start(start, batch, config, world)
     lines = list[dict[str, float]]()
     for _ in range(steps):
         lines.append(train_step(policy, optimizer, batch, config, world))

@@ -177,17 +177,20 @@ async def gateway_before(
 
         await until(is_up)
         port = web_server.servers[0].sockets[0].getsockname()[1]
-        async with httpx.AsyncClient(timeout=20, verify=False) as http:
-            try:
+        try:
+            async with httpx.AsyncClient(timeout=20, verify=False) as http:
                 yield Running(gateway, vllm, f"http://127.0.0.1:{port}", groups_path, http)
-            finally:
-                web_server.should_exit = web_server.force_exit = True
-                await serving
-                await writer.close()
-                await gateway.close()
-                file.close()
-                journal.close()
-                await client.close()
+        finally:
+            # uvicorn's own end takes two tenths of a second, which every test would wait for.
+            serving.cancel()
+            await asyncio.gather(serving, return_exceptions=True)
+            for listening in web_server.servers:
+                listening.close()
+            await writer.close()
+            await gateway.close()
+            file.close()
+            journal.close()
+            await client.close()
 
 
 USER = {"role": "user", "content": "Write f."}

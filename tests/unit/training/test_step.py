@@ -210,7 +210,8 @@ def test_the_contrasted_token_advantage_takes_the_control_for_its_baseline() -> 
 def test_a_policy_is_held_at_its_start(micro_tokens: int) -> None:
     """At its start there is no gradient; one that has moved is pulled back, at turns without a hint alone."""
     batch, start = partly_scored(), make_policy()
-    config = TrainerConfig(model="tiny", loss=LossConfig(step_reward=1e-9, start_kl=1.0), micro_tokens=micro_tokens)
+    alone = LossConfig(step_reward=1e-9, start_kl=1.0)  # With a part that has a weight forward_kl is not the default.
+    config = TrainerConfig(model="tiny", loss=alone, micro_tokens=micro_tokens)
     held = read_start(start, batch, config, World("cpu"))
     with torch.no_grad():
         ids = batch.tokens_BT[..., None]
