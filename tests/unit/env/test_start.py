@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.mark.parametrize(("before", "kept"), [("", False), ("sys.modules['torch'] = sys", True)])
 def test_who_imported_torch_before_keeps_it(before: str, kept: bool) -> None:
@@ -13,8 +15,6 @@ def test_who_imported_torch_before_keeps_it(before: str, kept: bool) -> None:
 import sys
 {before}
 import agentic_opd.core.light as light
-
-pytestmark = pytest.mark.processes
 light.import_module = lambda name: print(name, sys.modules.get("torch", "hidden"))
 light.keep_torch_out()
 """

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from local_server import ServerFailedError, local_server
 
+pytestmark = pytest.mark.processes
+
 HEALTHY = """
 import http.server, subprocess, sys
-
-pytestmark = pytest.mark.processes
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
 print("child", child.pid, flush=True)
 class Handler(http.server.BaseHTTPRequestHandler):
