@@ -46,7 +46,6 @@ from learning.costs import costs_at, costs_table, read_costs
 from learning.first_mistakes import first_mistakes
 from learning.first_solutions import first_solutions
 from learning.laboratory import (
-    GROUP_SIZE,
     LORA_RANK,
     MODES,
     ROOT,
@@ -119,6 +118,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--rollouts", type=int, default=256, help="of each run: %(default)s")
     parser.add_argument("--epochs", type=int, default=4, help="passes over each batch: %(default)s")
     parser.add_argument("--minibatches", type=int, default=4, help="optimizer updates of each pass: %(default)s")
+    parser.add_argument("--group-size", type=int, default=4, help="rollouts of one task: %(default)s")
     parser.add_argument(
         "--points",
         nargs="+",
@@ -144,6 +144,8 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
         vars(args).update(QUICK)
     args.model = args.model or Path(SUBJECTS[args.world].model)
     args.eval_samples = args.eval_samples or (16 if args.world == "coding" else 2)
+    if args.talk and args.group_size != parser.get_default("group_size"):
+        parser.error("--talk has no groups: each session is one of its own; leave --group-size out")
     if args.talk and args.world != "coding":
         parser.error("--talk has no user who asks about databases: leave --world out")
     if args.talk and (others := set(args.modes) - set(TALK_MODES)):
@@ -152,8 +154,10 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
         )
     args.settings = [Setting(*one) for one in product(args.lrs, args.batch_sizes, args.weights)]
     wanted = (args.rollouts, args.sweep_rollouts, *args.points)
-    if any(size % GROUP_SIZE or any(n % size for n in wanted) for size in args.batch_sizes):
-        parser.error(f"a batch size must divide all numbers of rollouts, and be a multiple of {GROUP_SIZE}")
+    if any(size % args.group_size or any(n % size for n in wanted) for size in args.batch_sizes):
+        parser.error(
+            f"a batch size must divide all numbers of rollouts, and be a multiple of --group-size ({args.group_size})"
+        )
     args.points = sorted({n for n in args.points if n <= args.rollouts} | {0, args.rollouts})
     return args
 
@@ -163,8 +167,9 @@ def other_settings(args: argparse.Namespace) -> str | None:
     kept = (
         *("model", "rollouts", "epochs", "minibatches", "points", "eval_samples"),
         *("without_examples", "talk", "lrs", "lr_schedule", "batch_sizes", "weights", "sweep_rollouts", "world"),
+        "group_size",
     )
-    unset = {"world": "coding"}
+    unset = {"world": "coding", "group_size": 4}
     settings = {name: str(value) if isinstance(value := getattr(args, name), Path) else value for name in kept}
     path = args.out / "settings.json"
     before = json.loads(path.read_text()) if path.exists() else settings
@@ -195,7 +200,7 @@ async def experiment(args: argparse.Namespace) -> int:
         laboratory = Laboratory(
             *(vllm, expert, args.model, args.out, args.eval_samples),
             *(args.epochs, args.minibatches, args.lr_schedule, not args.without_examples),
-            *(args.talk, SUBJECTS[args.world]),
+            *(args.talk, SUBJECTS[args.world], args.group_size),
         )
         work = Work(args, laboratory, Examiner(laboratory))
         try:

@@ -89,7 +89,6 @@ TUNED_AS = {
     "wrong-hint-contrast-other": "contrast-other",
 }
 """Modes that take another one's setting, from which they are to differ in one thing alone."""
-GROUP_SIZE = 4
 
 
 class Subject(NamedTuple):
@@ -199,6 +198,8 @@ class Laboratory:
     talk: bool = False
     """Rollouts are sessions of a user who complains, without a reward; else they are the environment's episodes."""
     subject: Subject = SUBJECTS["coding"]
+    group_size: int = 4
+    """Rollouts of one task, whose scores GRPO compares."""
 
     @property
     def weights(self) -> Path:
@@ -315,9 +316,9 @@ class Laboratory:
         settings = {
             "rollout_server_url": api,
             "data_path_to_save_groups": self.out / run.name / "rollouts" / "groups.jsonl",
-            "group_size": GROUP_SIZE,
+            "group_size": self.group_size,
             "max_batches_offpolicy": 1,
-            "max_concurrent_groups": run.setting.batch_size // GROUP_SIZE,
+            "max_concurrent_groups": run.setting.batch_size // self.group_size,
             "seed": run.seed,
             "steps_per_eval": 0,
             "builtin_examples": str(self.examples).lower(),
