@@ -8,7 +8,7 @@ import itertools
 import json
 import logging
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from copy import deepcopy
@@ -140,19 +140,7 @@ class Sampler:
             OutputError, ServerError: the turn could not be kept, or not be sampled.
         """
         prompt_ids = list(talk.prompt())
-        room = context - len(prompt_ids)
-        if room < 1:
-            raise RefusedError(
-                400,
-                f"the messages are {len(prompt_ids)} tokens long; at most {context - 1} are read",
-                "messages",
-                CONTEXT_FULL,
-            )
-        stop_ids = [*talk.chat.stop_token_ids, *asked.sampling.get("stop_token_ids", ())]
-        stop = {"stop": list(asked.stop)} if asked.stop else {}
-        params = {**asked.sampling, "stop_token_ids": stop_ids, **stop}
-        if server.info.max_adapters and talk.turns and talk.turns[-1].weight_version is not None:
-            params["prefer_weight_version"] = talk.turns[-1].weight_version
+        room = _room(len(prompt_ids), context)
         keeps_stop = bool(asked.sampling.get("include_stop_str_in_output"))
         choices = [Choice(i, talk.chat, prompt_ids, len(talk.messages), keeps_stop) for i in range(asked.n)]
         open_choices = set(range(asked.n))
@@ -166,7 +154,7 @@ class Sampler:
                 n=asked.n,
                 max_tokens=min(room, asked.max_tokens or room),
                 top_logprobs=asked.top_logprobs or 0,
-                params=params,
+                params=_parameters(asked, talk, server),
                 interval=interval,
             )
             async with aclosing(deltas):
@@ -181,12 +169,7 @@ class Sampler:
                     if delta.finish_reason is not None:
                         open_choices.remove(delta.index)
                         finished = choices[delta.index].finish(delta)
-                        recording = asyncio.create_task(self._record(asked, session, talk.fork(), path, finished))
-                        try:
-                            await asyncio.shield(recording)
-                        except asyncio.CancelledError:  # The client went; the turn is finished all the same.
-                            await recording
-                            raise
+                        await _to_its_end(self._record(asked, session, talk.fork(), path, finished))
                         yield finished
         finally:
             self._streams -= asked.stream
@@ -213,6 +196,39 @@ class Sampler:
         self._telemetry.tokens.labels("completion").inc(len(turn.completion.token_ids))
         if finished.rewrote:
             self._telemetry.unlike.inc()
+
+
+def _room(prompt_tokens: int, context: int) -> int:
+    """Tokens that an answer may have.
+
+    Raises:
+        RefusedError: 400, there are none.
+    """
+    if prompt_tokens >= context:
+        said = f"the messages are {prompt_tokens} tokens long; at most {context - 1} are read"
+        raise RefusedError(400, said, "messages", CONTEXT_FULL)
+    return context - prompt_tokens
+
+
+def _parameters(asked: Asked, talk: Conversation, server: SamplingServer) -> dict[str, Any]:
+    """What the server samples with: its own parameters, a turn's ends, the weights that the conversation began with."""
+    params = {**asked.sampling}
+    params["stop_token_ids"] = [*talk.chat.stop_token_ids, *asked.sampling.get("stop_token_ids", ())]
+    if asked.stop:
+        params["stop"] = list(asked.stop)
+    if server.info.max_adapters and talk.turns and talk.turns[-1].weight_version is not None:
+        params["prefer_weight_version"] = talk.turns[-1].weight_version
+    return params
+
+
+async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
+    """Wait for the work; if the client goes meanwhile, it is done all the same."""
+    task = asyncio.create_task(work)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await task
+        raise
 
 
 class _Chats:
