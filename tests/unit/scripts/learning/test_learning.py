@@ -2,12 +2,13 @@
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from learning import __main__ as learn
-from learning import costs, first_mistakes, first_solutions, laboratory, results
+from learning import costs, first_mistakes, first_solutions, laboratory, results, unhinted
 
 from agentic_opd.core.types import TurnOutcome
 from agentic_opd.wire.group import ScoredGroup, ScoredRollout, TurnRecord
@@ -228,3 +229,22 @@ def test_first_solutions_are_told_from_repairs() -> None:
     right, wrong = task.reference_solution, "def is_palindrome(s): return None"
     rows = [row(True, right), row(True, None, right), row(True, wrong, right), row(False, wrong), row(False, None)]
     assert asyncio.run(first_solutions.first_solutions(rows)) == (2, 1)
+
+
+def test_what_fails_is_told_by_whether_a_hint_was_about_it() -> None:
+    def messages(text: str) -> list[dict[str, Any]]:
+        call = {"name": "write_file", "arguments": json.dumps({"path": "solution.py", "content": text})}
+        return [{"role": "assistant", "content": "", "tool_calls": [{"function": call}]}]
+
+    def rollout(text: str, *turns: TurnRecord) -> ScoredRollout:
+        return ScoredRollout((1, 2), (-100, 2), (1.0, -1.0), 0.5, messages=messages(text), turns=turns)
+
+    plain, hinted = turn(1, 2, TurnOutcome.VOTE_FAILED), replace(turn(1, 2, TurnOutcome.SCORED), hint="Sort the words.")
+    groups = [
+        ScoredGroup((rollout("A", plain, hinted), rollout("A", plain), rollout("B", plain), rollout("C")), task_id="t"),
+        ScoredGroup((rollout("D", hinted),) * 4, task_id="t"),
+    ]
+    rows = [{"task_id": "t", "passed": text == "B", "messages": messages(text)} for text in "ABCD"]
+    rows.append({"task_id": "other", "passed": False, "messages": messages("A")})
+    assert unhinted.by_hint(groups, rows, 4) == {"hinted": 1, "seen": 1, "new": 2}
+    assert unhinted.by_hint(groups, rows, 8) == {"hinted": 2, "seen": 1, "new": 1}
