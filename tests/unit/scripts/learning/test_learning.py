@@ -162,7 +162,13 @@ def test_the_committed_result_of_the_sql_world_is_what_its_page_shows() -> None:
 
 
 @pytest.mark.parametrize(
-    ("folder", "modes"), [("adapters", ["lora", "lora-live", "lora-ema"]), ("bf16", ["bf16"]), ("sql/held", ["held"])]
+    ("folder", "modes"),
+    [
+        ("adapters", ["lora", "lora-live", "lora-ema"]),
+        ("bf16", ["bf16"]),
+        ("eight_passes", ["opd"]),
+        ("sql/held", ["held"]),
+    ],
 )
 def test_the_points_of_a_committed_result_are_what_its_page_shows(folder: str, modes: list[str]) -> None:
     curves = results.read_curves(LEARNED / folder / "results.json")
