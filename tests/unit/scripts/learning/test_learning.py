@@ -168,6 +168,7 @@ def test_the_committed_result_of_the_sql_world_is_what_its_page_shows() -> None:
         ("bf16", ["bf16"]),
         ("eight_passes", ["opd"]),
         ("sql/held", ["held"]),
+        ("sql/grpo", ["grpo"]),
     ],
 )
 def test_the_points_of_a_committed_result_are_what_its_page_shows(folder: str, modes: list[str]) -> None:
