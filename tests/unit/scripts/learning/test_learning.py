@@ -169,6 +169,7 @@ def test_the_committed_result_of_the_sql_world_is_what_its_page_shows() -> None:
         ("eight_passes", ["opd"]),
         ("sql/held", ["held"]),
         ("sql/grpo", ["grpo"]),
+        ("sql/contrast", ["contrast-other", "wrong-hint-contrast-other"]),
     ],
 )
 def test_the_points_of_a_committed_result_are_what_its_page_shows(folder: str, modes: list[str]) -> None:
