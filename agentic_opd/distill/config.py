@@ -89,7 +89,7 @@ class DistillConfig(BaseModel):
         default="none",
         description="Score each turn under a control hint too, in the same request, and record the logprobs: neutral "
         "(control_neutral_hint), other (an accepted hint of another task), or same_task (another accepted hint of this "
-        "task). While none fits, the neutral one stands in. At most doubles the scoring time.",
+        "task). While none fits, the neutral one stands in. About doubles the scoring time.",
     )
     control_neutral_hint: str = Field(
         default="Take your time and think about the next step.",

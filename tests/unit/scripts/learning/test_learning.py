@@ -167,6 +167,7 @@ def test_the_committed_result_of_the_sql_world_is_what_its_page_shows() -> None:
         ("adapters", ["lora", "lora-live", "lora-ema"]),
         ("bf16", ["bf16"]),
         ("eight_passes", ["opd"]),
+        ("sources", ["opd", "feedback", "sibling", "reference"]),
         ("sql/held", ["held"]),
         ("sql/grpo", ["grpo"]),
         ("sql/contrast", ["contrast-other", "wrong-hint-contrast-other"]),
@@ -177,6 +178,12 @@ def test_the_points_of_a_committed_result_are_what_its_page_shows(folder: str, m
     assert list(curves) == modes
     assert all(len(seeds) >= 3 for seeds in curves.values())
     assert results.by_points(curves) in (LEARNED / "README.md").read_text()
+
+
+def test_the_committed_costs_are_what_the_page_shows() -> None:
+    curves = results.read_curves(LEARNED / "sources" / "results.json")
+    table = costs.costs_table(curves, costs.read_costs(LEARNED / "sources" / "costs.json"))
+    assert table in (LEARNED / "README.md").read_text()
 
 
 def test_the_first_mistakes_are_shown_with_what_came_in_their_place() -> None:
