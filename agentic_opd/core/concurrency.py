@@ -24,6 +24,12 @@ async def in_turn() -> AsyncGenerator[None]:
         await asyncio.sleep(0)
 
 
+async def own_turn() -> None:
+    """Wait for a turn: what the caller does from here until it next waits is done `in_turn`."""
+    async with in_turn():
+        pass
+
+
 async def gather_all(awaitables: Iterable[Awaitable[T]]) -> list[T]:
     """Results in order. When one fails the others are cancelled and awaited, and that one's error is raised."""
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import openai
 from pydantic import SecretStr
 
+from agentic_opd.core.concurrency import own_turn
 from agentic_opd.core.errors import ServerMismatchError, ServerRequestError, ServerUnreachableError
 from agentic_opd.core.http import NoAnswerError, RetryWindow, may_pass
 from agentic_opd.core.types import Message
@@ -139,6 +140,7 @@ class OpenAIJudge:
     async def _request(self, messages: Sequence[Message], n: int) -> "_Answer":
         many: dict[str, Any] = {"n": n} if n > 1 else {}
         async with self._slots:
+            await own_turn()  # The client takes milliseconds for a request, and many are made at once.
             start = time.monotonic()
             answer = await self._retried(
                 lambda: self._client.chat.completions.create(messages=list(messages), **many, **self._params)  # type: ignore[call-overload]
