@@ -135,7 +135,7 @@ async def _lines(lines: Sequence["Line"], distiller: "FileDistiller", groups: "G
                     counts.unmatched_sequences += 1
                     bar.say(f"line {line.number}, unmatched: {why}")
                 if done.group is not None:
-                    groups.write(done.group)
+                    await groups.write(done.group)
                 counts.lines[done.became] += 1
                 bar.show(len(lines) - len(todo) + counts.lines.total(), counts.said())
 

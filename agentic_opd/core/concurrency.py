@@ -1,9 +1,9 @@
 """Independent coroutines: run together, failing with the first of their errors, and their work on the loop in turn."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Coroutine, Iterable
 from contextlib import asynccontextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 T = TypeVar("T")
@@ -28,6 +28,16 @@ async def own_turn() -> None:
     """Wait for a turn: what the caller does from here until it next waits is done `in_turn`."""
     async with in_turn():
         pass
+
+
+async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
+    """Await the work; if this is cancelled meanwhile, the work is done all the same before the cancellation goes on."""
+    task = asyncio.create_task(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await task
+        raise
 
 
 async def gather_all(awaitables: Iterable[Awaitable[T]]) -> list[T]:

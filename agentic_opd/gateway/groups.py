@@ -92,7 +92,6 @@ class GroupWriter:
         self._config, self._distiller, self._file = config, distiller, file
         self._journal, self._telemetry, self._delivery = journal, telemetry, delivery
         self._slots = asyncio.Semaphore(config.max_concurrent_groups)
-        self._one_writer = asyncio.Lock()
         self._gatherings: dict[str, _Gathering] = {}
         self._under_way: set[asyncio.Task[None]] = set()
         self._judging: set[asyncio.Task[DistilledTurn]] = set()
@@ -299,9 +298,7 @@ class GroupWriter:
 
     async def _write(self, group: ScoredGroup) -> None:
         """Raises OutputError if the disk refuses."""
-        async with self._one_writer:
-            writing = asyncio.create_task(asyncio.to_thread(self._file.write, group))
-            await asyncio.shield(writing)
+        await self._file.write(group)
         if group.distillation is not None:
             for outcome, count in group.distillation.outcomes.items():
                 self._telemetry.outcomes.labels(outcome).inc(count)

@@ -8,7 +8,7 @@ import itertools
 import json
 import logging
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from copy import deepcopy
@@ -17,6 +17,7 @@ from typing import Any
 
 from renderers import Renderer
 
+from agentic_opd.core.concurrency import to_its_end
 from agentic_opd.core.errors import RendererError, ServerMismatchError
 from agentic_opd.gateway.choice import Choice, Finished, Piece
 from agentic_opd.gateway.errors import RefusedError
@@ -169,7 +170,8 @@ class Sampler:
                     if delta.finish_reason is not None:
                         open_choices.remove(delta.index)
                         finished = choices[delta.index].finish(delta)
-                        await _to_its_end(self._record(asked, session, talk.fork(), path, finished))
+                        # Though the client goes meanwhile, the turn is finished.
+                        await to_its_end(self._record(asked, session, talk.fork(), path, finished))
                         yield finished
         finally:
             self._streams -= asked.stream
@@ -219,16 +221,6 @@ def _parameters(asked: Asked, talk: Conversation, server: SamplingServer) -> dic
     if server.info.max_adapters and talk.turns and talk.turns[-1].weight_version is not None:
         params["prefer_weight_version"] = talk.turns[-1].weight_version
     return params
-
-
-async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
-    """Wait for the work; if the client goes meanwhile, it is done all the same."""
-    task = asyncio.create_task(work)
-    try:
-        await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await task
-        raise
 
 
 class _Chats:

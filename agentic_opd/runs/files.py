@@ -1,5 +1,6 @@
 """Files of JSON lines, whole lines only; and the file of scored groups, from which a run can be continued (I/O)."""
 
+import asyncio
 import fcntl
 import json
 import os
@@ -10,6 +11,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import IO, Any
 
+from agentic_opd.core.concurrency import to_its_end
 from agentic_opd.core.errors import OutputError, PlaceError, WireError
 from agentic_opd.wire.group import ScoredGroup
 
@@ -149,6 +151,7 @@ class GroupFile:
         self.path = path
         self._seen, self._defaults, self._setting = seen, defaults or {}, setting
         self.finished: set[str] = set()
+        self._one_writer = asyncio.Lock()
         hint = f"Choose another {setting}."
         with ExitStack() as undo:
             try:
@@ -168,13 +171,19 @@ class GroupFile:
     def _settings_path(self) -> Path:
         return self.path.with_suffix(".run.json")
 
-    def write(self, group: ScoredGroup) -> None:
-        """Append one group.
+    async def write(self, group: ScoredGroup) -> None:
+        """Append one group, one after the other; a thread makes the line and waits for the disk.
+
+        It is written whole even if the caller is cancelled.
 
         Raises:
             OutputError: the disk refused; what was on it before stays readable.
         """
-        self._lines.write(group.to_wire(), durable=True)
+        await to_its_end(self._write(group))
+
+    async def _write(self, group: ScoredGroup) -> None:
+        async with self._one_writer:
+            await asyncio.to_thread(lambda: self._lines.write(group.to_wire(), durable=True))
         self._seen(group)
 
     def close(self) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from agentic_opd.core.concurrency import to_its_end
 from agentic_opd.core.console import LiveBar
 from agentic_opd.core.errors import OPDError, OutputError, SandboxError, ServerUnreachableError
 from agentic_opd.report.command import report_run
@@ -67,8 +68,8 @@ async def process(env: Environment, metrics: RunMetrics, count: int, held_out: s
             metrics.to_file(file, default_output_folder("process"))
         skipped = len(file.finished.intersection(item.item_id for item in items))
 
-        def write(finished: FinishedGroup) -> None:
-            file.write(finished.group)
+        async def write(finished: FinishedGroup) -> None:
+            await file.write(finished.group)
             metrics.step += 1  # A group is a logging step: there is no trainer whose steps it could wait for.
             metrics.add(finished)
             metrics.flush()
@@ -89,7 +90,7 @@ async def process(env: Environment, metrics: RunMetrics, count: int, held_out: s
 async def run_items(
     items: Sequence[TaskItem],
     collect: Callable[[TaskItem], Awaitable[FinishedGroup]],
-    write: Callable[[FinishedGroup], None],
+    write: Callable[[FinishedGroup], Awaitable[None]],
     finished: set[str],
     concurrency: int,
     progress: "RunProgress",
@@ -113,9 +114,12 @@ async def run_items(
                 summary.failed[item.item_id] = str(error)
                 progress.group_failed(item.item_id, error)
                 continue
-            write(group)
-            summary.done += 1
-            progress.group_done(item.item_id, group.group.scores)
+            await to_its_end(keep(item, group))
+
+    async def keep(item: TaskItem, group: FinishedGroup) -> None:
+        await write(group)
+        summary.done += 1
+        progress.group_done(item.item_id, group.group.scores)
 
     try:
         async with asyncio.TaskGroup() as workers:

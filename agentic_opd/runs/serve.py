@@ -16,6 +16,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from agentic_opd.core.concurrency import to_its_end
 from agentic_opd.core.console import LiveBar
 from agentic_opd.core.errors import ConfigError, OPDError, SandboxError, ServerUnreachableError
 from agentic_opd.core.notices import Notices
@@ -153,9 +154,9 @@ async def serve(env: Environment, metrics: RunMetrics, evaluation: Evaluation, *
         if not config.use_wandb:  # A run on W&B takes its project from the trainer, at the first step.
             metrics.to_file(file, default_output_folder("serve"))
 
-        def keep(finished: FinishedGroup) -> None:
+        async def keep(finished: FinishedGroup) -> None:
             if file is not None:
-                file.write(finished.group)
+                await file.write(finished.group)
             counts.add(finished.group)
             metrics.add(finished)
 
@@ -211,7 +212,7 @@ class ServeHooks:
     next_item: Callable[[], TaskItem]
     collect: Callable[[TaskItem], Awaitable[FinishedGroup]]
     """Makes the group of an item."""
-    on_group: Callable[[FinishedGroup], None]
+    on_group: Callable[[FinishedGroup], Awaitable[None]]
     """Told of each finished group, before it is sent."""
     on_step: Callable[[int], Awaitable[None]]
     """Told of each new step of the trainer, the one at the start included."""
@@ -296,8 +297,11 @@ class GroupServer:
                 break
         self._notices.forget(waiting)
         self._failures_in_a_row = 0
-        group = replace(finished.group, group_id=uuid.uuid4().hex)
-        self.hooks.on_group(replace(finished, group=group))
+        await to_its_end(self._hand_on(replace(finished, group=replace(finished.group, group_id=uuid.uuid4().hex))))
+
+    async def _hand_on(self, finished: FinishedGroup) -> None:
+        await self.hooks.on_group(finished)
+        group = finished.group
         if self.plan.skip_equal_scores and len(set(group.scores)) == 1:
             self._outbox.skip("equal_scores", "all its scores are equal (env.ensure_scores_are_not_same)")
         else:

@@ -145,7 +145,7 @@ class Loop:
             api = TrajectoryApi(url)
             plan = ServePlan(describe("env"), 8, self.ahead, None, False)
             hooks = ServeHooks(
-                self.next_item, self.collect, lambda group: None, self.on_step, lambda look: None, lambda: 1.0
+                self.next_item, self.collect, self.on_group, self.on_step, lambda look: None, lambda: 1.0
             )
             server = GroupServer(api, plan, hooks)
             self.counts = server.counts
@@ -161,6 +161,9 @@ class Loop:
     async def collect(self, item: TaskItem) -> FinishedGroup:
         await asyncio.sleep(0.02)
         return FinishedGroup(scripted_group(int(item.task.task_id)), (), None)
+
+    async def on_group(self, group: FinishedGroup) -> None:
+        pass
 
     async def on_step(self, step: int) -> None:
         pass

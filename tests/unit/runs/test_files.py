@@ -1,8 +1,10 @@
+import asyncio
 import json
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import NoneType
 
 import pytest
 
@@ -21,8 +23,8 @@ def group(item_id: str) -> ScoredGroup:
 
 def test_lines_are_whole_and_readable(tmp_path: Path) -> None:
     file = GroupFile(tmp_path / "new" / "groups.jsonl", SETTINGS)
-    file.write(group("a#0"))
-    file.write(replace(group("b#0"), other={"text": "é\n数"}))
+    asyncio.run(file.write(group("a#0")))
+    asyncio.run(file.write(replace(group("b#0"), other={"text": "é\n数"})))
     assert [json.loads(line)["group_overrides"]["item_id"] for line in file.path.read_text().splitlines()] == [
         "a#0",
         "b#0",
@@ -34,14 +36,14 @@ def test_resume_drops_a_torn_line_and_repeats_nothing(tmp_path: Path) -> None:
     """groups.jsonl holds a whole line, then half of one: the half goes, the whole one counts as finished."""
     path = tmp_path / "groups.jsonl"
     first = GroupFile(path, SETTINGS)
-    first.write(group("a#0"))
+    asyncio.run(first.write(group("a#0")))
     first.close()
     whole = path.read_bytes()
     path.write_bytes(whole + b'{"scores":[1.0],"group_over')
     seen: list[str | None] = []
     second = GroupFile(path, SETTINGS, resume=True, seen=lambda one: seen.append(one.item_id))
     assert second.finished == {"a#0"}
-    second.write(group("b#0"))
+    asyncio.run(second.write(group("b#0")))
     second.close()
     assert path.read_bytes().startswith(whole)
     assert len(path.read_text().splitlines()) == 2
@@ -51,7 +53,7 @@ def test_resume_drops_a_torn_line_and_repeats_nothing(tmp_path: Path) -> None:
 def test_an_earlier_file_is_neither_continued_nor_replaced_unasked(tmp_path: Path) -> None:
     path = tmp_path / "groups.jsonl"
     file = GroupFile(path, SETTINGS)
-    file.write(group("a#0"))
+    asyncio.run(file.write(group("a#0")))
     file.close()
     with pytest.raises(PlaceError, match=r"--env\.resume"):
         GroupFile(path, SETTINGS)
@@ -65,7 +67,7 @@ def test_an_earlier_file_is_neither_continued_nor_replaced_unasked(tmp_path: Pat
 def test_other_settings_are_named(tmp_path: Path) -> None:
     path = tmp_path / "groups.jsonl"
     file = GroupFile(path, SETTINGS)
-    file.write(group("a#0"))
+    asyncio.run(file.write(group("a#0")))
     file.close()
     with pytest.raises(PlaceError, match="group_size was 2, is 8"):
         GroupFile(path, {**SETTINGS, "group_size": 8}, resume=True)
@@ -74,7 +76,7 @@ def test_other_settings_are_named(tmp_path: Path) -> None:
 def test_a_setting_that_an_earlier_version_did_not_have_is_at_its_default(tmp_path: Path) -> None:
     path = tmp_path / "groups.jsonl"
     file = GroupFile(path, SETTINGS)
-    file.write(group("a#0"))
+    asyncio.run(file.write(group("a#0")))
     file.close()
     defaults = {"group_size": 4, "newer": "as before"}
     GroupFile(path, {**SETTINGS, "newer": "as before"}, defaults=defaults, resume=True).close()
@@ -99,10 +101,27 @@ def test_an_unwritable_path_is_an_error(tmp_path: Path) -> None:
         GroupFile(tmp_path / "file" / "groups.jsonl", SETTINGS)
 
 
+def test_a_group_is_written_whole_though_its_writer_is_cancelled(tmp_path: Path) -> None:
+    async def main(file: GroupFile) -> None:
+        writing = [asyncio.create_task(file.write(group(f"{name}#0"))) for name in "abc"]
+        await asyncio.sleep(0)
+        writing[1].cancel()
+        ended = await asyncio.gather(*writing, return_exceptions=True)
+        assert [type(one) for one in ended] == [NoneType, asyncio.CancelledError, NoneType]
+
+    seen = list[str | None]()
+    file = GroupFile(tmp_path / "groups.jsonl", SETTINGS, seen=lambda one: seen.append(one.item_id))
+    asyncio.run(main(file))
+    file.close()
+    assert seen == ["a#0", "b#0", "c#0"]
+    lines = file.path.read_text().splitlines()
+    assert [ScoredGroup.from_wire(json.loads(line)).item_id for line in lines] == seen
+
+
 def test_nan_never_reaches_the_file(tmp_path: Path) -> None:
     file = GroupFile(tmp_path / "groups.jsonl", SETTINGS)
     with pytest.raises(ValueError, match="JSON"):
-        file.write(make_group(rollout(None, score=float("nan"))))
+        asyncio.run(file.write(make_group(rollout(None, score=float("nan")))))
     file.close()
     assert file.path.read_bytes() == b""
 
@@ -143,7 +162,7 @@ sys.stdin.read()
         holder.kill()
         holder.wait()
         file = GroupFile(path, SETTINGS, resume=True)
-        file.write(group("a#0"))
+        asyncio.run(file.write(group("a#0")))
         file.close()
     again = GroupFile(path, SETTINGS, resume=True)
     assert again.finished == {"a#0"}

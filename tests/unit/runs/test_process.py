@@ -46,7 +46,7 @@ def run(collect: Any, *, write: Any = None, earlier: set[str] | None = None, con
     written: list[str] = []
     progress = Recorder()
 
-    def keep(group: FinishedGroup) -> None:
+    async def keep(group: FinishedGroup) -> None:
         written.append(letter(group))
 
     summary = asyncio.run(run_items(ITEMS, collect, write or keep, earlier or set(), concurrency, progress))
@@ -113,7 +113,7 @@ def test_a_dead_server_stops_the_run_and_keeps_what_is_done() -> None:
 
 
 def test_a_full_disk_stops_the_run() -> None:
-    def write(group: FinishedGroup) -> None:
+    async def write(group: FinishedGroup) -> None:
         raise OutputError("no space left")
 
     summary, _, _ = run(succeed, write=write)
@@ -130,7 +130,7 @@ def test_cancellation_ends_in_a_summary() -> None:
     async def main() -> tuple[RunSummary, list[str]]:
         written: list[str] = []
 
-        def write(group: FinishedGroup) -> None:
+        async def write(group: FinishedGroup) -> None:
             written.append(letter(group))
 
         running = asyncio.create_task(run_items(ITEMS, collect, write, set(), 1, Recorder()))
@@ -140,6 +140,24 @@ def test_cancellation_ends_in_a_summary() -> None:
 
     summary, written = asyncio.run(main())
     assert written == ["a"]
+    assert isinstance(summary.stopped, asyncio.CancelledError)
+
+
+def test_a_group_that_is_being_written_as_the_run_ends_counts() -> None:
+    async def main() -> tuple[RunSummary, Recorder]:
+        begun, progress = asyncio.Event(), Recorder()
+
+        async def write(group: FinishedGroup) -> None:
+            begun.set()
+            await asyncio.sleep(0.05)
+
+        running = asyncio.create_task(run_items(ITEMS, succeed, write, set(), 1, progress))
+        await begun.wait()
+        running.cancel()
+        return await running, progress
+
+    summary, progress = asyncio.run(main())
+    assert (summary.done, progress.done) == (1, ["a"])
     assert isinstance(summary.stopped, asyncio.CancelledError)
 
 
