@@ -106,4 +106,4 @@ def test_it_trains_on_a_complaining_users_sessions(tmp_path: Path) -> None:
 
 def test_wrong_settings_are_refused(learn_here: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
     assert learn_here("--batch-sizes", "6") == 2
-    assert "multiple of 4" in capsys.readouterr().err
+    assert "multiple of --group-size (4)" in capsys.readouterr().err
