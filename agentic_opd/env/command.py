@@ -73,7 +73,10 @@ def main(env_class: Any = None, argv: Sequence[str] | None = None, program: str 
         settings = read_settings(arguments, env_defaults, server_defaults, wrong)
         for name in settings.without_effect:
             logger.warning("%s is a setting of Atropos that does nothing here", name)
-        return asyncio.run(_run(env_class or _default_environment(), settings, arguments.mode))
+        try:
+            return asyncio.run(_run(env_class or _default_environment(), settings, arguments.mode))
+        finally:
+            gc.unfreeze()
 
     return exit_code(run)
 
