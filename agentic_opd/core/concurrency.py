@@ -1,4 +1,4 @@
-"""Independent coroutines: run together, failing with the first of their errors, and their work on the loop in turn."""
+"""Coroutines: run together, failing with the first of their errors; in turn on the loop; to their end."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Coroutine, Iterable

@@ -6,8 +6,8 @@ A first solution was hinted at if one of the first so many rollouts began with t
 seen without a hint, and what was never seen, other hints alone can have mended.
 """
 
+import argparse
 import json
-import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, takewhile
@@ -42,8 +42,12 @@ def by_hint(groups: Sequence[ScoredGroup], rows: Iterable[dict[str, Any]], rollo
 
 def main() -> None:
     """A line for each run."""
-    rollouts = int(sys.argv[1])
-    for folder in (Path(name) for name in sys.argv[2:]):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("rollouts", type=int, help="a measured point of the runs")
+    parser.add_argument("runs", type=Path, nargs="+", help="folders of runs that scripts/learn left")
+    args = parser.parse_args()
+    rollouts: int = args.rollouts
+    for folder in args.runs:
         groups = [ScoredGroup.from_wire(json.loads(line)) for line in (folder / "rollouts/groups.jsonl").open()]
         rows = [json.loads(line) for line in (folder / f"eval-{rollouts:06d}" / "samples.jsonl").open()]
         found = by_hint(groups, rows, rollouts)
