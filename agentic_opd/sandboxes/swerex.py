@@ -72,12 +72,16 @@ _LIST = 'for folder in "${TMPDIR:-/tmp}/$1"*; do echo "$folder"; done'
 """$1: how the folders' names begin. Prints them, or what matches none."""
 
 _REMOVE = """
+cd "$1" || exit 1
 for process in /proc/[0-9]*; do
-  case "$(readlink "$process/cwd")" in "$1"|"$1"/*) kill -9 "${process#/proc/}" 2>/dev/null ;; esac
+  case "$(readlink "$process/cwd")" in "$1/$2"|"$1/$2"/*) kill -9 "${process#/proc/}" 2>/dev/null ;; esac
 done
-rm -rf "$1" 2>/dev/null || { chmod -R u+rwX "$1"; rm -rf "$1"; }
+rm -rf "./$2" 2>/dev/null || { chmod -R u+rwX "./$2"; rm -rf "./$2"; }
 """
-"""$1: the folder. Ends what works in it, and removes it."""
+"""$1: where the folder is, $2: its name. Ends what works in it, and removes it.
+
+Told in two parts: another run of this machine that cleans up ends all that was started on the whole path.
+"""
 
 
 class SwerexSandbox:
@@ -115,13 +119,14 @@ class SwerexSandbox:
     async def __aexit__(self, *exc_info: object) -> None:
         folder, self._folder = self._folder, ""
         if folder:
-            await asyncio.shield(self._shell(_REMOVE, folder))
+            await asyncio.shield(self._remove(PurePosixPath(folder)))
 
     async def check(self) -> None:
         """Remove what killed runs left and run a trivial command; see `Sandbox.check`."""
-        for folder in (await self._shell(_LIST, PREFIX)).splitlines():
-            if is_dead(PurePosixPath(folder).name.removeprefix(PREFIX)):
-                await self._shell(_REMOVE, folder)
+        for line in (await self._shell(_LIST, PREFIX)).splitlines():
+            folder = PurePosixPath(line)
+            if is_dead(folder.name.removeprefix(PREFIX)):
+                await self._remove(folder)
         await try_out(self.run, f"the SWE-ReX server at {self._url} does not work")
 
     async def run(self, command: str, timeout_s: float, stdin: bytes | None = None) -> CommandResult:
@@ -155,6 +160,9 @@ class SwerexSandbox:
             await asyncio.shield(self._end(job, starting))
             raise
 
+    async def _remove(self, folder: PurePosixPath) -> None:
+        await self._shell(_REMOVE, str(folder.parent), folder.name)
+
     async def _answer(self, job: str, supervisor: str) -> CommandResult:
         """Ask for the answer until it is there."""
         wait_s, gone = _FIRST_WAIT_S, False
@@ -183,7 +191,8 @@ class SwerexSandbox:
         said = await self._ask(self._runtime.execute(Command(command=argv, timeout=_REQUEST_TIMEOUT_S)))
         if said.exit_code != 0:
             raise SandboxError(
-                f"the SWE-ReX server at {self._url} has no place for a sandbox: {(said.stdout + said.stderr)[-500:]!r}"
+                f"the SWE-ReX server at {self._url} has no place for a sandbox: a script of ours ended with "
+                f"{said.exit_code}, and said {(said.stdout + said.stderr)[-500:]!r}"
             )
         return said.stdout.strip()
 

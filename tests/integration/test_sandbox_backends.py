@@ -3,7 +3,9 @@
 import asyncio
 import hashlib
 import os
+import re
 import signal
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +16,7 @@ import pytest
 from agentic_opd.core.errors import SandboxError
 from agentic_opd.core.types import ProgramRun, Task, ToolCall, VerifyOutcome
 from agentic_opd.sandboxes.factory import check_sandbox, sandbox_factory
+from agentic_opd.sandboxes.folders import PREFIX, owner_tag, remove_leftovers
 from agentic_opd.sandboxes.program import Program, run_program, socket_mount
 from agentic_opd.sandboxes.protocol import Sandbox
 from agentic_opd.sandboxes.workdir import digest_command, get_files, put_files
@@ -232,6 +235,28 @@ def test_after_a_killed_environment_the_next_start_leaves_nothing(backend: Backe
     assert backend.traces(pid) != []
     asyncio.run(main())
     assert gone(SLEEP)
+    assert backend.traces(pid) == []
+
+
+def test_two_runs_that_clean_up_at_once_do_not_end_each_other(backend: Backend) -> None:
+    async def clean() -> None:
+        for _ in range(40):
+            await remove_leftovers()
+            await asyncio.sleep(0)
+
+    async def main() -> None:
+        cleaning = asyncio.create_task(clean())
+        for _ in range(4):
+            for _ in range(10):
+                (folder := Path(tempfile.mkdtemp(prefix=f"{PREFIX}{dead}-"))).joinpath("full").mkdir()
+                (folder / "full/f").touch()
+            await check_sandbox(backend.factory())
+        await cleaning
+
+    with subprocess.Popen(["true"]) as ended:
+        pid = ended.pid
+    dead = re.sub(r"^\d+", str(pid), owner_tag())
+    asyncio.run(main())
     assert backend.traces(pid) == []
 
 
