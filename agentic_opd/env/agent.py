@@ -374,11 +374,16 @@ class AgentEnv(BaseEnv):
                     verbose=False,
                 )
 
-        async def versions() -> list[int]:
-            infos = await gather_all(fetch_server_info(server.client) for server in self.servers)
-            return [info.weight_version for info in infos if info.weight_version is not None]
+        return Evaluation(self.eval_tasks, roll_out, save, self.policy_versions, self.config, self.run_metrics)
 
-        return Evaluation(self.eval_tasks, roll_out, save, versions, self.config, self.run_metrics)
+    async def policy_versions(self) -> list[int]:
+        """Which weights the policy's servers have; without those that do not say.
+
+        Raises:
+            ServerError: one does not answer.
+        """
+        infos = await gather_all(fetch_server_info(server.client) for server in self.servers)
+        return [info.weight_version for info in infos if info.weight_version is not None]
 
     def _need_training_tasks(self) -> None:
         if not self.tasks:

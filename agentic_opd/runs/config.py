@@ -64,7 +64,10 @@ class RunConfig(BaseModel):
         default="http://127.0.0.1:8001", description="serve: the trajectory API (run-api), on another port than vLLM's."
     )
     max_batches_offpolicy: Annotated[int, TRAINER] = Field(
-        default=3, ge=1, description="serve: batches that may wait for the trainer at most."
+        default=3,
+        ge=0,
+        description="serve: batches that may wait for the trainer at most. 0: a batch is begun once the policy has the "
+        "weights of all before it, so nothing is learned that other weights sampled; sampler and trainer take turns.",
     )
     eval_handling: Annotated[EvalHandling, TRAINER] = Field(
         default=EvalHandling.LIMIT_TRAIN,

@@ -49,6 +49,14 @@ class Environment(Protocol):
         """
         ...
 
+    async def policy_versions(self) -> list[int]:
+        """Which weights the policy's servers have; without those that do not say.
+
+        Raises:
+            ServerError: one does not answer.
+        """
+        ...
+
     def roles(self) -> dict[str, str]:
         """Which model does what and where, for the first lines that a person reads."""
         ...

@@ -1,13 +1,15 @@
 """The `serve` mode: items to groups, groups to the trajectory API, for as long as the trainer wants them (I/O).
 
 Groups are made ahead of the trainer by `max_batches_offpolicy` batches at most: far enough that it never waits, and no
-further (`ServePlan`). A server that goes away is waited for, the API as well as vLLM; what is finished is kept and sent
-when it is back. Nothing under way is thrown away before the end: if the queue is full, no new group is started.
+further (`ServePlan`). With 0 none is: a batch is begun when the policy has learned from the one before. A server that
+goes away is waited for, the API as well as vLLM; what is finished is kept and sent when it is back. Nothing under way
+is thrown away before the end: if the queue is full, no new group is started.
 """
 
 import asyncio
 import logging
 import math
+import time
 import uuid
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -46,6 +48,7 @@ class ServePlan:
     max_groups: int
     """Groups under way at the same time, if this environment has the servers to itself."""
     max_batches_offpolicy: int
+    """Batches ahead of the trainer; 0: one, begun only while the policy has the weights of the trainer's step."""
     total_steps: int | None
     """The trainer's step at which to end; None: its own last one."""
     skip_equal_scores: bool
@@ -60,7 +63,7 @@ class ServePlan:
             share: Which part of `max_groups` may be under way at all, in [0, 1].
         """
         # Sequences of all environments together, as groups of this one's size.
-        ahead = self.max_batches_offpolicy * batch_size // self.env.group_size
+        ahead = max(1, self.max_batches_offpolicy) * batch_size // self.env.group_size
         part = self._part(status)
         own_room = math.ceil(part * ahead) - status.self_queue_size
         room = ahead - status.queue_size
@@ -82,6 +85,8 @@ logger = logging.getLogger(__name__)
 _POLL_S = 0.2
 _PATIENCE_S = 1.0
 """Pause between two attempts to reach a vLLM server that is away."""
+_PUSH_S = 60.0
+"""So long the weights of a step may stay away before a person is told what is waited for."""
 _FAREWELL_S = 10.0
 """At the end, how long finished groups are still offered to the API."""
 _LEAVING_S = 2.0
@@ -173,7 +178,9 @@ async def serve(env: Environment, metrics: RunMetrics, evaluation: Evaluation, *
             evaluation.at_step(before, number)
 
         with ServeProgress(counts) as progress:
-            hooks = ServeHooks(lambda: next(items), env.collect, keep, step, progress.look, evaluation.share)
+            hooks = ServeHooks(
+                lambda: next(items), env.collect, keep, step, progress.look, evaluation.share, env.policy_versions
+            )
             to = {"trainer": config.rollout_server_url, **({"groups": str(file.path)} if file else {})}
             screen = start_screen("serve", {**env.roles(), **to, **metrics.place()})
             progress.console.print(screen, soft_wrap=True)
@@ -220,6 +227,8 @@ class ServeHooks:
     """Told what each look at the API found, for a person to see."""
     share: Callable[[], float]
     """Which part of `max_groups` may be under way now, in [0, 1]; an evaluation may want the servers for itself."""
+    policy_versions: Callable[[], Awaitable[list[int]]]
+    """Which weights the policy's servers have; asked only with `max_batches_offpolicy` 0."""
 
 
 class GroupServer:
@@ -234,6 +243,8 @@ class GroupServer:
         self._outbox = Outbox(self._member, self._notices, self.counts)
         self._workers: set[asyncio.Task[None]] = set()
         self._failures_in_a_row = 0
+        self._push_due = (-1, 0.0)
+        """A step whose weights were not there, and when that was first seen."""
 
     async def run(self) -> ServeCounts:
         """Serve. When it is cancelled, groups under way end, and finished ones are still sent if the API answers.
@@ -254,7 +265,7 @@ class GroupServer:
                     await self.hooks.on_step(step)
                 if step >= self._last_step():
                     return self.counts
-                self._start_groups(status)
+                await self._start_groups(status)
                 self.hooks.on_look(self._look(status))
                 await self._wait_a_little()
         finally:
@@ -270,15 +281,48 @@ class GroupServer:
 
     # ------------------------------------------------------------------------------------------------------ groups
 
-    def _start_groups(self, status: QueueStatus) -> None:
+    async def _start_groups(self, status: QueueStatus) -> None:
         most = self.plan.most_under_way(
             status,
             batch_size=self._member.trainer.batch_size,
             finished=len(self._outbox),
             share=self.hooks.share(),
         )
-        for _ in range(most - len(self._workers)):
-            self._workers.add(asyncio.create_task(self._make(self.hooks.next_item())))
+        if most > len(self._workers) and await self._is_on_policy(status.current_step):
+            for _ in range(most - len(self._workers)):
+                self._workers.add(asyncio.create_task(self._make(self.hooks.next_item())))
+
+    async def _is_on_policy(self, step: int) -> bool:
+        """Whether groups may begin: always, or only while the policy has the weights of the trainer's step.
+
+        Raises:
+            ConfigError: no server says which weights it has.
+        """
+        if self.plan.max_batches_offpolicy > 0:
+            return True
+        waiting = "waiting for vLLM"
+        try:
+            versions = await self.hooks.policy_versions()
+        except ServerUnreachableError as error:
+            self._notices.say_once(waiting, str(error))
+            return False
+        self._notices.forget(waiting)
+        if not versions:
+            raise ConfigError(
+                "env.max_batches_offpolicy 0 needs a policy server that says which weights it has: start it with "
+                "scripts/serve_vllm"
+            )
+        if set(versions) == {step}:
+            return True
+        if self._push_due[0] != step:
+            self._push_due = (step, time.monotonic())
+        elif time.monotonic() - self._push_due[1] > _PUSH_S:
+            self._notices.say_once(
+                "waiting for the policy's weights, as env.max_batches_offpolicy 0 asks for",
+                f"the trainer is at step {step}, the policy has version {sorted(set(versions))}; the trainer must push "
+                "after each step (push_every 1), with the step as the version",
+            )
+        return False
 
     async def _make(self, item: TaskItem) -> None:
         waiting = "waiting for vLLM"

@@ -6,7 +6,8 @@ divergence from the teacher that read the hint), grpo (the scores), opd+grpo (hi
 elsewhere), and two controls, wrong-hint (each hint is one of another task) and no-hint (the teacher reads none). More
 by their names: next-state (turns are judged by their next state alone), feedback, sibling and reference
 (the hints are of that source, and no judge is asked), step-reward (the judge's second question as a
-reward beside opd), held (opd, while turns without a hint are held at the start), contrast and contrast-other
+reward beside opd), on-policy (opd, and no batch is sampled before the one
+before it is learned), held (opd, while turns without a hint are held at the start), contrast and contrast-other
 (what a neutral or another task's hint explains is taken out of the target), wrong-hint-contrast and
 wrong-hint-contrast-other (wrong hints, with that contrast), bf16 (opd in that precision), lora (opd by adapters
 alone), lora-live and lora-ema (the teacher is the policy itself, or its moving average). First

@@ -45,6 +45,7 @@ MODES: dict[str, dict[str, dict[str, object]]] = {
     "sibling": {"loss": {"forward_kl": 1.0}, "env": {"hint_source": "sibling"}},
     "reference": {"loss": {"forward_kl": 1.0}, "env": {"hint_source": "reference"}},
     "step-reward": {"loss": {"forward_kl": 1.0, "step_reward": 1.0}, "env": {"step_votes": 3}},
+    "on-policy": {"loss": {"forward_kl": 1.0}, "env": {"max_batches_offpolicy": 0}},
     "held": {"loss": {"forward_kl": 1.0, "start_kl": 1.0}},
     "contrast": {"loss": {"forward_kl": 1.0, "contrast": True}, "env": {"control": "neutral"}},
     "contrast-other": {"loss": {"forward_kl": 1.0, "contrast": True}, "env": {"control": "other"}},
@@ -73,7 +74,8 @@ MODES: dict[str, dict[str, dict[str, object]]] = {
 environment's. The teacher is the expert unless a mode says otherwise."""
 USUAL_MODES = ("opd", "grpo", "opd+grpo", "wrong-hint", "no-hint")
 TALK_MODES = ("opd", "no-hint", "next-state", "feedback", "held", "contrast", "bf16", "lora", "lora-live", "lora-ema")
-"""Modes of talk: nobody gives a reward there, and no hint is known to be one of another task."""
+"""Modes of talk: nobody gives a reward there, no hint is known to be one of another task, and no user waits for a
+batch."""
 TUNED_AS = {
     "wrong-hint": "opd",
     "no-hint": "opd",
@@ -81,6 +83,7 @@ TUNED_AS = {
     "feedback": "opd",
     "sibling": "opd",
     "reference": "opd",
+    "on-policy": "opd",
     "held": "opd",
     "bf16": "opd",
     "lora-live": "lora",

@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -134,6 +134,11 @@ class Loop:
     duplicates: int = 0
     lost_batches: int = 0
     made: int = 0
+    version: int = 0
+    """What the trainer pushed last."""
+    pushes: bool = True
+    born: dict[str, int] = field(default_factory=dict)
+    """With which weights each group was begun, by its id."""
 
     async def run(self, url: str) -> ServeCounts:
         async with asyncio.timeout(120):
@@ -145,7 +150,8 @@ class Loop:
             api = TrajectoryApi(url)
             plan = ServePlan(describe("env"), 8, self.ahead, None, False)
             hooks = ServeHooks(
-                self.next_item, self.collect, self.on_group, self.on_step, lambda look: None, lambda: 1.0
+                *(self.next_item, self.collect, self.on_group, self.on_step, lambda look: None, lambda: 1.0),
+                self.policy_versions,
             )
             server = GroupServer(api, plan, hooks)
             self.counts = server.counts
@@ -159,14 +165,20 @@ class Loop:
         return TaskItem(Task(str(self.made), "p", "assert f()"), 0)
 
     async def collect(self, item: TaskItem) -> FinishedGroup:
+        group = replace(scripted_group(int(item.task.task_id)), weight_version=self.version)
         await asyncio.sleep(0.02)
-        return FinishedGroup(scripted_group(int(item.task.task_id)), (), None)
+        return FinishedGroup(group, (), None)
 
-    async def on_group(self, group: FinishedGroup) -> None:
-        pass
+    async def on_group(self, finished: FinishedGroup) -> None:
+        assert finished.group.group_id is not None
+        assert finished.group.weight_version is not None
+        self.born[finished.group.group_id] = finished.group.weight_version
 
     async def on_step(self, step: int) -> None:
         pass
+
+    async def policy_versions(self) -> list[int]:
+        return [self.version]
 
     async def train(self, url: str) -> None:
         client = TrainerClient(trainer_config(url, self.steps, self.batch_size))
@@ -177,6 +189,7 @@ class Loop:
                     self.before.get(step, lambda: None)()
                     self.trained += [group.group_id or "" for group in await client.batch(step)]
                     await asyncio.sleep(self.trainer_s)
+                    self.version = step + 1 if self.pushes else 0
         finally:
             self.duplicates, self.lost_batches = client.duplicates, client.lost_batches
             await client.close()
@@ -243,6 +256,49 @@ def test_a_trainer_that_comes_back_at_an_earlier_step_gets_all_its_batches(tmp_p
         assert len(loop.trained) == 12 * BATCH_SIZE // GROUP_SIZE
         assert not set(in_hand) & set(loop.trained)
         assert counts.sent == len(sent(proxy.exchanges)) == api.received()
+
+
+def test_nothing_is_sampled_ahead_of_the_trainer_where_that_is_asked_for(tmp_path: Path) -> None:
+    size = BATCH_SIZE // GROUP_SIZE
+    with trajectory_api(tmp_path / "api.log") as api:
+        loop, ahead = Loop(steps=6, trainer_s=0.5, ahead=0), Loop(steps=6, trainer_s=0.5, ahead=1)
+        assert asyncio.run(loop.run(api.url)).sent == 6 * size == loop.made
+        assert [loop.born[group] for group in loop.trained] == [step for step in range(6) for _ in range(size)]
+    with trajectory_api(tmp_path / "api.log") as api:
+        asyncio.run(ahead.run(api.url))
+        assert max(step - ahead.born[group] for step, group in enumerate(ahead.trained[::size])) >= 1
+
+
+def test_a_trainer_that_does_not_push_what_is_waited_for_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("agentic_opd.runs.serve._PUSH_S", 0.5)
+    loop = Loop(steps=3, ahead=0, pushes=False)
+
+    async def run(url: str) -> None:
+        running = asyncio.create_task(loop.run(url))
+        await asyncio.to_thread(until, lambda: "the trainer is at step 1, the policy has version [0]" in caplog.text)
+        assert len(loop.trained) == BATCH_SIZE // GROUP_SIZE
+        loop.version = 1
+        await asyncio.to_thread(until, lambda: "the trainer is at step 2" in caplog.text or len(loop.trained) == 4)
+        running.cancel()
+        await asyncio.wait([running])
+
+    with trajectory_api(tmp_path / "api.log") as api:
+        asyncio.run(run(api.url))
+    assert caplog.text.count("waiting for the policy's weights, as env.max_batches_offpolicy 0 asks for") == 1
+
+
+def test_without_ahead_a_trainer_that_comes_back_at_an_earlier_step_is_served(tmp_path: Path) -> None:
+    loop = Loop(steps=4, ahead=0)
+    with trajectory_api(tmp_path / "api.log") as api:
+        api.register_trainer(batch_size=BATCH_SIZE, num_steps=4)
+        with ThreadPoolExecutor(1) as pool:
+            serving = pool.submit(lambda: asyncio.run(loop.serve(api.url)))
+            api.batch()  # In the hands of a trainer that is killed.
+            asyncio.run(loop.train(api.url))
+            serving.result(60)
+    assert [loop.born[group] for group in loop.trained] == [0, 0, 1, 1, 2, 2, 3, 3]
 
 
 def test_a_batch_of_nothing_new_is_a_step_too(tmp_path: Path) -> None:

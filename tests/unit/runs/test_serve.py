@@ -32,6 +32,11 @@ def test_no_more_are_under_way_than_the_trainer_takes() -> None:
     assert most(replace(PLAN, max_groups=100, max_batches_offpolicy=1)) == 8
 
 
+def test_without_a_batch_ahead_one_batch_is_made() -> None:
+    assert most(replace(PLAN, max_batches_offpolicy=0)) == 8
+    assert most(replace(PLAN, max_batches_offpolicy=0), queue_size=8) == 0
+
+
 @pytest.mark.parametrize(("share", "expected"), [(0.0, 0), (0.1, 1), (0.5, 4)])
 def test_an_evaluation_takes_its_share(share: float, expected: int) -> None:
     assert most(share=share) == expected

@@ -132,6 +132,7 @@ def test_talk_knows_no_reward_and_no_other_task(capsys: pytest.CaptureFixture[st
         parts = laboratory.MODES[mode]
         fits = "grpo" not in parts["loss"] and "step_reward" not in parts["loss"]
         fits &= not {"other", "other_task", "sibling", "reference"} & {*parts.get("env", {}).values()}
+        fits &= "max_batches_offpolicy" not in parts.get("env", {})
         assert (mode in laboratory.TALK_MODES) == fits, mode
     with pytest.raises(SystemExit):
         learn.parse_args(["--talk", "--modes", "opd", "grpo"])
