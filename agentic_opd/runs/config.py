@@ -66,8 +66,9 @@ class RunConfig(BaseModel):
     max_batches_offpolicy: Annotated[int, TRAINER] = Field(
         default=3,
         ge=0,
-        description="serve: batches that may wait for the trainer at most. 0: a batch is begun once the policy has the "
-        "weights of all before it, so nothing is learned that other weights sampled; sampler and trainer take turns.",
+        description="serve: batches that may wait for the trainer at most. 0: a batch is begun once the policy has "
+        "learned from all before it, so that none is a version old; sampler and trainer take turns, and each step is "
+        "pushed.",
     )
     eval_handling: Annotated[EvalHandling, TRAINER] = Field(
         default=EvalHandling.LIMIT_TRAIN,

@@ -167,6 +167,7 @@ def test_the_committed_result_of_the_sql_world_is_what_its_page_shows() -> None:
         ("adapters", ["lora", "lora-live", "lora-ema"]),
         ("bf16", ["bf16"]),
         ("eight_passes", ["opd"]),
+        ("on_policy", ["on-policy", "opd"]),
         ("sources", ["opd", "feedback", "sibling", "reference"]),
         ("sql/held", ["held"]),
         ("sql/grpo", ["grpo"]),
