@@ -4,17 +4,16 @@ The whole loop on this machine: vLLM on the CPU with the demo policy, a second v
 and teaches, run-api, `serve`, and the reference trainer. All modes see the same number of rollouts: opd (top-K
 divergence from the teacher that read the hint), grpo (the scores), opd+grpo (hints where there are some, scores
 elsewhere), and two controls, wrong-hint (each hint is one of another task) and no-hint (the teacher reads none). More
-by their names: next-state (turns are judged by their next state alone), feedback, sibling and reference
-(the hints are of that source, and no judge is asked), step-reward (the judge's second question as a
-reward beside opd), on-policy (opd, and no batch is sampled before the one
-before it is learned), held (opd, while turns without a hint are held at the start), contrast and contrast-other
-(what a neutral or another task's hint explains is taken out of the target), wrong-hint-contrast and
-wrong-hint-contrast-other (wrong hints, with that contrast), bf16 (opd in that precision), lora (opd by adapters
-alone), lora-live and lora-ema (the teacher is the policy itself, or its moving average). First
-a sweep chooses the learning rate, the batch size and the divergence's weight of each mode on a seed of its own; a
-control takes those of opd, from which it is to differ in its hints alone. Then every seed trains. Along the way
-`evaluate` measures the pass rate without hints at temperature 1, and how many of its first solutions pass. What the
-hints of each curve cost, in turns judged and tokens scored, stands in costs.json.
+by their names: next-state (turns are judged by their next state alone), feedback, sibling and reference (the hints are
+of that source, and no judge is asked), step-reward (the judge's second question as a reward beside opd), on-policy
+(opd, and no batch is sampled before the one before it is learned), held (opd, while turns without a hint are held at
+the start), contrast and contrast-other (what a neutral or another task's hint explains is taken out of the target),
+wrong-hint-contrast and wrong-hint-contrast-other (wrong hints, with that contrast), bf16 (opd in that precision), lora
+(opd by adapters alone), lora-live and lora-ema (the teacher is the policy itself, or its moving average). First a sweep
+chooses the learning rate, the batch size and the divergence's weight of each mode on a seed of its own; a control takes
+those of opd, from which it is to differ in its hints alone. Then every seed trains. Along the way `evaluate` measures
+the pass rate without hints at temperature 1, and how many of its first solutions pass. What the hints of each curve
+cost, in turns judged and tokens scored, stands in costs.json.
 
 With --world sql the tasks are questions over databases, and what is measured is held out: databases, and combinations
 of what is asked, that neither this training nor the policy's first one has. Each run's mistakes.md shows the first five

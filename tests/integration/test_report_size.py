@@ -26,7 +26,8 @@ ROLLOUTS, TOKENS = 200, 4000
 def varied(value: Any, random: Random) -> Any:
     """Other numbers of the same kind, so that what is repeated packs no better than what is not."""
     if isinstance(value, list) and value and isinstance(value[0], int):
-        return [value[0], *random.sample([i for i in range(1500) if i != value[0]], len(value) - 1)]
+        others = [other for other in random.sample(range(1500), len(value)) if other != value[0]]
+        return [value[0], *others[: len(value) - 1]]
     if isinstance(value, list):
         factor = random.uniform(1, 1.3)
         return [round(logprob * factor, 4) for logprob in value]
