@@ -85,6 +85,7 @@ logger = logging.getLogger(__name__)
 _POLL_S = 0.2
 _PATIENCE_S = 1.0
 """Pause between two attempts to reach a vLLM server that is away."""
+_AWAY = "waiting for vLLM"
 _PUSH_S = 60.0
 """So long the weights of a step may stay away before a person is told what is waited for."""
 _FAREWELL_S = 10.0
@@ -179,7 +180,13 @@ async def serve(env: Environment, metrics: RunMetrics, evaluation: Evaluation, *
 
         with ServeProgress(counts) as progress:
             hooks = ServeHooks(
-                lambda: next(items), env.collect, keep, step, progress.look, evaluation.share, env.policy_versions
+                next_item=lambda: next(items),
+                collect=env.collect,
+                on_group=keep,
+                on_step=step,
+                on_look=progress.look,
+                share=evaluation.share,
+                policy_versions=env.policy_versions,
             )
             to = {"trainer": config.rollout_server_url, **({"groups": str(file.path)} if file else {})}
             screen = start_screen("serve", {**env.roles(), **to, **metrics.place()})
@@ -300,13 +307,12 @@ class GroupServer:
         """
         if self.plan.max_batches_offpolicy > 0:
             return True
-        waiting = "waiting for vLLM"
         try:
             versions = await self.hooks.policy_versions()
         except ServerUnreachableError as error:
-            self._notices.say_once(waiting, str(error))
+            self._notices.say_once(_AWAY, str(error))
             return False
-        self._notices.forget(waiting)
+        self._notices.forget(_AWAY)
         if not versions:
             raise ConfigError(
                 "env.max_batches_offpolicy 0 needs a policy server that says which weights it has: start it with "
@@ -325,12 +331,11 @@ class GroupServer:
         return False
 
     async def _make(self, item: TaskItem) -> None:
-        waiting = "waiting for vLLM"
         while True:
             try:
                 finished = await self.hooks.collect(item)
             except ServerUnreachableError as error:
-                self._notices.say_once(waiting, str(error))
+                self._notices.say_once(_AWAY, str(error))
                 await asyncio.sleep(_PATIENCE_S)
             except SandboxError:
                 raise
@@ -339,7 +344,7 @@ class GroupServer:
                 return
             else:
                 break
-        self._notices.forget(waiting)
+        self._notices.forget(_AWAY)
         self._failures_in_a_row = 0
         await to_its_end(self._hand_on(replace(finished, group=replace(finished.group, group_id=uuid.uuid4().hex))))
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.attacks.answers import ANSWERS
-from tests.integration.attacks.arena import Arena, Attack, arena, run_attack
+from tests.integration.attacks.arena import Arena, Attack, arena, assert_withstood
 from tests.integration.attacks.escaping import ESCAPING
 from tests.integration.attacks.in_process import IN_PROCESS, KNOWN
 from tests.integration.attacks.names import NAMES
@@ -33,49 +33,50 @@ def _each(attacks: dict[str, Attack]) -> pytest.MarkDecorator:
 
 
 def test_the_honest_part_earns_what_it_should(place: Arena) -> None:
-    run_attack(Attack("TRIED.append('nothing')", report="got 'nothing'"), place)
+    assert_withstood(Attack("TRIED.append('nothing')", report="got 'nothing'"), place)
 
 
 @_each(VERDICT)
 def test_the_verdict_cannot_be_forged(attack: Attack, place: Arena) -> None:
-    run_attack(attack, place)
+    assert_withstood(attack, place)
 
 
 @_each(READING)
 def test_the_expected_values_cannot_be_found(attack: Attack, place: Arena) -> None:
-    run_attack(attack, place)
+    assert_withstood(attack, place)
 
 
 @_each(PROTOCOL)
 def test_the_pipe_carries_nothing_but_data(attack: Attack, place: Arena) -> None:
-    run_attack(attack, place)
+    assert_withstood(attack, place)
 
 
 @_each(NAMES)
 def test_the_tests_use_no_code_of_the_solutions_but_what_they_ask_for(attack: Attack, place: Arena) -> None:
-    run_attack(attack, place)
+    assert_withstood(attack, place)
 
 
 @_each(ANSWERS)
 def test_no_object_answers_for_itself(attack: Attack, place: Arena) -> None:
-    run_attack(attack, place)
+    assert_withstood(attack, place)
 
 
 @_each(ESCAPING)
 def test_nothing_escapes(attack: Attack, place: Arena) -> None:
-    run_attack(attack, place)
+    assert_withstood(attack, place)
 
 
 @_each(RESOURCES)
 def test_the_machine_withstands(attack: Attack, place: Arena) -> None:
-    run_attack(attack, place, SMALL)
+    assert_withstood(attack, place, SMALL)
 
 
 @_each(IN_PROCESS)
 def test_what_one_process_withstands(attack: Attack, place: Arena) -> None:
-    run_attack(attack, place)
+    assert_withstood(attack, place)
 
 
 @_each(KNOWN)
 def test_what_one_process_cannot_withstand_is_marked_and_stays_inside(attack: Attack, place: Arena) -> None:
-    assert run_attack(attack, place).in_process
+    assert attack.in_process
+    assert_withstood(attack, place)

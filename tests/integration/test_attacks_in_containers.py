@@ -8,7 +8,7 @@ import pytest
 
 from agentic_opd.sandboxes.docker import DockerSandbox
 from agentic_opd.sandboxes.protocol import Limits
-from tests.integration.attacks.arena import Arena, Attack, arena, run_attack
+from tests.integration.attacks.arena import Arena, Attack, arena, assert_withstood
 from tests.integration.attacks.escaping import ESCAPING
 from tests.integration.attacks.protocol import PROTOCOL
 from tests.integration.attacks.reading import READING
@@ -41,9 +41,9 @@ def container(limits: Limits | None) -> DockerSandbox:
 
 @pytest.mark.parametrize("attack", EACH.values(), ids=EACH.keys())
 def test_nothing_is_earned_and_nothing_escapes(attack: Attack, place: Arena) -> None:
-    run_attack(attack, place, None, container)
+    assert_withstood(attack, place, None, container)
 
 
 @pytest.mark.parametrize("attack", MACHINE.values(), ids=MACHINE.keys())
 def test_the_machine_withstands(attack: Attack, place: Arena) -> None:
-    run_attack(attack, place, SMALL, container)
+    assert_withstood(attack, place, SMALL, container)

@@ -239,6 +239,10 @@ def test_after_a_killed_environment_the_next_start_leaves_nothing(backend: Backe
 
 
 def test_two_runs_that_clean_up_at_once_do_not_end_each_other(backend: Backend) -> None:
+    def leave_folders() -> None:
+        for _ in range(10):
+            Path(tempfile.mkdtemp(prefix=f"{PREFIX}{dead}-"), "f").touch()
+
     async def clean() -> None:
         for _ in range(40):
             await remove_leftovers()
@@ -247,9 +251,7 @@ def test_two_runs_that_clean_up_at_once_do_not_end_each_other(backend: Backend) 
     async def main() -> None:
         cleaning = asyncio.create_task(clean())
         for _ in range(4):
-            for _ in range(10):
-                (folder := Path(tempfile.mkdtemp(prefix=f"{PREFIX}{dead}-"))).joinpath("full").mkdir()
-                (folder / "full/f").touch()
+            leave_folders()
             await check_sandbox(backend.factory())
         await cleaning
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from local_server import free_port
 
+from agentic_opd.core.errors import ConfigError
 from agentic_opd.core.notices import Notices
 from agentic_opd.core.trajectory_api import EnvDescription, TrajectoryApi
 from agentic_opd.core.types import Task
@@ -134,8 +135,8 @@ class Loop:
     duplicates: int = 0
     lost_batches: int = 0
     made: int = 0
-    version: int = 0
-    """What the trainer pushed last."""
+    version: int | None = 0
+    """What the trainer pushed last; None: the policy's server does not say."""
     pushes: bool = True
     born: dict[str, int] = field(default_factory=dict)
     """With which weights each group was begun, by its id."""
@@ -150,8 +151,13 @@ class Loop:
             api = TrajectoryApi(url)
             plan = ServePlan(describe("env"), 8, self.ahead, None, False)
             hooks = ServeHooks(
-                *(self.next_item, self.collect, self.on_group, self.on_step, lambda look: None, lambda: 1.0),
-                self.policy_versions,
+                next_item=self.next_item,
+                collect=self.collect,
+                on_group=self.on_group,
+                on_step=self.on_step,
+                on_look=lambda look: None,
+                share=lambda: 1.0,
+                policy_versions=self.policy_versions,
             )
             server = GroupServer(api, plan, hooks)
             self.counts = server.counts
@@ -178,7 +184,7 @@ class Loop:
         pass
 
     async def policy_versions(self) -> list[int]:
-        return [self.version]
+        return [] if self.version is None else [self.version]
 
     async def train(self, url: str) -> None:
         client = TrainerClient(trainer_config(url, self.steps, self.batch_size))
@@ -280,13 +286,22 @@ def test_a_trainer_that_does_not_push_what_is_waited_for_is_told(
         await asyncio.to_thread(until, lambda: "the trainer is at step 1, the policy has version [0]" in caplog.text)
         assert len(loop.trained) == BATCH_SIZE // GROUP_SIZE
         loop.version = 1
-        await asyncio.to_thread(until, lambda: "the trainer is at step 2" in caplog.text or len(loop.trained) == 4)
+        await asyncio.to_thread(until, lambda: len(loop.trained) == 2 * BATCH_SIZE // GROUP_SIZE)
         running.cancel()
         await asyncio.wait([running])
 
     with trajectory_api(tmp_path / "api.log") as api:
         asyncio.run(run(api.url))
     assert caplog.text.count("waiting for the policy's weights, as env.max_batches_offpolicy 0 asks for") == 1
+
+
+def test_a_policy_that_does_not_say_its_weights_is_refused_where_they_are_waited_for(tmp_path: Path) -> None:
+    loop = Loop(steps=1, ahead=0, version=None)
+    with trajectory_api(tmp_path / "api.log") as api:
+        api.register_trainer(batch_size=BATCH_SIZE, num_steps=1)
+        with pytest.raises(ConfigError, match="max_batches_offpolicy 0 needs a policy server that says"):
+            asyncio.run(loop.serve(api.url))
+    assert loop.made == 0
 
 
 def test_without_ahead_a_trainer_that_comes_back_at_an_earlier_step_is_served(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from agentic_opd.core.types import Task, Verification
+from agentic_opd.core.types import Task
 from agentic_opd.sandboxes.bubblewrap import BubblewrapSandbox
 from agentic_opd.sandboxes.protocol import Limits, Sandbox
 from agentic_opd.worlds.coding.verifier.hidden_tests import complete_tests
@@ -187,13 +187,13 @@ def ten_tests(needles: list[int]) -> str:
     return "from solution import f\n" + "".join(checks)
 
 
-def run_attack(
+def assert_withstood(
     attack: Attack,
     place: Arena,
     limits: Limits | None = None,
     new_sandbox: Callable[[Limits | None], Sandbox] = BubblewrapSandbox,
-) -> Verification:
-    """Verify the attack's solution; assert its score and that nothing has escaped."""
+) -> None:
+    """Verify the attack's solution; its score is what it should be, and nothing has escaped."""
     needles = [10**11 + secrets.randbelow(10**11) for _ in range(NUM_CHECKS - NUM_HONEST)]
     tests = ten_tests(needles) if attack.tests is None else attack.tests % {"needle": needles[0]}
     if attack.entry_point is not None:
@@ -208,4 +208,3 @@ def run_attack(
     assert verdict.in_process == attack.in_process
     assert re.search(attack.report, verdict.report, re.DOTALL), verdict.report
     place.check()
-    return verdict
