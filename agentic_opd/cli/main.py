@@ -24,7 +24,6 @@ COMMANDS = {
     "report": "make an HTML page of a file of scored groups, or of two that are compared",
     "hints": "list the hints of a file, and measure what they are worth by sampling their turns again",
     "distill": "give a file of groups or of conversations hints and teacher's rows, without new rollouts",
-    "new-world": "write a small world of your own, to be rewritten",
     "serve-vllm": "start a vLLM server with everything that the others need",
 }
 
@@ -38,7 +37,6 @@ _MODULES = {
     "report": "agentic_opd.report.command",
     "hints": "agentic_opd.cli.hints",
     "distill": "agentic_opd.cli.distill",
-    "new-world": "agentic_opd.cli.new_world",
     "serve-vllm": "agentic_opd.serving.launch",
 }
 """Where the `main` of each command is that is no mode of the environment."""

@@ -1,27 +1,20 @@
 """The policy behind Atropos' server classes, made token-in token-out (I/O).
 
 `PolicyServer` asks one vLLM server for sampled ids and their logprobs; `ServedPolicy` is what the agent loop asks.
-`RenderedManagedServer` keeps Atropos' contract (`chat_completion`, `get_state`) on top of the package's conversations.
 """
 
 import time
-import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, NoReturn
 
-from atroposlib.envs.server_handling.managed_server import ManagedServer, SequenceNode
 from atroposlib.envs.server_handling.server_baseline import APIServerConfig, ReasoningConfig
 from atroposlib.envs.server_handling.vllm_server import VLLMServer
-from openai.types.chat.chat_completion import ChatCompletion
 from pydantic import BaseModel, Field, ValidationError
 
 from agentic_opd.core.errors import AlignmentError, ServerMismatchError
 from agentic_opd.core.http import JsonClient
-from agentic_opd.core.types import Message
-from agentic_opd.rollout.chat import Chat
-from agentic_opd.rollout.conversation import Completion, Conversation, Sample
-from agentic_opd.rollout.conversation_index import ConversationIndex
+from agentic_opd.rollout.conversation import Completion
 
 _TokenLogprobs = Annotated[list[Annotated[dict[int, float], Field(min_length=1)]], Field(min_length=1)]
 """`[{id: logprob}]`, the token's own first."""
@@ -155,85 +148,3 @@ class ServedPolicy:
         )
         self.weight_version = completion.weight_version
         return completion
-
-
-class RenderedManagedServer(ManagedServer):
-    """A ManagedServer whose prompts extend sampled ids.
-
-    A conversation is recognised by its messages: a call whose messages start with those of an earlier call and its
-    answer extends that call's node; any other starts a node of its own.
-    """
-
-    def __init__(self, server: PolicyServer, chat: Chat, **sampling: Any) -> None:
-        """Wrap `server`; `sampling` (temperature, top_p, split, ...) goes with every request."""
-        super().__init__(server=server, tokenizer=chat.tokenizer)
-        self._policy = server
-        self.chat = chat
-        self.sampling = {"stop_token_ids": chat.stop_token_ids, **sampling}
-        self._conversations = ConversationIndex[Conversation]()
-
-    async def chat_completion(self, **kwargs: Any) -> ChatCompletion:
-        """Atropos' contract: messages in, one or `n` messages out, each kept in a node for `get_state()`.
-
-        Raises:
-            AlignmentError: `tools` differ from those the renderer was made with.
-        """
-        messages: list[Message] = kwargs.pop("messages")
-        tools = kwargs.pop("tools", None)
-        if tools is not None and list(tools) != self.chat.tools:
-            raise AlignmentError(f"tools differ from the {len(self.chat.tools)} this server was made with")
-        for unused in ("model", "tool_choice"):
-            kwargs.pop(unused, None)
-        sampled = await self._sample(messages, {**self.sampling, **kwargs})
-        choices = [
-            {
-                "index": i,
-                "finish_reason": "tool_calls" if sample.tool_calls and reason == "stop" else reason,
-                "message": sample.message,
-            }
-            for i, (sample, reason) in enumerate(sampled)
-        ]
-        return ChatCompletion.model_validate(
-            {
-                "id": str(uuid.uuid4()),
-                "created": int(time.time()),
-                "model": self.server.config.model_name,
-                "object": "chat.completion",
-                "choices": choices,
-            }
-        )
-
-    def get_state(self) -> dict[str, Any]:
-        """A node for each conversation, as Atropos trains on them."""
-        return {"nodes": [self._node(conversation) for conversation in self._conversations]}
-
-    def reset(self) -> None:
-        """Forget everything that was sampled."""
-        self._conversations = ConversationIndex[Conversation]()
-
-    async def _sample(self, messages: Sequence[Message], params: dict[str, Any]) -> list[tuple[Sample, str]]:
-        before = next(iter(self._conversations.find(messages).known), None)
-        if before is None:
-            first = Conversation(self.chat, messages)
-        else:  # A fork, so that a request which fails, or another at the same time, finds it as it was.
-            first = before.fork()
-            first.answer(messages[len(first.messages) :])
-        completions = await self._policy.complete(first.prompt(), **params)
-        choices = [first, *(first.fork() for _ in completions[1:])]
-        sampled = [(choice.add(one), one.finish_reason) for choice, one in zip(choices, completions, strict=True)]
-        known = 0 if before is None else len(before.messages)
-        for choice in choices:
-            self._conversations.add(choice, choice.messages[known:], before)
-        if before is not None:
-            self._conversations.discard(before)
-        return sampled
-
-    def _node(self, conversation: Conversation) -> SequenceNode:
-        record = conversation.record()
-        return SequenceNode(
-            full_text=self.chat.tokenizer.decode(record.tokens_T),
-            tokens=list(record.tokens_T),
-            masked_tokens=list(record.masks_T),
-            logprobs=list(record.logprobs_T),
-            metadata={"finish_reason": "length" if conversation.turns[-1].truncated else "stop"},
-        )

@@ -12,10 +12,10 @@ class SandboxConfig(BaseModel):
 
     setting_group: ClassVar = SANDBOX
 
-    sandbox_backend: Literal["bubblewrap", "docker", "swerex", "unsafe-local"] = Field(
+    sandbox_backend: Literal["bubblewrap", "docker", "swerex"] = Field(
         default="bubblewrap",
         description="Isolation in which model-written code runs: namespaces of this machine, containers of Docker or "
-        "podman, a SWE-ReX server (extra [swerex]), or, with unsafe-local, none.",
+        "podman, or a SWE-ReX server (extra [swerex]).",
     )
     sandbox_container_command: str = Field(
         default="docker",
@@ -39,7 +39,7 @@ class SandboxConfig(BaseModel):
         default=1024,
         ge=64,
         description="Memory of a sandbox as a whole, in MiB: its processes, what they share, and files that lie in "
-        "memory. With swerex and unsafe-local it is the address space of each process.",
+        "memory. With swerex it is the address space of each process.",
     )
     sandbox_file_mb: int = Field(default=64, ge=1, description="Size of each file a process writes, in MiB.")
     sandbox_disk_mb: int = Field(

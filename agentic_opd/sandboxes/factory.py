@@ -1,9 +1,8 @@
 """The settings -> sandboxes of the backend that they name.
 
-    bubblewrap     bubblewrap.py   Linux namespaces on this machine: the default
-    docker         docker.py       containers of Docker or podman, by their command line
-    swerex         swerex.py       a SWE-ReX server, on this machine or a remote one; extra [swerex]
-    unsafe-local   local.py        plain processes of this user: no isolation at all
+    bubblewrap   bubblewrap.py   Linux namespaces on this machine: the default
+    docker       docker.py       containers of Docker or podman, by their command line
+    swerex       swerex.py       a SWE-ReX server, on this machine or a remote one; extra [swerex]
 
 What the settings name is what is used: a backend that does not work is an error, never a reason for another one.
 """
@@ -43,11 +42,6 @@ def sandbox_factory(config: SandboxConfig, mounts: Sequence[Mount] = ()) -> Sand
             assert url is not None
             assert token is not None
             return lambda: SwerexSandbox(url, token, limits)
-        case "unsafe-local":
-            from agentic_opd.sandboxes.local import UnsafeLocalSandbox, warn_of_risks
-
-            warn_of_risks()
-            return lambda: UnsafeLocalSandbox(limits)
 
 
 async def check_sandbox(factory: SandboxFactory) -> None:

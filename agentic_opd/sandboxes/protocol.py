@@ -23,12 +23,12 @@ class Limits:
     memory_mb: int = 1024
     """Memory of the sandbox as a whole, in MiB: its processes, what they share, and files that lie in memory.
 
-    With swerex and unsafe-local it is the address space of each process.
+    With swerex it is the address space of each process.
     """
     file_mb: int = 64
     """Size of each written file, in MiB."""
     processes: int = 256
-    """Processes and threads of one sandbox at a time; not limited by swerex and unsafe-local."""
+    """Processes and threads of one sandbox at a time; not limited by swerex."""
     output_bytes: int = 4 * 2**20
     """Bytes of output of one command."""
     descriptors: int = 256

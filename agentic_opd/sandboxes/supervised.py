@@ -30,7 +30,7 @@ def job_line(
     folder: str,
     path: str,
     limits: Limits,
-    result: str | None = None,
+    result: str,
 ) -> str:
     """The supervisor's input.
 
@@ -41,7 +41,7 @@ def job_line(
         folder: A folder on the supervisor's machine that holds FOLDERS.
         path: Where commands are looked for.
         limits: What each process may use.
-        result: The file for the answer. Without one it comes on stdout, and closing the supervisor's stdin ends all.
+        result: The file for the answer.
     """
     job = {
         "command": command,
@@ -57,7 +57,6 @@ def job_line(
         },
         "output_bytes": limits.output_bytes,
         "result": result,
-        "lifeline": result is None,
     }
     return json.dumps(job) + "\n"
 

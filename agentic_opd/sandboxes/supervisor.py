@@ -2,9 +2,8 @@
 
 It is started as `python -I -S -c SOURCE`, on this machine or another one, and so imports nothing but the standard
 library (Python 3.8 or later). supervised.py writes its input, one line of JSON on stdin, and reads its answer, one line
-of JSON on stdout or in the job's result file. Every process that the command starts, daemons too, ends before it
-answers: orphans become its children (PR_SET_CHILD_SUBREAPER). It also ends them all when it gets SIGTERM, and, for a
-job with a lifeline, when its stdin is closed, which is what the death of the environment does.
+of JSON in the job's result file. Every process that the command starts, daemons too, ends before it answers: orphans
+become its children (PR_SET_CHILD_SUBREAPER). SIGTERM ends them all.
 
 What defeats it is a command that kills it: both run as one user.
 """
@@ -35,9 +34,6 @@ def main() -> None:
     """Run one job."""
     job = json.loads(sys.stdin.readline())
     answer = json.dumps(run(job)) + "\n"
-    if job["result"] is None:
-        sys.stdout.write(answer)
-        return
     with open(job["result"] + ".part", "w") as file:  # noqa: PTH123 - pathlib takes 5 ms to import
         file.write(answer)
     os.rename(job["result"] + ".part", job["result"])  # noqa: PTH104
@@ -54,7 +50,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     os.set_blocking(out_read, False)
     pid = _start(job, out_write)
     os.close(out_write)
-    watched = _Watched(pid, out_read, woken, 0 if job["lifeline"] else None)
+    watched = _Watched(pid, out_read, woken)
     watched.watch(job["timeout_s"], job["output_bytes"])
     survivors = end_children()
     watched.read(job["output_bytes"])
@@ -70,14 +66,14 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
 class _Watched:
     """A running command: what it wrote, and how it ended."""
 
-    def __init__(self, pid: int, out_fd: int, woken: int, lifeline: int | None) -> None:
+    def __init__(self, pid: int, out_fd: int, woken: int) -> None:
         self.output = bytearray()
         self.timed_out = False
         self.exit_code = 128 + signal.SIGKILL
         self._pid = pid
         self._out_fd = out_fd
         self._woken = woken
-        self._fds = [fd for fd in (out_fd, woken, lifeline) if fd is not None]
+        self._fds = [out_fd, woken]
 
     def watch(self, timeout_s: float, output_bytes: int) -> None:
         """Return when it has ended, or is to be ended."""
@@ -89,7 +85,7 @@ class _Watched:
             if len(self.output) > output_bytes:
                 return
             signals = os.read(self._woken, 4096) if self._woken in ready else b""
-            if self._reap() or signal.SIGTERM in signals or 0 in ready:
+            if self._reap() or signal.SIGTERM in signals:
                 return
             if time.monotonic() >= deadline:
                 self.timed_out = True

@@ -27,7 +27,7 @@ from .waiting import hear_sigint
 
 T = TypeVar("T")
 
-BACKENDS = ("bubblewrap", "docker", "swerex", "unsafe-local")
+BACKENDS = ("bubblewrap", "docker", "swerex")
 SECRET = "s3cret-value"
 ENGINE = os.environ.get("OPD_TEST_ENGINE", "podman --runtime runc")
 """The command line of the container engine; scripts/setup --tests installs it."""

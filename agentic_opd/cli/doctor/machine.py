@@ -108,8 +108,6 @@ async def check_isolation(setup: Setup) -> Note:
     """Model-written code can run in the sandbox that the settings name."""
     backend = setup.config.sandbox_backend
     await check_sandbox(sandbox_factory(setup.config))
-    if backend == "unsafe-local":
-        return Note("unsafe-local works, and isolates nothing: env.sandbox_backend bubblewrap does", Status.WARNING)
     limit = f"; {memory_limited()}" if backend == "bubblewrap" else ""
     return Note(f"{backend} runs Python, pipes and files{limit}")
 

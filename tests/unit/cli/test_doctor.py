@@ -126,7 +126,6 @@ def test_tasks_and_sandbox(tmp_path: Path) -> None:
     assert "8 tasks" in look(machine.check_tasks, setup_of()).text
     with pytest.raises(OPDError, match="no such file"):
         look(machine.check_tasks, setup_of(dataset_name=str(tmp_path / "none.jsonl")))
-    assert look(machine.check_isolation, setup_of(sandbox_backend="unsafe-local")).status is Status.WARNING
 
 
 @pytest.mark.sandbox

@@ -149,5 +149,8 @@ def test_mounts_are_read_only_and_where_they_are(served: tuple[Door, Path], tmp_
 
 
 def test_only_backends_that_can_mount_take_mounts(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="unsafe-local mounts nothing"):
-        sandbox_factory(CodingConfig(sandbox_backend="unsafe-local"), [socket_mount(tmp_path)])
+    with pytest.raises(ConfigError, match="swerex mounts nothing"):
+        sandbox_factory(
+            CodingConfig(sandbox_backend="swerex", sandbox_swerex_url="http://127.0.0.1:9", sandbox_swerex_token="t"),
+            [socket_mount(tmp_path)],
+        )

@@ -9,13 +9,11 @@ from typing import Any, cast
 
 import pytest
 
-from agentic_opd.cli.new_world import main as new_world
 from agentic_opd.core.errors import ConfigError, WorldError
 from agentic_opd.core.types import Task, ToolCall, ToolResult, Verification
 from agentic_opd.worlds.choose import make_world
 from agentic_opd.worlds.coding.config import CodingConfig
 from agentic_opd.worlds.own import Checks, HookedSession, HookedWorld, Left, OwnWorld, ToolError, tool
-from tests.support.environment import exit_code_of
 
 TASK = Task("t", "Do it.", "secret")
 
@@ -295,32 +293,6 @@ def test_what_is_no_world_is_refused(
     Path("own.py").write_text(code)
     with pytest.raises(ConfigError, match=said):
         make_world(name, CodingConfig(), None)
-
-
-@pytest.mark.parametrize(
-    ("name", "file", "kind"), [("my-shop", "my_shop.py", "MyShop"), ("SQLCase2", "sql_case2.py", "SQLCase2")]
-)
-def test_the_skeleton_runs(
-    name: str, file: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert exit_code_of(lambda: new_world([name])) == 0
-    assert f"--env.world {file}:{kind}" in capsys.readouterr().out
-    world = make_world(f"{file}:{kind}", CodingConfig(), None)
-    tasks, held_out = asyncio.run(world.train_and_eval_tasks())
-    assert len(tasks) + len(held_out) == 20
-    two = next(task for task in (*tasks, *held_out) if task.task_id == "square 2")
-    assert acted(world, two, ("submit", {"answer": 4}))[1].passed == 1
-    assert acted(world, two, ("submit", {"answer": -4}))[1].passed == 0
-    assert exit_code_of(lambda: new_world([name])) == 2
-    assert "is there already" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("name", ["", "1st", "a/b", "../x", "class", "é", "_"])
-def test_names_of_no_class_are_refused(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert exit_code_of(lambda: new_world([name])) == 2
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_sessions_do_not_share_their_state() -> None:
