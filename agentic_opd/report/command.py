@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from agentic_opd.core.console import Console, LiveBar, log_console, reading_bar
-from agentic_opd.core.errors import ConfigError, OutputError
+from agentic_opd.core.errors import OutputError
 from agentic_opd.core.exit_codes import EXIT_OK, EXIT_USAGE, exit_code
-from agentic_opd.report.curves import is_curves_file, read_curves
-from agentic_opd.report.page import ShownRun, choose_tokenizer, write_curves, write_report
+from agentic_opd.report.page import ShownRun, choose_tokenizer, write_report
 from agentic_opd.report.read import read_run, report_path
 
 logger = logging.getLogger(__name__)
@@ -43,10 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"{len(files)} files: a report is about one, or compares two")
 
     def run() -> int:
-        if any(map(is_curves_file, files)):
-            make_curves_report(files, args.output, log_console())
-        else:
-            make_report(files, args.output or default_output(files), args.tokenizer, log_console())
+        make_report(files, args.output or default_output(files), args.tokenizer, log_console())
         return EXIT_OK
 
     return exit_code(run, interrupted="interrupted: no report was written", on_error=EXIT_USAGE)
@@ -82,21 +78,6 @@ def make_report(files: Sequence[Path], output: Path, tokenizer_name: str | None,
     _say(console, f"{what}: {output} ({size / 1e6:.1f} MB). Open it in a browser.")
 
 
-def make_curves_report(files: Sequence[Path], output: Path | None, console: Console) -> None:
-    """Write the page of the learning curves of scripts/learn.
-
-    Raises:
-        ConfigError: there is another file beside them.
-        OutputError: the file can't be read, or the page not be written.
-    """
-    if len(files) > 1:
-        raise ConfigError("learning curves (.json) have a page of their own: name one file")
-    curves = read_curves(files[0])
-    output = output or report_path(files[0])
-    write_curves(files[0].name, curves, output)
-    _say(console, f"{len(curves)} learning curves: {output}. Open it in a browser.")
-
-
 def _names(files: Sequence[Path]) -> list[str]:
     """What the files are called on the page: with their folder where the names alone are the same."""
     names = [file.name for file in files]
@@ -112,8 +93,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="agentic-opd report",
         description="Make an HTML report of a file of scored groups: which turns got a hint, what the judge said, and "
         "which tokens the hint moves. Of two files, a comparison with the tasks side by side, mostly before and after "
-        "training; of the results.json of scripts/learn, its curves. One file that needs no network; open it in a "
-        "browser.",
+        "training. One file that needs no network; open it in a browser.",
         epilog="Exit code 0: the report is written; 2: the file can't be read, or the report can't be written. Lines "
         "that break the wire format are left out, and the report says which. docs/report.md explains what is shown.",
     )
@@ -122,7 +102,7 @@ def _parser() -> argparse.ArgumentParser:
         type=Path,
         nargs="+",
         metavar="FILE",
-        help="JSONL that `process` wrote (.gz is unpacked), or two of them; or learning curves (.json)",
+        help="JSONL that `process` wrote (.gz is unpacked), or two of them",
     )
     parser.add_argument(
         "-o", "--output", type=Path, metavar="FILE", help="where to write it (default: beside the last FILE, as .html)"

@@ -26,7 +26,6 @@ from numpy.typing import NDArray
 from agentic_opd.core.errors import ConfigError, OutputError
 from agentic_opd.core.intervals import Estimate
 from agentic_opd.report.compare import compare
-from agentic_opd.report.curves import Curve, curves_data
 from agentic_opd.report.findings import findings
 from agentic_opd.report.numbers import GapRow, Overview, overview
 from agentic_opd.report.read import Rollout, Run
@@ -42,7 +41,6 @@ _SCRIPTS = (
     "charts.js",
     "overview.js",
     "comparison.js",
-    "curves.js",
     "list.js",
     "tokens.js",
     "detail.js",
@@ -97,13 +95,6 @@ def write_report(runs: Sequence[ShownRun], path: Path, packed: Callable[[int], N
     return _write(path, _page(runs, packed))
 
 
-def write_curves(name: str, curves: Sequence[Curve], path: Path) -> int:
-    """Write the page of learning curves; see `write_report`."""
-    data = {"unit": LOGPROB_UNIT, "runs": [], "comparison": None, "curves": curves_data(name, curves)}
-    before, between, after = _template()
-    return _write(path, (before, _head_element(data), between, after))
-
-
 def _write(path: Path, pieces: Iterable[str]) -> int:
     part = path.with_name(f"{path.name}.part")
     try:
@@ -134,7 +125,7 @@ def _page(runs: Sequence[ShownRun], packed: Callable[[int], None]) -> Iterator[s
             packed(count)
         heads.append(head(shown, texts, packer))
     compared = compare(runs[0].run, runs[1].run) if len(runs) == 2 else None
-    data = {"unit": LOGPROB_UNIT, "runs": heads, "comparison": compared and _as_data(compared), "curves": None}
+    data = {"unit": LOGPROB_UNIT, "runs": heads, "comparison": compared and _as_data(compared)}
     yield from (_head_element(data), between, after)
 
 

@@ -41,7 +41,6 @@ from rich.console import Console
 
 from agentic_opd.core.console import LiveBar
 from agentic_opd.core.errors import OutputError
-from agentic_opd.report.command import make_curves_report
 from learning.costs import costs_at, costs_table, read_costs
 from learning.first_mistakes import first_mistakes
 from learning.first_solutions import first_solutions
@@ -185,7 +184,6 @@ async def experiment(args: argparse.Namespace) -> int:
     results = args.out / "results.json"
     if not missing(args, read_curves(results)):
         print(f"nothing is left to do; {results} is whole", file=sys.stderr)
-        make_curves_report([results], None, Console(stderr=True))
         return 0
     weights = args.out / "weights"
     weights.mkdir(exist_ok=True)
@@ -319,7 +317,6 @@ class Work:
         reached = {mode: rollouts_to(mean_curve(seeds)) for mode, seeds in ordered.items()}
         if (opd := reached.get("opd")) and (grpo := reached.get("grpo")):
             self.console.print(f"opd needs {grpo / opd:.1f} times fewer rollouts than grpo", highlight=False)
-        make_curves_report([results], None, self.console)
 
 
 def shown(curve: Sequence[Point]) -> str:

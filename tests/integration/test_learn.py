@@ -60,9 +60,6 @@ def test_every_mode_trains_and_is_measured(
     samples = [path.read_text().splitlines() for path in tmp_path.rglob("samples.jsonl")]
     assert [len(lines) for lines in samples] == [8] * (1 + len(MODES))  # The start, and where each mode came.
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
-    page = tmp_path / "results.html"
-    assert f"{len(MODES)} learning curves: {page}. Open it in a browser." in done.stderr
-    assert all(f'"{mode}"' in page.read_text() for mode in MODES)
     for mode in MODES:
         assert mode in (tmp_path / "results.md").read_text()
         assert mode in done.stderr

@@ -1,4 +1,4 @@
-"""Two runs compared, learning curves, and measured hints, in a real browser."""
+"""Two runs compared, and measured hints, in a real browser."""
 
 import json
 import shutil
@@ -19,8 +19,6 @@ from tests.support.report_facts import signed
 from .conftest import DemoRun
 
 pytestmark = pytest.mark.vllm
-
-CURVES = ROOT / "docs" / "learning" / "results.json"
 
 
 def make(*arguments: Path | str) -> None:
@@ -82,20 +80,6 @@ def test_both_runs_can_be_looked_at(compared: Report, groups: list[dict[str, Any
     compared.page.locator("#turn-0 .t").first.wait_for()
 
 
-def test_curves_have_their_page(browser: Browser, tmp_path: Path) -> None:
-    make(CURVES, "-o", tmp_path / "curves.html")
-    modes = json.loads(CURVES.read_text())
-    with opened(browser, tmp_path / "curves.html") as report:
-        assert report.texts("#overview h1") == ["Learning curves"]
-        rows = report.texts("tbody tr")
-        assert [row.split()[0] for row in rows] == list(modes)
-        for row, seeds in zip(rows, modes.values(), strict=True):
-            end = sum(points[-1][1] for points in seeds.values()) / len(seeds)
-            assert f" {100 * end:.1f}% (" in row
-        assert report.page.locator(".curves .curve").count() == len(modes)
-        assert report.page.locator("nav").is_hidden()
-
-
 @pytest.fixture(scope="module")
 def measured(demo: DemoRun, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[ResampledTurn]]:
     """The demo run with lifts beside it, from 1 of 8 to 8 of 8 turn by turn."""
@@ -136,8 +120,7 @@ def test_nothing_keeps_anyone_out(
     browser: Browser, pair: Path, measured: tuple[Path, Any], tmp_path: Path, scheme: Any, width: int
 ) -> None:
     """axe-core on each page; nothing is wider than the screen, and a phone starts with a short page."""
-    make(CURVES, "-o", tmp_path / "curves.html")
-    pages = (pair, ""), (pair, "#overview-b"), (pair, "#rollouts"), (measured[0], ""), (tmp_path / "curves.html", "")
+    pages = (pair, ""), (pair, "#overview-b"), (pair, "#rollouts"), (measured[0], "")
     for path, view in pages:
         with opened(browser, path, view, width=width, color_scheme=scheme) as report:
             assert report.violations() == [], (path.name, view)

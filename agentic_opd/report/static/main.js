@@ -6,7 +6,7 @@ function parseHash() {
   return { rollout: name === null ? -1 : ROLLOUTS.findIndex((_, index) => rolloutName(index) === name), position: values.has('p') ? Number(values.get('p')) : null };
 }
 
-const FILES = HEAD.curves ? HEAD.curves.name : RUNS.map((run) => run.name).join(' and ');
+const FILES = RUNS.map((run) => run.name).join(' and ');
 
 function show(view) {
   byId('overview').hidden = view !== 'overview';
@@ -39,8 +39,7 @@ async function route() {
 function openOverview() {
   show('overview');
   const run = RUNS.length === 1 ? RUNS[0] : RUNS.find((one) => location.hash === overviewLink(one));
-  if (HEAD.curves) drawCurves();
-  else if (run) drawOverview(run);
+  if (run) drawOverview(run);
   else drawComparison();
   document.title = `${FILES}${run && RUNS.length > 1 ? `, ${LETTERS[run.place]}` : ''}, distillation report`;
 }
@@ -82,7 +81,6 @@ function start() {
   byId('file-name').textContent = FILES;
   byId('nav-overview').after(...(RUNS.length > 1 ? RUNS.map((run) => el('a', { href: overviewLink(run) }, `Run ${LETTERS[run.place]}`)) : []));
   if (RUNS.length > 1) byId('nav-overview').textContent = 'Comparison';
-  document.querySelector('nav').hidden = byId('help-open').hidden = HEAD.curves !== null;
   setTheme(matchMedia('(prefers-color-scheme: dark)').matches ? 'dark' : 'light');
   byId('theme').addEventListener('click', () => setTheme(document.documentElement.dataset.theme === 'dark' ? 'light' : 'dark'));
   byId('help-open').addEventListener('click', () => byId('help').showModal());

@@ -1,4 +1,3 @@
-import json
 from pathlib import Path
 
 import pytest
@@ -40,13 +39,6 @@ def test_more_than_two_files_are_refused(capsys: pytest.CaptureFixture[str]) -> 
     assert "3 files: a report is about one, or compares two" in capsys.readouterr().err
 
 
-def test_learning_curves_have_a_page(tmp_path: Path) -> None:
-    path = tmp_path / "results.json"
-    path.write_text(json.dumps({"opd": {"0": [[0, 0.5, 128], [64, 0.9, 128]]}}))
-    assert main([str(path)]) == 0
-    assert '"mode":"opd"' in (tmp_path / "results.html").read_text()
-
-
 def test_it_can_be_written_elsewhere(tmp_path: Path) -> None:
     path = write(tmp_path / "groups.jsonl", group())
     assert main([str(path), "-o", str(tmp_path / "new" / "x.html")]) == 0
@@ -57,9 +49,6 @@ def test_it_can_be_written_elsewhere(tmp_path: Path) -> None:
     ("flags", "message"),
     [
         (["groups.jsonl", "nowhere.jsonl"], "cannot read 'nowhere.jsonl'"),
-        (["nowhere.json"], "cannot read 'nowhere.json'"),
-        (["groups.json"], "'groups.json' holds no learning curves (Input should be a valid"),
-        (["curves.json", "curves.json"], "learning curves (.json) have a page of their own: name one file"),
         (["nowhere.jsonl"], "cannot read 'nowhere.jsonl'"),
         (["groups.jsonl", "-o", "/dev/null/x.html"], "cannot write '/dev/null/x.html'"),
         (["groups.jsonl", "--tokenizer", "/nowhere"], "the tokenizer '/nowhere' can't be loaded"),
@@ -72,7 +61,6 @@ def test_what_can_not_be_done_is_one_clear_error(
     monkeypatch.chdir(tmp_path)
     write(Path("groups.jsonl"), group())
     Path("empty.jsonl").touch()
-    Path("groups.json").write_text(json.dumps(group()))
     assert main(flags) == 2
     assert f"error: {message}" in capsys.readouterr().err
     assert not list(tmp_path.glob("*.html*"))
