@@ -13,8 +13,8 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
+from doc_pages import pages
 
-from agentic_opd.cli.doc_pages import pages
 from agentic_opd.cli.doctor.command import build_parser as doctor_parser
 from agentic_opd.cli.main import COMMANDS
 from agentic_opd.env.command import MODES, build_parser
@@ -34,7 +34,7 @@ PAGES = [Path("README.md"), Path("CONTRIBUTING.md"), *sorted(Path("docs").rglob(
 TEXTS = [*PAGES, *sorted(Path("configs").glob("*.yaml"))]
 OTHERS = {"cd", "export", "git", "mkdir", "pip", "python3", "source", "wandb", "docker", "swerex-remote"}
 """Programs that are not this project's; what is typed for them is not looked at."""
-WITHOUT_FLAGS = {"scripts/check", "scripts/setup", "scripts/test"}
+WITHOUT_FLAGS = {"scripts/check", "scripts/doc_pages", "scripts/setup", "scripts/test"}
 """They hand what follows to pytest, or take nothing."""
 NEEDS_A_GPU = {"scripts/serve_vllm Qwen/Qwen3-4B-Instruct-2507"}
 """How commands begin that no test can run to their end here; their options are looked at all the same."""
@@ -204,7 +204,7 @@ def test_every_command_is_understood(command: str, path: Path) -> None:
 def test_commands_are_written_in_one_way() -> None:
     """`agentic-opd COMMAND`; what has no command of its own is a module, and one line says how Atropos starts it."""
     modules = {program for c, _ in COMMAND_LINES if (program := program_of(c)) and program.startswith("python -m")}
-    assert modules == {"python -m agentic_opd.env", "python -m agentic_opd.cli.doc_pages"}
+    assert modules == {"python -m agentic_opd.env"}
     assert sum(c.startswith("python -m agentic_opd.env") for c, _ in COMMAND_LINES) == 1
 
 
@@ -228,7 +228,7 @@ def test_every_setting_that_is_named_exists(path: Path) -> None:
 
 @pytest.mark.parametrize("path", list(pages()), ids=str)
 def test_pages_made_from_the_code_are_up_to_date(path: Path) -> None:
-    assert path.read_text() == pages()[path], "run: python -m agentic_opd.cli.doc_pages"
+    assert path.read_text() == pages()[path], "run: scripts/doc_pages"
 
 
 @pytest.mark.parametrize("path", PAGES, ids=str)

@@ -1,6 +1,6 @@
 """The pages of docs/ that are made from the code: metrics.md, configuration.md and judge.md.
 
-`python -m agentic_opd.cli.doc_pages` writes them; a test fails where they are not what it would write.
+`scripts/doc_pages` writes them; a test fails where a page differs from what it would write.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from agentic_opd.settings.flags import GroupedSettings, grouped_settings, shown_
 from agentic_opd.training.config import DEFAULTS
 from agentic_opd.training.metrics import TRAINER_METRICS
 
-_MADE = "<!-- Made by python -m agentic_opd.cli.doc_pages; edit the descriptions in the code instead. -->"
+_MADE = "<!-- Made by scripts/doc_pages; edit the descriptions in the code instead. -->"
 
 METRIC_TABLES: dict[str, tuple[Metric, ...]] = {
     "Rollouts": TRAIN_METRICS,
@@ -193,7 +193,7 @@ def _settings_table(groups: Iterable[GroupedSettings]) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Write the pages below the current folder."""
     argparse.ArgumentParser(
-        prog="python -m agentic_opd.cli.doc_pages",
+        prog="scripts/doc_pages",
         description=f"Write {' and '.join(map(str, pages()))} from the code; run it in the project's root.",
     ).parse_args(argv)
     for path, text in pages().items():
