@@ -22,7 +22,7 @@ COMMANDS = {
     "doctor": "check a set-up in seconds, and say what to do",
     "validate": "check a file of scored groups against the wire format",
     "report": "make an HTML page of a file of scored groups, or of two that are compared",
-    "hints": "list the hints of a file, and measure what they are worth by sampling their turns again",
+    "hints": "list the hints of a file of scored groups",
     "distill": "give a file of groups or of conversations hints and teacher's rows, without new rollouts",
     "serve-vllm": "start a vLLM server with everything that the others need",
 }

@@ -12,9 +12,9 @@ from typing import NamedTuple
 import numpy as np
 
 from agentic_opd.core.types import TurnOutcome
+from agentic_opd.report.lifts import Lift, ResampledTurn, evidence_key, hint_key, lift_of
 from agentic_opd.report.read import Rollout
 from agentic_opd.wire.group import TurnRecord
-from agentic_opd.wire.lifts import Lift, ResampledTurn, evidence_key, hint_key, lift_of
 
 MOST_ROWS = 500
 """Hints that a report lists; those on the fewest turns are left out first."""

@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 
 from agentic_opd.core.errors import PlaceError
 from agentic_opd.core.types import IGNORED, ContextTurn, Message, check_lengths
+from agentic_opd.report.lifts import Lifts, ResampledTurn, lifts_path, read_lifts
 from agentic_opd.wire.checks import GroupChecker
 from agentic_opd.wire.counts import RolloutCounts
 from agentic_opd.wire.group import ScoredGroup, ScoredRollout, TurnRecord, VerdictCounts
-from agentic_opd.wire.lifts import Lifts, ResampledTurn, lifts_path, read_lifts
 
 TOP_SHOWN = 8
 """Entries of a teacher's row that are kept at most."""

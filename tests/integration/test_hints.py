@@ -1,17 +1,16 @@
-"""`agentic-opd hints --resample` on the server that sampled the demo run."""
+"""`scripts/measure_hints` on the server that sampled the demo run."""
 
 import json
 import shutil
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from local_server import LocalServer
 
-from agentic_opd.wire.lifts import Lifts, lifts_path, read_lifts
+from agentic_opd.report.lifts import Lifts, lifts_path, read_lifts
 from tests.support.places import ROOT
 from tests.support.waiting import hear_sigint, until
 
@@ -31,7 +30,7 @@ def file(demo: DemoRun, tmp_path: Path) -> Path:
 
 
 def command(file: Path, server: LocalServer, *flags: str, samples: int = SAMPLES) -> list[str]:
-    base = [sys.executable, "-m", "agentic_opd", "hints", str(file), "--resample", str(samples)]
+    base = [str(ROOT / "scripts" / "measure_hints"), str(file), "--samples", str(samples)]
     return [*base, "--openai.base_url", f"{server.base_url}/v1", "--env.server_retry_s", "5", *flags]
 
 

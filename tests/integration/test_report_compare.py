@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser
 
-from agentic_opd.wire.lifts import Lifts, ResampledTurn, lift_of, lifts_path, write_lifts
+from agentic_opd.report.lifts import Lifts, ResampledTurn, lift_of, lifts_path, write_lifts
 from tests.support.browser import Report, opened
 from tests.support.places import MODEL, ROOT
 from tests.support.report_facts import signed

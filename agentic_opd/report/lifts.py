@@ -1,6 +1,6 @@
 """What hints are worth, measured: hinted turns that were sampled again with and without their hint (I/O: one file).
 
-`agentic-opd hints FILE --resample N` writes it beside the groups, as `groups.hints.json` beside `groups.jsonl`; the
+`scripts/measure_hints FILE --samples N` writes it beside the groups, as `groups.hints.json` beside `groups.jsonl`; the
 report reads it.
 """
 
@@ -130,8 +130,8 @@ def read_lifts(path: Path) -> Lifts | None:
     except (OSError, ValueError, RecursionError) as error:
         why = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
         raise PlaceError(
-            f"cannot read {str(path)!r}, the lifts of the hints ({why}): measure them again with agentic-opd hints, or "
-            "remove the file"
+            f"cannot read {str(path)!r}, the lifts of the hints ({why}): measure them again with "
+            "scripts/measure_hints, or remove the file"
         ) from error
 
 

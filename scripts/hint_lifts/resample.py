@@ -29,11 +29,11 @@ from agentic_opd.core.errors import (
 )
 from agentic_opd.core.types import Task, TeacherRequest, ToolCall, World
 from agentic_opd.distill.teacher import TeacherClient
+from agentic_opd.report.lifts import ResampledTurn
 from agentic_opd.rollout.chat import Chat
 from agentic_opd.rollout.config import RolloutConfig
 from agentic_opd.rollout.conversation import Completion
 from agentic_opd.wire.group import ScoredGroup, ScoredRollout, TurnRecord, VerdictCounts
-from agentic_opd.wire.lifts import ResampledTurn
 
 SAME_WEIGHTS = 0.5
 """Logprobs of sampled tokens that differ by more (nats) are of other weights; an engine's own noise in bf16 is 0.1."""

@@ -11,6 +11,16 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hint_lifts.resample import (
+    HintedTurn,
+    Resampled,
+    Resampler,
+    check_tokens,
+    drawn,
+    hinted_turns,
+    of_version,
+    resample,
+)
 
 from agentic_opd.core.errors import (
     DatasetError,
@@ -22,22 +32,12 @@ from agentic_opd.core.errors import (
     ServerUnreachableError,
 )
 from agentic_opd.core.types import ProgramRun, Task, TurnOutcome
+from agentic_opd.report.lifts import ResampledTurn
 from agentic_opd.rollout.chat import Chat
 from agentic_opd.rollout.config import RolloutConfig
 from agentic_opd.rollout.conversation import Completion
 from agentic_opd.rollout.renderer import load_renderer
-from agentic_opd.runs.resample import (
-    HintedTurn,
-    Resampled,
-    Resampler,
-    check_tokens,
-    drawn,
-    hinted_turns,
-    of_version,
-    resample,
-)
 from agentic_opd.wire.group import ScoredGroup, ScoredRollout, TurnRecord
-from agentic_opd.wire.lifts import ResampledTurn
 from agentic_opd.worlds.coding.config import CodingConfig
 from agentic_opd.worlds.coding.tools import TOOL_SPECS
 from agentic_opd.worlds.coding.world import CodingWorld

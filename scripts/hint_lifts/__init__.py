@@ -1,0 +1,1 @@
+"""How much hints change the pass rate: scripts/measure_hints."""
