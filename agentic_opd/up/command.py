@@ -6,7 +6,7 @@ import signal
 from collections.abc import Sequence
 from pathlib import Path
 
-from agentic_opd.core.console import log_console, set_up_logging
+from agentic_opd.core.console import set_up_logging
 from agentic_opd.core.errors import PlaceError
 from agentic_opd.core.exit_codes import EXIT_CODES, EXIT_OK, exit_code
 from agentic_opd.settings.files import read_yaml
@@ -16,7 +16,8 @@ from agentic_opd.up.parts import Part, Start, parts_of
 
 _DESCRIPTION = """\
 Start everything that a loop needs from one file: vLLM servers, the trajectory API, environments or a gateway, and the
-trainer. Each starts when what it needs answers, and again if it dies. When the trainer has ended, all end."""
+trainer. Each part starts when the parts that it needs answer. When the trainer has ended, or a part dies, all parts are
+ended; --resume continues from the last checkpoint."""
 _EPILOG = f"""\
   agentic-opd up --config configs/up_demo.yaml
 
@@ -96,17 +97,10 @@ def _check_room(config: UpConfig, start: Start) -> None:
 
 
 async def _run(parts: Sequence[Part], config: UpConfig) -> None:
-    from agentic_opd.up.screen import show
     from agentic_opd.up.supervisor import Supervisor
 
-    supervisor = Supervisor(parts, config)
     running = asyncio.current_task()
     assert running is not None
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, running.cancel)
-    screen = asyncio.create_task(show(supervisor.states.values(), log_console()))
-    try:
-        await supervisor.run()
-    finally:
-        screen.cancel()
-        await asyncio.wait([screen])
+    await Supervisor(parts, config).run()

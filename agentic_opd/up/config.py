@@ -1,4 +1,4 @@
-"""Settings of `agentic-opd up`: which parts a loop has, and how much may go wrong."""
+"""Settings of `agentic-opd up`: the parts of a loop and its time limits."""
 
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -76,7 +76,7 @@ class TrainerPartConfig(PartConfig):
 
 
 class UpConfig(BaseModel):
-    """A loop: its parts, by their names, and how much may go wrong."""
+    """A loop: its parts by name, and its time limits."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -87,10 +87,6 @@ class UpConfig(BaseModel):
     api: ApiConfig = Field(default_factory=ApiConfig, description="The trajectory API.")
     environments: dict[Name, EnvironmentConfig] = Field(min_length=1, description="What makes groups.")
     trainer: TrainerPartConfig = Field(default_factory=TrainerPartConfig, description="What trains on them.")
-    restarts: int = Field(
-        default=3, ge=0, description="How often a part that died is started again within restart_window_s."
-    )
-    restart_window_s: float = Field(default=600.0, gt=0, description="Seconds after which a restart no longer counts.")
     ready_s: float = Field(default=900.0, gt=0, description="Seconds that a server may take until it answers.")
     stop_s: float = Field(default=60.0, gt=0, description="Seconds that a part may take to end before it is killed.")
 

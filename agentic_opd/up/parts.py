@@ -40,26 +40,11 @@ class Part:
     """Where it listens, on this machine; None: nowhere."""
     ready_url: str | None = None
     """It is ready when this answers; None: as soon as it runs."""
-    at_first: tuple[str, ...] = ()
-    """More arguments for the first start."""
-    again: tuple[str, ...] = ()
-    """More arguments for a start after that."""
-    checkpoints: Path | None = None
-    """Where it leaves what it goes on from; while nothing is there, it starts again from nothing."""
-
-    def command(self, *, is_first: bool) -> tuple[str, ...]:
-        """The command line of a start."""
-        line = (*self.program, *self.arguments)
-        if is_first:
-            return (*line, *self.at_first)
-        if self.checkpoints is not None and not any(self.checkpoints.glob("step-??????")):
-            return (*line, "--overwrite", "true")
-        return (*line, *self.again)
 
     def written(self) -> str:
-        """Its first command, as it is typed."""
+        """Return its command as a person types it."""
         variables = (f"{name}={shlex.quote(value)}" for name, value in self.variables.items())
-        return " ".join([*variables, shlex.join(self.command(is_first=True))])
+        return " ".join([*variables, shlex.join((*self.program, *self.arguments))])
 
 
 def parts_of(config: UpConfig, start: Start = "new") -> list[Part]:
@@ -116,8 +101,7 @@ def _environments(config: UpConfig, start: Start) -> Iterator[Part]:
         if one.mode == "gateway":
             yield replace(part, ready_url=_gateway_url(part))
             continue
-        at_first = {"new": (), "resume": ("--env.resume", "true"), "overwrite": ("--env.overwrite", "true")}[start]
-        yield replace(part, at_first=at_first, again=("--env.resume", "true"))
+        yield replace(part, arguments=(*arguments, *_earlier_run(start, "env.")))
 
 
 def _wiring(config: UpConfig, name: str) -> Flags:
@@ -135,7 +119,7 @@ def _wiring(config: UpConfig, name: str) -> Flags:
     return settings
 
 
-def _trainer(config: UpConfig, earlier: Start) -> Part:
+def _trainer(config: UpConfig, start: Start) -> Part:
     policies = [server for server in config.servers.values() if server.serves == "policy"]
     settings: Flags = {
         "model": policies[0].model,
@@ -151,12 +135,14 @@ def _trainer(config: UpConfig, earlier: Start) -> Part:
         "trainer",
         "trainer",
         _module("agentic_opd", "train") if trainer.processes == 1 else _module("torch.distributed.run", *processes),
-        (*file, *_flags(settings | trainer.flags)),
+        (*file, *_flags(settings | trainer.flags), *_earlier_run(start)),
         _devices(trainer.devices) | trainer.variables,
-        at_first={"new": (), "resume": ("--resume", "true"), "overwrite": ("--overwrite", "true")}[earlier],
-        again=("--resume", "true"),
-        checkpoints=config.output_dir / "checkpoints",
     )
+
+
+def _earlier_run(start: Start, section: str = "") -> tuple[str, ...]:
+    """Return the flag that says what is done with the files of an earlier run."""
+    return () if start == "new" else (f"--{section}{start}", "true")
 
 
 def _module(name: str, *arguments: str) -> tuple[str, ...]:
@@ -199,7 +185,7 @@ def _gateway_url(part: Part) -> str:
 
 def _misunderstood(part: Part, config: UpConfig) -> Iterator[str]:
     """What the part's own command would say of its arguments, before anything is started."""
-    given = (*part.arguments, *part.at_first)
+    given = part.arguments
     try:
         if part.role == "server":
             # The folder of the weights is made when the loop starts.

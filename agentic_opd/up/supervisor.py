@@ -1,7 +1,7 @@
-"""Starts the parts in order, starts those again that die, and ends all of them (I/O).
+"""Start the parts in order and end all of them when one part ends (I/O).
 
-Each part is a process group of its own. If this process is killed outright, the kernel asks the parts to end; what a
-part that was killed left behind becomes this process's child, and is killed with the rest.
+Each part is a process group of its own. If this process is killed, the kernel asks the parts to end; processes that a
+killed part left behind become children of this process and are killed with the rest.
 """
 
 import asyncio
@@ -13,11 +13,9 @@ import signal
 import socket
 import time
 from asyncio.subprocess import DEVNULL, STDOUT, Process
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 import aiohttp
 
@@ -31,149 +29,93 @@ logger = logging.getLogger(__name__)
 
 _PR_SET_CHILD_SUBREAPER = 36
 _POLL_S = 0.2
-_ENDING: tuple[Role, ...] = ("trainer", "environment", "api", "server")
-"""Who is ended before whom: nobody waits for what is gone."""
-
-Status = Literal["waits", "starts", "runs", "done", "ended"]
+_SHUTDOWN_ORDER: tuple[Role, ...] = ("trainer", "environment", "api", "server")
+"""Consumers before producers."""
 
 
 class PartFailedError(OPDError):
-    """A part did not start, or died too often; the message ends with the end of its log."""
+    """A part did not start, or ended too early; the message ends with the last lines of its log."""
 
 
 @dataclass
-class State:
-    """How a part is doing."""
+class _Running:
+    """A part and its process; `process` is None until the part is started."""
 
     part: Part
     log: Path
-    status: Status = "waits"
-    since: float = field(default_factory=time.monotonic)
     process: Process | None = None
-    starts: int = 0
-    has_run: asyncio.Event = field(default_factory=asyncio.Event)
-    """It was ready once."""
+    is_ready: asyncio.Event = field(default_factory=asyncio.Event)
     is_done: asyncio.Event = field(default_factory=asyncio.Event)
-    deaths: deque[float] = field(default_factory=deque[float])
-
-    def becomes(self, status: Status) -> None:
-        """Note a change."""
-        self.status, self.since = status, time.monotonic()
-        if status == "runs":
-            self.has_run.set()
-        if status == "done":
-            self.is_done.set()
-        else:
-            self.is_done.clear()
-
-    @property
-    def last_line(self) -> str:
-        """What it said last."""
-        return end_of(self.log, 1)
 
 
 class Supervisor:
-    """Runs the parts until the trainer has ended; `states` says how each is doing."""
+    """Runs the parts until the trainer has ended."""
 
     def __init__(self, parts: Sequence[Part], config: UpConfig) -> None:
-        """Prepare; nothing is started."""
         self.config = config
         logs = config.output_dir / "logs"
-        self.states = {part.name: State(part, logs / f"{part.name}.log") for part in parts}
-        self._is_up = asyncio.Event()  # Servers and API answer.
-        self._restarts = asyncio.Condition()
-        self._restarted = 0  # How often the trainer or the API was.
+        self._parts = [_Running(part, logs / f"{part.name}.log") for part in parts]
 
     async def run(self) -> None:
-        """Start everything, and wait for the end of the trainer; then of the environments; all else is ended.
+        """Start all parts, wait for the trainer and then for the environments, and end the rest.
 
         Raises:
-            ConfigError: a part says that its settings are wrong.
-            PlaceError: a port is taken.
-            PartFailedError: a part did not get ready, or died too often.
+            ConfigError: a part refused its settings.
+            PlaceError: a port is in use.
+            PartFailedError: a part did not get ready, or ended before the trainer.
         """
         for folder in ("logs", "weights"):
             (self.config.output_dir / folder).mkdir(parents=True, exist_ok=True)
-        for state in self.states.values():
-            if state.part.port is not None:
-                _check_free(state.part.name, state.part.port)
-            state.log.unlink(missing_ok=True)
+        for one in self._parts:
+            if one.part.port is not None:
+                _check_free(one.part.name, one.part.port)
+            one.log.unlink(missing_ok=True)
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
         try:
-            async with asyncio.TaskGroup() as keeping:
-                keepers = [keeping.create_task(self._keep(state)) for state in self.states.values()]
-                await asyncio.gather(*(state.has_run.wait() for state in self._of("server", "api")))
-                self._is_up.set()
-                await self._of("trainer")[0].is_done.wait()
+            async with asyncio.TaskGroup() as tasks:
+                running = [tasks.create_task(self._run_part(one)) for one in self._parts]
+                await asyncio.gather(*(one.is_done.wait() for one in self._of("trainer")))
                 await self._environments_end()
-                for keeper in keepers:
-                    keeper.cancel()
+                for task in running:
+                    task.cancel()
         except* OPDError as errors:
             raise errors.exceptions[0] from None
         finally:
             await self._end_all()
 
     async def _environments_end(self) -> None:
-        """They end by themselves once the trainer has its last batch."""
-        ending = [state.is_done.wait() for state in self._of("environment") if state.part.ready_url is None]
+        """Wait up to `stop_s` for the environments that end by themselves after the trainer's last batch."""
+        ending = [one.is_done.wait() for one in self._of("environment") if one.part.ready_url is None]
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(asyncio.gather(*ending), self.config.stop_s)
 
-    def _of(self, *roles: Role) -> list[State]:
-        return [state for state in self.states.values() if state.part.role in roles]
+    def _of(self, *roles: Role) -> list[_Running]:
+        return [one for one in self._parts if one.part.role in roles]
 
-    async def _keep(self, state: State) -> None:
-        """Start a part, again where it dies, until it is done."""
-        part = state.part
-        if part.role in ("trainer", "environment"):
-            await self._is_up.wait()
-        while True:
-            seen = self._restarted
-            code = await self._once(state)
-            if code == EXIT_OK and part.role == "trainer":
-                state.becomes("done")
-                return
-            is_needed = not self._of("trainer")[0].is_done.is_set()
-            if part.role == "environment" and (code == EXIT_OK or not is_needed):
-                # It counts batches ahead of the trainer: where that or the API starts again, more are needed.
-                state.becomes("done")
-                async with self._restarts:
-                    await self._restarts.wait_for(lambda seen=seen: self._restarted > seen)
-                continue
-            self._count_death(state, code)
-            state.becomes("waits")
-            await asyncio.sleep(2.0 ** (len(state.deaths) - 1))
-            if part.role in ("trainer", "api"):
-                async with self._restarts:
-                    self._restarted += 1
-                    self._restarts.notify_all()
+    async def _run_part(self, one: _Running) -> None:
+        """Start a part once the parts that it needs are ready, and wait for its end."""
+        if one.part.role in ("trainer", "environment"):
+            await asyncio.gather(*(other.is_ready.wait() for other in self._of("server", "api")))
+        code = await self._process(one)
+        name = one.part.name
+        is_over = all(trainer.is_done.is_set() for trainer in self._of("trainer"))
+        if not is_over and (code != EXIT_OK or one.part.role in ("server", "api")):
+            how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
+            when = "" if one.is_ready.is_set() else " before it was ready"
+            kind = ConfigError if code == EXIT_USAGE else PartFailedError
+            raise kind(f"{name} {how}{when}, so all parts are ended. {_last_lines(one.log)}")
+        logger.info("%s is done", name)
+        one.is_done.set()
 
-    def _count_death(self, state: State, code: int) -> None:
-        name, now = state.part.name, time.monotonic()
-        how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
-        if code == EXIT_USAGE:
-            raise ConfigError(f"{name} {how}: its settings are wrong. {_said(state.log)}")
-        if not state.has_run.is_set():
-            raise PartFailedError(f"{name} {how} before it was ready. {_said(state.log)}")
-        state.deaths.append(now)
-        while state.deaths[0] < now - self.config.restart_window_s:
-            state.deaths.popleft()
-        if len(state.deaths) > self.config.restarts:
-            times = f", {len(state.deaths)} times within {self.config.restart_window_s:g} s" if state.starts > 1 else ""
-            raise PartFailedError(f"{name} {how}{times}. {_said(state.log)}")
-        logger.warning("%s %s; it is started again (log: %s)", name, how, state.log)
-
-    async def _once(self, state: State) -> int:
-        """Run a part until it ends; returns its exit code."""
-        part = state.part
-        argv = part.command(is_first=state.starts == 0)
-        state.starts += 1
-        state.becomes("starts")
-        with state.log.open("ab") as log:
-            log.write(f"--- start {state.starts}: {' '.join(argv)}\n".encode())
+    async def _process(self, one: _Running) -> int:
+        """Run the part's process until it ends and return its exit code."""
+        part, started = one.part, time.monotonic()
+        with one.log.open("ab") as log:
+            log.write(f"--- {part.written()}\n".encode())
             log.flush()
             process = await asyncio.create_subprocess_exec(
-                *argv,
+                *part.program,
+                *part.arguments,
                 stdin=DEVNULL,
                 stdout=log,
                 stderr=STDOUT,
@@ -181,25 +123,27 @@ class Supervisor:
                 start_new_session=True,
                 preexec_fn=end_with_parent,
             )
-        state.process = process
-        try:
-            if part.ready_url is not None and not await self._is_ready(part.ready_url, process):
-                if process.returncode is None:
-                    raise PartFailedError(
-                        f"{part.name} does not answer at {part.ready_url} after {self.config.ready_s:g} s. "
-                        f"{_said(state.log)}"
-                    )
-                return process.returncode
-            seconds = time.monotonic() - state.since
-            state.becomes("runs")
-            logger.info("%s runs%s", part.name, "" if part.ready_url is None else f", after {seconds:.0f} s")
-            return await process.wait()
-        finally:
-            if process.returncode is not None:
-                _kill_group(process)
+        one.process = process
+        if part.ready_url is not None and not await self._is_ready(part.ready_url, process):
+            if process.returncode is None:
+                raise PartFailedError(
+                    f"{part.name} does not answer at {part.ready_url} after {self.config.ready_s:g} s (ready_s). "
+                    f"{_last_lines(one.log)}"
+                )
+            return process.returncode
+        one.is_ready.set()
+        logger.info(
+            "%s runs%s (log: %s)",
+            part.name,
+            "" if part.ready_url is None else f", after {time.monotonic() - started:.0f} s",
+            one.log,
+        )
+        if part.role == "trainer":
+            await _relay(part.name, one.log, process)
+        return await process.wait()
 
     async def _is_ready(self, url: str, process: Process) -> bool:
-        """Wait until it answers; False if it ended or took too long."""
+        """Wait until `url` answers; False if the process ended or `ready_s` passed."""
         deadline = time.monotonic() + self.config.ready_s
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as session:
             while process.returncode is None and time.monotonic() < deadline:
@@ -211,31 +155,40 @@ class Supervisor:
         return False
 
     async def _end_all(self) -> None:
-        """Ask each to end, role by role, and kill what does not; interrupted: kill all at once."""
+        """Ask each part to end, role by role, and kill those that do not; if interrupted, kill all at once."""
         try:
-            for role in _ENDING:
-                await asyncio.gather(*(self._end(state) for state in self._of(role)))
+            for role in _SHUTDOWN_ORDER:
+                await asyncio.gather(*(self._end(one.process) for one in self._of(role) if one.process is not None))
         finally:
-            for state in self.states.values():
-                if state.process is not None:
-                    _kill_group(state.process)
+            for one in self._parts:
+                if one.process is not None:
+                    _kill_group(one.process)
             _kill_children()
 
-    async def _end(self, state: State) -> None:
-        process = state.process
-        if process is not None and process.returncode is None:
+    async def _end(self, process: Process) -> None:
+        if process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 process.terminate()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(process.wait(), self.config.stop_s)
-        if process is not None:
-            _kill_group(process)
-            await process.wait()
-        if state.status != "done":
-            state.becomes("ended")
+        _kill_group(process)
+        await process.wait()
 
 
-def _said(log: Path) -> str:
+async def _relay(name: str, path: Path, process: Process) -> None:
+    """Log the lines that a part writes into its log file, until it ends."""
+    with path.open(errors="replace") as file:
+        file.readline()  # The part's command.
+        rest, is_over = "", False
+        while not is_over:
+            is_over = process.returncode is not None
+            *lines, rest = (rest + file.read()).split("\n")
+            for line in filter(None, map(str.strip, lines)):
+                logger.info("%s: %s", name, line)
+            await asyncio.sleep(0 if is_over else _POLL_S)
+
+
+def _last_lines(log: Path) -> str:
     return f"The end of {log}:\n{end_of(log, 15)}"
 
 
@@ -245,7 +198,9 @@ def _check_free(name: str, port: int) -> None:
         try:
             probe.bind(("127.0.0.1", port))
         except OSError as error:
-            raise PlaceError(f"{name} can't listen on port {port} ({error}); end what does, or name another") from error
+            raise PlaceError(
+                f"{name} can't listen on port {port} ({error}): end the process that does, or choose another port"
+            ) from error
 
 
 def _kill_group(process: Process) -> None:
@@ -254,7 +209,7 @@ def _kill_group(process: Process) -> None:
 
 
 def _kill_children() -> None:
-    """Kill what is left of the parts' own children, and theirs, which come here as their parents die."""
+    """Kill the remaining descendants of the parts, which become children of this process as their parents die."""
     deadline = time.monotonic() + 5.0
     while time.monotonic() < deadline:
         text = Path(f"/proc/self/task/{os.getpid()}/children").read_text()

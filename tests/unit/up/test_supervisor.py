@@ -1,11 +1,10 @@
-"""`agentic-opd up` with parts that are small scripts: order, readiness, deaths, and that nothing is left."""
+"""`agentic-opd up` with small scripts as parts: order, readiness, early ends, and no process left."""
 
 import asyncio
 import os
 import signal
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -52,10 +51,8 @@ class Loop:
     def server(self) -> None:
         self.add("policy", "server", SERVES, str(self.port), port=self.port)
 
-    def run(self) -> Supervisor:
-        supervisor = Supervisor(self.parts, self.config)
-        asyncio.run(asyncio.wait_for(supervisor.run(), 60))
-        return supervisor
+    def run(self) -> None:
+        asyncio.run(asyncio.wait_for(Supervisor(self.parts, self.config).run(), 60))
 
     def fails(self, kind: type[OPDError]) -> str:
         with pytest.raises(kind) as error:
@@ -89,58 +86,48 @@ def test_each_starts_when_what_it_needs_answers_and_all_end(loop: Loop) -> None:
     loop.server()
     loop.add("tasks", "environment", ENVIRONMENT)
     loop.add("trainer", "trainer", TRAINER, f"http://127.0.0.1:{loop.port}/")
-    states = loop.run().states
+    loop.run()
     assert loop.told()[0] == "policy start"
     assert sorted(loop.told()[1:]) == ["tasks start", "trainer start"]
-    assert {name: state.status for name, state in states.items()} == {
-        "policy": "ended",
-        "tasks": "done",
-        "trainer": "done",
-    }
     assert loop.marked() == []
 
 
-def test_a_part_that_dies_is_started_again(loop: Loop) -> None:
-    flag = loop.folder / "died"
+@pytest.mark.parametrize(
+    ("role", "code", "how"),
+    [
+        ("trainer", "import os; os.kill(os.getpid(), 9)", "was killed by signal 9"),
+        ("environment", "print('no disk', flush=True); raise SystemExit(1)", "ended with code 1"),
+        ("api", "", "ended with code 0"),
+    ],
+)
+def test_a_part_that_ends_too_early_ends_all(loop: Loop, role: Role, code: str, how: str) -> None:
+    """Also a child that the part has left behind, in a session of its own, which is in no process group of the loop."""
+    child = "import subprocess, sys\n"
+    child += "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], start_new_session=True)\n"
     loop.server()
-    once = f"import os, pathlib, signal; p = pathlib.Path({str(flag)!r})\n"
-    once += "if not p.exists(): p.touch(); os.kill(os.getpid(), signal.SIGKILL)\n"
-    loop.add("trainer", "trainer", once)
-    states = loop.run().states
-    assert loop.told().count("trainer start") == 2
-    assert states["trainer"].starts == 2
-    assert (loop.folder / "logs/trainer.log").read_text().count("--- start") == 2
-
-
-def test_an_environment_that_was_done_starts_again_with_the_trainer(loop: Loop) -> None:
-    """It counts batches ahead of the trainer, and ends before it."""
-    flag = loop.folder / "died"
-    loop.server()
-    loop.add("tasks", "environment", "")
-    code = f"import os, pathlib, signal, time; p = pathlib.Path({str(flag)!r}); time.sleep(0.5)\n"
-    code += "if not p.exists(): p.touch(); os.kill(os.getpid(), signal.SIGKILL)\n"
-    loop.add("trainer", "trainer", code)
-    loop.run()
-    assert loop.told().count("tasks start") == 2
-
-
-def test_a_part_that_dies_too_often_ends_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LOOP", str(tmp_path))
-    loop = Loop(tmp_path, restarts=1)
-    loop.server()
-    loop.add("tasks", "environment", "print('no disk', flush=True); raise SystemExit(1)")
-    loop.add("trainer", "trainer", WAITS)
+    loop.add("dies", role, child + code)
+    if role != "trainer":
+        loop.add("trainer", "trainer", WAITS)
     said = loop.fails(PartFailedError)
-    assert "tasks ended with code 1, 2 times within 600 s" in said
-    assert "no disk" in said
+    assert f"dies {how}, so all parts are ended" in said
+    assert ("no disk" in said) == (role == "environment")
+    assert loop.told().count("dies start") == 1
     assert loop.marked() == []
 
 
-def test_wrong_settings_are_not_tried_again(loop: Loop) -> None:
+def test_wrong_settings_are_said_with_the_end_of_the_log(loop: Loop) -> None:
     loop.server()
     loop.add("trainer", "trainer", "print('error: no such model'); raise SystemExit(2)")
     assert "no such model" in loop.fails(ConfigError)
-    assert loop.told().count("trainer start") == 1
+
+
+def test_the_lines_of_the_trainer_are_shown(loop: Loop, caplog: pytest.LogCaptureFixture) -> None:
+    loop.server()
+    loop.add("trainer", "trainer", "print('step 1 of 2\\n'); print('step 2 of 2\\n')")
+    with caplog.at_level("INFO"):
+        loop.run()
+    said = [record.getMessage() for record in caplog.records]
+    assert said[-3:] == ["trainer: step 1 of 2", "trainer: step 2 of 2", "trainer is done"]
 
 
 def test_a_server_that_does_not_start(loop: Loop) -> None:
@@ -168,16 +155,6 @@ def test_a_port_that_is_taken_is_named_before_anything_starts(loop: Loop) -> Non
         other.listen()
         assert f"policy can't listen on port {loop.port}" in loop.fails(PlaceError)
     assert loop.told() == []
-
-
-def test_what_a_killed_part_left_behind_is_killed(loop: Loop) -> None:
-    """A child in a session of its own is in no group of the part's."""
-    loop.server()
-    code = "import os, subprocess, sys, signal\n"
-    code += "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], start_new_session=True)\n"
-    loop.add("trainer", "trainer", code)
-    loop.run()
-    assert loop.marked() == []
 
 
 def test_a_part_that_does_not_hear_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,17 +195,7 @@ except asyncio.CancelledError: pass
     until(lambda: loop.marked() == [], timeout_s=10, said=lambda: str(loop.marked()))
 
 
-def test_states_say_what_a_part_said_last(loop: Loop) -> None:
-    loop.server()
-    loop.add("trainer", "trainer", "print('step 1 of 2\\n'); print('step 2 of 2\\n\\n')")
-    before = time.monotonic()
-    state = loop.run().states["trainer"]
-    assert state.last_line == "step 2 of 2"
-    assert state.since >= before
-
-
 def test_an_environment_that_fails_after_the_trainer_is_done_spoils_nothing(loop: Loop) -> None:
-    """Its last groups have nobody to go to."""
     loop.server()
     loop.add("tasks", "environment", "import time; time.sleep(1.0); raise SystemExit(1)")
     loop.add("trainer", "trainer", "")
