@@ -10,8 +10,9 @@ in IMPALA (1802.01561). The estimator of `start_kl` is GRPO's (eq. 4), known as 
 """
 
 import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -243,22 +244,6 @@ def importance_weights(student_BT: Tensor, old_BT: Tensor, mask_BT: Tensor) -> T
 # ------------------------------------------------------------------------------------------------------------- combined
 
 
-def trained_positions(
-    config: LossConfig, sampled_BT: Tensor, scored_BT: Tensor, advantages_B: Tensor, step_scores_BT: Tensor
-) -> Tensor:
-    """Where the combined loss can have a gradient, bool [B, T]; everywhere else it is zero whatever the model says."""
-    distilled = config.token_advantage > 0 or config.has_divergence
-    trained = scored_BT & sampled_BT if distilled else torch.zeros_like(sampled_BT)
-    routed = sampled_BT & ~scored_BT if config.route_by_turn else sampled_BT
-    if config.grpo:
-        trained = trained | (routed & (advantages_B != 0)[:, None])
-    if config.start_kl:
-        trained = trained | routed
-    if config.step_reward:
-        trained = trained | (sampled_BT & (step_scores_BT != 0))
-    return trained
-
-
 @dataclass(frozen=True, slots=True)
 class LossInputs:
     """What the combined loss reads, all aligned with the tokens.
@@ -288,48 +273,131 @@ class LossInputs:
     """Logprob of it by the policy as the run starts from it; read by `start_kl` alone."""
 
 
+class Positions(NamedTuple):
+    """What decides where a part applies: bool [B, T] but for the advantages [B] and step scores [B, T]."""
+
+    sampled_BT: Tensor
+    scored_BT: Tensor
+    """Sampled, with a distillation row."""
+    routed_BT: Tensor
+    """Where GRPO and `start_kl` apply: all sampled positions, or with `route_by_turn` those without a row."""
+    advantages_B: Tensor
+    step_scores_BT: Tensor
+
+    @staticmethod
+    def of(
+        config: LossConfig, sampled_BT: Tensor, scored_BT: Tensor, advantages_B: Tensor, step_scores_BT: Tensor
+    ) -> "Positions":
+        """Build them; `scored_BT` is restricted to sampled positions."""
+        scored_BT = scored_BT & sampled_BT
+        routed_BT = sampled_BT & ~scored_BT if config.route_by_turn else sampled_BT
+        return Positions(sampled_BT, scored_BT, routed_BT, advantages_B, step_scores_BT)
+
+
+class Part(NamedTuple):
+    """A part of the loss. Its weight is the setting of its name; a part without a weight is not computed."""
+
+    name: str
+    where: Callable[[Positions], Tensor]
+    """Where it applies, bool [B, T]."""
+    values: Callable[[LossInputs, LossConfig, Tensor], Tensor]
+    """Its value at each position [B, T], 0 where the mask (the last argument) is False."""
+
+
+def _scored(at: Positions) -> Tensor:
+    return at.scored_BT
+
+
+def _routed(at: Positions) -> Tensor:
+    return at.routed_BT
+
+
+def _routed_with_advantage(at: Positions) -> Tensor:
+    return at.routed_BT & (at.advantages_B != 0)[:, None]
+
+
+def _sampled_with_step_score(at: Positions) -> Tensor:
+    return at.sampled_BT & (at.step_scores_BT != 0)
+
+
+def _surrogate(x: LossInputs, config: LossConfig, advantages_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    return clipped_surrogate(x.student_BT, x.old_BT, advantages_BT, mask_BT, config.clip_low, config.clip_high)
+
+
+def _token_advantage(x: LossInputs, config: LossConfig, mask_BT: Tensor) -> Tensor:
+    return _surrogate(x, config, token_advantage(x.hinted_BT, x.baseline_BT, mask_BT, config.gap_clip), mask_BT)
+
+
+def _grpo(x: LossInputs, config: LossConfig, mask_BT: Tensor) -> Tensor:
+    return _surrogate(x, config, x.advantages_B[:, None].expand_as(x.student_BT), mask_BT)
+
+
+def _step_reward(x: LossInputs, config: LossConfig, mask_BT: Tensor) -> Tensor:
+    return _surrogate(x, config, x.step_scores_BT, mask_BT)
+
+
+def _start_kl(x: LossInputs, config: LossConfig, mask_BT: Tensor) -> Tensor:
+    return start_kl(x.student_BT, x.start_BT, mask_BT)
+
+
+def _of_rows(divergence: Callable[..., Tensor]) -> Callable[[LossInputs, LossConfig, Tensor], Tensor]:
+    """A divergence of the rows, its positions weighted by `importance_weights`."""
+
+    def values(x: LossInputs, config: LossConfig, mask_BT: Tensor) -> Tensor:
+        weights = importance_weights(x.student_BT, x.old_BT, mask_BT)
+        options = {"beta": config.beta} if divergence is jensen_shannon else {}
+        return weights * divergence(x.student_BTK, x.teacher_BTK, x.entries_BTK & mask_BT[..., None], **options)
+
+    return values
+
+
+TABLE = (
+    Part("token_advantage", _scored, _token_advantage),
+    Part("forward_kl", _scored, _of_rows(forward_kl)),
+    Part("reverse_kl", _scored, _of_rows(reverse_kl)),
+    Part("jensen_shannon", _scored, _of_rows(jensen_shannon)),
+    Part("grpo", _routed_with_advantage, _grpo),
+    Part("step_reward", _sampled_with_step_score, _step_reward),
+    Part("start_kl", _routed, _start_kl),
+)
+"""All parts of the loss, in the order in which they are added.
+
+`step_reward` is OpenClaw-RL's binary reward (2603.10165): the score of a turn is the advantage of each of its tokens,
+without baseline or normalisation. There a turn has one surrogate with the sum of the two advantages; here it is the sum
+of two surrogates, which has the same gradient as long as no ratio is clipped.
+"""
+
+
+def _weighted_parts(config: LossConfig) -> Iterator[tuple[float, Part]]:
+    return ((weight, part) for part in TABLE if (weight := getattr(config, part.name)))
+
+
+def trained_positions(
+    config: LossConfig, sampled_BT: Tensor, scored_BT: Tensor, advantages_B: Tensor, step_scores_BT: Tensor
+) -> Tensor:
+    """Where the combined loss can have a gradient, bool [B, T]; everywhere else its gradient is 0."""
+    at = Positions.of(config, sampled_BT, scored_BT, advantages_B, step_scores_BT)
+    trained = torch.zeros_like(sampled_BT)
+    for _, part in _weighted_parts(config):
+        trained = trained | part.where(at)
+    return trained
+
+
 def combined_loss(
     inputs: LossInputs, config: LossConfig, sampled_count: float | None = None
 ) -> tuple[Tensor, dict[str, float]]:
     """The weighted sum of the parts, a scalar, and each part's own mean by name, all of them over sampled positions.
-
-    `step_reward` is OpenClaw-RL's binary reward (2603.10165): the score of a turn is the advantage of each of its
-    tokens, with no baseline and no normalisation. There a turn has one surrogate with the sum of the two advantages;
-    here it is the sum of two surrogates, which has the same gradient as long as no ratio is clipped.
 
     Args:
         inputs: Aligned tensors.
         config: Weights and bounds. `contrast` is not read here: it decides what the inputs hold.
         sampled_count: Sampled positions of the whole update, if this is a part of one.
     """
-    scored_BT = inputs.entries_BTK.any(-1) & inputs.sampled_BT
-    entries = inputs.entries_BTK & scored_BT[..., None]
     count = float(inputs.sampled_BT.sum()) if sampled_count is None else sampled_count
-    weights = importance_weights(inputs.student_BT, inputs.old_BT, scored_BT)
-    surrogate = partial(clipped_surrogate, clip_low=config.clip_low, clip_high=config.clip_high)
-    rows = (inputs.student_BTK, inputs.teacher_BTK, entries)
-    parts: dict[str, tuple[float, Tensor]] = {}
-    if config.token_advantage:
-        gaps = token_advantage(inputs.hinted_BT, inputs.baseline_BT, scored_BT, config.gap_clip)
-        values = surrogate(inputs.student_BT, inputs.old_BT, gaps, scored_BT)
-        parts["token_advantage"] = config.token_advantage, mean_of(values, count)
-    divergences = {
-        "forward_kl": (config.forward_kl, forward_kl),
-        "reverse_kl": (config.reverse_kl, reverse_kl),
-        "jensen_shannon": (config.jensen_shannon, partial(jensen_shannon, beta=config.beta)),
+    at = Positions.of(config, inputs.sampled_BT, inputs.entries_BTK.any(-1), inputs.advantages_B, inputs.step_scores_BT)
+    parts = {
+        part.name: (weight, mean_of(part.values(inputs, config, part.where(at)), count))
+        for weight, part in _weighted_parts(config)
     }
-    for name, (weight, divergence) in divergences.items():
-        if weight:
-            parts[name] = weight, mean_of(weights * divergence(*rows), count)
-    routed = inputs.sampled_BT & ~scored_BT if config.route_by_turn else inputs.sampled_BT
-    if config.grpo:
-        advantages = inputs.advantages_B[:, None].expand_as(inputs.student_BT)
-        values = surrogate(inputs.student_BT, inputs.old_BT, advantages, routed)
-        parts["grpo"] = config.grpo, mean_of(values, count)
-    if config.step_reward:
-        values = surrogate(inputs.student_BT, inputs.old_BT, inputs.step_scores_BT, inputs.sampled_BT)
-        parts["step_reward"] = config.step_reward, mean_of(values, count)
-    if config.start_kl:
-        parts["start_kl"] = config.start_kl, mean_of(start_kl(inputs.student_BT, inputs.start_BT, routed), count)
     total = torch.stack([weight * value for weight, value in parts.values()]).sum()
     return total, {name: float(value.detach()) for name, (_, value) in parts.items()}
