@@ -1,4 +1,4 @@
-"""Where model-written code runs: one protocol, four backends, their limits and what a killed run leaves behind.
+"""Isolation of model-written code: one protocol, three backends, their limits, and the clean-up after killed runs.
 
-In: a shell command and its input. Out: how it ended, within the limits of the settings.
+In: a shell command and its input. Out: its result, within the limits of the settings.
 """

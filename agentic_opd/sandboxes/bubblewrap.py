@@ -1,10 +1,10 @@
-"""`BubblewrapSandbox`: namespaces of this machine; what a sandboxed process may see and use.
+"""`BubblewrapSandbox`: Linux namespaces of this machine, and what a sandboxed process may see and use.
 
-What it gets: the system read-only, the host's Python (read-only, on PATH as `python` and `python3`, with the packages
-that lie in its own site-packages, not those of a virtual environment), no network, its own process tree, a fixed
-environment, the system calls of seccomp.py, one limit on its memory (memory.py), and writable directories of its own
-(PRIVATE_DIRS), which last as long as the sandbox: for root a tmpfs of limited size that counts into the memory, for
-others folders whose size is watched (disk.py).
+A sandbox sees the system read-only and the host's Python (read-only, on PATH as `python` and `python3`, with the
+packages of its site-packages, not those of a virtual environment). It has no network, a separate process tree, a fixed
+environment, the system calls of seccomp.py, one limit on its memory (memory.py), and private writable directories
+(PRIVATE_DIRS) that exist as long as the sandbox: for root a tmpfs of limited size that counts as memory, for other
+users folders whose size is checked (disk.py).
 """
 
 import asyncio
@@ -42,12 +42,12 @@ HOME = "/home/agent"
 _SYSTEM_DIRS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store")
 _ETC = ("/etc/alternatives", "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/localtime")
 _KEYS = ("/proc/keys", "/proc/key-users")
-"""They would show the names of keys of the same user."""
+"""Hidden, because they show the names of the user's keys."""
 
 PRIVATE_DIRS = {"work": WORKDIR, "tmp": "/tmp", "home": HOME, "shm": "/dev/shm"}
-"""The writable directories: their name in the sandbox's folder on the host -> where the sandbox sees them."""
+"""The writable directories: name in the sandbox's folder on the host -> path inside the sandbox."""
 
-# For root: a user id of its own for each sandbox. The kernel exempts root from the process limit, and root's files on
+# For root: a separate user id for each sandbox. The kernel exempts root from the process limit, and root's files on
 # the host (such as /etc/shadow, were it bound) would be readable. Far above the ids that systems and containers use.
 _FIRST_UID = 1_500_000_000
 _NUM_UIDS = 500_000_000
@@ -60,16 +60,16 @@ _OTHER_PROCESSES = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Whom the sandboxed processes run as: `uid` on the host if root gave them one, else the caller mapped to 1000.
+    """The user of the sandboxed processes: `uid` on the host if root chose one, else the caller mapped to 1000.
 
-    `uid` None means a user namespace of their own.
+    `uid` None means a new user namespace.
     """
 
     uid: int | None
 
     @staticmethod
     def choose(number: int) -> "Identity":
-        """The identity for a sandbox; `number` (any non-negative int) tells sandboxes of root apart."""
+        """Return the identity for a sandbox; `number` (any non-negative int) distinguishes sandboxes of root."""
         uid = _FIRST_UID + number % _NUM_UIDS
         return Identity(uid if os.geteuid() == 0 and _is_mapped(uid) else None)
 
@@ -93,10 +93,10 @@ def build_argv(
     filter_fd: int,
     mounts: Sequence[Mount] = (),
 ) -> list[str]:
-    """The argv that runs `command` in a shell inside a new sandbox whose PRIVATE_DIRS lie in the host's `folder`.
+    """Return the argv that runs `command` in a new sandbox whose PRIVATE_DIRS are in the host's `folder`.
 
-    bwrap says on `status_fd`, which nothing inside the sandbox has, what became of it, and reads the filter of system
-    calls from `filter_fd`.
+    bwrap reports its result on `status_fd`, which no process inside the sandbox inherits, and reads the filter of
+    system calls from `filter_fd`.
     """
     environment = variables(HOME, PATH=f"/run/python:{host_python().parent}:{SYSTEM_PATH}")
     return [
@@ -109,7 +109,7 @@ def build_argv(
         *("--chdir", WORKDIR, "--"),
         *_drop_privileges(identity),
         "prlimit",
-        # A process by itself learns of the limit by an error; the sandbox's limit, above that, ends it.
+        # A single process gets an error at 7/8; the limit of the whole sandbox kills.
         f"--as={limits.memory_mb * 2**20 * 7 // 8}",
         f"--fsize={limits.file_mb * 2**20}",
         f"--nproc={process_limit(limits.processes, identity, os.uname().release)}",
@@ -122,7 +122,7 @@ def build_argv(
 
 
 def process_limit(processes: int, identity: Identity, kernel: str) -> int:
-    """The limit on processes to set so that a sandbox may have `processes` of them.
+    """Return the process limit to set so that a sandbox may have `processes` of them.
 
     Before Linux 5.14 the kernel counts all processes and threads of a user, those outside of the sandbox too; if the
     sandbox runs as the caller, the limit must leave room for them.
@@ -160,7 +160,7 @@ def _mounts(folder: Path, mounts: Sequence[Mount]) -> list[str]:
 
 @cache
 def _system_mounts(targets: tuple[str, ...]) -> tuple[str, ...]:
-    """What of this machine each sandbox sees; `targets` are where further files of its own will be."""
+    """Return the mounts of this machine's files; `targets` are the paths of the sandbox's further mounts."""
     python = host_python()
     prefixes = {Path(sys.base_prefix).resolve(), python.parent.parent}
     prefixes = sorted(prefix for prefix in prefixes if not prefix.is_relative_to("/usr"))
@@ -189,9 +189,9 @@ def _system_mounts(targets: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def start_up_code() -> tuple[str, ...]:
-    """What runs in each Python that starts, and means this machine, not the sandbox: a coverage tool, a proxy's keys.
+    """Return the .pth files whose code runs in each Python and concerns this machine only, such as coverage tools.
 
-    Beside them stand the files that say where packages are, which stay.
+    The .pth files that locate packages are not among them.
     """
     folders = map(Path, site.getsitepackages([sys.base_prefix]))
     found = [path for folder in folders if folder.is_dir() for path in sorted(folder.glob("*.pth"))]
@@ -216,7 +216,7 @@ _SYSCTLS = {
 
 
 class BubblewrapSandbox:
-    """A sandbox of Linux namespaces, one `bwrap` process a command; bubblewrap.py says what it sees and may use."""
+    """A sandbox of Linux namespaces, one `bwrap` process a command; see the module."""
 
     def __init__(self, limits: Limits | None = None, mounts: Sequence[Mount] = ()) -> None:
         self._limits, self._mounts = limits or Limits(), mounts
@@ -238,7 +238,7 @@ class BubblewrapSandbox:
         await self._folder.make(self._fill)
 
     def _fill(self, folder: Path) -> None:
-        # What lies in a tmpfs counts into the memory of a cgroup only.
+        # Only a cgroup counts the content of a tmpfs as memory.
         if self._identity.uid is not None and launcher().has_own_mounts and group_place() is not None:
             is_mounted = mount_tmpfs(folder, self._limits.disk_mb, self._limits.disk_mb * _FILES_A_MIB)
             self._tmpfs = folder if is_mounted else None
@@ -272,7 +272,7 @@ class BubblewrapSandbox:
         return await launcher().run(look())
 
     async def check(self) -> None:
-        """Remove what killed runs left and run a trivial command; see `Sandbox.check`."""
+        """Remove leftovers of killed runs and run a trivial command; see `Sandbox.check`."""
         await remove_leftovers()
         await asyncio.to_thread(remove_dead_groups)
         if shutil.which("bwrap", path=HOST_ENV["PATH"]) is None:
@@ -318,7 +318,7 @@ class BubblewrapSandbox:
 
 
 class _Status:
-    """What bwrap says of a command, on a pipe of which nothing inside the sandbox has an end."""
+    """What bwrap reports about a command, on a pipe that no process inside the sandbox inherits."""
 
     def __init__(self) -> None:
         self._read_fd, self.fd = os.pipe()

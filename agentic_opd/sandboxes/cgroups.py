@@ -1,4 +1,4 @@
-"""A sandbox's limit on memory by a cgroup of its own (v1 or v2), below the group of this process."""
+"""A sandbox's memory limit by a separate cgroup (v1 or v2), below the group of this process."""
 
 import contextlib
 import os

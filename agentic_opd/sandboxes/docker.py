@@ -1,12 +1,12 @@
-"""`DockerSandbox`: a container of Docker or podman, by their command line, in which commands run one after the other.
+"""`DockerSandbox`: a container of Docker or podman, by their command line; its commands run one after the other.
 
 The container has no network, a read-only root and no way to new privileges, makes the system calls of seccomp.py only,
 and is limited in memory, processors and processes. The work folder, `/tmp` and the home are of memory; their sizes add
 up to `disk_mb`, or half of `memory_mb` where that is less, and what is in them counts into the one limit on memory.
 
-Its first process does nothing but wait for a line of ours, and then kills all others: so nothing outlives its command.
-It is the container's root, commands run as an ordinary user, and its input is held open by this process: if that is
-killed, the container ends, and is removed with everything in it.
+The container's first process runs as its root and waits for a line on its input; then it kills all other processes, so
+none outlives its command. Commands run as an ordinary user. This process holds the input open: if it is killed, the
+container ends and is removed with its files.
 """
 
 import asyncio
@@ -40,13 +40,13 @@ _MOST_PROCESSES = 10_000
 """All containers run as one user, so its limit says little; the container's own does."""
 _ENGINE_TIMEOUT_S = 60.0
 _NOT_RUN = (125, 126, 127)
-"""What the command lines end with if the engine did not do its part; a command may end with them too."""
+"""Exit codes of a failed engine; a command may end with them too."""
 
 _PASSED_ON = (
     *("HOME", "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME", "DOCKER_HOST", "DOCKER_CONFIG", "DOCKER_CONTEXT"),
     *("DOCKER_TLS_VERIFY", "DOCKER_CERT_PATH", "CONTAINER_HOST", "CONTAINER_CONNECTION", "CONTAINERS_CONF"),
 )
-"""What the command lines read. Proxies and secrets of this process are none of a container's business."""
+"""Variables that the command lines read. Do not pass this process's proxies and secrets to containers."""
 
 _PROFILE = "seccomp.json"
 
@@ -61,7 +61,7 @@ while read -r line; do
   echo "ended ${killed:-0}"
 done
 """
-"""Says `ready`, and for each line `ended` and how often the kernel has killed for memory."""
+"""Prints `ready`, and for each input line `ended` and how often the kernel has killed for memory."""
 
 _SHELL = """
 exec 2>&1
@@ -74,9 +74,8 @@ run() { exec env -i "$@" PATH="$PATH" "$shell" -c "$command"; }
 { trap "" PIPE; cat 2>/dev/null; cat >/dev/null; } | run "$@"
 """
 """$1: seconds of processor time, $2: KiB of address space, $3: blocks of 512 bytes of a file, $4: open files, $5: its
-input, `piped` or `none`, $6: the command, then its variables. Both of its streams become one, which keeps their order.
-What of the input the command does not read is read all the same: an engine that can't write it may lose what the
-command prints."""
+input, `piped` or `none`, $6: the command, then its variables. stdout and stderr become one stream, which keeps their
+order. Input that the command does not read is drained: an engine that can't write it may lose the command's output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,21 +91,21 @@ class Engine:
 
     @property
     def env(self) -> dict[str, str]:
-        """The environment of the command line."""
+        """The environment of the engine's command line."""
         return HOST_ENV | {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
 
     async def run(
         self, *arguments: str, timeout_s: float = _ENGINE_TIMEOUT_S, most: int = 2**22, stdin: bytes | None = None
     ) -> CommandResult:
-        """Run the command line to its end, or for so many seconds and bytes of output."""
+        """Run the engine, for at most `timeout_s` seconds and `most` bytes of output."""
         argv = [*self.argv, *arguments]
         return await run_host_process(argv, timeout_s=timeout_s, max_output_bytes=most, env=self.env, stdin=stdin)
 
     async def do(self, *arguments: str) -> str:
-        """Run the command line to its end; returns what it says.
+        """Run the engine and return its output.
 
         Raises:
-            SandboxError: it failed, with its words.
+            SandboxError: it failed; the message holds its output.
         """
         result = await self.run(*arguments)
         if result.exit_code != 0:
@@ -114,12 +113,12 @@ class Engine:
         return result.text
 
     def failed(self, what: str, result: CommandResult) -> SandboxError:
-        """The error of an engine that did not do its part."""
+        """Return the error of an engine that failed."""
         why = "no answer in time" if result.timed_out else repr(result.text.strip()[-500:])
         return SandboxError(f"`{self.name} {what}` failed: {why}")
 
     async def remove_leftovers(self) -> None:
-        """Remove the containers of runs of this machine that were killed."""
+        """Remove the containers of this machine's killed runs."""
         listed = await self.do("ps", "-a", "--filter", f"label={LABEL}", "--format", "{{.Names}}")
         dead = [name for name in listed.split() if is_dead(name.removeprefix(PREFIX))]
         if dead:
@@ -148,7 +147,7 @@ def container_arguments(
 
 def command_arguments(name: str, limits: Limits, command: str, timeout_s: float, *, has_input: bool) -> list[str]:
     """The arguments that run a command in the container of a sandbox."""
-    # A process by itself learns of the limit by an error; the sandbox's limit, above that, kills.
+    # A single process gets an error at 7/8; the limit of the whole sandbox kills.
     space_kib, file_blocks = limits.memory_mb * 2**10 * 7 // 8, limits.file_mb * 2**11
     numbers = (math.ceil(timeout_s) + 1, space_kib, file_blocks, limits.descriptors)
     environment = [f"{key}={value}" for key, value in variables(_HOME).items()]
@@ -211,7 +210,7 @@ class DockerSandbox:
         await self._folder.remove()
 
     async def check(self) -> None:
-        """Remove what killed runs left and run a trivial command; see `Sandbox.check`."""
+        """Remove leftovers of killed runs and run a trivial command; see `Sandbox.check`."""
         await remove_leftovers()
         await self._engine.remove_leftovers()
         await try_out(self.run, f"{self._engine.name} does not work here with image {self._image!r}")
@@ -231,7 +230,7 @@ class DockerSandbox:
         return replace(result, memory_exceeded=self._kills > kills)
 
     async def _end_all(self) -> None:
-        """Have every process but the first killed, and learn how many the kernel has killed.
+        """Kill every process but the first, and read how many the kernel has killed.
 
         Raises:
             SandboxError: the container has ended.
@@ -245,13 +244,13 @@ class DockerSandbox:
         self._kills = int(said.split()[1])
 
     async def _need_engine(self, result: CommandResult) -> None:
-        """Raise SandboxError unless a command can be started; one may print what the engine prints."""
+        """Raise SandboxError unless a command can be started: a command's output may look like the engine's."""
         probe = await self._engine.run("exec", self._name, "true")
         if probe.exit_code != 0:
             raise self._engine.failed("exec", result)
 
     async def _line(self) -> bytes:
-        """What the first process says next, to the end of its line."""
+        """Return the next line of the first process."""
         assert self._keeper is not None
         assert self._keeper.stdout is not None
         with contextlib.suppress(TimeoutError, ValueError):

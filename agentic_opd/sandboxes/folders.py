@@ -1,8 +1,8 @@
-"""What runs that were killed leave behind: names that tell whose a thing is, and the removal of dead runs' folders.
+"""Leftovers of killed runs: names that identify the owner, and the removal of dead runs' folders.
 
-Everything that a sandbox makes outside of itself (a folder, a container, a volume) carries `owner_tag()`. Process ids
-are used again, so the tag also holds when the process started; and it holds the place in which the id counts, so that
-no run removes what belongs to a living one of another container or machine that shares the folder or the server.
+Everything that a sandbox creates outside of itself (a folder, a container, a volume) carries `owner_tag()`. Process ids
+are reused, so the tag also holds the process's start time. It also holds the process namespace of the id, so that no
+run removes the files of a living run in another container or on another machine that shares the folder or the server.
 """
 
 import asyncio
@@ -31,27 +31,27 @@ _STATE, _TERMINAL, _START = 0, 4, 19
 
 
 def owner_tag() -> str:
-    """`PID-START-PLACE` of this process: its id, its start in clock ticks since boot, the place that the id is of."""
+    """Return `PID-START-PLACE` of this process: id, start in clock ticks since boot, host and process namespace."""
     pid = os.getpid()
     return f"{pid}-{_start_of(pid)}-{_place()}"
 
 
 def is_dead(tag: str) -> bool:
-    """Whether `tag` (or a name that begins with it) is of a process of this place that no longer lives.
+    """Return whether `tag` (or a name that begins with it) belongs to an ended process of this namespace.
 
-    Anything else, a tag of another place or no tag at all, is not known to be dead.
+    Tags of other namespaces and texts that are no tag count as alive.
     """
     match = _TAG.fullmatch(tag)
     return match is not None and match[3] == _place() and _start_of(int(match[1])) != int(match[2])
 
 
 def make_folder() -> Path:
-    """A new private folder in the temporary directory whose name tells its owner."""
+    """Make a private folder in the temporary directory; its name identifies the owner."""
     return Path(tempfile.mkdtemp(prefix=f"{PREFIX}{owner_tag()}-"))
 
 
 async def remove_leftovers() -> list[Path]:
-    """End the processes and remove the folders that dead runs of this user left here. Returns those folders."""
+    """End the processes and remove the folders of this user's dead runs. Returns those folders."""
     return await asyncio.to_thread(_remove_leftovers)
 
 
@@ -82,9 +82,9 @@ def _is_leftover(path: Path) -> bool:
 
 
 def _processes_of(folder: Path) -> list[int]:
-    """The processes that work in `folder` or were started on it: a sandbox's own programs, and what escaped them.
+    """Return the processes that work in `folder` or name it in their command line.
 
-    They have no terminal. A person's shell does, and may look at the folder.
+    Processes with a terminal are left out: a person may look at the folder.
     """
     found: list[int] = []
     name = os.fsencode(folder)
@@ -98,7 +98,7 @@ def _processes_of(folder: Path) -> list[int]:
 
 
 def _start_of(pid: int) -> int | None:
-    """When the process started, in clock ticks since boot; None for one that does not run."""
+    """Return the process's start in clock ticks since boot; None if it does not run."""
     try:
         fields = _stat(Path(f"/proc/{pid}"))
     except (FileNotFoundError, ProcessLookupError):
@@ -107,39 +107,39 @@ def _start_of(pid: int) -> int | None:
 
 
 def _stat(process: Path) -> list[str]:
-    """What /proc/PID/stat says from its third field on; the second is the program's name, and may hold anything."""
+    """Return the fields of /proc/PID/stat from the third on; the second, the program's name, may hold any character."""
     return (process / "stat").read_text().rpartition(")")[2].split()
 
 
 @cache
 def _place() -> str:
-    """Host and process namespace, as 12 hexadecimal digits."""
+    """Return host and process namespace as 12 hexadecimal digits."""
     namespace = Path("/proc/self/ns/pid").readlink()
     return blake2b(f"{socket.gethostname()} {namespace}".encode(), digest_size=6).hexdigest()
 
 
 class PrivateFolder:
-    """A folder of the temporary directory whose name tells its owner."""
+    """A folder of the temporary directory whose name identifies the owner."""
 
     def __init__(self) -> None:
         self._path: Path | None = None
 
     @property
     def path(self) -> Path:
-        """Where it is.
+        """Its path.
 
         Raises:
-            SandboxError: it is not made yet, or removed.
+            SandboxError: it does not exist yet, or was removed.
         """
         if self._path is None:
             raise not_entered()
         return self._path
 
     async def make(self, fill: Callable[[Path], None]) -> None:
-        """Make it and put in what `fill` puts in.
+        """Create it and call `fill` on it.
 
         Raises:
-            SandboxError: the file system refused; nothing of it is left.
+            SandboxError: the file system refused; the folder is removed again.
         """
         try:
             self._path = make_folder()
@@ -149,7 +149,7 @@ class PrivateFolder:
             raise SandboxError(f"no work directory can be made in {tempfile.gettempdir()}: {error}") from error
 
     async def remove(self) -> None:
-        """Remove it, whatever is in it; nothing happens if there is no folder."""
+        """Remove it with its content; do nothing if it does not exist."""
         if self._path is not None:
             path, self._path = self._path, None
             await asyncio.shield(asyncio.to_thread(remove_tree, path))

@@ -1,7 +1,7 @@
 """Run one host process with bounded time and output: argv in, CommandResult out.
 
-Whatever happens (timeout, too much output, cancellation), the process and its group are dead when `run_host_process`
-ends.
+The process and its group have ended when `run_host_process` returns or raises: also after a timeout, too much output,
+or a cancellation.
 """
 
 import asyncio
@@ -18,17 +18,17 @@ from agentic_opd.sandboxes.memory import MemoryLimit
 from agentic_opd.sandboxes.protocol import CommandResult
 
 _NICE = 5
-"""A third of the time that a process without it gets, where there is not enough for all."""
+"""Nice value: on a busy machine a third of the processor time of a process without it."""
 
 SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
 
 HOST_ENV = {"PATH": SYSTEM_PATH, "LANG": "C.UTF-8"}
-"""Environment of what starts a sandbox. Commands can read it in /proc/1/environ, so the caller's must not be in it."""
+"""Environment of the program that starts a sandbox. Commands can read it in /proc/1/environ, so it holds no secrets."""
 
 
 @cache
 def host_python() -> Path:
-    """The interpreter behind this one's virtual environment."""
+    """Return the base interpreter of this virtual environment."""
     name = f"bin/python{sys.version_info.major}.{sys.version_info.minor}"
     return (Path(sys.base_prefix) / name).resolve()
 
@@ -45,18 +45,18 @@ async def run_host_process(
     before_start: Callable[[], None] | None = None,
     memory: MemoryLimit | None = None,
 ) -> CommandResult:
-    """Run `argv` in a process group of its own.
+    """Run `argv` in a new process group.
 
     Args:
         argv: Program and arguments.
         timeout_s: Seconds until it is killed.
-        max_output_bytes: It is killed when it has written more than this; nothing beyond is ever held in memory.
+        max_output_bytes: It is killed when it has written more; the rest is never held in memory.
         env: Its whole environment; nothing is inherited.
         cwd: Its working directory.
         stdin: What it reads; None is an empty input.
         pass_fds: File descriptors that it inherits beside the usual three, under their numbers.
         before_start: Called in this thread just before it is started.
-        memory: Kills it when it says so; `argv` is wrapped for it.
+        memory: Its memory limit, which wraps `argv`; the process is killed when the limit is exceeded.
 
     Raises:
         SandboxError: The program cannot be started.
@@ -78,7 +78,7 @@ async def run_host_process(
         reading.cancel()
         await asyncio.wait([reading])
         await kill_host_process(process)
-    # The kernel may have killed since the last look, and what it killed of this command is not the next one's.
+    # The kernel may have killed since the last check; asking now keeps that out of the next command's result.
     was_killed = memory is not None and memory.exceeded(process.pid)
     memory_exceeded = memory_exceeded or was_killed
     code = process.returncode if process.returncode is not None else -signal.SIGKILL
@@ -92,12 +92,12 @@ async def run_host_process(
 
 
 async def _watched(reading: asyncio.Task[bool], pid: int, memory: MemoryLimit | None) -> bool:
-    """Wait for the end of a process that is read; True if it took too much memory before."""
+    """Wait for the end of the process; return True early if it exceeds its memory."""
     if memory is None:
         await asyncio.wait([reading])
         return False
     while not (await asyncio.wait([reading], timeout=memory.pause_s))[0]:
-        if memory.exceeded(pid):  # Under a millisecond; on a busy machine a thread may begin fifty later.
+        if memory.exceeded(pid):  # Takes under a millisecond; starting a thread may take 50 ms on a busy machine.
             return True
     return False
 
@@ -110,7 +110,7 @@ async def start_host_process(
     pass_fds: Sequence[int] = (),
     before_start: Callable[[], None] | None = None,
 ) -> asyncio.subprocess.Process:
-    """Start `argv` in a session of its own, stderr into stdout; a start that is cancelled leaves nothing behind.
+    """Start `argv` in a new session, stderr into stdout; a cancelled start leaves no process.
 
     Raises:
         SandboxError: The program cannot be started.
@@ -138,23 +138,23 @@ async def start_host_process(
     except OSError as error:
         raise SandboxError(f"{argv[0]} cannot be started: {error}") from error
     except asyncio.CancelledError:
-        # Were the start itself cancelled, asyncio would kill the process alone, and leave what it had started.
+        # If the start itself were cancelled, asyncio would kill the process but not its children.
         await kill_host_process(await starting)
         raise
 
 
 def _stand_back(pid: int) -> None:
-    """Let this process and the engine have the processor first: what keeps them waiting keeps all episodes waiting.
+    """Give this process and the engine priority over the sandbox: delaying them delays all episodes.
 
-    Where the kernel divides its time among sessions, it is the session that stands back.
+    Where the kernel schedules by session (autogroup), the session's nice value decides.
     """
-    with contextlib.suppress(OSError):  # It has ended; or the kernel has no such file, or lets nobody write it.
+    with contextlib.suppress(OSError):  # The process has ended, or the kernel has no such file or refuses.
         os.setpriority(os.PRIO_PGRP, pid, _NICE)
         Path(f"/proc/{pid}/autogroup").write_text(str(_NICE))
 
 
 async def _feed(process: asyncio.subprocess.Process, stdin: bytes | None) -> None:
-    """Write the input; a process that does not read it to its end is not an error."""
+    """Write the input; a process need not read it to its end."""
     if stdin is None or process.stdin is None:
         return
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
@@ -164,7 +164,7 @@ async def _feed(process: asyncio.subprocess.Process, stdin: bytes | None) -> Non
 
 
 async def _read(process: asyncio.subprocess.Process, output: bytearray, limit: int) -> bool:
-    """Read into `output` until the process has ended (True) or until more than `limit` bytes have come (False)."""
+    """Read into `output` until the process has ended (True) or has written more than `limit` bytes (False)."""
     assert process.stdout is not None
     while chunk := await process.stdout.read(65536):
         output += chunk

@@ -1,8 +1,8 @@
-"""A work directory that lies on this machine, filled and read by this process: what workdir.py's commands do, at once.
+"""Write and read a work directory on this machine from this process: the same as workdir.py's commands, but faster.
 
-What lies there is the agent's, so every name is opened from the descriptor of its directory, no link is followed, and
-only regular files that the sandbox's user may read are read. A directory that holds more than a look takes (`TooMuch`)
-is left to the commands, for which the sandbox's limits hold.
+The agent controls the content, so every name is opened from the descriptor of its directory, no link is followed, and
+only regular files that the sandbox's user may read are read. If the directory holds too much (`TooMuch`), the caller
+falls back to commands, for which the sandbox's limits hold.
 """
 
 import contextlib

@@ -1,11 +1,11 @@
-"""A thread with an event loop of its own, from which sandboxes are started, and what that thread keeps to itself.
+"""A thread with an event loop that starts the sandboxes.
 
-Commands start in the order in which they are asked for, a few more than there are processors at a time: were all
-started at once, the first would be done when the last one is, and the engine would wait for all of them.
+Commands start in the order of their requests, a few more at a time than there are processors. If all started at once,
+the first would finish with the last, and the engine would wait for all of them.
 
-A process inherits the mounts and the session keyring of the thread that starts it. So this one thread, where it may,
-has its own view of the mounts: file systems that it mounts for sandboxes are seen by nobody else, and are gone with
-this process, however that ends. And it gives up its session keyring for a new, empty one before each start.
+A process inherits the mounts and the session keyring of the thread that starts it. Where it is allowed to, this thread
+has a private mount namespace: file systems that it mounts for sandboxes are invisible to other processes and disappear
+with this process. Before each start it switches to a new, empty session keyring.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ _MNT_DETACH = 2
 _KEYCTL_JOIN_SESSION_KEYRING = 1
 _END_S = 10.0
 _START_S = 0.25
-"""After so long a command is no start any more: others need not wait for it."""
+"""Seconds after which a command no longer counts as starting, so that others need not wait for it."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -48,7 +48,7 @@ class Launcher:
 
     def _main(self, ready: threading.Event) -> None:
         if os.geteuid() == 0 and _libc.unshare(_CLONE_NEWNS) == 0:
-            # What is mounted elsewhere later on is seen here too, and nothing of here elsewhere.
+            # Later mounts elsewhere become visible here, but not the other way round.
             self.has_own_mounts = _libc.mount(None, b"/", None, _MS_REC | _MS_SLAVE, None) == 0
         asyncio.set_event_loop(self._loop)
         self._loop.call_soon(ready.set)
@@ -62,7 +62,7 @@ class Launcher:
 
     @asynccontextmanager
     async def start(self) -> AsyncGenerator[None]:
-        """A place among those that start; it is given on when this is left, or has taken `_START_S`. On this loop."""
+        """Hold a start slot; it is released on exit or after `_START_S`. Call it on this loop."""
         await self._places.acquire()
         place = ExitStack()
         place.callback(self._places.release)
@@ -74,7 +74,7 @@ class Launcher:
             place.close()
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Await `work` on the thread's loop; a cancellation reaches it, and waits for its end."""
+        """Await `work` on the thread's loop; a cancellation is passed on and waits for its end."""
         ended: concurrent.futures.Future[None] = concurrent.futures.Future()
         tasks: list[asyncio.Task[T]] = []
 
@@ -95,25 +95,25 @@ class Launcher:
 
 @cache
 def launcher() -> Launcher:
-    """The thread of this process, started when it is first asked for."""
+    """Return this process's launcher, started on first use."""
     return Launcher()
 
 
 def mount_tmpfs(place: Path, size_mb: int, files: int) -> bool:
-    """Mount a tmpfs of so many MiB and files; whether it was possible. For the launcher's thread only."""
+    """Mount a tmpfs of `size_mb` MiB and `files` inodes and return whether it worked. Launcher's thread only."""
     options = f"size={size_mb}m,nr_inodes={files},mode=0755".encode()
     return _libc.mount(b"tmpfs", os.fsencode(place), b"tmpfs", _MS_NOSUID | _MS_NODEV, options) == 0
 
 
 def unmount(place: Path) -> None:
-    """Unmount what was mounted there. For the launcher's thread only."""
+    """Unmount `place`. Launcher's thread only."""
     _libc.umount2(os.fsencode(place), _MNT_DETACH)
 
 
 def leave_keyring() -> None:
-    """Give this thread a new, empty session keyring, so that what it starts next inherits no other.
+    """Give this thread a new, empty session keyring, which the next process that it starts inherits.
 
-    Where the kernel or a container forbids it, so it does to whatever is started from here.
+    Where the kernel or a container forbids this call, it forbids it to the started process too.
     """
     from pyseccomp import resolve_syscall, system_arch
 

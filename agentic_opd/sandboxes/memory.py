@@ -1,8 +1,8 @@
 """One limit on the memory of a sandbox as a whole: its processes, what they share, and files that lie in memory.
 
-The kernel keeps it where this process may make memory cgroups below its own (cgroups.py). Elsewhere a watch adds up
-what all processes of a sandbox hold, and ends it (watch.py). Both put the sandbox first in line for the kernel's
-out-of-memory killer, and say when a sandbox was over its limit.
+The kernel enforces it where this process may make memory cgroups below its own (cgroups.py). Elsewhere a watch adds up
+the memory of a sandbox's processes and ends the sandbox (watch.py). Both make the sandbox the first choice of the
+kernel's out-of-memory killer, and report when a sandbox exceeded its limit.
 """
 
 from typing import Protocol
@@ -22,31 +22,31 @@ class MemoryLimit(Protocol):
         ...
 
     def exceeded(self, pid: int) -> bool:
-        """Whether the command that was started as process `pid` is over the limit, or was since the last call."""
+        """Return whether the command with process id `pid` exceeds the limit, or did since the last call."""
         ...
 
     def remove(self) -> None:
-        """Give back what the limit needed; the sandbox has ended."""
+        """Release the limit's resources; the sandbox has ended."""
         ...
 
 
 def memory_limit(limit_mb: int, file_mb: int) -> MemoryLimit:
-    """The limit of a new sandbox: a cgroup where this machine lets us, else a watch.
+    """Make the limit of a new sandbox: a cgroup where the machine allows one, else a watch.
 
     Args:
-        limit_mb: MiB that it may hold.
-        file_mb: MiB that a file of it may have.
+        limit_mb: Memory of the sandbox, in MiB.
+        file_mb: Size of one of its files, in MiB.
 
     Raises:
-        SandboxError: A cgroup could be made before, and can't be made now.
+        SandboxError: Cgroups could be made before, but this one could not.
     """
     place = group_place()
     return MemoryWatch(limit_mb, file_mb) if place is None else MemoryGroup(place, limit_mb)
 
 
 def memory_limited() -> str:
-    """How memory is limited here, for a person."""
+    """Describe how memory is limited on this machine."""
     place = group_place()
     if place is None:
         return "its memory is limited by a watch: no memory cgroup can be made below this process's own"
-    return f"its memory is limited by a cgroup (v{place.version}) of its own"
+    return f"its memory is limited by its cgroup (v{place.version})"

@@ -1,4 +1,4 @@
-"""A whole program in a sandbox that may ask one server outside of it, and nothing else of any network.
+"""A program in a sandbox whose only network access is one server outside of it.
 
 program -> 127.0.0.1:PORT (program_inside.py, in the sandbox) -> a Unix socket that the sandbox sees -> the server
 """
@@ -23,7 +23,7 @@ _OUTPUT_CHARS = 4000
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A program to run, and what it is told."""
+    """A program to run, with its task and variables."""
 
     command: str
     """A shell command; it runs in the work directory."""

@@ -1,7 +1,7 @@
-"""What every backend is: a private work directory, and shell commands on it, within limits.
+"""The interface of every backend: a private work directory and shell commands in it, within limits.
 
-Every command is a process tree of its own: nothing that one command started outlives it; only files stay. Whether a
-backend works on this machine is found out by running TRIAL in it.
+Every command has a separate process tree: no process outlives the command that started it; only files remain. Running
+TRIAL shows whether a backend works on this machine.
 """
 
 import os
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the processes of one sandbox may use."""
+    """Resource limits of one sandbox."""
 
     memory_mb: int = 1024
     """Memory of the sandbox as a whole, in MiB: its processes, what they share, and files that lie in memory.
@@ -38,7 +38,7 @@ class Limits:
 
     @staticmethod
     def from_config(config: SandboxConfig) -> "Limits":
-        """The limits that the settings name."""
+        """Return the limits of the settings."""
         return Limits(
             memory_mb=config.sandbox_memory_mb, file_mb=config.sandbox_file_mb, disk_mb=config.sandbox_disk_mb
         )
@@ -46,32 +46,32 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """A file or folder of this machine that a sandbox sees, and can't change; sockets in it can be connected to."""
+    """A file or folder of this machine that a sandbox sees read-only; it can connect to sockets in it."""
 
     source: Path
     target: str
-    """Where the sandbox sees it: an absolute path."""
+    """Absolute path inside the sandbox."""
 
 
 @dataclass(frozen=True, slots=True)
 class CommandResult:
-    """How a command ended. `output` is stdout and stderr in the order in which they were written."""
+    """The result of a command. `output` is stdout and stderr in the order in which they were written."""
 
     exit_code: int
     """128 + n if signal n ended it; meaningless if it was stopped (`timed_out` or `output_exceeded`)."""
     output: bytes
     timed_out: bool = False
-    """It did not end within its time and was killed; `output` is what came until then."""
+    """It was killed at its time limit; `output` is its output until then."""
     output_exceeded: bool = False
-    """It wrote more than is allowed and was killed; `output` is its beginning."""
+    """It was killed because it wrote too much; `output` is the beginning."""
     memory_exceeded: bool = False
-    """The sandbox took more memory than is allowed: all of its processes were killed."""
+    """The sandbox exceeded its memory: all of its processes were killed."""
     disk_exceeded: bool = False
-    """Its files took more than is allowed: it was killed if it still ran, and all files of the sandbox are gone."""
+    """The sandbox exceeded its disk space: the command was killed if it still ran, and all files were removed."""
 
     @property
     def is_over_limit(self) -> bool:
-        """Whether it was stopped, or its files were removed, for one of its limits: the exit code says nothing then."""
+        """Whether a limit was exceeded; then the exit code has no meaning."""
         return self.timed_out or self.output_exceeded or self.memory_exceeded or self.disk_exceeded
 
     @property
@@ -86,33 +86,33 @@ class Sandbox(Protocol):
     async def run(self, command: str, timeout_s: float, stdin: bytes | None = None) -> CommandResult:
         """Run a shell command in the work directory.
 
-        What the command does wrong is in the result.
+        A failed command is a result, not an error.
 
         Raises:
-            SandboxError: The sandbox itself does not work.
+            SandboxError: The sandbox itself failed.
         """
         ...
 
     async def check(self) -> None:
-        """Raise SandboxError, saying why and what to do, unless a trivial command works here.
+        """Raise SandboxError, with the reason and what to do, unless a trivial command works here.
 
-        Also removes what earlier runs that were killed have left behind.
+        Also remove leftovers of killed runs.
         """
         ...
 
     async def __aenter__(self) -> Self: ...
 
     async def __aexit__(self, *exc_info: object) -> None:
-        """Doing it twice is fine."""
+        """A second call does nothing."""
         ...
 
 
 @runtime_checkable
 class HostedSandbox(Protocol):
-    """A sandbox whose work directory lies on this machine."""
+    """A sandbox whose work directory is on this machine."""
 
     async def in_workdir(self, do: Callable[[int], T]) -> T:
-        """Call `do` with a descriptor of the work directory; what it raises is raised here.
+        """Call `do` with a descriptor of the work directory; its errors are passed on.
 
         Raises:
             SandboxError: The sandbox is not entered.
@@ -135,9 +135,9 @@ async def try_out(
     """Run TRIAL.
 
     Args:
-        run: A sandbox's way to run a command within so many seconds.
-        failed: How the error begins.
-        advice: What to do about a trial that printed this.
+        run: Runs a command with a time limit in seconds.
+        failed: The beginning of the error's message.
+        advice: From the trial's output, what to do about it.
 
     Raises:
         SandboxError: The trial failed.
@@ -153,7 +153,7 @@ async def try_out(
 
 
 def with_descriptor(work: Path, do: Callable[[int], T]) -> T:
-    """Call `do` with a descriptor of this directory, which an earlier command may have closed."""
+    """Call `do` with a descriptor of this directory, after restoring its mode, which a command may have changed."""
     work.chmod(0o755)
     fd = os.open(work, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -163,12 +163,12 @@ def with_descriptor(work: Path, do: Callable[[int], T]) -> T:
 
 
 def not_entered() -> SandboxError:
-    """The error of a command in a sandbox that has no work directory."""
+    """Return the error of a command in a sandbox without a work directory."""
     return SandboxError("the sandbox is closed, or was not entered with `async with`")
 
 
 def variables(home: str, **more: str) -> dict[str, str]:
-    """A command's whole environment; `more` is what the backend adds."""
+    """Return a command's whole environment; `more` are the backend's additions."""
     return {
         "HOME": home,
         "LANG": "C.UTF-8",

@@ -1,10 +1,10 @@
-"""The system calls that a sandbox may make: what a solution needs, nothing else; for bubblewrap and for containers.
+"""An allow-list of the system calls that solutions need, for bubblewrap and for containers.
 
-Any other call answers ENOSYS, which programs take for an older kernel. So do the doors of a kernel that no solution
-needs (keyrings, io_uring, BPF, tracing, namespaces, mounts, message queues, System V memory), calls whose arguments
-a filter can't read (`clone3`; libraries then call `clone`), and what one sandbox could hold against another or the
-host through files that both see: `flock`, leases and open file locks. Locks of `fcntl` stay, because SQLite needs
-them; exclusive ones need a file that can be written, and the shared files can't.
+Any other call returns ENOSYS, which programs take for an older kernel. Not allowed are: kernel interfaces that no
+solution needs (keyrings, io_uring, BPF, tracing, namespaces, mounts, message queues, System V memory); calls whose
+arguments a filter can't read (`clone3`; libraries then call `clone`); and locks by which one sandbox could block
+another or the host through shared files (`flock`, leases, open file description locks). `fcntl` locks are allowed
+because SQLite needs them: an exclusive one needs a writable file, and the shared files are read-only.
 """
 
 import fcntl
@@ -43,20 +43,20 @@ sendmsg sendto setsockopt shutdown
 """
 
 _SOCKETS = (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6)
-"""Inet within the sandbox's own, empty network."""
+"""Inet sockets reach only the sandbox's empty network."""
 
 _NEW_NAMESPACES = 0x7E02_0000
 """The flags of clone(2) for new namespaces: cgroup, IPC, mount, network, process, user and UTS."""
 
 _PERSONALITIES = (0, 0xFFFF_FFFF)
-"""Linux's own, and the question which one it is."""
+"""Linux's default, and the query of the current one."""
 
 _FCNTL = (
     *(fcntl.F_DUPFD, fcntl.F_DUPFD_CLOEXEC, fcntl.F_GETFD, fcntl.F_SETFD, fcntl.F_GETFL, fcntl.F_SETFL),
     *(fcntl.F_GETLK, fcntl.F_SETLK, fcntl.F_SETLKW, fcntl.F_GETOWN, fcntl.F_SETOWN, fcntl.F_GETSIG, fcntl.F_SETSIG),
     *(1032, 1033, 1034),  # F_GETPIPE_SZ, F_ADD_SEALS, F_GET_SEALS
 )
-"""Neither leases nor the locks of open files, nor larger pipes, of which a user has few."""
+"""No leases, no open file description locks, and no larger pipes, which are limited per user."""
 
 _BY_ARGUMENT = (
     ("fcntl", 1, _FCNTL),
@@ -69,7 +69,7 @@ _BY_ARGUMENT = (
 
 @cache
 def syscall_filter() -> bytes:
-    """The filter as the kernel reads it (BPF).
+    """Return the filter as the kernel reads it (BPF).
 
     Raises:
         SandboxError: libseccomp is not installed.
@@ -86,7 +86,7 @@ def syscall_filter() -> bytes:
         try:
             built.add_rule(ALLOW, name)
         except (OSError, ValueError):
-            continue  # This libseccomp does not know the call, so it stays closed.
+            continue  # This libseccomp does not know the call, so it remains forbidden.
     built.add_rule(ALLOW, "clone", Arg(0, MASKED_EQ, _NEW_NAMESPACES, 0))
     for name, argument, values in _BY_ARGUMENT:
         for value in values:
@@ -98,7 +98,7 @@ def syscall_filter() -> bytes:
 
 
 def container_profile() -> str:
-    """The same filter as container engines read it (JSON)."""
+    """Return the same filter as container engines read it (JSON)."""
 
     def rule(name: str, argument: int, op: str, value: int, second: int = 0) -> dict[str, Any]:
         arguments = [{"index": argument, "value": value, "valueTwo": second, "op": f"SCMP_CMP_{op}"}]

@@ -1,4 +1,4 @@
-"""What goes to supervisor.py and comes back: a command in, a line of JSON out; its line of JSON in, a result out."""
+"""Input and output of supervisor.py: command -> line of JSON; its line of JSON -> result."""
 
 import base64
 import json
@@ -10,15 +10,15 @@ from agentic_opd.core.errors import SandboxError
 from agentic_opd.sandboxes.protocol import CommandResult, Limits, variables
 
 FOLDERS = ("work", "tmp", "home", "bin")
-"""What lies in a supervised sandbox's folder."""
+"""Subfolders of a supervised sandbox's folder."""
 
 KILLED = CommandResult(128 + 9, b"")
-"""What a command gets that killed its own supervisor."""
+"""The result of a command that killed its supervisor."""
 
 
 @cache
 def program() -> str:
-    """The source text of the supervisor."""
+    """Return the source of the supervisor."""
     return (resources.files("agentic_opd.sandboxes") / "supervisor.py").read_text(encoding="utf-8")
 
 
@@ -32,15 +32,15 @@ def job_line(
     limits: Limits,
     result: str,
 ) -> str:
-    """The supervisor's input.
+    """Return the supervisor's input.
 
     Args:
         command: For a shell in `folder`'s work directory.
         timeout_s: Seconds until it is ended.
-        stdin: What it reads; None is an empty input.
-        folder: A folder on the supervisor's machine that holds FOLDERS.
-        path: Where commands are looked for.
-        limits: What each process may use.
+        stdin: Its input; None is an empty input.
+        folder: A folder on the supervisor's machine that contains FOLDERS.
+        path: The PATH of the command.
+        limits: Limits of each process.
         result: The file for the answer.
     """
     job = {
@@ -62,7 +62,7 @@ def job_line(
 
 
 def read_answer(answer: bytes) -> CommandResult:
-    """The supervisor's answer.
+    """Parse the supervisor's answer.
 
     Raises:
         SandboxError: It is not an answer, or some process could not be ended.

@@ -1,11 +1,11 @@
-"""A program that runs one command and leaves no process behind, for places without namespaces to do so.
+"""A program that runs one command and leaves no process behind, for machines without namespaces.
 
 It is started as `python -I -S -c SOURCE`, on this machine or another one, and so imports nothing but the standard
 library (Python 3.8 or later). supervised.py writes its input, one line of JSON on stdin, and reads its answer, one line
 of JSON in the job's result file. Every process that the command starts, daemons too, ends before it answers: orphans
 become its children (PR_SET_CHILD_SUBREAPER). SIGTERM ends them all.
 
-What defeats it is a command that kills it: both run as one user.
+A command can kill it, because both run as the same user.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class _Watched:
         self._fds = [out_fd, woken]
 
     def watch(self, timeout_s: float, output_bytes: int) -> None:
-        """Return when it has ended, or is to be ended."""
+        """Return when it has ended, or must be ended."""
         deadline = time.monotonic() + timeout_s
         while True:
             ready = select.select(self._fds, [], [], max(0.0, deadline - time.monotonic()))[0]
@@ -92,7 +92,7 @@ class _Watched:
                 return
 
     def read(self, output_bytes: int) -> bool:
-        """Take what it has written, at most one byte more than is allowed; False at the end."""
+        """Read its output, at most one byte more than allowed; False at the end."""
         with contextlib.suppress(BlockingIOError):
             while len(self.output) <= output_bytes:
                 chunk = os.read(self._out_fd, 65536)
@@ -117,11 +117,11 @@ class _Watched:
 
 
 def end_children() -> int:
-    """Kill every descendant. Returns how many are left after `_END_S` seconds, 0 but for unkillable ones."""
+    """Kill every descendant; return how many still run after `_END_S` seconds (0 unless they are unkillable)."""
     deadline = time.monotonic() + _END_S
     while True:
         try:
-            # Without a child there is no descendant: an orphan would have become a child.
+            # An orphan would have become a child, so without a child there is no descendant.
             while os.waitpid(-1, os.WNOHANG)[0] != 0:
                 pass
         except ChildProcessError:
@@ -169,7 +169,7 @@ def _do_nothing(number: int, frame: object) -> None:
 
 
 def _start(job: dict[str, Any], out_fd: int) -> int:
-    """Start the command in a session of its own."""
+    """Start the command in a new session."""
     stdin = os.open(os.devnull, os.O_RDONLY)
     if job["stdin"] is not None:
         stdin = os.memfd_create("stdin")

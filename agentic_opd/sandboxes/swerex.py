@@ -1,13 +1,13 @@
 """`SwerexSandbox`: a folder on the machine of a SWE-ReX server, and processes that supervisor.py runs there.
 
-Start the server with `swerex-remote --auth-token TOKEN --port PORT` on the machine that the code shall run on: that
-machine, container or cloud sandbox is the isolation, and all sandboxes of one server share it, its network and its
-user. So the agent's code can read what lies on that machine, other episodes' files included, and no limit on disk or
-processes holds but the machine's own. It needs Python 3.8 or later, a shell, tar and findutils.
+Start the server with `swerex-remote --auth-token TOKEN --port PORT` on the machine that runs the code: that machine,
+container or cloud sandbox is the isolation. All sandboxes of one server share it, its network and its user, so the
+agent's code can read all files of that user, those of other episodes included, and only the machine's own limits on
+disk and processes hold. The machine needs Python 3.8 or later, a shell, tar and findutils.
 
-The server answers one request at a time, and a command that runs blocks it: commands are started in the background
-there, and asked for. A command whose environment was killed ends with its time, and the next start's `check()`
-removes its folder.
+The server handles one request at a time, and a running command blocks it, so commands are started in the background and
+polled. If the environment is killed, its commands end at their time limits, and the next start's `check()` removes
+their folders.
 """
 
 import asyncio
@@ -36,9 +36,9 @@ T = TypeVar("T")
 
 _REQUEST_TIMEOUT_S = 60.0
 _SPARE_S = 15.0
-"""Seconds beyond its time after which a command without an answer is given up."""
+"""Seconds beyond its time limit after which a command without an answer is an error."""
 _PART_CHARS = 2**19
-"""A larger request body would hold up the event loop, says aiohttp."""
+"""aiohttp warns that larger request bodies block the event loop."""
 _FIRST_WAIT_S = 0.02
 _LONGEST_WAIT_S = 0.25
 

@@ -1,8 +1,8 @@
-"""A sandbox's limit on memory by looking at what all of its processes hold, where no cgroup can be made.
+"""A sandbox's memory limit by polling the memory of all its processes, where no cgroup can be made.
 
-It looks ten times a second, and more often the more of the limit is held, so that nothing gets far beyond it. What
-can't be seen counts as a file of full size: what is on its way in a socket, is open in a process that lets nobody look,
-or, but for root, is only mapped.
+It polls ten times a second, and more often close to the limit, so that no sandbox gets far beyond it. A file whose size
+is invisible counts with its maximum size: one that is in transit in a socket, is open in a process that can't be
+inspected, or is only mapped (visible to root).
 """
 
 import contextlib
@@ -16,31 +16,31 @@ from agentic_opd.sandboxes.cgroups import FIRST_IN_LINE
 
 _MIB = 2**20
 _QUICKEST_MB_S = 8000
-"""MiB a second that a sandbox might fill at most, for when to look again."""
+"""Highest assumed allocation rate in MiB/s, which sets the polling interval."""
 _SHORTEST_S, _LONGEST_S = 0.002, 0.1
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _UNNAMED = b" (deleted)"
 
 
 class MemoryWatch:
-    """A limit by looking: it ends the sandbox after the fact."""
+    """A memory limit by polling: it ends the sandbox after the fact."""
 
     def __init__(self, limit_mb: int, file_mb: int) -> None:
         self._limit, self._file = limit_mb * _MIB, file_mb * _MIB
         self.pause_s = _SHORTEST_S
 
     def wrap(self, argv: list[str]) -> list[str]:
-        """Become `argv`."""
+        """Return a command that execs `argv`."""
         return ["sh", "-c", f'{FIRST_IN_LINE}; exec "$@"', "sh", *argv]
 
     def exceeded(self, pid: int) -> bool:
-        """Whether the processes below `pid` hold more than the limit."""
+        """Return whether the processes below `pid` hold more than the limit."""
         used = held_by(pid, self._limit, self._file)
         self.pause_s = min(max((self._limit - used) / _MIB / _QUICKEST_MB_S, _SHORTEST_S), _LONGEST_S)
         return used > self._limit
 
     def remove(self) -> None:
-        """Nothing is to be given back."""
+        """There is no resource to release."""
 
 
 _GONE = (FileNotFoundError, ProcessLookupError)
@@ -49,13 +49,13 @@ Files = dict[tuple[int, int], int]
 
 
 def held_by(pid: int, limit: int, file_bytes: int) -> int:
-    """The bytes of memory that the processes below `pid` hold, files without a name included.
+    """Return the bytes of memory that the processes below `pid` hold, unnamed files included.
 
     Args:
-        pid: bubblewrap; neither its memory nor that of its first child, which is bubblewrap too, is looked at.
-        limit: The quick sum counts what processes share since a fork for each of them: that will do where it is below
-            the limit, or files without a name are above it by themselves.
-        file_bytes: What a file of unseen size counts as.
+        pid: bubblewrap; its memory and that of its first child, which is bubblewrap too, do not count.
+        limit: If a quick sum, which counts pages shared by a fork more than once, is below the limit, or unnamed files
+            alone are above it, the exact sum is not computed.
+        file_bytes: Bytes counted for a file of unknown size.
     """
     inside = [process for child in children_of(pid) for process in below(child)]
     files: Files = {}
@@ -73,7 +73,7 @@ def held_by(pid: int, limit: int, file_bytes: int) -> int:
 
 
 def unnamed_bytes(pid: int, device: int, file_bytes: int) -> int:
-    """What `pid` and the processes below it hold in open files of a device that have no name any more."""
+    """Return the bytes of unnamed open files on `device` of `pid` and the processes below it."""
     files: Files = {}
     for process in (pid, *below(pid)):
         with contextlib.suppress(*_GONE):
@@ -82,7 +82,7 @@ def unnamed_bytes(pid: int, device: int, file_bytes: int) -> int:
 
 
 def children_of(pid: int) -> list[int]:
-    """The processes that `pid` and its threads started and that live."""
+    """Return the living children of `pid`'s threads."""
     found: list[int] = []
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         for task in Path(f"/proc/{pid}/task").iterdir():
@@ -92,7 +92,7 @@ def children_of(pid: int) -> list[int]:
 
 
 def below(pid: int) -> list[int]:
-    """All descendants of `pid`."""
+    """Return all descendants of `pid`."""
     found, todo = list[int](), [pid]
     while todo:
         children = children_of(todo.pop())
@@ -102,7 +102,7 @@ def below(pid: int) -> list[int]:
 
 
 def _add_unnamed(process: int, files: Files, file_bytes: int) -> int:
-    """Add the open files of `process` that have no name; returns the bytes of files on their way in its sockets."""
+    """Add the unnamed open files of `process`; return the bytes of files in transit in its sockets."""
     on_their_way = 0
     try:
         for fd in Path(f"/proc/{process}/fd").iterdir():
@@ -118,9 +118,9 @@ def _add_unnamed(process: int, files: Files, file_bytes: int) -> int:
 
 
 def _add_hidden(process: int, files: Files, file_bytes: int) -> None:
-    """Add the open files of a process that lets nobody look at them, such as the hidden tests' own.
+    """Add the open files of a process that can't be inspected, such as that of the hidden tests.
 
-    Of these only the mount and the inode are seen: any file that can be written counts as one of full size.
+    Only mount and inode are visible: every writable file counts with its maximum size.
     """
     with contextlib.suppress(OSError):  # One that is just ending has no mounts any more.
         devices = {_memfd_mount(): _memfd_device()}
@@ -138,7 +138,7 @@ def _add_hidden(process: int, files: Files, file_bytes: int) -> None:
 
 
 def _add_mapped(process: int, files: Files, file_bytes: int) -> None:
-    """Add the shared files without a name that `process` has mapped and perhaps not open."""
+    """Add the unnamed shared files that `process` has mapped, open or not."""
     unseen: Files = {}
     for file, place in _mapped(process).items():
         if file not in files:
@@ -151,7 +151,7 @@ def _add_mapped(process: int, files: Files, file_bytes: int) -> None:
 
 
 def _mapped(process: int) -> dict[tuple[int, int], str]:
-    """The shared files without a name that `process` has mapped, each with a place where it is."""
+    """Return the unnamed shared files that `process` has mapped, each with an address range."""
     found: dict[tuple[int, int], str] = {}
     with contextlib.suppress(*_GONE, PermissionError):
         lines = Path(f"/proc/{process}/maps").read_bytes().splitlines()
@@ -163,14 +163,14 @@ def _mapped(process: int) -> dict[tuple[int, int], str]:
 
 
 def _fields(process: int | str, fd: str) -> dict[str, str]:
-    """What the kernel tells of an open file."""
+    """Return the fields of /proc/PID/fdinfo/FD."""
     lines = Path(f"/proc/{process}/fdinfo/{fd}").read_text().splitlines()
     return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
 
 
 @cache
 def _memfd_mount() -> str:
-    """The mount that all memfds are on."""
+    """Return the mount id of all memfds."""
     with os.fdopen(os.memfd_create("own")) as file:
         return _fields("self", str(file.fileno()))["mnt_id"]
 
@@ -182,7 +182,7 @@ def _memfd_device() -> int:
 
 
 def _private_bytes(process: int) -> int:
-    """The part of a process's memory that is no file, each page shared out among those that share it."""
+    """Return a process's anonymous memory; shared pages are divided among the processes that share them."""
     with contextlib.suppress(*_GONE, PermissionError):
         text = Path(f"/proc/{process}/smaps_rollup").read_text()
         kib = dict(re.findall(r"^(\w+): +(\d+) kB$", text, re.MULTILINE))

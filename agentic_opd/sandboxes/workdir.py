@@ -1,7 +1,7 @@
-"""Files into and out of a sandbox's work directory: by commands inside it, which every kind of sandbox runs.
+"""Copy files into and out of a sandbox's work directory by commands inside it, which every backend can run.
 
-Where the directory lies on this machine (`HostedSandbox`) this process does the same without a command, each of which
-takes some 15 ms of a processor: host_workdir.py.
+If the directory is on this machine (`HostedSandbox`), this process does the same without a command, which saves about
+15 ms of processor time each: host_workdir.py.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from agentic_opd.sandboxes.protocol import HostedSandbox, Sandbox
 
 _TIMEOUT_S = 30.0
 _WRITTEN_BYTES = 2**16
-"""What no limit on files or disk is to be asked about."""
+"""Files up to this size are written without checking the limits on files and disk."""
 
 
 async def put_files(sandbox: Sandbox, files: Mapping[str, str]) -> None:
@@ -47,18 +47,18 @@ async def put_files(sandbox: Sandbox, files: Mapping[str, str]) -> None:
 
 
 async def write_file(sandbox: Sandbox, path: str, content: bytes) -> bool:
-    """Write a small file where this machine can do it as a command would; False where such a command is needed."""
+    """Write a small file if it can be done without a command; return False if a command is needed."""
     if not isinstance(sandbox, HostedSandbox) or len(content) > _WRITTEN_BYTES:
         return False
     return await sandbox.in_workdir(partial(host_workdir.write, path=path, content=content))
 
 
 NO_FILES = f"{hashlib.sha256().hexdigest()}  -"
-"""`digest_of` a directory without files."""
+"""The digest of a directory without files."""
 
 
 def digest_command(left_out: Collection[str] = ()) -> str:
-    """The shell command that prints what `digest_of` returns."""
+    """Return the shell command that prints the result of `digest_of`."""
     pruned = "\\( -name __pycache__ -o -name '.?*' \\) -prune"
     others = "".join(f" ! -path {shlex.quote(f'./{path}')}" for path in sorted(left_out))
     return (
@@ -68,15 +68,15 @@ def digest_command(left_out: Collection[str] = ()) -> str:
 
 
 async def digest_of(sandbox: Sandbox, left_out: Collection[str] = ()) -> str:
-    """A digest of the regular files that `get_files` would read, hidden ones not counted, and of their names.
+    """Return a digest of names and contents of the regular files that `get_files` reads, except hidden ones.
 
     Args:
         sandbox: An entered sandbox.
         left_out: Relative paths of files that do not count.
 
     Returns:
-        Another text if a file was changed, added or removed. If the digest can't be made in time, one that is equal to
-        no other.
+        A text that differs if a file was changed, added or removed. If the digest can't be computed in time, a unique
+        text.
     """
     if isinstance(sandbox, HostedSandbox):
         with contextlib.suppress(TooMuch):
@@ -88,10 +88,10 @@ async def digest_of(sandbox: Sandbox, left_out: Collection[str] = ()) -> str:
 
 
 async def get_files(sandbox: Sandbox, first: str = "solution.py") -> dict[str, bytes]:
-    """The regular files in the work directory, by relative path.
+    """Return the regular files in the work directory, by relative path.
 
-    At most 200 files of at most 1 MiB each, and not more in all than a command may print; `first` comes before all
-    others. Links are not followed; what cannot be read, or has a name that is not UTF-8, is left out.
+    At most 200 files of at most 1 MiB each, limited in total by the output of a command; `first` is read first. Links
+    are not followed; unreadable files and names that are not UTF-8 are left out.
     """
     if isinstance(sandbox, HostedSandbox):
         with contextlib.suppress(TooMuch):
@@ -111,7 +111,6 @@ async def get_files(sandbox: Sandbox, first: str = "solution.py") -> dict[str, b
                 if content is not None and is_text(member.name):
                     files[member.name.removeprefix("./")] = content.read()
     except (tarfile.TarError, ValueError, OverflowError, OSError):
-        # The output ended early (too much of it, or no file at all), or is no archive where the agent may have put
-        # another `tar`; what came whole counts.
+        # The output ended early, or is no archive because the agent replaced `tar`; complete members count.
         pass
     return files
