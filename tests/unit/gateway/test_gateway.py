@@ -491,7 +491,16 @@ def test_bad_bodies_keys_and_sessions_are_refused(tokenizer: Any, tmp_path: Path
         assert (await at.http.get(f"{at.url}/sessions/nobody")).status_code == 404
         assert (await at.http.get(f"{at.url}/v1/nothing")).json()["error"]["message"]
         await at.say(USER, session_id="s")
-        assert (await at.end("s", reward="much")).json()["error"]["param"] == "reward"
+        for reward in ("much", 1e39, -1.7e308, 1_000_001):
+            assert (await at.end("s", reward=reward)).json()["error"]["param"] == "reward"
+        for spelled in (b"1e400", b"-1e400", b"NaN", b"Infinity"):
+            body = b'{"reward": %b}' % spelled
+            refused = await at.http.post(f"{at.url}/sessions/s/end", content=body, headers=json_type)
+            assert refused.status_code == 400, refused.text
+            tool = b'{"type": "function", "function": {"name": "f", "parameters": {"maximum": %b}}}' % spelled
+            body = b'{"messages": [{"role": "user", "content": "u"}], "tools": [%b]}' % tool
+            refused = await at.http.post(f"{at.url}/v1/chat/completions", content=body, headers=json_type)
+            assert refused.status_code == 400, refused.text
         too_many = await at.chat(USER, session_id="t")
         assert (too_many.status_code, too_many.json()["error"]["code"]) == (429, "too_many_sessions")
 
