@@ -77,8 +77,8 @@ class OpenAIJudge:
     """Votes from `/chat/completions` of `base_url`, all asked for at once (`n`).
 
     If the endpoint returns fewer choices than asked for, or refuses more than one, the rest is asked for one by one,
-    concurrently. If it refuses `max_tokens` or `temperature`, it is asked with `max_completion_tokens`, or without; what
-    it takes is found out by its first answer, and remembered.
+    concurrently. If it refuses `max_tokens` or `temperature`, it is asked with `max_completion_tokens`, or without;
+    what it takes is found out by its first answer, and remembered.
 
     Args:
         base_url: The endpoint, ending in /v1.
