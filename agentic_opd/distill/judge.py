@@ -202,7 +202,7 @@ class OpenAIJudge:
         self._form, self._has_answered = form, True
 
     async def _sent(self, messages: Sequence[Message], n: int, form: _Form) -> "_Answer":
-        chat: Any = list(messages)
+        create: Any = self._client.chat.completions.create
         params: dict[str, Any] = {"n": n} if n > 1 else {}
         params |= {form.limit: self._max_tokens} if form.limit else {}
         params |= {"temperature": self._temperature} if form.has_temperature else {}
@@ -210,9 +210,7 @@ class OpenAIJudge:
             await own_turn()  # The client takes milliseconds for a request, and many are made at once.
             start = time.monotonic()
             answer = await self._retried(
-                lambda: self._client.chat.completions.create(
-                    model=self.model, messages=chat, extra_body=self._extra_body, **params
-                )
+                lambda: create(model=self.model, messages=list(messages), extra_body=self._extra_body, **params)
             )
             return _Answer(_texts(answer, self.base_url), time.monotonic() - start)
 
