@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 AnswerT = TypeVar("AnswerT")
 
-_MAY_PASS = ("rate_limit", "overload", "unavailable", "timeout", "server_error", "internal")
+_MAY_PASS = ("rate_limit", "too_many", "exhausted", "overload", "unavailable", "timeout", "server_error", "internal")
 """Parts of error codes in words that say that the same request may be answered later."""
 _TOO_LONG = re.compile(r"context|too (?:large|long)|exceed|greater than|reduce", re.IGNORECASE)
 """What says that a request is refused for its length, and not for a parameter that the endpoint does not know."""
@@ -34,8 +34,6 @@ class _Form(NamedTuple):
 
     def plainer(self, refusal: str) -> "_Form | None":
         """The form without the parameter that a refusal names; None: it names none."""
-        if _TOO_LONG.search(refusal):
-            return None
         if self.has_temperature and re.search(r"\btemperature\b", refusal):
             return self._replace(has_temperature=False)
         if self.limit is not None and re.search(rf"\b{self.limit}\b", refusal):
@@ -186,9 +184,11 @@ class OpenAIJudge:
                 return answer
         raise next(iter(tried.values()))
 
-    def _other_forms(self, form: _Form, refusal: ServerRequestError, n: int) -> "Iterator[_Form]":
+    def _other_forms(self, form: _Form, refusal: ServerRequestError, n: int) -> Iterator[_Form]:
         """What to ask with after a refusal, the likeliest first."""
         yield self._form  # Another request may have found it out meanwhile.
+        if _TOO_LONG.search(refusal.answer):
+            return
         if (plainer := form.plainer(refusal.answer)) is not None:
             yield plainer
         if n == 1 and not self._has_answered:
