@@ -29,7 +29,7 @@ MOST_NATS = 1000.0
 """Largest size of a logprob. Engines write -9999 where they have none."""
 
 MOST_SCORE = 1e6
-"""Largest size of a score, of a part of it and of a reward; a group's statistics stay finite in float32."""
+"""Largest size of a score and of a reward; a group's statistics stay finite in float32."""
 
 
 def check_lengths(what: str, **lengths: int) -> None:

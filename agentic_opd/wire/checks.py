@@ -129,11 +129,6 @@ def _sequence_form(sequence: dict[str, Any]) -> Iterator[Problem]:
     tokens, records = sequence["tokens"], opd.get("turns")
     if not is_number(sequence["scores"]):
         yield Problem("", f"scores: expected a finite number from {-MOST_SCORE:g} to {MOST_SCORE:g}")
-    reward = _object(_object(sequence.get("overrides")).get("reward"))
-    if odd := [name for name, part in reward.items() if isinstance(part, int | float) and not _is_part(part)]:
-        yield Problem(
-            "", f"overrides: reward: {odd[0]} is {reward[odd[0]]!r}, expected {-MOST_SCORE:g} to {MOST_SCORE:g}"
-        )
     if not _is_chat(sequence.get("messages", [])):
         yield Problem("", "messages: expected a list of objects that have a role and a content")
     if not tokens or not _are_ids(tokens):
@@ -307,11 +302,6 @@ def _odd_one(values: list[Any], kind: type[int | float], least: float, most: flo
         return None
     is_good = is_int if kind is int else is_number
     return next((i for i, value in enumerate(values) if not (is_good(value) and least <= value <= most)), None)
-
-
-def _is_part(value: int | float) -> bool:
-    """Whether a number can be a part of a reward; true and false are other things that may stand there."""
-    return isinstance(value, bool) or is_number(value)
 
 
 def _is_chat(messages: Any) -> bool:
