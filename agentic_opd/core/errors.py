@@ -13,6 +13,7 @@
     │   └── ServerMismatchError      it runs, but its model, caps or plugin do not fit the settings
     ├── AlignmentError         lengths or ids that must agree do not; the message holds both
     ├── WireError              JSON is not a scored group
+    ├── TrainingError          losses or gradients are not finite, step after step
     └── OutputError            a file cannot be written, read back, or continued
         └── PlaceError           found at the start: the file or folder that a setting or an argument names
 
@@ -77,6 +78,10 @@ class AlignmentError(OPDError):
 
 class WireError(OPDError):
     """JSON of any origin is not a scored group; the message says which field, what came and what was expected."""
+
+
+class TrainingError(OPDError):
+    """Losses or gradients are not finite, step after step; the weights are those before the first of these steps."""
 
 
 class OutputError(OPDError):

@@ -1,6 +1,7 @@
 """Text that the parts share: a middle that is cut out, and control tokens spelled so that they stay text. Pure."""
 
-from collections.abc import Collection
+import json
+from collections.abc import Collection, Mapping
 from typing import Any
 
 
@@ -42,6 +43,13 @@ FOREIGN_CONTROL_TOKENS = (
     *("<minimax:tool_call>", "</minimax:tool_call>", "]~b]", "[e~["),  # MiniMax
 )
 """Spellings of control tokens of the common model families, for text that a model of any family will read."""
+
+
+def call_arguments(arguments: str | Mapping[str, Any] | None) -> str:
+    """A tool call's arguments as a text; `{}` where a client wrote none: nothing, an empty text or JSON's null."""
+    if arguments is None or (isinstance(arguments, str) and arguments.strip() in ("", "null")):
+        return "{}"
+    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
 
 
 def without_control_tokens(spellings: Collection[str], text: str) -> str:

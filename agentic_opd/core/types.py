@@ -25,6 +25,12 @@ IGNORED = -100
 PROMPT_LOGPROB = 1.0
 """What `inference_logprobs` holds at positions that the policy did not sample, as ManagedServer writes it."""
 
+MOST_NATS = 1000.0
+"""Largest size of a logprob. Engines write -9999 where they have none."""
+
+MOST_SCORE = 1e6
+"""Largest size of a score and of a reward; a group's statistics stay finite in float32."""
+
 
 def check_lengths(what: str, **lengths: int) -> None:
     """Raise AlignmentError unless all `lengths` are equal; the message holds every one of them."""

@@ -12,7 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agentic_opd.core.errors import AlignmentError
-from agentic_opd.core.types import IGNORED, DistillArrays, Episode, TeacherRequest, TeacherRows, check_lengths
+from agentic_opd.core.types import (
+    IGNORED,
+    MOST_NATS,
+    DistillArrays,
+    Episode,
+    TeacherRequest,
+    TeacherRows,
+    check_lengths,
+)
 
 LOGPROB_DECIMALS = 4
 """Teacher logprobs are written with an error of at most 5e-5 nats, near the engine's noise."""
@@ -31,14 +39,17 @@ def check_rows(rows: TeacherRows, request: TeacherRequest, top_k: int, vocab_siz
         vocab_size: Size of the vocabulary, if known.
 
     Raises:
-        AlignmentError: wrong counts, a logprob that is not finite or above 0, an id out of range or repeated, another
-            logprob for the sampled token among the top than by itself, or probabilities that sum to more than 1.
+        AlignmentError: wrong counts, a logprob that is not finite, below -MOST_NATS or above 0, an id out of range or
+            repeated, another logprob for the sampled token among the top than by itself, or probabilities that sum to
+            more than 1.
     """
     check_lengths("teacher rows", got=len(rows.actual_R), expected=request.num_scored)
     check_lengths("teacher top-k", got=rows.top_ids_RK.shape[1], expected=top_k)
     for name, logprobs in (("actual", rows.actual_R), ("top", rows.top_logprobs_RK)):
         if not np.isfinite(logprobs).all():
             raise AlignmentError(f"teacher rows: {int((~np.isfinite(logprobs)).sum())} {name} logprobs are not finite")
+        if logprobs.min(initial=0.0) < -MOST_NATS:
+            raise AlignmentError(f"teacher rows: {name} logprob {logprobs.min():g}, expected at least {-MOST_NATS:g}")
         if logprobs.max(initial=0.0) > LOGPROB_SLACK:
             raise AlignmentError(f"teacher rows: {name} logprob {logprobs.max():g}, expected at most 0")
     ids = rows.top_ids_RK

@@ -2,9 +2,11 @@
 
 import asyncio
 import json
+import logging
+import re
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar, cast
 
 import openai
 from pydantic import SecretStr
@@ -14,7 +16,38 @@ from agentic_opd.core.errors import ServerMismatchError, ServerRequestError, Ser
 from agentic_opd.core.http import NoAnswerError, RetryWindow, may_pass
 from agentic_opd.core.types import Message
 
+logger = logging.getLogger(__name__)
+
 AnswerT = TypeVar("AnswerT")
+
+_MAY_PASS = ("rate_limit", "too_many", "exhausted", "overload", "unavailable", "timeout", "server_error", "internal")
+"""Parts of error codes in words that say that the same request may be answered later."""
+_TOO_LONG = re.compile(r"context|too (?:large|long)|exceed|greater than|reduce", re.IGNORECASE)
+"""What says that a request is refused for its length, and not for a parameter that the endpoint does not know."""
+
+
+class _Form(NamedTuple):
+    """The parameters that a request is sent with; some endpoints refuse one or the other."""
+
+    limit: Literal["max_tokens", "max_completion_tokens"] | None = "max_tokens"
+    has_temperature: bool = True
+
+    def plainer(self, refusal: str) -> "_Form | None":
+        """The form without the parameter that a refusal names; None: it names none."""
+        if self.has_temperature and re.search(r"\btemperature\b", refusal):
+            return self._replace(has_temperature=False)
+        if self.limit is not None and re.search(rf"\b{self.limit}\b", refusal):
+            return self._replace(limit="max_completion_tokens" if self.limit == "max_tokens" else None)
+        return None
+
+
+_PLAINER_FORMS = (
+    _Form("max_completion_tokens"),
+    _Form("max_tokens", has_temperature=False),
+    _Form("max_completion_tokens", has_temperature=False),
+    _Form(None, has_temperature=False),
+)
+"""What an endpoint is asked with that refuses requests without a reason, in this order."""
 
 
 class JudgeReply(NamedTuple):
@@ -42,7 +75,8 @@ class OpenAIJudge:
     """Votes from `/chat/completions` of `base_url`, all asked for at once (`n`).
 
     If the endpoint returns fewer choices than asked for, or refuses more than one, the rest is asked for one by one,
-    concurrently.
+    concurrently. If it refuses `max_tokens` or `temperature`, it is asked with `max_completion_tokens`, or without;
+    what it takes is found out by its first answer, and remembered.
 
     Args:
         base_url: The endpoint, ending in /v1.
@@ -76,15 +110,10 @@ class OpenAIJudge:
         self._client = openai.AsyncOpenAI(
             base_url=base_url, api_key=self._key or "EMPTY", timeout=timeout_s, max_retries=0
         )
-        self._params: dict[str, Any] = {
-            "model": model,
-            "temperature": temperature,
-            "max_tokens": max_tokens,
-            "extra_body": extra_body or None,
-        }
+        self._temperature, self._max_tokens, self._extra_body = temperature, max_tokens, extra_body or None
         self._retry_s, self._window = retry_s, RetryWindow(f"the judge {base_url}")
         self._slots = asyncio.Semaphore(max_concurrent)
-        self._takes_n = True
+        self._takes_n, self._form, self._has_answered = True, _Form(), False
 
     async def ask(self, messages: Sequence[Message], num_votes: int) -> JudgeReply:
         """Return exactly `num_votes` answers; "" stands for one that the endpoint did not give.
@@ -132,18 +161,56 @@ class OpenAIJudge:
                 if error.status not in (400, 422):
                     raise
             # Refused: for its n, or for something that a request for one choice will be refused for too.
+            before = self._form
             answer = await self._request(messages, 1)
-            self._takes_n = False
+            self._takes_n = self._form != before
             return answer
         return await self._request(messages, 1)
 
     async def _request(self, messages: Sequence[Message], n: int) -> "_Answer":
-        many: dict[str, Any] = {"n": n} if n > 1 else {}
+        """Ask in the form that the endpoint takes; a form is remembered if it is answered."""
+        tried: dict[_Form, ServerRequestError] = {}
+        form: _Form | None = self._form
+        while form is not None:
+            try:
+                answer = await self._sent(messages, n, form)
+            except ServerRequestError as error:
+                if error.status not in (400, 422):
+                    raise
+                tried[form] = error
+                form = next((other for other in self._other_forms(form, error, n) if other not in tried), None)
+            else:
+                self._remember(form)
+                return answer
+        raise next(iter(tried.values()))
+
+    def _other_forms(self, form: _Form, refusal: ServerRequestError, n: int) -> Iterator[_Form]:
+        """What to ask with after a refusal, the likeliest first."""
+        yield self._form  # Another request may have found it out meanwhile.
+        if _TOO_LONG.search(refusal.answer):
+            return
+        if (plainer := form.plainer(refusal.answer)) is not None:
+            yield plainer
+        if n == 1 and not self._has_answered:
+            yield from _PLAINER_FORMS
+
+    def _remember(self, form: _Form) -> None:
+        if form != self._form:
+            limit = f"{form.limit} for the limit of tokens" if form.limit else "no limit of tokens"
+            temperature = "" if form.has_temperature else ", and no temperature: its votes are sampled at its own"
+            logger.warning("the judge %s refuses parameters: it is sent %s%s", self.base_url, limit, temperature)
+        self._form, self._has_answered = form, True
+
+    async def _sent(self, messages: Sequence[Message], n: int, form: _Form) -> "_Answer":
+        create: Any = self._client.chat.completions.create
+        params: dict[str, Any] = {"n": n} if n > 1 else {}
+        params |= {form.limit: self._max_tokens} if form.limit else {}
+        params |= {"temperature": self._temperature} if form.has_temperature else {}
         async with self._slots:
             await own_turn()  # The client takes milliseconds for a request, and many are made at once.
             start = time.monotonic()
             answer = await self._retried(
-                lambda: self._client.chat.completions.create(messages=list(messages), **many, **self._params)  # type: ignore[call-overload]
+                lambda: create(model=self.model, messages=list(messages), extra_body=self._extra_body, **params)
             )
             return _Answer(_texts(answer, self.base_url), time.monotonic() - start)
 
@@ -157,19 +224,49 @@ class OpenAIJudge:
 
     async def _once(self, call: Callable[[], Awaitable[AnswerT]]) -> AnswerT:
         try:
-            return await call()
+            answer = await call()
         except (openai.OpenAIError, json.JSONDecodeError) as error:
-            reason = str(error) or type(error).__name__
-            reason = reason.replace(self._key, "***") if self._key else reason
-            if isinstance(error, openai.APIStatusError) and not may_pass(error.status_code):
-                refused = f"judge {self.model!r} at {self.base_url} refused the request: {reason[:1000]}"
-                raise ServerRequestError(refused, error.status_code) from error
-            raise NoAnswerError(reason[:300]) from error
+            status = error.status_code if isinstance(error, openai.APIStatusError) else 500
+            raise self._failure(str(error) or type(error).__name__, status) from error
+        if (found := _error_in(answer)) is not None:
+            raise self._failure(f"HTTP 200 with an error: {found!r}", _status_of(found))
+        return answer
+
+    def _failure(self, reason: str, status: int) -> NoAnswerError | ServerRequestError:
+        """The error that a request came to, by its status; without the key."""
+        reason = reason.replace(self._key, "***") if self._key else reason
+        if may_pass(status):
+            return NoAnswerError(reason[:300])
+        refused = f"judge {self.model!r} at {self.base_url} refused the request: {reason[:1000]}"
+        return ServerRequestError(refused, status, reason)
 
 
 class _Answer(NamedTuple):
     texts: list[str]
     seconds: float
+
+
+def _error_in(answer: object) -> Any:
+    """What an answer holds in place of choices: `{"error": ...}`, in it or in each choice, or vLLM's form of before."""
+    choices = getattr(answer, "choices", None)
+    if isinstance(choices, list) and choices:
+        errors = [getattr(choice, "error", None) for choice in cast(list[Any], choices)]
+        return errors[0] if all(errors) else None
+    if getattr(answer, "object", None) == "error":
+        return {name: getattr(answer, name, None) for name in ("message", "code")}
+    return getattr(answer, "error", None) or None
+
+
+def _status_of(error: object) -> int:
+    """The HTTP status that an error in a body stands for, by its code; 400 where it says none."""
+    fields = cast(Mapping[str, Any], error) if isinstance(error, Mapping) else {}
+    for code in (fields.get("code"), fields.get("status"), fields.get("type")):
+        text = str(code).lower()
+        if re.fullmatch("[45][0-9][0-9]", text):
+            return int(text)
+        if any(part in text for part in _MAY_PASS):
+            return 503
+    return 400
 
 
 def _texts(answer: Any, base_url: str) -> list[str]:

@@ -4,13 +4,13 @@ In: JSON. Out: `Asked`, or a `RefusedError` that names the field. A field that i
 sampling parameter that is silently left out changes what is sampled.
 """
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from agentic_opd.core.text import call_arguments
 from agentic_opd.core.types import Message
 from agentic_opd.gateway.errors import RefusedError
 
@@ -36,7 +36,7 @@ class _TextPart(_Closed):
 
 class _Function(_Open):
     name: str
-    arguments: str | dict[str, Any]
+    arguments: str | dict[str, Any] | None = None
 
 
 class _Call(_Open):
@@ -63,7 +63,7 @@ class _Message(_Open):
             message["tool_calls"] = [
                 {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": text}}
                 for call in self.tool_calls
-                for text in [_as_json(call.function.arguments)]
+                for text in [call_arguments(call.function.arguments)]
             ]
         return message
 
@@ -278,7 +278,3 @@ def _altering(sampling: dict[str, Any]) -> Iterator[str]:
             yield name
     if sampling.get("temperature") == 0:
         yield "temperature"
-
-
-def _as_json(arguments: str | dict[str, Any]) -> str:
-    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)

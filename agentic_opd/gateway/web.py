@@ -3,13 +3,14 @@
 import asyncio
 import json
 import logging
+import math
 import secrets
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import aclosing, suppress
 from functools import partial
 from hashlib import sha256
-from typing import Annotated, Any, NoReturn, Protocol, TypeVar
+from typing import Annotated, Any, Protocol, TypeVar
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
@@ -18,6 +19,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from agentic_opd.core.errors import OPDError, ServerUnreachableError
+from agentic_opd.core.types import MOST_SCORE
 from agentic_opd.gateway.choice import Finished, Piece
 from agentic_opd.gateway.config import is_loopback
 from agentic_opd.gateway.errors import RefusedError
@@ -44,7 +46,7 @@ class _Ending(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    reward: Annotated[float, Field(allow_inf_nan=False)] | None = None
+    reward: Annotated[float, Field(ge=-MOST_SCORE, le=MOST_SCORE)] | None = None
     feedback: Annotated[str, Field(max_length=100_000)] | None = None
 
 
@@ -325,14 +327,21 @@ async def _json(request: Request, max_bytes: int, *, or_nothing: bool = False) -
         raise RefusedError(415, "the body must be JSON, with 'Content-Type: application/json'")
     try:
         if len(body) <= _PARSED_AT_ONCE:
-            return json.loads(body, parse_constant=_refuse_constant)
-        return await asyncio.to_thread(json.loads, bytes(body), parse_constant=_refuse_constant)
+            return _parsed(body)
+        return await asyncio.to_thread(_parsed, bytes(body))
     except (ValueError, RecursionError) as error:
         raise RefusedError(400, "the body is not JSON that can be read") from error
 
 
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
+def _parsed(body: bytes | bytearray) -> object:
+    """JSON without NaN and infinity, however these are spelled."""
+    return json.loads(body, parse_constant=_finite, parse_float=_finite)
+
+
+def _finite(spelled: str) -> float:
+    if not math.isfinite(number := float(spelled)):
+        raise ValueError(f"{spelled:.20} is no finite number")
+    return number
 
 
 async def _discard(chunks: AsyncGenerator[bytes]) -> None:

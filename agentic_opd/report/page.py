@@ -50,8 +50,6 @@ _MAIN = "main.js"
 LOGPROB_UNIT = 1e-4
 """Teacher's logprobs are packed in units of this, which is how they are written in the file."""
 MAX_TOKEN_CHARS = 2000
-_INT32 = np.iinfo(np.int32)
-_FLOAT32 = np.finfo(np.float32)
 
 
 def choose_tokenizer(run: Run, name: str | None) -> tuple[Any | None, list[str]]:
@@ -336,11 +334,11 @@ def _row(rollout: Rollout) -> dict[str, Any]:
 
 
 def _float32(logprobs: NDArray[np.float64]) -> NDArray[np.float32]:
-    return logprobs.clip(_FLOAT32.min, _FLOAT32.max).astype("<f4")
+    return logprobs.astype("<f4")
 
 
 def _quantised(logprobs: NDArray[np.float64]) -> NDArray[np.int32]:
-    return (logprobs / LOGPROB_UNIT).round().clip(_INT32.min, 0).astype("<i4")
+    return (logprobs / LOGPROB_UNIT).round().astype("<i4")
 
 
 def _container(head: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> bytes:

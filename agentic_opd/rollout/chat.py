@@ -1,22 +1,24 @@
 """Messages to token ids and back: prompts that extend what was sampled, and turns parsed from sampled ids.
 
-What users, tasks and tools wrote is text: a `<|im_end|>` that a program prints is broken by a space before it is
-rendered, so that it can't end a message or open one in another's name. The messages themselves stay as they are.
+What a message says is text: a `<|im_end|>` that a program prints is broken by a space before it is rendered, so that it
+can't end a message or open one in another's name. In what assistants and system prompts say, and in the tools, those
+around reasoning and calls are left, for they may be meant. The messages themselves stay as they are.
 
 In: a `renderers` renderer and chat messages. Out: `Prompt` (ids and the two places where a hint may enter) and
 `ParsedTurn`. Sampled ids are never rendered again: what follows them is added behind them.
 """
 
 import json
+import re
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 from renderers import ParsedToolCall, RenderedTokens, Renderer, ToolCallParseStatus
 
 from agentic_opd.core.errors import RendererError
-from agentic_opd.core.text import control_tokens, without_control_tokens
+from agentic_opd.core.text import call_arguments, control_tokens, without_control_tokens
 from agentic_opd.core.types import Message, ToolCall
 
 _PARSE_ERRORS = {
@@ -25,6 +27,13 @@ _PARSE_ERRORS = {
     ToolCallParseStatus.MISSING_NAME: "the tool call has no name",
     ToolCallParseStatus.MALFORMED_STRUCTURE: "the tool call is malformed",
 }
+
+
+_BETWEEN = -2
+"""The owner of tokens between two turns of the assistant's."""
+_REASONING_END = "</think>"
+_INNER = re.compile("think|tool|arg_", re.IGNORECASE)
+"""Of the control tokens, those that stand inside of an assistant's turn: around its reasoning and its calls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +65,8 @@ class Chat:
         self.tools: list[Any] = list(tools)
         self.stop_token_ids = list(renderer.get_stop_token_ids())
         self._control = tuple(control_tokens(tokenizer).values())
+        self._structural = tuple(token for token in self._control if not _INNER.search(token))
+        self._written_tools: list[Any] = [self._plain_json(tool) for tool in self.tools]
         self._special_ids: frozenset[int] = frozenset(getattr(tokenizer, "all_special_ids", ()))
 
     def first_prompt(self, messages: Sequence[Message]) -> Prompt:
@@ -65,7 +76,8 @@ class Chat:
             RendererError: they can't be rendered.
         """
         with _renderer_errors("rendering the first prompt"):
-            rendered = self.renderer.render(self._as_text(messages), tools=self.tools, add_generation_prompt=True)  # type: ignore[arg-type]
+            text, tools = self._as_text(messages), self._written_tools
+            rendered = self.renderer.render(text, tools=tools, add_generation_prompt=True)  # type: ignore[arg-type]
             return self._place(rendered, messages, known=0, last_user_end=None)
 
     def next_prompt(
@@ -83,14 +95,14 @@ class Chat:
             start: Where the completion begins.
             last_user_end: Where the content of the last user message ends.
             history: All messages up to and including the last turn's.
-            new: What answered it: tool results, user messages.
+            new: What answered it: tool results, user messages; nothing where the assistant goes on by itself.
 
         Raises:
             RendererError: the chat template rewrites earlier messages, or can't render the new ones.
         """
         with _renderer_errors("rendering the next prompt"):
             text = self._as_text(new)
-            rendered = self.renderer.bridge_to_next_turn(known_ids[:start], known_ids[start:], text, tools=self.tools)  # type: ignore[arg-type]
+            rendered = self._bridged(known_ids, start, text) if new else self._reopened(known_ids, start)
             if rendered is None:
                 rendered = self._extend_by_template(known_ids, start, self._as_text(history), text)
             if rendered.token_ids[: len(known_ids)] != known_ids:
@@ -135,10 +147,9 @@ class Chat:
         Raises:
             RendererError: it can't be rendered, or not behind a prompt of the messages before it.
         """
-        text = self._as_text(messages)
         prompt = self.first_prompt(messages[:-1])
         with _renderer_errors("rendering a turn"):
-            whole = self.renderer.render_ids(text, tools=self.tools)  # type: ignore[arg-type]
+            whole = self.renderer.render_ids(self._as_text(messages), tools=self._written_tools)  # type: ignore[arg-type]
         shared = min(_first_difference(whole, prompt.token_ids), len(prompt.token_ids))
         closes = [i for i, token in enumerate(whole) if i >= shared and token in self.stop_token_ids]
         ids = tuple(whole[shared : closes[-1] + 1 if closes else len(whole)])
@@ -149,13 +160,52 @@ class Chat:
             )
         return ids
 
+    def _bridged(self, known_ids: list[int], start: int, new: list[Any]) -> RenderedTokens | None:
+        """What the renderer adds to the known ids; None if it can't without rendering all of them again.
+
+        Renderers refuse a turn that ended inside of its reasoning. What follows a turn depends on its end alone, so it
+        is taken from a turn that closes its reasoning and ends as this one did.
+        """
+        prompt, turn = known_ids[:start], known_ids[start:]
+        rendered = self.renderer.bridge_to_next_turn(prompt, turn, new, tools=self._written_tools)
+        if rendered is not None or turn[-1] not in self.stop_token_ids or _REASONING_END not in self._control:
+            return rendered
+        closed: list[int] = [*self.tokenizer.encode(_REASONING_END, add_special_tokens=False), turn[-1]]
+        other = self.renderer.bridge_to_next_turn(prompt, closed, new, tools=self._written_tools)
+        length = len(prompt) + len(closed)
+        if other is None or other.token_ids[:length] != [*prompt, *closed]:
+            return None
+        return RenderedTokens(
+            token_ids=known_ids + other.token_ids[length:],
+            message_indices=[-1] * len(known_ids) + other.message_indices[length:],
+            is_content=[False] * len(known_ids) + other.is_content[length:] if other.is_content else [],
+        )
+
+    def _reopened(self, known_ids: list[int], start: int) -> RenderedTokens | None:
+        """The known ids and another opening of the assistant's: what a user's message adds, without that message."""
+        rendered = self._bridged(known_ids, start, [{"role": "user", "content": "u"}])
+        if rendered is None:
+            return None
+        owners = rendered.message_indices
+        opening = 1 + max((i for i, owner in enumerate(owners) if owner == 0), default=len(owners) - 1)
+        kept = [i for i, owner in enumerate(owners) if owner != 0]
+        return RenderedTokens(
+            token_ids=[rendered.token_ids[i] for i in kept],
+            message_indices=[-1 if i >= opening else _BETWEEN for i in kept],
+            is_content=[rendered.is_content[i] for i in kept] if rendered.is_content else [],
+        )
+
     def _extend_by_template(
         self, known_ids: list[int], start: int, history: Sequence[Message], new: Sequence[Message]
     ) -> RenderedTokens:
         """What the template adds after the last turn, taken from two full renders and put behind the known ids."""
-        old = self.renderer.render_ids(list(history), tools=self.tools)  # type: ignore[arg-type]
-        full = self.renderer.render([*history, *new], tools=self.tools, add_generation_prompt=True)  # type: ignore[list-item]
-        close = next((i for i in range(len(old) - 1, -1, -1) if old[i] in self.stop_token_ids), None)
+        tools = self._written_tools
+        before_new = self.renderer.render(list(history), tools=tools)  # type: ignore[arg-type]
+        old, last = before_new.token_ids, len(history) - 1
+        full = self.renderer.render([*history, *new], tools=tools, add_generation_prompt=True)  # type: ignore[list-item]
+        own = [i for i, owner in enumerate(before_new.message_indices) if owner == last]
+        turn = range(own[0] if own else len(old), len(old))  # Some families close none: its end is the next one's role.
+        close = next((i for i in reversed(turn) if old[i] in self.stop_token_ids), None)
         if full.token_ids[: len(old)] != old or close is None:
             raise RendererError(
                 "the chat template rewrites earlier messages when new ones follow, so the sampled tokens can't be "
@@ -165,7 +215,7 @@ class Chat:
         cut_off = known_ids[-1] not in self.stop_token_ids
         before = [*known_ids, old[close]] if cut_off else known_ids
         shift = len(history)
-        indices = [i - shift if i >= shift else -1 for i in full.message_indices[after:]]
+        indices = [i - shift if i >= shift else -1 if i == -1 else _BETWEEN for i in full.message_indices[after:]]
         return RenderedTokens(
             token_ids=before + full.token_ids[after:],
             message_indices=[-1] * len(before) + indices,
@@ -173,13 +223,40 @@ class Chat:
         )
 
     def _as_text(self, messages: Sequence[Message]) -> list[Message]:
-        """The messages, with no control token spelled out in what users and tools wrote."""
-        return [
-            {**message, "content": without_control_tokens(self._control, message["content"])}
-            if message["role"] in ("user", "tool") and isinstance(message["content"], str)
-            else message
-            for message in messages
-        ]
+        """The messages, with no control token spelled out in them, and with arguments in every call."""
+        return [self._plain(message) for message in messages]
+
+    def _plain(self, message: Message) -> Message:
+        spellings = self._control if message["role"] in ("user", "tool") else self._structural
+        texts = {name: message.get(name) for name in ("content", "reasoning_content", "name")}
+        plain: Message = {
+            name: without_control_tokens(spellings, text) for name, text in texts.items() if isinstance(text, str)
+        }
+        if calls := message.get("tool_calls"):
+            plain["tool_calls"] = [
+                {**call, "function": self._plain_json(function | {"arguments": arguments})}
+                for call in calls
+                for function in [call["function"]]
+                for arguments in [self._plain_arguments(function.get("arguments"))]
+            ]
+        return {**message, **plain}
+
+    def _plain_arguments(self, arguments: Any) -> Any:
+        """Arguments as they came, JSON text or an object; a text in which an escape hides a token is written again."""
+        if not isinstance(arguments, str | None):
+            return arguments
+        text = call_arguments(arguments)
+        if "\\" in text:
+            with suppress(ValueError, RecursionError):
+                shown = json.dumps(json.loads(text), ensure_ascii=False)
+                return text if without_control_tokens(self._structural, shown) == shown else shown
+        return text
+
+    def _plain_json(self, data: dict[str, Any]) -> dict[str, Any]:
+        """JSON data with no control token spelled out in it: such a token stands inside of a text, if anywhere."""
+        text = json.dumps(data, ensure_ascii=False)
+        plain = without_control_tokens(self._structural, text)
+        return data if plain == text else json.loads(plain)
 
     def _place(
         self, rendered: RenderedTokens, messages: Sequence[Message], *, known: int, last_user_end: int | None

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agentic_opd.core.errors import AlignmentError
-from agentic_opd.core.types import IGNORED, PROMPT_LOGPROB, Message, ToolCall, Turn, check_lengths
+from agentic_opd.core.types import IGNORED, MOST_NATS, PROMPT_LOGPROB, Message, ToolCall, Turn, check_lengths
 from agentic_opd.rollout.chat import Chat, Prompt
 
 
@@ -27,6 +27,10 @@ class Completion:
         check_lengths("completion", token_ids=len(self.token_ids), logprobs=len(self.logprobs))
         if not self.token_ids:
             raise AlignmentError("completion: no token was sampled")
+        if (at := next((i for i, one in enumerate(self.logprobs) if not abs(one) <= MOST_NATS), None)) is not None:
+            raise AlignmentError(
+                f"completion: token {at} has the logprob {self.logprobs[at]!r}; does the model compute?"
+            )
 
 
 @dataclass(frozen=True, slots=True)

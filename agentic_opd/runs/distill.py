@@ -42,6 +42,7 @@ from agentic_opd.distill.teacher import TeacherClient
 from agentic_opd.rollout.chat import Chat
 from agentic_opd.rollout.conversation import Completion, Conversation
 from agentic_opd.rollout.renderer import explained_tokenizer_errors, load_renderer
+from agentic_opd.runs.logs import has_arguments, plain_messages
 from agentic_opd.wire.group import ScoredRollout, TurnRecord
 
 __all__ = ["DistillArrays", "DistillConfig", "Episode", "PolicyDistiller", "TurnRecord"]
@@ -129,31 +130,40 @@ def _with_versions(turns: Sequence[Turn], records: Sequence[TurnRecord] | None) 
 def episode_said(messages: Sequence[Message], chat: Chat, task_id: str) -> Episode:
     """The episode of a conversation in text: its ids are those that the renderer writes, and no policy sampled them.
 
-    Its `logprobs_T` say nothing yet: 0.0 at the assistant's tokens; see `PolicyDistiller.with_logprobs`.
+    What the assistant says before any user, and a turn with a call whose arguments are no JSON object, is context: it
+    is read and not learned. Its `logprobs_T` say nothing yet: 0.0 at the assistant's tokens; see
+    `PolicyDistiller.with_logprobs`.
 
     Raises:
-        AlignmentError: the assistant says nothing in it.
+        AlignmentError: a message can't be read, or the assistant says nothing that can be learned.
         RendererError: it can't be rendered.
     """
-    messages = _complete(messages)
-    said = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
-    if not said:
-        raise AlignmentError("the assistant says nothing in it")
+    messages = plain_messages(messages)
+    first_user = next((i for i, message in enumerate(messages) if message["role"] == "user"), len(messages))
+    assistants = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+    said = [i for i in assistants if i > first_user]
+    context = {i for i in assistants if i < first_user or not has_arguments(messages[i])}
+    if context >= {*said}:
+        raise AlignmentError("the assistant says nothing in it that answers a user and can be learned")
     talk = Conversation(chat, messages[: said[0]])
     for at, following in zip(said, [*said[1:], len(messages)], strict=True):
-        ids = chat.written(messages[: at + 1])
+        asked = next(i for i in range(at, 0, -1) if messages[i - 1]["role"] != "assistant")
+        ids = chat.written([*messages[:asked], messages[at]])
         talk.add(Completion(ids, (0.0,) * len(ids)), parse=False)
         talk.messages[-1] = messages[at]
         talk.answer(messages[at + 1 : following])
-    record = talk.record()
+    record, turns = talk.record(), [turn for turn in talk.turns if turn.message_index not in context]
+    learned = {position for turn in turns for position in range(turn.start, turn.end)}
+    places = range(len(record.tokens_T))
     return Episode(
         task=Task(task_id, "", None),
         messages=tuple(messages),
         tokens_T=record.tokens_T,
-        masks_T=record.masks_T,
-        logprobs_T=record.logprobs_T,
-        turns=tuple(talk.turns),
+        masks_T=tuple(record.masks_T[p] if p in learned else IGNORED for p in places),
+        logprobs_T=tuple(record.logprobs_T[p] if p in learned else PROMPT_LOGPROB for p in places),
+        turns=tuple(turns),
         stop_reason=StopReason.CLOSED,
+        context_turns=tuple(ContextTurn(index, "not_sampled") for index in sorted(context)),
     )
 
 

@@ -16,6 +16,7 @@ from agentic_opd.core.concurrency import gather_all
 from agentic_opd.core.errors import AlignmentError, PlaceError, WireError
 from agentic_opd.core.types import IGNORED, PROMPT_LOGPROB, Episode, TurnOutcome
 from agentic_opd.runs.distill import UNMATCHED, PolicyDistiller, episode_of, episode_said, without_rows
+from agentic_opd.runs.logs import plain_messages, plain_tools
 from agentic_opd.wire.checks import read_group
 from agentic_opd.wire.group import GroupDistillation, ScoredGroup, ScoredRollout
 
@@ -94,12 +95,11 @@ def _messages_problem(fields: Mapping[str, Any]) -> str | None:
     messages: Any = fields.get("messages")
     if not isinstance(messages, list) or not messages:
         return "tokens and messages: expected a scored group's tokens, or a conversation's list of messages"
-    for index, message in enumerate(cast(list[Any], messages)):
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            return f"messages[{index}]: expected an object with a role, got {message!r:.80}"
-    tools: Any = fields.get("tools") or []
-    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in cast(list[Any], tools)):
-        return "tools: expected a list of objects"
+    try:
+        plain_messages(messages)
+        plain_tools(fields)
+    except AlignmentError as error:
+        return str(error)
     return None
 
 
@@ -166,7 +166,7 @@ class FileDistiller:
     async def _messages(self, line: Line) -> DistilledLine:
         if self.keep_hints:
             raise AlignmentError("a conversation in text has no hints to keep; leave --keep-hints out")
-        chat = self.by.chat_with(line.fields.get("tools") or self.tools)
+        chat = self.by.chat_with(plain_tools(line.fields) or self.tools)
         try:
             episode = episode_said(line.fields["messages"], chat, line.item_id)
         except UNMATCHED as error:

@@ -4,8 +4,10 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager
+import os
+import stat
+from collections.abc import AsyncGenerator, Generator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Annotated, cast
 
@@ -20,6 +22,8 @@ from agentic_opd.serving.engine import WEIGHTS_ROOT_VARIABLE, LoadedFiles, Plugi
 from agentic_opd.serving.web import Body, read_body
 
 logger = init_logger("vllm.agentic_opd.reload")
+
+_MAX_CONFIG_BYTES = 2**20
 
 
 class ReloadBody(Body, frozen=True):
@@ -63,6 +67,7 @@ async def load_adapter(state: PluginState, raw: bytes) -> dict[str, int]:
 async def _load_adapter(state: PluginState, folder: Path, body: AdapterBody) -> int:
     engine = cast(AdapterEngine, state.engine)
     async with state.reload_lock:
+        check_files(folder, state.weights_root)  # Again: the lock may have taken minutes.
         await state.adapters.load(engine, folder, body.version, as_teacher=body.as_teacher)
     logger.info("Loaded adapter %s as %s version %d", folder, "teacher" if body.as_teacher else "weight", body.version)
     return body.version
@@ -78,9 +83,10 @@ def check_adapter(folder: Path, state: PluginState) -> None:
         message = "this server takes no adapters: restart it with scripts/serve_vllm --max-lora-rank N"
         raise RefusedError("path", message, 409)
     try:
-        config = json.loads((folder / "adapter_config.json").read_text())
+        with opened(folder / "adapter_config.json") as descriptor:
+            config = json.loads(os.read(descriptor, _MAX_CONFIG_BYTES))
         rank = int(config["r"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise RefusedError("path", f"adapter_config.json of the adapter can't be read: {error}") from error
     if rank > state.adapters.max_rank:
         raise RefusedError(
@@ -99,6 +105,7 @@ async def reload_checkpoint(state: PluginState, checkpoint: Path, version: int |
     """
     await asyncio.to_thread(check_fits, checkpoint, state)
     async with swapped_weights(state, version) as known:
+        check_files(checkpoint, state.weights_root)  # Again: requests under way may have taken minutes.
         try:
             await state.engine.collective_rpc("reload_weights", kwargs={"weights_path": str(checkpoint)})
         except BaseException:
@@ -141,7 +148,7 @@ def allowed_checkpoint(path: str, root: Path | None) -> Path:
 
     Raises:
         RefusedError: there is no root, the path leads out of it, or it is not a directory with safetensors that the
-            operating system lets us look at.
+            operating system lets us look at; or it holds something else than regular files and directories.
     """
     if root is None:
         raise RefusedError(
@@ -164,12 +171,46 @@ def _checkpoint_in(root: Path, path: str) -> Path:
         raise RefusedError("path", f"{path!r} is outside of the weights root", 403)
     if not checkpoint.is_dir():
         raise RefusedError("path", f"{path!r} is not a directory")
-    files = sorted(checkpoint.glob("*.safetensors"))
-    if not files:
+    if next(checkpoint.glob("*.safetensors"), None) is None:
         raise RefusedError("path", f"{path!r} holds no *.safetensors")
-    if any(not file.resolve().is_relative_to(root) for file in files):
-        raise RefusedError("path", f"a file of {path!r} is a link that leads out of the weights root", 403)
+    check_files(checkpoint, root)
     return checkpoint
+
+
+def check_files(checkpoint: Path, root: Path | None) -> None:
+    """Refuse a directory in which a file is not a regular one of `root`: opening a FIFO or a device may never return,
+    and vLLM's loaders, which open more than weights, hold the interpreter's lock while they wait.
+
+    Raises:
+        RefusedError: names the file.
+    """
+    for file in sorted(checkpoint.iterdir()):
+        try:
+            target = file.resolve(strict=True)
+            mode = target.stat().st_mode
+        except (OSError, RuntimeError) as error:  # a link to nothing, or in a circle
+            raise RefusedError("path", f"{file.name!r} of the directory cannot be looked at: {error}") from error
+        if root is None or not target.is_relative_to(root):
+            raise RefusedError("path", f"{file.name!r} of the directory leads out of the weights root", 403)
+        if not (stat.S_ISREG(mode) or (stat.S_ISDIR(mode) and file.suffix != ".safetensors")):
+            raise RefusedError("path", f"{file.name!r} of the directory is not a regular file")
+
+
+@contextmanager
+def opened(file: Path) -> Generator[int]:
+    """A descriptor to read a regular file by, without waiting for anything else that may stand at its place.
+
+    Raises:
+        RefusedError: it is not a regular file.
+        OSError: it can't be opened.
+    """
+    descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise RefusedError("path", f"{file.name!r} is not a regular file")
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def check_fits(checkpoint: Path, state: PluginState) -> None:
@@ -212,12 +253,12 @@ def tensor_shapes(directory: Path) -> dict[str, list[int]]:
     """Name -> shape of all tensors of a checkpoint; only the files' headers are read.
 
     Raises:
-        RefusedError: a file is broken or cut off.
+        RefusedError: a file is broken, cut off, or not a regular one.
     """
     shapes: dict[str, list[int]] = {}
     for file in sorted(directory.glob("*.safetensors")):
         try:
-            with safe_open(file, framework="np") as tensors:
+            with opened(file) as descriptor, safe_open(f"/dev/fd/{descriptor}", framework="np") as tensors:
                 shapes |= {name: tensors.get_slice(name).get_shape() for name in tensors.keys()}  # noqa: SIM118
         except (SafetensorError, OSError) as error:
             raise RefusedError("path", f"{file.name} cannot be read: {error}") from error

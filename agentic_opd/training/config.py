@@ -18,6 +18,8 @@ PARTS = ("token_advantage", "forward_kl", "reverse_kl", "jensen_shannon", "grpo"
 """The settings of the loss that are weights of its parts."""
 ROUNDED_TOLERANCE = 0.5
 """Nats that rounding to 16 bits makes of unlikely tokens: 0.25 in a run of the demo policy."""
+MOST_SKIPPED_STEPS = 3
+"""Steps in a row of which every update is skipped, after which the run ends: the weights, or all data, are broken."""
 DEFAULT_PARTS: dict[str, float] = {"forward_kl": 1.0}
 """The loss where no part has a weight: what docs/learning shows to learn. GRPO beside it made nothing better there."""
 

@@ -1,7 +1,7 @@
 """The reference trainer's metrics: what each is. They are computed in step.py, push.py and trainer.py."""
 
 from agentic_opd.core.metric import Metric
-from agentic_opd.training.config import PARTS
+from agentic_opd.training.config import MOST_SKIPPED_STEPS, PARTS
 
 TRAINER_METRICS = (
     Metric("loss", "none", "combined loss: the weighted sum of its parts, mean over the updates of the first pass"),
@@ -14,6 +14,12 @@ TRAINER_METRICS = (
     Metric("loss_last", "none", "combined loss of the last pass over the batch"),
     Metric("grad_norm", "none", "norm of the gradient before it is clipped, mean over the updates of the first pass"),
     Metric("grad_norm_last", "none", "the same of the last pass"),
+    Metric(
+        "skipped_updates",
+        "updates",
+        "of all passes, those whose loss or gradient norm was not finite: they change nothing, and are in no mean. "
+        f"After {MOST_SKIPPED_STEPS} steps in a row without any other update the run ends",
+    ),
     Metric("gap_mean", "nats", "teacher with the hint - without it, at the sampled token, mean over scored tokens"),
     Metric(
         "contrast_mean", "nats", "teacher with the hint - with the control hint, likewise, if `loss.contrast` is on"

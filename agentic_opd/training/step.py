@@ -4,6 +4,7 @@ What another policy says comes first, once a batch, for all updates: with contra
 divergences pull towards, and for `start_kl` `read_start` reads where the policy is held.
 """
 
+import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -24,6 +25,11 @@ from agentic_opd.training.losses import (
 from agentic_opd.training.policy import Policy, Reading
 from agentic_opd.training.world import World, unsharded
 
+logger = logging.getLogger(__name__)
+
+SKIPPED = "skipped_updates"
+"""The metric that counts updates whose loss or gradient norm was not finite."""
+
 
 def train_step(
     policy: Policy, optimizer: torch.optim.Optimizer, batch: TrainBatch, config: TrainerConfig, world: World
@@ -31,11 +37,12 @@ def train_step(
     """Update the policy once. What no gradient can come from is not computed: sequences that the loss leaves alone, and
     the end of a sequence after its last trained token. A batch without any leaves the policy as it is.
 
-    Each process gets the whole batch, and computes its share.
+    Each process gets the whole batch, and computes its share. An update whose loss or gradient norm is not finite is
+    skipped: weights and optimizer stay as they are. Both numbers are of all processes, so all of them skip it.
 
     Returns:
         Metrics of the update, as metrics.py describes them: loss and its parts, grad_norm, gap_mean, contrast_mean,
-        logprob_drift, and the counts of tokens.
+        logprob_drift, skipped_updates, and the counts of tokens. A skipped update has its counts only.
     """
     divide = config.loss.divide_by_std
     advantages_B = group_advantages(batch.scores_B, batch.groups_B, batch.rewarded_B, divide_by_std=divide)
@@ -61,9 +68,14 @@ def train_step(
     drift, drifting = sums.pop("drift"), sums.pop("drifting")
     if drifting:
         metrics["logprob_drift"] = drift / drifting
-    norm = torch.nn.utils.clip_grad_norm_(policy.parameters(), config.max_grad_norm)
+    norm = float(unsharded(torch.nn.utils.clip_grad_norm_(policy.parameters(), config.max_grad_norm)))
+    if not (math.isfinite(sums["loss"]) and math.isfinite(norm)):
+        logger.warning("an update is skipped: its loss is %g and its gradient norm %g", sums["loss"], norm)
+        optimizer.zero_grad(set_to_none=True)
+        counts = {"scored_tokens": scored_count, "sampled_tokens": sampled_count, SKIPPED: 1.0}
+        return {**counts, "computed_tokens": sums["computed_tokens"]}
     optimizer.step()
-    return metrics | sums | {"grad_norm": float(unsharded(norm))}
+    return metrics | sums | {"grad_norm": norm, SKIPPED: 0.0}
 
 
 def take_out_control(reference: Policy, batch: TrainBatch, config: TrainerConfig, world: World) -> TrainBatch:
@@ -141,18 +153,19 @@ def _gap_means(batch: TrainBatch, scored_BT: torch.Tensor, *, contrast: bool) ->
 def mean_metrics(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """The metrics of several updates as one: counts are added up, `gap_mean` and `contrast_mean` are those of all
     scored tokens together, `logprob_drift` the mean over the updates that have one, and all else the mean over all
-    updates.
+    updates that were not skipped.
     """
-    size = len(updates)
+    taken = [update for update in updates if not update.get(SKIPPED)]
     result = {
-        name: math.fsum(update.get(name, 0.0) for update in updates) / (1 if name.endswith("_tokens") else size)
+        name: math.fsum(update.get(name, 0.0) for update in updates)
+        / (1 if name.endswith("_tokens") or name == SKIPPED else len(taken))
         for name in chain.from_iterable(updates)
     }
     for name in result.keys() & {"gap_mean", "contrast_mean"}:
-        gaps = math.fsum(update.get(name, 0.0) * update["scored_tokens"] for update in updates)
-        result[name] = gaps / result["scored_tokens"]
+        gaps = math.fsum(update.get(name, 0.0) * update["scored_tokens"] for update in taken)
+        result[name] = gaps / math.fsum(update["scored_tokens"] for update in taken)
     if "logprob_drift" in result:
-        result["logprob_drift"] *= size / sum("logprob_drift" in update for update in updates)
+        result["logprob_drift"] *= len(taken) / sum("logprob_drift" in update for update in taken)
     return result
 
 

@@ -21,12 +21,12 @@ from typing import Any
 
 import torch
 
-from agentic_opd.core.errors import PlaceError
+from agentic_opd.core.errors import PlaceError, TrainingError
 from agentic_opd.runs.files import JsonLines
 from agentic_opd.training.batch import TrainBatch, make_batch
 from agentic_opd.training.checkpoint import Resumed, load_checkpoint, save_checkpoint
 from agentic_opd.training.client import TrainerClient
-from agentic_opd.training.config import TrainerConfig
+from agentic_opd.training.config import MOST_SKIPPED_STEPS, TrainerConfig
 from agentic_opd.training.model import (
     MovingAverage,
     leave_cores_to_others,
@@ -36,7 +36,7 @@ from agentic_opd.training.model import (
 )
 from agentic_opd.training.policy import Policy, StartingPolicy, load_policy
 from agentic_opd.training.push import Probe, WeightPusher
-from agentic_opd.training.step import mean_metrics, read_start, take_out_control, train_step
+from agentic_opd.training.step import SKIPPED, mean_metrics, read_start, take_out_control, train_step
 from agentic_opd.training.world import join_world
 from agentic_opd.wire.group import ScoredGroup
 
@@ -81,6 +81,7 @@ class Trainer:
             logger.warning("resumed with other settings: %s", change)
         self.step = self._saved_step = earlier.step if earlier else 0
         self._unpushed: Probe | None = None  # What proves the next push, if there is something to push.
+        self._skipped_steps = 0  # In a row.
         self._is_busy = self._is_stopping = False
         self._running: asyncio.Task[Any] | None = None
         self._lines: JsonLines | None = None
@@ -102,6 +103,7 @@ class Trainer:
 
         Raises:
             AlignmentError, WireError: a batch is misaligned, or holds what is not a scored group.
+            TrainingError: losses or gradients are not finite, step after step.
             PushMismatchError: a server does not compute what the trainer does.
             ServerError, OutputError: as their clients say.
         """
@@ -189,6 +191,12 @@ class Trainer:
                 metrics["push_bytes"] = pushed.size_bytes
         if self.world.is_first:
             self._log(metrics)
+        if self._skipped_steps >= MOST_SKIPPED_STEPS:
+            raise TrainingError(
+                f"step {self.step}: no update of the last {self._skipped_steps} steps had a finite loss and gradient "
+                f"norm. The weights have not changed in them, and are not saved. Look at the groups of these steps and "
+                f"at the weights of {str(self.config.model)!r}; --resume goes on from the checkpoint before."
+            )
 
     async def _train(self, groups: Sequence[ScoredGroup]) -> dict[str, float]:
         config, start = self.config, time.monotonic()
@@ -205,10 +213,14 @@ class Trainer:
             parameters["lr"] = lr
         order = torch.Generator().manual_seed(config.seed * 1_000_003 + self.step)
         epochs = [await self._epoch(batch, order) for _ in range(config.epochs_per_batch)]
-        if self.average is not None:
-            self.average.update()
-        self._unpushed = Probe.of(batch)
-        metrics = {**epochs[0], "loss_last": epochs[-1]["loss"], "grad_norm_last": epochs[-1]["grad_norm"], "lr": lr}
+        if any("loss" in epoch for epoch in epochs):
+            self._skipped_steps, self._unpushed = 0, Probe.of(batch)
+            if self.average is not None:
+                self.average.update()
+        else:
+            self._skipped_steps += 1
+        last = {f"{name}_last": epochs[-1][name] for name in ("loss", "grad_norm") if name in epochs[-1]}
+        metrics = {**epochs[0], **last, SKIPPED: sum(epoch[SKIPPED] for epoch in epochs), "lr": lr}
         metrics |= {"score_mean": float(batch.scores_B.mean()), **_staleness(groups, self.step)}
         return metrics | {"step_s": time.monotonic() - start}
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, cast, get_args
 
 from agentic_opd.core.errors import WireError
-from agentic_opd.core.types import IGNORED, PROMPT_LOGPROB, EvidenceKind, StepScore, TurnOutcome
+from agentic_opd.core.types import IGNORED, MOST_NATS, MOST_SCORE, PROMPT_LOGPROB, EvidenceKind, StepScore, TurnOutcome
 from agentic_opd.settings.fields import HintSource
 from agentic_opd.wire.group import (
     SAME_LOGPROB,
@@ -31,6 +31,9 @@ from agentic_opd.wire.group import (
 
 SUM_SLACK = 1e-3
 """How far above 1 the probabilities of a row may sum: logprobs are written rounded."""
+
+_MOST_ID = 2**63 - 1
+_LOGPROB = f"a finite number from {-MOST_NATS:g}"
 
 _REQUIRED = ("tokens", "masks", "scores", "inference_logprobs")
 _OPTIONAL = ("messages", "overrides", "advantages", "ref_logprobs")
@@ -125,20 +128,20 @@ def _sequence_form(sequence: dict[str, Any]) -> Iterator[Problem]:
     opd = _object(_object(sequence.get("overrides")).get("opd"))
     tokens, records = sequence["tokens"], opd.get("turns")
     if not is_number(sequence["scores"]):
-        yield Problem("", "scores: expected a finite number")
+        yield Problem("", f"scores: expected a finite number from {-MOST_SCORE:g} to {MOST_SCORE:g}")
     if not _is_chat(sequence.get("messages", [])):
         yield Problem("", "messages: expected a list of objects that have a role and a content")
     if not tokens or not _are_ids(tokens):
         yield Problem("", "tokens: expected token ids, at least one")
         return
-    for name, kind, entry in (
-        ("masks", int, "mask: expected a whole number"),
-        ("inference_logprobs", float, "inference_logprobs: expected a finite number"),
+    for name, kind, most, entry in (
+        ("masks", int, _MOST_ID, "mask: expected a whole number"),
+        ("inference_logprobs", float, MOST_NATS, f"inference_logprobs: expected {_LOGPROB} to {MOST_NATS:g}"),
     ):
         values = sequence[name]
         if not isinstance(values, list) or len(values) != len(tokens):
             yield Problem("", f"{name}: expected {len(tokens)} entries, one a token, got {_size(values)}")
-        elif (at := _odd_one(values, kind)) is not None:
+        elif (at := _odd_one(values, kind, -most, most)) is not None:
             yield Problem(f", position {at}", f"{entry}, got {values[at]!r}")
     yield from _records_form(records, len(tokens))
     yield from _context_form(opd.get("context_turns", []))
@@ -245,20 +248,20 @@ def _rows_form(length: int, ids: Any, logprobs: Any) -> Iterator[Problem]:
             yield Problem(f", position {position}", "row: expected two lists of one length")
         elif not _are_ids(row_ids):
             yield Problem(f", position {position}", "row: an id is not a token id")
-        elif (at := _odd_one(row, float)) is not None:
-            yield Problem(f", position {position}", f"row: logprob {row[at]!r}, expected a finite number, at most 0")
+        elif (at := _odd_one(row, float, -MOST_NATS, SUM_SLACK)) is not None:
+            yield Problem(f", position {position}", f"row: logprob {row[at]!r}, expected {_LOGPROB} to 0")
 
 
 def _are_ids(values: Any) -> bool:
     """Whether this is a list of what could be token ids."""
     if not isinstance(values, list) or not set(map(type, values)) <= {int}:
         return False
-    return not values or (min(values) >= 0 and max(values) < 2**63)
+    return not values or (min(values) >= 0 and max(values) <= _MOST_ID)
 
 
 def _are_logprobs(values: Any) -> bool:
-    """Whether this is a list of finite numbers that rounding at most put above 0."""
-    return isinstance(values, list) and all(is_number(value) and value <= SUM_SLACK for value in values)
+    """Whether this is a list of logprobs, which rounding at most put above 0."""
+    return isinstance(values, list) and all(is_number(value) and -MOST_NATS <= value <= SUM_SLACK for value in values)
 
 
 def _is_step_score(value: Any) -> bool:
@@ -292,12 +295,13 @@ _OPTIONAL_OF_RECORD: dict[str, tuple[Callable[[Any], bool], str]] = {
 """Fields of a record that may be missing, and what they may hold."""
 
 
-def _odd_one(values: list[Any], kind: type[int | float]) -> int | None:
-    """The place of the first value that is not a number: a finite one, or a whole one if `kind` is int."""
-    if set(map(type, values)) <= {kind} and (kind is int or all(map(math.isfinite, values))):
+def _odd_one(values: list[Any], kind: type[int | float], least: float, most: float) -> int | None:
+    """The place of the first value that is not a number from `least` to `most`, or not a whole one if `kind` is int."""
+    is_of_kind = set(map(type, values)) <= {kind} and (kind is int or not any(map(math.isnan, values)))
+    if is_of_kind and (not values or (least <= min(values) and max(values) <= most)):
         return None
     is_good = is_int if kind is int else is_number
-    return next((i for i, value in enumerate(values) if not is_good(value)), None)
+    return next((i for i, value in enumerate(values) if not (is_good(value) and least <= value <= most)), None)
 
 
 def _is_chat(messages: Any) -> bool:
@@ -514,7 +518,7 @@ def _entries_problem(token: int, ids: Sequence[int], logprobs: Sequence[float]) 
     if len(set(ids)) != len(ids):
         return "an id occurs twice"
     if (likely := max(logprobs)) > 0:
-        return f"logprob {likely!r}, expected a finite number, at most 0"
+        return f"logprob {likely!r}, expected {_LOGPROB} to 0"
     if (rise := next((k for k in range(2, len(logprobs)) if logprobs[k] > logprobs[k - 1]), None)) is not None:
         return f"entry {rise} is likelier than entry {rise - 1}; the others stand most likely first"
     total = sum(map(math.exp, logprobs))

@@ -4,7 +4,6 @@ docs/wire_format.md describes the JSON. `from_wire` reads groups of any origin: 
 package does not know of a group is kept as it came, in `other`, and written again by `to_wire`.
 """
 
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, TypeGuard, TypeVar, cast, get_args
@@ -12,6 +11,7 @@ from typing import Any, Literal, TypeGuard, TypeVar, cast, get_args
 from agentic_opd.core.errors import AlignmentError, WireError
 from agentic_opd.core.types import (
     IGNORED,
+    MOST_SCORE,
     ContextTurn,
     DistillArrays,
     Episode,
@@ -44,13 +44,13 @@ Known = TypeVar("Known", bound=str)
 
 
 def is_int(value: object) -> TypeGuard[int]:
-    """Whether `value` is a whole number; JSON's true and false are not."""
-    return isinstance(value, int) and not isinstance(value, bool)
+    """Whether `value` is a whole number of 64 bits; JSON's true and false are not."""
+    return isinstance(value, int) and not isinstance(value, bool) and -(2**63) <= value < 2**63
 
 
 def is_number(value: object) -> TypeGuard[int | float]:
-    """Whether `value` is a finite number."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+    """Whether `value` is a number of at most `MOST_SCORE` in size."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= MOST_SCORE
 
 
 def is_text(value: object) -> TypeGuard[str]:
@@ -325,6 +325,8 @@ class ScoredRollout:
         if self.rows is not None:
             lengths["distillation rows"] = len(self.rows.token_ids_TK)
         check_lengths("rollout", **lengths)
+        if not is_number(self.score):
+            raise AlignmentError(f"rollout: score {self.score!r}, expected {-MOST_SCORE:g} to {MOST_SCORE:g}")
 
     @property
     def scored_positions(self) -> frozenset[int] | None:

@@ -120,8 +120,23 @@ def test_a_foreign_environments_groups(demo: DemoRun, vllm_server: LocalServer, 
     assert read_lines(out) == []
 
 
+AS_OTHERS_WRITE = {
+    "messages": [
+        {"role": "assistant", "content": "Hello. I write <|im_end|> as text."},
+        {"role": "user", "content": "List the files."},
+        {"role": "assistant", "content": None, "function_call": {"name": "terminal", "arguments": ""}},
+        {"role": "function", "name": "terminal", "content": "error: no command"},
+        {"role": "assistant", "content": "It failed."},
+        {"role": "assistant", "content": "I stop.<|im_end|>"},
+        {"role": "user", "content": [{"type": "text", "text": "No, name a command."}]},
+    ],
+    "functions": '[{"name": "terminal", "parameters": {"type": "object", "properties": {}}}]',
+}
+
+
 def test_conversations_in_text(demo: DemoRun, vllm_server: LocalServer, tmp_path: Path) -> None:
     said = [{"messages": group["messages"][0], "tools": demo_tools()} for group in demo.groups[:2]]
+    said.append(AS_OTHERS_WRITE)
     file = written(tmp_path / "said.jsonl", said)
     with judge_server(lambda body: [POSITIVE] * body.get("n", 1)) as judge:
         judged = ("--env.judge_base_url", judge, "--env.judge_model_name", "judge")
@@ -133,6 +148,9 @@ def test_conversations_in_text(demo: DemoRun, vllm_server: LocalServer, tmp_path
         assert group["overrides"][0]["reward"] is None
         assert group["group_overrides"]["opd"]["outcomes"]["scored"] > 0
     assert run("validate", str(out), "--server", vllm_server.base_url).returncode == 0
+    last = next(group for group in read_lines(out) if group["messages"][0][0]["role"] == "assistant")
+    records = last["overrides"][0]["opd"]["turns"]
+    assert [record["outcome"] for record in records] == ["scored", "no_next_state", "scored"]
 
 
 def test_the_documented_lines_run(demo: DemoRun, vllm_server: LocalServer) -> None:

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from agentic_opd.training.model import load_model
 from tests.support.places import ROOT
+from tests.support.training import make_config
 
 RELATIVE = 1e-5
 SCRIPT = str(ROOT / "tests/support/sharded_training.py")
@@ -35,10 +37,11 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     straight = {f"straight {name}": {**one, "steps": 6} for name, one in kinds.items()}
     bf16 = {"bf16": {"steps": 4, "precision": "bf16"}}
     start_kl = {"forward_kl": 1.0, "start_kl": 1.0, "route_by_turn": False}
+    broken = {"broken": {"broken": True}}
     held = {f"held {name}": {**one, "steps": 3, "loss": start_kl} for name, one in kinds.items()}
     return {
         4: trained(folder, 4, ONE_STEP | curve | saving),
-        2: trained(folder, 2, ONE_STEP | curve | resuming | straight | bf16 | held),
+        2: trained(folder, 2, ONE_STEP | curve | resuming | straight | bf16 | held | broken),
         1: trained(folder, 1, ONE_STEP | curve | resuming | bf16 | held),
     }
 
@@ -68,6 +71,16 @@ def test_several_processes_compute_what_one_does(results: Results, name: str, pr
     for tensor, value in sharded["state"].items():
         torch.testing.assert_close(value, alone["state"][tensor], atol=1e-4, rtol=1e-3)
     assert sharded["held"] <= alone["held"] / processes * 1.02
+
+
+def test_all_processes_skip_an_update_that_is_not_finite_in_one_of_them(results: Results) -> None:
+    (line,) = results[2]["broken"]["lines"]
+    assert line["skipped_updates"] == 1.0
+    (fresh,) = results[1]["packed"]["lines"]
+    assert fresh["skipped_updates"] == 0.0
+    start = load_model(make_config(), "cpu").state_dict()
+    for tensor, value in results[2]["broken"]["state"].items():
+        torch.testing.assert_close(value, start[tensor], rtol=0, atol=0)
 
 
 def test_twenty_steps_are_the_same_curve(results: Results) -> None:

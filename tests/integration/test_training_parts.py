@@ -13,8 +13,8 @@ import pytest
 import torch
 from demo_policy import POLICY_DIR
 
-from agentic_opd.core.errors import ConfigError, OutputError
-from agentic_opd.core.types import TurnOutcome
+from agentic_opd.core.errors import ConfigError, OutputError, TrainingError
+from agentic_opd.core.types import DistillArrays, TurnOutcome
 from agentic_opd.training.checkpoint import Resumed, load_checkpoint, save_checkpoint
 from agentic_opd.training.model import MovingAverage, load_model, save_adapter, save_weights, source_dtype
 from agentic_opd.training.policy import Policy, load_policy
@@ -70,6 +70,27 @@ def test_a_run_with_contrast_learns_only_what_the_control_does_not_say(
         assert abs(moved) < 1e-3
     else:
         assert moved < -0.1
+
+
+def test_a_run_ends_after_a_few_steps_without_a_finite_update(tmp_path: Path) -> None:
+    """Broken, whole, and then broken three times: what is whole is learned, what is not changes and saves nothing."""
+    config = make_config(output_dir=tmp_path, vllm_urls=[], total_steps=9, minibatches=1, save_every=2)
+    trainer = Trainer(config)
+    whole = make_group(trainer.model)
+    assert whole.rollouts[0].rows is not None
+    rows = [[float("nan") for _ in row] for row in whole.rollouts[0].rows.logprobs_TK]
+    rows = DistillArrays(whole.rollouts[0].rows.token_ids_TK, rows)
+    broken = replace(whole, rollouts=(replace(whole.rollouts[0], rows=rows), *whole.rollouts[1:]))
+    trainer.client = ScriptedClient(config, [[one] for one in (broken, whole, broken, broken, broken, whole)])
+    weights = {name: one.clone() for name, one in trainer.model.state_dict().items()}
+    with pytest.raises(TrainingError, match="step 5: no update of the last 3 steps"):
+        asyncio.run(trainer.run())
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["skipped_updates"] for line in lines] == [4.0, 0.0, 4.0, 4.0, 4.0]
+    assert ["loss" in line for line in lines] == [False, True, False, False, False]
+    changed = [name for name, one in trainer.model.state_dict().items() if not torch.equal(one, weights[name])]
+    assert changed
+    assert all(one.isfinite().all() for one in trainer.model.state_dict().values())
 
 
 def test_parts_make_the_same_gradient_as_the_whole() -> None:

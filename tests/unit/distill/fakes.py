@@ -226,6 +226,10 @@ async def served(handlers: Mapping[str, Handler]) -> AsyncIterator[str]:
         await server.close()
 
 
+class Refused(dict[str, Any]):
+    """The JSON data of an answer with HTTP status 400."""
+
+
 class Script:
     """A handler that answers its n-th request with its n-th entry, and all later ones with the last.
 
@@ -251,4 +255,4 @@ class Script:
             return web.json_response({"error": {"message": f"status {answer}"}}, status=answer)
         if isinstance(answer, str):
             return web.Response(text=answer, content_type="application/json")
-        return web.json_response(answer)
+        return web.json_response(answer, status=400 if isinstance(answer, Refused) else 200)

@@ -14,7 +14,7 @@ from agentic_opd.core.types import Message
 from agentic_opd.distill.hints import parse_vote
 from agentic_opd.distill.judge import OpenAIJudge
 
-from .fakes import HINT, NEGATIVE, POSITIVE, Script, served
+from .fakes import HINT, NEGATIVE, POSITIVE, Refused, Script, served
 
 T = TypeVar("T")
 CHAT: list[Message] = [{"role": "system", "content": "judge"}, {"role": "user", "content": "turn"}]
@@ -114,11 +114,131 @@ def test_refusals_are_not_retried(status: int) -> None:
     assert len(script.bodies) == 1
 
 
-def test_a_request_that_is_refused_with_and_without_n_fails_with_the_reason() -> None:
+def test_a_request_that_is_refused_in_every_form_fails_with_the_reason() -> None:
+    """With n and without; and as nothing says why, and nothing was answered before, with fewer parameters."""
     script = Script(400)
     with pytest.raises(ServerRequestError, match="status 400"):
         votes(script)
-    assert len(script.bodies) == 2
+    sent = [[name for name in body if name not in ("model", "messages")] for body in script.bodies]
+    assert sent == [
+        ["max_tokens", "n", "temperature"],
+        ["max_tokens", "temperature"],
+        ["max_completion_tokens", "temperature"],
+        ["max_tokens"],
+        ["max_completion_tokens"],
+        [],
+    ]
+
+
+def refusing(*names: str, said: str = "Unsupported parameter: '{}' is not supported with this model.") -> Any:
+    """An endpoint that refuses a request with one of these parameters, and says which."""
+
+    def answer(body: dict[str, Any]) -> Any:
+        name = next((name for name in names if name in body), None)
+        if name is None:
+            return obedient(body)
+        return Refused({"error": {"message": said.format(name), "type": "invalid_request_error"}})
+
+    return answer
+
+
+UNSUPPORTED = "Unsupported parameter: '{}' is not supported with this model. Use 'max_completion_tokens' instead."
+DEFAULT_ONLY = "Unsupported value: '{}' does not support 0.7 with this model. Only the default (1) value is supported."
+
+
+@pytest.mark.parametrize(
+    ("names", "said", "taken"),
+    [
+        (["max_tokens"], UNSUPPORTED, {"max_completion_tokens": 512, "temperature": 0.7}),
+        (["temperature"], DEFAULT_ONLY, {"max_tokens": 512}),
+        (["max_tokens", "temperature"], "{}: Extra inputs are not permitted", {"max_completion_tokens": 512}),
+        (["max_tokens", "max_completion_tokens"], "Unknown name '{}'", {"temperature": 0.7}),
+        (["max_tokens"], "refused", {"max_completion_tokens": 512, "temperature": 0.7}),
+        (["temperature"], "refused", {"max_tokens": 512}),
+    ],
+)
+def test_what_the_endpoint_takes_is_found_out_once(
+    names: list[str], said: str, taken: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    script = Script(refusing(*names, said=said))
+
+    async def ask_twice(judge: OpenAIJudge) -> int:
+        await judge.ask(CHAT, 3)
+        found_out = len(script.bodies)
+        assert len((await judge.ask(CHAT, 3)).texts) == 3
+        assert len(script.bodies) == found_out + 1
+        return found_out
+
+    assert with_judge(script, ask_twice) <= 6
+    assert script.bodies[-1] == {"model": "m", "messages": CHAT, "n": 3, **taken}
+    assert caplog.text.count("refuses parameters") == 1
+
+
+def test_requests_that_are_under_way_together_find_it_out_together() -> None:
+    script = Script(refusing("max_tokens"))
+
+    async def ask_many(judge: OpenAIJudge) -> list[int]:
+        return [len(reply.texts) for reply in await asyncio.gather(*(judge.ask(CHAT, 2) for _ in range(4)))]
+
+    assert with_judge(script, ask_many) == [2] * 4
+
+
+def test_a_prompt_that_is_too_long_costs_the_limit_nothing() -> None:
+    """vLLM names max_tokens too where prompt and answer are more than the context holds."""
+    said = "'max_tokens' or 'max_completion_tokens' is too large: 512. This model's maximum context length is 1024."
+    too_long = Refused({"error": {"message": said, "param": "max_tokens", "code": 400}})
+    script = Script(obedient, too_long, too_long, obedient)
+
+    async def ask(judge: OpenAIJudge) -> None:
+        await judge.ask(CHAT, 3)
+        with pytest.raises(ServerRequestError, match="is too large"):
+            await judge.ask(CHAT, 3)
+        await judge.ask(CHAT, 1)
+
+    with_judge(script, ask)
+    assert len(script.bodies) == 4
+    assert all(body["max_tokens"] == 512 for body in script.bodies)
+
+
+PROVIDER = {"message": "Provider returned error", "code": 502}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"error": PROVIDER},
+        {"error": {"message": "slow down", "code": "429"}},
+        {"error": {"message": "slow down", "type": "rate_limit_exceeded"}},
+        {"object": "error", "message": "engine is gone", "code": 500},
+        {**completion(""), "choices": [{"index": 0, "finish_reason": "error", "message": {}, "error": PROVIDER}]},
+    ],
+)
+def test_an_error_in_an_answer_of_200_is_retried_if_its_code_says_so(body: dict[str, Any]) -> None:
+    script = Script(body, body, obedient)
+    assert votes(script) == [1, 1, 1]
+    assert len(script.bodies) == 3
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        ({"message": f"no credits for {KEY}", "code": 402}, 402),
+        ({"message": f"{KEY} may not", "code": "permission_denied", "status": 403}, 403),
+    ],
+)
+def test_an_error_in_an_answer_of_200_is_that_error(error: dict[str, Any], status: int) -> None:
+    script = Script({"error": error})
+    with pytest.raises(ServerRequestError, match="HTTP 200 with an error") as caught:
+        votes(script)
+    assert (caught.value.status, len(script.bodies)) == (status, 1)
+    assert error["message"].replace(KEY, "***") in str(caught.value)
+
+
+def test_a_parameter_may_be_refused_in_an_answer_of_200() -> None:
+    said = {"error": {"message": "Unsupported parameter: 'max_tokens'", "code": "unsupported_parameter"}}
+    script = Script(lambda body: said if "max_tokens" in body else obedient(body))
+    assert votes(script) == [1, 1, 1]
+    assert [body.get("max_completion_tokens") for body in script.bodies] == [None, 512]
 
 
 def test_something_else_than_a_chat_completion_is_a_mismatch() -> None:

@@ -84,6 +84,7 @@ def broken(**changes: Any) -> dict[str, Any]:
         (b"{}\n", "tokens: expected a list of at least one sequence"),
         (broken(scores=[float("nan"), 0.0]), "scores: expected a finite number"),
         (broken(scores=[10**400, 0.0]), "scores: expected a finite number"),
+        (broken(scores=[0.0, -1.7e308]), "scores: expected a finite number"),
         (broken(inference_logprobs=[[float("nan")] * 8] * 2), "expected a finite number"),
         (broken(masks=[[]] * 2), "masks: expected 8 entries"),
         (broken(distill_logprobs=None), "without the other"),
@@ -108,6 +109,7 @@ def test_a_line_that_breaks_the_format_is_left_out_and_named(line: Any, reason: 
     [
         {"overrides": [None, 7]},
         {"overrides": [{"verification": {"passed": "x", "total": None}, "reward": {"a": float("inf")}}] * 2},
+        {"overrides": [{"reward": {"a": 1.7e308}, "turns": 10**400}] * 2},
         {"group_overrides": {"task_id": 7, "opd": {"noise_floor": "x"}}},
         {"messages": [[{"role": 5, "content": ["a", {"b": float("nan")}]}] for _ in range(2)], "overrides": [{}] * 2},
     ],

@@ -64,7 +64,30 @@ def test_reasoning_that_was_cut_off_is_closed_in_the_next_prompt(tokenizer: Any)
     assert tokenizer.decode(talk.prompt()[len(known) :]).startswith("</think><|im_end|>")
 
 
-@pytest.mark.parametrize("name", ["qwen3", "qwen3.5", "glm-4.5", "glm-5", "glm-5.1"])
+FAMILIES = ["qwen3", "qwen3.5", "glm-4.5", "glm-5", "glm-5.1"]
+
+
+@pytest.mark.parametrize("answer", [TOOL, USER], ids=lambda message: message["role"])
+@pytest.mark.parametrize("text", ["<think>\nI should", "<think>", "Now. <think>a</think> <think>b"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_stop_token_inside_open_reasoning_is_a_turns_end(
+    family_tokenizer: Any, name: str, text: str, answer: Message
+) -> None:
+    """What follows is what follows a turn that closed its reasoning; what was sampled stays as it is."""
+    stop = "<|user|>" if name.startswith("glm") else "<|im_end|>"
+
+    def following(text: str) -> list[int]:
+        talk = Conversation(chat_of(family_tokenizer, name), START)
+        _, known = sampled(talk, text + stop)
+        talk.answer([answer])
+        prompt = talk.prompt()
+        assert prompt[: len(known)] == known
+        return prompt[len(known) :]
+
+    assert following(text) == following(f"{text}</think>")
+
+
+@pytest.mark.parametrize("name", FAMILIES)
 def test_families_that_think_pass_the_check_of_the_start(family_tokenizer: Any, name: str) -> None:
     """GLM closes no turn of its own: the next message's role does."""
     check_round_trip(chat_of(family_tokenizer, name))

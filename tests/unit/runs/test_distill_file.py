@@ -38,7 +38,10 @@ def test_every_line_has_a_name_of_its_own(tmp_path: Path) -> None:
         ({"a": 1}, "line 2: tokens and messages: expected"),
         ({"messages": [{"content": "u"}]}, r"line 2: messages\[0\]: expected an object with a role"),
         ({"messages": [{"role": "user"}], "tools": {}}, None),
-        ({"messages": [{"role": "user"}], "tools": [1]}, "line 2: tools: expected a list of objects"),
+        (
+            {"messages": [{"role": "user"}], "tools": [1]},
+            r"line 2: tools\[0\]: expected an object of a function with a name, got 1",
+        ),
         ({"tokens": [[1]], "scores": [0]}, "masks: expected a list, got nothing"),
         ({"tokens": [[1]], "masks": [[1, 2]], "scores": [0]}, "masks: expected 1 entries, one a token, got 2"),
         (

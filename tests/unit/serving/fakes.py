@@ -3,7 +3,7 @@
 import asyncio
 import warnings
 from argparse import Namespace
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,9 @@ with warnings.catch_warnings():  # torch's and vLLM's own deprecations
 
     from agentic_opd.serving.engine import MAX_BODY_MIB as MAX_BODY_MIB
     from agentic_opd.serving.engine import MAX_BODY_VARIABLE as MAX_BODY_VARIABLE
+    from agentic_opd.serving.engine import RefusedError as RefusedError
     from agentic_opd.serving.plugin import OPDEndpointPlugin
+    from agentic_opd.serving.reload import tensor_shapes as tensor_shapes
     from agentic_opd.serving.web import MOST_SHOWN as MOST_SHOWN
     from agentic_opd.serving.web import PARSED_AT_ONCE as PARSED_AT_ONCE
 
@@ -89,6 +91,7 @@ class TableEngine:
     aborted: int = 0
     calls: list[str] = field(default_factory=list)
     broken_paths: tuple[str, ...] = ()
+    on_pause: Callable[[], None] = lambda: None
     resumed_twice: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def generate(
@@ -149,6 +152,7 @@ class TableEngine:
 
     async def pause_generation(self, *, mode: str) -> None:
         self.calls.append(f"pause {mode}")
+        self.on_pause()
 
     async def resume_generation(self) -> None:
         self.calls.append("resume")

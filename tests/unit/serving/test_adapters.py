@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -133,6 +134,19 @@ def test_what_cannot_be_loaded_is_refused_and_changes_nothing(root: Path) -> Non
         assert said in reply.text
     client.post("/v1/opd/score", json=SCORE)
     assert engine.read_by == [None]
+
+
+@pytest.mark.parametrize("as_teacher", [False, True])
+@pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors", "tokenizer.json"])
+def test_an_adapter_is_of_regular_files(root: Path, name: str, as_teacher: bool) -> None:
+    folder = root / adapter(root, "v1")
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)
+    (folder / "more.safetensors").touch()
+    body = {"path": "v1", "version": 1, "as_teacher": as_teacher}
+    reply = client_of(engine_of()).post("/v1/opd/load_adapter", json=body)
+    assert reply.status_code == 400
+    assert f"'{name}' of the directory is not a regular file" in reply.json()["error"]["message"]
 
 
 def test_a_server_without_lora_says_how_to_get_it(root: Path) -> None:

@@ -1,7 +1,11 @@
 """`/v1/opd/reload_weights`: what may be loaded, and in which order the engine is told."""
 
 import asyncio
+import os
+import socket
 from argparse import Namespace
+from collections.abc import Callable
+from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +13,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from .fakes import TableEngine, app_of, client_of
+from .fakes import RefusedError, TableEngine, app_of, client_of, tensor_shapes
 
 WEIGHTS = {"embed": np.zeros((8, 4), np.float32), "head": np.ones((8, 4), np.float32)}
 
@@ -92,6 +96,68 @@ def test_what_is_no_checkpoint_of_the_model_is_refused(root: Path) -> None:
         assert (reply.status_code, reply.json()["error"]["field"]) == (400, "path"), path
         assert said in reply.json()["error"]["message"]
     assert engine.calls == []
+
+
+def a_fifo(place: Path) -> None:
+    os.mkfifo(place)
+
+
+def a_socket(place: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as server, chdir(place.parent):  # Its path may have 107 characters at most.
+        server.bind(place.name)
+
+
+def a_device(place: Path) -> None:
+    place.symlink_to("/dev/zero")
+
+
+def a_link_to_a_fifo(place: Path) -> None:
+    os.mkfifo(place.parents[1] / "pipe")
+    place.symlink_to(place.parents[1] / "pipe")
+
+
+def a_link_out(place: Path) -> None:
+    place.symlink_to("/etc/hostname")
+
+
+def a_link_to_nothing(place: Path) -> None:
+    place.symlink_to("nothing")
+
+
+def a_directory(place: Path) -> None:
+    (place.with_name("folder.safetensors")).mkdir()
+
+
+NOT_FILES = (a_fifo, a_socket, a_device, a_link_to_a_fifo, a_link_out, a_link_to_nothing, a_directory)
+
+
+@pytest.mark.parametrize("made", NOT_FILES)
+@pytest.mark.parametrize("name", ["more.safetensors", "config.json"])
+def test_only_regular_files_of_the_root_are_opened(root: Path, name: str, made: Callable[[Path], None]) -> None:
+    """Opening a FIFO waits for its other end: a check that opened one would end this test by its time limit."""
+    made(root / "new" / name)
+    engine = engine_of(root)
+    reply = ask(engine, path="new")
+    assert (reply.status_code, reply.json()["error"]["field"]) in ((400, "path"), (403, "path")), reply.text
+    assert engine.calls == []
+
+
+def test_what_is_put_there_behind_the_check_is_refused(root: Path) -> None:
+    os.mkfifo(root / "new" / "more.safetensors")
+    with pytest.raises(RefusedError, match=r"more\.safetensors' is not a regular file"):
+        tensor_shapes(root / "new")
+    (root / "new" / "more.safetensors").unlink()
+    engine = engine_of(root)
+    engine.on_pause = lambda: os.mkfifo(root / "new" / "config.json")
+    assert ask(engine, path="new").status_code == 400
+    assert engine.calls == ["pause wait", "resume"]
+
+
+def test_links_within_the_root_are_followed(root: Path) -> None:
+    (root / "new" / "model.safetensors").rename(root / "blob")
+    (root / "new" / "model.safetensors").symlink_to("../blob")
+    (root / "new" / "folder").mkdir()
+    assert ask(engine_of(root), path="new").json() == {"weight_version": 1}
 
 
 @pytest.mark.parametrize(

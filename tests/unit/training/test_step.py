@@ -133,6 +133,43 @@ def test_a_batch_that_teaches_nothing_leaves_the_model() -> None:
     assert all(torch.equal(now, then) for now, then in zip(policy.parameters(), before, strict=True))
 
 
+def broken_score(batch: TrainBatch, policy: Policy) -> None:
+    batch.scores_B[0] = float("inf")
+
+
+def broken_logprob(batch: TrainBatch, policy: Policy) -> None:
+    batch.old_BT[batch.sampled_BT] = -3e38
+
+
+def broken_row(batch: TrainBatch, policy: Policy) -> None:
+    batch.teacher_BTK[batch.entries_BTK] = float("nan")
+
+
+def broken_gradient(batch: TrainBatch, policy: Policy) -> None:
+    next(policy.parameters()).register_hook(lambda gradient: gradient * float("inf"))
+
+
+@pytest.mark.parametrize("broken", [broken_score, broken_logprob, broken_row, broken_gradient])
+def test_an_update_that_is_not_finite_is_skipped_and_counted(broken: Any, caplog: pytest.LogCaptureFixture) -> None:
+    batch, policy = make_batch(make_groups()), make_policy()
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-3)
+    config = TrainerConfig(model="tiny", loss=ALL)
+    taken = train_step(policy, optimizer, batch, config, World("cpu"))
+    before, state = deepcopy(policy.state_dict()), deepcopy(optimizer.state_dict())
+    broken(batch, policy)
+    skipped = train_step(policy, optimizer, batch, config, World("cpu"))
+    assert "an update is skipped" in caplog.text
+    assert (taken["skipped_updates"], skipped["skipped_updates"]) == (0.0, 1.0)
+    assert {"loss", "grad_norm"} & skipped.keys() == set()
+    for name, value in policy.state_dict().items():
+        assert torch.equal(value, before[name]), name
+    assert optimizer.state_dict()["state"][0]["step"] == state["state"][0]["step"] == 1
+    together = mean_metrics([taken, skipped])
+    assert (together["loss"], together["skipped_updates"]) == (taken["loss"], 1.0)
+    assert together["sampled_tokens"] == 2 * taken["sampled_tokens"]
+    assert mean_metrics([skipped, skipped])["skipped_updates"] == 2.0
+
+
 def test_the_metrics_of_several_updates_count_every_token_alike() -> None:
     few = {"loss": 1.0, "gap_mean": -4.0, "scored_tokens": 1.0, "loss/forward_kl": 1.0}
     many = {"loss": 3.0, "gap_mean": 0.0, "scored_tokens": 3.0}
