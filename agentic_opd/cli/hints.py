@@ -7,7 +7,6 @@ server is imported once the settings are found right.
 import argparse
 import asyncio
 import gzip
-import json
 import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -23,6 +22,7 @@ from agentic_opd.core.exit_codes import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, 
 from agentic_opd.core.intervals import Estimate
 from agentic_opd.core.light import keep_torch_out
 from agentic_opd.core.server_info import fetch_server_info
+from agentic_opd.core.text import read_json
 from agentic_opd.env.config import AgenticOPDEnvConfig, default_settings
 from agentic_opd.report.hints import HintRow, rows_by_evidence, rows_by_hint
 from agentic_opd.report.hints import hinted_turns as rows_of
@@ -205,7 +205,7 @@ def _groups(path: Path) -> Iterator[tuple[int, ScoredGroup]]:
     with opener(path, "rb") as file:
         for number, line in enumerate(file, start=1):
             try:
-                yield number, ScoredGroup.from_wire(json.loads(line))
+                yield number, ScoredGroup.from_wire(read_json(line))
             except (ValueError, RecursionError, WireError):
                 continue
 

@@ -12,6 +12,7 @@ from pydantic import SecretStr
 from agentic_opd.core.concurrency import own_turn
 from agentic_opd.core.errors import ServerMismatchError, ServerRequestError, ServerUnreachableError
 from agentic_opd.core.http import NoAnswerError, RetryWindow, may_pass
+from agentic_opd.core.text import well_formed
 from agentic_opd.core.types import Message
 
 AnswerT = TypeVar("AnswerT")
@@ -159,7 +160,7 @@ class OpenAIJudge:
         try:
             return await call()
         except (openai.OpenAIError, json.JSONDecodeError) as error:
-            reason = str(error) or type(error).__name__
+            reason = well_formed(str(error)) or type(error).__name__
             reason = reason.replace(self._key, "***") if self._key else reason
             if isinstance(error, openai.APIStatusError) and not may_pass(error.status_code):
                 refused = f"judge {self.model!r} at {self.base_url} refused the request: {reason[:1000]}"
@@ -178,4 +179,4 @@ def _texts(answer: Any, base_url: str) -> list[str]:
     if not isinstance(choices, list):
         raise ServerMismatchError(f"{base_url} answered a judge request with something else than a chat completion")
     contents = (getattr(getattr(choice, "message", None), "content", None) for choice in choices)
-    return [content if isinstance(content, str) else "" for content in contents]
+    return [well_formed(content) if isinstance(content, str) else "" for content in contents]

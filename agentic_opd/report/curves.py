@@ -3,7 +3,6 @@
 The file holds, by mode and seed, points [rollouts trained on, pass rate without hints, episodes measured].
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -13,6 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from agentic_opd.core.errors import PlaceError
 from agentic_opd.core.intervals import Estimate, difference, mean_of_tasks
+from agentic_opd.core.text import read_json
 
 
 class Point(NamedTuple):
@@ -54,7 +54,7 @@ def read_curves(path: Path) -> tuple[Curve, ...]:
         PlaceError: the file can't be read, or holds something else.
     """
     try:
-        modes = _FILE.validate_python(json.loads(path.read_bytes()))
+        modes = _FILE.validate_python(read_json(path.read_bytes()))
     except OSError as error:
         raise PlaceError(f"cannot read {str(path)!r}: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:

@@ -9,14 +9,14 @@ In: a `renderers` renderer and chat messages. Out: `Prompt` (ids and the two pla
 
 import json
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 from renderers import ParsedToolCall, RenderedTokens, Renderer, ToolCallParseStatus
 
 from agentic_opd.core.errors import RendererError
-from agentic_opd.core.text import control_tokens, without_control_tokens
+from agentic_opd.core.text import control_tokens, read_json, well_formed, well_formed_json, without_control_tokens
 from agentic_opd.core.types import Message, ToolCall
 
 _PARSE_ERRORS = {
@@ -109,10 +109,10 @@ class Chat:
         """
         with _renderer_errors("parsing a turn"):
             parsed = self.renderer.parse_response(list(completion_ids), tools=self.tools, prompt_ids=prompt_ids)
-        calls = tuple(_tool_call(call, f"call_{message_index}_{i}") for i, call in enumerate(parsed.tool_calls))
-        message: Message = {"role": "assistant", "content": parsed.content}
+            calls = tuple(_tool_call(call, f"call_{message_index}_{i}") for i, call in enumerate(parsed.tool_calls))
+        message: Message = {"role": "assistant", "content": well_formed(parsed.content)}
         if parsed.reasoning_content:
-            message["reasoning_content"] = parsed.reasoning_content
+            message["reasoning_content"] = well_formed(parsed.reasoning_content)
         if calls:
             message["tool_calls"] = [_wire_call(call) for call in calls]
         return ParsedTurn(message, calls)
@@ -127,7 +127,7 @@ class Chat:
     def unparsed(self, completion_ids: Sequence[int]) -> ParsedTurn:
         """A completion as a message that holds its text."""
         text = self.tokenizer.decode(list(completion_ids), skip_special_tokens=True)
-        return ParsedTurn({"role": "assistant", "content": text}, ())
+        return ParsedTurn({"role": "assistant", "content": well_formed(text)}, ())
 
     def written(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """The ids that the last message, the assistant's, is written as behind its prompt, its stop token included.
@@ -173,13 +173,19 @@ class Chat:
         )
 
     def _as_text(self, messages: Sequence[Message]) -> list[Message]:
-        """The messages, with no control token spelled out in what users and tools wrote."""
-        return [
-            {**message, "content": without_control_tokens(self._control, message["content"])}
-            if message["role"] in ("user", "tool") and isinstance(message["content"], str)
-            else message
-            for message in messages
-        ]
+        """The messages as a tokenizer takes them, with no control token spelled out in what users and tools wrote."""
+        return [self._message_as_text(message) for message in messages]
+
+    def _message_as_text(self, message: Message) -> Message:
+        content = message["content"]
+        if isinstance(content, str):
+            content = well_formed(content)
+            if message["role"] in ("user", "tool"):
+                content = without_control_tokens(self._control, content)
+            message = {**message, "content": content}
+        if message.get("tool_calls"):
+            message = {**message, "tool_calls": [_call_as_text(call) for call in message["tool_calls"]]}
+        return message
 
     def _place(
         self, rendered: RenderedTokens, messages: Sequence[Message], *, known: int, last_user_end: int | None
@@ -231,7 +237,17 @@ def _tool_call(call: ParsedToolCall, call_id: str) -> ToolCall:
     if error is None and not isinstance(call.arguments, dict):
         error = "the arguments are not a JSON object"
     arguments = call.arguments if error is None and isinstance(call.arguments, dict) else None
-    return ToolCall(call_id, call.name or "", arguments, call.raw, error)
+    return ToolCall(call_id, well_formed(call.name or ""), well_formed_json(arguments), well_formed(call.raw), error)
+
+
+def _call_as_text(call: dict[str, Any]) -> dict[str, Any]:
+    """The call; a half of a surrogate pair that its arguments spell as an escape would be read by the template."""
+    function = call["function"]
+    arguments = function.get("arguments")
+    if isinstance(arguments, str) and ("\\ud" in arguments or "\\uD" in arguments):
+        with suppress(ValueError, RecursionError):  # What is no JSON stays text.
+            arguments = json.dumps(read_json(arguments), ensure_ascii=False)
+    return {**call, "function": {**function, "arguments": arguments}}
 
 
 def _wire_call(call: ToolCall) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from rich.console import Console
 
 from agentic_opd.core.console import LiveBar
 from agentic_opd.core.errors import OutputError
+from agentic_opd.core.text import text_lines
 from agentic_opd.core.types import Verification, VerifyOutcome
 from agentic_opd.runs.files import JsonLines
 
@@ -53,7 +54,7 @@ class CheckedTask:
         text = f"{self.task_id}: {verdict.passed} of {verdict.total} passed ({self.seconds:.1f} s), {self.outcome}"
         if self.is_passed:
             return text
-        report = "".join(f"\n    {line[:300]}" for line in verdict.report.splitlines()[1 : 1 + _SHOWN_LINES])
+        report = "".join(f"\n    {line[:300]}" for line in text_lines(verdict.report)[1 : 1 + _SHOWN_LINES])
         return f"FAIL {text}{report}"
 
 

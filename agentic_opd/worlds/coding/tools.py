@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from agentic_opd.core.text import cut_middle
+from agentic_opd.core.text import cut_middle, text_lines
 from agentic_opd.core.types import ToolCall, ToolResult
 from agentic_opd.sandboxes.protocol import CommandResult, Sandbox
 from agentic_opd.sandboxes.workdir import write_file
@@ -145,7 +145,7 @@ async def _write(sandbox: Sandbox, limits: ToolLimits, path: str, content: bytes
         raise _ToolError(_stopped(result, limits))
     if result.exit_code != 0:
         # The shell says `bash: line 1: PATH: reason`.
-        lines = result.text.strip().splitlines()
+        lines = text_lines(result.text.strip())
         reason = lines[-1].rpartition(": ")[2] if lines else f"exit code {result.exit_code}"
         raise _ToolError(f"{path!r} cannot be written: {reason}. Write below the current directory.")
 
