@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.table import Table
+from rich.text import Text
 
 from agentic_opd.cli.run_settings import settings_of_run
 from agentic_opd.core.console import LiveBar, log_console, set_up_logging
@@ -22,7 +23,7 @@ from agentic_opd.core.exit_codes import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, 
 from agentic_opd.core.intervals import Estimate
 from agentic_opd.core.light import keep_torch_out
 from agentic_opd.core.server_info import fetch_server_info
-from agentic_opd.core.text import read_json
+from agentic_opd.core.text import printable, read_json
 from agentic_opd.env.config import AgenticOPDEnvConfig, default_settings
 from agentic_opd.report.hints import HintRow, rows_by_evidence, rows_by_hint
 from agentic_opd.report.hints import hinted_turns as rows_of
@@ -246,14 +247,9 @@ def hint_table(title: str, rows: Sequence[HintRow]) -> Table:
             ]
         elif is_measured:
             cells[:0] = ["-", "-", "-"]
-        table.add_row(*map(_plain, cells))
+        table.add_row(*(Text(printable(cell)) for cell in cells))
     return table
 
 
 def _points(lift: Estimate) -> str:
     return f"{100 * lift.value:+.0f} ({100 * lift.low:+.0f} to {100 * lift.high:+.0f})"
-
-
-def _plain(text: str) -> str:
-    """Text that rich takes as it is."""
-    return text.replace("[", r"\[")

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple, NoReturn
 
 from agentic_opd.core.exit_codes import EXIT_FAILED, EXIT_OK, EXIT_USAGE, exit_code
-from agentic_opd.core.text import read_json
+from agentic_opd.core.text import printable_line, read_json
 from agentic_opd.wire.checks import GroupChecker
 from agentic_opd.wire.group import ScoredGroup
 
@@ -60,7 +60,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         report = validate(path)
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
-        print(f"error: cannot read {str(path)!r}: {getattr(error, 'strerror', None) or error}", file=sys.stderr)
+        why = getattr(error, "strerror", None) or error
+        print(f"error: cannot read {str(path)!r}: {printable_line(str(why))}", file=sys.stderr)
         return EXIT_USAGE
     _show(path, report)
     if report.violations:
@@ -169,7 +170,7 @@ def _show(path: Path, report: Report) -> None:
     if "groups with distillation" not in report.counts:
         print("Distillation is absent: no group holds distillation arrays.")
     for violation in report.shown:
-        print(violation)
+        print(printable_line(violation))
     if report.violations > len(report.shown):
         print(f"... and {report.violations - len(report.shown):,} more")
     plural = "" if report.violations == 1 else "s"

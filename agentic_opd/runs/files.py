@@ -13,7 +13,7 @@ from typing import IO, Any
 
 from agentic_opd.core.concurrency import to_its_end
 from agentic_opd.core.errors import OutputError, PlaceError, WireError
-from agentic_opd.core.text import json_line, read_json
+from agentic_opd.core.text import json_line, printable, read_json
 from agentic_opd.wire.group import ScoredGroup
 
 
@@ -46,6 +46,8 @@ class JsonLines:
             ValueError: a number in `row` is not finite.
         """
         line = json_line(row)
+        if self.path is None:
+            line = printable(line.decode()).encode()
         try:
             self._file.write(line)
             self._file.flush()

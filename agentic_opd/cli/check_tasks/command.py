@@ -19,6 +19,7 @@ from agentic_opd.cli.check_tasks.solutions import Files, GivenSolutions, read_so
 from agentic_opd.core.concurrency import gather_all
 from agentic_opd.core.errors import ConfigError
 from agentic_opd.core.exit_codes import EXIT_FAILED, EXIT_OK, EXIT_USAGE, exit_code
+from agentic_opd.core.text import printable_line
 from agentic_opd.core.types import Task
 from agentic_opd.sandboxes.factory import check_sandbox, sandbox_factory
 from agentic_opd.sandboxes.protocol import SandboxFactory
@@ -196,7 +197,7 @@ def _check_out(arguments: argparse.Namespace) -> None:
 def _say_what_is_missing(
     tasks: Sequence[Task], solutions: GivenSolutions, given: Path | None, progress: CheckProgress
 ) -> None:
-    missing = [task.task_id for task in tasks if task.task_id not in solutions.files]
+    missing = [printable_line(task.task_id) for task in tasks if task.task_id not in solutions.files]
     if missing:
         shown = ", ".join(missing[:_SHOWN]) + (f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else "")
         remedy = "give one with --solutions FILE" if given is None else f"{str(given)!r} has none for them"

@@ -76,3 +76,16 @@ def test_a_number_of_samples_is_one_or_more(value: str) -> None:
     with pytest.raises(SystemExit) as caught:
         main(["groups.jsonl", "--resample", value])
     assert caught.value.code == 2
+
+
+def test_nothing_of_a_hint_controls_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nor is it rich's markup: a backslash does not make it so."""
+    one = group()
+    for overrides in one["overrides"]:
+        for turn in overrides["opd"]["turns"]:
+            if turn.get("hint"):
+                turn["hint"] = "\x1b]0;t\x07 \x9b1A \\[red]x[/red] \u202e"
+    assert main([str(write(tmp_path / "groups.jsonl", one))]) == 0
+    shown = said(capsys)
+    assert not any(char in shown for char in "\x1b\x9b\u202e\x07")
+    assert r"\u001b]0;t\u0007 \u009b1A \[red]x[/red] \u202e" in shown
