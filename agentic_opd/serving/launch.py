@@ -31,6 +31,8 @@ CPU_FLAGS = (
 ADAPTED_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 """What adapters may change. Not the output head: vLLM applies an adapter of it to prompt logprobs by the sampled rows'
 indices, and its engine dies where a batch scores two sequences."""
+GUARD = "agentic_opd.serving.web.KeyGuard"
+"""The middleware by which every route needs the key; vLLM's own guards a few path prefixes."""
 ONE_PROCESS_FLAGS = ("--distributed-executor-backend", "vllm.v1.executor.uniproc_executor.UniProcExecutor")
 """The worker in the engine's own process: 8 s less to start, and logprobs need not cross from one to the other."""
 
@@ -131,6 +133,7 @@ def command(args: argparse.Namespace, *, cpu: bool) -> list[str]:
     line = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", args.model]
     line += ["--host", args.host, "--port", str(args.port), "--max-logprobs", str(args.max_logprobs)]
     line += ["--enable-prefix-caching", "--disable-uvicorn-access-log"]
+    line += ["--middleware", GUARD]
     if args.max_model_len is not None:
         line += ["--max-model-len", str(args.max_model_len)]
     if args.served_model_name is not None:
