@@ -279,11 +279,16 @@ def _digest(text: str) -> bytes:
 def _size(message: Message) -> int:
     texts = [text for name, text in message.items() if isinstance(text, str) and name != "reasoning_content"]
     calls = [(call["id"], *call["function"].values()) for call in message.get("tool_calls", ())]
-    return sum(map(len, chain(texts, *calls)))
+    return sum(map(len, chain(texts, *calls))) - _inline_reasoning(message)
 
 
 def _reasoning(messages: Sequence[Message]) -> int:
-    return sum(len(message.get("reasoning_content", "")) for message in messages)
+    return sum(len(message.get("reasoning_content", "")) + _inline_reasoning(message) for message in messages)
+
+
+def _inline_reasoning(message: Message) -> int:
+    """Characters of reasoning that stands in the content of a turn, as clients write it back that do not tell it."""
+    return len("".join(message["content"].rpartition("</think>")[:2])) if message["role"] == "assistant" else 0
 
 
 def _check_shape(body: object) -> None:

@@ -100,9 +100,9 @@ class Sampler:
     def _keeps_reasoning(self) -> bool:
         """Whether a prompt holds the reasoning of turns before the last user message."""
         chat, user = self._chats.of((), tools_key(())), {"role": "user", "content": "u"}
-        turn = {"role": "assistant", "content": "a"}
+        turns = [{"role": "assistant", "content": "a", "reasoning_content": text} for text in ("r", "another")]
         try:
-            prompts = [chat.first_prompt([user, {**turn, **more}, user]) for more in ({}, {"reasoning_content": "r"})]
+            prompts = [chat.first_prompt([user, turn, user]) for turn in turns]
         except RendererError:
             return True
         return prompts[0] != prompts[1]

@@ -159,6 +159,26 @@ def test_what_is_certain_not_to_fit_is_refused_before_it_is_rendered(tokenizer: 
     assert threads == []
 
 
+@pytest.mark.parametrize("inline", [False, True])
+@pytest.mark.parametrize(("is_kept", "status"), [(True, 400), (False, 200)])
+def test_earlier_reasoning_counts_where_the_template_writes_it(
+    tokenizer: Any, tmp_path: Path, is_kept: bool, status: int, inline: bool
+) -> None:
+    class Keeping(WatchedRenderer):
+        def render(self, messages: list[Any], **options: Any) -> Any:
+            told = [{**m, "content": m.pop("reasoning_content", "") + m["content"]} for m in map(dict, messages)]
+            return self.renderer.render(told, **options)
+
+    renderer = load_renderer(tokenizer, "qwen3", {"enable_thinking": True})
+    said = {"content": f"<think>{LONG}</think>x"} if inline else {"content": "x", "reasoning_content": LONG}
+
+    async def talk(at: Running) -> int:
+        return (await at.chat(USER, {"role": "assistant", **said}, MORE)).status_code
+
+    kind = Keeping if is_kept else WatchedRenderer
+    assert run(tmp_path, ScriptedVllm(tokenizer), talk, renderer=kind(renderer, [])) == status
+
+
 @pytest.mark.parametrize(
     ("body", "status"),
     [
