@@ -120,9 +120,7 @@ def test_a_patch_says_that_line_ends_differ() -> None:
         ("patch", two),
         ("terminal", {"command": "cat a"}),
     )
-    differ = (
-        "Error: the text was not found in {} because line ends differ: the file's are {}, those of 'old' {};"
-    )
+    differ = "Error: the text was not found in {} because line ends differ: the file's are {}, those of 'old' {};"
     assert results[1].startswith(differ.format("a", r"\r\n", r"\n"))
     assert results[2].startswith(differ.format("u", r"\n", r"\r\n"))
     assert results[3].startswith(differ.format("m", r"\r and \r\n", r"\n"))
