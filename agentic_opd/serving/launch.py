@@ -50,7 +50,11 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
     add("model", metavar="MODEL", help="a directory with a checkpoint, or a name on the hub")
     add("--host", default="127.0.0.1", help="address to listen at (default: %(default)s, this machine only)")
     add("--port", type=int, default=8000, help="port to listen at (default: %(default)s)")
-    add("--api-key", metavar="KEY", help="key that every request must bring (default: VLLM_API_KEY, or none)")
+    add(
+        "--api-key",
+        metavar="KEY",
+        help="key that every request but those to /health and /metrics must bring (default: VLLM_API_KEY, or none)",
+    )
     add("--served-model-name", metavar="NAME", help="what clients call the model (default: MODEL)")
     add("--max-model-len", type=int, metavar="N", help="tokens a sequence may hold (default: what the model can)")
     add("--max-logprobs", type=int, default=256, metavar="K", help="most logprobs a position (default: %(default)s)")
