@@ -17,6 +17,7 @@ from typing import Any, get_args
 from agentic_opd.cli.check_tasks.results import CheckedTask, CheckProgress, ResultLines
 from agentic_opd.cli.check_tasks.solutions import Files, GivenSolutions, read_solutions
 from agentic_opd.core.concurrency import gather_all
+from agentic_opd.core.console import set_up_logging
 from agentic_opd.core.errors import ConfigError
 from agentic_opd.core.exit_codes import EXIT_FAILED, EXIT_OK, EXIT_USAGE, exit_code
 from agentic_opd.core.text import printable_line
@@ -81,6 +82,7 @@ def reference_solutions(tasks: Sequence[Task]) -> GivenSolutions:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     arguments = _parser().parse_args(argv)
+    set_up_logging(verbose=False)
     said = "interrupted: the lines of what was checked before are written"
     return exit_code(lambda: asyncio.run(_run(arguments)), interrupted=said, on_error=EXIT_USAGE)
 
