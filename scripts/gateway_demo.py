@@ -123,7 +123,8 @@ async def hold(client: OpenAI, task: Task, session: str, *, stream: bool, rewrit
             if verdict.correctness == 1 or complained:
                 break
             complained = True
-            messages.append({"role": "user", "content": f"That is not right: {verdict.judge_report.splitlines()[-1]}"})
+            last_line = verdict.judge_report.rpartition("\n")[2]
+            messages.append({"role": "user", "content": f"That is not right: {last_line}"})
         return (await world.verify(task, await place.collect())).correctness
 
 

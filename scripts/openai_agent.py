@@ -16,7 +16,7 @@ def tool(name: str, *parameters: str) -> dict:
 def run(name: str, arguments: dict[str, str]) -> str:
     if name == "write_file":
         Path(arguments["path"]).write_text(arguments["content"])
-        return f"wrote {len(arguments['content'].splitlines())} lines to {arguments['path']}"
+        return f"wrote {len(arguments['content'].removesuffix(chr(10)).split(chr(10)))} lines to {arguments['path']}"
     done = subprocess.run(arguments["command"], check=False, shell=True, capture_output=True, text=True, timeout=30)
     return done.stdout + done.stderr or "[no output]"
 

@@ -6,7 +6,6 @@ tokenizer or a server is imported once the settings are found right.
 
 import argparse
 import asyncio
-import json
 import logging
 import signal
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ from agentic_opd.core.console import LiveBar, set_up_logging
 from agentic_opd.core.errors import ConfigError, OPDError, OutputError, PlaceError, ServerUnreachableError
 from agentic_opd.core.exit_codes import EXIT_FAILED, EXIT_OK, exit_code
 from agentic_opd.core.light import keep_torch_out
+from agentic_opd.core.text import read_json
 from agentic_opd.env.config import default_settings
 from agentic_opd.settings.fields import line_settings
 from agentic_opd.settings.flags import add_settings, misunderstood
@@ -174,7 +174,7 @@ def _tools(named: Path | None, file: Path, config: Any) -> Sequence[dict[str, An
     """
     if named is not None:
         try:
-            tools = json.loads(named.read_text())
+            tools = read_json(named.read_text())
         except (OSError, ValueError) as error:
             raise PlaceError(f"--tools {str(named)!r} can't be read: {error}") from error
         if not isinstance(tools, list):

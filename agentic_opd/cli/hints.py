@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich.table import Table
+from rich.text import Text
 
 from agentic_opd.core.console import log_console
 from agentic_opd.core.exit_codes import EXIT_CODES, EXIT_OK, exit_code
@@ -73,15 +74,10 @@ def hint_table(title: str, rows: Sequence[HintRow]) -> Table:
             ]
         elif is_measured:
             cells[:0] = ["-", "-", "-"]
-        table.add_row(*map(_plain, cells))
+        table.add_row(*(Text(printable(cell)) for cell in cells))
     return table
 
 
 def points(lift: Estimate) -> str:
     """Return a difference of pass rates in percentage points, with its interval."""
     return f"{100 * lift.value:+.0f} ({100 * lift.low:+.0f} to {100 * lift.high:+.0f})"
-
-
-def _plain(text: str) -> str:
-    """Text that rich takes as it is."""
-    return text.replace("[", r"\[")

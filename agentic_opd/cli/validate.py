@@ -7,7 +7,6 @@ Exit code 0: no violation; 1: violations; 2: the file can't be read.
 import argparse
 import asyncio
 import gzip
-import json
 import os
 import sys
 import zlib
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple, NoReturn
 
 from agentic_opd.core.exit_codes import EXIT_FAILED, EXIT_OK, EXIT_USAGE, exit_code
+from agentic_opd.core.text import printable_line, read_json
 from agentic_opd.wire.checks import GroupChecker
 from agentic_opd.wire.group import ScoredGroup
 
@@ -60,7 +60,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         report = validate(path)
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
-        print(f"error: cannot read {str(path)!r}: {getattr(error, 'strerror', None) or error}", file=sys.stderr)
+        why = getattr(error, "strerror", None) or error
+        print(f"error: cannot read {str(path)!r}: {printable_line(str(why))}", file=sys.stderr)
         return EXIT_USAGE
     _show(path, report)
     if report.violations:
@@ -103,7 +104,7 @@ async def _check_on(path: Path, args: argparse.Namespace) -> int:
     client = JsonClient(args.server, args.api_key or os.environ.get("VLLM_API_KEY"), retry_s=5.0)
     try:
         with _opened(path) as lines:
-            groups = (ScoredGroup.from_wire(json.loads(line)) for line in lines if line.strip())
+            groups = (ScoredGroup.from_wire(read_json(line)) for line in lines if line.strip())
             found = await recompute(groups, client, args.turns, teacher=str(teacher), kind=args.kind)
     finally:
         await client.close()
@@ -131,7 +132,7 @@ def _violations(lines: IO[str], checker: GroupChecker) -> Iterator[str]:
             yield f"line {number}: the same as line {first}"
             continue
         try:
-            group = json.loads(line, parse_constant=_refuse_constant)
+            group = read_json(line, parse_constant=_refuse_constant)
         except (ValueError, RecursionError) as error:
             yield f"line {number}: not JSON: {error}"
             continue
@@ -158,7 +159,7 @@ def _refuse_constant(name: str) -> NoReturn:
 @contextmanager
 def _opened(path: Path) -> Generator[IO[str]]:
     opener: Any = gzip.open if path.suffix == ".gz" else open
-    with opener(path, "rt", encoding="utf-8") as file:
+    with opener(path, "rt", encoding="utf-8", newline="\n") as file:
         yield file
 
 
@@ -169,7 +170,7 @@ def _show(path: Path, report: Report) -> None:
     if "groups with distillation" not in report.counts:
         print("Distillation is absent: no group holds distillation arrays.")
     for violation in report.shown:
-        print(violation)
+        print(printable_line(violation))
     if report.violations > len(report.shown):
         print(f"... and {report.violations - len(report.shown):,} more")
     plural = "" if report.violations == 1 else "s"

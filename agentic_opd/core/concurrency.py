@@ -31,13 +31,21 @@ async def own_turn() -> None:
 
 
 async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
-    """Await the work; if this is cancelled meanwhile, the work is done all the same before the cancellation goes on."""
-    task = asyncio.create_task(work)
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await task
-        raise
+    """Await the work; if this is cancelled meanwhile, however often, the work is done before the cancellation goes on.
+
+    A web server whose client has left cancels what answers it again and again until it ends.
+    """
+    task, cancelled = asyncio.create_task(work), None
+    while not task.done():
+        try:
+            await asyncio.wait((task,))
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        if not task.cancelled() and (failure := task.exception()) is not None:
+            raise cancelled from failure
+        raise cancelled
+    return task.result()
 
 
 async def gather_all(awaitables: Iterable[Awaitable[T]]) -> list[T]:

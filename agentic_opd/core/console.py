@@ -15,9 +15,21 @@ from functools import cache
 from types import TracebackType
 from typing import BinaryIO, Self
 
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.segment import Segment
 from rich.text import Text
+
+from agentic_opd.core.text import printable
+
+
+class PrintableConsole(Console):
+    """A console on which no text of others moves the cursor, changes a colour or sets a title."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Yield what is printed: text is `printable`, and control codes are rich's own."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(printable(segment.text), segment.style)
 
 
 @cache
@@ -26,8 +38,8 @@ def log_console() -> Console:
 
     It is one for the whole process, because a live bar moves aside only for what its own console prints.
     """
-    console = Console(stderr=True)
-    return console if console.is_terminal else Console(stderr=True, width=120)
+    console = PrintableConsole(stderr=True)
+    return console if console.is_terminal else PrintableConsole(stderr=True, width=120)
 
 
 class _TwoLines(Progress):
@@ -72,7 +84,7 @@ class LiveBar:
 
     def say(self, text: str) -> None:
         """Print a line above the bar, as it is: nothing in it is markup."""
-        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self.console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
 
     def __enter__(self) -> Self:
         self._bar.start()
@@ -114,7 +126,7 @@ class ConsoleHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print one record."""
-        message, times = record.getMessage(), ""
+        message, times = printable(record.getMessage()), ""
         if record.levelno == logging.WARNING and record.name != _SAYS_IT_ONCE:
             key = f"{record.name} {re.sub(r'[0-9]+', '#', message)}"
             self._seen[key] += 1
@@ -126,7 +138,8 @@ class ConsoleHandler(logging.Handler):
         name = f"{record.name}: " if self._with_names else ""
         self._console.print(Text(f"{prefix}{name}{message}{times}", style), soft_wrap=True)
         if record.exc_info is not None and self._with_names:
-            self._console.print(logging.Formatter().formatException(record.exc_info), markup=False, soft_wrap=True)
+            trace = printable(logging.Formatter().formatException(record.exc_info))
+            self._console.print(trace, markup=False, soft_wrap=True)
 
 
 def set_up_logging(*, verbose: bool) -> None:

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable
 
 from agentic_opd.core.errors import ConfigError, DatasetError, OPDError, PlaceError, RendererError
+from agentic_opd.core.text import printable
 
 EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
 
@@ -26,7 +27,7 @@ def exit_code(command: Callable[[], int], *, interrupted: str = "interrupted", o
     try:
         return command()
     except OPDError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {printable(str(error))}", file=sys.stderr)
         return EXIT_USAGE if isinstance(error, _WRONG_SETTINGS) else on_error
     except (KeyboardInterrupt, asyncio.CancelledError):
         print(interrupted, file=sys.stderr)

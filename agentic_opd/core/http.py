@@ -16,6 +16,7 @@ from pydantic import BaseModel, ValidationError
 
 from agentic_opd.core.concurrency import in_turn
 from agentic_opd.core.errors import ServerError, ServerMismatchError, ServerRequestError, ServerUnreachableError
+from agentic_opd.core.text import read_json
 
 logger = logging.getLogger(__name__)
 
@@ -214,8 +215,8 @@ class JsonClient:
                 text = await answer.text()
                 if answer.status < 400:
                     async with in_turn():
-                        return json.loads(text)
-        except (aiohttp.ClientError, TimeoutError, ConnectionError, json.JSONDecodeError, UnicodeDecodeError) as error:
+                        return read_json(text)
+        except (aiohttp.ClientError, TimeoutError, ConnectionError, ValueError, RecursionError) as error:
             raise NoAnswerError(str(error) or type(error).__name__) from error
         raise self._refusal(path, answer.status, text)
 

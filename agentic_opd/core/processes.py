@@ -4,6 +4,8 @@ import ctypes
 import signal
 from pathlib import Path
 
+from agentic_opd.core.text import text_lines
+
 _PR_SET_PDEATHSIG = 1
 
 
@@ -17,7 +19,7 @@ def end_of(log: Path, lines: int = 40) -> str:
     try:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - 65536))
-            said = file.read().decode(errors="replace").splitlines()
+            said = text_lines(file.read().decode(errors="replace"))
     except OSError:
         return ""
     return "\n".join([line for line in said if line.strip()][-lines:])

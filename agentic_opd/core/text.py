@@ -1,8 +1,89 @@
-"""Text that the parts share: a middle that is cut out, and control tokens spelled so that they stay text. Pure."""
+r"""Text of models, servers, files and people as text of this package, and back. Pure.
+
+In: JSON and text of others, which may hold halves of surrogate pairs, terminal escapes and control tokens. Out: text
+that every encoder, tokenizer, database and terminal takes. A line ends at `\n` and nowhere else.
+"""
 
 import json
-from collections.abc import Collection, Mapping
-from typing import Any
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, TypeVar
+
+ValueT = TypeVar("ValueT")
+
+_HALF_PAIR = re.compile("[\ud800-\udfff]")
+_TERMINAL_CONTROL = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""C0 but tab and newline, DEL, C1, other ends of lines, marks that turn the direction of text, halves of pairs."""
+_OTHER_LINE_ENDS = re.compile("[\x85\u2028\u2029]")
+"""Ends of lines, by `str.splitlines`, that JSON does not escape."""
+
+
+def well_formed(text: str) -> str:
+    """Return `text` with its surrogate pairs joined, and U+FFFD for each half of one, which no encoding can write."""
+    if _HALF_PAIR.search(text) is None:
+        return text
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
+def well_formed_json(value: ValueT) -> ValueT:
+    """Return JSON data with `well_formed` keys and texts.
+
+    Raises:
+        ValueError, RecursionError: an integer is too long, or the data nested too deeply, to be written as JSON.
+    """
+    text = json.dumps(value, ensure_ascii=False)
+    return value if _HALF_PAIR.search(text) is None else json.loads(well_formed(text))
+
+
+def read_json(
+    data: str | bytes | bytearray,
+    *,
+    parse_constant: Callable[[str], Any] | None = None,
+    parse_float: Callable[[str], Any] | None = None,
+) -> Any:
+    """Read JSON of a model, a server, a client or a file: the one way in, behind which all text is `well_formed`.
+
+    Args:
+        data: One JSON text.
+        parse_constant: Reads NaN and the infinities; see `json.loads`.
+        parse_float: Reads numbers that are no integers; see `json.loads`.
+
+    Raises:
+        ValueError, RecursionError: it is not JSON, or nested too deeply.
+    """
+    text = data if isinstance(data, str) else data.decode(json.detect_encoding(data), "surrogatepass")
+    value = json.loads(well_formed(text), parse_constant=parse_constant, parse_float=parse_float)
+    # An escaped half is ASCII until it is read.
+    return well_formed_json(value) if "\\ud" in text or "\\uD" in text else value
+
+
+def json_line(value: Any) -> bytes:
+    r"""Return `value` as one line of JSON, which ends at its `\n` for readers that know other ends of lines too.
+
+    Raises:
+        ValueError: a number is not finite.
+    """
+    text = well_formed(json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")))
+    return _OTHER_LINE_ENDS.sub(_escaped, text).encode() + b"\n"
+
+
+def text_lines(text: str) -> Sequence[str]:
+    r"""Return the lines of `text`, without the `\n` that ends each."""
+    return text.removesuffix("\n").split("\n") if text else ()
+
+
+def printable(text: str) -> str:
+    r"""Return `text` of others for a terminal: what would control it is written as `\u001b`, as JSON escapes it."""
+    return _TERMINAL_CONTROL.sub(_escaped, text)
+
+
+def printable_line(text: str) -> str:
+    """Return `printable` text that stays on its line and in its column."""
+    return printable(text).replace("\n", "\\u000a").replace("\t", "\\u0009")
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return f"\\u{ord(found[0]):04x}"
 
 
 def cut_middle(text: str, max_chars: int) -> str:

@@ -15,6 +15,7 @@ from pydantic import BaseModel, Field
 
 from agentic_opd.core.errors import ServerUnreachableError
 from agentic_opd.core.http import JsonClient, read_answer
+from agentic_opd.core.text import json_line
 
 _WHAT = "a trajectory API of this version"
 
@@ -179,4 +180,4 @@ class TrajectoryApi:
 
 
 def _pack(group: Mapping[str, Any]) -> bytes:
-    return gzip.compress(json.dumps(group, allow_nan=False).encode(), compresslevel=3)
+    return gzip.compress(json_line(group), compresslevel=3)

@@ -17,7 +17,13 @@ MIN_HINT_CHARS = 10
 """A hint must be longer than this to be one (OpenClaw-RL's bound)."""
 
 _EVIDENCE_NAMES = {"tool": "Next state: tool result", "user": "Next state: user reply", "verdict": "Verdict"}
-_HEADING = re.compile(r"^##(?= (Task|Turn|Next state|Later|Verdict|End)\b)", re.MULTILINE)
+_HEADING = re.compile(
+    r"(?P<start>(?:\A|[\n\r\v\f\x1c-\x1e\x85\u2028\u2029])(?:[^\S\n]|[>*+\-\u200b-\u200f\u2060\ufeff])*[#\uff03\ufe5f])"
+    r"(?=[#\uff03\ufe5f]+[\s\u200b-\u200f\u2060\ufeff]*(?:Task|Turn|Next\s+state|Later|Verdict|End)\b)",
+    re.IGNORECASE,
+)
+"""The first sign of what a reader may take for a heading of the question, whatever ends the line before it, and however
+many signs and spaces it has."""
 _PROTOCOL = ("\\boxed", "[HINT_START]", "[HINT_END]")
 _BOX = re.compile(r"\\boxed\{([^{}]*)\}")
 _Decision = Literal[1, -1]
@@ -72,7 +78,7 @@ class Questions:
     def _as_data(self, text: str) -> str:
         """`text` without what could end its section or answer the question: a space breaks each such word."""
         spellings = (*_PROTOCOL, *FOREIGN_CONTROL_TOKENS, *self.control_tokens)
-        return _HEADING.sub("# #", without_control_tokens(spellings, text))
+        return _HEADING.sub(r"\g<start> ", without_control_tokens(spellings, text))
 
 
 def _title(evidence: Evidence) -> str:

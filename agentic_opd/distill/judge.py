@@ -14,6 +14,7 @@ from pydantic import SecretStr
 from agentic_opd.core.concurrency import own_turn
 from agentic_opd.core.errors import ServerMismatchError, ServerRequestError, ServerUnreachableError
 from agentic_opd.core.http import NoAnswerError, RetryWindow, may_pass
+from agentic_opd.core.text import well_formed
 from agentic_opd.core.types import Message
 
 logger = logging.getLogger(__name__)
@@ -227,7 +228,7 @@ class OpenAIJudge:
             answer = await call()
         except (openai.OpenAIError, json.JSONDecodeError) as error:
             status = error.status_code if isinstance(error, openai.APIStatusError) else 500
-            raise self._failure(str(error) or type(error).__name__, status) from error
+            raise self._failure(well_formed(str(error)) or type(error).__name__, status) from error
         if (found := _error_in(answer)) is not None:
             raise self._failure(f"HTTP 200 with an error: {found!r}", _status_of(found))
         return answer
@@ -275,4 +276,4 @@ def _texts(answer: Any, base_url: str) -> list[str]:
     if not isinstance(choices, list):
         raise ServerMismatchError(f"{base_url} answered a judge request with something else than a chat completion")
     contents = (getattr(getattr(choice, "message", None), "content", None) for choice in choices)
-    return [content if isinstance(content, str) else "" for content in contents]
+    return [well_formed(content) if isinstance(content, str) else "" for content in contents]

@@ -16,7 +16,7 @@ import json
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from agentic_opd.core.text import cut_middle
+from agentic_opd.core.text import cut_middle, read_json
 from agentic_opd.core.types import Episode, Evidence, EvidenceKind, HindsightPair, Message
 
 Hindsight = Literal["delayed", "next_state"]
@@ -180,8 +180,8 @@ def _call_text(call: dict[str, Any]) -> str:
     function = call.get("function", {})
     raw = function.get("arguments")
     try:
-        arguments = json.loads(raw) if isinstance(raw, str) else raw
-    except ValueError:
+        arguments = read_json(raw) if isinstance(raw, str) else raw
+    except (ValueError, RecursionError):
         arguments = None
     if not isinstance(arguments, dict) or not function.get("name"):
         return f"[broken tool call]\n{raw or ''}"

@@ -257,6 +257,7 @@ class Programs:
         context = min(server.info.max_model_len, config.max_token_length)
         session.begin()
         try:
+            self._sampler.check_size(asked, context)
             talk, path = await self._sampler.prompted(self._sessions.place(owner, asked), asked)
             events = self._sampler.sampled(asked, session, server, talk, path, context=context)
             async with aclosing(events):

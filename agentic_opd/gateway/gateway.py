@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import SecretStr
 from renderers import Renderer
 
+from agentic_opd.core.concurrency import to_its_end
 from agentic_opd.core.errors import OutputError
 from agentic_opd.core.http import JsonClient
 from agentic_opd.core.server_info import check_caps, check_tokenizer, fetch_model_path, fetch_server_info
@@ -164,8 +165,12 @@ class Gateway:
         """
         if asked.model is not None and asked.model != self.model:
             raise RefusedError(
-                404, f"the model {asked.model!r} is not served here; {self.model!r} is", "model", "model_not_found"
+                404,
+                f"the model {asked.model[:200]!r} is not served here; {self.model!r} is",
+                "model",
+                "model_not_found",
             )
+        self._sampler.check_size(asked, max(server.info.max_model_len for server in self._servers.values()))
         place = self._sessions.place(owner, asked)
         session = place.session
         self._check_group(asked.group, session)
@@ -267,16 +272,20 @@ class Gateway:
         ending = Ending(stop, self._writer.join(session.row), reward, feedback)
         try:
             await session.quiet.wait()
-            row: SessionRow = replace(session.row, state=SessionState.CLOSED, ending=ending)
-            await self._journal.run(lambda: self._journal.close_session(row.session_id, ending))
-        except BaseException:
-            session.is_ending = False
-            self._writer.leave(session.row, ending.group_id)
-            raise
+            await to_its_end(self._closed(session, ending))
+        finally:
+            if session in self._sessions:
+                session.is_ending = False
+                self._writer.leave(session.row, ending.group_id)
+        return len(session.tree.turns)
+
+    async def _closed(self, session: Session, ending: Ending) -> None:
+        """Raises OutputError if the disk refuses; then the session stays open."""
+        row: SessionRow = replace(session.row, state=SessionState.CLOSED, ending=ending)
+        await self._journal.run(lambda: self._journal.close_session(row.session_id, ending))
         self._sessions.remove(session)
         self._show_open()
         self._writer.submit(Closed(row, session.tree, session.judged))
-        return len(session.tree.turns)
 
     async def _close_idle(self) -> None:
         idle_s, cleaned = self.config.session_idle_s, 0.0

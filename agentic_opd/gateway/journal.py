@@ -5,7 +5,6 @@ The calls block; `Journal.run` makes them on a thread of their own, one after th
 """
 
 import asyncio
-import json
 import sqlite3
 import time
 import zlib
@@ -20,6 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from agentic_opd.core.errors import OutputError, WireError
+from agentic_opd.core.text import json_line, read_json
 from agentic_opd.core.types import StopReason
 from agentic_opd.gateway.turns import RecordedTurn
 from agentic_opd.runs.files import FileLock
@@ -321,11 +321,11 @@ class Journal:
 
 
 def _packed(group: ScoredGroup) -> bytes:
-    return zlib.compress(json.dumps(group.to_wire(), ensure_ascii=False, separators=(",", ":")).encode(), 1)
+    return zlib.compress(json_line(group.to_wire()), 1)
 
 
 def _unpacked(body: bytes) -> ScoredGroup:
-    return ScoredGroup.from_wire(json.loads(zlib.decompress(body)))
+    return ScoredGroup.from_wire(read_json(zlib.decompress(body)))
 
 
 _COLUMNS = "session_id, owner, name, server, opened, used, state, stop, group_id, reward, feedback, group_name"

@@ -4,7 +4,6 @@ The plugin's `POST /generate` is asked for a stream whether or not the client wa
 parameter, and says ids, logprobs and the version of the weights with each step.
 """
 
-import json
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -15,6 +14,7 @@ from pydantic import BaseModel, Field, ValidationError
 from agentic_opd.core.errors import ServerError, ServerMismatchError, ServerRequestError
 from agentic_opd.core.http import JsonClient
 from agentic_opd.core.server_info import ServerInfo
+from agentic_opd.core.text import read_json
 from agentic_opd.core.types import MOST_NATS
 from agentic_opd.gateway.errors import RefusedError
 
@@ -171,7 +171,7 @@ def _as_refusal(error: ServerRequestError) -> Exception:
     if error.status not in (400, 413):
         return ServerError(str(error))
     try:
-        refused = json.loads(error.answer)["error"]
+        refused = read_json(error.answer)["error"]
         return RefusedError(error.status, f"vLLM refuses it: {refused['message']}", refused.get("field"))
     except (ValueError, KeyError, TypeError, AttributeError):
         return RefusedError(error.status, "vLLM refuses the request's sampling parameters")

@@ -4,8 +4,11 @@ In: JSON. Out: `Asked`, or a `RefusedError` that names the field. A field that i
 sampling parameter that is silently left out changes what is sampled.
 """
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import chain
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
@@ -13,6 +16,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from agentic_opd.core.text import call_arguments
 from agentic_opd.core.types import Message
 from agentic_opd.gateway.errors import RefusedError
+from agentic_opd.rollout.conversation_index import identity
+
+_DEEPEST = 257
+"""Levels of objects and lists in a body; of one more, pydantic could not write the tools to the journal."""
+_MOST_VALUES = 2**16
+"""Values of objects and lists in a body, as messages, calls, names and numbers are; reading each takes microseconds."""
 
 TurnType = Literal["main", "side"]
 
@@ -173,6 +182,16 @@ class Asked:
     """The session is over with this turn."""
     group: str | None = None
     """The client's name for the sessions that belong together; None: the session is a group of its own."""
+    identities: tuple[bytes, ...] = ()
+    """Of the messages; see `conversation_index.identity`."""
+    tools_key: bytes = b""
+    """Of the tools; see `tools_key`."""
+    parts: int = 0
+    """Messages, tool calls and tools: each is a token of a prompt, at least."""
+    size: int = 0
+    """Characters of all texts that a prompt holds."""
+    earlier_reasoning: int = 0
+    """Characters of reasoning before the last user message, which some templates leave out; not part of `size`."""
 
     @property
     def altered(self) -> tuple[str, ...]:
@@ -206,6 +225,7 @@ def read_request(
         raise RefusedError(400, f"the body must be a JSON object, got {type(body).__name__}")
     if turn_type not in (None, "main", "side"):
         raise RefusedError(400, f"X-Turn-Type is {turn_type[:40]!r}; expected main or side", "X-Turn-Type")
+    _check_shape(body)
     try:
         request = ChatRequest.model_validate(body)
     except ValidationError as error:
@@ -218,9 +238,16 @@ def read_request(
     tools = () if request.tool_choice == "none" else request.tools or ()
     sampling = request.sampling()
     stop = sampling.pop("stop", ())
+    try:
+        messages = tuple(message.plain() for message in request.messages)
+        specs = tuple(tool.model_dump(exclude_none=True) for tool in tools)
+        tools_json = json.dumps(specs, sort_keys=True)
+    except RecursionError as error:
+        raise RefusedError(400, "the arguments of a tool call are nested too deeply", "messages") from error
+    last_user = max(index for index, message in enumerate(messages) if message["role"] == "user")
     return Asked(
-        messages=tuple(message.plain() for message in request.messages),
-        tools=tuple(tool.model_dump(exclude_none=True) for tool in tools),
+        messages=messages,
+        tools=specs,
         sampling=sampling,
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
         n=request.n or 1,
@@ -233,7 +260,52 @@ def read_request(
         turn_type="side" if turn_type == "side" else "main",
         is_last=is_last,
         group=group,
+        identities=tuple(map(identity, messages)),
+        tools_key=_digest(tools_json),
+        parts=len(messages) + len(specs) + sum(len(message.get("tool_calls", ())) for message in messages),
+        size=len(tools_json) + sum(map(_size, messages)) + _reasoning(messages[last_user:]),
+        earlier_reasoning=_reasoning(messages[:last_user]),
     )
+
+
+def tools_key(tools: Sequence[dict[str, Any]]) -> bytes:
+    """A digest of tools, in this order."""
+    return _digest(json.dumps(tools, sort_keys=True))
+
+
+def _digest(text: str) -> bytes:
+    return blake2b(text.encode(), digest_size=16).digest()
+
+
+def _size(message: Message) -> int:
+    texts = [text for name, text in message.items() if isinstance(text, str) and name != "reasoning_content"]
+    calls = [(call["id"], *call["function"].values()) for call in message.get("tool_calls", ())]
+    return sum(map(len, chain(texts, *calls))) - _inline_reasoning(message)
+
+
+def _reasoning(messages: Sequence[Message]) -> int:
+    return sum(len(message.get("reasoning_content", "")) + _inline_reasoning(message) for message in messages)
+
+
+def _inline_reasoning(message: Message) -> int:
+    """Characters of reasoning that stands in the content of a turn, as clients write it back that do not tell it."""
+    return len("".join(message["content"].rpartition("</think>")[:2])) if message["role"] == "assistant" else 0
+
+
+def _check_shape(body: object) -> None:
+    """Raises RefusedError if a body takes long to read, whatever is in it, or can't be kept."""
+    level, values = [body], 0
+    for _ in range(_DEEPEST):
+        level = [one for one in level if isinstance(one, dict | list)]
+        values += sum(map(len, level))
+        if values > _MOST_VALUES:
+            raise RefusedError(
+                400, f"the body holds more than {_MOST_VALUES} values: messages, calls, numbers and others"
+            )
+        level = [child for one in level for child in (one.values() if isinstance(one, dict) else one)]
+        if not level:
+            return
+    raise RefusedError(400, f"the body is nested more than {_DEEPEST} levels deep")
 
 
 def _contradictions(request: ChatRequest, max_choices: int) -> Iterator[RefusedError]:

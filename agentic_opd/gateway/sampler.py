@@ -5,7 +5,6 @@ Whoever keeps sessions (the gateway in a journal, an environment for one episode
 
 import asyncio
 import itertools
-import json
 import logging
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
@@ -13,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from renderers import Renderer
@@ -22,7 +22,7 @@ from agentic_opd.core.errors import RendererError, ServerMismatchError
 from agentic_opd.gateway.choice import Choice, Finished, Piece
 from agentic_opd.gateway.errors import RefusedError
 from agentic_opd.gateway.policy import SamplingServer
-from agentic_opd.gateway.request import Asked
+from agentic_opd.gateway.request import Asked, tools_key
 from agentic_opd.gateway.sessions import Place, Session
 from agentic_opd.gateway.telemetry import Telemetry
 from agentic_opd.gateway.turns import Path, RecordedTurn, conversation, recorded
@@ -33,8 +33,11 @@ logger = logging.getLogger(__name__)
 
 CONTEXT_FULL = "context_length_exceeded"
 """The code of a request that is refused because its prompt leaves no room for an answer."""
-_RENDERED_AT_ONCE = 2**16
-"""Characters of new messages that are rendered on the event loop, in some tens of milliseconds."""
+_RENDERED_AT_ONCE = 2**14
+"""Characters of a request that is rendered on the event loop, in some milliseconds."""
+_MOST_CHARS = 16
+"""Characters of a token in the mean of a whole prompt, far more than any tokenizer reaches with the text of people or
+programs: what has more for each token of the context is refused before it is rendered."""
 _MOST_TOGETHER = 8
 """Tokens that go together to a client that reads along at most. It is half as many as there are streams under way, so
 that up to three streams get each token by itself: handing them on takes the processor from the engine."""
@@ -78,18 +81,43 @@ class Sampler:
         """Wait for nothing that is still being rendered."""
         self._aside.shutdown(wait=False, cancel_futures=True)
 
+    def check_size(self, asked: Asked, context: int) -> None:
+        """Refuse a request that is certain not to fit, before anything that takes long is done with it.
+
+        Args:
+            asked: The request.
+            context: Tokens that a sequence may hold.
+
+        Raises:
+            RefusedError: 400, it is too long.
+        """
+        earlier = asked.earlier_reasoning
+        size = asked.size + (earlier if earlier and self._keeps_reasoning else 0)
+        if (tokens := max(asked.parts, size // _MOST_CHARS)) >= context:
+            raise _too_long(f"{tokens} tokens or more", context)
+
+    @cached_property
+    def _keeps_reasoning(self) -> bool:
+        """Whether a prompt holds the reasoning of turns before the last user message."""
+        chat, user = self._chats.of((), tools_key(())), {"role": "user", "content": "u"}
+        turns = [{"role": "assistant", "content": "a", "reasoning_content": text} for text in ("r", "another")]
+        try:
+            prompts = [chat.first_prompt([user, turn, user]) for turn in turns]
+        except RendererError:
+            return True
+        return prompts[0] != prompts[1]
+
     async def prompted(self, place: Place, asked: Asked) -> tuple[Conversation, Path | tuple[()]]:
         """The conversation with the request's prompt, and the turns that it goes on from.
 
-        A template that rewrites earlier messages can't go on from them: then all is rendered from the beginning. What
-        is long is rendered on a thread, with a tokenizer of its own: they can't be used by two at the same time.
+        A template that rewrites earlier messages can't go on from them: then all is rendered from the beginning. A long
+        request is rendered on a thread, with a tokenizer of its own: they can't be used by two at the same time.
 
         Raises:
             RefusedError: 400, the messages can't be rendered.
         """
-        new = place.new if place.path else asked.messages
-        chat = self._chats.of(asked.tools)
-        if sum(len(message.get("content") or "") for message in new) <= _RENDERED_AT_ONCE:
+        chat = self._chats.of(asked.tools, asked.tools_key)
+        if asked.size + asked.earlier_reasoning <= _RENDERED_AT_ONCE:
             return self._prompted(chat, place, asked)
         talk, path = await asyncio.get_running_loop().run_in_executor(self._aside, self._prompted_aside, place, asked)
         talk.chat = chat
@@ -97,7 +125,7 @@ class Sampler:
 
     def _prompted_aside(self, place: Place, asked: Asked) -> tuple[Conversation, Path | tuple[()]]:
         self._chats_aside = self._chats_aside or self._chats.copy()
-        return self._prompted(self._chats_aside.of(asked.tools), place, asked)
+        return self._prompted(self._chats_aside.of(asked.tools, asked.tools_key), place, asked)
 
     def _prompted(self, chat: Chat, place: Place, asked: Asked) -> tuple[Conversation, Path | tuple[()]]:
         if place.path:
@@ -207,9 +235,13 @@ def _room(prompt_tokens: int, context: int) -> int:
         RefusedError: 400, there are none.
     """
     if prompt_tokens >= context:
-        said = f"the messages are {prompt_tokens} tokens long; at most {context - 1} are read"
-        raise RefusedError(400, said, "messages", CONTEXT_FULL)
+        raise _too_long(f"{prompt_tokens} tokens", context)
     return context - prompt_tokens
+
+
+def _too_long(length: str, context: int) -> RefusedError:
+    said = f"the messages are {length} long; at most {context - 1} are read"
+    return RefusedError(400, said, "messages", CONTEXT_FULL)
 
 
 def _parameters(asked: Asked, talk: Conversation, server: SamplingServer) -> dict[str, Any]:
@@ -228,15 +260,14 @@ class _Chats:
 
     def __init__(self, renderer: Renderer, tokenizer: Any) -> None:
         self._renderer, self._tokenizer = renderer, tokenizer
-        self._by_tools = OrderedDict[str, Chat]()
+        self._by_tools = OrderedDict[bytes, Chat]()
 
     def copy(self) -> "_Chats":
         """Another one, which shares nothing with this one."""
         return _Chats(*deepcopy((self._renderer, self._tokenizer)))
 
-    def of(self, tools: Sequence[dict[str, Any]]) -> Chat:
-        """The chat with these tools."""
-        key = json.dumps(list(tools), sort_keys=True)
+    def of(self, tools: Sequence[dict[str, Any]], key: bytes) -> Chat:
+        """The chat with these tools, of which `key` is the `tools_key`."""
         chat = self._by_tools.pop(key, None) or Chat(self._renderer, self._tokenizer, tools)
         self._by_tools[key] = chat
         while len(self._by_tools) > _CHATS_KEPT:

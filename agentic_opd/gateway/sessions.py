@@ -5,18 +5,16 @@ never meet.
 """
 
 import asyncio
-import json
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from hashlib import blake2b
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from agentic_opd.core.types import Message
 from agentic_opd.distill.pipeline import DistilledTurn
 from agentic_opd.gateway.errors import RefusedError
 from agentic_opd.gateway.journal import SessionRow
-from agentic_opd.gateway.request import Asked
+from agentic_opd.gateway.request import Asked, tools_key
 from agentic_opd.gateway.turns import Path, RecordedTurn, TurnTree
 from agentic_opd.rollout.conversation_index import ConversationIndex
 
@@ -111,7 +109,7 @@ class Sessions:
             session = self._by_id[key.session_id]
             return session is named or (named is None and not session.is_ending)
 
-        match = self._index.find(asked.messages, scope=_scope(owner, asked.tools), accept=is_meant)
+        match = self._index.find_by(asked.identities, scope=_scope(owner, asked.tools_key), accept=is_meant)
         rest = asked.messages[match.length :]
         if not match.known:
             return Place(named, (), asked.messages, named is not None and _has_turn(asked.messages))
@@ -148,7 +146,7 @@ class Sessions:
         """A turn of a session was finished."""
         session.tree.add(turn)
         before = None if turn.parent is None else _TurnKey(session.session_id, turn.parent)
-        scope = _scope(session.row.owner, turn.tools)
+        scope = _scope(session.row.owner, tools_key(turn.tools))
         self._index.add(_TurnKey(session.session_id, turn.turn_id), turn.messages, before, scope=scope)
 
     def remove(self, session: Session) -> None:
@@ -168,6 +166,6 @@ def _has_turn(messages: Sequence[Message]) -> bool:
     return any(message["role"] == "assistant" for message in messages)
 
 
-def _scope(owner: str, tools: Sequence[dict[str, Any]]) -> bytes:
+def _scope(owner: str, tools: bytes) -> bytes:
     """A prompt begins with the tools, so other tools make another conversation."""
-    return blake2b(json.dumps([owner, list(tools)], sort_keys=True).encode(), digest_size=16).digest()
+    return tools + owner.encode()

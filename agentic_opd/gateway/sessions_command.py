@@ -8,6 +8,7 @@ from pathlib import Path
 
 from agentic_opd.core.errors import ConfigError
 from agentic_opd.core.exit_codes import EXIT_OK, exit_code
+from agentic_opd.core.text import printable, printable_line
 from agentic_opd.core.types import Message
 from agentic_opd.gateway.config import GatewayConfig
 from agentic_opd.gateway.journal import Journal, SessionRow, SessionState, turn_as_json
@@ -60,7 +61,7 @@ def _list(journal: Journal, arguments: argparse.Namespace) -> None:
     for row in journal.sessions(*SessionState):
         used = datetime.fromtimestamp(row.used).isoformat(" ", "seconds")
         turns = journal.count_turns(row.session_id)
-        print(f"{row.session_id}  {row.state.value:<7}  {turns:>4}  {used}  {row.name or ''}")
+        print(f"{row.session_id}  {row.state.value:<7}  {turns:>4}  {used}  {printable_line(row.name or '')}")
 
 
 def _show(journal: Journal, arguments: argparse.Namespace) -> None:
@@ -68,12 +69,12 @@ def _show(journal: Journal, arguments: argparse.Namespace) -> None:
         behind = "" if turn.parent is None else f", behind turn {turn.parent}"
         print(f"--- turn {turn.turn_id} ({turn.turn_type}{behind})")
         for line in (line for message in turn.messages for line in _shown(message)):
-            print(line)
+            print(printable(line))
 
 
 def _export(journal: Journal, arguments: argparse.Namespace) -> None:
     for turn in journal.turns(_found(journal, arguments.session).session_id):
-        sys.stdout.write(turn_as_json(turn) + "\n")
+        sys.stdout.write(printable(turn_as_json(turn)) + "\n")
 
 
 def _delete(journal: Journal, arguments: argparse.Namespace) -> None:

@@ -7,6 +7,7 @@ import math
 import secrets
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, suppress
 from functools import partial
 from hashlib import sha256
@@ -19,6 +20,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from agentic_opd.core.errors import OPDError, ServerUnreachableError
+from agentic_opd.core.text import read_json
 from agentic_opd.core.types import MOST_SCORE
 from agentic_opd.gateway.choice import Finished, Piece
 from agentic_opd.gateway.config import is_loopback
@@ -35,7 +37,7 @@ Result = TypeVar("Result")
 Owner = Callable[[Request], Awaitable[str]]
 """The digest of a client's key; raises RefusedError if that is none."""
 
-_PARSED_AT_ONCE = 2**18
+_PARSED_AT_ONCE = 2**16
 """Bytes that are parsed on the event loop, in a few milliseconds."""
 _DISCARD_S = 10.0
 """Seconds that a refused body is taken for: a client reads its answer when it has sent everything."""
@@ -72,7 +74,7 @@ def make_app(gateway: Gateway) -> FastAPI:
         max_choices=gateway.config.max_choices,
     )
     app = chat_app(chat, "", "/sessions/{name}")
-    routes = _Routes(gateway)
+    routes = _Routes(gateway, chat)
     app.add_api_route("/health", _health, methods=["GET"])
     app.add_api_route("/metrics", chat.guarded(routes.metrics), methods=["GET"])
     app.add_api_route("/sessions/{name}/end", chat.guarded(routes.end), methods=["POST"])
@@ -113,6 +115,7 @@ class ChatRoutes:
         """
         self._answers, self._owner, self._telemetry = answers, owner, answers.telemetry
         self._max_body_bytes, self._max_choices = max_body_bytes, max_choices
+        self._parser = ThreadPoolExecutor(1, "requests")
 
     def guarded(
         self, handler: Callable[[Request, str], Awaitable[Response]]
@@ -135,14 +138,16 @@ class ChatRoutes:
     async def chat(self, request: Request, owner: str) -> Response:
         """Sample an answer."""
         start, headers = time.monotonic(), request.headers
-        asked = read_request(
-            await _json(request, self._max_body_bytes),
+        body = await _body(request, self._max_body_bytes)
+        read = partial(
+            read_request,
             max_choices=self._max_choices,
             session=_name(request.path_params.get("name") or headers.get("X-Session-Id"), "session_id"),
             group=_name(headers.get("X-Group-Id"), "X-Group-Id"),
             turn_type=headers.get("X-Turn-Type"),
             is_last=_is_true(headers.get("X-Session-Done")),
         )
+        asked = await self.parsed(body, read)
         reply = Reply(self._answers.model, self._answers.tokenizer.decode, asked.top_logprobs)
         events = _timed(self._answers.answer(asked, owner), self._telemetry, start)
         if not asked.stream:
@@ -156,6 +161,16 @@ class ChatRoutes:
             headers={"X-Session-Id": first[0].session_id, "Cache-Control": "no-cache"},
         )
 
+    async def parsed(self, body: bytes, read: Callable[[object], Result]) -> Result:
+        """What `read` makes of the body's JSON; a long one is read on a thread, one at a time.
+
+        Raises:
+            RefusedError: 400, it is not JSON; and what `read` raises.
+        """
+        if len(body) <= _PARSED_AT_ONCE:
+            return read(_json(body))
+        return await asyncio.get_running_loop().run_in_executor(self._parser, lambda: read(_json(body)))
+
     async def models(self, request: Request, owner: str) -> Response:
         """The policy's model."""
         card = {"id": self._answers.model, "object": "model", "created": 0, "owned_by": "agentic_opd"}
@@ -165,8 +180,8 @@ class ChatRoutes:
 class _Routes:
     """What a gateway says of itself and of sessions, and how a session is ended."""
 
-    def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
+    def __init__(self, gateway: Gateway, chat: ChatRoutes) -> None:
+        self._gateway, self._chat = gateway, chat
 
     async def metrics(self, request: Request, owner: str) -> Response:
         """The gateway's numbers."""
@@ -174,9 +189,9 @@ class _Routes:
 
     async def end(self, request: Request, owner: str) -> Response:
         """End a session."""
-        body = await _json(request, self._gateway.config.max_body_bytes, or_nothing=True)
+        body = await _body(request, self._gateway.config.max_body_bytes, or_nothing=True)
         try:
-            ending = _Ending.model_validate(body)
+            ending = await self._chat.parsed(body, _Ending.model_validate)
         except ValidationError as error:
             first = error.errors(include_url=False, include_context=False, include_input=False)[0]
             field = ".".join(map(str, first["loc"]))
@@ -254,7 +269,8 @@ async def _all(first: tuple[Begun, Piece | Finished], rest: Answer) -> Answer:
 
 
 def _event(data: dict[str, Any]) -> str:
-    return f"data: {json.dumps(data, ensure_ascii=False)}\n\n"
+    # In ASCII: some clients take U+2028 for the end of a line.
+    return f"data: {json.dumps(data)}\n\n"
 
 
 def _status(status: SessionStatus) -> dict[str, Any]:
@@ -303,11 +319,11 @@ async def no_key(request: Request) -> RefusedError:
     return RefusedError(401, "a key is needed: send 'Authorization: Bearer KEY'", None, "invalid_api_key")
 
 
-async def _json(request: Request, max_bytes: int, *, or_nothing: bool = False) -> object:
-    """The body's JSON; `or_nothing`: an empty body is an empty object.
+async def _body(request: Request, max_bytes: int, *, or_nothing: bool = False) -> bytes:
+    """A body of JSON, not yet read; `or_nothing`: an empty body is an empty object.
 
     Raises:
-        RefusedError: 400, 413 or 415.
+        RefusedError: 413 or 415.
         ClientDisconnect: the client went before it had sent all of it.
     """
     declared = request.headers.get("Content-Length", "")
@@ -321,21 +337,19 @@ async def _json(request: Request, max_bytes: int, *, or_nothing: bool = False) -
         await _discard(chunks)
         raise RefusedError(413, f"the body is longer than the {max_bytes} bytes that are read (env.max_body_bytes)")
     if or_nothing and not body:
-        return {}
+        return b"{}"
     # A web page of another origin may send text to a loopback address, but no JSON without being asked.
     if request.headers.get("Content-Type", "").partition(";")[0].strip().lower() != "application/json":
         raise RefusedError(415, "the body must be JSON, with 'Content-Type: application/json'")
+    return bytes(body)
+
+
+def _json(body: bytes) -> object:
+    """Raises RefusedError (400) if it is not JSON."""
     try:
-        if len(body) <= _PARSED_AT_ONCE:
-            return _parsed(body)
-        return await asyncio.to_thread(_parsed, bytes(body))
+        return read_json(body, parse_constant=_finite, parse_float=_finite)
     except (ValueError, RecursionError) as error:
         raise RefusedError(400, "the body is not JSON that can be read") from error
-
-
-def _parsed(body: bytes | bytearray) -> object:
-    """JSON without NaN and infinity, however these are spelled."""
-    return json.loads(body, parse_constant=_finite, parse_float=_finite)
 
 
 def _finite(spelled: str) -> float:

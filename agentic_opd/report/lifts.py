@@ -15,6 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from agentic_opd.core.errors import OutputError, PlaceError
 from agentic_opd.core.intervals import Estimate, difference, mean_of_tasks
+from agentic_opd.core.text import read_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +125,7 @@ def read_lifts(path: Path) -> Lifts | None:
         PlaceError: it can't be read.
     """
     try:
-        return _FILE.validate_python(json.loads(path.read_bytes()))
+        return _FILE.validate_python(read_json(path.read_bytes()))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError) as error:

@@ -5,7 +5,6 @@ without a good line is an error. Shape suffixes as in core/types.py, and `_S` fo
 """
 
 import gzip
-import json
 import math
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agentic_opd.core.errors import PlaceError
+from agentic_opd.core.text import read_json
 from agentic_opd.core.types import IGNORED, ContextTurn, Message, check_lengths
 from agentic_opd.report.lifts import Lifts, ResampledTurn, lifts_path, read_lifts
 from agentic_opd.wire.checks import GroupChecker
@@ -182,7 +182,7 @@ def report_path(path: Path) -> Path:
 def read_settings(path: Path) -> Mapping[str, Any]:
     """The settings in `path`; empty if there is no such file, or nothing that can be read in it."""
     try:
-        settings = json.loads(path.read_bytes(), parse_constant=str)
+        settings = read_json(path.read_bytes(), parse_constant=str)
     except (OSError, ValueError, RecursionError):
         return {}
     return settings if isinstance(settings, dict) else {}
@@ -194,7 +194,7 @@ def read_groups(lines: Iterable[bytes], left_out: list[str]) -> Iterator[Rollout
         if not line.strip():
             continue
         try:
-            value = json.loads(line)
+            value = read_json(line)
         except (ValueError, RecursionError) as error:
             torn = "" if line.endswith(b"\n") else " (cut off: the run was stopped while it was written)"
             left_out.append(f"line {number} is not JSON{torn}: {error}")

@@ -29,7 +29,7 @@ def load_tokenizer(name: str) -> Any:
     try:
         return AutoTokenizer.from_pretrained(name)
     except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
-        reason = (str(error).splitlines() or [""])[0]
+        reason = str(error).partition("\n")[0]
         raise ConfigError(f"the tokenizer {name!r} can't be loaded ({type(error).__name__}: {reason})") from error
 
 

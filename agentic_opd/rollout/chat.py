@@ -18,7 +18,14 @@ from typing import Any
 from renderers import ParsedToolCall, RenderedTokens, Renderer, ToolCallParseStatus
 
 from agentic_opd.core.errors import RendererError
-from agentic_opd.core.text import call_arguments, control_tokens, without_control_tokens
+from agentic_opd.core.text import (
+    call_arguments,
+    control_tokens,
+    read_json,
+    well_formed,
+    well_formed_json,
+    without_control_tokens,
+)
 from agentic_opd.core.types import Message, ToolCall
 
 _PARSE_ERRORS = {
@@ -121,10 +128,10 @@ class Chat:
         """
         with _renderer_errors("parsing a turn"):
             parsed = self.renderer.parse_response(list(completion_ids), tools=self.tools, prompt_ids=prompt_ids)
-        calls = tuple(_tool_call(call, f"call_{message_index}_{i}") for i, call in enumerate(parsed.tool_calls))
-        message: Message = {"role": "assistant", "content": parsed.content}
+            calls = tuple(_tool_call(call, f"call_{message_index}_{i}") for i, call in enumerate(parsed.tool_calls))
+        message: Message = {"role": "assistant", "content": well_formed(parsed.content)}
         if parsed.reasoning_content:
-            message["reasoning_content"] = parsed.reasoning_content
+            message["reasoning_content"] = well_formed(parsed.reasoning_content)
         if calls:
             message["tool_calls"] = [_wire_call(call) for call in calls]
         return ParsedTurn(message, calls)
@@ -139,7 +146,7 @@ class Chat:
     def unparsed(self, completion_ids: Sequence[int]) -> ParsedTurn:
         """A completion as a message that holds its text."""
         text = self.tokenizer.decode(list(completion_ids), skip_special_tokens=True)
-        return ParsedTurn({"role": "assistant", "content": text}, ())
+        return ParsedTurn({"role": "assistant", "content": well_formed(text)}, ())
 
     def written(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """The ids that the last message, the assistant's, is written as behind its prompt, its stop token included.
@@ -230,7 +237,9 @@ class Chat:
         spellings = self._control if message["role"] in ("user", "tool") else self._structural
         texts = {name: message.get(name) for name in ("content", "reasoning_content", "name")}
         plain: Message = {
-            name: without_control_tokens(spellings, text) for name, text in texts.items() if isinstance(text, str)
+            name: without_control_tokens(spellings, well_formed(text))
+            for name, text in texts.items()
+            if isinstance(text, str)
         }
         if calls := message.get("tool_calls"):
             plain["tool_calls"] = [
@@ -248,14 +257,16 @@ class Chat:
         text = call_arguments(arguments)
         if "\\" in text:
             with suppress(ValueError, RecursionError):
-                shown = json.dumps(json.loads(text), ensure_ascii=False)
-                return text if without_control_tokens(self._structural, shown) == shown else shown
+                shown = json.dumps(read_json(text), ensure_ascii=False)
+                has_half_pairs = "\\ud" in text or "\\uD" in text
+                is_plain = without_control_tokens(self._structural, shown) == shown
+                return text if is_plain and not has_half_pairs else shown
         return text
 
     def _plain_json(self, data: dict[str, Any]) -> dict[str, Any]:
         """JSON data with no control token spelled out in it: such a token stands inside of a text, if anywhere."""
         text = json.dumps(data, ensure_ascii=False)
-        plain = without_control_tokens(self._structural, text)
+        plain = without_control_tokens(self._structural, well_formed(text))
         return data if plain == text else json.loads(plain)
 
     def _place(
@@ -308,7 +319,7 @@ def _tool_call(call: ParsedToolCall, call_id: str) -> ToolCall:
     if error is None and not isinstance(call.arguments, dict):
         error = "the arguments are not a JSON object"
     arguments = call.arguments if error is None and isinstance(call.arguments, dict) else None
-    return ToolCall(call_id, call.name or "", arguments, call.raw, error)
+    return ToolCall(call_id, well_formed(call.name or ""), well_formed_json(arguments), well_formed(call.raw), error)
 
 
 def _wire_call(call: ToolCall) -> dict[str, Any]:

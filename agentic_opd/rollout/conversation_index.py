@@ -11,6 +11,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from hashlib import blake2b
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from agentic_opd.core.text import read_json
 from agentic_opd.core.types import Message
 
 Known = TypeVar("Known", bound=Hashable)
@@ -50,9 +51,15 @@ class ConversationIndex(Generic[Known]):
             scope: Which values may be found at all.
             accept: Which of these are meant.
         """
+        return self.find_by([*map(identity, messages)], scope=scope, accept=accept)
+
+    def find_by(
+        self, identities: Sequence[bytes], *, scope: bytes = b"", accept: Callable[[Known], bool] = lambda known: True
+    ) -> Match[Known]:
+        """`find`, by the `identity` of each message."""
         found, so_far = Match[Known](0, ()), _start(scope)
-        for length, message in enumerate(messages[:-1], start=1):
-            so_far.update(identity(message))
+        for length, one in enumerate(identities[:-1], start=1):
+            so_far.update(one)
             known = [one for one in self._by_key.get(so_far.digest(), ()) if accept(one)]
             if known:
                 found = Match(length, known)
@@ -84,7 +91,7 @@ def _start(scope: bytes) -> blake2b:
 
 
 def identity(message: Message) -> bytes:
-    """What makes a message the same however a client wrote it back."""
+    """A digest of what makes a message the same however a client wrote it back."""
     calls = [
         (call["function"]["name"], _canonical(call["function"]["arguments"]))
         for call in message.get("tool_calls") or ()
@@ -92,14 +99,14 @@ def identity(message: Message) -> bytes:
     content: Any = message.get("content") or ""
     if isinstance(content, list):
         content = "".join(part.get("text") or "" for part in content if isinstance(part, dict))
-    return repr((message["role"], str(content).strip(), calls)).encode()
+    return blake2b(repr((message["role"], str(content).strip(), calls)).encode(), digest_size=16).digest()
 
 
 def _canonical(arguments: Any) -> str:
     """A call's arguments, in one order; a text that is not JSON stays as it is."""
     if isinstance(arguments, str):
         try:
-            arguments = json.loads(arguments)
+            return json.dumps(read_json(arguments), sort_keys=True)
         except (ValueError, RecursionError):
             return str(arguments).strip()
     return json.dumps(arguments, sort_keys=True)

@@ -8,6 +8,7 @@ from typing import Protocol, TypeVar
 
 from agentic_opd.core.concurrency import in_turn
 from agentic_opd.core.errors import RendererError, SandboxError, ServerError
+from agentic_opd.core.text import well_formed
 from agentic_opd.core.types import Episode, Message, Reward, Session, StopReason, Task, ToolCall, ToolResult, World
 from agentic_opd.rollout.chat import Chat
 from agentic_opd.rollout.config import RolloutConfig
@@ -117,7 +118,7 @@ class AgentLoop:
         reply = await self.session.user_reply(self.conversation.messages)
         if reply is None and self.user_reply is not None:
             reply = await self.user_reply(self.task, self.conversation.messages)
-        return [] if reply is None else [{"role": "user", "content": reply}]
+        return [] if reply is None else [{"role": "user", "content": well_formed(reply)}]
 
     async def run_tool(self, call: ToolCall) -> ToolResult:
         """Run one call; whatever goes wrong is in the result, which the model reads."""
@@ -146,7 +147,7 @@ class AgentLoop:
 
 
 def _tool_message(call: ToolCall, result: ToolResult) -> Message:
-    return {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": result.content}
+    return {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": well_formed(result.content)}
 
 
 SessionT = TypeVar("SessionT", bound=Session, contravariant=True)

@@ -5,7 +5,6 @@ group, or is counted as unmatched (its messages do not render to its tokens) or 
 """
 
 import gzip
-import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,6 +13,7 @@ from typing import Any, Literal, cast
 
 from agentic_opd.core.concurrency import gather_all
 from agentic_opd.core.errors import AlignmentError, PlaceError, WireError
+from agentic_opd.core.text import read_json
 from agentic_opd.core.types import IGNORED, PROMPT_LOGPROB, Episode, TurnOutcome
 from agentic_opd.runs.distill import UNMATCHED, PolicyDistiller, episode_of, episode_said, without_rows
 from agentic_opd.runs.logs import plain_messages, plain_tools
@@ -72,7 +72,7 @@ def read_lines(path: Path) -> Iterator[Line]:
                 continue
             where = f"{str(path)!r}, line {number}"
             try:
-                fields: Any = json.loads(line)
+                fields: Any = read_json(line)
             except (ValueError, RecursionError) as error:
                 raise PlaceError(f"{where}: not JSON: {error}") from error
             if not isinstance(fields, dict):

@@ -15,12 +15,14 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from agentic_opd.core.concurrency import gather_all
 from agentic_opd.core.console import LiveBar
 from agentic_opd.core.errors import AlignmentError, ConfigError, OPDError, PlaceError
 from agentic_opd.core.intervals import interval
 from agentic_opd.core.metric import Metric
+from agentic_opd.core.text import printable_line
 from agentic_opd.core.types import Episode, Reward, Task, Verification
 from agentic_opd.rollout.metrics import EPISODE_METRICS, episode_metrics
 from agentic_opd.runs.config import RunConfig
@@ -347,5 +349,6 @@ def _task_table(by_task: dict[str, list[EvalSample]]) -> Table:
     for task_id, rows in by_task.items():
         mean_score = sum(row.reward.total for row in rows) / len(rows)
         turns = sum(len(row.episode.turns) for row in rows)
-        table.add_row(task_id, f"{len(rows)}", f"{sum(row.passed for row in rows)}", f"{mean_score:.2f}", f"{turns}")
+        passed = sum(row.passed for row in rows)
+        table.add_row(Text(printable_line(task_id)), f"{len(rows)}", f"{passed}", f"{mean_score:.2f}", f"{turns}")
     return table

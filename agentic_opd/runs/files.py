@@ -13,6 +13,7 @@ from typing import IO, Any
 
 from agentic_opd.core.concurrency import to_its_end
 from agentic_opd.core.errors import OutputError, PlaceError, WireError
+from agentic_opd.core.text import json_line, printable, read_json
 from agentic_opd.wire.group import ScoredGroup
 
 
@@ -44,7 +45,9 @@ class JsonLines:
             OutputError: the disk refused; what was there before stays readable.
             ValueError: a number in `row` is not finite.
         """
-        line = json.dumps(row, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode() + b"\n"
+        line = json_line(row)
+        if self.path is None:
+            line = printable(line.decode()).encode()
         try:
             self._file.write(line)
             self._file.flush()
@@ -206,8 +209,8 @@ class GroupFile:
 
     def _compare(self, settings: Mapping[str, Any]) -> None:
         try:
-            earlier = json.loads(self._settings_path.read_text())
-        except (FileNotFoundError, json.JSONDecodeError) as error:
+            earlier = read_json(self._settings_path.read_text())
+        except (FileNotFoundError, ValueError) as error:
             raise PlaceError(
                 f"{str(self._settings_path)!r}, the settings that {str(self.path)!r} was written with, can't be read; "
                 "without them the run can't be continued. Use --env.overwrite, without --env.resume, to start again."
@@ -224,8 +227,8 @@ class GroupFile:
 
 def _read_group(line: bytes, path: Path) -> ScoredGroup:
     try:
-        group = ScoredGroup.from_wire(json.loads(line))
-    except (json.JSONDecodeError, WireError) as error:
+        group = ScoredGroup.from_wire(read_json(line))
+    except (ValueError, RecursionError, WireError) as error:
         raise PlaceError(
             f"{str(path)!r} holds a line that `process` did not write ({error}); it can't be continued"
         ) from error

@@ -8,10 +8,12 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from agentic_opd.core.concurrency import to_its_end
 from agentic_opd.core.console import LiveBar
 from agentic_opd.core.errors import OPDError, OutputError, SandboxError, ServerUnreachableError
+from agentic_opd.core.text import printable_line
 from agentic_opd.report.command import report_run
 from agentic_opd.runs.environment import Environment, FinishedGroup
 from agentic_opd.runs.files import GroupFile, default_output_folder
@@ -148,11 +150,11 @@ class RunProgress(LiveBar):
         self.show(self.groups, counts)
         if not self.is_live:
             shown = ", ".join(f"{score:.2f}" for score in scores)
-            self.say(f"group {self.groups}/{self.total} {item_id}: scores {shown}; {counts}")
+            self.say(f"group {self.groups}/{self.total} {printable_line(item_id)}: scores {shown}; {counts}")
 
     def group_failed(self, item_id: str, error: Exception) -> None:
         """A group failed; the run goes on."""
-        self.console.print(f"[red]group {item_id} failed:[/red]", end=" ")
+        self.console.print(Text(f"group {printable_line(item_id)} failed:", "red"), end=" ")
         self.say(str(error))
 
 
@@ -190,7 +192,7 @@ def summary_table(counts: RunCounts) -> Table:
         if counts.distilled:
             share = 100 * row.scored_tokens / max(1, row.sampled_tokens)
             cells += [f"{row.records.hints}", f"{row.records.scored}", f"{row.scored_tokens} ({share:.1f}%)"]
-        table.add_row(task, *cells, end_section=i == len(rows) - 1)
+        table.add_row(Text(printable_line(task)), *cells, end_section=i == len(rows) - 1)
     return table
 
 

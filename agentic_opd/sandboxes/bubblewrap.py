@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Self, TypeVar
 
 from agentic_opd.core.errors import SandboxError
+from agentic_opd.core.text import text_lines
 from agentic_opd.sandboxes.cgroups import group_place, remove_dead_groups
 from agentic_opd.sandboxes.disk import run_within
 from agentic_opd.sandboxes.folders import PrivateFolder, remove_leftovers
@@ -76,7 +77,7 @@ class Identity:
 
 def _is_mapped(uid: int) -> bool:
     """Whether this process's user namespace knows `uid`; inside a container `root` may be the only id there is."""
-    for line in Path("/proc/self/uid_map").read_text().splitlines():
+    for line in text_lines(Path("/proc/self/uid_map").read_text()):
         first, _, count = (int(part) for part in line.split())
         if first <= uid < first + count:
             return True

@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 
 from agentic_opd.core.errors import SandboxError
+from agentic_opd.core.text import text_lines
 from agentic_opd.sandboxes.folders import PREFIX, is_dead, owner_tag
 
 _REMOVE_S = 5.0
@@ -54,8 +55,8 @@ def group_place() -> GroupPlace | None:
 
 def own_groups(mountinfo: str, cgroup: str) -> Iterator[GroupPlace]:
     """The groups that a process is in, as far as they may count memory, by its files of these names in /proc."""
-    mounts = [line.split() for line in mountinfo.splitlines()]
-    for line in cgroup.splitlines():
+    mounts = [line.split(" ") for line in text_lines(mountinfo)]
+    for line in text_lines(cgroup):
         _, controllers, path = line.split(":", 2)
         version = 1 if "memory" in controllers.split(",") else 2
         for fields in mounts:

@@ -118,7 +118,7 @@ async def _size_of_many(folders: Sequence[Path]) -> int | None:
 async def _run_script(script: str, folders: Sequence[Path]) -> list[bytes]:
     argv = ["sh", "-c", script, "sh", *map(str, folders)]
     result = await run_host_process(argv, timeout_s=_MEASURE_TIMEOUT_S, max_output_bytes=2**16, env=HOST_ENV)
-    return result.output.splitlines()
+    return result.output.removesuffix(b"\n").split(b"\n")
 
 
 def _empty(folders: Sequence[Path]) -> None:

@@ -21,6 +21,7 @@ import aiohttp
 from pydantic import SecretStr
 
 from agentic_opd.core.errors import SandboxError
+from agentic_opd.core.text import text_lines
 from agentic_opd.sandboxes.folders import PREFIX, is_dead, owner_tag
 from agentic_opd.sandboxes.protocol import CommandResult, Limits, not_entered, try_out
 from agentic_opd.sandboxes.supervised import FOLDERS, KILLED, job_line, program, read_answer
@@ -110,10 +111,10 @@ class SwerexSandbox:
         try:
             await asyncio.shield(entering)
         except asyncio.CancelledError:
-            self._folder = (await entering).splitlines()[0]
+            self._folder = text_lines(await entering)[0]
             await self.__aexit__()
             raise
-        self._folder, self._python, self._path = entering.result().splitlines()
+        self._folder, self._python, self._path = text_lines(entering.result())
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
@@ -123,7 +124,7 @@ class SwerexSandbox:
 
     async def check(self) -> None:
         """Remove what killed runs left and run a trivial command; see `Sandbox.check`."""
-        for line in (await self._shell(_LIST, PREFIX)).splitlines():
+        for line in text_lines(await self._shell(_LIST, PREFIX)):
             folder = PurePosixPath(line)
             if is_dead(folder.name.removeprefix(PREFIX)):
                 await self._remove(folder)

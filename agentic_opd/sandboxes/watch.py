@@ -12,6 +12,7 @@ import stat
 from functools import cache
 from pathlib import Path
 
+from agentic_opd.core.text import text_lines
 from agentic_opd.sandboxes.cgroups import FIRST_IN_LINE
 
 _MIB = 2**20
@@ -124,8 +125,8 @@ def _add_hidden(process: int, files: Files, file_bytes: int) -> None:
     """
     with contextlib.suppress(OSError):  # One that is just ending has no mounts any more.
         devices = {_memfd_mount(): _memfd_device()}
-        for line in Path(f"/proc/{process}/mountinfo").read_text().splitlines():
-            mount, _, device, _, place, options = line.split()[:6]
+        for line in text_lines(Path(f"/proc/{process}/mountinfo").read_text()):
+            mount, _, device, _, place, options = line.split(" ")[:6]
             if "rw" in options.split(",") and place not in ("/dev", "/dev/pts", "/proc"):
                 major, _, minor = device.partition(":")
                 devices[mount] = os.makedev(int(major), int(minor))
@@ -154,7 +155,7 @@ def _mapped(process: int) -> dict[tuple[int, int], str]:
     """Return the unnamed shared files that `process` has mapped, each with an address range."""
     found: dict[tuple[int, int], str] = {}
     with contextlib.suppress(*_GONE, PermissionError):
-        lines = Path(f"/proc/{process}/maps").read_bytes().splitlines()
+        lines = Path(f"/proc/{process}/maps").read_bytes().split(b"\n")
         for place, modes, _, device, inode in (line.split()[:5] for line in lines if line.endswith(_UNNAMED)):
             if modes.endswith(b"s"):
                 major, minor = (int(part, 16) for part in device.split(b":"))
@@ -164,7 +165,7 @@ def _mapped(process: int) -> dict[tuple[int, int], str]:
 
 def _fields(process: int | str, fd: str) -> dict[str, str]:
     """Return the fields of /proc/PID/fdinfo/FD."""
-    lines = Path(f"/proc/{process}/fdinfo/{fd}").read_text().splitlines()
+    lines = text_lines(Path(f"/proc/{process}/fdinfo/{fd}").read_text())
     return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
 
 

@@ -57,6 +57,11 @@ class LoadedFiles:
     version: int = 0
 
 
+def api_keys(args: Namespace) -> tuple[str, ...]:
+    """The server's keys, as vLLM finds them: in its arguments, else in the environment."""
+    return tuple(key for key in (args.api_key or [envs.VLLM_API_KEY]) if key)
+
+
 @dataclass(slots=True)
 class PluginState:
     """The server's engine and settings, at `app.state.agentic_opd`."""
@@ -89,7 +94,7 @@ class PluginState:
         return cls(
             engine=engine,
             model=args.served_model_name[0] if args.served_model_name else args.model,
-            api_keys=tuple(key for key in (args.api_key or [envs.VLLM_API_KEY]) if key),
+            api_keys=api_keys(args),
             weights_root=Path(root).resolve() if root else None,
             loaded=LoadedFiles(engine.model_config.model),
             adapters=Adapters.of_engine(engine),

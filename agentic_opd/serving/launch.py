@@ -31,6 +31,8 @@ CPU_FLAGS = (
 ADAPTED_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 """What adapters may change. Not the output head: vLLM applies an adapter of it to prompt logprobs by the sampled rows'
 indices, and its engine dies where a batch scores two sequences."""
+GUARD = "agentic_opd.serving.web.KeyGuard"
+"""The middleware by which every route needs the key; vLLM's own guards a few path prefixes."""
 ONE_PROCESS_FLAGS = ("--distributed-executor-backend", "vllm.v1.executor.uniproc_executor.UniProcExecutor")
 """The worker in the engine's own process: 8 s less to start, and logprobs need not cross from one to the other."""
 
@@ -48,7 +50,11 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
     add("model", metavar="MODEL", help="a directory with a checkpoint, or a name on the hub")
     add("--host", default="127.0.0.1", help="address to listen at (default: %(default)s, this machine only)")
     add("--port", type=int, default=8000, help="port to listen at (default: %(default)s)")
-    add("--api-key", metavar="KEY", help="key that every request must bring (default: VLLM_API_KEY, or none)")
+    add(
+        "--api-key",
+        metavar="KEY",
+        help="key that every request but those to /health and /metrics must bring (default: VLLM_API_KEY, or none)",
+    )
     add("--served-model-name", metavar="NAME", help="what clients call the model (default: MODEL)")
     add("--max-model-len", type=int, metavar="N", help="tokens a sequence may hold (default: what the model can)")
     add("--max-logprobs", type=int, default=256, metavar="K", help="most logprobs a position (default: %(default)s)")
@@ -131,6 +137,7 @@ def command(args: argparse.Namespace, *, cpu: bool) -> list[str]:
     line = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", args.model]
     line += ["--host", args.host, "--port", str(args.port), "--max-logprobs", str(args.max_logprobs)]
     line += ["--enable-prefix-caching", "--disable-uvicorn-access-log"]
+    line += ["--middleware", GUARD]
     if args.max_model_len is not None:
         line += ["--max-model-len", str(args.max_model_len)]
     if args.served_model_name is not None:

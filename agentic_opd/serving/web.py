@@ -15,10 +15,13 @@ from typing import Any, TypeVar
 import msgspec
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.websockets import WebSocketClose
 from vllm.exceptions import RetryableRequestError, VLLMClientError
 
-from agentic_opd.serving.engine import MAX_BODY_VARIABLE, PluginState, RefusedError, state_of
+from agentic_opd.serving.engine import MAX_BODY_VARIABLE, PluginState, RefusedError, api_keys, state_of
 
 Result = TypeVar("Result")
 Parsed = TypeVar("Parsed")
@@ -29,6 +32,8 @@ PARSED_AT_ONCE = 2**16
 """Bytes that are parsed on the event loop, in less than a millisecond."""
 DISCARD_S = 30.0
 """Seconds that a refused body is taken for."""
+OPEN_ROUTES = ("/health", "/metrics")
+"""What `KeyGuard` lets everybody ask: that the server is alive, and its numbers."""
 MOST_SHOWN = 300
 """Characters of a message, which may quote what the client sent."""
 
@@ -189,12 +194,48 @@ async def check_key(request: Request, keys: Sequence[str]) -> None:
     Raises:
         RefusedError: 401.
     """
-    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
-    # Every key is compared, so that the time taken does not tell which of them came close.
-    matches = [secrets.compare_digest(token.encode(), key.encode()) for key in keys]
-    if keys and not (scheme.lower() == "bearer" and any(matches)):
+    if not _has_key(request.headers, keys):
         await discard(request, request.stream())
         raise RefusedError("Authorization", "this server wants its API key: send 'Authorization: Bearer KEY'", 401)
+
+
+def _has_key(headers: Headers, keys: Sequence[str]) -> bool:
+    scheme, _, token = headers.get("Authorization", "").partition(" ")
+    # Every key is compared, so that the time taken does not tell which of them came close.
+    matches = [secrets.compare_digest(token.encode(), key.encode()) for key in keys]
+    return not keys or (scheme.lower() == "bearer" and any(matches))
+
+
+class KeyGuard:
+    """ASGI middleware of vLLM's server (`--middleware`): each route but `OPEN_ROUTES` needs the server's key.
+
+    vLLM itself guards a few path prefixes, and answers `/tokenize` and `/invocations` without a key.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, or refuse it with 401; a web socket is closed before it is accepted."""
+        if self._is_open(scope):
+            await self._app(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await WebSocketClose(1008, "this server wants its API key")(scope, receive, send)
+        else:
+            try:
+                await check_key(Request(scope, receive), api_keys(scope["app"].state.args))
+            except RefusedError as refused:
+                await refused_response(refused)(scope, receive, send)
+            except ClientDisconnect:
+                return
+
+    @staticmethod
+    def _is_open(scope: Scope) -> bool:
+        """Whether a request needs no key, or brings it; a browser asks for permission (OPTIONS) without one."""
+        if scope["type"] not in ("http", "websocket") or scope.get("method") == "OPTIONS":
+            return True
+        path = scope["path"].removeprefix(scope.get("root_path", "")).removesuffix("/")
+        return path in OPEN_ROUTES or _has_key(Headers(scope=scope), api_keys(scope["app"].state.args))
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, Result]) -> Result | None:

@@ -6,6 +6,7 @@ from typing import Any, cast
 import yaml
 
 from agentic_opd.core.errors import ConfigError
+from agentic_opd.core.text import well_formed
 
 
 class _Loader(yaml.SafeLoader):
@@ -14,6 +15,9 @@ class _Loader(yaml.SafeLoader):
     def __init__(self, text: str) -> None:
         super().__init__(text)
         self.twice: list[str] = []
+
+    def construct_scalar(self, node: yaml.ScalarNode) -> Any:
+        return well_formed(super().construct_scalar(node))
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)

@@ -16,6 +16,7 @@ import yaml
 from pydantic import BaseModel, SecretStr
 
 from agentic_opd.core.exit_codes import EXIT_CODES
+from agentic_opd.core.text import text_lines
 from agentic_opd.settings.fields import Mode, SettingGroup, group_of
 from agentic_opd.settings.files import parse_yaml
 
@@ -35,7 +36,7 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         fill = partial(textwrap.fill, width=width, initial_indent=indent, subsequent_indent=indent)
-        return "\n".join(map(fill, text.splitlines()))
+        return "\n".join(map(fill, text_lines(text)))
 
     def _format_args(self, action: argparse.Action, default_metavar: str) -> str:
         """Brackets are for a value that may be left out."""

@@ -15,7 +15,7 @@ import sys
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from operator import itemgetter
@@ -26,7 +26,7 @@ from typing import Any, TypeVar, get_type_hints
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from agentic_opd.core.errors import AlignmentError, ConfigError, OPDError, WorldError
-from agentic_opd.core.text import cut_middle
+from agentic_opd.core.text import cut_middle, well_formed
 from agentic_opd.core.types import Message, Task, ToolCall, ToolResult, Verification, VerifyOutcome
 from agentic_opd.sandboxes.factory import check_sandbox, sandbox_factory
 from agentic_opd.sandboxes.protocol import Sandbox
@@ -183,7 +183,7 @@ class HookedWorld:
         task_id, count = max(Counter(task.task_id for task in tasks).items(), key=itemgetter(1), default=("", 0))
         if count > 1:
             raise WorldError(f"world {self._name}: {name} gave {count} tasks of the id {task_id!r}")
-        return tasks
+        return [_well_formed_task(task) for task in tasks]
 
     @asynccontextmanager
     async def session(self, task: Task) -> AsyncGenerator["HookedSession"]:
@@ -214,7 +214,11 @@ class HookedWorld:
         counts = f"{passed} of {total} checks passed."
         try:
             return Verification(
-                VerifyOutcome.RAN, passed, total, checks.report or counts, checks.judge_report or counts
+                VerifyOutcome.RAN,
+                passed,
+                total,
+                well_formed(checks.report or counts),
+                well_formed(checks.judge_report or counts),
             )
         except AlignmentError as error:
             raise WorldError(f"world {self._name}: verify gave wrong Checks: {error}") from error
@@ -244,6 +248,14 @@ class HookedWorld:
             raise WorldError(f"world {self._name}: {name} raised {type(error).__name__}: {error}") from error
 
 
+def _well_formed_task(task: Task) -> Task:
+    values = {one.name: getattr(task, one.name) for one in fields(Task)}
+    texts = {name: well_formed(value) for name, value in values.items() if isinstance(value, str)}
+    files = {well_formed(path): well_formed(text) for path, text in task.files.items()}
+    changed = {name: value for name, value in {**texts, "files": files}.items() if value != values[name]}
+    return replace(task, **changed) if changed else task
+
+
 @dataclass
 class HookedSession:
     """One episode in a person's world; see `core.types.Session`."""
@@ -263,8 +275,7 @@ class HookedSession:
             text = await self._answer(call)
         except ToolError as error:
             text, is_error = f"Error: {error}", True
-        # It may quote the model, with halves of surrogate pairs, which no tokenizer takes.
-        text = cut_middle(text.encode(errors="replace").decode(), self.config.tool_output_max_chars)
+        text = cut_middle(well_formed(text), self.config.tool_output_max_chars)
         return ToolResult(text, is_error, is_change=before != await self._judged())
 
     async def _answer(self, call: ToolCall) -> str:

@@ -274,7 +274,7 @@ def complaint(report: str, rng: Random) -> str:
         report: Of the verifier.
         rng: Draws the try and the words.
     """
-    failures = [found.groups() for line in report.splitlines() if (found := _FAILURE.fullmatch(line))]
+    failures = [found.groups() for line in report.split("\n") if (found := _FAILURE.fullmatch(line))]
     if not failures:
         return rng.choice(_VAGUE_COMPLAINTS)
     call, expected, got = rng.choice(failures)

@@ -10,7 +10,6 @@ The settings are those of the run: the `.run.json` beside FILE, then --config, t
 import argparse
 import asyncio
 import gzip
-import json
 import signal
 import sys
 from collections.abc import Iterator, Sequence
@@ -25,6 +24,7 @@ from agentic_opd.core.errors import OPDError, PlaceError, WireError
 from agentic_opd.core.exit_codes import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, exit_code
 from agentic_opd.core.light import keep_torch_out
 from agentic_opd.core.server_info import fetch_server_info
+from agentic_opd.core.text import read_json
 from agentic_opd.env.config import AgenticOPDEnvConfig, default_settings
 from agentic_opd.report.lifts import Lifts, ResampledTurn, lift_of, lifts_path, read_lifts, write_lifts
 from agentic_opd.report.read import read_run
@@ -198,7 +198,7 @@ def _groups(path: Path) -> Iterator[tuple[int, ScoredGroup]]:
     with opener(path, "rb") as file:
         for number, line in enumerate(file, start=1):
             try:
-                yield number, ScoredGroup.from_wire(json.loads(line))
+                yield number, ScoredGroup.from_wire(read_json(line))
             except (ValueError, RecursionError, WireError):
                 continue
 

@@ -27,6 +27,7 @@ from agentic_opd.core.errors import (
     ServerMismatchError,
     ServerUnreachableError,
 )
+from agentic_opd.core.text import text_lines
 from agentic_opd.core.types import Task, TeacherRequest, ToolCall, World
 from agentic_opd.distill.teacher import TeacherClient
 from agentic_opd.report.lifts import ResampledTurn
@@ -156,7 +157,7 @@ def check_tokens(turns: Iterable[HintedTurn], chat: Chat, tokenizer_name: str) -
             _refuse_tokenizer(turn, tokenizer_name, f"it holds the token {largest}, and that one has {size}")
         text = chat.tokenizer.decode(list(tokens))
         said = next((m["content"] for m in messages if m.get("role") == "user" and isinstance(m["content"], str)), "")
-        first = next((line.strip() for line in said.splitlines() if line.strip()), "")
+        first = next((line.strip() for line in text_lines(said) if line.strip()), "")
         if first not in text:
             _refuse_tokenizer(turn, tokenizer_name, f"its prompt does not hold the user's {first[:80]!r}")
 

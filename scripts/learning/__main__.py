@@ -41,6 +41,7 @@ from rich.console import Console
 
 from agentic_opd.core.console import LiveBar
 from agentic_opd.core.errors import OutputError
+from agentic_opd.core.text import text_lines
 from learning.costs import costs_at, costs_table, read_costs
 from learning.first_mistakes import first_mistakes
 from learning.first_solutions import first_solutions
@@ -288,7 +289,7 @@ class Work:
 
     def samples(self, run: Run, rollouts: int) -> list[dict[str, Any]]:
         """The episodes that a point was measured by."""
-        return [json.loads(line) for line in (self.folder(run, rollouts) / "samples.jsonl").read_text().splitlines()]
+        return [json.loads(line) for line in text_lines((self.folder(run, rollouts) / "samples.jsonl").read_text())]
 
     def kept(self, run: Run) -> list[int]:
         """The points whose episodes are there: a start that was measured in another folder has only its rate."""

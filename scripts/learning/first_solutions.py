@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from agentic_opd.core.concurrency import gather_all
+from agentic_opd.core.text import text_lines
 from agentic_opd.worlds.coding.config import CodingConfig
 from agentic_opd.worlds.coding.tasks.builtin import builtin_tasks
 from agentic_opd.worlds.coding.world import CodingWorld
@@ -55,7 +56,7 @@ async def first_solutions(rows: Sequence[dict[str, Any]]) -> tuple[int, int]:
 def main() -> None:
     """A line for each file."""
     for name in sys.argv[1:]:
-        rows = [json.loads(line) for line in Path(name).read_text().splitlines()]
+        rows = [json.loads(line) for line in text_lines(Path(name).read_text())]
         passing, repaired = asyncio.run(first_solutions(rows))
         print(f"{name}: {passing} of {len(rows)} pass at once, {repaired} of the other {len(rows) - passing} later")
 

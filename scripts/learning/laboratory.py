@@ -24,6 +24,7 @@ from local_server import LocalServer, child_process, free_port
 from openai import OpenAIError
 
 from agentic_opd.core.processes import end_of
+from agentic_opd.core.text import text_lines
 from agentic_opd.env.config import AgenticOPDEnvConfig
 from agentic_opd.env.opd import AgenticOPDEnv
 from agentic_opd.runs.evaluate import sample_file
@@ -260,7 +261,7 @@ class Laboratory:
                 check()
                 if time.monotonic() - since > PATIENCE_S:
                     raise RunFailedError(f"{run.name}: the trainer waits:\n{end_of(folder / 'trainer.log')}")
-                lines = metrics.read_text().splitlines() if metrics.exists() else []
+                lines = text_lines(metrics.read_text()) if metrics.exists() else []
                 for line in lines[len(steps) :]:
                     steps.append(json.loads(line))
                     if steps[-1]["lost_batches"]:

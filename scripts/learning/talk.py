@@ -74,7 +74,7 @@ MOST_TOKENS = 512
 
 def tries_of(task: Task) -> list[str]:
     """The user's tries of a built-in task, each `call == expected`."""
-    return [one.strip() for line in TRIES[task.entry_point or ""].strip().splitlines() for one in line.split(";")]
+    return [one.strip() for line in TRIES[task.entry_point or ""].strip().split("\n") for one in line.split(";")]
 
 
 def tried(task: Task) -> Task:

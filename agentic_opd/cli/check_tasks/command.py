@@ -17,8 +17,10 @@ from typing import Any, get_args
 from agentic_opd.cli.check_tasks.results import CheckedTask, CheckProgress, ResultLines
 from agentic_opd.cli.check_tasks.solutions import Files, GivenSolutions, read_solutions
 from agentic_opd.core.concurrency import gather_all
+from agentic_opd.core.console import set_up_logging
 from agentic_opd.core.errors import ConfigError
 from agentic_opd.core.exit_codes import EXIT_FAILED, EXIT_OK, EXIT_USAGE, exit_code
+from agentic_opd.core.text import printable_line
 from agentic_opd.core.types import Task
 from agentic_opd.sandboxes.factory import check_sandbox, sandbox_factory
 from agentic_opd.sandboxes.protocol import SandboxFactory
@@ -80,6 +82,7 @@ def reference_solutions(tasks: Sequence[Task]) -> GivenSolutions:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     arguments = _parser().parse_args(argv)
+    set_up_logging(verbose=False)
     said = "interrupted: the lines of what was checked before are written"
     return exit_code(lambda: asyncio.run(_run(arguments)), interrupted=said, on_error=EXIT_USAGE)
 
@@ -196,7 +199,7 @@ def _check_out(arguments: argparse.Namespace) -> None:
 def _say_what_is_missing(
     tasks: Sequence[Task], solutions: GivenSolutions, given: Path | None, progress: CheckProgress
 ) -> None:
-    missing = [task.task_id for task in tasks if task.task_id not in solutions.files]
+    missing = [printable_line(task.task_id) for task in tasks if task.task_id not in solutions.files]
     if missing:
         shown = ", ".join(missing[:_SHOWN]) + (f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else "")
         remedy = "give one with --solutions FILE" if given is None else f"{str(given)!r} has none for them"

@@ -4,10 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
-from agentic_opd.core.console import LiveBar
+from agentic_opd.core.console import LiveBar, PrintableConsole
 from agentic_opd.core.errors import OutputError
+from agentic_opd.core.text import printable_line, text_lines
 from agentic_opd.core.types import Verification, VerifyOutcome
 from agentic_opd.runs.files import JsonLines
 
@@ -50,10 +49,11 @@ class CheckedTask:
     def to_text(self) -> str:
         """The same for a person; a failure with the first lines of its report."""
         verdict = self.verification
-        text = f"{self.task_id}: {verdict.passed} of {verdict.total} passed ({self.seconds:.1f} s), {self.outcome}"
+        counts = f"{verdict.passed} of {verdict.total} passed ({self.seconds:.1f} s)"
+        text = f"{printable_line(self.task_id)}: {counts}, {self.outcome}"
         if self.is_passed:
             return text
-        report = "".join(f"\n    {line[:300]}" for line in verdict.report.splitlines()[1 : 1 + _SHOWN_LINES])
+        report = "".join(f"\n    {line[:300]}" for line in text_lines(verdict.report)[1 : 1 + _SHOWN_LINES])
         return f"FAIL {text}{report}"
 
 
@@ -102,7 +102,7 @@ class CheckProgress(LiveBar):
     """A live bar in a terminal, with the failures above it; a line a task elsewhere."""
 
     def __init__(self, total: int) -> None:
-        super().__init__("tasks", total, console=Console(stderr=True, highlight=False))
+        super().__init__("tasks", total, console=PrintableConsole(stderr=True, highlight=False))
         self._total = total
         self.passed = 0
         self.failed = 0

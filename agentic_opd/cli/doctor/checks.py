@@ -3,7 +3,6 @@
 import json
 from collections import Counter
 
-from rich.console import Console
 from rich.text import Text
 
 from agentic_opd.cli.doctor.diagnosis import Check, Diagnosis, Setup, Status, run_checks
@@ -25,6 +24,7 @@ from agentic_opd.cli.doctor.servers import (
     check_tokens,
     check_versions,
 )
+from agentic_opd.core.console import PrintableConsole
 from agentic_opd.core.exit_codes import EXIT_FAILED, EXIT_OK
 from agentic_opd.settings.read import Settings
 
@@ -54,7 +54,7 @@ _STYLES = {Status.OK: "green", Status.WARNING: "yellow", Status.FAILED: "red", S
 async def diagnose(settings: Settings, *, is_serve: bool, as_json: bool) -> int:
     """Run all checks and print what they find; returns the exit code."""
     setup = Setup(settings.env, settings.servers, is_serve)
-    console, diagnoses = Console(), list[Diagnosis]()
+    console, diagnoses = PrintableConsole(), list[Diagnosis]()
     try:
         async for diagnosis in run_checks(CHECKS, setup):
             diagnoses.append(diagnosis)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import accumulate
 
+from agentic_opd.core.text import text_lines
 from agentic_opd.distill.leaks.dates import in_iso
 from agentic_opd.distill.leaks.numerals import in_digits
 from agentic_opd.distill.leaks.symbols import in_symbols
@@ -88,7 +89,7 @@ def head(source: str) -> str:
     """The part of a test file that is read for values: all of it, unless it is huge."""
     if len(source) <= _MOST_SOURCE:
         return source
-    lines = [line for line in source.splitlines(keepends=True) if len(line) <= _LONGEST_LINE]
+    lines = [f"{line}\n" for line in text_lines(source) if len(line) <= _LONGEST_LINE]
     total = accumulate(map(len, lines))
     return "".join(line for line, end in zip(lines, total, strict=True) if end <= _MOST_SOURCE)
 

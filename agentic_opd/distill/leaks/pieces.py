@@ -9,6 +9,7 @@ import re
 from collections import Counter, defaultdict
 from functools import lru_cache
 
+from agentic_opd.core.text import text_lines
 from agentic_opd.distill.leaks.hidden_data import KEPT_SOURCES, KEPT_TEXTS, hidden_data, plain
 from agentic_opd.distill.leaks.ordinary_words import ORDINARY
 
@@ -44,7 +45,7 @@ def _pieces(source: str) -> tuple[dict[str, list[int]], list[int]]:
     """Each piece -> the units in which it stands, and how much of each unit must be told."""
     index: dict[str, list[int]] = defaultdict(list)
     needed: list[int] = []
-    for unit in {line for text in hidden_data(source).texts for line in (text, *text.splitlines())}:
+    for unit in {line for text in hidden_data(source).texts for line in (text, *text_lines(text))}:
         pieces = [word for word in words.__wrapped__(unit) if _weight(word)]
         for piece in pieces:
             index[piece].append(len(needed))

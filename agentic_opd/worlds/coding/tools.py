@@ -5,12 +5,13 @@ inside the sandbox, so a path reaches exactly what a terminal command reaches; p
 machine are written without a command.
 """
 
+import re
 import shlex
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from agentic_opd.core.text import cut_middle
+from agentic_opd.core.text import cut_middle, text_lines
 from agentic_opd.core.types import ToolCall, ToolResult
 from agentic_opd.sandboxes.protocol import CommandResult, Sandbox
 from agentic_opd.sandboxes.workdir import write_file
@@ -24,6 +25,8 @@ _MAX_COMMAND_CHARS = 30_000
 
 _MAX_PATH_BYTES = 4095
 """What the kernel takes as a path; a longer one names nothing."""
+
+_LINE_END = re.compile(rb"\r\n|\n|\r")
 
 _BROKEN_READ = {
     11: "there is no file {path!r}",
@@ -107,6 +110,12 @@ async def _patch(sandbox: Sandbox, limits: ToolLimits, path: str, old: str, new:
     held, old_bytes = await _read(sandbox, limits, path), old.encode("utf-8", errors="replace")
     count = held.count(old_bytes)
     if count == 0:
+        if _LINE_END.sub(b"\n", old_bytes) in _LINE_END.sub(b"\n", held):
+            raise _ToolError(
+                f"the text was not found in {path} because line ends differ: the file's are "
+                f"{_line_ends(held)}, those of 'old' {_line_ends(old_bytes)}; nothing was changed. Write 'old' and "
+                "'new' with the file's line ends, or change these first, for example with sed -i 's/\\r$//'."
+            )
         raise _ToolError(f"the text was not found in {path}; nothing was changed. Use read_file to see what it holds.")
     if count > 1:
         raise _ToolError(
@@ -114,6 +123,12 @@ async def _patch(sandbox: Sandbox, limits: ToolLimits, path: str, old: str, new:
         )
     await _write(sandbox, limits, path, held.replace(old_bytes, new.encode("utf-8", errors="replace")))
     return f"patched {path}"
+
+
+def _line_ends(text: bytes) -> str:
+    r"""Which ends of lines a text has, as `\r\n and \n`."""
+    found = dict.fromkeys(_LINE_END.findall(text))
+    return " and ".join(repr(end.decode())[1:-1] for end in found)
 
 
 # ------------------------------------------------------------------------------------------- files, inside the sandbox
@@ -145,7 +160,7 @@ async def _write(sandbox: Sandbox, limits: ToolLimits, path: str, content: bytes
         raise _ToolError(_stopped(result, limits))
     if result.exit_code != 0:
         # The shell says `bash: line 1: PATH: reason`.
-        lines = result.text.strip().splitlines()
+        lines = text_lines(result.text.strip())
         reason = lines[-1].rpartition(": ")[2] if lines else f"exit code {result.exit_code}"
         raise _ToolError(f"{path!r} cannot be written: {reason}. Write below the current directory.")
 

@@ -4,7 +4,6 @@ questions.json   [{"db_id": "shop", "question": "...", "query" or "SQL": "SELECT
 databases/       shop/shop.sqlite, and perhaps more of its schema: shop/shop_2.sqlite
 """
 
-import json
 import re
 import sqlite3
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from random import Random
 from typing import Any
 
 from agentic_opd.core.errors import ConfigError
+from agentic_opd.core.text import read_json
 from agentic_opd.worlds.sql.engine import QueryError, Source, decoded, run_query
 
 _MADE, _SHARE, _MAX_ROWS = 3, 0.6, 2000
@@ -41,7 +41,7 @@ def read_questions(path: Path, databases: Path) -> Iterator[FileQuestion]:
         ConfigError: naming the entry and what is wrong with it.
     """
     try:
-        entries = json.loads(path.read_text())
+        entries = read_json(path.read_text())
     except (OSError, ValueError) as error:
         raise ConfigError(f"sql_file: {path} can't be read as JSON: {error}") from error
     if not isinstance(entries, list):

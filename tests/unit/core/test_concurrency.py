@@ -3,9 +3,10 @@
 import asyncio
 import time
 
+import anyio
 import pytest
 
-from agentic_opd.core.concurrency import in_turn
+from agentic_opd.core.concurrency import in_turn, to_its_end
 
 
 def test_the_loop_looks_at_everything_between_two_turns() -> None:
@@ -51,3 +52,61 @@ def test_a_turn_that_fails_or_is_cancelled_lets_the_next_one_begin() -> None:
 
     assert asyncio.run(run()) == "done"
     assert asyncio.run(run()) == "done", "each loop has turns of its own"
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("times", [1, 3])
+def test_work_is_done_to_its_end_however_often_it_is_cancelled(times: int, fails: bool) -> None:
+    done = list[str]()
+
+    async def work(goes_on: asyncio.Event) -> None:
+        await goes_on.wait()
+        done.append("written")
+        await asyncio.sleep(0)
+        done.append("added")
+        if fails:
+            raise ValueError("the disk refused")
+
+    async def run() -> None:
+        goes_on = asyncio.Event()
+        task = asyncio.create_task(to_its_end(work(goes_on)))
+        for _ in range(times):
+            await asyncio.sleep(0)
+            task.cancel()
+        await asyncio.sleep(0)
+        goes_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(run())
+    assert done == ["written", "added"]
+
+
+def test_work_is_done_to_its_end_in_a_scope_that_cancels_until_it_is_left() -> None:
+    """As starlette ends a stream whose client has left."""
+    done = list[str]()
+
+    async def work() -> None:
+        await asyncio.shield(asyncio.sleep(0.01))
+        done.append("written")
+
+    async def run() -> None:
+        async with anyio.create_task_group() as group:
+            group.start_soon(to_its_end, work())
+            await asyncio.sleep(0)
+            group.cancel_scope.cancel()
+        done.append("left")
+
+    asyncio.run(run())
+    assert done == ["written", "left"]
+
+
+def test_work_that_is_not_cancelled_gives_its_result_or_its_error() -> None:
+    async def work(result: int | Exception) -> int:
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    assert asyncio.run(to_its_end(work(1))) == 1
+    with pytest.raises(ValueError, match="no"):
+        asyncio.run(to_its_end(work(ValueError("no"))))

@@ -355,3 +355,15 @@ def test_check_finds_a_wrong_key_and_forgives_a_missing_route() -> None:
     with_judge(Script(404), lambda judge: judge.check())
     with pytest.raises(ServerRequestError, match="401"):
         with_judge(Script(401), lambda judge: judge.check())
+
+
+def test_half_a_surrogate_pair_in_an_answer_is_replaced() -> None:
+    """In a hint, and beside it."""
+    halves = [f"\\boxed{{1}} \udc80\n[HINT_START]{HINT} \ud83d[HINT_END]", POSITIVE]
+
+    async def ask(judge: OpenAIJudge) -> list[str | None]:
+        reply = await judge.ask(CHAT, 2)
+        assert "".join(reply.texts).encode()
+        return [parse_vote(text).hint for text in reply.texts]
+
+    assert with_judge(Script(completion(*halves)), ask) == [f"{HINT} \ufffd", HINT]

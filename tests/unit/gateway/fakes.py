@@ -51,6 +51,8 @@ class ScriptedVllm:
     max_adapters: int = 0
     route: int = 4
     """What its `/generate` understands."""
+    context: int = 1024
+    """Tokens that a sequence may hold."""
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
@@ -114,8 +116,10 @@ class Running:
     async def chat(self, *messages: Any, key: str = "", headers: dict[str, str] | None = None, **body: Any) -> Any:
         """Ask; the response."""
         headers = {**({"Authorization": f"Bearer {key}"} if key else {}), **(headers or {})}
+        headers.setdefault("Content-Type", "application/json")
         path = f"{self.url}/v1/chat/completions"
-        return await self.http.post(path, json={"messages": list(messages), **body}, headers=headers)
+        content = json.dumps({"messages": list(messages), **body})  # In ASCII, halves of surrogate pairs included.
+        return await self.http.post(path, content=content, headers=headers)
 
     async def say(self, *messages: Any, **options: Any) -> dict[str, Any]:
         """Ask; the first choice's message."""
@@ -163,7 +167,9 @@ async def gateway_before(
     app.router.add_post("/generate", vllm.generate)
     async with TestServer(app) as server:
         client = JsonClient(str(server.make_url("")), retry_s=0.2)
-        info = ServerInfo("policy", 1024, has_plugin=True, generate_route=vllm.route, max_adapters=vllm.max_adapters)
+        info = ServerInfo(
+            "policy", vllm.context, has_plugin=True, generate_route=vllm.route, max_adapters=vllm.max_adapters
+        )
         journal, telemetry = Journal(config.journal), Telemetry()
         file = GroupFile(groups_path, line_settings(config), resume=True)
         writer = GroupWriter(config, distiller, file, journal, telemetry)

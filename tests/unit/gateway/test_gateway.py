@@ -3,7 +3,6 @@
 import asyncio
 import json
 import sqlite3
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -641,31 +640,6 @@ def test_a_template_that_rewrites_earlier_messages_makes_branches(
     assert [[token for token in mask if token != -100] for mask in group["masks"]] == [ids for _, ids in vllm.sampled]
     assert group["overrides"][1]["opd"]["context_turns"] == [{"message": 1, "why": "not_sampled"}]
     assert [message["content"] for message in group["messages"][0]] == ["Write f.", "Said 0.", "It fails."]
-
-
-def test_a_long_prompt_is_read_beside_the_others(tokenizer: Any, tmp_path: Path) -> None:
-    async def talk(at: Running) -> Any:
-        gaps: list[float] = []
-
-        async def beat() -> None:
-            while True:
-                start = time.monotonic()
-                await asyncio.sleep(0.01)
-                gaps.append(time.monotonic() - start)
-
-        first = await at.say(USER, session_id="s")
-        beating, start = asyncio.create_task(beat()), time.monotonic()
-        long = {"role": "user", "content": "def f(x):\n    return x\n" * 20_000}
-        answers = [await at.chat(long), await at.chat(USER, first, long, session_id="s")]
-        took = time.monotonic() - start
-        beating.cancel()
-        assert [answer.json()["error"]["code"] for answer in answers] == ["context_length_exceeded"] * 2
-        assert (await at.http.get(f"{at.url}/sessions/s")).json()["turns"] == 1
-        assert await at.metric("open_sessions") == 1, "nothing is kept of a session without a turn"
-        return took, max(gaps)
-
-    took, gap = run(tmp_path, ScriptedVllm(tokenizer), talk)
-    assert gap < took / 4
 
 
 def test_sessions_of_one_name_stay_two_in_their_group(tokenizer: Any, tmp_path: Path) -> None:

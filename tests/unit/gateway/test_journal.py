@@ -146,6 +146,22 @@ def test_sessions_are_listed_shown_exported_and_deleted(tmp_path: Path, capsys: 
     assert [line.split()[0] for line in said("list").splitlines()] == ["session-2"]
 
 
+def test_nothing_of_a_session_controls_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    evil = "\x1b[2J\x9b31m\u202e"
+    call = {"id": "a", "type": "function", "function": {"name": evil, "arguments": evil}}
+    messages = ({"role": "user", "content": evil}, {"role": "assistant", "content": evil, "tool_calls": [call]})
+    journal = Journal(tmp_path / "journal.sqlite")
+    journal.add_turns([(replace(SESSION, name=f"x\n{evil}"), replace(TURN, messages=messages))])
+    journal.close()
+    for action in (["list"], ["show", "session-1"], ["export", "session-1"]):
+        assert main(["--journal", str(tmp_path / "journal.sqlite"), *action]) == 0
+        said = capsys.readouterr().out
+        assert not any(char in said for char in evil if not char.isprintable()), action
+        assert "u202e" in said
+        assert action != ["list"] or said.count("\n") == 1
+    assert json.loads(said)["messages"] == [*messages]
+
+
 def test_sessions_are_kept_as_long_as_they_are_wanted(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "journal.sqlite")
     for number, state in enumerate(SessionState):

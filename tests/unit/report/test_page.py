@@ -115,7 +115,7 @@ def test_data_can_not_become_markup(tmp_path: Path) -> None:
     assert page.count("<script") == page.count("</script>") == 4
     assert page.count("<!--") == 0
     (head,) = json.loads(element(page, "head"))["runs"]
-    assert head["rollouts"][0]["task"] == SCRIPT + "\u2028\ud800"
+    assert head["rollouts"][0]["task"] == SCRIPT + "\u2028\ufffd"
     assert head["settings"]["policy_model"] == SCRIPT
     assert "\u2028" not in page
 

@@ -124,6 +124,29 @@ def test_every_mistake_comes_back_as_a_result(tokenizer: Any) -> None:
     assert (episode.tool_calls, episode.tool_errors) == (3, 3)
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        r'{"name": "write_file", "arguments": {"path": "a", "content": "# \ud83d"}}',
+        r'{"name": "terminal", "arguments": {"command": "echo \udc80"}}',
+        r'{"name": "r\udfffm", "arguments": {"x\ud83d": [["\ud83d"]]}}',
+        r'{"name": "terminal", "arguments": "\ud83d"}',
+    ],
+)
+def test_half_a_surrogate_pair_ends_no_episode(tokenizer: Any, said: str) -> None:
+    """Neither in the turn itself, nor in its result, nor in what a user says to it; the sampled ids stay."""
+
+    async def user_reply(task: Task, messages: Sequence[Message]) -> str | None:
+        return "and \udc80?" if len(messages) == 5 else None
+
+    policy = ScriptedPolicy(tokenizer, f"<tool_call>\n{said}\n</tool_call>", "Done.", "Yes.")
+    episode = run(policy, user_reply=user_reply)
+    assert (episode.stop_reason, len(episode.turns)) == (StopReason.FINISHED, 3)
+    assert json.dumps(episode.messages, ensure_ascii=False).encode()
+    assert episode.messages[-2]["content"] == "and \ufffd?"
+    assert said in tokenizer.decode(episode.tokens_T)
+
+
 def test_max_turns_ends_with_the_tools_answers(tokenizer: Any) -> None:
     episode = run(ScriptedPolicy(tokenizer, *[call("terminal", command="echo 1")] * 3), max_turns=2)
     assert episode.stop_reason is StopReason.MAX_TURNS

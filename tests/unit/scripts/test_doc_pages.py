@@ -256,12 +256,15 @@ def test_messages_in_troubleshooting_are_messages_of_the_code() -> None:
     assert missing == []
 
 
-def test_the_readmes_library_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("said", ["Done.", "a\u2028b\x85c\u2029\x0c\r"])
+def test_the_readmes_library_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str) -> None:
     (example,) = re.findall(r"```python\n(.*?)```", Path("README.md").read_text(), re.DOTALL)
+    one = group()
+    one["messages"][0][-1]["content"] = said
     (tmp_path / "runs" / "demo").mkdir(parents=True)
-    (tmp_path / "runs" / "demo" / "groups.jsonl").write_text(f"{json.dumps(group())}\n")
+    (tmp_path / "runs" / "demo" / "groups.jsonl").write_text(f"{json.dumps(one, ensure_ascii=False)}\n")
     monkeypatch.chdir(tmp_path)
-    said = StringIO()
-    with redirect_stdout(said):
+    printed = StringIO()
+    with redirect_stdout(printed):
         exec(example, {})
-    assert len(said.getvalue().splitlines()) == 4, "two sequences with a scored turn of two tokens each"
+    assert printed.getvalue().count("\n") == 4, "two sequences with a scored turn of two tokens each"

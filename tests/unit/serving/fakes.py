@@ -30,6 +30,7 @@ with warnings.catch_warnings():  # torch's and vLLM's own deprecations
     from agentic_opd.serving.reload import tensor_shapes as tensor_shapes
     from agentic_opd.serving.web import MOST_SHOWN as MOST_SHOWN
     from agentic_opd.serving.web import PARSED_AT_ONCE as PARSED_AT_ONCE
+    from agentic_opd.serving.web import KeyGuard as KeyGuard
 
 VOCAB = 8
 TABLE_VV = np.log(np.random.default_rng(0).dirichlet(np.ones(VOCAB), size=VOCAB)).astype(np.float32)

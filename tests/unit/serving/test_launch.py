@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from agentic_opd.serving.launch import command, environment, parse_args
+from agentic_opd.serving.launch import GUARD, command, environment, parse_args
 
 
 def options(line: list[str]) -> dict[str, str]:
@@ -71,6 +71,13 @@ def test_the_key_is_in_no_command_line() -> None:
     assert "secret" not in " ".join(command(args, cpu=True))
     assert environment(args, {}, cpu=True)["VLLM_API_KEY"] == "secret"
     assert environment(parse_args(["m"]), {"VLLM_API_KEY": "other"}, cpu=True)["VLLM_API_KEY"] == "other"
+
+
+@pytest.mark.parametrize("flags", [[], ["--no-plugin"], ["--", "--middleware", "theirs.Class"]])
+def test_every_server_is_guarded(flags: list[str]) -> None:
+    line = command(parse_args(["m", "--api-key", "secret", *flags]), cpu=True)
+    assert line[line.index("--middleware") + 1] == GUARD
+    assert line[-2:] == flags[-2:] or "theirs.Class" not in flags
 
 
 def test_the_users_variables_stay() -> None:

@@ -6,10 +6,14 @@ from argparse import Namespace
 from typing import Any
 
 import pytest
+from fastapi import FastAPI, WebSocket
+from starlette.testclient import TestClient
+from starlette.websockets import WebSocketDisconnect
 
 from agentic_opd.distill.teacher import SCORE_ROUTE
+from agentic_opd.serving.launch import GUARD
 
-from .fakes import TableEngine, app_of, client_of, vllm_config
+from .fakes import KeyGuard, TableEngine, app_of, client_of, vllm_config
 
 ROUTES = [
     ("POST", "/generate", {"prompt": "a", "max_tokens": 1}),
@@ -112,3 +116,50 @@ def test_a_request_ends_in_the_engine_when_its_client_goes(method: str, path: st
 
     asyncio.run(asyncio.wait_for(request(), 5))
     assert len(engine.requests) == engine.aborted == 1
+
+
+def guarded_app(*keys: str, root_path: str = "") -> TestClient:
+    """Routes as vLLM has them beside its own guard."""
+    app = FastAPI(root_path=root_path)
+    app.state.args = Namespace(api_key=list(keys) or None)
+    for path in ("/health", "/metrics", "/tokenize", "/invocations", "/healthy", "/v1/models", "/health/tokenize"):
+        app.add_api_route(path, lambda: {"ok": True}, methods=["GET", "POST"])
+
+    @app.websocket("/v1/realtime")
+    async def realtime(socket: WebSocket) -> None:
+        await socket.accept()
+        await socket.send_text("hello")
+        await socket.close()
+
+    assert f"{KeyGuard.__module__}.{KeyGuard.__name__}" == GUARD
+    app.add_middleware(KeyGuard)
+    return TestClient(app)
+
+
+@pytest.mark.parametrize("path", ["/tokenize", "/invocations", "/healthy", "/v1/models", "/health/tokenize", "/none"])
+@pytest.mark.parametrize("authorization", [None, "Bearer wrong", "Basic secret", "Bearer sécret"])
+def test_no_route_of_vllm_answers_without_the_key(path: str, authorization: str | None) -> None:
+    headers = {"Authorization": authorization.encode()} if authorization else {}
+    for method in ("GET", "POST", "HEAD", "DELETE"):
+        reply = guarded_app("other", "secret").request(method, path, headers=headers, content=b"x" * 70_000)
+        assert reply.status_code == 401, method
+
+
+def test_the_guard_lets_pass_what_has_the_key_or_needs_none() -> None:
+    client = guarded_app("other", "secret")
+    for path in ("/tokenize", "/v1/models", "/health", "/metrics"):
+        assert client.post(path, headers={"Authorization": "Bearer secret"}).status_code == 200
+    for path in ("/health", "/metrics", "/health/"):
+        assert client.get(path).status_code == 200
+    assert guarded_app().get("/tokenize").status_code == 200, "without keys everybody may ask"
+    behind = guarded_app("secret", root_path="/proxied")
+    assert [behind.get(f"/proxied{path}").status_code for path in ("/health", "/tokenize")] == [200, 401]
+
+
+def test_a_web_socket_needs_the_key_too() -> None:
+    client = guarded_app("secret")
+    with client.websocket_connect("/v1/realtime", headers={"Authorization": "Bearer secret"}) as socket:
+        assert socket.receive_text() == "hello"
+    with pytest.raises(WebSocketDisconnect) as refused, client.websocket_connect("/v1/realtime"):
+        pass
+    assert refused.value.code == 1008

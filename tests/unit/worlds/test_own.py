@@ -234,7 +234,7 @@ def test_what_a_tool_quotes_can_be_tokenised() -> None:
     world = HookedWorld(hooks, CodingConfig())
     hooks.go = lying("you said \ud83d")  # type: ignore[method-assign]
     (result,), _, _ = acted(world, TASK, ("go", {}))
-    assert (result.content, result.is_error) == ("you said ?", False)
+    assert (result.content, result.is_error) == ("you said \ufffd", False)
 
 
 def test_tool_errors_are_the_policys() -> None:
@@ -245,7 +245,7 @@ def test_tool_errors_are_the_policys() -> None:
     world = HookedWorld(hooks, CodingConfig())
     hooks.go = go  # type: ignore[method-assign]
     (result,), _, _ = acted(world, TASK, ("go", {}))
-    assert (result.content, result.is_error) == ("Error: not ? this way", True)
+    assert (result.content, result.is_error) == ("Error: not \ufffd this way", True)
 
 
 HEAD = "from agentic_opd.worlds.own import OwnWorld, tool\n"

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from agentic_opd.core.text import text_lines
 from agentic_opd.core.types import Task
 from agentic_opd.worlds.coding.tasks.example_files import TEST_FILE, builtin_file
 
@@ -19,8 +20,8 @@ class BuiltinSpec:
     def to_task(self, *, with_examples: bool) -> Task:
         """The task; with its examples and the file that runs them, or with neither."""
         entry_point = self.signature.partition("(")[0]
-        examples = self.examples.strip().splitlines()
-        hidden = "".join(f"assert {check.strip()}\n" for check in self.hidden.strip().replace(";", "\n").splitlines())
+        examples = text_lines(self.examples.strip())
+        hidden = "".join(f"assert {check.strip()}\n" for check in text_lines(self.hidden.strip().replace(";", "\n")))
         shown = "\n".join(line.strip() for line in examples)
         return Task(
             task_id=f"builtin/{entry_point}",

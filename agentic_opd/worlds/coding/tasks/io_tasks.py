@@ -10,7 +10,6 @@ JSON text.
 
 import base64
 import io
-import json
 import pickle
 import zlib
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, NoReturn, cast
 
+from agentic_opd.core.text import read_json, text_lines
 from agentic_opd.core.types import Task
 from agentic_opd.worlds.coding.tasks.example_files import TEST_FILE, calls_file, program_file
 from agentic_opd.worlds.coding.tasks.row_values import FieldMap, RowValues
@@ -124,8 +124,8 @@ def _listed_cases(values: RowValues) -> IoTests:
     if not isinstance(fn_name, str):
         raise values.error("the tests are functional, and neither entry_point nor metadata's func_name is there")
     try:
-        inputs = [[json.loads(line) for line in case["input"].splitlines() if line.strip()] for case in cases]
-        outputs = [json.loads(case["output"]) for case in cases]
+        inputs = [[read_json(line) for line in text_lines(case["input"]) if line.strip()] for case in cases]
+        outputs = [read_json(case["output"]) for case in cases]
     except (ValueError, RecursionError) as error:
         raise values.wrong(name, f"is functional, and an input or output is not JSON: {error}") from error
     return IoTests(fn_name, inputs, outputs, shown)
@@ -157,7 +157,7 @@ class _TextUnpickler(pickle.Unpickler):
 def _unpacked(packed: str, values: RowValues, name: str) -> Any:
     try:
         pickled = zlib.decompress(base64.b64decode(packed, validate=True))
-        return json.loads(_TextUnpickler(io.BytesIO(pickled)).load())
+        return read_json(_TextUnpickler(io.BytesIO(pickled)).load())
     except (zlib.error, pickle.UnpicklingError, EOFError, ValueError, TypeError, LookupError, AttributeError) as error:
         raise values.wrong(name, f"is neither JSON nor packed as LiveCodeBench packs its tests: {error}") from error
 

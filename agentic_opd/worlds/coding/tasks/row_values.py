@@ -1,12 +1,12 @@
 """A dataset row read by our own names of what it may hold: texts, lists of texts, and JSON. Pure."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, cast
 
 from agentic_opd.core.errors import DatasetError
+from agentic_opd.core.text import read_json
 from agentic_opd.worlds.coding.tasks.rows import Row
 from agentic_opd.worlds.coding.verifier.hidden_tests import complete_tests
 
@@ -97,7 +97,7 @@ class RowValues:
         if not value.strip():
             return None
         try:
-            return json.loads(value)
+            return read_json(value)
         except (ValueError, RecursionError) as error:
             raise self.wrong(name, f"is not valid JSON: {error}") from error
 

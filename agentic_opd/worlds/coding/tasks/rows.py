@@ -11,7 +11,6 @@ A name is one of these, the first that fits:
 """
 
 import gzip
-import json
 import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from agentic_opd.core.errors import DatasetError
+from agentic_opd.core.text import read_json
 
 FILE_SUFFIXES = (".jsonl", ".jsonl.gz", ".parquet")
 
@@ -50,7 +50,7 @@ def _read_jsonl(path: Path) -> Iterator[Row]:
     opener = gzip.open if path.suffix == ".gz" else open
     number = 0
     try:
-        with opener(path, "rt", encoding="utf-8-sig") as file:
+        with opener(path, "rt", encoding="utf-8-sig", newline="\n") as file:
             for number, line in enumerate(file, start=1):
                 if line.strip():
                     yield Row(f"{path.name}, line {number}", _parse_line(line, f"{path.name}, line {number}"))
@@ -60,8 +60,8 @@ def _read_jsonl(path: Path) -> Iterator[Row]:
 
 def _parse_line(line: str, place: str) -> dict[str, Any]:
     try:
-        row = json.loads(line)
-    except (json.JSONDecodeError, RecursionError) as error:
+        row = read_json(line)
+    except (ValueError, RecursionError) as error:
         raise DatasetError(f"{place}: not valid JSON: {error}") from error
     if not isinstance(row, dict):
         raise DatasetError(f"{place}: expected a JSON object, got {type(row).__name__}")
@@ -183,7 +183,7 @@ def _load(load: Callable[[], Any], what: str, there_is: str) -> Any:
     try:
         return load()
     except Exception as error:  # Network, hub, cache, parsing: the library's errors have no common root.
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        reason = str(error).partition("\n")[0] or type(error).__name__
         raise DatasetError(f"{what}: {reason.rstrip('.')}. {there_is}") from error
 
 

@@ -90,3 +90,21 @@ def test_a_bar_in_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     assert "1 passed, 1 failed" in printed
     assert "FAIL é/1: 1 of 2 passed (0.1 s), ran" in printed
     assert "é/1: 2 of 2" not in printed
+
+
+def test_nothing_of_a_task_controls_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    evil = "\x1b[2K\x9b1A\u202e"
+    one = CheckedTask(
+        f"a\n2/2 b: 1 of 1 passed{evil}", Verification(VerifyOutcome.RAN, 0, 1, f"0 of 1\n{evil}", ""), 0.1
+    )
+    progress = CheckProgress(1)
+    with progress:
+        progress.done(one)
+        progress.say(f"warning: {evil}")
+    lines = ResultLines(None)
+    lines.add(0, one)
+    lines.close()
+    said = capsys.readouterr()
+    assert not any(char in said.out + said.err for char in evil if not char.isprintable())
+    assert said.err.count("\n") == 3, "the task, its report, the warning"
+    assert json.loads(said.out)["id"] == one.task_id

@@ -107,6 +107,28 @@ def test_file_mistakes() -> None:
 
 
 @pytest.mark.sandbox
+def test_a_patch_says_that_line_ends_differ() -> None:
+    r"""Lines that end in \r\n, in \n and in both; a text that is not there with any line ends is not found."""
+    two = {"path": "a", "old": "b\nc", "new": "x"}
+    results = use_tools(
+        ("terminal", {"command": r"printf 'a\r\nb\r\nc\r\n' > a; printf 'a\nb\nc\n' > u; printf 'b\rc\r\nd' > m"}),
+        ("patch", two),
+        ("patch", {"path": "u", "old": "b\r\nc", "new": "x"}),
+        ("patch", {"path": "m", "old": "b\nc\nd", "new": "x"}),
+        ("patch", {**two, "old": "b\nd"}),
+        ("terminal", {"command": "sed -i 's/\\r$//' a"}),
+        ("patch", two),
+        ("terminal", {"command": "cat a"}),
+    )
+    differ = "Error: the text was not found in {} because line ends differ: the file's are {}, those of 'old' {};"
+    assert results[1].startswith(differ.format("a", r"\r\n", r"\n"))
+    assert results[2].startswith(differ.format("u", r"\n", r"\r\n"))
+    assert results[3].startswith(differ.format("m", r"\r and \r\n", r"\n"))
+    assert results[4].startswith("Error: the text was not found in a; nothing was changed.")
+    assert results[6:] == ["patched a", "a\nx"]
+
+
+@pytest.mark.sandbox
 def test_paths_reach_what_a_command_reaches() -> None:
     """A link or `..` leads to the sandbox's own file of that name, never to the host's."""
     passwd, hosts, quoted, listed = use_tools(

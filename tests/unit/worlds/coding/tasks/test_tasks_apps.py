@@ -153,6 +153,27 @@ def test_calls_have_an_argument_a_line(tmp_path: Path) -> None:
     assert "assert Solution().f([1, 2], 'a') == True" in task.prompt
 
 
+@pytest.mark.parametrize("odd", ["\u2028", "\x85", "\u2029", "a\u2028\n", "\x7f\x85\x85"])
+def test_an_argument_ends_at_a_newline_only(tmp_path: Path, odd: str) -> None:
+    """Lines may end in \\r\\n too, which is space to JSON."""
+    text = json.dumps(odd, ensure_ascii=False)
+    cases = [case(f"{text}\r\n2", text, "functional"), case(f"\n{text}\n3\n", "null", "functional")]
+    (task,) = load(tmp_path, listed(cases[:1], cases[1:], metadata='{"func_name": "f"}'))
+    assert task.hidden_tests == call_tests("f", [[odd, 2], [odd, 3]], [odd, None])
+
+
+def test_half_a_surrogate_pair_in_a_row_is_no_text(tmp_path: Path) -> None:
+    """In a field, in JSON in a field, and in what LiveCodeBench packed."""
+    cases = json.dumps([case('"\ud83d"', '"\udc80"', "functional")], ensure_ascii=False)
+    row = listed([case('"a"', "1", "functional")], packed(cases), metadata='{"func_name": "f"}')
+    (task,) = load(tmp_path, {**row, "question_id": "a\ud83d", "question_content": "Q \ud83d", "solution": "# \udfff"})
+    assert (task.task_id, task.reference_solution) == ("a\ufffd", "# \ufffd")
+    assert task.prompt.startswith("Q \ufffd")
+    assert task.hidden_tests == call_tests("f", [["a"], ["\ufffd"]], [1, "\ufffd"])
+    for text in (task.prompt, task.hidden_tests, *task.files.values()):
+        assert text.encode()
+
+
 def test_public_tests_alone_are_not_all_shown(tmp_path: Path) -> None:
     (task,) = load(tmp_path, listed([case("1", "2"), case("3", "4")], []))
     assert "('1', '2')" in task.files["test_solution.py"]

@@ -1,0 +1,102 @@
+r"""Text of others as text of this package: no half of a surrogate pair, no terminal escape, lines that end at `\n`."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import agentic_opd
+from agentic_opd.core.text import json_line, printable, printable_line, read_json, text_lines, well_formed
+from agentic_opd.settings.files import parse_yaml
+
+ANY_TEXT = st.text(st.characters(codec=None))
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | ANY_TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(ANY_TEXT, inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@pytest.mark.parametrize(
+    ("raw", "read"),
+    [
+        (r'"\ud83d"', "\ufffd"),
+        (r'"a\udc80b"', "a\ufffdb"),
+        (r'"\ud83d\ude00"', "\U0001f600"),
+        (r'"\ude00\ud83d"', "\ufffd\ufffd"),
+        (r'"\uD83D"', "\ufffd"),
+        (r'"\\ud83d"', r"\ud83d"),
+        (r'{"\ud83d": [["\udfff"]]}', {"\ufffd": [["\ufffd"]]}),
+        ('"\ud83d"', "\ufffd"),
+        (b'"\xed\xa0\xbd"', "\ufffd"),
+        (b'\xef\xbb\xbf"a"', "a"),
+    ],
+)
+def test_json_is_read_without_halves_of_surrogate_pairs(raw: str | bytes, read: Any) -> None:
+    assert read_json(raw) == read
+
+
+@given(JSON)
+def test_what_is_read_can_be_written_by_everything(value: Any) -> None:
+    for raw in (json.dumps(value), json.dumps(value, ensure_ascii=False)):
+        got = read_json(raw)
+        line = json_line(got)
+        assert json.loads(line) == got
+        assert line.decode().splitlines() == [line[:-1].decode()]
+    assert json.loads(printable(json.dumps(read_json(json.dumps(value)), ensure_ascii=False))) is not ...
+
+
+@given(ANY_TEXT)
+def test_text_without_halves_stays(text: str) -> None:
+    assert well_formed(text).encode().decode() == well_formed(text)
+    if not re.search("[\ud800-\udfff]", text):
+        assert well_formed(text) == text
+
+
+def test_a_line_is_written_whatever_comes() -> None:
+    assert json_line({"a": "\ud83d\u2028\x85\n"}) == b'{"a":"\xef\xbf\xbd\\u2028\\u0085\\n"}\n'
+
+
+def test_settings_hold_no_half_either() -> None:
+    assert parse_yaml(r'{a: "x\ud83d", b: "\ud83d\ude00"}') == {"a": "x\ufffd", "b": "\U0001f600"}
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [("", ()), ("a", ["a"]), ("a\n", ["a"]), ("a\u2028b\x85c\x0cd\r\n\ne", ["a\u2028b\x85c\x0cd\r", "", "e"])],
+)
+def test_lines_end_at_newlines_only(text: str, lines: list[str]) -> None:
+    assert [*text_lines(text)] == [*lines]
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("a\tb\n", "a\tb\n"),
+        ("\x1b]0;title\x07", r"\u001b]0;title\u0007"),
+        ("\x9b31mred", r"\u009b31mred"),
+        ("over\rwritten", r"over\u000dwritten"),
+        ("\u202egpj.exe\u2066", r"\u202egpj.exe\u2066"),
+        ("\ud83d\x7f", r"\ud83d\u007f"),
+    ],
+)
+def test_what_controls_a_terminal_is_spelled_out(text: str, shown: str) -> None:
+    assert printable(text) == shown
+    assert "\n" not in printable_line(text)
+
+
+def test_json_of_others_has_one_way_in() -> None:
+    """What runs beside a solution, inside vLLM, or reads this package's own files has another."""
+    root = Path(agentic_opd.__file__).parent
+    others = ("serving", "sandboxes", "training", "worlds/coding/verifier/harness")
+    ways = [
+        str(path.relative_to(root))
+        for path in sorted(root.rglob("*.py"))
+        if re.search(r"\bjson\.loads?\(|\.splitlines\(", path.read_text(encoding="utf-8"))
+        and not str(path.relative_to(root)).startswith(others)
+    ]
+    assert ways == ["core/text.py"]
