@@ -10,6 +10,7 @@ from rich.text import Text
 from agentic_opd.core.console import log_console
 from agentic_opd.core.exit_codes import EXIT_CODES, EXIT_OK, exit_code
 from agentic_opd.core.intervals import Estimate
+from agentic_opd.core.text import printable
 from agentic_opd.report.hints import HintRow, rows_by_evidence, rows_by_hint
 from agentic_opd.report.hints import hinted_turns as rows_of
 from agentic_opd.report.read import read_run

@@ -267,7 +267,7 @@ class Chat:
         """JSON data with no control token spelled out in it: such a token stands inside of a text, if anywhere."""
         text = json.dumps(data, ensure_ascii=False)
         plain = without_control_tokens(self._structural, well_formed(text))
-        return data if plain == text else json.loads(plain)
+        return data if plain == text else read_json(plain)
 
     def _place(
         self, rendered: RenderedTokens, messages: Sequence[Message], *, known: int, last_user_end: int | None

@@ -4,14 +4,13 @@ Read are a content in parts of text, calls without arguments, the legacy `functi
 `function`, and tools in JSON text. What can't be read is refused by its field.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, cast
 
 from pydantic import BaseModel, Field, ValidationError
 
 from agentic_opd.core.errors import AlignmentError
-from agentic_opd.core.text import call_arguments
+from agentic_opd.core.text import call_arguments, read_json
 from agentic_opd.core.types import Message
 
 
@@ -114,7 +113,7 @@ def has_arguments(message: Message) -> bool:
 def _is_object(arguments: Any) -> bool:
     if isinstance(arguments, str):
         try:
-            arguments = json.loads(arguments)
+            arguments = read_json(arguments)
         except (ValueError, RecursionError):
             return False
     return isinstance(arguments, dict)
@@ -124,7 +123,7 @@ def _from_text(value: Any, name: str) -> Any:
     if not isinstance(value, str):
         return value
     try:
-        return json.loads(value)
+        return read_json(value)
     except (ValueError, RecursionError) as error:
         raise AlignmentError(f"{name}: a text that is not JSON: {error}") from error
 
