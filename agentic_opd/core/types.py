@@ -243,6 +243,8 @@ class Episode:
     stop_reason: StopReason
     tool_calls: int = 0
     tool_errors: int = 0
+    broken_turns: int = 0
+    """Turns in which a call came back as an error."""
     error: Exception | None = None
     """What the server failed with; given exactly if `stop_reason` is SERVER_ERROR."""
     verification: Verification | None = None

@@ -157,7 +157,7 @@ def test_what_a_program_asks_becomes_the_episode(tokenizer: Any) -> None:
     assert episode.changes == (frozenset({0}), frozenset())
     assert (episode.tool_calls, episode.tool_errors, episode.weight_version) == (1, 0, 3)
     assert episode.reward is not None
-    assert (episode.reward.correctness, episode.reward.tool_usage) == (0.5, 1.0)
+    assert (episode.reward.correctness, episode.reward.tool_usage) == (0.5, 0.5)
 
 
 def test_its_group_is_valid_and_comes_back_as_it_was(tokenizer: Any) -> None:
@@ -276,6 +276,8 @@ def test_why_it_ended(tokenizer: Any, ended: ProgramRun, stop: StopReason) -> No
 
     episode = run(ScriptedVllm(tokenizer), World(act))
     assert (episode.stop_reason, episode.tool_errors) == (stop, 1)
+    assert episode.reward is not None
+    assert episode.reward.tool_usage == 0
 
 
 def test_a_program_that_asks_nothing_is_started_once_more(tokenizer: Any) -> None:
