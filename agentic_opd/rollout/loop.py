@@ -243,8 +243,8 @@ async def verified(
         if so_far is None:
             raise
         return await _without_reward(so_far, world, error)
-    worked = episode.tool_calls - episode.tool_errors
-    reward = compute_reward(verification, len(episode.turns), worked, episode.broken_turns, config)
+    turns, worked = max(len(episode.turns), episode.requests), episode.tool_calls - episode.tool_errors
+    reward = compute_reward(verification, turns, worked, episode.broken_turns, config)
     return replace(episode, verification=verification, reward=reward)
 
 

@@ -21,7 +21,7 @@ def compute_reward(
 
     Args:
         verification: The hidden tests' verdict.
-        turns_used: Assistant turns of the episode.
+        turns_used: Assistant turns of the episode; of a program, all of its requests.
         calls_that_worked: Tool calls of the episode, without those that came back as an error.
         broken_turns: Turns in which a call came back as an error.
         config: `max_turns`, and the weight of each part.
