@@ -8,9 +8,12 @@ import keyword
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from hashlib import blake2b
 
 _WORD = re.compile(rb"\w+")
 _KEYWORDS = frozenset(word.encode() for word in keyword.kwlist)
+_MOST_BYTES, _MOST_BYTES_TOGETHER = 2**16, 2**18
+"""Of a part, and of all parts, whose lines are compared, in some tens of milliseconds."""
 
 
 class Authors:
@@ -18,7 +21,8 @@ class Authors:
 
     Lines are compared without their spaces and comments, wherever they are, so formatting, renaming a file or moving a
     line makes nobody its author. Lines without a word of their own (`else:`) and lines of the task have no author.
-    A change that wrote no line, but deleted or moved some, counts as left: nothing tells that it is not.
+    Where nothing tells whether a change is left, it counts as left: one that only deleted or moved lines, and all
+    before one that made what is judged too large to be compared.
     """
 
     def __init__(self, task: str) -> None:
@@ -29,14 +33,16 @@ class Authors:
         """
         self.changes = 0
         self._task = frozenset(_lines(task.encode(errors="replace")))
-        self._now: tuple[Mapping[str, bytes], bytes] = ({}, b"")
+        self._now = _digest({}, b"")
+        self._large = dict[str, bytes]()
         self._authors: dict[bytes, list[int | None]] = {}
-        self._without_lines = set[int]()
+        self._kept = set[int]()
 
     def given(self, parts: Mapping[str, bytes], rest: bytes = b"") -> None:
         """Take the parts as they are now; what differs from before is not the agent's work."""
-        if (parts, rest) != self._now:
-            self._take(parts, rest, None)
+        if (now := _digest(parts, rest)) != self._now:
+            self._now = now
+            self._take(parts, None)
 
     def changed(self, parts: Mapping[str, bytes], rest: bytes = b"") -> bool:
         """Take the parts as they are now.
@@ -48,16 +54,25 @@ class Authors:
         Returns:
             Whether anything differs from before, which is the next change then.
         """
-        if (parts, rest) == self._now:
+        if (now := _digest(parts, rest)) == self._now:
             return False
-        if not self._take(parts, rest, self.changes):
-            self._without_lines.add(self.changes)
+        self._now = now
+        if not self._take(parts, self.changes):
+            self._kept.add(self.changes)
         self.changes += 1
         return True
 
-    def _take(self, parts: Mapping[str, bytes], rest: bytes, author: int | None) -> bool:
-        """Whether a line is new; `author` wrote it."""
-        counts = Counter(line for content in parts.values() for line in _lines(content) if line not in self._task)
+    def _take(self, parts: Mapping[str, bytes], author: int | None) -> bool:
+        """Whether lines tell what `author` changed: one is new, and all could be compared."""
+        small = [content for content in parts.values() if len(content) <= _MOST_BYTES]
+        large = {name: _digest({name: content}) for name, content in parts.items() if len(content) > _MOST_BYTES}
+        is_told, self._large = large == self._large, large
+        if not is_told:
+            self._kept |= self.left()
+        if sum(map(len, small)) > _MOST_BYTES_TOGETHER:
+            self._kept |= self.left()
+            return False
+        counts = Counter(line for content in small for line in _lines(content) if line not in self._task)
         has_written = False
         for line in counts.keys() | self._authors.keys():
             authors = self._authors.setdefault(line, [])
@@ -67,13 +82,12 @@ class Authors:
             del authors[counts[line] :]
             if not authors:
                 del self._authors[line]
-        self._now = (dict(parts), rest)
-        return has_written
+        return has_written and is_told
 
     def left(self) -> frozenset[int]:
         """The changes, counted from 0, of which something is left."""
         written = {author for authors in self._authors.values() for author in authors if author is not None}
-        return frozenset(written | self._without_lines)
+        return frozenset(written | self._kept)
 
 
 def _lines(content: bytes) -> Iterator[bytes]:
@@ -82,3 +96,10 @@ def _lines(content: bytes) -> Iterator[bytes]:
         said = line.partition(b"#")[0]
         if not _KEYWORDS.issuperset(_WORD.findall(said)):
             yield b"".join(said.split())
+
+
+def _digest(parts: Mapping[str, bytes], rest: bytes = b"") -> bytes:
+    found = blake2b(rest)
+    for name in sorted(parts):
+        found.update(blake2b(name.encode(errors="replace")).digest() + blake2b(parts[name]).digest())
+    return found.digest()

@@ -292,9 +292,12 @@ class HookedSession:
     async def _judged(self) -> tuple[dict[str, bytes], bytes]:
         """What the verdict is about: the sandbox's files and the state's values, and the state as a whole."""
         judged = await self.call_hook("judged", self.state)
+
+        def read() -> tuple[bytes, bytes]:
+            return pickle.dumps(judged), "\n".join(_values(judged, "state")).encode(errors="replace")
+
         try:
-            whole = await asyncio.to_thread(pickle.dumps, judged)
-            values = "\n".join(_values(judged, "state")).encode(errors="replace")
+            whole, values = await asyncio.to_thread(read)
         except Exception as error:
             what = f"judged gave {type(judged).__name__}, which can't be pickled ({error})"
             raise WorldError(f"{what}: return the part of the state that the verdict is about") from error

@@ -45,6 +45,21 @@ def test_lines_of_the_task_and_given_ones_are_nobodys() -> None:
     assert left("x = 1\ny = 2", "x = 1\ny = 3", given="x = 1\n") == [1]
 
 
+@pytest.mark.parametrize("padding", ["# x\n" * 20_000, "".join(f"x{i} = 1\n" for i in range(9_000))])
+def test_padding_takes_nobody_out(padding: str) -> None:
+    assert left("y = 1", padding + "y = 1", padding + "y = 2") == [0, 1, 2]
+    many = {str(number): padding[:60_000] for number in range(5)}
+    assert left("y = 1", {"a": "y = 1", **many}, {"a": "y = 2", **many}, "y = 3") == [0, 1, 2, 3]
+
+
+def test_a_large_part_that_was_given_is_nobodys() -> None:
+    authors, data = Authors(""), b"1\n" * 100_000
+    authors.given({"data": data})
+    for text in (b"x = 1", b"x = 2"):
+        assert authors.changed({"data": data, "a": text})
+    assert authors.left() == {1}
+
+
 def test_what_others_change_between_two_changes_is_nobodys() -> None:
     authors = Authors("")
     assert authors.changed({"a": b"x = 1"})
