@@ -22,6 +22,7 @@ from collections import Counter
 from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, contextmanager
 from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -150,8 +151,7 @@ class _Capture:
 
     def finished(self, turn: RecordedTurn) -> None:
         """A turn was finished."""
-        prompt = _prompt(turn.tools, turn.messages[:-1])
-        if turn.parent is None and self._rooted[prompt]:
+        if turn.parent is None and self._rooted[prompt := _prompt(turn.tools, turn.messages[:-1])]:
             self._rooted[prompt] -= 1
             self._roots.add(turn.turn_id)
         self.last_turn = turn.turn_id
@@ -192,7 +192,10 @@ class _Capture:
 
 def _prompt(tools: Sequence[dict[str, Any]], messages: Sequence[Message]) -> bytes:
     """Stands for a prompt."""
-    return json.dumps([*tools], sort_keys=True).encode() + b"".join(map(identity, messages))
+    found = blake2b(json.dumps([*tools], sort_keys=True).encode())
+    for message in messages:
+        found.update(blake2b(identity(message)).digest())
+    return found.digest()
 
 
 class Programs:
