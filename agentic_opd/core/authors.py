@@ -1,4 +1,4 @@
-"""Which changes of what is judged something is left of at its end, line by line. Pure.
+"""Track which changes have lines left in what is judged. Pure.
 
 change 0 writes solution.py     change 1 appends a comment     change 2 replaces one line     left: 0, 1, 2
 change 0 writes solution.py     change 1 writes all of it anew, with other lines              left: 1
@@ -13,23 +13,23 @@ from hashlib import blake2b
 _WORD = re.compile(rb"\w+")
 _KEYWORDS = frozenset(word.encode() for word in keyword.kwlist)
 _MOST_BYTES, _MOST_BYTES_TOGETHER = 2**16, 2**18
-"""Of a part, and of all parts, whose lines are compared, in some tens of milliseconds."""
+"""Largest part, and largest sum of parts, that is compared by lines: some tens of milliseconds."""
 
 
 class Authors:
-    """What is judged, as named parts, and the change that wrote each of its lines.
+    """The change that wrote each line of what is judged, which is given as named parts (files, values of a state).
 
-    Lines are compared without their spaces and comments, wherever they are, so formatting, renaming a file or moving a
-    line makes nobody its author. Lines without a word of their own (`else:`) and lines of the task have no author.
+    Lines are compared without spaces and comments, and wherever they are: formatting a file, renaming it or moving a
+    line does not change the author. Lines of keywords alone (`else:`) and lines of the task have no author.
     Where nothing tells whether a change is left, it counts as left: one that only deleted or moved lines, and all
     before one that made what is judged too large to be compared.
     """
 
     def __init__(self, task: str) -> None:
-        """Begin with nothing.
+        """Begin with no parts.
 
         Args:
-            task: What the agent is asked to do; a signature that it repeats is not its work.
+            task: The prompt; a signature that the agent repeats from it is not its work.
         """
         self.changes = 0
         self._task = frozenset(_lines(task.encode(errors="replace")))
@@ -39,20 +39,20 @@ class Authors:
         self._kept = set[int]()
 
     def given(self, parts: Mapping[str, bytes], rest: bytes = b"") -> None:
-        """Take the parts as they are now; what differs from before is not the agent's work."""
+        """Update to the current parts; differences are not the agent's work."""
         if (now := _digest(parts, rest)) != self._now:
             self._now = now
             self._take(parts, None)
 
     def changed(self, parts: Mapping[str, bytes], rest: bytes = b"") -> bool:
-        """Take the parts as they are now.
+        """Update to the current parts.
 
         Args:
-            parts: What is judged, by name.
-            rest: Stands for all that is judged and has no lines.
+            parts: Content by name.
+            rest: A fingerprint of what is judged and has no lines.
 
         Returns:
-            Whether anything differs from before, which is the next change then.
+            Whether anything differs; if so, it counts as the next change.
         """
         if (now := _digest(parts, rest)) == self._now:
             return False
@@ -63,7 +63,7 @@ class Authors:
         return True
 
     def _take(self, parts: Mapping[str, bytes], author: int | None) -> bool:
-        """Whether lines tell what `author` changed: one is new, and all could be compared."""
+        """Attribute new lines to `author`; returns whether there is one and all parts could be compared."""
         small = [content for content in parts.values() if len(content) <= _MOST_BYTES]
         large = {name: _digest({name: content}) for name, content in parts.items() if len(content) > _MOST_BYTES}
         is_told, self._large = large == self._large, large
@@ -85,13 +85,13 @@ class Authors:
         return has_written and is_told
 
     def left(self) -> frozenset[int]:
-        """The changes, counted from 0, of which something is left."""
+        """The changes, counted from 0, that have something left."""
         written = {author for authors in self._authors.values() for author in authors if author is not None}
         return frozenset(written | self._kept)
 
 
 def _lines(content: bytes) -> Iterator[bytes]:
-    """The lines that say something, without their spaces and comments."""
+    """Lines with a word that is no keyword, without spaces and comments."""
     for line in content.split(b"\n"):
         said = line.partition(b"#")[0]
         if not _KEYWORDS.issuperset(_WORD.findall(said)):

@@ -81,7 +81,7 @@ class ProgramWorld(World, Protocol):
 
 
 class _Files:
-    """What a program's turns did to the files that are judged."""
+    """Which turns of a program changed the files that are judged."""
 
     def __init__(self, task: Task) -> None:
         self._authors = Authors(task.prompt)
@@ -91,12 +91,12 @@ class _Files:
         """For each change, the last turn before it was seen; 0: there was none."""
 
     async def begin(self, session: ProgramSession) -> None:
-        """Look at the files before the program starts."""
+        """Read the files before the program starts."""
         self._authors.given(await session.collect())
         self._session = session
 
     async def look(self, last_turn: int) -> None:
-        """Look at the files, which were last changed after this turn or an earlier one."""
+        """Read the files; a difference was made after `last_turn`, which is 0 before the first turn."""
         if self._session is None:
             return
         async with self._lock:
@@ -105,11 +105,14 @@ class _Files:
                 self._turns_before.append(last_turn)
 
     def changes_of(self, turn_ids: Sequence[int], line: Collection[int]) -> tuple[list[int], frozenset[int] | None]:
-        """The turns that changed the files, and which of these something is left of; None: there is no change.
+        """Return the turns that changed the files, and the places among them of those with something left.
 
         Args:
             turn_ids: The episode's turns.
-            line: These and the context turns of their sequence; a change is the work of the last one before it.
+            line: These and the context turns of their sequence; a change belongs to the last one before it.
+
+        Returns:
+            Turn ids, and `Verification.made_by`: None without a change.
         """
         makers = [max((turn for turn in line if turn <= before), default=0) for before in self._turns_before]
         changing = [turn for turn in turn_ids if turn in makers]
@@ -139,12 +142,12 @@ class _Capture:
     made_by: frozenset[int] | None = None
     """Of the episode that was taken; see `Verification.made_by`."""
     _roots: set[int] = field(default_factory=set[int])
-    """The turns that begin what may be the episode."""
+    """First turns of the sequences that may become the episode."""
     _rooted: Counter[bytes] = field(default_factory=Counter[bytes])
-    """Prompts whose answers are to be among these, and how many of each."""
+    """Prompts whose answers belong to `_roots`, and how many answers each may still have."""
 
     def asks(self, asked: Asked, path: TurnPath | tuple[()]) -> None:
-        """A request came, which goes on from these turns."""
+        """Note a request that continues the turns of `path`."""
         self.requests += 1
         if not self.last_turn or (path and path[0].turn_id in self._roots):
             self._rooted[_prompt(asked.tools, asked.messages)] += asked.n
@@ -191,7 +194,7 @@ class _Capture:
 
 
 def _prompt(tools: Sequence[dict[str, Any]], messages: Sequence[Message]) -> bytes:
-    """Stands for a prompt."""
+    """Return a digest of a prompt."""
     found = blake2b(json.dumps([*tools], sort_keys=True).encode())
     for message in messages:
         found.update(blake2b(identity(message)).digest())
@@ -326,7 +329,7 @@ class Programs:
         context = min(server.info.max_model_len, config.max_token_length)
         session.begin()
         try:
-            with contextlib.suppress(SandboxError):  # Whoever runs the program learns of it.
+            with contextlib.suppress(SandboxError):  # `run_program` raises it.
                 await capture.files.look(capture.last_turn)
             talk, path = await self._sampler.prompted(place, asked)
             events = self._sampler.sampled(asked, session, server, talk, path, context=context)

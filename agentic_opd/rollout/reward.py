@@ -12,12 +12,12 @@ def compute_reward(
     - correctness: the share of hidden checks that passed.
     - efficiency: correctness times the share of turns saved, (max_turns - turns_used) / (max_turns - 1): all of it
       after one turn, none after `max_turns`.
-    - tool_usage: correctness times the share of turns that no call broke, (max_turns - broken_turns) / max_turns; 0 if
-      no call worked. A command that ran and failed (a test that found a fault) worked; a call that came back as
+    - tool_usage: correctness times the share of turns without a broken call, (max_turns - broken_turns) / max_turns; 0
+      if no call worked. A command that ran and failed (a test that found a fault) worked; a call that came back as
       `Error:` did not.
 
-    Both shares pay in proportion to correctness: an episode that solves nothing earns nothing. Both are of `max_turns`,
-    so further calls or turns that only work raise neither.
+    Both shares pay in proportion to correctness: an episode that solves nothing earns nothing. Both are relative to
+    `max_turns`, so further calls or turns raise neither.
 
     Args:
         verification: The hidden tests' verdict.

@@ -151,7 +151,7 @@ _FIRST_ID, _FEWER = 51, 3
 
 
 def filled(schema: Schema, seed: int | str, rows: int) -> bytes:
-    """Return a database of the schema in which no count of a table is another's, or an id.
+    """Return a database whose tables have different numbers of rows, all below any id.
 
     Args:
         schema: Its tables.

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from typing import Any
 
 MAX_STEPS = 20_000_000
-"""Of SQLite's virtual machine, about a second: what a query costs does not depend on how busy the machine is."""
+"""Steps of SQLite's virtual machine, about a second. The count does not depend on how busy the machine is."""
 MAX_CPU_S = 3
-"""The end of what MAX_STEPS can't count, steps that take long: seconds of processor time, up to one more."""
+"""Processor seconds, up to one more: bounds single steps that take long."""
 MAX_MEMORY_BYTES = 2**29
 MAX_ROWS = 10_000
 MAX_RESULT_BYTES = 8 * 2**20
-"""Of all rows together, written as JSON."""
+"""Size of all rows together as JSON."""
 _STEPS_BETWEEN_LOOKS = 1000
 _LIMITS = {
     sqlite3.SQLITE_LIMIT_LENGTH: 50_000,
