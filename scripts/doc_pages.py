@@ -78,12 +78,16 @@ What came after a turn, with `hindsight: delayed`:
 | `user` | what the user said next |
 | `later` | results of later turns, and what the user said then, up to the next change of what this turn changed; \
 only if it changed something that is judged |
-| `verdict` | what the hidden tests said, for the turn that changed the judged files last. \
+| `verdict` | what the hidden tests said, for each turn of which something is left in the judged files. \
 Which checks failed and how, and the line of the solution that raised; never an expected value, nor an input that the \
 task does not show. A closing turn is shown the count alone, if tests failed: enough to see whether its claim is \
 refuted. |
 
-What changed is read from the files themselves, before and after each call, so a heredoc or `sed` counts like `patch`.
+What is judged is each file that is collected for the hidden tests, whatever its name: a solution may run or read any
+of them. What changed is read from the files themselves, before and after each call, so a heredoc or `sed` counts like
+`patch`. A turn is left in them while one of its lines is, compared without spaces and comments; a turn that only
+deleted or moved lines counts as left. So no note, comment or formatting in a later turn takes the verdict off the one
+at fault.
 In a [gateway's](gateway.md) conversations, where nobody says what changed, each tool call may have: a complaint about
 the work is shown to the last turn that called tools before it, and to the turn that it answers.
 With `hindsight: next_state`, the published method, a turn is shown its next state alone, and the last one the verdict.

@@ -181,7 +181,7 @@ class ProgramRun:
     output: str
     """What it printed, cut in the middle."""
     other_sequences: int = 0
-    """Sequences that could have been learned from, of which the one with most sampled tokens was taken."""
+    """Further sequences that could have been learned from."""
     other_tokens: int = 0
     """Sampled tokens in these."""
 
@@ -211,6 +211,9 @@ class Verification:
     """What the judge reads: which checks failed and how, with no value of the tests and no input not shown."""
     in_process: bool = False
     """Tests and solution shared a process, because the tests need the solution's own classes: easier to cheat."""
+    made_by: frozenset[int] | None = None
+    """The episode's changes of what was judged (`Episode.changes`, all of them counted from 0) of which something was
+    left in it. None: not known."""
 
     def __post_init__(self) -> None:
         if not (self.total > 0 and 0 <= self.passed <= self.total):
@@ -249,6 +252,8 @@ class Episode:
     stop_reason: StopReason
     tool_calls: int = 0
     tool_errors: int = 0
+    broken_turns: int = 0
+    """Turns in which a call came back as an error."""
     error: Exception | None = None
     """What the server failed with; given exactly if `stop_reason` is SERVER_ERROR."""
     verification: Verification | None = None
@@ -259,6 +264,8 @@ class Episode:
     """For each turn, which of its tool calls (counted from 0) changed what the verdict is about. Empty: not known."""
     context_turns: tuple[ContextTurn, ...] = ()
     """The assistant's messages that are none of `turns`."""
+    requests: int = 0
+    """What its program asked of the policy, in this sequence and others; 0 without a program."""
     program: ProgramRun | None = None
     """The program that held the conversation; None: the package's own loop, or a client of a gateway."""
 

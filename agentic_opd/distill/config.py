@@ -44,8 +44,8 @@ class DistillConfig(BaseModel):
     hindsight: Literal["delayed", "next_state"] = Field(
         default="delayed",
         description="What a turn is judged by. delayed: its next state, what later turns showed about what it changed, "
-        "and the verdict if it changed the judged files last. next_state (the published method): its next state "
-        "alone, and for the last turn the verdict.",
+        "and the verdict if something of it is left in the judged files. next_state (the published method): its next "
+        "state alone, and for the last turn the verdict.",
     )
     hindsight_max_turns: int = Field(
         default=4, ge=0, description="delayed: later turns whose results a turn is shown at most."

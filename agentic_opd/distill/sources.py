@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from agentic_opd.core.text import cut_middle
 from agentic_opd.core.types import Episode, HindsightPair
-from agentic_opd.distill.turns import changing_calls, maker
+from agentic_opd.distill.turns import changing_calls, makers
 from agentic_opd.settings.fields import HintSource
 
 FEEDBACK = "If you answer as you are about to, this is what comes of it:"
@@ -56,13 +56,13 @@ def reference(known: Known) -> Told | Lack:
 
 
 def sibling(known: Known) -> Told | Lack:
-    """How a rollout of the group that passed made what is judged, for the turn that made it wrong in this one.
+    """How a rollout of the group that passed made what is judged, for each turn that made it wrong in this one.
 
     Of several the shortest is told, by all its calls that changed what is judged: nobody says which of them counted.
     """
     if _passed(known.episode):
         return Lack("this rollout passed itself")
-    if known.pair.turn_index != maker(known.episode):
+    if known.pair.turn_index not in makers(known.episode):
         return Lack("the turn did not make what failed")
     passed = ("\n\n".join(changing_calls(one)) for one in known.siblings if _passed(one))
     told = sorted((text for text in passed if text), key=len)

@@ -5,11 +5,13 @@ In: an `Episode`. Out: one `HindsightPair` a turn, in order; it has no evidence 
     turn 0: write   turn 1: run   turn 2: patch, run   turn 3: "Done."     verdict: failed
     |- tool         |- tool       |- tool              |- verdict (its first line: is the claim true?)
     |- later (1)                  |- verdict
+    |- verdict (unless the patch replaced all of it)
 
 With `next_state` (the published method) a turn is judged by what directly answered it, and the last one by the verdict.
 With `delayed` it is judged by that and by what later turns showed about what it changed, up to the next change; and the
-verdict belongs to the turn that changed the judged thing last. Where nobody says what changed, as in a gateway's
-conversations, each tool call may have.
+verdict belongs to each turn of which something is left in what was judged. Where nobody says what is left, it belongs
+to the turn that made the last change; where nobody says what changed, as in a gateway's conversations, each tool call
+may have.
 """
 
 import json
@@ -78,9 +80,11 @@ def shown_text(episode: Episode) -> str:
     return "\n".join(parts)
 
 
-def maker(episode: Episode) -> int | None:
-    """The turn that changed what is judged last: it made what the verdict is about. None: no turn did."""
-    return next((index for index in reversed(range(len(episode.turns))) if _changes(episode, index)), None)
+def makers(episode: Episode) -> list[int]:
+    """The turns that made what the verdict is about: all of which something is left in it; see the module."""
+    changed = [index for index in range(len(episode.turns)) for _ in _changes(episode, index)]
+    made_by = None if episode.verification is None else episode.verification.made_by
+    return sorted({changed[number] for number in made_by}) if made_by else changed[-1:]
 
 
 def changing_calls(episode: Episode) -> list[str]:
@@ -135,10 +139,8 @@ def _verdicts(episode: Episode, hindsight: Hindsight) -> dict[int, str]:
     report, last = episode.verification.judge_report, len(episode.turns) - 1
     if hindsight == "next_state":
         return {last: report}
-    made = maker(episode)
-    made = last if made is None else made
-    verdicts = {made: report}
-    if made != last and not _calls(episode, last) and episode.verification.correctness < 1:
+    verdicts = dict.fromkeys(makers(episode) or [last], report)
+    if last not in verdicts and not _calls(episode, last) and episode.verification.correctness < 1:
         verdicts[last] = report.partition("\n")[0]
     return verdicts
 

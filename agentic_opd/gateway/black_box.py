@@ -2,26 +2,36 @@
 
     program in its sandbox -> 127.0.0.1 -> the socket -> its capture -> the policy's server
 
-What a program asks becomes a session, as with the gateway; of its branches the one with most sampled tokens that can be
-learned from is the episode. The environment decides how is sampled: a request's `temperature`, `top_p` and `seed` do
-not count, nor what it calls the model. A turn changed what is judged if the files were others at the next request.
+What a program asks becomes a session, as with the gateway. A command that the policy writes runs where the program
+does, has its key, and may ask too. So the episode begins with what was asked before the policy had answered anything:
+of the session's branches that go on from there, it is the one with most turns (then tokens) that can be learned from.
+All requests count, in `max_turns` and in the reward. The environment decides how is sampled: a request's
+`temperature`, `top_p` and `seed` do not count, nor what it calls the model.
+
+At each request the files that are judged are read from outside of the sandbox's processes: what differs from before is
+the work of the last turn of the episode before that.
 """
 
 import asyncio
+import contextlib
+import json
 import secrets
 import socket
 import time
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, contextmanager
 from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from fastapi import Request
 from renderers import Renderer
 
-from agentic_opd.core.errors import AgentError, ConfigError, ServerError
-from agentic_opd.core.types import Episode, ProgramRun, StopReason, Task, World
+from agentic_opd.core.authors import Authors
+from agentic_opd.core.errors import AgentError, ConfigError, SandboxError, ServerError
+from agentic_opd.core.types import Episode, Message, ProgramRun, StopReason, Task, World
 from agentic_opd.core.types import Session as WorldSession
 from agentic_opd.gateway.errors import RefusedError
 from agentic_opd.gateway.policy import SamplingServer
@@ -30,9 +40,11 @@ from agentic_opd.gateway.sampler import CONTEXT_FULL, Answer, Sampler
 from agentic_opd.gateway.serve import WebServer
 from agentic_opd.gateway.sessions import Session, Sessions
 from agentic_opd.gateway.telemetry import Telemetry
+from agentic_opd.gateway.turns import Path as TurnPath
 from agentic_opd.gateway.turns import RecordedTurn, branches
 from agentic_opd.gateway.web import ChatRoutes, bearer, chat_app, digest_of_key, no_key
 from agentic_opd.rollout.config import RolloutConfig
+from agentic_opd.rollout.conversation_index import identity
 from agentic_opd.rollout.loop import verified
 from agentic_opd.sandboxes.folders import PrivateFolder
 from agentic_opd.sandboxes.program import SOCKET_NAME, Program, socket_mount
@@ -54,8 +66,8 @@ class ProgramSession(WorldSession, Protocol):
         """Run a program to its end. Raises SandboxError if the place itself does not work."""
         ...
 
-    async def digest(self) -> str:
-        """Stands for everything that is judged; another text if something of it changed."""
+    async def collect(self) -> Mapping[str, bytes]:
+        """The files that are judged, as they are; the program may be running."""
         ...
 
 
@@ -68,6 +80,47 @@ class ProgramWorld(World, Protocol):
         ...
 
 
+class _Files:
+    """Which turns of a program changed the files that are judged."""
+
+    def __init__(self, task: Task) -> None:
+        self._authors = Authors(task.prompt)
+        self._session: ProgramSession | None = None
+        self._lock = asyncio.Lock()
+        self._turns_before: list[int] = []
+        """For each change, the last turn before it was seen; 0: there was none."""
+
+    async def begin(self, session: ProgramSession) -> None:
+        """Read the files before the program starts."""
+        self._authors.given(await session.collect())
+        self._session = session
+
+    async def look(self, last_turn: int) -> None:
+        """Read the files; a difference was made after `last_turn`, which is 0 before the first turn."""
+        if self._session is None:
+            return
+        async with self._lock:
+            files = await self._session.collect()
+            if await asyncio.to_thread(self._authors.changed, files):
+                self._turns_before.append(last_turn)
+
+    def changes_of(self, turn_ids: Sequence[int], line: Collection[int]) -> tuple[list[int], frozenset[int] | None]:
+        """Return the turns that changed the files, and the places among them of those with something left.
+
+        Args:
+            turn_ids: The episode's turns.
+            line: These and the context turns of their sequence; a change belongs to the last one before it.
+
+        Returns:
+            Turn ids, and `Verification.made_by`: None without a change.
+        """
+        makers = [max((turn for turn in line if turn <= before), default=0) for before in self._turns_before]
+        changing = [turn for turn in turn_ids if turn in makers]
+        left = {makers[change] for change in self._authors.left()}
+        places = frozenset(place for place, turn in enumerate(changing) if turn in left)
+        return changing, places if changing else None
+
+
 @dataclass(slots=True, eq=False)
 class _Capture:
     """What one program has asked so far."""
@@ -78,29 +131,33 @@ class _Capture:
     """What the environment decides of it, as vLLM names it."""
     learn_from_altered: bool
     """Turns that a request's own parameters drew from another distribution are part of the episode too."""
+    files: _Files
     requests: int = 0
     refused: StopReason | None = None
     """Why it got no further answer."""
     failure: ServerError | None = None
     """Why its last request was not answered, if that was the policy's server's fault."""
-    changing: set[int] = field(default_factory=set[int])
-    """Turns after which the files were others than before."""
-    _digest: str | None = None
-    _since: list[int] = field(default_factory=list[int])
-    """Turns that were finished since the files were looked at."""
+    last_turn: int = 0
+    """The one that was finished last; 0: there is none."""
+    made_by: frozenset[int] | None = None
+    """Of the episode that was taken; see `Verification.made_by`."""
+    _roots: set[int] = field(default_factory=set[int])
+    """First turns of the sequences that may become the episode."""
+    _rooted: Counter[bytes] = field(default_factory=Counter[bytes])
+    """Prompts whose answers belong to `_roots`, and how many answers each may still have."""
 
-    def saw(self, digest: str | None) -> None:
-        """The files were looked at; None: they were not, for the program asked past its forwarder."""
-        if digest is None:
-            return
-        if self._digest not in (None, digest):
-            self.changing.update(self._since)
-        self._digest = digest
-        self._since.clear()
+    def asks(self, asked: Asked, path: TurnPath | tuple[()]) -> None:
+        """Note a request that continues the turns of `path`."""
+        self.requests += 1
+        if not self.last_turn or (path and path[0].turn_id in self._roots):
+            self._rooted[_prompt(asked.tools, asked.messages)] += asked.n
 
-    def finished(self, turn_id: int) -> None:
+    def finished(self, turn: RecordedTurn) -> None:
         """A turn was finished."""
-        self._since.append(turn_id)
+        if turn.parent is None and self._rooted[prompt := _prompt(turn.tools, turn.messages[:-1])]:
+            self._rooted[prompt] -= 1
+            self._roots.add(turn.turn_id)
+        self.last_turn = turn.turn_id
 
     def asked(self, asked: Asked, max_tokens: int) -> Asked:
         """The request as the environment has it sampled, `max_tokens` long at most."""
@@ -109,29 +166,39 @@ class _Capture:
         return replace(asked, sampling={**rest, **self.sampling}, max_tokens=most, session=_SESSION, group=None)
 
     def episode(self, task: Task, stop: StopReason, run: ProgramRun | None = None) -> Episode | None:
-        """The sequence with most to learn from as an episode; None if there is nothing."""
-        turns = self.session.tree.turns
-        found = branches(
-            self.session.tree, task.task_id, stop, learn_from_altered=self.learn_from_altered, is_one_taken=True
-        )
-        if not found:
+        """The sequence with most turns from the beginning as an episode; None if there is nothing to learn from."""
+        tree, turns = self.session.tree, self.session.tree.turns
+        found = branches(tree, task.task_id, stop, learn_from_altered=self.learn_from_altered, is_one_taken=True)
+        rooted = [branch for branch in found if tree.path(branch.turn_ids[0])[0].turn_id in self._roots]
+        if not rooted:
             return None
 
         def size(turn_ids: Iterable[int]) -> int:
             return sum(len(turns[turn_id].completion.token_ids) for turn_id in turn_ids)
 
-        best = max(found, key=lambda branch: size(branch.turn_ids))
+        best = max(rooted, key=lambda branch: (len(branch.turn_ids), size(branch.turn_ids)))
         others = [left for branch in found if (left := {*branch.turn_ids} - {*best.turn_ids})]
-        changes = [frozenset((0,) if turn in self.changing else ()) for turn in best.turn_ids]
         left_out = {"other_sequences": len(others), "other_tokens": size(set[int]().union(*others))}
+        paths = [{turn.turn_id for turn in tree.path(leaf.turn_id)} for leaf in tree.leaves()]
+        line = set[int]().union(*(path for path in paths if best.turn_ids[-1] in path))
+        changing, self.made_by = self.files.changes_of(best.turn_ids, line)
         return replace(
             best.episode,
             task=task,
-            changes=tuple(changes) if self._digest is not None else (),
+            changes=tuple(frozenset((0,) if turn in changing else ()) for turn in best.turn_ids),
             tool_calls=1,
             tool_errors=int(stop is not StopReason.FINISHED),
+            requests=self.requests,
             program=run and replace(run, **left_out),
         )
+
+
+def _prompt(tools: Sequence[dict[str, Any]], messages: Sequence[Message]) -> bytes:
+    """Return a digest of a prompt."""
+    found = blake2b(json.dumps([*tools], sort_keys=True).encode())
+    for message in messages:
+        found.update(blake2b(identity(message)).digest())
+    return found.digest()
 
 
 class Programs:
@@ -229,10 +296,14 @@ class Programs:
         attempt = 0
         while True:
             attempt += 1
-            with self._capture(server_url, sampling, learn_from_altered) as capture:
+            with self._capture(task, server_url, sampling, learn_from_altered) as capture:
                 rollout = _ProgramRollout(task, capture, self._program(task, capture.key))
                 try:
-                    return await verified(task, rollout, world.program_session(task, mounts), world, self._config)
+                    place = world.program_session(task, mounts)
+                    episode = await verified(task, rollout, place, world, self._config)
+                    if episode.verification is None:
+                        return episode
+                    return replace(episode, verification=replace(episode.verification, made_by=capture.made_by))
                 except AgentError:
                     if capture.requests or attempt == _ATTEMPTS:
                         raise
@@ -251,14 +322,17 @@ class Programs:
             capture.refused = StopReason.MAX_TURNS
             message = f"this episode has had its {config.max_turns} turns (env.max_turns)"
             raise RefusedError(403, message, code="max_turns")
-        capture.requests += 1
         asked, session = capture.asked(asked, config.max_tokens_per_turn), capture.session
+        place = self._sessions.place(owner, asked)
+        capture.asks(asked, place.path)
         server = self._servers[session.row.server]
         context = min(server.info.max_model_len, config.max_token_length)
         session.begin()
         try:
             self._sampler.check_size(asked, context)
-            talk, path = await self._sampler.prompted(self._sessions.place(owner, asked), asked)
+            with contextlib.suppress(SandboxError):  # `run_program` raises it.
+                await capture.files.look(capture.last_turn)
+            talk, path = await self._sampler.prompted(place, asked)
             events = self._sampler.sampled(asked, session, server, talk, path, context=context)
             async with aclosing(events):
                 async for event in events:
@@ -277,27 +351,27 @@ class Programs:
     async def _keep(self, session: Session, turn: RecordedTurn) -> None:
         altered = tuple(name for name in turn.altered if name not in _OURS)
         self._sessions.add(session, replace(turn, altered=altered))
-        self._captures[session.row.owner].finished(turn.turn_id)
+        self._captures[session.row.owner].finished(turn)
 
     async def _owner(self, request: Request) -> str:
-        """Whose request it is, by its key; what it says of the files is noted.
+        """Whose request it is, by its key.
 
         Raises:
             RefusedError: 401, it is nobody's.
         """
         owner = digest_of_key(bearer(request))
-        capture = self._captures.get(owner)
-        if capture is None:
+        if owner not in self._captures:
             raise await no_key(request)
-        capture.saw(request.headers.get("X-Workspace"))
         return owner
 
     @contextmanager
-    def _capture(self, server_url: str, sampling: Mapping[str, float], learn_from_altered: bool) -> Generator[_Capture]:
+    def _capture(
+        self, task: Task, server_url: str, sampling: Mapping[str, float], learn_from_altered: bool
+    ) -> Generator[_Capture]:
         key = secrets.token_urlsafe(32)
         owner = digest_of_key(key)
         session = self._sessions.open(owner, _SESSION, server_url, time.time())
-        self._captures[owner] = _Capture(session, key, sampling, learn_from_altered)
+        self._captures[owner] = _Capture(session, key, sampling, learn_from_altered, _Files(task))
         try:
             yield self._captures[owner]
         finally:
@@ -324,9 +398,10 @@ class _ProgramRollout:
             AgentError: there is nothing to take.
         """
         capture = self.capture
+        await capture.files.begin(session)
         run = await session.run_program(self.program)
         await capture.session.quiet.wait()
-        capture.saw(await session.digest())
+        await capture.files.look(capture.last_turn)
         if capture.failure is not None:
             return Episode(self.task, (), (), (), (), (), StopReason.SERVER_ERROR, error=capture.failure)
         episode = capture.episode(self.task, _stop_of(run, capture.refused), run)

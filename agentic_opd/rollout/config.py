@@ -60,9 +60,11 @@ class RolloutConfig(RendererConfig):
     correctness_weight: Annotated[float, REWARD] = Field(
         default=0.7, ge=0, le=1, description="Weight of hidden tests passed."
     )
-    efficiency_weight: Annotated[float, REWARD] = Field(default=0.15, ge=0, le=1, description="Weight of turns saved.")
+    efficiency_weight: Annotated[float, REWARD] = Field(
+        default=0.15, ge=0, le=1, description="Weight of turns saved, times the tests passed."
+    )
     tool_usage_weight: Annotated[float, REWARD] = Field(
-        default=0.15, ge=0, le=1, description="Weight of tool calls that worked."
+        default=0.15, ge=0, le=1, description="Weight of turns without a broken tool call, times the tests passed."
     )
 
     @model_validator(mode="after")

@@ -51,6 +51,7 @@ class AgentLoop:
     on_answered: OnAnswered | None = None
     tool_calls: int = 0
     tool_errors: int = 0
+    broken_turns: int = 0
     changes: list[frozenset[int]] = field(default_factory=list[frozenset[int]])
 
     async def run(self, policy: Policy) -> Episode:
@@ -108,8 +109,11 @@ class AgentLoop:
     async def answers(self, sample: Sample) -> list[Message]:
         """The tools' results in the order of the calls, or the user's reply, or nothing."""
         if sample.tool_calls:
-            results = [await self.run_tool(call) for call in sample.tool_calls]
+            results = [await self.session.run_tool(call) for call in sample.tool_calls]
             self.changes[-1] = frozenset(place for place, result in enumerate(results) if result.is_change)
+            self.tool_calls += len(results)
+            self.tool_errors += sum(result.is_error for result in results)
+            self.broken_turns += any(result.is_error for result in results)
             return [_tool_message(call, result) for call, result in zip(sample.tool_calls, results, strict=True)]
         if sample.turn.truncated:
             length = sample.turn.end - sample.turn.start
@@ -119,13 +123,6 @@ class AgentLoop:
         if reply is None and self.user_reply is not None:
             reply = await self.user_reply(self.task, self.conversation.messages)
         return [] if reply is None else [{"role": "user", "content": well_formed(reply)}]
-
-    async def run_tool(self, call: ToolCall) -> ToolResult:
-        """Run one call; whatever goes wrong is in the result, which the model reads."""
-        result = await self.session.run_tool(call)
-        self.tool_calls += 1
-        self.tool_errors += result.is_error
-        return result
 
     def episode(self, stop: StopReason, failure: Exception | None = None) -> Episode:
         """The conversation so far as an Episode."""
@@ -140,6 +137,7 @@ class AgentLoop:
             stop_reason=stop,
             tool_calls=self.tool_calls,
             tool_errors=self.tool_errors,
+            broken_turns=self.broken_turns,
             error=failure,
             weight_version=self.conversation.weight_version,
             changes=tuple(self.changes),
@@ -246,7 +244,8 @@ async def verified(
         if so_far is None:
             raise
         return await _without_reward(so_far, world, error)
-    reward = compute_reward(verification, len(episode.turns), episode.tool_calls, episode.tool_errors, config)
+    turns, worked = max(len(episode.turns), episode.requests), episode.tool_calls - episode.tool_errors
+    reward = compute_reward(verification, turns, worked, episode.broken_turns, config)
     return replace(episode, verification=verification, reward=reward)
 
 

@@ -25,7 +25,11 @@ EPISODE_METRICS = (
     Metric("train/reward", "in [0, 1]", "mean score: the weighted sum of the three parts"),
     Metric("train/reward_correctness", "in [0, 1]", "mean share of hidden checks that passed, unweighted"),
     Metric("train/reward_efficiency", "in [0, 1]", "mean of that part (turns saved, times correctness), unweighted"),
-    Metric("train/reward_tool_usage", "in [0, 1]", "mean share of tool calls that worked, unweighted"),
+    Metric(
+        "train/reward_tool_usage",
+        "in [0, 1]",
+        "mean of that part (turns without a broken tool call, times correctness), unweighted",
+    ),
     Metric(
         "train/in_process", "share", "episodes whose hidden tests shared a process with the solution: easier to cheat"
     ),

@@ -5,28 +5,32 @@ from agentic_opd.rollout.config import RolloutConfig
 
 
 def compute_reward(
-    verification: Verification, turns_used: int, tool_calls: int, tool_errors: int, config: RolloutConfig
+    verification: Verification, turns_used: int, calls_that_worked: int, broken_turns: int, config: RolloutConfig
 ) -> Reward:
-    """The parts of the reward, each in [0, 1], and their weighted sum.
+    """Return the parts of the reward, each in [0, 1], and their weighted sum.
 
     - correctness: the share of hidden checks that passed.
     - efficiency: correctness times the share of turns saved, (max_turns - turns_used) / (max_turns - 1): all of it
-      after one turn, none after `max_turns`. It pays in proportion to correctness, because a fast wrong answer
-      saves nothing.
-    - tool_usage: the share of tool calls that worked, (tool_calls - tool_errors) / tool_calls; 0 without a call. A
-      command that ran and failed (a test that found a fault) worked; a call that came back as `Error:` did not.
+      after one turn, none after `max_turns`.
+    - tool_usage: correctness times the share of turns without a broken call, (max_turns - broken_turns) / max_turns; 0
+      if no call worked. A command that ran and failed (a test that found a fault) worked; a call that came back as
+      `Error:` did not.
+
+    Both shares pay in proportion to correctness: an episode that solves nothing earns nothing. Both are relative to
+    `max_turns`, so further calls or turns raise neither.
 
     Args:
         verification: The hidden tests' verdict.
-        turns_used: Assistant turns of the episode.
-        tool_calls: Tool calls of the episode, broken ones included.
-        tool_errors: Those of them that came back as an error.
-        config: The turns that it might have taken, and what each part counts.
+        turns_used: Assistant turns of the episode; of a program, all of its requests.
+        calls_that_worked: Tool calls of the episode, without those that came back as an error.
+        broken_turns: Turns in which a call came back as an error.
+        config: `max_turns`, and the weight of each part.
     """
     correctness, max_turns = verification.correctness, config.max_turns
     saved = (max_turns - turns_used) / (max_turns - 1) if max_turns > 1 else 1.0
+    unbroken = (max_turns - broken_turns) / max_turns if calls_that_worked else 0.0
     efficiency = correctness * min(max(saved, 0.0), 1.0)
-    tool_usage = (tool_calls - tool_errors) / tool_calls if tool_calls else 0.0
+    tool_usage = correctness * max(unbroken, 0.0)
     total = (
         config.correctness_weight * correctness
         + config.efficiency_weight * efficiency

@@ -229,6 +229,13 @@ class DockerSandbox:
             await self._need_engine(result)
         return replace(result, memory_exceeded=self._kills > kills)
 
+    async def run_beside(self, command: str, timeout_s: float) -> CommandResult:
+        """Run a shell command and end nothing else; see `BusySandbox.run_beside`."""
+        if self._keeper is None:
+            raise not_entered()
+        arguments = command_arguments(self._name, self._limits, command, timeout_s, has_input=False)
+        return await self._engine.run(*arguments, timeout_s=timeout_s, most=self._limits.output_bytes)
+
     async def _end_all(self) -> None:
         """Kill every process but the first, and read how many the kernel has killed.
 

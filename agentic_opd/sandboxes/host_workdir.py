@@ -6,11 +6,10 @@ falls back to commands, for which the sandbox's limits hold.
 """
 
 import contextlib
-import hashlib
 import itertools
 import os
 import stat
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import PurePosixPath
 
@@ -20,12 +19,12 @@ MAX_FILES = 200
 MAX_FILE_BYTES = 2**20
 MAX_BYTES = 4 * 2**20
 """What `get_files` gives at most."""
+NOT_READ = frozenset({"__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis"})
+"""Names of what running a program or a test leaves behind."""
 
 _MOST_ENTRIES = 2000
-_MOST_BYTES = 16 * 2**20
 _DEEPEST = 50
 _OPEN = os.O_NOFOLLOW | os.O_CLOEXEC
-_ESCAPED = str.maketrans({"\\": "\\\\", "\n": "\\n", "\r": "\\r"})
 
 
 class TooMuch(Exception):
@@ -61,9 +60,9 @@ def read(work: int, first: str) -> dict[str, bytes]:
         TooMuch: see the module.
     """
     found = dict[str, bytes]()
-    paths = sorted(_files(work, hidden=True, folder="", entries=itertools.count()), key=lambda path: path != first)
+    paths = sorted(filter(is_text, _files(work, folder="", entries=itertools.count())))
     size = 0
-    for path in [path for path in paths if is_text(path)][:MAX_FILES]:
+    for path in sorted(paths, key=lambda path: path != first)[:MAX_FILES]:
         content = _content(work, path)
         if content is not None:
             size += len(content)
@@ -71,28 +70,6 @@ def read(work: int, first: str) -> dict[str, bytes]:
                 break
             found[path] = content
     return found
-
-
-def digest(work: int, left_out: Collection[str]) -> str:
-    """What `workdir.digest_command` prints.
-
-    Raises:
-        TooMuch: see the module.
-    """
-    total, size = hashlib.sha256(), 0
-    paths = (path for path in _files(work, hidden=False, folder="", entries=itertools.count()) if path not in left_out)
-    for path in sorted(paths, key=os.fsencode):
-        content = _content(work, path)
-        if content is None:
-            continue
-        size += len(content)
-        if size > _MOST_BYTES:
-            raise TooMuch
-        name = f"./{path}"
-        said = name.translate(_ESCAPED)
-        line = f"{'' if said == name else chr(92)}{hashlib.sha256(content).hexdigest()}  {said}\n"
-        total.update(os.fsencode(line))
-    return f"{total.hexdigest()}  -"
 
 
 def is_text(name: str) -> bool:
@@ -154,14 +131,14 @@ def _give(fd: int, owner: int, mode: int) -> None:
     os.fchmod(fd, mode)
 
 
-def _files(folder_fd: int, *, hidden: bool, folder: str, entries: Iterator[int]) -> Iterator[str]:
+def _files(folder_fd: int, *, folder: str, entries: Iterator[int]) -> Iterator[str]:
     """The paths of the regular files that are not too large, in no order."""
     folders = list[str]()
     with os.scandir(folder_fd) as found:
         for entry in found:
             if next(entries) >= _MOST_ENTRIES:
                 raise TooMuch
-            if entry.name == "__pycache__" or (not hidden and entry.name.startswith(".")):
+            if entry.name in NOT_READ:
                 continue
             about = entry.stat(follow_symlinks=False)
             if stat.S_ISDIR(about.st_mode) and about.st_mode & 0o500 == 0o500:
@@ -172,16 +149,16 @@ def _files(folder_fd: int, *, hidden: bool, folder: str, entries: Iterator[int])
         path = f"{folder}{name}/"
         if path.count("/") > _DEEPEST:
             raise TooMuch
-        yield from _opened(folder_fd, name, path, hidden=hidden, entries=entries)
+        yield from _opened(folder_fd, name, path, entries=entries)
 
 
-def _opened(parent: int, name: str, path: str, *, hidden: bool, entries: Iterator[int]) -> Iterator[str]:
+def _opened(parent: int, name: str, path: str, *, entries: Iterator[int]) -> Iterator[str]:
     try:
         fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | _OPEN, dir_fd=parent)
     except OSError:
         return
     try:
-        yield from _files(fd, hidden=hidden, folder=path, entries=entries)
+        yield from _files(fd, folder=path, entries=entries)
     finally:
         os.close(fd)
 

@@ -45,13 +45,12 @@ def socket_mount(folder: Path) -> Mount:
     return Mount(folder, _SOCKET_FOLDER)
 
 
-async def run_program(sandbox: Sandbox, program: Program, digest: str) -> ProgramRun:
+async def run_program(sandbox: Sandbox, program: Program) -> ProgramRun:
     """Run a program to its end.
 
     Args:
         sandbox: An entered sandbox that has the mount of `socket_mount`.
         program: The program.
-        digest: A shell command that says what the work directory holds; each request of the program carries it.
 
     Raises:
         SandboxError: the sandbox itself does not work.
@@ -67,7 +66,6 @@ async def run_program(sandbox: Sandbox, program: Program, digest: str) -> Progra
         "task": task,
         "task_file": _TASK_FILE,
         "variables": variables,
-        "digest": digest,
         "socket": f"{_SOCKET_FOLDER}/{SOCKET_NAME}",
     }
     stdin = f"exec({_inside()!r})\n{json.dumps(job)}\n".encode()

@@ -2,8 +2,7 @@
 
 It is started as `python -I -S -c SOURCE`, and so imports nothing but the standard library (Python 3.8 or later).
 program.py writes its input, one line of JSON on stdin. It listens on a free port of 127.0.0.1, which is the sandbox's
-own, and hands every request on to a Unix socket; each says in the header X-Workspace what the work directory held when
-it came. It ends as the program does, and prints what that prints.
+own, and hands every request on to a Unix socket. It ends as the program does, and prints what that prints.
 """
 
 from __future__ import annotations
@@ -76,14 +75,10 @@ def _answer(client: socket.socket, job: dict[str, Any]) -> None:
         if not head:
             return
         first, *fields = head.split(b"\r\n")
-        kept = [field for field in fields if field.partition(b":")[0].strip().lower() not in _OWN_FIELDS]
-        own = [b"Connection: close", b"X-Workspace: " + _digest(job["digest"])]
+        kept = [field for field in fields if field.partition(b":")[0].strip().lower() != b"connection"]
         server.connect(job["socket"])
-        server.sendall(b"\r\n".join([first, *kept, *own]) + b"\r\n\r\n" + rest)
+        server.sendall(b"\r\n".join([first, *kept, b"Connection: close"]) + b"\r\n\r\n" + rest)
         _join(client, server)
-
-
-_OWN_FIELDS = (b"connection", b"x-workspace")
 
 
 def _head(client: socket.socket) -> tuple[bytes, bytes]:
@@ -96,12 +91,6 @@ def _head(client: socket.socket) -> tuple[bytes, bytes]:
             return b"", b""
     head, _, rest = held.partition(b"\r\n\r\n")
     return head, rest
-
-
-def _digest(command: str) -> bytes:
-    """What the command prints of the work directory, which the request waits for."""
-    done = subprocess.run(["sh", "-c", command], check=False, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
-    return done.stdout.strip().replace(b"\n", b" ")
 
 
 def _join(client: socket.socket, server: socket.socket) -> None:

@@ -120,6 +120,15 @@ class HostedSandbox(Protocol):
         ...
 
 
+@runtime_checkable
+class BusySandbox(Protocol):
+    """A sandbox that ends all processes behind each command, and can run one that does not."""
+
+    async def run_beside(self, command: str, timeout_s: float) -> CommandResult:
+        """As `Sandbox.run`, beside a command that may be running; nothing else is ended."""
+        ...
+
+
 SandboxFactory = Callable[[], Sandbox]
 """Makes a fresh sandbox, to be entered by the caller."""
 

@@ -5,18 +5,15 @@ If the directory is on this machine (`HostedSandbox`), this process does the sam
 """
 
 import contextlib
-import hashlib
 import io
-import secrets
-import shlex
 import tarfile
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from functools import partial
 
 from agentic_opd.core.errors import SandboxError
 from agentic_opd.sandboxes import host_workdir
-from agentic_opd.sandboxes.host_workdir import MAX_FILE_BYTES, MAX_FILES, TooMuch, is_text
-from agentic_opd.sandboxes.protocol import HostedSandbox, Sandbox
+from agentic_opd.sandboxes.host_workdir import MAX_FILE_BYTES, MAX_FILES, NOT_READ, TooMuch, is_text
+from agentic_opd.sandboxes.protocol import BusySandbox, HostedSandbox, Sandbox
 
 _TIMEOUT_S = 30.0
 _WRITTEN_BYTES = 2**16
@@ -53,56 +50,24 @@ async def write_file(sandbox: Sandbox, path: str, content: bytes) -> bool:
     return await sandbox.in_workdir(partial(host_workdir.write, path=path, content=content))
 
 
-NO_FILES = f"{hashlib.sha256().hexdigest()}  -"
-"""The digest of a directory without files."""
-
-
-def digest_command(left_out: Collection[str] = ()) -> str:
-    """Return the shell command that prints the result of `digest_of`."""
-    pruned = "\\( -name __pycache__ -o -name '.?*' \\) -prune"
-    others = "".join(f" ! -path {shlex.quote(f'./{path}')}" for path in sorted(left_out))
-    return (
-        f"find . {pruned} -o -type f -size -{MAX_FILE_BYTES + 1}c{others} -print0 2>/dev/null "
-        "| LC_ALL=C sort -z | xargs -0r sha256sum -- 2>/dev/null | sha256sum"
-    )
-
-
-async def digest_of(sandbox: Sandbox, left_out: Collection[str] = ()) -> str:
-    """Return a digest of names and contents of the regular files that `get_files` reads, except hidden ones.
-
-    Args:
-        sandbox: An entered sandbox.
-        left_out: Relative paths of files that do not count.
-
-    Returns:
-        A text that differs if a file was changed, added or removed. If the digest can't be computed in time, a unique
-        text.
-    """
-    if isinstance(sandbox, HostedSandbox):
-        with contextlib.suppress(TooMuch):
-            return await sandbox.in_workdir(partial(host_workdir.digest, left_out=left_out))
-    result = await sandbox.run(digest_command(left_out), _TIMEOUT_S)
-    if result.timed_out or result.output_exceeded or result.exit_code != 0:
-        return secrets.token_hex(32)
-    return result.text.strip()
-
-
 async def get_files(sandbox: Sandbox, first: str = "solution.py") -> dict[str, bytes]:
-    """Return the regular files in the work directory, by relative path.
+    """Return the regular files in the work directory, by relative path; a command may be running there.
 
     At most 200 files of at most 1 MiB each, limited in total by the output of a command; `first` is read first. Links
-    are not followed; unreadable files and names that are not UTF-8 are left out.
+    are not followed; caches (NOT_READ), unreadable files and names that are not UTF-8 are left out.
     """
     if isinstance(sandbox, HostedSandbox):
         with contextlib.suppress(TooMuch):
             return await sandbox.in_workdir(partial(host_workdir.read, first=first))
     select = f"-type f -size -{MAX_FILE_BYTES + 1}c -print0"
+    caches = " -o ".join(f"-name {name}" for name in sorted(NOT_READ))
     command = (
-        f"{{ find ./{first} -maxdepth 0 {select}; find . -name __pycache__ -prune -o ! -path ./{first} {select}; }} "
+        f"{{ find ./{first} -maxdepth 0 {select}; find . \\( {caches} \\) -prune -o ! -path ./{first} {select}; }} "
         f"2>/dev/null | head -z -n {MAX_FILES} "
         "| tar -cf - --no-recursion --hard-dereference --null --verbatim-files-from -T - 2>/dev/null"
     )
-    result = await sandbox.run(command, _TIMEOUT_S)
+    run = sandbox.run_beside if isinstance(sandbox, BusySandbox) else sandbox.run
+    result = await run(command, _TIMEOUT_S)
     files: dict[str, bytes] = {}
     try:
         with tarfile.open(fileobj=io.BytesIO(result.output), mode="r:") as archive:

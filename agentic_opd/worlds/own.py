@@ -13,24 +13,25 @@ import pickle
 import re
 import sys
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from operator import itemgetter
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar, cast, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
+from agentic_opd.core.authors import Authors
 from agentic_opd.core.errors import AlignmentError, ConfigError, OPDError, WorldError
 from agentic_opd.core.text import cut_middle, well_formed
 from agentic_opd.core.types import Message, Task, ToolCall, ToolResult, Verification, VerifyOutcome
 from agentic_opd.sandboxes.factory import check_sandbox, sandbox_factory
 from agentic_opd.sandboxes.protocol import Sandbox
-from agentic_opd.sandboxes.workdir import digest_of, get_files, put_files
+from agentic_opd.sandboxes.workdir import get_files, put_files
 from agentic_opd.worlds.coding.config import CodingConfig
 from agentic_opd.worlds.split import split_tasks
 
@@ -72,6 +73,8 @@ class Left:
 
     state: Any
     files: Mapping[str, bytes]
+    made_by: frozenset[int] | None = None
+    """See `core.types.Verification.made_by`."""
 
 
 def tool(hook: HookT) -> HookT:
@@ -119,7 +122,7 @@ class OwnWorld:
     def judged(self, state: Any) -> Any:
         """The part of the state that the verdict is about; it must be possible to pickle it.
 
-        The turn that last changed it, or the sandbox's files, is the one that is judged with the verdict.
+        Each turn of which something is left in it, or in the sandbox's files, is judged with the verdict.
         """
         return state
 
@@ -219,6 +222,7 @@ class HookedWorld:
                 total,
                 well_formed(checks.report or counts),
                 well_formed(checks.judge_report or counts),
+                made_by=left.made_by,
             )
         except AlignmentError as error:
             raise WorldError(f"world {self._name}: verify gave wrong Checks: {error}") from error
@@ -267,16 +271,20 @@ class HookedSession:
     call_hook: Callable[..., Awaitable[Any]]
     config: CodingConfig
 
+    def __post_init__(self) -> None:
+        self._authors = Authors(self.task.prompt)
+
     async def run_tool(self, call: ToolCall) -> ToolResult:
         """Run one call, and see whether what is judged is another after it."""
-        before = await self._judged()
+        await asyncio.to_thread(self._authors.given, *await self._judged())
         is_error = False
         try:
             text = await self._answer(call)
         except ToolError as error:
             text, is_error = f"Error: {error}", True
         text = cut_middle(well_formed(text), self.config.tool_output_max_chars)
-        return ToolResult(text, is_error, is_change=before != await self._judged())
+        is_change = await asyncio.to_thread(self._authors.changed, *await self._judged())
+        return ToolResult(text, is_error, is_change)
 
     async def _answer(self, call: ToolCall) -> str:
         if call.arguments is None:
@@ -294,14 +302,19 @@ class HookedSession:
             raise WorldError(f"tool {call.name} gave {type(answer).__name__}, expected text")
         return answer
 
-    async def _judged(self) -> tuple[bytes, str]:
+    async def _judged(self) -> tuple[dict[str, bytes], bytes]:
+        """What the verdict is about: the sandbox's files and the state's values, and the state as a whole."""
         judged = await self.call_hook("judged", self.state)
+
+        def read() -> tuple[bytes, bytes]:
+            return pickle.dumps(judged), "\n".join(_values(judged, "state")).encode(errors="replace")
+
         try:
-            pickled = await asyncio.to_thread(pickle.dumps, judged)
+            whole, values = await asyncio.to_thread(read)
         except Exception as error:
             what = f"judged gave {type(judged).__name__}, which can't be pickled ({error})"
             raise WorldError(f"{what}: return the part of the state that the verdict is about") from error
-        return pickled, "" if self.sandbox is None else await digest_of(self.sandbox, ())
+        return {**({} if self.sandbox is None else await get_files(self.sandbox)), _STATE: values}, whole
 
     async def user_reply(self, messages: Sequence[Message]) -> str | None:
         """What the user says to the last of the messages."""
@@ -312,7 +325,30 @@ class HookedSession:
 
     async def collect(self) -> Left:
         """The state, and the sandbox's files."""
-        return Left(self.state, {} if self.sandbox is None else await get_files(self.sandbox))
+        files = {} if self.sandbox is None else await get_files(self.sandbox)
+        return Left(self.state, files, self._authors.left() if self._authors.changes else None)
+
+
+_STATE = "\0"
+"""A name that no file has."""
+
+
+def _values(value: Any, path: str, depth: int = 20) -> Iterator[str]:
+    """The values that something is made of, a line each, under names that do not depend on their order in a list."""
+    if is_dataclass(value) and not isinstance(value, type):
+        value = {one.name: getattr(value, one.name) for one in fields(value)}
+    if isinstance(value, str):
+        yield from (f"{path}: {line}" for line in value.split("\n"))
+    elif depth and isinstance(value, Mapping):
+        for key, one in cast(Mapping[Any, Any], value).items():
+            yield from _values(one, f"{path}.{key}", depth - 1)
+    elif depth and isinstance(value, list | tuple | set | frozenset):
+        for one in cast(Collection[Any], value):
+            yield from _values(one, f"{path}[]", depth - 1)
+    elif depth and hasattr(value, "__dict__"):
+        yield from _values(vars(value), path, depth - 1)
+    else:
+        yield f"{path}: {value!r}"
 
 
 # ---------------------------------------------------------------------------------------------------- a tool's schema

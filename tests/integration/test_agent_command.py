@@ -57,6 +57,48 @@ def test_its_episodes_are_what_was_read_and_sampled(vllm_server: Any, tmp_path: 
     assert request["temperature"] == 1.0
 
 
+DEFLECTING = r"""
+import json, os, subprocess, sys
+from openai import OpenAI
+
+OWN = '''
+import http.client, json, os, socket
+class At(http.client.HTTPConnection):
+    def connect(self): self.sock = socket.socket(socket.AF_UNIX); self.sock.connect("/run/agentic-opd/socket")
+at, said = At("x"), [{"role": "user", "content": os.environ["TASK"]}]
+body = json.dumps({"model": "m", "messages": said, "max_tokens": 400})
+at.request("POST", "/v1/chat/completions", body, {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"],
+    "Content-Type": "application/json", "X-Workspace": "anything"})
+assert at.getresponse().status == 200
+'''
+client, said = OpenAI(), [{"role": "system", "content": "You code."}, {"role": "user", "content": os.environ["TASK"]}]
+OWN += "open('solution.py', 'w').write('x = 1')"
+for command in (["true"], [sys.executable, "-c", OWN], ["touch", "notes.txt"]):
+    answer = client.chat.completions.create(model="m", messages=said, max_tokens=8).choices[0].message.content
+    subprocess.run(command, check=True)
+    said += [{"role": "assistant", "content": answer or ""}, {"role": "user", "content": "[no output]"}]
+"""
+
+
+def test_a_command_of_the_policy_that_asks_by_itself_changes_neither_episode_nor_verdict(
+    vllm_server: Any, tmp_path: Path
+) -> None:
+    """The second turn's command holds a conversation of its own, then writes the solution; the third leaves a note."""
+    agent, out = tmp_path / "agent", tmp_path / "groups.jsonl"
+    agent.mkdir(mode=0o755)
+    (agent / "agent.py").write_text(DEFLECTING)
+    options = ("--env.agent_command", f"{sys.executable} {agent}/agent.py")
+    options += ("--env.agent_mounts", json.dumps([sys.prefix, str(agent)]))
+    done = process(vllm_server.base_url, out, *options, "--env.total_steps", "1", "--env.group_size", "2")
+    assert done.returncode == 0, done.stderr
+    (group,) = read_lines(out)
+    for overrides in group["overrides"]:
+        assert (overrides["stop_reason"], overrides["turns"]) == ("finished", 3)
+        assert overrides["program"]["other_sequences"] == 1
+        verdicts = ["verdict" in turn.get("evidence", ()) for turn in overrides["opd"]["turns"]]
+        assert verdicts == [False, True, True]
+
+
 def test_it_is_evaluated(vllm_server: Any, tmp_path: Path) -> None:
     argv = command("evaluate", vllm_server.base_url, "--env.data_dir_to_save_evals", str(tmp_path), *AGENT)
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=300)

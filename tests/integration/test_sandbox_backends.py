@@ -19,7 +19,7 @@ from agentic_opd.sandboxes.factory import check_sandbox, sandbox_factory
 from agentic_opd.sandboxes.folders import PREFIX, owner_tag, remove_leftovers
 from agentic_opd.sandboxes.program import Program, run_program, socket_mount
 from agentic_opd.sandboxes.protocol import Sandbox
-from agentic_opd.sandboxes.workdir import digest_command, get_files, put_files
+from agentic_opd.sandboxes.workdir import get_files, put_files
 from agentic_opd.worlds.coding.config import CodingConfig
 from agentic_opd.worlds.coding.tools import ToolLimits, run_tool
 from agentic_opd.worlds.coding.verifier.verify import verify
@@ -329,12 +329,17 @@ def test_a_server_that_is_not_there_or_knows_another_token(backend: Backend) -> 
 @pytest.mark.parametrize("backend", ["bubblewrap", "docker"], indirect=True)
 def test_a_program_reaches_one_socket(backend: Backend) -> None:
     ask = "import os, urllib.request as u; print(u.urlopen(os.environ['OPENAI_BASE_URL'] + '/one').read().decode())"
-    program = Program(f'python -c "{ask}"; cat "$TASK_FILE"; exit 3', "Write f.", "a-key", "a-model", 60.0, {})
+    wait = "echo 1 > begun; while [ ! -e /run/agentic-opd/go ]; do sleep 0.1; done"
+    program = Program(f'{wait}; python -c "{ask}"; cat "$TASK_FILE"; exit 3', "Write f.", "a-key", "a-model", 60.0, {})
 
     async def main(folder: Path) -> ProgramRun:
         settings = CodingConfig(sandbox_backend=backend.name, **backend.settings)  # type: ignore[arg-type]
         async with sandbox_factory(settings, [socket_mount(folder)])() as box:
-            return await run_program(box, program, digest_command())
+            running = asyncio.create_task(run_program(box, program))
+            while (await get_files(box)).get("begun") != b"1\n":  # noqa: ASYNC110 - another process writes it
+                await asyncio.sleep(0.1)
+            (folder / "go").touch()  # Its files were read while it ran.
+            return await running
 
     # The path of a socket has 107 bytes at most.
     with tempfile.TemporaryDirectory() as name, door(Path(name)) as server:
@@ -342,4 +347,4 @@ def test_a_program_reaches_one_socket(backend: Backend) -> None:
     assert (ended.exit_code, ended.stopped) == (3, None)
     assert ended.output == '{"path": "/v1/one"}\nWrite f.'
     (request,) = server.requests
-    assert len(request.headers["X-Workspace"].split()[0]) == 64
+    assert request.headers["Connection"] == "close"

@@ -6,15 +6,16 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
+from agentic_opd.core.authors import Authors
 from agentic_opd.core.types import Message, ProgramRun, Task, ToolCall, ToolResult, Verification
 from agentic_opd.sandboxes.factory import check_sandbox, sandbox_factory
 from agentic_opd.sandboxes.program import Program, run_program
 from agentic_opd.sandboxes.protocol import Mount, Sandbox
-from agentic_opd.sandboxes.workdir import NO_FILES, digest_command, digest_of, get_files, put_files
+from agentic_opd.sandboxes.workdir import get_files, put_files
 from agentic_opd.worlds.coding.config import CodingConfig
 from agentic_opd.worlds.coding.tasks.load import load_train_and_eval
 from agentic_opd.worlds.coding.tools import READING_TOOLS, TOOL_SPECS, ToolLimits, run_tool
-from agentic_opd.worlds.coding.verifier.verify import SOLUTION_FILE, verify
+from agentic_opd.worlds.coding.verifier.verify import verify
 
 SYSTEM_PROMPT = """\
 You are a coding agent. You work in the current directory of a Linux machine, with the tools you are given, \
@@ -40,46 +41,51 @@ How to end:
 tool call. If you cannot find the fault, say so in one sentence."""
 
 
+class LeftFiles(dict[str, bytes]):
+    """What an agent left: files by relative path, and which of its changes something is left of in them."""
+
+    made_by: frozenset[int] | None = None
+
+
 class CodingSession:
-    """One episode's work directory; see `core.types.Session`."""
+    """One episode's work directory; see `core.types.Session`.
+
+    What is judged is what `collect` gives: each regular file but caches, since a solution may run or read any of them.
+    """
 
     def __init__(self, sandbox: Sandbox, limits: ToolLimits, task: Task) -> None:
-        """A session in a sandbox that holds the task's files.
-
-        The verdict is about the solution and what the agent wrote beside it, not about the other files of the task.
-        """
+        """A session in a sandbox that holds the task's files."""
         self._sandbox, self._limits = sandbox, limits
-        self._given = task.files.keys() - {SOLUTION_FILE}
-        self._digest = None if SOLUTION_FILE in task.files else NO_FILES
+        self._authors, self._has_begun = Authors(task.prompt), not task.files
 
     async def run_tool(self, call: ToolCall) -> ToolResult:
         """Run one call in the sandbox, and see whether the files that are judged are others after it.
 
         Whatever wrote them: the file tools, a heredoc, `sed`, a program.
         """
-        if self._digest is None:
-            self._digest = await digest_of(self._sandbox, self._given)
+        if not self._has_begun:
+            self._authors.given(await get_files(self._sandbox))
+            self._has_begun = True
         result = await run_tool(call, self._sandbox, self._limits)
         if call.name in READING_TOOLS:
             return result
-        before, self._digest = self._digest, await digest_of(self._sandbox, self._given)
-        return replace(result, is_change=before != self._digest)
+        files = await get_files(self._sandbox)
+        return replace(result, is_change=await asyncio.to_thread(self._authors.changed, files))
 
     async def run_program(self, program: Program) -> ProgramRun:
-        """Run a program that does the episode's work, to its end; its requests say what they found of the files."""
-        return await run_program(self._sandbox, program, digest_command(self._given))
-
-    async def digest(self) -> str:
-        """A digest of the files that are judged."""
-        return await digest_of(self._sandbox, self._given)
+        """Run a program that does the episode's work, to its end."""
+        return await run_program(self._sandbox, program)
 
     async def user_reply(self, messages: Sequence[Message]) -> str | None:
         """Nobody replies to a coding agent."""
         return None
 
-    async def collect(self) -> Mapping[str, bytes]:
+    async def collect(self) -> LeftFiles:
         """The files in the work directory."""
-        return await get_files(self._sandbox)
+        left = LeftFiles(await get_files(self._sandbox))
+        if self._authors.changes:
+            left.made_by = self._authors.left()
+        return left
 
 
 class CodingWorld:
@@ -116,7 +122,8 @@ class CodingWorld:
 
     async def verify(self, task: Task, left: Mapping[str, bytes] | None) -> Verification:
         """Run the hidden tests on the agent's files, in a fresh sandbox."""
-        return await verify(task, self._new_sandbox, left or {}, self._config.verify_timeout_s)
+        verification = await verify(task, self._new_sandbox, left or {}, self._config.verify_timeout_s)
+        return replace(verification, made_by=left.made_by if isinstance(left, LeftFiles) else None)
 
     async def check(self) -> None:
         """Raise SandboxError unless the sandbox works here."""

@@ -147,26 +147,31 @@ def _columns(rng: Random, texts: tuple[int, int], numbers: tuple[int, int], date
     return found
 
 
+_FIRST_ID, _FEWER = 51, 3
+
+
 def filled(schema: Schema, seed: int | str, rows: int) -> bytes:
-    """A database of the schema.
+    """Return a database whose tables have different numbers of rows, all below any id.
 
     Args:
         schema: Its tables.
         seed: Another one gives other rows.
-        rows: Of each child table; a parent has half as many.
+        rows: Of the first child table; each further one has three fewer, a parent half as many.
     """
-    rng = Random(seed)
+    rng, rng_of_ids = Random(seed), Random(f"ids/{seed}")
     with closing(sqlite3.connect(":memory:")) as connection:
         connection.execute("PRAGMA page_size = 512")  # Thousands of small ones are kept in memory.
-        ids: dict[str, range] = {}
+        ids: dict[str, list[int]] = {}
         for table in schema.tables:
             connection.execute(_created(table))
-            count = rows if table.parent else max(3, rows // 2)
-            ids[table.name] = range(1, count + 1)
+            of_children = rows - _FEWER * sum(name != table.parent for name in ids)
+            count = of_children if table.parent else max(3, rows // 2)
+            # With gaps, and above all counts: MAX(id) counts nothing.
+            ids[table.name] = sorted(rng_of_ids.sample(range(_FIRST_ID, _FIRST_ID + 3 * count), count))
             names = rng.sample(_NAMES, count)
-            for row_id in ids[table.name]:
-                parents = ids.get(table.parent or "", range(0))
-                row = [_value(column, row_id, names, parents, rng) for column in table.columns]
+            for row_id, name in zip(ids[table.name], names, strict=True):
+                parents = ids.get(table.parent or "", [])
+                row = [_value(column, row_id, name, parents, rng) for column in table.columns]
                 connection.execute(f"INSERT INTO {table.name} VALUES ({', '.join('?' * len(row))})", row)
         connection.commit()
         return connection.serialize()
@@ -177,7 +182,7 @@ def _created(table: Table) -> str:
     return f"CREATE TABLE {table.name} ({', '.join(f'{column.name} {types[column.kind]}' for column in table.columns)})"
 
 
-def _value(column: Column, row_id: int, names: Sequence[str], parents: range, rng: Random) -> str | int | None:
+def _value(column: Column, row_id: int, name: str, parents: Sequence[int], rng: Random) -> str | int | None:
     if column.is_nullable and rng.random() < 0.25:
         return None
     if column.kind == "id":
@@ -188,7 +193,7 @@ def _value(column: Column, row_id: int, names: Sequence[str], parents: range, rn
         return rng.randint(1, 99)
     if column.kind == "date":
         return (date(2020, 1, 1) + timedelta(days=rng.randrange(4 * 365))).isoformat()
-    return names[row_id - 1] if column.name == "name" else rng.choice(text_values(column))
+    return name if column.name == "name" else rng.choice(text_values(column))
 
 
 def text_values(column: Column) -> Sequence[str]:

@@ -1,51 +1,40 @@
 """Queries that a model wrote, on SQLite: they read, and take a bounded share of the machine.
 
-A query is one SELECT. It runs in this process, on a connection that can do nothing else: SQLite asks for every action
-that it compiles, and what is not reading is refused. Its work is counted in SQLite's own steps, so whether a query is
-too expensive does not depend on how busy the machine is.
+A query is one SELECT. It runs in a process that is kept for queries (query_process.py), on a connection that can do
+nothing else. SQLite's own steps are counted; what they do not bound, a step that takes long or rows that take memory,
+ends that process and not this one.
 """
 
-import sqlite3
+import atexit
+import itertools
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
 import time
-from collections import Counter
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections import Counter, deque
+from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isclose
 from pathlib import Path
-from urllib.parse import quote
+from threading import BoundedSemaphore
+from typing import Any
 
-MAX_STEPS = 20_000_000
-"""Of SQLite's virtual machine, about a second."""
+from agentic_opd.core.text import read_json
+from agentic_opd.sandboxes.host_process import HOST_ENV
+from agentic_opd.worlds.sql import query_process
+from agentic_opd.worlds.sql.query_process import MAX_RESULT_BYTES, QueryError
+
 MAX_SECONDS = 10.0
-"""The end of what MAX_STEPS can't count: loops of steps that take long."""
-MAX_ROWS = 10_000
-_STEPS_BETWEEN_LOOKS = 20
-_HEAP_BYTES = 2**30
-"""Of all connections of this process together."""
-_LIMITS = {
-    # Nothing stops a single step, and one may take the square of it: looking for a text in a text.
-    sqlite3.SQLITE_LIMIT_LENGTH: 50_000,
-    sqlite3.SQLITE_LIMIT_SQL_LENGTH: 10_000,
-    sqlite3.SQLITE_LIMIT_EXPR_DEPTH: 200,
-    sqlite3.SQLITE_LIMIT_COMPOUND_SELECT: 50,
-    sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH: 200,
-    sqlite3.SQLITE_LIMIT_VDBE_OP: 100_000,
-    sqlite3.SQLITE_LIMIT_ATTACHED: 0,
-    sqlite3.SQLITE_LIMIT_WORKER_THREADS: 0,
-}
-_READING = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_RECURSIVE}
-_PRAGMAS = {"table_info", "table_list", "table_xinfo", "foreign_key_list", "index_list"}
-"""Which say what there is, and take no value to set."""
-_REFUSED_FUNCTIONS = {"load_extension", "random", "randomblob", "fts3_tokenizer"}
-"""Others than load_extension: a query that rolls dice has no right answer."""
+"""On the clock. Processor time (`query_process.MAX_CPU_S`) ends a query before that, unless the machine is busy."""
+_PROGRAM = Path(query_process.__file__)
+_PROCESSES = max(2, os.cpu_count() or 1)
 
 Value = str | int | float | bytes | None
 Source = bytes | Path
 """A database: what `Connection.serialize` gives, or a file."""
-
-
-class QueryError(Exception):
-    """The query could not be run, or is not allowed; its text is for whoever wrote it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,78 +44,110 @@ class Result:
     columns: tuple[str, ...]
     rows: tuple[tuple[Value, ...], ...]
 
+    @staticmethod
+    def of(answer: dict[str, Any]) -> "Result":
+        """What `query_process.run` returned."""
+        rows = (tuple(bytes.fromhex(v["bytes"]) if isinstance(v, dict) else v for v in row) for row in answer["rows"])
+        return Result(tuple(answer["columns"]), tuple(rows))
+
 
 def run_query(source: Source, sql: str) -> Result:
-    """Run one query.
+    """Run one query in a process for it; any thread may.
 
     Raises:
         QueryError: it is no single SELECT, SQLite refuses it, or it takes too much.
     """
-    with _opened(source) as connection:
-        looks, until = iter(range(MAX_STEPS // _STEPS_BETWEEN_LOOKS)), time.monotonic() + MAX_SECONDS
-        connection.set_progress_handler(
-            lambda: next(looks, None) is None or time.monotonic() > until, _STEPS_BETWEEN_LOOKS
-        )
-        connection.set_authorizer(_authorized)
+    with _free:
+        process = _taken()
         try:
-            cursor = connection.execute(sql)
-            rows = cursor.fetchmany(MAX_ROWS + 1)
-        except sqlite3.Error as error:
-            is_stopped = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_INTERRUPT
-            raise QueryError("the query takes too long" if is_stopped else str(error)) from None
-        except MemoryError:
-            raise QueryError("the query needs too much memory") from None
-        except (UnicodeError, ValueError) as error:  # Halves of surrogate pairs, zero bytes.
-            raise QueryError(f"the query can't be read: {error}") from None
-        if cursor.description is None:
-            raise QueryError("only SELECT queries are run")
-        if len(rows) > MAX_ROWS:
-            raise QueryError(f"the query gives more than {MAX_ROWS} rows")
-        return Result(tuple(column[0] for column in cursor.description), tuple(rows))
+            answer = process.answer(source, sql)
+        except BaseException:
+            process.end()
+            raise
+        _idle.append(process)
+    if "error" in answer:
+        raise QueryError(answer["error"])
+    return Result.of(answer)
 
 
-@contextmanager
-def _opened(source: Source) -> Generator[sqlite3.Connection]:
-    if isinstance(source, Path):
-        uri = f"file:{quote(str(source.resolve()))}?mode=ro&immutable=1"
-        connection = sqlite3.connect(uri, uri=True, isolation_level=None)
-    else:
-        connection = sqlite3.connect(":memory:", isolation_level=None)
-    try:
-        if isinstance(source, bytes):
-            connection.deserialize(source)
-        connection.text_factory = decoded
-        connection.execute(f"PRAGMA hard_heap_limit = {_HEAP_BYTES}")
-        connection.execute("PRAGMA temp_store = MEMORY")
-        for limit, value in _LIMITS.items():
-            connection.setlimit(limit, value)
-        yield connection
-    finally:
-        connection.close()
+class _QueryProcess:
+    """A process that answers one query at a time."""
+
+    def __init__(self) -> None:
+        argv = [sys.executable, "-I", "-S", str(_PROGRAM)]
+        pipe, quiet = subprocess.PIPE, subprocess.DEVNULL
+        self._process = subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=quiet, env=HOST_ENV, bufsize=0)
+
+    def answer(self, source: Source, sql: str) -> dict[str, Any]:
+        """Run one query.
+
+        Raises:
+            QueryError: the query took too much; the process has ended, or is to be.
+        """
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        until = time.monotonic() + MAX_SECONDS
+        about = {"path": str(source.resolve())} if isinstance(source, Path) else {"image_bytes": len(source)}
+        line = json.dumps({"sql": sql, **about}).encode() + b"\n"
+        rest = memoryview(line if isinstance(source, Path) else line + source)
+        while rest:
+            rest = rest[self._process.stdin.write(rest) :]
+        said, out = bytearray(), self._process.stdout.fileno()
+        while not said.endswith(b"\n"):
+            if not select.select([out], [], [], max(0.0, until - time.monotonic()))[0]:
+                raise QueryError("the query takes too long")
+            chunk = os.read(out, 2**20)
+            if not chunk or len(said) > 2 * MAX_RESULT_BYTES:
+                is_cpu = self._process.wait() == -signal.SIGXCPU
+                raise QueryError("the query takes too long" if is_cpu else "the query needs too much memory")
+            said += chunk
+        return read_json(said)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it can be asked."""
+        return self._process.poll() is None
+
+    def end(self) -> None:
+        """End the process, whatever it does."""
+        self._process.kill()
+        with self._process:
+            pass
 
 
-def decoded(raw: bytes) -> str:
-    """What a text cell holds; databases of the field are not always UTF-8."""
-    return raw.decode(errors="replace")
+_free = BoundedSemaphore(_PROCESSES)
+_idle = deque[_QueryProcess]()
 
 
-def _authorized(action: int, first: str | None, second: str | None, _database: str | None, _inner: str | None) -> int:
-    if action in _READING:
-        return sqlite3.SQLITE_OK
-    if action == sqlite3.SQLITE_FUNCTION:
-        return sqlite3.SQLITE_DENY if second in _REFUSED_FUNCTIONS else sqlite3.SQLITE_OK
-    if action == sqlite3.SQLITE_PRAGMA:
-        return sqlite3.SQLITE_OK if first in _PRAGMAS else sqlite3.SQLITE_DENY
-    return sqlite3.SQLITE_DENY
+def _taken() -> _QueryProcess:
+    """A process that waits for a query, or a new one."""
+    while True:
+        try:
+            process = _idle.pop()
+        except IndexError:
+            return _QueryProcess()
+        if process.is_alive:
+            return process
+        process.end()
+
+
+@atexit.register
+def _end_all() -> None:
+    while _idle:
+        _idle.pop().end()
 
 
 # --------------------------------------------------------------------------------------------------------- comparing
+
+_RELATIVE, _ABSOLUTE = 1e-9, 1e-12
+"""How far two numbers that are equal may lie apart if one of them is a float (as `math.isclose`, PEP 485)."""
 
 
 def difference(got: Result, expected: Result, *, is_ordered: bool) -> str | None:
     """How a result differs from the expected one, without a value of it; None: it does not.
 
-    Names of columns do not matter; their order does. Numbers are equal to nine digits.
+    Names of columns do not matter; their order does. Floats are equal if they lie close together, all other values if
+    they are the same.
 
     Args:
         got: Of the answer.
@@ -135,16 +156,27 @@ def difference(got: Result, expected: Result, *, is_ordered: bool) -> str | None
     """
     if len(got.columns) != len(expected.columns):
         return f"{_counted(len(got.columns), 'column')}, expected {len(expected.columns)}"
-    mine, theirs = _plain(got.rows), _plain(expected.rows)
+    if len(got.rows) != len(expected.rows):
+        return f"{_counted(len(got.rows), 'row')}, expected {len(expected.rows)}"
+    same = [_representatives(column) for column in zip(*got.rows, *expected.rows, strict=True)]
+    both = [
+        tuple(column[value] for column, value in zip(same, row, strict=True)) for row in (*got.rows, *expected.rows)
+    ]
+    mine, theirs = both[: len(got.rows)], both[len(got.rows) :]
     if Counter(mine) == Counter(theirs):
         return "the right rows in another order" if is_ordered and mine != theirs else None
-    if len(mine) != len(theirs):
-        return f"{_counted(len(mine), 'row')}, expected {len(theirs)}"
     return "other values in the rows"
 
 
-def _plain(rows: Sequence[Sequence[Value]]) -> list[tuple[Value, ...]]:
-    return [tuple(float(f"{value:.9g}") if isinstance(value, float) else value for value in row) for row in rows]
+def _representatives(column: Sequence[Value]) -> dict[Value, Value]:
+    """For each value of a column, one that stands for it and for all that are equal to it."""
+    found: dict[Value, Value] = {value: value for value in column}
+    numbers = sorted(value for value in found if isinstance(value, int | float))
+    for before, value in itertools.pairwise(numbers):
+        is_float = isinstance(before, float) or isinstance(value, float)
+        if is_float and isclose(before, value, rel_tol=_RELATIVE, abs_tol=_ABSOLUTE):
+            found[value] = found[before]
+    return found
 
 
 def _counted(count: int, what: str) -> str:

@@ -16,8 +16,8 @@ from random import Random
 from typing import Any
 
 from agentic_opd.core.errors import ConfigError
-from agentic_opd.core.text import read_json
-from agentic_opd.worlds.sql.engine import QueryError, Source, decoded, run_query
+from agentic_opd.worlds.sql.engine import QueryError, Source, run_query
+from agentic_opd.worlds.sql.query_process import decoded
 
 _MADE, _SHARE, _MAX_ROWS = 3, 0.6, 2000
 """Hidden databases that are made of a shown one: how many, of which share of its rows, and at most so many a table."""

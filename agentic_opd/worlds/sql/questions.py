@@ -22,7 +22,7 @@ from agentic_opd.worlds.sql.databases import (
     filled,
     text_values,
 )
-from agentic_opd.worlds.sql.engine import Result, run_query
+from agentic_opd.worlds.sql.engine import Result, difference, run_query
 
 Function = Literal["COUNT", "AVG", "SUM", "MIN", "MAX"]
 Comparison = Literal[">", "<", "=", "year", "null", "not null"]
@@ -36,7 +36,7 @@ HELD_OUT = (
 """Parts that meet in no question of training."""
 
 SHOWN_ROWS, HIDDEN_ROWS = 12, (20, 26, 32)
-"""Rows of a child table in the database that is shown, and in each that is hidden."""
+"""Rows of the first child table in the database that is shown, and in each that is hidden."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -385,7 +385,11 @@ def _sound_images(query: Query, fillings: int) -> list[bytes] | None:
         if query.limit is not None and not _is_untied(query, images[-1]):
             return None
     hidden = list(zip(images, results, strict=True))[1:]
-    is_needed = (any(run_query(image, sql(less)) != result for image, result in hidden) for less in _lesser(query))
+    is_ordered = query.limit is not None
+    is_needed = (
+        any(difference(run_query(image, sql(less)), result, is_ordered=is_ordered) for image, result in hidden)
+        for less in _lesser(query)
+    )
     return images if len({one.rows for one in results}) >= len(results) - 1 and all(is_needed) else None
 
 

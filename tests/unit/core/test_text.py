@@ -92,7 +92,10 @@ def test_what_controls_a_terminal_is_spelled_out(text: str, shown: str) -> None:
 def test_json_of_others_has_one_way_in() -> None:
     """What runs beside a solution, inside vLLM, or reads this package's own files has another."""
     root = Path(agentic_opd.__file__).parent
-    others = ("serving", "sandboxes", "training", "worlds/coding/verifier/harness")
+    others = (
+        *("serving", "sandboxes", "training", "worlds/coding/verifier/harness"),
+        "worlds/sql/query_process.py",
+    )
     ways = [
         str(path.relative_to(root))
         for path in sorted(root.rglob("*.py"))

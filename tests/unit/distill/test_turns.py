@@ -173,6 +173,23 @@ def test_the_next_change_ends_what_is_shown_of_a_turn() -> None:
     assert second[1] == ("later", "ok f(2)")
 
 
+@pytest.mark.parametrize(
+    ("made_by", "judged"),
+    [(None, [2]), ({0, 1}, [0, 2]), ({0}, [0]), ({1}, [2]), (set[int](), [2])],
+    ids=["not known", "both", "the second changed nothing that is left", "the first was replaced", "nothing is left"],
+)
+def test_each_turn_of_which_something_is_left_is_shown_the_verdict(made_by: set[int] | None, judged: list[int]) -> None:
+    turns: Turns = [(WRITE, {0}, ["wrote"]), (RUN, set(), ["FAIL"]), (BOTH, {1}, ["ok", "wrote"]), ([], set(), [])]
+    episode = episode_of(turns)
+    assert episode.verification is not None
+    left = None if made_by is None else frozenset(made_by)
+    episode = replace(episode, verification=replace(episode.verification, made_by=left))
+    pairs = hindsight_pairs(episode, 4000)
+    reports = [("verdict", VERDICT.judge_report) in shown(pair) for pair in pairs]
+    assert [index for index, is_shown in enumerate(reports) if is_shown] == judged
+    assert shown(pairs[-1]) == [("verdict", COUNT)]
+
+
 def test_a_verdict_that_all_tests_passed_says_nothing_of_the_closing_turn() -> None:
     first, last = kinds([(BOTH, {0}, ["wrote", "ok f(1)"]), ([], set(), [])], passed=2)
     assert [kind for kind, _ in first] == ["tool", "verdict"]

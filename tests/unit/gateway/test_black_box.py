@@ -25,6 +25,7 @@ from agentic_opd.core.types import (
     Verification,
     VerifyOutcome,
 )
+from agentic_opd.distill.turns import makers
 from agentic_opd.gateway.black_box import Programs
 from agentic_opd.gateway.policy import SamplingServer
 from agentic_opd.rollout.config import RolloutConfig
@@ -47,10 +48,10 @@ class Client:
     http: httpx.AsyncClient
     key: str
     files: list[str]
-    """What the files are said to be; the last one counts."""
+    """What solution.py holds; the last one counts."""
 
     async def chat(self, *messages: Any, key: str | None = None, **body: Any) -> httpx.Response:
-        headers = {"Authorization": f"Bearer {key or self.key}", "X-Workspace": self.files[-1]}
+        headers = {"Authorization": f"Bearer {key or self.key}", "X-Workspace": "forged"}
         body = {"messages": list(messages), "model": "any", **body}
         return await self.http.post("http://policy/v1/chat/completions", json=body, headers=headers)
 
@@ -91,9 +92,6 @@ class World:
         self.keys.append(program.api_key)
         return await self.acts(Client(self.http, program.api_key, self.files))
 
-    async def digest(self) -> str:
-        return self.files[-1]
-
     async def run_tool(self, call: ToolCall) -> ToolResult:
         raise AssertionError
 
@@ -104,7 +102,7 @@ class World:
         return [TASK], [TASK]
 
     async def collect(self) -> Mapping[str, bytes]:
-        return {"solution.py": b""}
+        return {"solution.py": self.files[-1].encode()}
 
     async def verify(self, task: Task, left: Mapping[str, bytes] | None) -> Verification:
         return Verification(VerifyOutcome.RAN, 1 if left else 0, 2, "1 of 2", "1 of 2")
@@ -155,9 +153,10 @@ def test_what_a_program_asks_becomes_the_episode(tokenizer: Any) -> None:
     assert [token for token in episode.masks_T if token != -100] == [token for _, ids in vllm.sampled for token in ids]
     assert (episode.task, episode.stop_reason, episode.program) == (TASK, StopReason.FINISHED, ENDED)
     assert episode.changes == (frozenset({0}), frozenset())
+    assert makers(episode) == [0]
     assert (episode.tool_calls, episode.tool_errors, episode.weight_version) == (1, 0, 3)
     assert episode.reward is not None
-    assert (episode.reward.correctness, episode.reward.tool_usage) == (0.5, 1.0)
+    assert (episode.reward.correctness, episode.reward.tool_usage) == (0.5, 0.5)
 
 
 def test_its_group_is_valid_and_comes_back_as_it_was(tokenizer: Any) -> None:
@@ -206,18 +205,125 @@ def test_turns_of_another_distribution_are_context(tokenizer: Any) -> None:
     assert len(run(ScriptedVllm(tokenizer), World(act), learn_from_altered=True).turns) == 2
 
 
-def test_of_several_sequences_the_one_with_most_tokens_is_taken(tokenizer: Any) -> None:
+async def asks_itself(client: Client, *messages: Any, turns: int = 1) -> None:
+    """What a command of the policy may do, which has the program's key: a conversation of its own."""
+    said = [*(messages or (MORE,))]
+    for _ in range(turns):
+        said += [await client.say(*said, max_tokens=500), USER]
+
+
+def episode_tokens(episode: Episode) -> list[int]:
+    return [token for token in episode.masks_T if token != -100]
+
+
+def test_the_episode_begins_with_the_first_request_and_all_requests_count(tokenizer: Any) -> None:
     async def act(client: Client) -> ProgramRun:
-        await client.say(USER)
-        await client.say(MORE)
+        first = await client.say(USER)
+        await asks_itself(client, turns=2)
+        await client.say(USER, first, MORE)
         return ENDED
 
-    vllm = ScriptedVllm(tokenizer, in_turns(3, 40))
-    episode = run(vllm, World(act))
-    (short, long) = (len(ids) for _, ids in vllm.sampled)
+    vllm = ScriptedVllm(tokenizer, lambda prompt, choice: "word " * (3 if prompt.count("Write") == 1 else 60))
+    episode = run(vllm, World(act), max_turns=8)
+    first, own, own_next, second = (ids for _, ids in vllm.sampled)
+    assert episode_tokens(episode) == first + second
     assert episode.program is not None
-    assert (episode.program.other_sequences, episode.program.other_tokens) == (1, short)
-    assert sum(turn.end - turn.start for turn in episode.turns) == long
+    assert (episode.program.other_sequences, episode.program.other_tokens) == (1, len(own + own_next))
+    assert episode.reward is not None
+    assert episode.reward.efficiency == pytest.approx(0.5 * (8 - 4) / 7)
+
+
+@pytest.mark.parametrize("turns_after", [0, 1])
+def test_a_conversation_that_repeats_the_first_prompt_is_another(tokenizer: Any, turns_after: int) -> None:
+    """The policy knows its prompt word for word."""
+
+    async def act(client: Client) -> ProgramRun:
+        first = await client.say(USER)
+        await asks_itself(client, USER, turns=3)
+        if turns_after:
+            await client.say(USER, first, MORE)
+        return ENDED
+
+    vllm = ScriptedVllm(tokenizer, in_turns(3, 50))
+    episode = run(vllm, World(act), max_token_length=2048)
+    sampled = [ids for _, ids in vllm.sampled]
+    assert episode_tokens(episode) == sampled[0] + (sampled[4] if turns_after else [])
+
+
+def test_a_long_answer_to_a_forged_history_takes_no_turn_out(tokenizer: Any) -> None:
+    """It goes on from the program's own turns, so it is a branch of the same beginning."""
+
+    async def act(client: Client) -> ProgramRun:
+        first = await client.say(USER)
+        second = await client.say(USER, first, MORE)
+        await asks_itself(client, USER, first, {"role": "user", "content": "Say much."})
+        await client.say(USER, first, MORE, second, MORE)
+        return ENDED
+
+    vllm = ScriptedVllm(tokenizer, lambda prompt, choice: "word " * (90 if "Say much." in prompt else 2))
+    episode = run(vllm, World(act))
+    first, second, _, third = (ids for _, ids in vllm.sampled)
+    assert episode_tokens(episode) == first + second + third
+
+
+def test_what_is_asked_at_the_same_time_at_the_beginning_may_be_the_episode(tokenizer: Any) -> None:
+    """As agents do that have a title written beside their first turn; no answer ends before both have asked."""
+
+    def says(prompt: str, choice: int) -> str:
+        assert vllm.gate is not None
+        if len(vllm.asked) > 1:
+            vllm.gate.set()
+        return "A text."
+
+    async def act(client: Client) -> ProgramRun:
+        title = {"role": "user", "content": "A title for it."}
+        _, answer = await asyncio.gather(client.say(title), client.say(USER))
+        await client.say(USER, answer, MORE)
+        return ENDED
+
+    vllm = ScriptedVllm(tokenizer, says, gate=asyncio.Event())
+    assert len(run(vllm, World(act)).turns) == 2
+
+
+def test_a_first_request_that_fails_is_asked_again(tokenizer: Any) -> None:
+    async def act(client: Client) -> ProgramRun:
+        vllm.status = 400
+        assert (await client.chat(USER)).status_code == 400
+        vllm.status = 200
+        return await two_turns(client)
+
+    vllm = ScriptedVllm(tokenizer)
+    assert len(run(vllm, World(act)).turns) == 2
+
+
+def test_files_are_read_here_and_a_command_that_asks_first_hides_no_turn(tokenizer: Any) -> None:
+    """The command of the first turn asks, and writes the faulty file then; the second turn appends a note."""
+
+    async def act(client: Client) -> ProgramRun:
+        first = await client.say(USER)
+        await asks_itself(client)
+        client.files.append("def f(): return 1\n")
+        second = await client.say(USER, first, MORE)
+        client.files.append(client.files[-1] + "# checked\n")
+        await client.say(USER, first, MORE, second, MORE)
+        return ENDED
+
+    episode = run(ScriptedVllm(tokenizer), World(act))
+    assert episode.changes == (frozenset({0}), frozenset({0}), frozenset())
+    assert makers(episode) == [0, 1]
+
+
+def test_what_is_written_anew_is_the_work_of_its_last_turn(tokenizer: Any) -> None:
+    async def act(client: Client) -> ProgramRun:
+        client.files.append("x = 0  # by the program itself, before any turn\n")
+        first = await client.say(USER)
+        client.files.append("def f(): return 1\n")
+        second = await client.say(USER, first, MORE)
+        client.files.append("def f(): return 2\n")
+        await client.say(USER, first, MORE, second, MORE)
+        return ENDED
+
+    assert makers(run(ScriptedVllm(tokenizer), World(act))) == [1]
 
 
 def test_a_turn_that_is_left_out_later_leaves_the_others_in_the_episode(tokenizer: Any) -> None:
@@ -276,6 +382,8 @@ def test_why_it_ended(tokenizer: Any, ended: ProgramRun, stop: StopReason) -> No
 
     episode = run(ScriptedVllm(tokenizer), World(act))
     assert (episode.stop_reason, episode.tool_errors) == (stop, 1)
+    assert episode.reward is not None
+    assert episode.reward.tool_usage == 0
 
 
 def test_a_program_that_asks_nothing_is_started_once_more(tokenizer: Any) -> None:

@@ -121,7 +121,7 @@ def test_every_mistake_comes_back_as_a_result(tokenizer: Any) -> None:
     assert "unknown tool 'grep'" in results[0]
     assert "not valid JSON" in results[1]
     assert "needs 'content'" in results[2]
-    assert (episode.tool_calls, episode.tool_errors) == (3, 3)
+    assert (episode.tool_calls, episode.tool_errors, episode.broken_turns) == (3, 3, 2)
 
 
 @pytest.mark.parametrize(

@@ -8,15 +8,15 @@ from agentic_opd.rollout.config import RolloutConfig
 from agentic_opd.rollout.reward import compute_reward
 
 
-def reward(passed: int, total: int, *, turns: int, max_turns: int = 9, calls: int = 0, errors: int = 0) -> Reward:
+def reward(passed: int, total: int, *, turns: int, max_turns: int = 9, calls: int = 0, broken: int = 0) -> Reward:
     verdict = Verification(VerifyOutcome.RAN, passed, total, "", "")
-    return compute_reward(verdict, turns, calls, errors, RolloutConfig(max_turns=max_turns))
+    return compute_reward(verdict, turns, calls, broken, RolloutConfig(max_turns=max_turns))
 
 
 def test_the_parts_and_their_sum() -> None:
-    got = reward(6, 12, turns=3, calls=4, errors=1)
-    assert (got.correctness, got.efficiency, got.tool_usage) == (0.5, 0.375, 0.75)
-    assert got.total == pytest.approx(0.7 * 0.5 + 0.15 * 0.375 + 0.15 * 0.75)
+    got = reward(6, 12, turns=3, max_turns=5, calls=4, broken=1)
+    assert (got.correctness, got.efficiency, got.tool_usage) == (0.5, 0.25, 0.4)
+    assert got.total == pytest.approx(0.7 * 0.5 + 0.15 * 0.25 + 0.15 * 0.4)
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ def test_the_parts_and_their_sum() -> None:
         (reward(5, 5, turns=1), 1.0, 0.0),
         (reward(5, 5, turns=9, calls=2), 0.0, 1.0),
         (reward(0, 5, turns=1), 0.0, 0.0),
-        (reward(5, 5, turns=1, max_turns=1, calls=1, errors=1), 1.0, 0.0),
+        (reward(5, 5, turns=1, max_turns=1, calls=1, broken=1), 1.0, 0.0),
     ],
     ids=["at once", "at the last turn", "doing nothing", "a single turn"],
 )
@@ -33,12 +33,27 @@ def test_edges(got: Reward, efficiency: float, tool_usage: float) -> None:
     assert (got.efficiency, got.tool_usage) == (efficiency, tool_usage)
 
 
+@pytest.mark.parametrize(("turns", "calls"), [(1, 0), (2, 1), (2, 40), (8, 8)])
+def test_calls_that_solve_nothing_earn_nothing(turns: int, calls: int) -> None:
+    assert reward(0, 12, turns=turns, calls=calls).total == 0
+
+
+@pytest.mark.parametrize("broken", [0, 1, 3])
+@pytest.mark.parametrize("passed", [4, 12])
+def test_calls_and_turns_that_add_nothing_lift_nothing(passed: int, broken: int) -> None:
+    """A right solution after three turns, then with 60 `true` in one of them, then with a turn of `true` after each."""
+    honest = reward(passed, 12, turns=3, max_turns=8, calls=3, broken=broken).total
+    assert reward(passed, 12, turns=3, max_turns=8, calls=63, broken=broken).total == honest
+    longer = [reward(passed, 12, turns=turns, max_turns=8, calls=turns, broken=broken).total for turns in range(3, 9)]
+    assert longer == sorted(longer, reverse=True)
+
+
 @given(st.integers(0, 9), st.integers(1, 8), st.integers(0, 9), st.data())
 def test_all_parts_lie_between_0_and_1(passed: int, turns: int, calls: int, data: st.DataObject) -> None:
-    got = reward(passed, 9, turns=turns, max_turns=8, calls=calls, errors=data.draw(st.integers(0, calls)))
+    got = reward(passed, 9, turns=turns, max_turns=8, calls=calls, broken=data.draw(st.integers(0, calls)))
     for part in (got.correctness, got.efficiency, got.tool_usage, got.total):
         assert 0.0 <= part <= 1.0
-    assert got.efficiency <= got.correctness
+    assert max(got.efficiency, got.tool_usage) <= got.correctness
 
 
 def test_the_weights_are_not_negative_and_add_up_to_1() -> None:

@@ -14,7 +14,7 @@ from agentic_opd.sandboxes.bubblewrap import BubblewrapSandbox
 from agentic_opd.sandboxes.factory import sandbox_factory
 from agentic_opd.sandboxes.program import Program, run_program, socket_mount
 from agentic_opd.sandboxes.protocol import Limits, Mount
-from agentic_opd.sandboxes.workdir import digest_command, digest_of, put_files
+from agentic_opd.sandboxes.workdir import get_files, put_files
 from agentic_opd.worlds.coding.config import CodingConfig
 from tests.support.door import Door, door
 
@@ -32,14 +32,11 @@ def program(command: str, task: str = "Write f.", timeout_s: float = 30.0, **var
     return Program(command, task, "s3cret", "the-model", timeout_s, variables)
 
 
-def run(folder: Path, one: Program, *mounts: Mount, limits: Limits | None = None) -> tuple[ProgramRun, str]:
-    """How it ended, and the digest of what it left."""
-
-    async def main() -> tuple[ProgramRun, str]:
+def run(folder: Path, one: Program, *mounts: Mount, limits: Limits | None = None) -> ProgramRun:
+    async def main() -> ProgramRun:
         async with BubblewrapSandbox(limits, [socket_mount(folder), *mounts]) as box:
             await put_files(box, {"given.py": "x = 1\n"})
-            ended = await run_program(box, one, digest_command(["given.py"]))
-            return ended, await digest_of(box, ["given.py"])
+            return await run_program(box, one)
 
     return asyncio.run(main())
 
@@ -52,7 +49,7 @@ def test_it_is_told_its_task_and_where_to_ask(served: tuple[Door, Path]) -> None
     command = (
         'echo "$TASK|$OPENAI_API_KEY|$OPENAI_MODEL|$MORE"; cat "$TASK_FILE"; echo; pwd; ls; echo "$OPENAI_BASE_URL"'
     )
-    ended, _ = run(folder, program(command, "Write f.\nSoon: 'é' $HOME", MORE="more"))
+    ended = run(folder, program(command, "Write f.\nSoon: 'é' $HOME", MORE="more"))
     *lines, address = ended.output.splitlines()
     assert lines == [
         *("Write f.", "Soon: 'é' $HOME|s3cret|the-model|more", "Write f.", "Soon: 'é' $HOME", "/workspace", "given.py")
@@ -63,19 +60,36 @@ def test_it_is_told_its_task_and_where_to_ask(served: tuple[Door, Path]) -> None
 
 
 def test_a_task_that_is_too_long_for_a_variable_is_in_the_file(served: tuple[Door, Path]) -> None:
-    ended, _ = run(served[1], program('echo "[$TASK]"; wc -c <"$TASK_FILE"', "x" * 300_000))
+    ended = run(served[1], program('echo "[$TASK]"; wc -c <"$TASK_FILE"', "x" * 300_000))
     assert ended.output == "[]\n300000"
 
 
-def test_its_requests_reach_the_socket_and_say_what_the_files_are(served: tuple[Door, Path]) -> None:
+def test_its_requests_reach_the_socket(served: tuple[Door, Path]) -> None:
     server, folder = served
-    ask = f'{ASK} "${{OPENAI_BASE_URL}}/one"'
-    ended, last = run(folder, program(f"{ask}; {ask}; echo 'y = 1' >solution.py; {ask}; echo 'y = 2' >solution.py"))
-    assert ended.output.split("\n") == ['{"path": "/v1/one"}'] * 3
-    first, second, third = (request.headers["X-Workspace"] for request in server.requests)
-    assert len({first, third, last}) == 3
-    assert second == first
+    ended = run(folder, program(f'{ASK} "${{OPENAI_BASE_URL}}/one"; {ASK} "${{OPENAI_BASE_URL}}/two"'))
+    assert ended.output.split("\n") == ['{"path": "/v1/one"}', '{"path": "/v1/two"}']
     assert all(request.headers["Connection"] == "close" for request in server.requests)
+
+
+def test_its_files_are_read_while_it_runs(served: tuple[Door, Path]) -> None:
+    """Each request waits for a look; the program goes on with its answer."""
+    _, folder = served
+
+    async def main() -> list[bytes]:
+        async with BubblewrapSandbox(None, [socket_mount(folder)]) as box:
+            wait = "while [ ! -e .go$i ]; do sleep 0.05; done"
+            steps = f"for i in 1 2; do echo $i >solution.py; touch .at$i; {wait}; done; echo end"
+            running = asyncio.create_task(run_program(box, program(steps)))
+            found = list[bytes]()
+            for step in ("1", "2"):
+                while f".at{step}" not in (files := await get_files(box)):  # noqa: ASYNC110 - another process writes it
+                    await asyncio.sleep(0.05)
+                found.append(files["solution.py"])
+                await put_files(box, {f".go{step}": ""})
+            assert (await running).output == "end"
+            return found
+
+    assert asyncio.run(main()) == [b"1\n", b"2\n"]
 
 
 def test_a_body_and_a_stream_pass_as_they_are(served: tuple[Door, Path]) -> None:
@@ -85,17 +99,16 @@ def test_a_body_and_a_stream_pass_as_they_are(served: tuple[Door, Path]) -> None
         "from urllib.parse import urlsplit\n"
         "at = http.client.HTTPConnection(urlsplit(os.environ['OPENAI_BASE_URL']).netloc)\n"
         "body = bytes(range(256)) * 4000\n"
-        "at.request('POST', '/slow', body, {'X-Workspace': 'forged', 'X-Own': 'kept'})\n"
+        "at.request('POST', '/slow', body, {'X-Own': 'kept'})\n"
         "answer, start = at.getresponse(), time.monotonic()\n"
         "print(answer.readline(), time.monotonic() - start < 0.4)\n"
         "print(answer.read())\n"
     )
-    ended, _ = run(folder, program(f"python - <<'EOF'\n{script}EOF"))
+    ended = run(folder, program(f"python - <<'EOF'\n{script}EOF"))
     assert ended.output == "b'begun\\n' True\nb'{\"path\": \"/slow\"}'"
     (request,) = server.requests
     assert request.body == bytes(range(256)) * 4000
     assert request.headers["X-Own"] == "kept"
-    assert "forged" not in request.headers.values()
 
 
 def test_there_is_no_other_way_out(served: tuple[Door, Path]) -> None:
@@ -107,7 +120,7 @@ def test_there_is_no_other_way_out(served: tuple[Door, Path]) -> None:
         "        at.settimeout(2)\n"
         "        print(at.connect_ex(place) == 0)\n"
     )
-    ended, _ = run(folder, program(f"python - <<'EOF'\n{script}EOF\ntouch /run/agentic-opd/x; ls /run/agentic-opd"))
+    ended = run(folder, program(f"python - <<'EOF'\n{script}EOF\ntouch /run/agentic-opd/x; ls /run/agentic-opd"))
     assert ended.output.splitlines()[:3] == ["False"] * 3
     assert ended.output.splitlines()[-1] == "socket"
     assert "Read-only" in ended.output
@@ -125,7 +138,7 @@ def test_there_is_no_other_way_out(served: tuple[Door, Path]) -> None:
     ],
 )
 def test_how_it_ended_is_said(served: tuple[Door, Path], command: str, timeout_s: float, expected: Any) -> None:
-    ended, _ = run(served[1], program(command, timeout_s=timeout_s))
+    ended = run(served[1], program(command, timeout_s=timeout_s))
     code, stopped = expected
     assert ended.stopped == stopped
     assert code is None or ended.exit_code == code
@@ -134,7 +147,7 @@ def test_how_it_ended_is_said(served: tuple[Door, Path], command: str, timeout_s
 
 def test_a_program_that_takes_too_much_memory_is_stopped_for_it(served: tuple[Door, Path]) -> None:
     hold = "python -c 'import time; x = bytearray(10**8); time.sleep(30)' &"
-    ended, _ = run(served[1], program(f"{hold} {hold} {hold} wait"), limits=Limits(memory_mb=200))
+    ended = run(served[1], program(f"{hold} {hold} {hold} wait"), limits=Limits(memory_mb=200))
     assert ended.stopped == "memory"
 
 
@@ -142,7 +155,7 @@ def test_mounts_are_read_only_and_where_they_are(served: tuple[Door, Path], tmp_
     tmp_path.chmod(0o755)
     (tmp_path / "agent.py").write_text("print('an agent')")
     command = f"python {tmp_path}/agent.py; touch {tmp_path}/new || ls {tmp_path}; ls {tmp_path.parent}"
-    ended, _ = run(served[1], program(command), Mount(tmp_path, str(tmp_path)))
+    ended = run(served[1], program(command), Mount(tmp_path, str(tmp_path)))
     lines = ended.output.splitlines()
     assert (lines[0], lines[-2:]) == ("an agent", ["agent.py", tmp_path.name])
     assert not (tmp_path / "new").exists()

@@ -54,6 +54,7 @@ def test_the_documented_world(tmp_path: Path) -> None:
     )
     assert (right[1].passed, right[1].total) == (2, 2)
     assert [result.is_change for result in right[0]] == [True, True, True]
+    assert right[1].made_by == {0, 1, 2}, "something of each is left in the basket or in the sum"
     wrong = acted(world, tasks[0], ("add", {"item": "pear"}), ("ask", {"total": "2.30"}))
     assert wrong[0][0].content.startswith("Error: we have no 'pear'. There are: apple")
     assert (wrong[0][0].is_error, wrong[0][0].is_change) == (True, False)
@@ -167,8 +168,8 @@ class Plain(OwnWorld):
         state[0] += 1
         return "gone"
 
-    def verify(self, task: Task, state: list[int]) -> Any:
-        return Checks(state[0], 1)
+    def verify(self, task: Task, state: Any) -> Any:
+        return Checks(int(bool(state)), 1)
 
 
 def raising(*args: Any) -> Any:
@@ -293,6 +294,57 @@ def test_what_is_no_world_is_refused(
     Path("own.py").write_text(code)
     with pytest.raises(ConfigError, match=said):
         make_world(name, CodingConfig(), None)
+
+
+class Notes(Plain):
+    """A list of texts, which a user may change too."""
+
+    def start(self, task: Task) -> dict[str, Any]:
+        return {"notes": [], "by": {"user": 0}}
+
+    @tool
+    def write(self, state: dict[str, Any], notes: list[str]) -> str:
+        """Write them anew.
+
+        Args:
+            notes: All.
+        """
+        state["notes"] = notes
+        return "written"
+
+    @tool
+    def look(self, state: dict[str, Any]) -> str:
+        """Look."""
+        return str(state)
+
+    def user_reply(self, task: Task, state: dict[str, Any], messages: Any) -> str:
+        state["by"]["user"] += 1
+        return "I did something."
+
+
+@pytest.mark.parametrize(
+    ("written", "made_by"),
+    [
+        ([["a"], ["a", "b"]], {0, 1}),
+        ([["a"], ["b", "a"], ["b", "a", "c"]], {0, 1, 2}),
+        ([["a"], ["b"]], {1}),
+        ([["a\nb"], ["a\nc"]], {0, 1}),
+        ([["a", "b"], ["a"]], {0, 1}),
+    ],
+)
+def test_each_call_of_which_something_is_left_made_what_is_judged(written: list[list[str]], made_by: set[int]) -> None:
+    calls: list[tuple[str, dict[str, Any] | None]] = [("write", {"notes": notes}) for notes in written]
+    _, verification, _ = acted(HookedWorld(Notes(), CodingConfig()), TASK, *calls)
+    assert verification.made_by == made_by
+
+
+def test_what_a_user_changes_is_no_calls_work() -> None:
+    async def results() -> list[bool]:
+        async with HookedWorld(Notes(), CodingConfig()).session(TASK) as session:
+            await session.user_reply([])
+            return [(await session.run_tool(ToolCall("c", "look", {}, ""))).is_change]
+
+    assert asyncio.run(results()) == [False]
 
 
 def test_sessions_do_not_share_their_state() -> None:

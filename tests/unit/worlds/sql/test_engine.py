@@ -1,13 +1,16 @@
 """Queries that a model wrote can read, and nothing else; what they take is bounded."""
 
+import resource
 import sqlite3
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from agentic_opd.worlds.sql.engine import MAX_ROWS, QueryError, Result, difference, run_query, schema_text, shown
+from agentic_opd.worlds.sql.engine import QueryError, Result, Value, difference, run_query, schema_text, shown
+from agentic_opd.worlds.sql.query_process import MAX_ROWS
 
 ENDLESS = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT {} FROM c"
 
@@ -92,11 +95,40 @@ def test_what_takes_too_much_ends(image: bytes, sql: str, why: str) -> None:
     assert time.monotonic() - start < 60
 
 
-def test_many_steps_that_take_the_square_of_their_input_end_soon(image: bytes) -> None:
-    find = "instr(hex(zeroblob(24999)), hex(zeroblob(12000)) || 1)"
-    start = time.monotonic()
-    assert run_query(image, f"SELECT {' + '.join([find] * 10)} AS n").rows == ((0,),)
-    assert time.monotonic() - start < 30, "a query has room for 18 times as many"
+COUNTED = "WITH RECURSIVE c(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM c WHERE n < {})"
+LONG = ",".join(["printf('%.*c', 400000000, 'x')"] * 8)
+WIDE = ",".join(["a"] * 1990)
+
+
+@pytest.mark.parametrize(
+    ("sql", "why"),
+    [
+        (f"SELECT {LONG}", "takes too long"),
+        (f"{COUNTED.format(12)}, a AS (SELECT zeroblob(20000) AS a) SELECT {WIDE} FROM c, a", "more than 8 MiB"),
+        (f"{COUNTED.format(9000)} SELECT hex(zeroblob(1000)) FROM c", "more than 8 MiB"),
+        (f"{COUNTED.format(50000)} SELECT COUNT(DISTINCT hex(zeroblob(20000)) || n) FROM c", "too much memory"),
+    ],
+    ids=["long steps", "wide rows", "long rows", "a large set"],
+)
+def test_what_steps_do_not_count_takes_a_process_and_not_this_one(image: bytes, sql: str, why: str) -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF)
+    with pytest.raises(QueryError, match=why):
+        run_query(image, sql)
+    after = resource.getrusage(resource.RUSAGE_SELF)
+    assert after.ru_maxrss - before.ru_maxrss < 100_000, "KiB of this process"
+    assert after.ru_utime - before.ru_utime < 1
+    assert run_query(image, "SELECT COUNT(*) FROM shops").rows == ((3,),), "the next query has a process"
+
+
+def test_threads_ask_at_the_same_time(image: bytes) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        found = pool.map(lambda number: run_query(image, f"SELECT {number} + COUNT(*) FROM shops").rows, range(64))
+    assert [*found] == [((number + 3,),) for number in range(64)]
+
+
+def test_values_come_back_as_they_are(image: bytes) -> None:
+    sql = "SELECT 9223372036854775807, 1e308 * 10, 0.1, x'00ff', 'é\u2028', NULL, ''"
+    assert run_query(image, sql).rows == ((2**63 - 1, float("inf"), 0.1, b"\x00\xff", "é\u2028", None, ""),)
 
 
 def test_results_differ_in_words_that_hold_no_value() -> None:
@@ -107,6 +139,35 @@ def test_results_differ_in_words_that_hold_no_value() -> None:
     assert difference(Result(("a", "b"), ()), right, is_ordered=False) == "2 columns, expected 1"
     assert difference(Result(("a",), ((1,), (1,))), right, is_ordered=False) == "other values in the rows"
     assert difference(Result(("a",), ((1,), (None,))), right, is_ordered=False) == "other values in the rows"
+
+
+@pytest.mark.parametrize(
+    ("got", "expected", "is_right"),
+    [
+        (1.0000000005, 1.0000000004999999, True),
+        (0.1 + 0.2, 0.3, True),
+        (0.1 + 0.2 - 0.3, 0.0, True),
+        (2, 2.0000000000001, True),
+        (1e300, 1e300 * (1 + 1e-12), True),
+        (1.00000001, 1.0, False),
+        (1e-9, 2e-9, False),
+        (10_000_000_001, 10_000_000_002, False),
+        ("2.50", "2.5", False),
+        ("2.5", 2.5, False),
+        (None, 0.0, False),
+    ],
+)
+def test_floats_are_equal_by_their_distance(got: Value, expected: Value, is_right: bool) -> None:
+    found = difference(Result(("a",), ((got,),)), Result(("a",), ((expected,),)), is_ordered=True)
+    assert (found is None) is is_right
+
+
+def test_floats_that_are_equal_do_not_reorder_rows() -> None:
+    """Sorted by the first column, the two rows would not meet their own."""
+    right = Result(("a", "b"), ((0.1 + 0.2, "x"), (0.3, "y")))
+    same = Result(("a", "b"), ((0.3, "x"), (0.1 + 0.2, "y")))
+    assert difference(same, right, is_ordered=True) is None
+    assert difference(Result(("a", "b"), ((0.3, "x"), (0.3, "x"))), right, is_ordered=False) is not None
 
 
 def test_a_result_is_shown_by_its_first_rows(image: bytes) -> None:

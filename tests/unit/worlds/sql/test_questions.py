@@ -58,6 +58,24 @@ def test_a_query_that_is_right_by_accident_fails(training: list[Question]) -> No
     assert hidden < 0.01 * tries
 
 
+def test_a_plain_count_fails_of_any_other_table_and_by_ids(training: list[Question]) -> None:
+    """Counts of `table`, wherever a question asks for rows of it: of each other table, the largest id, and the like."""
+    tried = 0
+    for one in training:
+        table, hidden = one.query.table.name, one.hidden
+        right = [run_query(image, f"SELECT COUNT(*) FROM {table}").rows for image in hidden]
+        tables = [other.name for other in one.query.schema.tables]
+        wrong = [f"SELECT COUNT(*) FROM {other}" for other in tables if other != table]
+        wrong += [f"SELECT MAX(id) FROM {other}" for other in tables]
+        wrong += [f"SELECT MAX(id) - MIN(id) + 1 FROM {table}", f"SELECT COUNT(*) + 1 FROM {table}"]
+        wrong += [f"SELECT MAX({child.link}) FROM {child.name}" for child in one.query.schema.children]
+        for written in wrong:
+            tried += 1
+            answers = [run_query(image, written).rows for image in hidden]
+            assert all(answer != count for answer, count in zip(answers, right, strict=True)), (table, written)
+    assert tried > 5 * COUNT
+
+
 def _agrees(one: Question, written: str, image: bytes) -> bool:
     try:
         got = run_query(image, written)

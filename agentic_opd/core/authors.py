@@ -1,0 +1,105 @@
+"""Track which changes have lines left in what is judged. Pure.
+
+change 0 writes solution.py     change 1 appends a comment     change 2 replaces one line     left: 0, 1, 2
+change 0 writes solution.py     change 1 writes all of it anew, with other lines              left: 1
+"""
+
+import keyword
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from hashlib import blake2b
+
+_WORD = re.compile(rb"\w+")
+_KEYWORDS = frozenset(word.encode() for word in keyword.kwlist)
+_MOST_BYTES, _MOST_BYTES_TOGETHER = 2**16, 2**18
+"""Largest part, and largest sum of parts, that is compared by lines: some tens of milliseconds."""
+
+
+class Authors:
+    """The change that wrote each line of what is judged, which is given as named parts (files, values of a state).
+
+    Lines are compared without spaces and comments, and wherever they are: formatting a file, renaming it or moving a
+    line does not change the author. Lines of keywords alone (`else:`) and lines of the task have no author.
+    Where nothing tells whether a change is left, it counts as left: one that only deleted or moved lines, and all
+    before one that made what is judged too large to be compared.
+    """
+
+    def __init__(self, task: str) -> None:
+        """Begin with no parts.
+
+        Args:
+            task: The prompt; a signature that the agent repeats from it is not its work.
+        """
+        self.changes = 0
+        self._task = frozenset(_lines(task.encode(errors="replace")))
+        self._now = _digest({}, b"")
+        self._large = dict[str, bytes]()
+        self._authors: dict[bytes, list[int | None]] = {}
+        self._kept = set[int]()
+
+    def given(self, parts: Mapping[str, bytes], rest: bytes = b"") -> None:
+        """Update to the current parts; differences are not the agent's work."""
+        if (now := _digest(parts, rest)) != self._now:
+            self._now = now
+            self._take(parts, None)
+
+    def changed(self, parts: Mapping[str, bytes], rest: bytes = b"") -> bool:
+        """Update to the current parts.
+
+        Args:
+            parts: Content by name.
+            rest: A fingerprint of what is judged and has no lines.
+
+        Returns:
+            Whether anything differs; if so, it counts as the next change.
+        """
+        if (now := _digest(parts, rest)) == self._now:
+            return False
+        self._now = now
+        if not self._take(parts, self.changes):
+            self._kept.add(self.changes)
+        self.changes += 1
+        return True
+
+    def _take(self, parts: Mapping[str, bytes], author: int | None) -> bool:
+        """Attribute new lines to `author`; returns whether there is one and all parts could be compared."""
+        small = [content for content in parts.values() if len(content) <= _MOST_BYTES]
+        large = {name: _digest({name: content}) for name, content in parts.items() if len(content) > _MOST_BYTES}
+        is_told, self._large = large == self._large, large
+        if not is_told:
+            self._kept |= self.left()
+        if sum(map(len, small)) > _MOST_BYTES_TOGETHER:
+            self._kept |= self.left()
+            return False
+        counts = Counter(line for content in small for line in _lines(content) if line not in self._task)
+        has_written = False
+        for line in counts.keys() | self._authors.keys():
+            authors = self._authors.setdefault(line, [])
+            new = counts[line] - len(authors)
+            authors += [author] * new
+            has_written |= new > 0
+            del authors[counts[line] :]
+            if not authors:
+                del self._authors[line]
+        return has_written and is_told
+
+    def left(self) -> frozenset[int]:
+        """The changes, counted from 0, that have something left."""
+        written = {author for authors in self._authors.values() for author in authors if author is not None}
+        return frozenset(written | self._kept)
+
+
+def _lines(content: bytes) -> Iterator[bytes]:
+    """Lines with a word that is no keyword, without spaces and comments."""
+    for line in content.split(b"\n"):
+        said = line.partition(b"#")[0]
+        if not _KEYWORDS.issuperset(_WORD.findall(said)):
+            yield b"".join(said.split())
+
+
+def _digest(parts: Mapping[str, bytes], rest: bytes = b"") -> bytes:
+    found = blake2b(rest)
+    for name in sorted(parts):
+        found.update(blake2b(name.encode(errors="replace")).digest() + blake2b(parts[name]).digest())
+    return found.digest()

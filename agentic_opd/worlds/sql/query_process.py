@@ -1,0 +1,140 @@
+"""Queries on SQLite databases, which read and nothing else: a program that engine.py starts for those of a model.
+
+It is run as `python -I -S PATH`, so it imports nothing but the standard library. For each query a line of JSON comes on
+stdin, `{"sql", "path"}` or `{"sql", "image_bytes"}` with the database's image behind it, and a line goes to stdout:
+`{"columns", "rows"}` or `{"error"}`. A query that takes too much processor time or memory ends the process.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import sqlite3
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+from urllib.parse import quote
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
+MAX_STEPS = 20_000_000
+"""Steps of SQLite's virtual machine, about a second. The count does not depend on how busy the machine is."""
+MAX_CPU_S = 3
+"""Processor seconds, up to one more: bounds single steps that take long."""
+MAX_MEMORY_BYTES = 2**29
+MAX_ROWS = 10_000
+MAX_RESULT_BYTES = 8 * 2**20
+"""Size of all rows together as JSON."""
+_STEPS_BETWEEN_LOOKS = 1000
+_LIMITS = {
+    sqlite3.SQLITE_LIMIT_LENGTH: 50_000,
+    sqlite3.SQLITE_LIMIT_SQL_LENGTH: 10_000,
+    sqlite3.SQLITE_LIMIT_EXPR_DEPTH: 200,
+    sqlite3.SQLITE_LIMIT_COMPOUND_SELECT: 50,
+    sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH: 200,
+    sqlite3.SQLITE_LIMIT_VDBE_OP: 100_000,
+    sqlite3.SQLITE_LIMIT_ATTACHED: 0,
+    sqlite3.SQLITE_LIMIT_WORKER_THREADS: 0,
+}
+_READING = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_RECURSIVE}
+_PRAGMAS = {"table_info", "table_list", "table_xinfo", "foreign_key_list", "index_list"}
+"""Which say what there is, and take no value to set."""
+_REFUSED_FUNCTIONS = {"load_extension", "random", "randomblob", "fts3_tokenizer"}
+"""Others than load_extension: a query that rolls dice has no right answer."""
+
+
+class QueryError(Exception):
+    """The query could not be run, or is not allowed; its text is for whoever wrote it."""
+
+
+def run(source: bytes | Path, sql: str) -> dict[str, Any]:
+    """Run one query in this process, within all limits but those of a process.
+
+    Returns:
+        `columns`, and `rows` in SQLite's own order: numbers, texts, None, and `{"bytes": HEX}`.
+
+    Raises:
+        QueryError: it is no single SELECT, SQLite refuses it, or it takes too much.
+        MemoryError: it needs too much memory.
+    """
+    with closing(_opened(source)) as connection:
+        looks = iter(range(MAX_STEPS // _STEPS_BETWEEN_LOOKS))
+        connection.set_progress_handler(lambda: next(looks, None) is None, _STEPS_BETWEEN_LOOKS)
+        connection.set_authorizer(_authorized)
+        try:
+            cursor = connection.execute(sql)
+            if cursor.description is None:
+                raise QueryError("only SELECT queries are run")
+            return {"columns": [column[0] for column in cursor.description], "rows": [*_rows(cursor)]}
+        except sqlite3.Error as error:
+            is_stopped = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_INTERRUPT
+            raise QueryError("the query takes too long" if is_stopped else str(error)) from None
+        except (UnicodeError, ValueError) as error:  # Halves of surrogate pairs, zero bytes.
+            raise QueryError(f"the query can't be read: {error}") from None
+
+
+def _rows(cursor: sqlite3.Cursor) -> Iterator[list[Any]]:
+    size = 0
+    for count, row in enumerate(cursor):
+        if count >= MAX_ROWS:
+            raise QueryError(f"the query gives more than {MAX_ROWS} rows")
+        values = [{"bytes": value.hex()} if isinstance(value, bytes) else value for value in row]
+        size += len(json.dumps(values))
+        if size > MAX_RESULT_BYTES:
+            raise QueryError(f"the query gives more than {MAX_RESULT_BYTES // 2**20} MiB")
+        yield values
+
+
+def _opened(source: bytes | Path) -> sqlite3.Connection:
+    if isinstance(source, Path):
+        uri = f"file:{quote(str(source.resolve()))}?mode=ro&immutable=1"
+        connection = sqlite3.connect(uri, uri=True, isolation_level=None)
+    else:
+        connection = sqlite3.connect(":memory:", isolation_level=None)
+        connection.deserialize(source)
+    connection.text_factory = decoded
+    connection.execute("PRAGMA temp_store = MEMORY")
+    for limit, value in _LIMITS.items():
+        connection.setlimit(limit, value)
+    return connection
+
+
+def decoded(raw: bytes) -> str:
+    """What a text cell holds; databases of the field are not always UTF-8."""
+    return raw.decode(errors="replace")
+
+
+def _authorized(action: int, first: str | None, second: str | None, _database: str | None, _inner: str | None) -> int:
+    if action in _READING:
+        return sqlite3.SQLITE_OK
+    if action == sqlite3.SQLITE_FUNCTION:
+        return sqlite3.SQLITE_DENY if second in _REFUSED_FUNCTIONS else sqlite3.SQLITE_OK
+    if action == sqlite3.SQLITE_PRAGMA:
+        return sqlite3.SQLITE_OK if first in _PRAGMAS else sqlite3.SQLITE_DENY
+    return sqlite3.SQLITE_DENY
+
+
+def main() -> None:
+    """Answer queries until stdin ends."""
+    resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    _, most_cpu_s = resource.getrlimit(resource.RLIMIT_CPU)
+    for line in sys.stdin.buffer:
+        asked = json.loads(line)
+        source = Path(asked["path"]) if "path" in asked else sys.stdin.buffer.read(asked["image_bytes"])
+        # Its signal ends the process.
+        resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time()) + 1 + MAX_CPU_S, most_cpu_s))
+        try:
+            answer = run(source, asked["sql"])
+        except QueryError as error:
+            answer = {"error": str(error)}
+        sys.stdout.write(json.dumps(answer) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
