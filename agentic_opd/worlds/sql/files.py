@@ -16,6 +16,7 @@ from random import Random
 from typing import Any
 
 from agentic_opd.core.errors import ConfigError
+from agentic_opd.core.text import read_json
 from agentic_opd.worlds.sql.engine import QueryError, Source, run_query
 from agentic_opd.worlds.sql.query_process import decoded
 
