@@ -5,7 +5,6 @@ import json
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from agentic_opd.rollout.renderer import load_renderer
 from agentic_opd.runs.distill import episode_of
 from agentic_opd.wire.group import ScoredGroup
 from agentic_opd.worlds.choose import make_world
+from tests.support import commands
 from tests.support.environment import read_lines
 from tests.support.places import MODEL, ROOT
 from tests.support.scripted_judge import HINT, POSITIVE, judge_server
@@ -30,8 +30,7 @@ RENDERER = ("--env.renderer", "qwen3", "--env.renderer_options", "{enable_thinki
 
 
 def run(*argv: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "agentic_opd", *argv]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    return commands.run("agentic_opd", *argv)
 
 
 def distill(file: Path, server: LocalServer, *flags: str) -> "subprocess.CompletedProcess[str]":
@@ -159,10 +158,10 @@ def test_the_documented_lines_run(demo: DemoRun, vllm_server: LocalServer) -> No
 
 def test_the_file_of_a_plain_atropos_environment(vllm_server: LocalServer, tmp_path: Path) -> None:
     file, out = tmp_path / "plain.jsonl", tmp_path / "plain.distilled.jsonl"
-    argv = [sys.executable, "-m", "tests.support.plain_environment", "process"]
+    argv = ["tests.support.plain_environment", "process"]
     argv += ["--env.data_path_to_save_groups", str(file), "--env.tokenizer_name", MODEL, "--env.use_wandb", "False"]
     argv += ["--openai.base_url", f"{vllm_server.base_url}/v1", "--openai.model_name", MODEL, "--openai.api_key", "x"]
-    plain = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    plain = commands.run(*argv, timeout_s=300)
     assert plain.returncode == 0, plain.stderr
     theirs = read_lines(file)
     with judge_server(lambda body: [POSITIVE] * body.get("n", 1)) as judge:

@@ -4,7 +4,6 @@ import json
 import shutil
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,8 @@ import pytest
 from local_server import LocalServer
 
 from agentic_opd.wire.lifts import Lifts, lifts_path, read_lifts
-from tests.support.places import ROOT
-from tests.support.waiting import hear_sigint, until
+from tests.support import commands
+from tests.support.waiting import until
 
 from .conftest import DemoRun
 
@@ -31,13 +30,12 @@ def file(demo: DemoRun, tmp_path: Path) -> Path:
 
 
 def command(file: Path, server: LocalServer, *flags: str, samples: int = SAMPLES) -> list[str]:
-    base = [sys.executable, "-m", "agentic_opd", "hints", str(file), "--resample", str(samples)]
+    base = ["agentic_opd", "hints", str(file), "--resample", str(samples)]
     return [*base, "--openai.base_url", f"{server.base_url}/v1", "--env.server_retry_s", "5", *flags]
 
 
 def hints(file: Path, server: LocalServer, *flags: str, samples: int = SAMPLES) -> "subprocess.CompletedProcess[str]":
-    argv = command(file, server, *flags, samples=samples)
-    return subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    return commands.run(*command(file, server, *flags, samples=samples))
 
 
 def lifts_of(file: Path) -> Lifts:
@@ -80,7 +78,7 @@ def test_some_turns_are_measured_then_the_rest(file: Path, demo: DemoRun, vllm_s
 
 def test_an_interruption_leaves_a_whole_file(file: Path, demo: DemoRun, vllm_server: LocalServer) -> None:
     argv = command(file, vllm_server, "--env.max_concurrent_groups", "1")
-    running = subprocess.Popen(argv, cwd=ROOT, stderr=subprocess.PIPE, text=True, preexec_fn=hear_sigint)
+    running = commands.start(*argv, stderr=commands.PIPE)
     until(lifts_path(file).exists, 300, running)
     running.send_signal(signal.SIGINT)
     _, said = running.communicate(timeout=60)

@@ -17,6 +17,7 @@ VENV = ROOT / ".venv-mini-swe"
 WHY = "scripts/setup --tests installs mini-swe-agent"
 
 pytestmark = [
+    pytest.mark.all,
     pytest.mark.vllm,
     pytest.mark.sandbox,
     pytest.mark.skipif(not (VENV / "bin" / "mini").exists(), reason=WHY),
