@@ -1,9 +1,11 @@
 """What is started once and used by many: vLLM servers, a run of the demo, a browser; and in which order all runs."""
 
 import os
+import time
 import warnings
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,7 +30,15 @@ from tests.support.vllm import Forward, RootedServer, SharedServer, StartVllm, s
 FIRST = {
     "learn": ("test_learn",),
     "weights": (
-        *("test_adapters", "test_weights", "test_versions", "test_trainer", "test_pushes", "test_weight_transfer"),
+        *(
+            "test_plugin_contract",
+            "test_adapters",
+            "test_weights",
+            "test_versions",
+            "test_trainer",
+            "test_pushes",
+            "test_weight_transfer",
+        ),
         *("test_gateway_pushes", "test_counts"),
     ),
     "up": ("test_up", "test_sharded_training"),
@@ -41,7 +51,15 @@ FIRST = {
 LAST = {
     "bodies": ("test_bodies",),
     "demo": (
-        *("test_demo", "test_distill_file", "test_hints", "test_report", "test_report_use", "test_report_compare"),
+        *(
+            "test_demo",
+            "test_start",
+            "test_distill_file",
+            "test_hints",
+            "test_report",
+            "test_report_use",
+            "test_report_compare",
+        ),
         *("test_report_size", "test_report_hostile"),
     ),
 }
@@ -93,6 +111,33 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_unconfigure(config: pytest.Config) -> None:
     if SESSION in config.stash:
         config.stash[SESSION].close()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_logreport(report: Any) -> None:
+    """Say when a worker of xdist goes on from a module: a log that is read while it grows shows where it is."""
+    if (node := getattr(report, "node", None)) is None:
+        return
+    worker, module = node.gateway.id, report.nodeid.partition("::")[0]
+    before = UNDER_WAY.get(worker)
+    if before is None or before.module != module:
+        if before is not None:
+            print(
+                f"\n{worker} {before.module}: {before.tests} tests, {time.monotonic() - before.began:.0f} s", flush=True
+            )
+        UNDER_WAY[worker] = Module(module, time.monotonic())
+    UNDER_WAY[worker].tests += report.when == "call"
+
+
+@dataclass
+class Module:
+    module: str
+    began: float
+    tests: int = 0
+
+
+UNDER_WAY: dict[str, Module] = {}
+"""What each worker runs."""
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:

@@ -28,7 +28,7 @@ def test_its_episodes_are_what_was_read_and_sampled(vllm_server: Any, tmp_path: 
     with recording_proxy(vllm_server.base_url) as proxy:
         done = process(proxy.url, out, *AGENT, "--env.total_steps", "3")
         sampled = seen(proxy)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done
     groups = read_lines(out)
     assert len(groups) == 3
     assert validate(out).returncode == 0
@@ -61,7 +61,7 @@ def test_its_episodes_are_what_was_read_and_sampled(vllm_server: Any, tmp_path: 
 def test_it_is_evaluated(vllm_server: Any, tmp_path: Path) -> None:
     argv = command("evaluate", vllm_server.base_url, "--env.data_dir_to_save_evals", str(tmp_path), *AGENT)
     done = commands.run(*argv, timeout_s=300)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done
     rows = read_lines(tmp_path / "samples.jsonl")
     assert len(rows) == 8
     assert any(row["checks_passed"] > 0 for row in rows)

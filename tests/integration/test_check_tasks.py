@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from agentic_opd.cli.check_tasks.command import main
+from tests.support import commands
 from tests.support.environment import exit_code_of
 from tests.support.places import HUMANEVAL, NO_HUMANEVAL, ROOT
 from tests.support.waiting import hear_sigint
@@ -29,8 +30,8 @@ def write(path: Path, rows: list[Any]) -> Path:
     return path
 
 
-def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([SCRIPT, *map(str, arguments)], capture_output=True, text=True, timeout=300)
+def run(*arguments: object) -> commands.Done:
+    return commands.run("agentic_opd.cli.check_tasks.command", *map(str, arguments), timeout_s=1200)
 
 
 def solutions(path: Path, sources: dict[Any, str]) -> Path:

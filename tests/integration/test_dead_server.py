@@ -24,6 +24,6 @@ def test_a_server_that_dies_in_the_middle_loses_nothing(fake_server: FakePlugin,
     assert 2 <= len(finished) < 64
     steps = str(len(finished) + 2)
     done = process(fake_server.base_url, out, "--env.total_steps", steps, "--env.resume")
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done
     assert items(out)[: len(finished)] == finished
     assert len(set(items(out))) == len(finished) + 2

@@ -18,7 +18,7 @@ def evaluate(server_url: str, folder: Path, *flags: str) -> tuple[dict[str, floa
     """Run it; the metrics and the samples that it wrote."""
     argv = command("evaluate", server_url, "--env.data_dir_to_save_evals", str(folder), *flags)
     done = commands.run(*argv, timeout_s=300)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done
     assert "eval/pass@1" in done.stderr
     metrics = json.loads((folder / "metrics.json").read_text())["results"]["all"]
     return metrics, read_lines(folder / "samples.jsonl")

@@ -56,7 +56,7 @@ def hinted(demo: DemoRun) -> list[tuple[int, int, int]]:
 
 def test_some_turns_are_measured_then_the_rest(file: Path, demo: DemoRun, vllm_server: LocalServer) -> None:
     done = hints(file, vllm_server, "--turns", "3")
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done
     first = lifts_of(file)
     assert (first.samples, len(first.turns), first.planned) == (SAMPLES, 3, 3)
     assert {turn.place for turn in first.turns} < set(hinted(demo))
@@ -70,7 +70,7 @@ def test_some_turns_are_measured_then_the_rest(file: Path, demo: DemoRun, vllm_s
     assert f"was measured with samples {SAMPLES}, now it is {SAMPLES + 1}" in " ".join(other.stderr.split())
     assert lifts_of(file) == first
     whole = hints(file, vllm_server, "--env.resume")
-    assert whole.returncode == 0, whole.stderr
+    assert whole.returncode == 0, whole
     lifts = lifts_of(file)
     assert [turn.place for turn in lifts.turns] == hinted(demo)
     assert set(first.turns) <= set(lifts.turns)

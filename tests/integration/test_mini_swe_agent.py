@@ -14,7 +14,7 @@ from tests.support.places import ROOT
 from tests.support.recording_proxy import recording_proxy, seen
 
 VENV = ROOT / ".venv-mini-swe"
-WHY = "scripts/setup --tests installs mini-swe-agent"
+WHY = "scripts/setup --all installs mini-swe-agent"
 
 pytestmark = [
     pytest.mark.all,

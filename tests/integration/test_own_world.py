@@ -70,7 +70,7 @@ def evaluated(server_url: str, folder: Path, *flags: str) -> list[str]:
     """The tasks that `evaluate` has samples of."""
     argv = command("evaluate", server_url, "--env.data_dir_to_save_evals", str(folder), *flags)
     done = commands.run(*argv, timeout_s=300)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done
     return [row["task_id"] for row in read_lines(folder / "samples.jsonl")]
 
 
@@ -79,7 +79,7 @@ def test_the_documented_world_runs_in_every_mode(fake_server: FakePlugin, tmp_pa
     own = ("--env.world", world, "--env.eval_fraction", "0.5", "--env.max_turns", "2")
     with judge_server(lambda body: [POSITIVE] * body["n"]) as judge:
         done = process(fake_server.base_url, out, *own, "--env.judge_base_url", judge, "--env.report", "true")
-        assert done.returncode == 0, done.stderr
+        assert done.returncode == 0, done
         groups = read_lines(out)
         # The demo policy knows none of these tools, and is told so.
         messages = [message for group in groups for one in group["messages"] for message in one]

@@ -28,7 +28,7 @@ def test_without_opd_nothing_of_it_is_written(fake_server: FakePlugin, tmp_path:
     with judge_server(refuse) as judge:
         flags = ("--env.opd_enabled", "false", "--env.judge_base_url", judge, "--env.total_steps", "2")
         done = process(fake_server.base_url, out, *flags)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done
     assert asked == []
     for group in read_lines(out):
         assert not [name for name in group if name.startswith("distill")]
@@ -53,7 +53,7 @@ def test_hints_without_a_judge(fake_server: FakePlugin, tmp_path: Path, source: 
     with judge_server(lambda body: asked.append(body) or 500) as judge:
         flags = ("--env.hint_source", source, "--env.judge_base_url", judge, "--env.total_steps", "2")
         done = process(fake_server.base_url, out, *flags)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done
     assert asked == []
     records = [turn for group in read_lines(out) for one in group["overrides"] for turn in one["opd"]["turns"]]
     scored = [turn for turn in records if turn["outcome"] == "scored"]
@@ -70,7 +70,7 @@ def test_top_1_is_rectangular(fake_server: FakePlugin, tmp_path: Path) -> None:
     with judge_server(lambda body: [POSITIVE] * body["n"]) as judge:
         flags = ("--env.distill_topk", "1", "--env.total_steps", "2", "--env.judge_base_url", judge)
         done = process(fake_server.base_url, out, *flags)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done
     for group in read_lines(out):
         for tokens, ids in zip(group["tokens"], group["distill_token_ids"], strict=True):
             assert ids == [[token] for token in tokens]
@@ -88,7 +88,7 @@ def test_a_broken_judge_is_counted_and_the_run_completes_and_says_that_it_distil
     out = tmp_path / "a.jsonl"
     with judge_server(answer) as judge:
         done = process(fake_server.base_url, out, "--env.judge_base_url", judge, "--env.total_steps", "2")
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done
     outcomes = {turn["outcome"] for g in read_lines(out) for o in g["overrides"] for turn in o["opd"]["turns"]}
     # A closing turn whose work passed is shown nothing, so nobody is asked about it.
     assert outcomes - {"no_next_state"} == {"judge_error"}
@@ -124,7 +124,7 @@ def test_a_stopped_run_goes_on_where_it_was(
         assert again.returncode == 2
         assert "--env.resume" in again.stderr
     done = process(fake_server.base_url, out, *flags, "--env.resume")
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done
     assert len(items(out)) == len(set(items(out))) == 10
     assert out.read_bytes().startswith(before[: before.rindex(b"\n") + 1])
     assert validate(out).returncode == 0
@@ -188,7 +188,7 @@ def test_humaneval_runs_to_its_end(fake_server: FakePlugin, tmp_path: Path) -> N
         *("--env.data_path_to_save_groups", str(out)),
         HF_HUB_OFFLINE="1",
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done
     assert sorted(items(out)) == sorted(f"HumanEval/{i}#0" for i in range(20))
     assert validate(out).returncode == 0
     assert "20 of 20 groups" in done.stderr

@@ -24,7 +24,7 @@ CURVES = ROOT / "docs" / "learning" / "results.json"
 
 def make(*arguments: Path | str) -> None:
     done = commands.run("agentic_opd.report", *map(str, arguments), timeout_s=120)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done
 
 
 @pytest.fixture(scope="module")

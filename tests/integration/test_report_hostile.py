@@ -74,7 +74,7 @@ def test_hostile_text_is_text(browser: Browser, tmp_path: Path, with_texts: bool
     file.with_suffix(".run.json").write_text(json.dumps({"policy_model": EVIL, EVIL: ODD, "seed": float("inf")}))
     flags = ("--tokenizer", str(tokenizer_with_evil_tokens(tmp_path / "tokenizer"))) if with_texts else ()
     done = make(file, *flags)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done
     assert "Traceback" not in done.stderr
     for number in (2, 3, 4, 6, 7, 8):
         assert f"warning: line {number}" in done.stderr

@@ -59,7 +59,7 @@ def test_its_policy_answers_is_judged_and_scored(server: LocalServer, tmp_path: 
         "0",
     )
     done = process(server.base_url, out, *flags)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done
     assert validate(out).returncode == 0
     groups = read_lines(out)
     scores = [score for group in groups for score in group["scores"]]
@@ -80,7 +80,7 @@ def test_its_policy_answers_is_judged_and_scored(server: LocalServer, tmp_path: 
     assert scored
     assert any("verdict" in turn["evidence"] for turn in scored)
     report = commands.run("agentic_opd", "report", str(out), "--out", str(tmp_path / "report.html"))
-    assert report.returncode == 0, report.stderr
+    assert report.returncode == 0, report
 
 
 def test_it_is_evaluated_on_what_is_held_out(server: LocalServer, tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_it_is_evaluated_on_what_is_held_out(server: LocalServer, tmp_path: Path
     )
     argv = command("evaluate", server.base_url, "--env.data_dir_to_save_evals", str(tmp_path), *flags)
     done = commands.run(*argv, timeout_s=300)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done
     rows = read_lines(tmp_path / "samples.jsonl")
     assert {row["task_id"].rpartition("/")[0] for row in rows} == {"sql/held-out/0"}
     assert 0 < sum(row["passed"] for row in rows) < len(rows)

@@ -43,7 +43,7 @@ def test_the_loop_runs_and_every_push_is_proved(rooted: RootedServer, tmp_path: 
     ):
         argv = trainer(tmp_path, api.url, vllm.base_url, f"--weights_dir={weights}", processes=2)
         done = commands.run(*argv, timeout_s=150, real=True)
-        assert done.returncode == 0, done.stderr
+        assert done.returncode == 0, done
         assert weight_version(vllm.base_url) == 3
         rows = metrics(tmp_path)
         assert [row["step"] for row in rows] == [1, 2, 3]
@@ -57,7 +57,7 @@ def test_the_loop_runs_and_every_push_is_proved(rooted: RootedServer, tmp_path: 
         assert len(list(weights.glob("step-*"))) == 2
         more = ("--total_steps=4", "--resume", "--probe_tolerance=1e-12")
         stopped = commands.run(*argv, *more, timeout_s=150, real=True)
-        assert stopped.returncode == 1, stopped.stderr
+        assert stopped.returncode == 1, stopped
         assert "does not compute what the trainer does" in stopped.stderr
 
 
@@ -87,5 +87,5 @@ def test_a_trainer_that_is_stopped_resumes_where_it_was(
         more = ("--resume", f"--total_steps={before + 1}")
         argv = trainer(tmp_path, api.url, fake_server.base_url, *settings, *more)
         done = commands.run(*argv, timeout_s=150, kind="train")
-        assert done.returncode == 0, done.stderr
+        assert done.returncode == 0, done
         assert [row["step"] for row in metrics(tmp_path)] == list(range(1, before + 2))

@@ -2,6 +2,7 @@
 
 import shutil
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,13 +18,18 @@ pytestmark = pytest.mark.vllm
 @pytest.fixture
 def moved(rooted: RootedServer) -> RootedServer:
     """A server with weights that it does not serve yet in `other`."""
-    shutil.rmtree(rooted.root / "other", ignore_errors=True)
-    shutil.copytree(ROOT / MODEL, rooted.root / "other")
-    rng = np.random.default_rng(0)
-    weights = load_file(rooted.root / "other" / "model.safetensors")
-    noisy = {name: (w * (1 + 0.2 * rng.standard_normal(w.shape))).astype(w.dtype) for name, w in weights.items()}
-    save_file(noisy, rooted.root / "other" / "model.safetensors", metadata={"format": "pt"})
+    write_moved(rooted.root / "other")
     return rooted
+
+
+def write_moved(folder: Path) -> None:
+    """A checkpoint that is not the demo policy's."""
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(ROOT / MODEL, folder)
+    rng = np.random.default_rng(0)
+    weights = load_file(folder / "model.safetensors")
+    noisy = {name: (w * (1 + 0.2 * rng.standard_normal(w.shape))).astype(w.dtype) for name, w in weights.items()}
+    save_file(noisy, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def test_new_weights_come_and_go(moved: RootedServer, forward: Forward) -> None:

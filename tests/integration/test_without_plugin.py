@@ -23,7 +23,7 @@ def plain_url(vllm_server: SharedServer) -> Iterator[str]:
 def test_it_is_used_and_said_to_be_slow(plain_url: str, tmp_path: Path) -> None:
     out = tmp_path / "groups.jsonl"
     done = process(plain_url, out, "--env.total_steps", "2", "--env.distill_topk", "20")
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done
     assert done.stderr.count("slower") == 1
     assert validate(out).returncode == 0
 

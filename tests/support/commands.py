@@ -15,6 +15,7 @@ from typing import IO, Any
 
 from . import session
 from .places import ROOT
+from .waiting import hear_sigint
 
 PIPE, STDOUT = subprocess.PIPE, subprocess.STDOUT
 
@@ -162,17 +163,18 @@ def start(
     if not real:
         return Forked([module, *arguments], **more, start_new_session=start_new_session, kind=kind)
     argv = [sys.executable, "-m", module, *arguments]
-    return subprocess.Popen(argv, **more, start_new_session=start_new_session, text=True, preexec_fn=_hear_sigint)
+    return subprocess.Popen(argv, **more, start_new_session=start_new_session, text=True, preexec_fn=hear_sigint)
 
 
-def _hear_sigint() -> None:
-    """A child of a background job of a shell would ignore Ctrl-C."""
-    import signal
+class Done(subprocess.CompletedProcess[str]):
+    """A command that has ended; as a text, how, and what it said: the message of an assertion on it."""
 
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    def __str__(self) -> str:
+        shown = " ".join(map(str, self.args))
+        return f"exit code {self.returncode} of {shown}\n{self.stderr}\n{self.stdout[-2000:]}"
 
 
-def run(module: str, *arguments: str, timeout_s: float = 600.0, **more: Any) -> "subprocess.CompletedProcess[str]":
+def run(module: str, *arguments: str, timeout_s: float = 600.0, **more: Any) -> Done:
     """Run `python -m MODULE ARGUMENTS` to its end."""
     with tempfile.TemporaryFile("w+", errors="replace") as out, tempfile.TemporaryFile("w+", errors="replace") as error:
         with start(module, *arguments, stdout=out, stderr=error, **more) as process:
@@ -183,4 +185,4 @@ def run(module: str, *arguments: str, timeout_s: float = 600.0, **more: Any) -> 
                 raise
         out.seek(0)
         error.seek(0)
-        return subprocess.CompletedProcess([module, *arguments], process.returncode, out.read(), error.read())
+        return Done([module, *arguments], process.returncode, out.read(), error.read())
