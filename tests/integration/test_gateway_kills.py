@@ -121,7 +121,8 @@ def test_whatever_is_killed_nothing_is_lost_or_kept_twice(fake_server: FakePlugi
         api, had, gateway = new_api(-1), 0, new_gateway()
         talkers = Talkers(port)
         for kill in range(KILLS):
-            time.sleep(random.uniform(0.5, 4.0))
+            ended = len(talkers.histories) + random.randint(0, 6)
+            until(lambda ended=ended: len(talkers.histories) >= ended, 120)
             match PARTS[kill] if kill < len(PARTS) else random.choice(PARTS):
                 case "gateway":
                     gateway.process.kill()

@@ -49,7 +49,7 @@ def test_batches_are_filled_and_evaluation_runs_beside_it(
         api.register_trainer(batch_size=8, num_steps=5)  # The API may count one more than it has handed out.
         batches = [api.batch() for _ in range(3)]
         until(lambda: api.queue_size() >= 4, 120)
-        time.sleep(3)  # Nothing more may come: two batches of two groups wait.
+        time.sleep(1)  # Nothing more may come: two batches of two groups wait.
         assert api.queue_size() == 4
         batches += [api.batch() for _ in range(2)]
         assert env.process.wait(120) == 0, env.said()
@@ -80,7 +80,7 @@ def test_a_restarted_api_is_joined_again(fake_server: FakePlugin, tmp_path: Path
         with trajectory_api(tmp_path / "first.log", port) as api:
             api.register_trainer(batch_size=4, num_steps=100)
             check_batch(api.batch(), 4)
-        time.sleep(2)
+        until(lambda: env.said().count("waiting for the trajectory API") == 2, said=env.said)
         with trajectory_api(tmp_path / "second.log", port) as api:
             api.register_trainer(batch_size=4, num_steps=100)
             check_batch(api.batch(), 4)

@@ -82,6 +82,9 @@ class FakePlugin:
     """Seconds that a sampled token takes."""
     port: int = field(default_factory=free_port)
     version: int = 0
+    most: int | None = None
+    """Answers of `/generate` that it gives; further ones wait until it is raised."""
+    answered: int = 0
     under_way: int = 0
     """Requests that are being sampled."""
     model: str = MODEL
@@ -210,6 +213,9 @@ class FakePlugin:
         sampled = [self._ids(text, most, body) for text in texts]
         self.under_way += 1
         try:
+            while self.most is not None and self.answered >= self.most:  # noqa: ASYNC110 - another thread raises it
+                await asyncio.sleep(0.01)
+            self.answered += 1
             if body.get("stream"):
                 return await self._streamed(request, prompt, sampled, top, body.get("stream_interval") or 1)
             version = self.version
