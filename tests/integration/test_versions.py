@@ -138,24 +138,24 @@ def test_a_push_between_sampling_and_scoring_is_not_in_the_gap(
 
 
 class OftenPushed(Pushes):
-    """Pushes with every third question, until there were enough."""
+    """Pushes with every so many questions, until there were enough."""
 
-    def __init__(self, server: RootedServer, pushes: int) -> None:
+    def __init__(self, server: RootedServer, pushes: int, every: int) -> None:
         super().__init__(server)
-        self.questions, self.pushes = 0, pushes
+        self.questions, self.pushes, self.every = 0, pushes, every
 
     def judged(self, body: dict[str, Any]) -> list[str]:
         self.questions += 1
-        self.due = self.questions % 3 == 0 and len(self.paths) <= self.pushes
+        self.due = self.questions % self.every == 0 and len(self.paths) <= self.pushes
         return super().judged(body)
 
 
-@pytest.mark.parametrize(("pushes", "batches"), [(6, 3), pytest.param(20, 8, marks=pytest.mark.all)])
+@pytest.mark.parametrize(("pushes", "every", "batches"), [(6, 6, 4), pytest.param(20, 3, 8, marks=pytest.mark.all)])
 def test_pushes_under_serve_are_not_in_the_gap(
-    rooted: RootedServer, forward: Forward, tmp_path: Path, pushes: int, batches: int
+    rooted: RootedServer, forward: Forward, tmp_path: Path, pushes: int, every: int, batches: int
 ) -> None:
     """`serve` with episodes beside each other: some turns are scored by the weights that sampled them, others not."""
-    pushed = OftenPushed(rooted, pushes)
+    pushed = OftenPushed(rooted, pushes, every)
     with judge_server(pushed.judged) as judge, trajectory_api(tmp_path / "api.log") as api:
         own = ("--env.judge_base_url", judge, "--env.judge_model_name", "judge", "--env.hint_source", "none")
         with serving(api.url, rooted.server.base_url, tmp_path, *own) as env:

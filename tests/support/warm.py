@@ -16,6 +16,7 @@ import sys
 import threading
 import traceback
 import warnings
+import weakref
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -59,6 +60,7 @@ class Request:
         sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w")  # noqa: SIM115
         sys.stderr.reconfigure(line_buffering=True)
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        weakref.finalize._registry.clear()  # Temporary folders of the process that forked are not this one's to remove.
         os.environ.clear()
         os.environ.update(self.env)
         os.chdir(self.cwd)
