@@ -24,6 +24,7 @@ from tests.support.environment import command, read_lines
 from tests.support.fake_plugin import FakePlugin, fake_plugin
 from tests.support.machine import part_of_machine
 from tests.support.places import MODEL, ROOT
+from tests.support.recording_proxy import recording_proxy
 from tests.support.report_facts import Scored, scored_tokens
 from tests.support.vllm import Forward, RootedServer, SharedServer, StartVllm, shared_server
 
@@ -204,6 +205,14 @@ def rooted(rooted_server: RootedServer) -> RootedServer:
     """A server with all flags: a weights root, adapters, weight transfer. It runs, with the first weights."""
     rooted_server.renew()
     return rooted_server
+
+
+@pytest.fixture
+def without_adapters(rooted: RootedServer) -> Iterator[str]:
+    """The address of that server as one that takes whole weights only: adapters are merged for it."""
+    with recording_proxy(rooted.base_url) as proxy:
+        proxy.info = {"max_adapters": 0, "max_lora_rank": 0}
+        yield proxy.url
 
 
 class DemoRun(NamedTuple):

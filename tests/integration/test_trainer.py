@@ -56,7 +56,8 @@ def test_the_loop_runs_and_every_push_is_proved(rooted: RootedServer, tmp_path: 
         assert (tmp_path / "train" / "final" / "model.safetensors").exists()
         assert len(list(weights.glob("step-*"))) == 2
         more = ("--total_steps=4", "--resume", "--probe_tolerance=1e-12")
-        stopped = commands.run(*argv, *more, timeout_s=150, real=True)
+        again = trainer(tmp_path, api.url, vllm.base_url, f"--weights_dir={weights}", *more)
+        stopped = commands.run(*again, timeout_s=150, kind="train")
         assert stopped.returncode == 1, stopped
         assert "does not compute what the trainer does" in stopped.stderr
 

@@ -35,7 +35,7 @@ WORLD = World("cpu")
 
 @pytest.fixture(params=[1, pytest.param(2, marks=pytest.mark.all)])
 def servers(request: pytest.FixtureRequest, rooted: RootedServer) -> list[LocalServer]:
-    return [rooted.server, request.getfixturevalue("second")][: request.param]
+    return [rooted.server] if request.param == 1 else [rooted.server, request.getfixturevalue("second")]
 
 
 @pytest.fixture(scope="module")
@@ -44,8 +44,7 @@ def second(start_vllm: StartVllm) -> Iterator[LocalServer]:
         yield server
 
 
-def config_of(servers: list[LocalServer], folder: Path, **changes: Any) -> TrainerConfig:
-    urls = [server.base_url for server in servers]
+def config_of(urls: list[str], folder: Path, **changes: Any) -> TrainerConfig:
     return make_config(
         weights_dir=folder,
         vllm_urls=urls,
@@ -58,9 +57,10 @@ def config_of(servers: list[LocalServer], folder: Path, **changes: Any) -> Train
 
 @pytest.mark.parametrize("changes", [{}, {"lora_rank": 4, "lr": 1e-2}], ids=["whole", "lora"])
 def test_servers_get_what_was_trained_and_nothing_is_written(
-    servers: list[LocalServer], tmp_path: Path, changes: dict[str, Any]
+    servers: list[LocalServer], without_adapters: str, tmp_path: Path, changes: dict[str, Any]
 ) -> None:
-    config = config_of(servers, tmp_path / "weights", **changes)
+    urls = [without_adapters, *(server.base_url for server in servers[1:])]
+    config = config_of(urls, tmp_path / "weights", **changes)
     policy = load_policy(config, WORLD)
     batch = make_rollout(policy.model)
     probe, optimizer = (
@@ -113,7 +113,7 @@ class Leaving:
 
 
 def test_a_trainer_that_goes_in_the_middle_leaves_the_server_as_it_was(rooted: RootedServer, tmp_path: Path) -> None:
-    config, ids = config_of([rooted.server], tmp_path), random_ids(31, 80, 1000)
+    config, ids = config_of([rooted.base_url], tmp_path), random_ids(31, 80, 1000)
     policy = load_policy(config, WORLD)
     with torch.no_grad():
         for parameter in policy.parameters():
@@ -152,7 +152,7 @@ def test_a_trainer_that_goes_in_the_middle_leaves_the_server_as_it_was(rooted: R
 
 
 def test_what_does_not_fit_is_refused(rooted: RootedServer, vllm_server: SharedServer, tmp_path: Path) -> None:
-    config = config_of([vllm_server], tmp_path)
+    config = config_of([vllm_server.base_url], tmp_path)
     policy = load_policy(config, WORLD)
 
     async def push() -> None:
