@@ -12,6 +12,7 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from random import SystemRandom
 
 from agentic_opd.core.processes import end_of, end_with_parent
 
@@ -95,10 +96,16 @@ def child_process(
 
 
 def free_port() -> int:
-    """A port that nothing listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """A port that nothing listens on.
+
+    The kernel gives it to no outgoing connection either: it is still free when a server has started, or starts again.
+    """
+    first_of_connections = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    while True:
+        port = SystemRandom().randrange(10_000, max(first_of_connections, 20_000))
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def stop(process: subprocess.Popen[bytes], patience_s: float = 20.0) -> None:

@@ -1,7 +1,10 @@
-"""What all tests share."""
+"""What all tests share. `--all` adds what takes minutes, `--shuffle SEED` runs them in another order."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -13,6 +16,33 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Tests share their two cores with whatever else runs; a slow example is no failure.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all", action="store_true", help="also what is marked `all`: experiments, benches, real agents")
+    parser.addoption("--shuffle", metavar="SEED", help="shuffle modules, and the tests of each, by this seed")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--all"):
+        left_out = [item for item in items if item.get_closest_marker("all") is not None]
+        items[:] = [item for item in items if item.get_closest_marker("all") is None]
+        config.hook.pytest_deselected(items=left_out)
+    if (seed := config.getoption("--shuffle")) is not None:
+        items[:] = shuffled(items, seed)
+
+
+def shuffled(items: Iterable[Any], seed: str) -> Iterator[Any]:
+    """The items with their modules, and the tests of each module, in an order that the seed decides."""
+    random = Random(seed)
+    modules = [list(module) for _, module in groupby(items, key=lambda item: item.path)]
+    random.shuffle(modules)
+    for module in modules:
+        functions = [list(function) for _, function in groupby(module, key=lambda item: item.function)]
+        random.shuffle(functions)
+        for function in functions:
+            random.shuffle(function)
+            yield from function
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

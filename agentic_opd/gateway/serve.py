@@ -19,6 +19,11 @@ _GRACE_S = 5
 """Seconds that answers under way have when the gateway is told to end."""
 
 
+KEEP_ALIVE_S = 75
+"""Seconds that an idle connection stays open. A client that reuses one at the moment of its end sees a lost connection;
+uvicorn's 5 s are no longer than an agent thinks, or a busy machine takes."""
+
+
 class WebServer(uvicorn.Server):
     """Serves an application on sockets that listen already.
 
@@ -27,9 +32,15 @@ class WebServer(uvicorn.Server):
 
     def __init__(self, app: FastAPI) -> None:
         # No access log: a path holds what clients call their sessions.
-        super().__init__(
-            uvicorn.Config(app, access_log=False, log_config=None, lifespan="off", timeout_graceful_shutdown=_GRACE_S)
+        config = uvicorn.Config(
+            app,
+            access_log=False,
+            log_config=None,
+            lifespan="off",
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=_GRACE_S,
         )
+        super().__init__(config)
 
     @contextmanager
     def capture_signals(self) -> Generator[None]:

@@ -1,9 +1,11 @@
 """What is started once and used by many: vLLM servers, a run of the demo, a browser; and in which order all runs."""
 
-import subprocess
+import os
+import time
 import warnings
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,41 +18,50 @@ from playwright.sync_api import Browser
 from xdist.scheduler import LoadScopeScheduling
 
 from agentic_opd.core.processes import end_of
+from tests.support import commands, session
 from tests.support.browser import Report, chromium, opened
 from tests.support.environment import command, read_lines
+from tests.support.fake_plugin import FakePlugin, fake_plugin
 from tests.support.machine import part_of_machine
 from tests.support.places import MODEL, ROOT
+from tests.support.recording_proxy import recording_proxy
 from tests.support.report_facts import Scored, scored_tokens
-from tests.support.vllm import Forward, RootedServer, StartVllm
+from tests.support.vllm import Forward, RootedServer, SharedServer, StartVllm, shared_server
 
 FIRST = {
     "learn": ("test_learn",),
+    "weights": (
+        *(
+            "test_plugin_contract",
+            "test_adapters",
+            "test_weights",
+            "test_versions",
+            "test_trainer",
+            "test_pushes",
+            "test_weight_transfer",
+        ),
+        *("test_gateway_pushes", "test_counts"),
+    ),
     "up": ("test_up", "test_sharded_training"),
     # An attack looks for processes that are left of it, on the whole machine and below its own process.
     "attacks": (
         *("test_attacks", "test_attacks_tools", "test_attacks_in_containers", "test_attacks_as_user"),
         "test_fuzz_tools",
     ),
-    "weights": (
-        "test_counts",
-        "test_versions",
-        "test_trainer",
-        "test_pushes",
-        "test_gateway_pushes",
-        "test_gateway_kills",
-        "test_several_servers",
-        "test_dead_server",
-    ),
 }
 LAST = {
     "bodies": ("test_bodies",),
     "demo": (
-        "test_demo",
-        "test_report",
-        "test_report_use",
-        "test_report_compare",
-        "test_report_size",
-        "test_report_hostile",
+        *(
+            "test_demo",
+            "test_start",
+            "test_distill_file",
+            "test_hints",
+            "test_report",
+            "test_report_use",
+            "test_report_compare",
+        ),
+        *("test_report_size", "test_report_hostile"),
     ),
 }
 """Modules that share what is expensive run on one worker, one after the other; any other module is a group by itself.
@@ -59,34 +70,83 @@ First come the groups that take longest, so that no worker waits long at the end
 so that these wait for short tests only.
 """
 PLACES = {
-    module: (place, i, j, name)
+    module: (place, i, name)
     for place, groups in ((0, FIRST), (2, LAST))
     for i, name in enumerate(groups)
-    for j, module in enumerate(groups[name])
+    for module in groups[name]
 }
 
 
-def place_of(path: Path) -> tuple[int, int, int, str]:
-    """The place of the module's group, its own place in the group, and the group's name."""
-    return PLACES.get(path.stem, (1, 0, 0, path.stem))
+def place_of(path: Path) -> tuple[int, int, str]:
+    """The place of the module's group, and the group's name."""
+    return PLACES.get(path.stem, (1, 0, path.stem))
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sort the tests by group."""
-    items.sort(key=lambda item: place_of(item.path)[:3])
+    """Sort the tests by group; within a group they keep their order, which may be shuffled."""
+    items.sort(key=lambda item: place_of(item.path)[:2])
 
 
 class GroupScheduling(LoadScopeScheduling):
     """Gives each worker the next group when it has finished one."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return place_of(Path(nodeid.partition("::")[0]))[3]
+        return place_of(Path(nodeid.partition("::")[0]))[2]
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> GroupScheduling:
     """pytest-xdist's own groups (`--dist loadgroup`) are marks on tests, which it loses with pytest 9."""
     return GroupScheduling(config, log)
+
+
+SESSION = pytest.StashKey[session.Session]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if session.VARIABLE not in os.environ:  # Else this is a worker of xdist.
+        config.stash[SESSION] = session.Session()
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if SESSION in config.stash:
+        config.stash[SESSION].close()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_logreport(report: Any) -> None:
+    """Say when a worker of xdist goes on from a module: a log that is read while it grows shows where it is."""
+    if (node := getattr(report, "node", None)) is None:
+        return
+    worker, module = node.gateway.id, report.nodeid.partition("::")[0]
+    before = UNDER_WAY.get(worker)
+    if before is None or before.module != module:
+        if before is not None:
+            print(
+                f"\n{worker} {before.module}: {before.tests} tests, {time.monotonic() - before.began:.0f} s", flush=True
+            )
+        UNDER_WAY[worker] = Module(module, time.monotonic())
+    UNDER_WAY[worker].tests += report.when == "call"
+
+
+@dataclass
+class Module:
+    module: str
+    began: float
+    tests: int = 0
+
+
+UNDER_WAY: dict[str, Module] = {}
+"""What each worker runs."""
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Each server's start, and who asked for it."""
+    if SESSION in config.stash and (starts := session.starts()):
+        terminalreporter.section(f"{len(starts)} starts")
+        for one in starts:
+            terminalreporter.line(f"{one['seconds']:6.1f} s  {one['what']}  for {one['by']}")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -100,27 +160,35 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 @pytest.fixture(scope="session")
 def start_vllm(tmp_path_factory: pytest.TempPathFactory) -> StartVllm:
-    """`start_vllm(*options, plugin=True, port=None, **variables)` serves the model while its block runs."""
+    """`start_vllm(*options, port=None, **variables)` serves the model while its block runs."""
     if not (ROOT / MODEL / "config.json").exists():
         pytest.skip(f"{MODEL} is no checkpoint; scripts/train_demo_policy makes the demo policy")
 
     @contextmanager
-    def start(*options: str, plugin: bool = True, port: int | None = None, **variables: str) -> Generator[LocalServer]:
+    def start(*options: str, port: int | None = None, **variables: str) -> Generator[LocalServer]:
         log = tmp_path_factory.mktemp("vllm") / "server.log"
-        options = options if plugin else ("--no-plugin", *options)
         launcher = (str(ROOT / "scripts" / "serve_vllm"),)
         with local_server(
             MODEL, *options, log=log, launcher=launcher, variables=variables, cwd=ROOT, port=port
         ) as server:
+            session.log_start(" ".join(["vLLM", *options]), server.start_seconds)
             yield server
 
     return start
 
 
 @pytest.fixture(scope="session")
-def vllm_server(start_vllm: StartVllm) -> Iterator[LocalServer]:
-    """The server that most tests of a worker share: the demo policy, no API key, no weights root."""
-    with start_vllm() as server:
+def vllm_server() -> SharedServer:
+    """The server that most tests of all workers share: the demo policy as it is, no API key, no weights root."""
+    if not (ROOT / MODEL / "config.json").exists():
+        pytest.skip(f"{MODEL} is no checkpoint; scripts/train_demo_policy makes the demo policy")
+    return shared_server()
+
+
+@pytest.fixture
+def fake_server() -> Iterator[FakePlugin]:
+    """A server that answers as the plugin does, with scripted turns: for what is not about its numbers, and outages."""
+    with fake_plugin() as server:
         yield server
 
 
@@ -134,9 +202,17 @@ def rooted_server(start_vllm: StartVllm, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture
 def rooted(rooted_server: RootedServer) -> RootedServer:
-    """A server with a weights root: it runs, with the first weights."""
+    """A server with all flags: a weights root, adapters, weight transfer. It runs, with the first weights."""
     rooted_server.renew()
     return rooted_server
+
+
+@pytest.fixture
+def without_adapters(rooted: RootedServer) -> Iterator[str]:
+    """The address of that server as one that takes whole weights only: adapters are merged for it."""
+    with recording_proxy(rooted.base_url) as proxy:
+        proxy.info = {"max_adapters": 0, "max_lora_rank": 0}
+        yield proxy.url
 
 
 class DemoRun(NamedTuple):
@@ -152,13 +228,19 @@ class DemoRun(NamedTuple):
 
 
 @pytest.fixture(scope="session")
-def demo(vllm_server: LocalServer, tmp_path_factory: pytest.TempPathFactory) -> DemoRun:
-    """One run of the demo, for all who only read what it wrote."""
-    out = tmp_path_factory.mktemp("demo") / "groups.jsonl"
-    argv = command("process", vllm_server.base_url, "--env.data_path_to_save_groups", str(out))
-    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=1200)
-    assert done.returncode == 0, done.stderr
-    return DemoRun(out, done.stderr)
+def demo(vllm_server: SharedServer) -> DemoRun:
+    """One run of the demo, as a person starts it, for all who only read what it wrote."""
+
+    def run() -> dict[str, str]:
+        folder = session.folder() / "demo"
+        folder.mkdir(exist_ok=True)
+        argv = command("process", vllm_server.base_url, "--env.data_path_to_save_groups", str(folder / "groups.jsonl"))
+        done = commands.run(*argv, timeout_s=1200, real=True)
+        assert done.returncode == 0, done.stderr
+        return {"path": str(folder / "groups.jsonl"), "said": done.stderr}
+
+    ran = session.once("demo", run)
+    return DemoRun(Path(ran["path"]), ran["said"])
 
 
 @pytest.fixture(scope="module")
@@ -192,7 +274,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     """Show the end of a server's log with a test that failed on it."""
     report = yield
     values = list(getattr(item, "funcargs", {}).values())
-    servers = [value for value in values if isinstance(value, LocalServer)]
+    servers = [value for value in values if isinstance(value, LocalServer | SharedServer)]
     servers += [value.server for value in values if isinstance(value, RootedServer)]
     if report.failed:
         report.sections += [(f"{server.log}", end_of(server.log)) for server in servers]

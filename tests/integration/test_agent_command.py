@@ -1,14 +1,15 @@
 """`agent_command` as a person uses it: a plain `openai` script in the sandbox, in all modes, on a real server."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support import commands
 from tests.support.environment import command, process, read_lines, serving, validate
+from tests.support.fake_plugin import FakePlugin
 from tests.support.places import ROOT
 from tests.support.recording_proxy import recording_proxy, seen
 from tests.support.trajectory import trajectory_api
@@ -27,7 +28,7 @@ def test_its_episodes_are_what_was_read_and_sampled(vllm_server: Any, tmp_path: 
     with recording_proxy(vllm_server.base_url) as proxy:
         done = process(proxy.url, out, *AGENT, "--env.total_steps", "3")
         sampled = seen(proxy)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done
     groups = read_lines(out)
     assert len(groups) == 3
     assert validate(out).returncode == 0
@@ -101,15 +102,15 @@ def test_a_command_of_the_policy_that_asks_by_itself_changes_neither_episode_nor
 
 def test_it_is_evaluated(vllm_server: Any, tmp_path: Path) -> None:
     argv = command("evaluate", vllm_server.base_url, "--env.data_dir_to_save_evals", str(tmp_path), *AGENT)
-    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
+    done = commands.run(*argv, timeout_s=300)
+    assert done.returncode == 0, done
     rows = read_lines(tmp_path / "samples.jsonl")
     assert len(rows) == 8
     assert any(row["checks_passed"] > 0 for row in rows)
 
 
-def test_it_is_served(vllm_server: Any, tmp_path: Path) -> None:
-    url = vllm_server.base_url
+def test_it_is_served(fake_server: FakePlugin, tmp_path: Path) -> None:
+    url = fake_server.base_url
     with trajectory_api(tmp_path / "api.log") as api, serving(api.url, url, tmp_path, *AGENT) as env:
         env.wait_for("waiting for a trainer")
         api.register_trainer(batch_size=4, num_steps=2)
@@ -120,16 +121,16 @@ def test_it_is_served(vllm_server: Any, tmp_path: Path) -> None:
     assert all(group["overrides"][0]["program"]["exit_code"] is not None for group in batch)
 
 
-def test_a_command_that_is_none_is_said(vllm_server: Any, tmp_path: Path) -> None:
+def test_a_command_that_is_none_is_said(fake_server: FakePlugin, tmp_path: Path) -> None:
     out = tmp_path / "groups.jsonl"
-    done = process(vllm_server.base_url, out, "--env.agent_command", "no-such-agent", "--env.total_steps", "1")
+    done = process(fake_server.base_url, out, "--env.agent_command", "no-such-agent", "--env.total_steps", "1")
     assert done.returncode == 1
     assert "made no request on task" in done.stderr
     assert "no-such-agent: command not found" in done.stderr
     swerex = ("--env.sandbox_swerex_url", "http://127.0.0.1:9", "--env.sandbox_swerex_token", "t")
-    done = process(vllm_server.base_url, out, *AGENT, "--env.sandbox_backend", "swerex", *swerex)
+    done = process(fake_server.base_url, out, *AGENT, "--env.sandbox_backend", "swerex", *swerex)
     assert done.returncode == 2
     assert "agent_command needs sandbox_backend bubblewrap or docker, got swerex" in done.stderr
-    done = process(vllm_server.base_url, out, *AGENT[:2], "--env.agent_mounts", '["/no/such/folder"]')
+    done = process(fake_server.base_url, out, *AGENT[:2], "--env.agent_mounts", '["/no/such/folder"]')
     assert done.returncode == 2
     assert "agent_mounts names what is not there: /no/such/folder" in done.stderr

@@ -18,7 +18,7 @@ from tests.support.places import ROOT
 AS_NOBODY = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--"]
 MODULES = ["tests/integration/test_attacks.py", "tests/integration/test_attacks_tools.py"]
 
-AGAIN = "honest_part or cannot_be_found or nothing_escapes or machine_withstands or test_attacks_tools"
+AGAIN = "honest_part or nothing_escapes or machine_withstands or outside or daemons or bomb or network"
 """Tests of what a sandbox holds in, and off."""
 
 pytestmark = [
@@ -62,4 +62,4 @@ def test_the_attacks_as_an_ordinary_user() -> None:
     counts = re.search(r"(\d+) passed", result.stdout.splitlines()[-1])
     assert counts is not None
     assert "skipped" not in result.stdout.splitlines()[-1], "bubblewrap did not work for the user nobody"
-    assert int(counts[1]) > 60
+    assert int(counts[1]) > 40

@@ -1,4 +1,8 @@
-"""The solutions that cheat or break out once more, in containers of a real engine (podman with runc)."""
+"""Attacks on the boundary once more, in containers of a real engine (podman with runc).
+
+Network, files, processes and memory. What happens between the solution and its tests is Python's affair, whatever
+isolates it, and is tried in bubblewrap.
+"""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -8,20 +12,17 @@ import pytest
 
 from agentic_opd.sandboxes.docker import DockerSandbox
 from agentic_opd.sandboxes.protocol import Limits
-from tests.integration.attacks.arena import Arena, Attack, arena, assert_withstood
+from tests.integration.attacks.arena import Arena, arena, assert_withstood
 from tests.integration.attacks.escaping import ESCAPING
-from tests.integration.attacks.protocol import PROTOCOL
 from tests.integration.attacks.reading import READING
 from tests.integration.attacks.resources import RESOURCES, SMALL
-from tests.integration.attacks.verdict import VERDICT
 from tests.support.sandbox_backends import ENGINE, IMAGE, start_backend
 
-EACH = {**VERDICT, **READING, **PROTOCOL, **ESCAPING}
-# An image has files of its own, and numbers as long as a needle in them: what is returned is then no list of attempts.
-EACH["files"] = replace(EACH["files"], report="")
-
-# A container's work directory is its root's, so it can't be closed: the attack would not even be imported.
-MACHINE = {name: attack for name, attack in RESOURCES.items() if name != "closes the work directory"}
+ESCAPES = (
+    *("writes outside", "mounts, chroots and makes devices", "follows links to the outside", "uses the network"),
+    *("kills everything", "raises its own limits", "daemons that outlive the episode", "daemons that hold the pipes"),
+)
+MACHINE = ("a fork bomb", "a memory bomb", "memory shared beyond its limit", "gigabytes of output", "fills the disk")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -39,11 +40,16 @@ def container(limits: Limits | None) -> DockerSandbox:
     return DockerSandbox(ENGINE, IMAGE, limits)
 
 
-@pytest.mark.parametrize("attack", EACH.values(), ids=EACH.keys())
-def test_nothing_is_earned_and_nothing_escapes(attack: Attack, place: Arena) -> None:
-    assert_withstood(attack, place, None, container)
+@pytest.mark.parametrize("name", ESCAPES)
+def test_nothing_is_earned_and_nothing_escapes(name: str, place: Arena) -> None:
+    assert_withstood(ESCAPING[name], place, None, container)
 
 
-@pytest.mark.parametrize("attack", MACHINE.values(), ids=MACHINE.keys())
-def test_the_machine_withstands(attack: Attack, place: Arena) -> None:
-    assert_withstood(attack, place, SMALL, container)
+def test_the_expected_values_cannot_be_found_in_files_and_processes(place: Arena) -> None:
+    # An image has files of its own, and numbers as long as a needle: what is returned is then no list of attempts.
+    assert_withstood(replace(READING["files"], report=""), place, None, container)
+
+
+@pytest.mark.parametrize("name", MACHINE)
+def test_the_machine_withstands(name: str, place: Arena) -> None:
+    assert_withstood(RESOURCES[name], place, SMALL, container)

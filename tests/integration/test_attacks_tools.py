@@ -1,4 +1,7 @@
-"""Sequences of tool calls that attack, in real sandboxes of each kind that isolates, and what comes of their files."""
+"""Sequences of tool calls that attack, in real sandboxes, and what comes of their files.
+
+All are tried in bubblewrap; those on the boundary (host files, processes, memory, network) in containers too.
+"""
 
 import asyncio
 import os
@@ -37,14 +40,20 @@ class Place(NamedTuple):
         return self.arena.outside
 
 
-# The container engine of these tests is root's.
-@pytest.fixture(params=["bubblewrap", "docker"] if os.geteuid() == 0 else ["bubblewrap"])
+@pytest.fixture
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
-    if request.param == "docker":
+    kind = getattr(request, "param", "bubblewrap")
+    if kind == "docker":
         start_backend("docker", {})
     kinds = {"bubblewrap": BubblewrapSandbox, "docker": partial(DockerSandbox, ENGINE, IMAGE)}
     with arena(tmp_path) as ready:
-        yield Place(ready, lambda: kinds[request.param](SMALL))
+        yield Place(ready, lambda: kinds[kind](SMALL))
+
+
+# The container engine of these tests is root's.
+in_each = pytest.mark.parametrize(
+    "place", ["bubblewrap", "docker"] if os.geteuid() == 0 else ["bubblewrap"], indirect=True
+)
 
 
 def call(name: str, **arguments: str) -> ToolCall:
@@ -74,6 +83,7 @@ def earns_its_half(verdict: Verification) -> None:
     assert (verdict.outcome, verdict.passed, verdict.total) == (VerifyOutcome.RAN, 1, 2), verdict.report
 
 
+@in_each
 def test_paths_to_the_outside_reach_nothing(place: Place) -> None:
     secret = place.outside / "secret.txt"
     paths = [str(secret), f"../../../../..{secret}", f"/proc/1/root{secret}", "/etc/shadow", "/root/.ssh/id_rsa"]
@@ -82,6 +92,7 @@ def test_paths_to_the_outside_reach_nothing(place: Place) -> None:
     earns_its_half(verdict)
 
 
+@in_each
 def test_paths_to_the_outside_write_and_patch_nothing(place: Place) -> None:
     victim = place.outside / "victim.txt"
     paths = [str(victim), f"../../../../..{victim}", f"/proc/1/root{victim}", "/etc/passwd", "../../pwned", "/pwned"]
@@ -97,6 +108,7 @@ def test_paths_to_the_outside_write_and_patch_nothing(place: Place) -> None:
     earns_its_half(verdict)
 
 
+@in_each
 def test_links_to_the_outside_reach_nothing(place: Place) -> None:
     victim = place.outside / "victim.txt"
     said, verdict = attack(
@@ -129,14 +141,16 @@ def test_paths_are_no_commands(place: Place) -> None:
     earns_its_half(verdict)
 
 
+@in_each
 def test_daemons_end_with_their_command(place: Place) -> None:
-    loop = f"while :; do date >> alive; sleep 0.05; done # {MARK}"
+    unmarked = "while :; do date >> alive; sleep 0.05; done"
+    loop = f"{unmarked} # {MARK}"
     # The pattern does not find itself; a process that is dead, and not yet waited for, has no command line.
     left = f"cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' ' ' | grep -c '{MARK[:-1]}[{MARK[-1]}]'; true"
     said, verdict = attack(
         place,
         [
-            terminal(f"setsid nohup bash -c '{loop}' > /dev/null 2>&1 & (trap '' HUP TERM; {loop[:-21]}) & sleep 0.3"),
+            terminal(f"setsid nohup bash -c '{loop}' > /dev/null 2>&1 & (trap '' HUP TERM; {unmarked}) & sleep 0.3"),
             terminal(f"wc -l < alive; sleep 0.5; wc -l < alive; {left}"),
         ],
     )
@@ -147,6 +161,7 @@ def test_daemons_end_with_their_command(place: Place) -> None:
     earns_its_half(verdict)
 
 
+@in_each
 def test_a_fork_bomb_leaves_the_sandbox_usable(place: Place) -> None:
     said, verdict = attack(
         place, [terminal(f"bomb() {{ bomb | bomb & }}; bomb; sleep 60 # {MARK}"), terminal("echo ok")], 2.0
@@ -201,6 +216,7 @@ def test_a_deleted_work_directory_fails_nothing_but_itself(place: Place) -> None
     earns_its_half(verdict)
 
 
+@in_each
 def test_no_secret_and_no_network(place: Place) -> None:
     assert os.environ["OPD_TEST_SECRET"]
     connect = f"(exec 3<>/dev/tcp/127.0.0.1/{place.arena.port}) && echo connected"

@@ -4,12 +4,15 @@ import json
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from tests.support.places import ROOT
 
 TOKENS, VOCAB = 256, 152_064
 LOGITS = TOKENS * VOCAB * 4
 
 
+@pytest.mark.all
 def test_losses_need_less_memory_than_cross_entropy(tmp_path: Path) -> None:
     losses = ["token_advantage", "forward_kl", "combined"]  # One of chosen ids, one of whole rows, and all.
     sizes = ["--tokens", str(TOKENS), "--vocab", str(VOCAB), "--limit", "0.2", "--losses", *losses]

@@ -17,6 +17,7 @@ def measured(out: Path, *options: str) -> dict[str, dict[str, Any]]:
     return json.loads(out.read_text())
 
 
+@pytest.mark.all
 def test_all_layouts_compute_the_same(tmp_path: Path) -> None:
     found = measured(tmp_path / "out.json", "layouts", "--size", "1", "--repeats", "1")
     padded, by_head, packed = found.values()
@@ -26,6 +27,7 @@ def test_all_layouts_compute_the_same(tmp_path: Path) -> None:
     assert packed["computed_tokens"] < 0.7 * padded["computed_tokens"] == 0.7 * by_head["computed_tokens"]
 
 
+@pytest.mark.all
 def test_processes_are_compared(tmp_path: Path) -> None:
     found = measured(tmp_path / "out.json", "memory", "--parameters", "1", "--processes", "1", "2")
     assert found["2"]["loss"] == pytest.approx(found["1"]["loss"], rel=1e-5)

@@ -2,16 +2,16 @@
 
 import os
 import signal
-import subprocess
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from local_server import free_port, stop
 
+from tests.support import commands
 from tests.support.environment import serving
-from tests.support.places import ROOT
 from tests.support.recording_proxy import Exchange, RecordingProxy, recording_proxy
 from tests.support.training import metrics, trainer
 from tests.support.trajectory import handed_out, sent, trajectory_api
@@ -25,17 +25,17 @@ STEPS, GROUPS = 6, 2
 
 
 @contextmanager
-def training(folder: Path, proxy: RecordingProxy, vllm_url: str, *changes: str) -> Generator[subprocess.Popen[bytes]]:
+def training(folder: Path, proxy: RecordingProxy, vllm_url: str, *changes: str) -> Generator[Any]:
     argv = trainer(folder, proxy.url, vllm_url, f"--total_steps={STEPS}", *changes)
     with (folder / "trainer.log").open("ab") as output:
-        process = subprocess.Popen(argv, cwd=ROOT, stdout=output, stderr=output, start_new_session=True)
+        process = commands.start(*argv, stdout=output, stderr=output, start_new_session=True, kind="train")
     try:
         yield process
     finally:
         stop(process)
 
 
-def kill(process: subprocess.Popen[bytes]) -> None:
+def kill(process: Any) -> None:
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
@@ -56,7 +56,7 @@ def test_counts_agree_when_everything_was_killed_once(rooted: RootedServer, tmp_
     weights.mkdir()
     api_port = free_port()
 
-    def training_until(holds: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
+    def training_until(holds: Callable[[], bool], process: Any) -> None:
         until(holds, 180, process, log.read_text)
 
     with ExitStack() as stack:
@@ -75,7 +75,7 @@ def test_counts_agree_when_everything_was_killed_once(rooted: RootedServer, tmp_
             assert api.received() == len(accepted(before))
         with trajectory_api(tmp_path / "second.log", api_port) as api:
             training_until(lambda: trained(tmp_path) >= 4 * GROUPS, second)
-            rooted.kill()
+            rooted.lose_engine()
             env.wait_for("waiting for vLLM")
             rooted.start()
             assert second.wait(180) == 0, log.read_text()

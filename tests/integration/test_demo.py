@@ -22,7 +22,7 @@ def test_the_demo_makes_valid_groups_with_hints(demo: DemoRun, groups: list[dict
     assert len(items(out)) == len(set(items(out))) == 8
     assert "8 of 8 groups" in demo.said
     checked = validate(out)
-    assert checked.returncode == 0, checked.stdout
+    assert checked.returncode == 0, checked
     outcomes = [turn["outcome"] for g in groups for o in g["overrides"] for turn in o["opd"]["turns"]]
     assert outcomes.count("scored") >= 8
     assert outcomes.count("vote_failed") >= 8

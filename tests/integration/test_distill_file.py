@@ -5,7 +5,6 @@ import json
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from agentic_opd.rollout.renderer import load_renderer
 from agentic_opd.runs.distill import episode_of
 from agentic_opd.wire.group import ScoredGroup
 from agentic_opd.worlds.choose import make_world
+from tests.support import commands
 from tests.support.environment import read_lines
 from tests.support.places import MODEL, ROOT
 from tests.support.scripted_judge import HINT, POSITIVE, judge_server
@@ -30,8 +30,7 @@ RENDERER = ("--env.renderer", "qwen3", "--env.renderer_options", "{enable_thinki
 
 
 def run(*argv: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "agentic_opd", *argv]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    return commands.run("agentic_opd", *argv)
 
 
 def distill(file: Path, server: LocalServer, *flags: str) -> "subprocess.CompletedProcess[str]":
@@ -62,7 +61,7 @@ def test_kept_hints_give_the_same_rows(demo: DemoRun, vllm_server: LocalServer, 
     shutil.copy(demo.path.with_suffix(".run.json"), tmp_path / "groups.run.json")
     # The run's own settings say that an earlier file is to be replaced.
     done = distill(file, vllm_server, "--keep-hints", "--env.overwrite", "false")
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done
     out = tmp_path / "groups.distilled.jsonl"
     made = {group["group_overrides"]["item_id"]: group for group in read_lines(out)}
     rows = 0
@@ -90,7 +89,7 @@ def test_kept_hints_give_the_same_rows(demo: DemoRun, vllm_server: LocalServer, 
     kept = b"".join(out.read_bytes().splitlines(keepends=True)[:3])
     out.write_bytes(kept + b'{"tok')
     resumed = distill(file, vllm_server, "--keep-hints", "--env.resume")
-    assert resumed.returncode == 0, resumed.stderr
+    assert resumed.returncode == 0, resumed
     assert "distilled 5" in resumed.stderr
     assert "3 of an earlier run" in " ".join(resumed.stderr.split())
     assert out.read_bytes().startswith(kept)
@@ -105,13 +104,13 @@ def test_a_foreign_environments_groups(demo: DemoRun, vllm_server: LocalServer, 
     with judge_server(lambda body: [POSITIVE] * body.get("n", 1)) as judge:
         judged = ("--env.judge_base_url", judge, "--env.judge_model_name", "judge")
         done = distill(file, vllm_server, "--tools", str(tools), *RENDERER, *judged)
-        assert done.returncode == 0, done.stderr
+        assert done.returncode == 0, done
         for group, theirs in zip(read_lines(out), groups, strict=True):
             assert group["group_overrides"]["off_policy"] == "rescored"
             assert group["group_overrides"]["opd"]["outcomes"]["scored"] > 0
             assert {name: group[name] for name in names} == theirs
         checked = run("validate", str(out), "--server", vllm_server.base_url)
-        assert checked.returncode == 0, checked.stdout
+        assert checked.returncode == 0, checked
         # Without the tools that its prompts name nothing is guessed.
         blind = distill(file, vllm_server, *RENDERER, *judged, "--env.overwrite")
     assert blind.returncode == 1
@@ -141,7 +140,7 @@ def test_conversations_in_text(demo: DemoRun, vllm_server: LocalServer, tmp_path
     with judge_server(lambda body: [POSITIVE] * body.get("n", 1)) as judge:
         judged = ("--env.judge_base_url", judge, "--env.judge_model_name", "judge")
         done = distill(file, vllm_server, *RENDERER, *judged)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done
     out = tmp_path / "said.distilled.jsonl"
     for group in read_lines(out):
         assert group["group_overrides"]["off_policy"] == "rendered"
@@ -177,20 +176,20 @@ def test_the_documented_lines_run(demo: DemoRun, vllm_server: LocalServer) -> No
 
 def test_the_file_of_a_plain_atropos_environment(vllm_server: LocalServer, tmp_path: Path) -> None:
     file, out = tmp_path / "plain.jsonl", tmp_path / "plain.distilled.jsonl"
-    argv = [sys.executable, "-m", "tests.support.plain_environment", "process"]
+    argv = ["tests.support.plain_environment", "process"]
     argv += ["--env.data_path_to_save_groups", str(file), "--env.tokenizer_name", MODEL, "--env.use_wandb", "False"]
     argv += ["--openai.base_url", f"{vllm_server.base_url}/v1", "--openai.model_name", MODEL, "--openai.api_key", "x"]
-    plain = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert plain.returncode == 0, plain.stderr
+    plain = commands.run(*argv, timeout_s=300)
+    assert plain.returncode == 0, plain
     theirs = read_lines(file)
     with judge_server(lambda body: [POSITIVE] * body.get("n", 1)) as judge:
         judged = ("--env.judge_base_url", judge, "--env.judge_model_name", "judge")
         done = distill(file, vllm_server, *RENDERER, *judged)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done
     assert "distilled 2" in done.stderr
     made = read_lines(out)
     assert [group["tokens"] for group in made] == [group["tokens"] for group in theirs]
     for turns in (sequence["opd"]["turns"] for group in made for sequence in group["overrides"]):
         assert [turn["outcome"] for turn in turns] == ["scored", "no_next_state"], "the user answered the first one"
     checked = run("validate", str(out), "--server", vllm_server.base_url)
-    assert checked.returncode == 0, checked.stdout
+    assert checked.returncode == 0, checked

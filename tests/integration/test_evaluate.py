@@ -1,7 +1,6 @@
 """`evaluate` as a person runs it, on a real server: its numbers are those of its own samples."""
 
 import json
-import subprocess
 from itertools import combinations
 from pathlib import Path
 from statistics import fmean
@@ -9,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from tests.support import commands
 from tests.support.environment import command, read_lines
-from tests.support.places import ROOT
 
 pytestmark = pytest.mark.vllm
 
@@ -18,8 +17,8 @@ pytestmark = pytest.mark.vllm
 def evaluate(server_url: str, folder: Path, *flags: str) -> tuple[dict[str, float], list[dict[str, Any]]]:
     """Run it; the metrics and the samples that it wrote."""
     argv = command("evaluate", server_url, "--env.data_dir_to_save_evals", str(folder), *flags)
-    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
+    done = commands.run(*argv, timeout_s=300)
+    assert done.returncode == 0, done
     assert "eval/pass@1" in done.stderr
     metrics = json.loads((folder / "metrics.json").read_text())["results"]["all"]
     return metrics, read_lines(folder / "samples.jsonl")

@@ -17,6 +17,7 @@ from openai import AsyncOpenAI, BadRequestError, NotFoundError
 from agentic_opd.cli.validate import validate
 from agentic_opd.core.processes import end_of
 from agentic_opd.worlds.coding.tools import TOOL_SPECS
+from tests.support.fake_plugin import FakePlugin
 from tests.support.gateway import Served, served, starts_of
 from tests.support.places import MODEL
 from tests.support.recording_proxy import RecordingProxy, recording_proxy, seen
@@ -48,7 +49,7 @@ def gateway(proxy: RecordingProxy, tmp_path_factory: pytest.TempPathFactory) -> 
 
     with judge_server(judged) as judge:
         flags = ("--env.judge_base_url", judge, "--env.judge_model_name", "judge")
-        with served(proxy.url, tmp_path_factory.mktemp("gateway"), *flags) as gateway:
+        with served(proxy.url, tmp_path_factory.mktemp("gateway"), *flags, real=True) as gateway:
             gateway.questions = questions
             yield gateway
             assert validate(gateway.folder / "groups.jsonl").violations == 0
@@ -151,7 +152,7 @@ def test_a_client_in_another_language(gateway: Served, proxy: RecordingProxy, ja
     assert sorted(group["tokens"]) == sorted(third + ids for ids in choices)
 
 
-def test_many_clients_at_once_do_not_mix(vllm_server: LocalServer, tmp_path: Path) -> None:
+def test_many_clients_at_once_do_not_mix(fake_server: FakePlugin, tmp_path: Path) -> None:
     async def session(client: AsyncOpenAI, number: int) -> str:
         messages: list[Any] = [SYSTEM, {"role": "user", "content": f"Say {number}."}]
         session_id = ""
@@ -167,7 +168,7 @@ def test_many_clients_at_once_do_not_mix(vllm_server: LocalServer, tmp_path: Pat
         async with AsyncOpenAI(base_url=f"{url}/v1", api_key="a-key", max_retries=0, timeout=300) as client:
             return await asyncio.gather(*(session(client, number) for number in range(CLIENTS)))
 
-    with served(vllm_server.base_url, tmp_path, "--env.opd_enabled", "false") as gateway:
+    with served(fake_server.base_url, tmp_path, "--env.opd_enabled", "false") as gateway:
         sessions = asyncio.run(talk(gateway.url))
         assert len({*sessions}) == CLIENTS
         for name in sessions:

@@ -3,16 +3,12 @@
 from pathlib import Path
 from typing import Any
 
-import pytest
-from local_server import LocalServer
-
 from tests.support.environment import read_lines
+from tests.support.fake_plugin import FakePlugin
 from tests.support.gateway import Served, served
 from tests.support.places import MODEL
 from tests.support.trajectory import ids_of, trajectory_api
 from tests.support.waiting import until
-
-pytestmark = pytest.mark.vllm
 
 USER = {"role": "user", "content": "Say something."}
 BATCH = 4
@@ -29,10 +25,10 @@ def talk(gateway: Served, name: str, group: str | None, reward: float | None = N
     return gateway.ask(f"/sessions/{name}/end", {} if reward is None else {"reward": reward})
 
 
-def test_sessions_form_a_batch_of_the_trainers_size(vllm_server: LocalServer, tmp_path: Path) -> None:
+def test_sessions_form_a_batch_of_the_trainers_size(fake_server: FakePlugin, tmp_path: Path) -> None:
     with (
         trajectory_api(tmp_path / "api.log") as api,
-        served(vllm_server.base_url, tmp_path, *flags(api.port, 2)) as gateway,
+        served(fake_server.base_url, tmp_path, *flags(api.port, 2)) as gateway,
     ):
         for number in range(2):
             talk(gateway, f"s{number}", "g", float(number))
@@ -49,10 +45,10 @@ def test_sessions_form_a_batch_of_the_trainers_size(vllm_server: LocalServer, tm
     assert pair["tokens"] == written[ids_of([pair])[0]]["tokens"]
 
 
-def test_what_the_trainer_can_not_take_is_counted(vllm_server: LocalServer, tmp_path: Path) -> None:
+def test_what_the_trainer_can_not_take_is_counted(fake_server: FakePlugin, tmp_path: Path) -> None:
     with trajectory_api(tmp_path / "api.log") as api:
         api.register_trainer(batch_size=1, num_steps=4, max_token_len=5)
-        with served(vllm_server.base_url, tmp_path, *flags(api.port, 1)) as gateway:
+        with served(fake_server.base_url, tmp_path, *flags(api.port, 1)) as gateway:
             talk(gateway, "long", None)
             until(lambda: gateway.metric('groups_skipped_total{reason="too_long"}') == 1)
             assert gateway.metric("groups_sent_total") == 0

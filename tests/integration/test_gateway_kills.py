@@ -15,19 +15,16 @@ from random import Random
 from typing import Any
 
 import httpx
-import pytest
 from local_server import free_port
 from openai import OpenAI, OpenAIError
 
 from agentic_opd.cli.validate import validate
 from tests.support.environment import read_lines
+from tests.support.fake_plugin import FakePlugin
 from tests.support.gateway import Served, request, served
 from tests.support.places import MODEL
 from tests.support.trajectory import Trajectories, ids_of, trajectory_api
-from tests.support.vllm import RootedServer
 from tests.support.waiting import until
-
-pytestmark = pytest.mark.vllm
 
 PARTS = ("gateway", "policy", "api")
 KILLS = int(os.environ.get("OPD_TEST_KILLS", "3"))
@@ -99,7 +96,7 @@ class Talkers:
             time.sleep(0.1)
 
 
-def test_whatever_is_killed_nothing_is_lost_or_kept_twice(rooted: RootedServer, tmp_path: Path) -> None:
+def test_whatever_is_killed_nothing_is_lost_or_kept_twice(fake_server: FakePlugin, tmp_path: Path) -> None:
     random, port, api_port = Random(11), free_port(), free_port()
     flags = ("--env.opd_enabled", "false", "--env.rollout_server_url", f"http://127.0.0.1:{api_port}")
     taken: list[str] = []
@@ -119,20 +116,21 @@ def test_whatever_is_killed_nothing_is_lost_or_kept_twice(rooted: RootedServer, 
             return api
 
         def new_gateway() -> Served:
-            return gateways.enter_context(served(rooted.base_url, tmp_path, *flags, port=port))
+            return gateways.enter_context(served(fake_server.base_url, tmp_path, *flags, port=port))
 
         api, had, gateway = new_api(-1), 0, new_gateway()
         talkers = Talkers(port)
         for kill in range(KILLS):
-            time.sleep(random.uniform(0.5, 4.0))
+            ended = len(talkers.histories) + random.randint(0, 6)
+            until(lambda ended=ended: len(talkers.histories) >= ended, 120)
             match PARTS[kill] if kill < len(PARTS) else random.choice(PARTS):
                 case "gateway":
                     gateway.process.kill()
                     gateway.process.wait()
                     gateway = new_gateway()
                 case "policy":
-                    rooted.kill()
-                    rooted.start()
+                    fake_server.kill()
+                    fake_server.start()
                 case _:
                     had += take(api) if random.random() < 0.5 else 0
                     api.kill()

@@ -11,8 +11,8 @@ import pytest
 from local_server import LocalServer
 
 from agentic_opd.report.lifts import Lifts, lifts_path, read_lifts
-from tests.support.places import ROOT
-from tests.support.waiting import hear_sigint, until
+from tests.support import commands
+from tests.support.waiting import until
 
 from .conftest import DemoRun
 
@@ -30,13 +30,12 @@ def file(demo: DemoRun, tmp_path: Path) -> Path:
 
 
 def command(file: Path, server: LocalServer, *flags: str, samples: int = SAMPLES) -> list[str]:
-    base = [str(ROOT / "scripts" / "measure_hints"), str(file), "--samples", str(samples)]
+    base = ["agentic_opd", "hints", str(file), "--resample", str(samples)]
     return [*base, "--openai.base_url", f"{server.base_url}/v1", "--env.server_retry_s", "5", *flags]
 
 
 def hints(file: Path, server: LocalServer, *flags: str, samples: int = SAMPLES) -> "subprocess.CompletedProcess[str]":
-    argv = command(file, server, *flags, samples=samples)
-    return subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    return commands.run(*command(file, server, *flags, samples=samples))
 
 
 def lifts_of(file: Path) -> Lifts:
@@ -57,7 +56,7 @@ def hinted(demo: DemoRun) -> list[tuple[int, int, int]]:
 
 def test_some_turns_are_measured_then_the_rest(file: Path, demo: DemoRun, vllm_server: LocalServer) -> None:
     done = hints(file, vllm_server, "--turns", "3")
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done
     first = lifts_of(file)
     assert (first.samples, len(first.turns), first.planned) == (SAMPLES, 3, 3)
     assert {turn.place for turn in first.turns} < set(hinted(demo))
@@ -71,7 +70,7 @@ def test_some_turns_are_measured_then_the_rest(file: Path, demo: DemoRun, vllm_s
     assert f"was measured with samples {SAMPLES}, now it is {SAMPLES + 1}" in " ".join(other.stderr.split())
     assert lifts_of(file) == first
     whole = hints(file, vllm_server, "--env.resume")
-    assert whole.returncode == 0, whole.stderr
+    assert whole.returncode == 0, whole
     lifts = lifts_of(file)
     assert [turn.place for turn in lifts.turns] == hinted(demo)
     assert set(first.turns) <= set(lifts.turns)
@@ -79,7 +78,7 @@ def test_some_turns_are_measured_then_the_rest(file: Path, demo: DemoRun, vllm_s
 
 def test_an_interruption_leaves_a_whole_file(file: Path, demo: DemoRun, vllm_server: LocalServer) -> None:
     argv = command(file, vllm_server, "--env.max_concurrent_groups", "1")
-    running = subprocess.Popen(argv, cwd=ROOT, stderr=subprocess.PIPE, text=True, preexec_fn=hear_sigint)
+    running = commands.start(*argv, stderr=commands.PIPE)
     until(lifts_path(file).exists, 300, running)
     running.send_signal(signal.SIGINT)
     _, said = running.communicate(timeout=60)

@@ -44,6 +44,7 @@ def metrics(folder: Path, mode: str) -> list[dict[str, float]]:
     return read_lines(file)
 
 
+@pytest.mark.all
 def test_every_mode_trains_and_is_measured(
     tmp_path: Path, learn_here: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -83,6 +84,7 @@ def test_every_mode_trains_and_is_measured(
     assert "holds curves of other settings (rollouts 16, epochs 1, minibatches 1" in capsys.readouterr().err
 
 
+@pytest.mark.all
 def test_it_trains_on_a_complaining_users_sessions(tmp_path: Path) -> None:
     done = learn("--quick", "--talk", "--without-examples", "--modes", "opd", "--out", str(tmp_path))
     assert done.returncode == 0, done.stderr

@@ -173,7 +173,7 @@ def test_every_metric_on_wandb_is_that_of_the_groups(vllm_server: Any, tmp_path:
     flags = ("--env.total_steps", "6", "--env.max_concurrent_groups", "3", "--env.use_wandb", "--env.control", "other")
     offline = {"WANDB_MODE": "offline", "WANDB_DIR": str(tmp_path)}
     done = process(vllm_server.base_url, out, *flags, "--env.num_rollouts_per_group_for_logging", "2", **offline)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done
     assert "wandb:" not in done.stderr, "W&B's own lines are left out"
     assert not (tmp_path / "metrics.jsonl").exists()
     steps, groups = logged_steps(tmp_path), read_lines(out)
@@ -211,7 +211,7 @@ def test_without_wandb_they_are_in_a_file_that_a_continued_run_continues(vllm_se
     first = file.read_text()
     file.write_text(first + '{"step": 3, "tr')  # What a run that is killed may leave behind.
     done = process(vllm_server.base_url, out, "--env.total_steps", "4", "--env.resume")
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done
     assert str(file) in done.stderr
     assert file.read_text().startswith(first)
     metrics = read_lines(file)

@@ -14,9 +14,10 @@ from tests.support.places import ROOT
 from tests.support.recording_proxy import recording_proxy, seen
 
 VENV = ROOT / ".venv-mini-swe"
-WHY = "scripts/setup --tests installs mini-swe-agent"
+WHY = "scripts/setup --all installs mini-swe-agent"
 
 pytestmark = [
+    pytest.mark.all,
     pytest.mark.vllm,
     pytest.mark.sandbox,
     pytest.mark.skipif(not (VENV / "bin" / "mini").exists(), reason=WHY),

@@ -1,19 +1,15 @@
 """Worlds of one's own in every mode, on a real server: the documented one, and one that the demo policy can use."""
 
-import subprocess
 from pathlib import Path
-from typing import Any
 
-import pytest
-
+from tests.support import commands
 from tests.support.doctor import doctor, statuses
 from tests.support.environment import command, process, read_lines, serving, validate
-from tests.support.places import ROOT
+from tests.support.fake_plugin import FakePlugin
 from tests.support.scripted_judge import POSITIVE, judge_server
 from tests.support.trajectory import trajectory_api
+from tests.support.vllm import SharedServer
 from tests.unit.worlds.test_own import documented
-
-pytestmark = pytest.mark.vllm
 
 FILES = '''\
 from agentic_opd.worlds.own import Checks, OwnWorld, Task, tool
@@ -73,17 +69,17 @@ class Files(OwnWorld):
 def evaluated(server_url: str, folder: Path, *flags: str) -> list[str]:
     """The tasks that `evaluate` has samples of."""
     argv = command("evaluate", server_url, "--env.data_dir_to_save_evals", str(folder), *flags)
-    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
+    done = commands.run(*argv, timeout_s=300)
+    assert done.returncode == 0, done
     return [row["task_id"] for row in read_lines(folder / "samples.jsonl")]
 
 
-def test_the_documented_world_runs_in_every_mode(vllm_server: Any, tmp_path: Path) -> None:
+def test_the_documented_world_runs_in_every_mode(fake_server: FakePlugin, tmp_path: Path) -> None:
     world, out = documented(tmp_path), tmp_path / "groups.jsonl"
     own = ("--env.world", world, "--env.eval_fraction", "0.5", "--env.max_turns", "2")
     with judge_server(lambda body: [POSITIVE] * body["n"]) as judge:
-        done = process(vllm_server.base_url, out, *own, "--env.judge_base_url", judge, "--env.report", "true")
-        assert done.returncode == 0, done.stderr
+        done = process(fake_server.base_url, out, *own, "--env.judge_base_url", judge, "--env.report", "true")
+        assert done.returncode == 0, done
         groups = read_lines(out)
         # The demo policy knows none of these tools, and is told so.
         messages = [message for group in groups for one in group["messages"] for message in one]
@@ -92,12 +88,12 @@ def test_the_documented_world_runs_in_every_mode(vllm_server: Any, tmp_path: Pat
         assert any(rows for group in groups for rows in group["distill_token_ids"])
         assert validate(out).returncode == 0
         assert (tmp_path / "groups.html").exists()
-        held_out = evaluated(vllm_server.base_url, tmp_path / "evals", *own)
+        held_out = evaluated(fake_server.base_url, tmp_path / "evals", *own)
         assert held_out
         assert not {*held_out} & {group["group_overrides"]["task_id"] for group in groups}
         with trajectory_api(tmp_path / "api.log") as api:
             flags = (*own, "--env.judge_base_url", judge)
-            with serving(api.url, vllm_server.base_url, tmp_path / "serve", *flags) as env:
+            with serving(api.url, fake_server.base_url, tmp_path / "serve", *flags) as env:
                 env.wait_for("waiting for a trainer")
                 api.register_trainer(batch_size=4, num_steps=1)
                 (group,) = api.batch()
@@ -105,12 +101,12 @@ def test_the_documented_world_runs_in_every_mode(vllm_server: Any, tmp_path: Pat
                 assert env.process.wait(120) == 0, env.said()
 
 
-def test_a_user_replies_a_fault_is_named_and_the_rest_goes_on(vllm_server: Any, tmp_path: Path) -> None:
+def test_a_user_replies_a_fault_is_named_and_the_rest_goes_on(fake_server: FakePlugin, tmp_path: Path) -> None:
     (tmp_path / "files.py").write_text(FILES)
     world, out = f"{tmp_path / 'files.py'}:Files", tmp_path / "groups.jsonl"
     with judge_server(lambda body: [POSITIVE] * body["n"]) as judge:
         own = ("--env.world", world, "--env.judge_base_url", judge, "--env.group_size", "8")
-        done = process(vllm_server.base_url, out, *own)
+        done = process(fake_server.base_url, out, *own)
     assert done.returncode == 1
     assert "world Files: " in done.stderr
     assert "raised KeyError: 'a fault of this world'" in done.stderr
@@ -124,7 +120,7 @@ def test_a_user_replies_a_fault_is_named_and_the_rest_goes_on(vllm_server: Any, 
     assert validate(out).returncode == 0
 
 
-def test_doctor_knows_the_world(vllm_server: Any, tmp_path: Path) -> None:
+def test_doctor_knows_the_world(vllm_server: SharedServer, tmp_path: Path) -> None:
     _, findings = doctor(vllm_server.base_url, "--env.world", documented(tmp_path), "--env.eval_fraction", "0.5")
     assert "4 tasks" in findings["prompts"][1]
     assert not statuses(findings, "failed") & {"tasks", "prompts", "renderer"}, findings

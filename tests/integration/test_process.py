@@ -1,10 +1,7 @@
 """`python -m agentic_opd.env process` as a person runs it, on a real server: it works, stops, goes on, complains."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +9,15 @@ import pytest
 
 from agentic_opd.env import command
 from agentic_opd.env.opd import AgenticOPDEnv
+from tests.support import commands
 from tests.support.environment import items, process, process_command, read_lines, validate
-from tests.support.places import HUMANEVAL, NO_HUMANEVAL, ROOT
+from tests.support.fake_plugin import FakePlugin
+from tests.support.places import HUMANEVAL, NO_HUMANEVAL
 from tests.support.scripted_judge import POSITIVE, judge_server
-from tests.support.waiting import hear_sigint, until
-
-pytestmark = pytest.mark.vllm
+from tests.support.waiting import until
 
 
-def test_without_opd_nothing_of_it_is_written(vllm_server: Any, tmp_path: Path) -> None:
+def test_without_opd_nothing_of_it_is_written(fake_server: FakePlugin, tmp_path: Path) -> None:
     asked: list[Any] = []
 
     def refuse(body: dict[str, Any]) -> int:
@@ -30,8 +27,8 @@ def test_without_opd_nothing_of_it_is_written(vllm_server: Any, tmp_path: Path) 
     out = tmp_path / "groups.jsonl"
     with judge_server(refuse) as judge:
         flags = ("--env.opd_enabled", "false", "--env.judge_base_url", judge, "--env.total_steps", "2")
-        done = process(vllm_server.base_url, out, *flags)
-    assert done.returncode == 0, done.stderr
+        done = process(fake_server.base_url, out, *flags)
+    assert done.returncode == 0, done
     assert asked == []
     for group in read_lines(out):
         assert not [name for name in group if name.startswith("distill")]
@@ -50,13 +47,13 @@ def test_without_opd_nothing_of_it_is_written(vllm_server: Any, tmp_path: Path) 
         ("sibling,reference", ("Another attempt at this task", "This is a right solution")),
     ],
 )
-def test_hints_without_a_judge(vllm_server: Any, tmp_path: Path, source: str, begins: tuple[str, ...]) -> None:
+def test_hints_without_a_judge(fake_server: FakePlugin, tmp_path: Path, source: str, begins: tuple[str, ...]) -> None:
     asked: list[Any] = []
     out = tmp_path / "groups.jsonl"
     with judge_server(lambda body: asked.append(body) or 500) as judge:
         flags = ("--env.hint_source", source, "--env.judge_base_url", judge, "--env.total_steps", "2")
-        done = process(vllm_server.base_url, out, *flags)
-    assert done.returncode == 0, done.stderr
+        done = process(fake_server.base_url, out, *flags)
+    assert done.returncode == 0, done
     assert asked == []
     records = [turn for group in read_lines(out) for one in group["overrides"] for turn in one["opd"]["turns"]]
     scored = [turn for turn in records if turn["outcome"] == "scored"]
@@ -68,12 +65,12 @@ def test_hints_without_a_judge(vllm_server: Any, tmp_path: Path, source: str, be
     assert validate(out).returncode == 0
 
 
-def test_top_1_is_rectangular(vllm_server: Any, tmp_path: Path) -> None:
+def test_top_1_is_rectangular(fake_server: FakePlugin, tmp_path: Path) -> None:
     out = tmp_path / "groups.jsonl"
     with judge_server(lambda body: [POSITIVE] * body["n"]) as judge:
         flags = ("--env.distill_topk", "1", "--env.total_steps", "2", "--env.judge_base_url", judge)
-        done = process(vllm_server.base_url, out, *flags)
-    assert done.returncode == 0, done.stderr
+        done = process(fake_server.base_url, out, *flags)
+    assert done.returncode == 0, done
     for group in read_lines(out):
         for tokens, ids in zip(group["tokens"], group["distill_token_ids"], strict=True):
             assert ids == [[token] for token in tokens]
@@ -86,12 +83,12 @@ def test_top_1_is_rectangular(vllm_server: Any, tmp_path: Path) -> None:
     ids=["nonsense", "500s"],
 )
 def test_a_broken_judge_is_counted_and_the_run_completes_and_says_that_it_distils_nothing(
-    vllm_server: Any, tmp_path: Path, answer: Any, said: str
+    fake_server: FakePlugin, tmp_path: Path, answer: Any, said: str
 ) -> None:
     out = tmp_path / "a.jsonl"
     with judge_server(answer) as judge:
-        done = process(vllm_server.base_url, out, "--env.judge_base_url", judge, "--env.total_steps", "2")
-    assert done.returncode == 0, done.stderr
+        done = process(fake_server.base_url, out, "--env.judge_base_url", judge, "--env.total_steps", "2")
+    assert done.returncode == 0, done
     outcomes = {turn["outcome"] for g in read_lines(out) for o in g["overrides"] for turn in o["opd"]["turns"]}
     # A closing turn whose work passed is shown nothing, so nobody is asked about it.
     assert outcomes - {"no_next_state"} == {"judge_error"}
@@ -102,21 +99,18 @@ def test_a_broken_judge_is_counted_and_the_run_completes_and_says_that_it_distil
     assert all("opd/gap_mean" not in line and line.get("opd/votes_readable", 0) == 0 for line in logged)
 
 
-def start(server_url: str, out: Path, *flags: str) -> subprocess.Popen[str]:
-    """Start a run that hears Ctrl-C, also where the tests themselves run in the background and ignore it."""
-    argv = process_command(server_url, out, *flags)
-    return subprocess.Popen(argv, cwd=ROOT, text=True, stderr=subprocess.PIPE, preexec_fn=hear_sigint)
-
-
-def wait_for_lines(out: Path, count: int, running: subprocess.Popen[str]) -> None:
+def wait_for_lines(out: Path, count: int, running: Any) -> None:
     until(lambda: out.exists() and out.read_bytes().count(b"\n") >= count, 120, running)
 
 
 @pytest.mark.parametrize(("stop", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 130), (signal.SIGKILL, -9)])
-def test_a_stopped_run_goes_on_where_it_was(vllm_server: Any, tmp_path: Path, stop: signal.Signals, code: int) -> None:
+def test_a_stopped_run_goes_on_where_it_was(
+    fake_server: FakePlugin, tmp_path: Path, stop: signal.Signals, code: int
+) -> None:
     out = tmp_path / "groups.jsonl"
     flags = ("--env.total_steps", "10", "--env.max_concurrent_groups", "2")
-    running = start(vllm_server.base_url, out, *flags)
+    fake_server.most = 36  # Three turns of 4 rollouts a group: enough for two groups, not for four.
+    running = commands.start(*process_command(fake_server.base_url, out, *flags), stderr=commands.PIPE)
     wait_for_lines(out, 2, running)
     running.send_signal(stop)
     _, shown = running.communicate(timeout=60)
@@ -124,14 +118,15 @@ def test_a_stopped_run_goes_on_where_it_was(vllm_server: Any, tmp_path: Path, st
     if stop is not signal.SIGKILL:
         assert "--env.resume" in shown
     before = out.read_bytes()
-    assert 2 <= before.count(b"\n") < 10
+    assert 2 <= before.count(b"\n") < 4
+    fake_server.most = None
 
     if stop is signal.SIGKILL:
-        again = process(vllm_server.base_url, out, *flags)
+        again = process(fake_server.base_url, out, *flags)
         assert again.returncode == 2
         assert "--env.resume" in again.stderr
-    done = process(vllm_server.base_url, out, *flags, "--env.resume")
-    assert done.returncode == 0, done.stderr
+    done = process(fake_server.base_url, out, *flags, "--env.resume")
+    assert done.returncode == 0, done
     assert len(items(out)) == len(set(items(out))) == 10
     assert out.read_bytes().startswith(before[: before.rindex(b"\n") + 1])
     assert validate(out).returncode == 0
@@ -152,21 +147,21 @@ def test_a_stopped_run_goes_on_where_it_was(vllm_server: Any, tmp_path: Path, st
     ids=lambda value: value[0].removeprefix("--") if isinstance(value, tuple) else "",
 )
 def test_bad_input_is_one_clear_error(
-    vllm_server: Any,
+    fake_server: FakePlugin,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     flags: tuple[str, ...],
     code: int,
     message: str,
 ) -> None:
-    complains(vllm_server, tmp_path, capsys, flags, code, message)
+    complains(fake_server, tmp_path, capsys, flags, code, message)
 
 
 def complains(
     server: Any, folder: Path, capsys: pytest.CaptureFixture[str], flags: tuple[str, ...], code: int, message: str
 ) -> None:
     """The command in this process, which saves what a process of its own imports."""
-    mode = process_command(server.base_url, folder / "groups.jsonl", *flags)[3:]
+    mode = process_command(server.base_url, folder / "groups.jsonl", *flags)[1:]
     assert command.main(AgenticOPDEnv, mode) == code
     said = capsys.readouterr().err
     assert message in said
@@ -175,31 +170,27 @@ def complains(
     assert not (folder / "groups.jsonl").exists()
 
 
-def test_bad_datasets_say_what_is_there(vllm_server: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_datasets_say_what_is_there(
+    fake_server: FakePlugin, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     empty = tmp_path / "empty.jsonl"
     empty.write_text("")
     odd = tmp_path / "odd.jsonl"
     odd.write_text(json.dumps({"question": "Write f.", "test_code": "assert True"}) + "\n")
     for file, message in ((empty, "empty"), (odd, "question")):
-        complains(vllm_server, tmp_path, capsys, ("--env.dataset_name", str(file)), 2, message)
+        complains(fake_server, tmp_path, capsys, ("--env.dataset_name", str(file)), 2, message)
 
 
 @pytest.mark.skipif(not HUMANEVAL.exists(), reason=NO_HUMANEVAL)
-def test_humaneval_runs_to_its_end(vllm_server: Any, tmp_path: Path) -> None:
+def test_humaneval_runs_to_its_end(fake_server: FakePlugin, tmp_path: Path) -> None:
     out = tmp_path / "groups.jsonl"
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "agentic_opd.env", "process", "--config", "configs/humaneval.yaml"),
-            *("--openai.base_url", f"{vllm_server.base_url}/v1", "--env.dataset_name", str(HUMANEVAL)),
-            *("--env.data_path_to_save_groups", str(out)),
-        ],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        env={**os.environ, "HF_HUB_OFFLINE": "1"},
+    done = commands.run(
+        *("agentic_opd.env", "process", "--config", "configs/humaneval.yaml"),
+        *("--openai.base_url", f"{fake_server.base_url}/v1", "--env.dataset_name", str(HUMANEVAL)),
+        *("--env.data_path_to_save_groups", str(out)),
+        HF_HUB_OFFLINE="1",
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done
     assert sorted(items(out)) == sorted(f"HumanEval/{i}#0" for i in range(20))
     assert validate(out).returncode == 0
     assert "20 of 20 groups" in done.stderr

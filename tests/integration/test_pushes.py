@@ -26,8 +26,8 @@ pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore::DeprecationW
 class Run:
     """A model, and steps that move it far enough to be seen."""
 
-    def __init__(self, rooted: RootedServer, **changes: Any) -> None:
-        urls = [rooted.base_url]
+    def __init__(self, rooted: RootedServer, url: str | None = None, **changes: Any) -> None:
+        urls = [url or rooted.base_url]
         self.config = make_config(weights_dir=rooted.root, vllm_urls=urls, loss={"forward_kl": 1.0}, **changes)
         self.policy = load_policy(self.config, World("cpu"))
         self.batch = make_rollout(self.policy.model)
@@ -60,8 +60,10 @@ def served(rooted: RootedServer, probe: Probe) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("changes", [{"lora_rank": 4, "lr": 1e-2}, {}], ids=["lora", "whole"])
-def test_what_was_trained_is_what_is_served(rooted: RootedServer, changes: dict[str, Any]) -> None:
-    run = Run(rooted, **changes)
+def test_what_was_trained_is_what_is_served(
+    rooted: RootedServer, without_adapters: str, changes: dict[str, Any]
+) -> None:
+    run = Run(rooted, without_adapters, **changes)
     before = run.own()
     run.step()
     after = run.own()

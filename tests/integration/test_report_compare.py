@@ -2,8 +2,6 @@
 
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,8 +10,9 @@ import pytest
 from playwright.sync_api import Browser
 
 from agentic_opd.report.lifts import Lifts, ResampledTurn, lift_of, lifts_path, write_lifts
+from tests.support import commands
 from tests.support.browser import Report, opened
-from tests.support.places import MODEL, ROOT
+from tests.support.places import MODEL
 from tests.support.report_facts import signed
 
 from .conftest import DemoRun
@@ -22,9 +21,8 @@ pytestmark = pytest.mark.vllm
 
 
 def make(*arguments: Path | str) -> None:
-    command = [sys.executable, "-m", "agentic_opd.report", *map(str, arguments)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
+    done = commands.run("agentic_opd.report", *map(str, arguments), timeout_s=120)
+    assert done.returncode == 0, done
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,8 @@ from playwright.sync_api import Browser
 from tokenizers import AddedToken, Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
+from tests.support import commands
 from tests.support.browser import Report, opened
-from tests.support.places import ROOT
 
 EVIL = "</script><script>window.pwned = 1</script><img src=x onerror='window.pwned = 1'><!-- "
 ODD = "a\x00b\u200fc\u202ed\u2028e\x1bf\ud800g\U000e0041h&lt;i%SCRIPT%"
@@ -57,8 +56,7 @@ def hostile_group() -> dict[str, Any]:
 
 
 def make(file: Path, *flags: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "agentic_opd.report", str(file), *flags]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    return commands.run("agentic_opd.report", str(file), *flags, timeout_s=120)
 
 
 def only_text(report: Report) -> None:
@@ -76,7 +74,7 @@ def test_hostile_text_is_text(browser: Browser, tmp_path: Path, with_texts: bool
     file.with_suffix(".run.json").write_text(json.dumps({"policy_model": EVIL, EVIL: ODD, "seed": float("inf")}))
     flags = ("--tokenizer", str(tokenizer_with_evil_tokens(tmp_path / "tokenizer"))) if with_texts else ()
     done = make(file, *flags)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done
     assert "Traceback" not in done.stderr
     for number in (2, 3, 4, 6, 7, 8):
         assert f"warning: line {number}" in done.stderr

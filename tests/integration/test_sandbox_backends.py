@@ -240,7 +240,7 @@ def test_after_a_killed_environment_the_next_start_leaves_nothing(backend: Backe
 
 def test_two_runs_that_clean_up_at_once_do_not_end_each_other(backend: Backend) -> None:
     def leave_folders() -> None:
-        for _ in range(10):
+        for _ in range(4):
             Path(tempfile.mkdtemp(prefix=f"{PREFIX}{dead}-"), "f").touch()
 
     async def clean() -> None:
@@ -250,7 +250,7 @@ def test_two_runs_that_clean_up_at_once_do_not_end_each_other(backend: Backend) 
 
     async def main() -> None:
         cleaning = asyncio.create_task(clean())
-        for _ in range(4):
+        for _ in range(3):
             leave_folders()
             await check_sandbox(backend.factory())
         await cleaning

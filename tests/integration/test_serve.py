@@ -12,10 +12,9 @@ import pytest
 from local_server import free_port
 
 from tests.support.environment import items, read_lines, serving
+from tests.support.fake_plugin import FakePlugin
 from tests.support.trajectory import Trajectories, trajectory_api
 from tests.support.waiting import until
-
-pytestmark = pytest.mark.vllm
 
 
 @pytest.fixture
@@ -33,7 +32,9 @@ def check_batch(batch: list[dict[str, Any]], size: int) -> None:
                 assert len(group[name][i]) == len(tokens), name
 
 
-def test_batches_are_filled_and_evaluation_runs_beside_it(vllm_server: Any, api: Trajectories, tmp_path: Path) -> None:
+def test_batches_are_filled_and_evaluation_runs_beside_it(
+    fake_server: FakePlugin, api: Trajectories, tmp_path: Path
+) -> None:
     evals = tmp_path / "evals"
     flags = (
         "--env.steps_per_eval",
@@ -43,12 +44,12 @@ def test_batches_are_filled_and_evaluation_runs_beside_it(vllm_server: Any, api:
         "--env.max_batches_offpolicy",
         "2",
     )
-    with serving(api.url, vllm_server.base_url, tmp_path, *flags) as env:
+    with serving(api.url, fake_server.base_url, tmp_path, *flags, real=True) as env:
         env.wait_for("waiting for a trainer")
         api.register_trainer(batch_size=8, num_steps=5)  # The API may count one more than it has handed out.
         batches = [api.batch() for _ in range(3)]
         until(lambda: api.queue_size() >= 4, 120)
-        time.sleep(3)  # Nothing more may come: two batches of two groups wait.
+        time.sleep(1)  # Nothing more may come: two batches of two groups wait.
         assert api.queue_size() == 4
         batches += [api.batch() for _ in range(2)]
         assert env.process.wait(120) == 0, env.said()
@@ -72,14 +73,15 @@ def test_batches_are_filled_and_evaluation_runs_beside_it(vllm_server: Any, api:
     assert "Evaluation results saved" not in env.said()
 
 
-def test_a_restarted_api_is_joined_again(vllm_server: Any, tmp_path: Path) -> None:
+def test_a_restarted_api_is_joined_again(fake_server: FakePlugin, tmp_path: Path) -> None:
     port = free_port()
-    with serving(f"http://127.0.0.1:{port}", vllm_server.base_url, tmp_path) as env:
+    with serving(f"http://127.0.0.1:{port}", fake_server.base_url, tmp_path) as env:
         env.wait_for("waiting for the trajectory API")
         with trajectory_api(tmp_path / "first.log", port) as api:
             api.register_trainer(batch_size=4, num_steps=100)
             check_batch(api.batch(), 4)
-        time.sleep(2)
+        # It has said so before the first API, and that it was no longer so.
+        until(lambda: env.said().count("waiting for the trajectory API") == 3, said=env.said)
         with trajectory_api(tmp_path / "second.log", port) as api:
             api.register_trainer(batch_size=4, num_steps=100)
             check_batch(api.batch(), 4)
@@ -89,8 +91,8 @@ def test_a_restarted_api_is_joined_again(vllm_server: Any, tmp_path: Path) -> No
             assert "Traceback" not in env.said()
 
 
-def test_a_group_that_no_batch_can_hold_is_refused(vllm_server: Any, api: Trajectories, tmp_path: Path) -> None:
+def test_a_group_that_no_batch_can_hold_is_refused(fake_server: FakePlugin, api: Trajectories, tmp_path: Path) -> None:
     api.register_trainer(batch_size=2, num_steps=1)
-    with serving(api.url, vllm_server.base_url, tmp_path) as env:
+    with serving(api.url, fake_server.base_url, tmp_path) as env:
         assert env.process.wait(240) == 2, env.said()
         assert "does not fit the trainer's batches of 2" in env.said()

@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from local_server import LocalServer, free_port
+from local_server import free_port
 
 from tests.support.environment import Serving, serving
+from tests.support.fake_plugin import FakePlugin
 from tests.support.trajectory import trajectory_api
 from tests.support.waiting import until
-
-pytestmark = pytest.mark.vllm
 
 GROUP_SIZE, BATCH_SIZE = 2, 8
 GROUPS = BATCH_SIZE // GROUP_SIZE
@@ -48,7 +47,7 @@ PairOf = Callable[..., Any]
 
 
 @pytest.fixture
-def pair(vllm_server: LocalServer, tmp_path: Path) -> PairOf:
+def pair(fake_server: FakePlugin, tmp_path: Path) -> PairOf:
     """`pair(api_url, *flags of the light one)`: both, without distillation, which would only take time here."""
 
     @contextmanager
@@ -56,8 +55,8 @@ def pair(vllm_server: LocalServer, tmp_path: Path) -> PairOf:
         flags = ("--env.opd_enabled", "false", "--env.group_size", str(GROUP_SIZE), "--env.max_batches_offpolicy", "2")
         heavy_flags = ("--env.inference_weight", "3", "--env.seed", "1")
         with (
-            serving(api_url, vllm_server.base_url, tmp_path / "heavy", *flags, *heavy_flags) as heavy,
-            serving(api_url, vllm_server.base_url, tmp_path / "light", *flags, *light_flags) as light,
+            serving(api_url, fake_server.base_url, tmp_path / "heavy", *flags, *heavy_flags) as heavy,
+            serving(api_url, fake_server.base_url, tmp_path / "light", *flags, *light_flags) as light,
         ):
             yield Pair(tmp_path, heavy, light)
 

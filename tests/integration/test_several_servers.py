@@ -1,7 +1,8 @@
-"""Two real vLLM servers in one configuration: they share the episodes, and each turn is scored where it was sampled."""
+"""Two servers in one configuration: they share the episodes, and each turn is scored where it was sampled.
 
-import subprocess
-import sys
+Both are proxies before one vLLM server, for what passes through which is all that is asked.
+"""
+
 from collections.abc import Sequence
 from contextlib import ExitStack
 from itertools import takewhile
@@ -10,11 +11,11 @@ from typing import Any, NamedTuple
 
 import pytest
 import yaml
-from local_server import LocalServer
 
+from tests.support import commands
 from tests.support.places import ROOT
 from tests.support.recording_proxy import RecordingProxy, recording_proxy
-from tests.support.vllm import RootedServer
+from tests.support.vllm import SharedServer
 
 pytestmark = pytest.mark.vllm
 
@@ -81,14 +82,11 @@ def config_for(urls: Sequence[str], folder: Path) -> Path:
     return path
 
 
-def test_episodes_are_shared_and_scored_where_they_were_sampled(
-    vllm_server: LocalServer, rooted: RootedServer, tmp_path: Path
-) -> None:
+def test_episodes_are_shared_and_scored_where_they_were_sampled(vllm_server: SharedServer, tmp_path: Path) -> None:
     with ExitStack() as stack:
-        proxies = [stack.enter_context(recording_proxy(url)) for url in (vllm_server.base_url, rooted.base_url)]
+        proxies = [stack.enter_context(recording_proxy(url)) for url in [vllm_server.base_url] * 2]
         config = config_for([proxy.url for proxy in proxies], tmp_path)
-        argv = [sys.executable, "-m", "agentic_opd.env", "process", "--config", str(config)]
-        done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=240)
+        done = commands.run("agentic_opd.env", "process", "--config", str(config), timeout_s=240)
         assert done.returncode == 0, done.stdout + done.stderr
     begun = [episodes_begun(sampled(proxy)) for proxy in proxies]
     assert sum(begun) == GROUPS * GROUP_SIZE  # So no episode went on at another server than it began at.

@@ -1,18 +1,19 @@
-"""The SQL world with its own demo policy on a real server: process, evaluate, report."""
+"""The SQL world with its own demo policy on a real server with an API key: who may ask, process, evaluate, report."""
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from local_server import LocalServer, local_server
 
+from tests.support import commands, session
 from tests.support.environment import command, process, read_lines, validate
 from tests.support.places import ROOT
+from tests.support.plugin_client import ask
 
 pytestmark = pytest.mark.vllm
 
+KEY = "a key of the tests"
 POLICY = Path("scripts/demo_policy/sql_policy")
 CONFIG = str(ROOT / "configs" / "sql.yaml")
 
@@ -20,15 +21,45 @@ CONFIG = str(ROOT / "configs" / "sql.yaml")
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
     log = tmp_path_factory.mktemp("sql") / "vllm.log"
-    with local_server(POLICY, "--max-model-len", "2048", log=log, cwd=ROOT) as server:
+    key = {"VLLM_API_KEY": KEY}
+    with local_server(POLICY, "--max-model-len", "2048", log=log, cwd=ROOT, variables=key) as server:
+        session.log_start("vLLM with the SQL policy and a key", server.start_seconds)
         yield server
+
+
+def test_no_route_answers_without_the_key(server: LocalServer) -> None:
+    score_body = {"sequences": [{"token_ids": [1, 2], "num_scored": 1}], "top_k": 1}
+    for path, body in (
+        ("/generate", {"prompt": [1], "max_tokens": 1}),
+        ("/v1/opd/score", score_body),
+        ("/v1/opd/reload_weights", {"path": "other"}),
+        ("/v1/opd/info", None),
+    ):
+        assert ask(server, path, body).status == 401, path
+        assert ask(server, path, body, "wrong").status == 401, path
+    assert ask(server, "/generate", {"prompt": [1], "max_tokens": 1}, KEY).status == 200
+    assert ask(server, "/v1/opd/score", score_body, KEY).status == 200
+    assert ask(server, "/v1/opd/info", None, KEY).body["weight_version"] == 0
+    command_lines = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline")]
+    assert not any(KEY.encode() in line for line in command_lines)
 
 
 def test_its_policy_answers_is_judged_and_scored(server: LocalServer, tmp_path: Path) -> None:
     out = tmp_path / "groups.jsonl"
-    flags = ("--config", CONFIG, "--env.total_steps", "8", "--env.sql_tasks", "40", "--env.sql_eval_tasks", "0")
+    flags = (
+        "--config",
+        CONFIG,
+        "--openai.api_key",
+        KEY,
+        "--env.total_steps",
+        "8",
+        "--env.sql_tasks",
+        "40",
+        "--env.sql_eval_tasks",
+        "0",
+    )
     done = process(server.base_url, out, *flags)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done
     assert validate(out).returncode == 0
     groups = read_lines(out)
     scores = [score for group in groups for score in group["scores"]]
@@ -48,16 +79,26 @@ def test_its_policy_answers_is_judged_and_scored(server: LocalServer, tmp_path: 
     scored = [turn for one in rollouts for turn in one["opd"]["turns"] if turn["outcome"] == "scored"]
     assert scored
     assert any("verdict" in turn["evidence"] for turn in scored)
-    argv = [sys.executable, "-m", "agentic_opd", "report", str(out), "--out", str(tmp_path / "report.html")]
-    report = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=120)
-    assert report.returncode == 0, report.stderr
+    report = commands.run("agentic_opd", "report", str(out), "--out", str(tmp_path / "report.html"))
+    assert report.returncode == 0, report
 
 
 def test_it_is_evaluated_on_what_is_held_out(server: LocalServer, tmp_path: Path) -> None:
-    flags = ("--config", CONFIG, "--env.sql_tasks", "1", "--env.sql_eval_tasks", "24", "--env.eval_temperature", "1")
+    flags = (
+        "--config",
+        CONFIG,
+        "--openai.api_key",
+        KEY,
+        "--env.sql_tasks",
+        "1",
+        "--env.sql_eval_tasks",
+        "24",
+        "--env.eval_temperature",
+        "1",
+    )
     argv = command("evaluate", server.base_url, "--env.data_dir_to_save_evals", str(tmp_path), *flags)
-    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
+    done = commands.run(*argv, timeout_s=300)
+    assert done.returncode == 0, done
     rows = read_lines(tmp_path / "samples.jsonl")
     assert {row["task_id"].rpartition("/")[0] for row in rows} == {"sql/held-out/0"}
     assert 0 < sum(row["passed"] for row in rows) < len(rows)

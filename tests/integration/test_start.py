@@ -1,7 +1,18 @@
-"""An environment that is made in a process of its own: how much memory it takes, and what of torch it imports."""
+"""Processes that nothing has prepared: how much memory an environment takes, and that each command starts.
+
+Other tests fork their commands from a process that has imported everything. Real starts of process, evaluate, serve,
+gateway, train, up and check_tasks are in the tests of those.
+"""
 
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support import commands
+
+from .conftest import DemoRun
 
 MAKE = """
 from agentic_opd.env import AgenticOPDEnv, AgenticOPDEnvConfig, PolicyServerConfig
@@ -39,3 +50,28 @@ def test_an_environment_is_small_and_without_torch_which_can_be_imported_all_the
 
 def test_an_environment_that_needs_models_gets_them() -> None:
     assert started(MAKE + "from transformers import AutoModel; AutoModel.from_config\n", USE_TORCH="1")[0] == "True"
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize(
+    ("command", "code", "said"),
+    [
+        (("validate", "FILE"), 0, "no violation"),
+        (("report", "FILE", "--out", "FOLDER/report.html"), 0, "report.html"),
+        (("hints", "FILE"), 0, "hint"),
+        (("distill", "FOLDER/none.jsonl"), 2, "none.jsonl"),
+        (("sessions", "list", "--folder", "FOLDER"), 2, "error: "),
+        (("doctor", "--openai.base_url", "http://127.0.0.1:9/v1"), 1, "server"),
+        (("train", "--model", "FOLDER/none", "--output_dir", "FOLDER"), 2, "can't be loaded"),
+        (("up", "--config", "FOLDER/none.yaml"), 2, "none.yaml"),
+        (("serve-vllm", "FOLDER"), 2, "is not a checkpoint"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else "",
+)
+def test_each_command_starts(demo: DemoRun, tmp_path: Path, command: tuple[str, ...], code: int, said: str) -> None:
+    places = {"FILE": str(demo.path), "FOLDER": str(tmp_path)}
+    arguments = [part.replace("FILE", places["FILE"]).replace("FOLDER", places["FOLDER"]) for part in command]
+    done = commands.run("agentic_opd", *arguments, real=True, timeout_s=120)
+    assert done.returncode == code, done
+    assert said in done.stdout + done.stderr, done
+    assert "Traceback" not in done.stderr, done

@@ -3,18 +3,17 @@
 import json
 import os
 import signal
-import subprocess
 import urllib.request
 from pathlib import Path
-from typing import Any
 
 import pytest
 from local_server import stop
 
 from agentic_opd.training.config import PARTS
 from agentic_opd.training.metrics import TRAINER_METRICS
+from tests.support import commands
 from tests.support.environment import serving
-from tests.support.places import ROOT
+from tests.support.fake_plugin import FakePlugin
 from tests.support.scripted_judge import POSITIVE, judge_server
 from tests.support.training import metrics, trainer
 from tests.support.trajectory import trajectory_api
@@ -43,8 +42,8 @@ def test_the_loop_runs_and_every_push_is_proved(rooted: RootedServer, tmp_path: 
         ),
     ):
         argv = trainer(tmp_path, api.url, vllm.base_url, f"--weights_dir={weights}", processes=2)
-        done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=150)
-        assert done.returncode == 0, done.stderr
+        done = commands.run(*argv, timeout_s=150, real=True)
+        assert done.returncode == 0, done
         assert weight_version(vllm.base_url) == 3
         rows = metrics(tmp_path)
         assert [row["step"] for row in rows] == [1, 2, 3]
@@ -57,20 +56,23 @@ def test_the_loop_runs_and_every_push_is_proved(rooted: RootedServer, tmp_path: 
         assert (tmp_path / "train" / "final" / "model.safetensors").exists()
         assert len(list(weights.glob("step-*"))) == 2
         more = ("--total_steps=4", "--resume", "--probe_tolerance=1e-12")
-        stopped = subprocess.run([*argv, *more], cwd=ROOT, capture_output=True, text=True, timeout=150)
-        assert stopped.returncode == 1, stopped.stderr
+        again = trainer(tmp_path, api.url, vllm.base_url, f"--weights_dir={weights}", *more)
+        stopped = commands.run(*again, timeout_s=150, kind="train")
+        assert stopped.returncode == 1, stopped
         assert "does not compute what the trainer does" in stopped.stderr
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_a_trainer_that_is_stopped_resumes_where_it_was(vllm_server: Any, tmp_path: Path, processes: int) -> None:
+def test_a_trainer_that_is_stopped_resumes_where_it_was(
+    fake_server: FakePlugin, tmp_path: Path, processes: int
+) -> None:
     with (
         trajectory_api(tmp_path / "api.log") as api,
-        serving(api.url, vllm_server.base_url, tmp_path, "--env.total_steps", "999"),
+        serving(api.url, fake_server.base_url, tmp_path, "--env.total_steps", "999"),
     ):
         settings = ("--vllm_urls=[]", "--warmup_steps=0", "--save_every=50")
-        argv = trainer(tmp_path, api.url, vllm_server.base_url, *settings, "--total_steps=50", processes=processes)
-        process = subprocess.Popen(argv, cwd=ROOT, stderr=subprocess.PIPE, start_new_session=True)
+        argv = trainer(tmp_path, api.url, fake_server.base_url, *settings, "--total_steps=50", processes=processes)
+        process = commands.start(*argv, stderr=commands.PIPE, start_new_session=True, kind="train", real=processes > 1)
         log = tmp_path / "train" / "metrics.jsonl"
         try:
             until(lambda: log.exists() and log.stat().st_size > 0, 120, process)
@@ -84,7 +86,7 @@ def test_a_trainer_that_is_stopped_resumes_where_it_was(vllm_server: Any, tmp_pa
         before = int(metrics(tmp_path)[-1]["step"])
         assert [path.name for path in (tmp_path / "train" / "checkpoints").iterdir()] == [f"step-{before:06d}"]
         more = ("--resume", f"--total_steps={before + 1}")
-        argv = trainer(tmp_path, api.url, vllm_server.base_url, *settings, *more)
-        done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=150)
-        assert done.returncode == 0, done.stderr
+        argv = trainer(tmp_path, api.url, fake_server.base_url, *settings, *more)
+        done = commands.run(*argv, timeout_s=150, kind="train")
+        assert done.returncode == 0, done
         assert [row["step"] for row in metrics(tmp_path)] == list(range(1, before + 2))

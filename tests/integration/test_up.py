@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -12,6 +11,8 @@ import pytest
 import yaml
 from local_server import free_port
 
+from tests.support import commands
+from tests.support.environment import validate
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.vllm
@@ -22,23 +23,25 @@ STEPS = 4
 class DemoLoop:
     """The demo's file with free ports and a folder of its own, and a quarter of the rollouts a step."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, steps: int = STEPS) -> None:
         self.out = folder / "up"
         settings = yaml.safe_load(Path("configs/up_demo.yaml").read_text())
         settings["output_dir"] = str(self.out)
         settings["servers"]["policy"]["port"], settings["api"]["port"] = free_port(), free_port()
-        settings["trainer"]["flags"] |= {"total_steps": STEPS, "batch_size": 8, "epochs_per_batch": 1, "minibatches": 1}
+        assert settings["trainer"]["flags"]["total_steps"] == STEPS
+        settings["trainer"]["flags"] |= {"batch_size": 8, "epochs_per_batch": 1, "minibatches": 1}
+        settings["trainer"]["flags"]["total_steps"] = steps
         settings["environments"]["tasks"]["flags"] |= {"env.group_size": 2, "env.max_concurrent_groups": 4}
         self.file = folder / "up.yaml"
         self.file.write_text(yaml.safe_dump(settings, sort_keys=False))
-        self.variables = os.environ | {"LOOP": str(folder)}
+        self.variables = {"LOOP": str(folder)}
         self.mark = f"LOOP={folder}".encode()
         self.said = folder / "said"
 
-    def start(self, *flags: str) -> subprocess.Popen[bytes]:
-        argv = [sys.executable, "-m", "agentic_opd", "up", "--config", str(self.file), *flags]
+    def start(self, *flags: str) -> "subprocess.Popen[str]":
         with self.said.open("ab") as said:
-            return subprocess.Popen(argv, env=self.variables, stderr=said, stdout=said)
+            argv = ("agentic_opd", "up", "--config", str(self.file), *flags)
+            return commands.start(*argv, stderr=said, stdout=said, real=True, **self.variables)
 
     def has_stepped(self, number: int) -> bool:
         """Whether that many steps are done."""
@@ -65,7 +68,26 @@ class DemoLoop:
         os.kill(pid, signal.SIGKILL)
 
 
-def test_the_loop_closes_though_it_is_interrupted_and_a_part_is_killed(tmp_path: Path) -> None:
+def test_the_loop_closes(tmp_path: Path) -> None:
+    loop = DemoLoop(tmp_path, steps=2)
+    process = loop.start()
+    try:
+        until(lambda: process.poll() is not None, timeout_s=600, said=loop.said.read_text)
+    finally:
+        process.kill()
+    assert process.returncode == 0, loop.said.read_text()
+    assert loop.steps() == [1, 2]
+    assert all(line["push_difference"] < 1e-3 for line in loop.lines())
+    until(lambda: loop.running() == {}, timeout_s=10, said=lambda: str(loop.running()))
+    assert (loop.out / "final/model.safetensors").exists()
+    assert validate(loop.out / "tasks.jsonl").returncode == 0
+    again = loop.start()
+    assert again.wait(60) == 2
+    assert "holds an earlier run" in loop.said.read_text()
+
+
+@pytest.mark.all
+def test_the_loop_closes_though_it_is_interrupted_and_each_part_is_killed(tmp_path: Path) -> None:
     loop = DemoLoop(tmp_path)
     process = loop.start()
     said = loop.said.read_text
@@ -97,4 +119,4 @@ def test_the_loop_closes_though_it_is_interrupted_and_a_part_is_killed(tmp_path:
     assert all(line["push_difference"] < 1e-3 for line in loop.lines())
     assert loop.running() == {}
     assert (loop.out / "final/model.safetensors").exists()
-    subprocess.run([sys.executable, "-m", "agentic_opd", "validate", str(loop.out / "tasks.jsonl")], check=True)
+    assert validate(loop.out / "tasks.jsonl").returncode == 0

@@ -6,8 +6,6 @@ The judge is asked after the last turn was sampled and before the first is score
 import asyncio
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -23,6 +21,7 @@ from agentic_opd.env.opd import AgenticOPDEnv
 from agentic_opd.wire.checks import GroupChecker
 from agentic_opd.wire.group import ScoredGroup, ScoredRollout, TaskItem, TurnRecord
 from agentic_opd.worlds.coding.tasks.builtin import builtin_tasks
+from tests.support import commands
 from tests.support.environment import serving
 from tests.support.places import MODEL, ROOT
 from tests.support.plugin_client import ask
@@ -34,7 +33,6 @@ from .test_numbers import check_rows, make_env
 
 pytestmark = pytest.mark.vllm
 
-PUSHES = 20
 TOLERANCE = 1e-3
 WRITTEN = 1e-4
 """Of numbers with four decimals."""
@@ -90,7 +88,7 @@ def largest(of: Any, among: Any) -> float:
     return float(np.abs(np.asarray(of) - np.asarray(among)).max())
 
 
-@pytest.mark.parametrize(("hint_source", "pushes"), [("none", 6), ("judge", 5)])
+@pytest.mark.parametrize(("hint_source", "pushes"), [("none", 3), ("judge", 3)])
 def test_a_push_between_sampling_and_scoring_is_not_in_the_gap(
     rooted: RootedServer, forward: Forward, hint_source: str, pushes: int
 ) -> None:
@@ -152,21 +150,27 @@ class OftenPushed(Pushes):
         return super().judged(body)
 
 
-def test_pushes_under_serve_are_not_in_the_gap(rooted: RootedServer, forward: Forward, tmp_path: Path) -> None:
+@pytest.mark.parametrize("pushes", [6, pytest.param(20, marks=pytest.mark.all)])
+def test_pushes_under_serve_are_not_in_the_gap(
+    rooted: RootedServer, forward: Forward, tmp_path: Path, pushes: int
+) -> None:
     """`serve` with episodes beside each other: some turns are scored by the weights that sampled them, others not."""
-    pushed = OftenPushed(rooted, PUSHES)
+    pushed = OftenPushed(rooted, pushes)
     with judge_server(pushed.judged) as judge, trajectory_api(tmp_path / "api.log") as api:
         own = ("--env.judge_base_url", judge, "--env.judge_model_name", "judge", "--env.hint_source", "none")
         with serving(api.url, rooted.server.base_url, tmp_path, *own) as env:
             env.wait_for("waiting for a trainer")
             api.register_trainer(batch_size=8, num_steps=100)
-            groups = [ScoredGroup.from_wire(group) for _ in range(8) for group in api.batch()]
-    assert len(pushed.paths) > PUSHES
-    turns = [(rollout, turn) for group in groups for rollout in group.rollouts for turn in scored_turns(rollout)]
-    rebased = [(rollout, turn) for rollout, turn in turns if turn.weight_version != turn.scored_version]
-    assert rebased
-    assert len(rebased) < len(turns)
-    assert len({turn.scored_version for _, turn in turns}) > 3
+            turns, rebased = list[tuple[ScoredRollout, TurnRecord]](), list[tuple[ScoredRollout, TurnRecord]]()
+            while not (
+                0 < len(rebased) < len(turns)
+                and len({turn.scored_version for _, turn in turns}) > 3
+                and len(pushed.paths) > pushes
+            ):
+                rollouts = [one for group in api.batch() for one in ScoredGroup.from_wire(group).rollouts]
+                turns += [(rollout, turn) for rollout in rollouts for turn in scored_turns(rollout)]
+                rebased = [(rollout, turn) for rollout, turn in turns if turn.weight_version != turn.scored_version]
+                assert len(turns) < 1000, "turns of four versions, some scored by those that sampled them"
     for rollout, turn in turns:
         span, ids = slice(*turn.span), list(rollout.tokens_T[slice(*turn.span)])
         assert turn.scored_version is not None
@@ -295,6 +299,5 @@ def test_each_kind_of_task_is_scored_by_its_own_teacher(
         ((rooted.base_url, *theirs), 0),
         ((vllm_server.base_url, *theirs), 1),
     ):
-        argv = [sys.executable, "-m", "agentic_opd", "validate", str(out), "--server", *flags]
-        validated = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True)
+        validated = commands.run("agentic_opd", "validate", str(out), "--server", *flags)
         assert validated.returncode == code, (flags, validated.stdout + validated.stderr)

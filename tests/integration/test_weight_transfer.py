@@ -1,8 +1,10 @@
-"""Whole weights from a trainer's memory into real vLLM servers, by vLLM's own weight transfer over gloo."""
+"""Whole weights from a trainer's memory into real vLLM servers, by vLLM's own weight transfer over gloo.
+
+One server is the one with all flags; with a second, `--all` shows that several are in one group.
+"""
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -24,21 +26,25 @@ from agentic_opd.training.transfer import WeightSender
 from agentic_opd.training.world import World
 from tests.support.plugin_client import ask, random_ids, score
 from tests.support.training import make_config, make_rollout
-from tests.support.vllm import StartVllm
+from tests.support.vllm import RootedServer, SharedServer, StartVllm
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
 WORLD = World("cpu")
 
 
+@pytest.fixture(params=[1, pytest.param(2, marks=pytest.mark.all)])
+def servers(request: pytest.FixtureRequest, rooted: RootedServer) -> list[LocalServer]:
+    return [rooted.server] if request.param == 1 else [rooted.server, request.getfixturevalue("second")]
+
+
 @pytest.fixture(scope="module")
-def two(start_vllm: StartVllm) -> Iterator[list[LocalServer]]:
-    with ExitStack() as stack:
-        yield [stack.enter_context(start_vllm("--weight-transfer", "gloo")) for _ in range(2)]
+def second(start_vllm: StartVllm) -> Iterator[LocalServer]:
+    with start_vllm("--weight-transfer", "gloo") as server:
+        yield server
 
 
-def config_of(servers: list[LocalServer], folder: Path, **changes: Any) -> TrainerConfig:
-    urls = [server.base_url for server in servers]
+def config_of(urls: list[str], folder: Path, **changes: Any) -> TrainerConfig:
     return make_config(
         weights_dir=folder,
         vllm_urls=urls,
@@ -50,10 +56,11 @@ def config_of(servers: list[LocalServer], folder: Path, **changes: Any) -> Train
 
 
 @pytest.mark.parametrize("changes", [{}, {"lora_rank": 4, "lr": 1e-2}], ids=["whole", "lora"])
-def test_two_servers_get_what_was_trained_and_nothing_is_written(
-    two: list[LocalServer], tmp_path: Path, changes: dict[str, Any]
+def test_servers_get_what_was_trained_and_nothing_is_written(
+    servers: list[LocalServer], without_adapters: str, tmp_path: Path, changes: dict[str, Any]
 ) -> None:
-    config = config_of(two, tmp_path / "weights", **changes)
+    urls = [without_adapters, *(server.base_url for server in servers[1:])]
+    config = config_of(urls, tmp_path / "weights", **changes)
     policy = load_policy(config, WORLD)
     batch = make_rollout(policy.model)
     probe, optimizer = (
@@ -78,7 +85,7 @@ def test_two_servers_get_what_was_trained_and_nothing_is_written(
     assert max(pushed.difference or 0.0 for pushed in pushes) < 1e-3
     own, ids = torch.tensor(probe.own_logprobs(policy, "cpu")), list(probe.token_ids)
     assert (own - before).abs().max() > 0.1
-    for server in two:
+    for server in servers:
         torch.testing.assert_close(
             torch.tensor(score(server, [(ids, len(ids) - 1)])[0].actual_R), own, atol=1e-3, rtol=0
         )
@@ -105,10 +112,8 @@ class Leaving:
         self._group.close()
 
 
-def test_a_trainer_that_goes_in_the_middle_leaves_the_servers_as_they_were(
-    two: list[LocalServer], tmp_path: Path
-) -> None:
-    config, ids = config_of(two[:1], tmp_path), random_ids(31, 80, 1000)
+def test_a_trainer_that_goes_in_the_middle_leaves_the_server_as_it_was(rooted: RootedServer, tmp_path: Path) -> None:
+    config, ids = config_of([rooted.base_url], tmp_path), random_ids(31, 80, 1000)
     policy = load_policy(config, WORLD)
     with torch.no_grad():
         for parameter in policy.parameters():
@@ -116,10 +121,12 @@ def test_a_trainer_that_goes_in_the_middle_leaves_the_servers_as_they_were(
     weights = served_weights(policy.model, policy.model.state_dict(), torch.float32)
 
     def served() -> tuple[int, list[float]]:
-        return ask(two[0], "/v1/opd/info").body["weight_version"], list(score(two[0], [(ids, 40)])[0].actual_R)
+        return ask(rooted.server, "/v1/opd/info").body["weight_version"], list(
+            score(rooted.server, [(ids, 40)])[0].actual_R
+        )
 
     async def run() -> None:
-        client = JsonClient(two[0].base_url, retry_s=1.0)
+        client = JsonClient(rooted.server.base_url, retry_s=1.0)
         try:
             sender = await WeightSender.joined("gloo", [client], [await fetch_server_info(client)], "cpu")
             with pytest.raises(ServerError):
@@ -144,8 +151,8 @@ def test_a_trainer_that_goes_in_the_middle_leaves_the_servers_as_they_were(
     assert np.abs(np.subtract(logprobs, before[1])).max() > 0.1
 
 
-def test_what_does_not_fit_is_refused(two: list[LocalServer], vllm_server: LocalServer, tmp_path: Path) -> None:
-    config = config_of([vllm_server], tmp_path)
+def test_what_does_not_fit_is_refused(rooted: RootedServer, vllm_server: SharedServer, tmp_path: Path) -> None:
+    config = config_of([vllm_server.base_url], tmp_path)
     policy = load_policy(config, WORLD)
 
     async def push() -> None:
@@ -159,7 +166,7 @@ def test_what_does_not_fit_is_refused(two: list[LocalServer], vllm_server: Local
         asyncio.run(push())
     body = {"names": ["a"], "dtypes": ["float32"], "shapes": [[2]], "version": 1}
     assert ask(vllm_server, "/v1/opd/receive_weights", body).status == 409
-    reply = ask(two[0], "/v1/opd/receive_weights", body)
+    reply = ask(rooted.server, "/v1/opd/receive_weights", body)
     assert (reply.status, reply.body["error"]["field"]) == (400, "shapes")
-    assert ask(two[0], "/v1/opd/receive_weights", {**body, "dtypes": []}).status == 400
-    assert ask(two[0], "/v1/opd/join_transfer", {"address": "127.0.0.1", "port": 0}).status == 400
+    assert ask(rooted.server, "/v1/opd/receive_weights", {**body, "dtypes": []}).status == 400
+    assert ask(rooted.server, "/v1/opd/join_transfer", {"address": "127.0.0.1", "port": 0}).status == 400

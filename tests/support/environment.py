@@ -1,9 +1,7 @@
 """The environment's modes as a person runs them with configs/demo.yaml, and the files that they write."""
 
 import json
-import os
 import subprocess
-import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,14 +10,15 @@ from typing import Any
 
 from local_server import stop
 
+from . import commands
 from .places import ROOT
 from .waiting import until
 
 
 def command(mode: str, server_url: str, *flags: str) -> list[str]:
-    """A mode of the environment on the server at `server_url` (without `/v1`)."""
+    """A mode of the environment on the server at `server_url` (without `/v1`): a module and its arguments."""
     return [
-        *(sys.executable, "-m", "agentic_opd.env", mode, "--config", str(ROOT / "configs" / "demo.yaml")),
+        *("agentic_opd.env", mode, "--config", str(ROOT / "configs" / "demo.yaml")),
         *("--openai.base_url", f"{server_url}/v1", *flags),
     ]
 
@@ -32,8 +31,7 @@ def process_command(server_url: str, out: Path, *flags: str) -> list[str]:
 
 def process(server_url: str, out: Path, *flags: str, **variables: str) -> "subprocess.CompletedProcess[str]":
     """Run it to its end."""
-    argv, env = process_command(server_url, out, *flags), {**os.environ, **variables}
-    return subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, timeout=600)
+    return commands.run(*process_command(server_url, out, *flags), **variables)
 
 
 def exit_code_of(main: Callable[[], int]) -> int:
@@ -46,8 +44,7 @@ def exit_code_of(main: Callable[[], int]) -> int:
 
 def validate(out: Path) -> "subprocess.CompletedProcess[str]":
     """`python -m agentic_opd.validate` on a file."""
-    argv = [sys.executable, "-m", "agentic_opd.validate", str(out)]
-    return subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    return commands.run("agentic_opd.validate", str(out), timeout_s=120)
 
 
 def read_lines(file: Path) -> list[dict[str, Any]]:
@@ -64,7 +61,7 @@ def items(out: Path) -> list[str]:
 class Serving:
     """A `serve` process."""
 
-    process: "subprocess.Popen[bytes]"
+    process: Any
     log: Path
 
     def said(self) -> str:
@@ -75,14 +72,14 @@ class Serving:
 
 
 @contextmanager
-def serving(api_url: str, vllm_url: str, folder: Path, *flags: str) -> Generator[Serving]:
+def serving(api_url: str, vllm_url: str, folder: Path, *flags: str, real: bool = False) -> Generator[Serving]:
     """A `serve` process while the block runs; it writes to `folder`."""
     folder.mkdir(exist_ok=True)
     own = ("--env.data_path_to_save_groups", str(folder / "groups.jsonl"), "--env.server_retry_s", "2")
     argv = command("serve", vllm_url, "--env.rollout_server_url", api_url, *own, *flags)
     log = folder / "serve.log"
     with log.open("wb") as output:
-        running = subprocess.Popen(argv, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+        running = commands.start(*argv, stdout=output, stderr=commands.STDOUT, start_new_session=True, real=real)
     try:
         yield Serving(running, log)
     finally:

@@ -1,19 +1,18 @@
 """A gateway of the tests' own: started as a person does, before a policy, asked by the `openai` client."""
 
 import json
-import subprocess
-import sys
 import urllib.request
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from local_server import child_process, free_port
+from local_server import free_port, stop
 from openai import OpenAI
 
 from agentic_opd.core.processes import end_of
 
+from . import commands
 from .places import MODEL, ROOT
 from .waiting import until
 
@@ -34,7 +33,7 @@ def starts_of(mask: list[int]) -> list[int]:
 class Served:
     """A gateway process."""
 
-    def __init__(self, process: subprocess.Popen[bytes], port: int, folder: Path, log: Path) -> None:
+    def __init__(self, process: Any, port: int, folder: Path, log: Path) -> None:
         self.process, self.folder, self.log = process, folder, log
         self.url = f"http://127.0.0.1:{port}"
         self.questions: list[str] = []
@@ -72,15 +71,20 @@ class Served:
 
 
 @contextmanager
-def served(policy_url: str, folder: Path, *flags: str, port: int | None = None) -> Generator[Served]:
+def served(
+    policy_url: str, folder: Path, *flags: str, port: int | None = None, real: bool = False
+) -> Generator[Served]:
     """`agentic-opd gateway` before a policy, while the block runs."""
     port, log = port or free_port(), folder / "gateway.log"
     command = (
-        *(sys.executable, "-m", "agentic_opd", "gateway", "--config", str(ROOT / "configs/demo_gateway.yaml")),
+        *("agentic_opd", "gateway", "--config", str(ROOT / "configs/demo_gateway.yaml")),
         *("--openai.base_url", f"{policy_url}/v1", "--env.port", str(port)),
         *("--env.data_path_to_save_groups", str(folder / "groups.jsonl"), *flags),
     )
-    with child_process(command, log, {"AGENTIC_OPD_GATEWAY_KEY": "a-key"}, ROOT) as process:
+    with log.open("wb") as output:
+        own = {"stdout": output, "stderr": commands.STDOUT, "AGENTIC_OPD_GATEWAY_KEY": "a-key"}
+        process = commands.start(*command, **own, start_new_session=True, real=real)
+    try:
 
         def is_up() -> bool:
             assert process.poll() is None, end_of(log)
@@ -94,3 +98,5 @@ def served(policy_url: str, folder: Path, *flags: str, port: int | None = None) 
         gateway = Served(process, port, folder, log)
         with gateway.client:
             yield gateway
+    finally:
+        stop(process)

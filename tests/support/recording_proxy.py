@@ -42,6 +42,10 @@ class RecordingProxy:
     """Paths: the next answer of each never reaches the client, though the server gave it. No batch is no answer."""
     to_hold: list[str] = field(default_factory=list)
     """Paths: the next answer of each waits until `release` is set."""
+    hidden: tuple[str, ...] = ()
+    """Paths that begin so are not there, as on a server without the plugin."""
+    info: dict[str, Any] = field(default_factory=dict[str, Any])
+    """What the plugin says of itself in place of the truth: a server that was started with fewer flags."""
     release: threading.Event = field(default_factory=threading.Event)
     lock: threading.Lock = field(default_factory=threading.Lock)
     under_way: set[object] = field(default_factory=set[object])
@@ -86,6 +90,8 @@ class RecordingProxy:
     def _ask(
         self, method: str, path: str, body: bytes, headers: dict[str, str], begin_stream: Callable[[], BufferedIOBase]
     ) -> tuple[int, bytes] | None:
+        if self.hidden and path.startswith(self.hidden):
+            return 404, b'{"detail": "Not Found"}'
         place = urlsplit(self.target)
         connection = http.client.HTTPConnection(place.hostname or "", place.port, timeout=600)
         with contextlib.closing(connection):
@@ -98,6 +104,8 @@ class RecordingProxy:
                 status, answer = reply.status, reply.read()
             except (OSError, http.client.HTTPException):
                 return None
+        if path == "/v1/opd/info" and self.info:
+            answer = json.dumps(json.loads(answer) | self.info).encode()
         plain = gzip.decompress(body) if headers.get("Content-Encoding") == "gzip" else body
         with self.lock:
             self.exchanges.append(Exchange(path, parsed(plain), status, parsed(answer)))

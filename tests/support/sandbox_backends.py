@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from local_server import free_port
+
 from agentic_opd.sandboxes.docker import LABEL
 from agentic_opd.sandboxes.factory import check_sandbox, sandbox_factory
 from agentic_opd.sandboxes.protocol import CommandResult, Sandbox, SandboxFactory
@@ -82,9 +84,7 @@ def start_backend(name: str, settings: dict[str, Any]) -> Backend:
 @contextmanager
 def swerex_server(log: Path) -> Iterator[dict[str, Any]]:
     """A real SWE-ReX server on loopback while the block runs; yields the settings that lead to it."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     token = secrets.token_hex(16)
     argv = [sys.executable, "-m", "swerex.server", "--host", "127.0.0.1", "--port", str(port), "--auth-token", token]
     with log.open("w") as output:

@@ -1,7 +1,6 @@
 """The trainer as a person runs it, and what it is given where no environment makes it."""
 
 import asyncio
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,10 +18,11 @@ from .places import ROOT
 
 
 def trainer(folder: Path, api_url: str, vllm_url: str, *changes: str, processes: int = 1) -> list[str]:
-    """The command of a short run in `folder`."""
-    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes))
+    """A short run in `folder`: a module and its arguments."""
+    torchrun = ("torch.distributed.run", "--standalone", "--nproc-per-node", str(processes), "-m")
     return [
-        *(sys.executable, *(torchrun if processes > 1 else ()), "-m", "agentic_opd.training.trainer"),
+        *(torchrun if processes > 1 else ()),
+        "agentic_opd.training.trainer",
         *("--config", str(ROOT / "configs" / "train_demo.yaml")),
         *(f"--output_dir={folder / 'train'}", f"--weights_dir={folder / 'weights'}", f"--api_url={api_url}"),
         *(f"--vllm_urls=[{vllm_url}]", "--total_steps=3", "--batch_size=8", "--save_every=1"),

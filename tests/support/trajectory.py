@@ -3,8 +3,6 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -18,6 +16,7 @@ from local_server import free_port, stop
 
 from agentic_opd.core.processes import end_of
 
+from . import commands
 from .recording_proxy import Exchange
 
 
@@ -28,7 +27,7 @@ class Trajectories:
     url: str
     port: int
     log: Path
-    process: subprocess.Popen[bytes]
+    process: Any
 
     def ask(self, path: str, body: dict[str, Any] | None = None, method: str | None = None) -> Any:
         data = None if body is None else json.dumps(body).encode()
@@ -94,9 +93,9 @@ class Trajectories:
 def trajectory_api(log: Path, port: int | None = None) -> Generator[Trajectories]:
     """Run the API while the body runs; on `port`, or a free one."""
     port = port or free_port()
-    argv = [sys.executable, "-m", "atroposlib.cli.run_api", "--host", "127.0.0.1", "--port", str(port)]
+    argv = ("atroposlib.cli.run_api", "--host", "127.0.0.1", "--port", str(port))
     with log.open("wb") as output:
-        process = subprocess.Popen(argv, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+        process = commands.start(*argv, stdout=output, stderr=commands.STDOUT, start_new_session=True)
     api = Trajectories(f"http://127.0.0.1:{port}", port, log, process)
     try:
         deadline = time.monotonic() + 60

@@ -1,25 +1,70 @@
 """vLLM servers of the tests: started as a person does, killed, started again, and given their first weights back."""
 
+import os
 import shutil
+import signal
+import time
+import urllib.request
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, ExitStack
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, suppress
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from local_server import LocalServer, free_port
 from numpy.typing import NDArray
 
+from agentic_opd.core.processes import end_of
+
+from . import session
 from .places import MODEL, ROOT
-from .plugin_client import ask
+from .plugin_client import ask, running_requests
+from .waiting import until
+
+MAX_RANK, MAX_ADAPTERS = 8, 3
+"""Of the adapters that the server with all flags keeps."""
 
 
 class StartVllm(Protocol):
     """Serves the model while the block runs."""
 
     def __call__(
-        self, *options: str, plugin: bool = True, port: int | None = None, **variables: str
+        self, *options: str, port: int | None = None, **variables: str
     ) -> AbstractContextManager[LocalServer]: ...
+
+
+class SharedServer(NamedTuple):
+    """A server of the whole session, which no test may change or end."""
+
+    base_url: str
+    model: str
+    log: Path
+
+
+def shared_server() -> SharedServer:
+    """The session's one server of the demo policy; the first who asks starts it, the others wait."""
+
+    def start() -> list[str]:
+        began, port, log = time.monotonic(), free_port(), session.folder() / "vllm.log"
+        server = SharedServer(f"http://127.0.0.1:{port}", MODEL, log)
+        session.keep([str(ROOT / "scripts" / "serve_vllm"), MODEL, "--port", str(port)], log, cwd=ROOT)
+        while not _is_healthy(server.base_url):
+            assert time.monotonic() < began + 600, f"vLLM does not answer after 600 s:\n{end_of(log)}"
+            time.sleep(0.1)
+        session.log_start("vLLM, shared", time.monotonic() - began)
+        return [server.base_url, server.model, str(log)]
+
+    base_url, model, log = session.once("vllm", start)
+    return SharedServer(base_url, model, Path(log))
+
+
+def _is_healthy(base_url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{base_url}/health", timeout=5):
+            return True
+    except OSError:
+        return False
 
 
 class Forward(Protocol):
@@ -29,7 +74,7 @@ class Forward(Protocol):
 
 
 class RootedServer:
-    """A server with a weights root that tests may train, kill and start again; always at the same port."""
+    """A server with all flags that tests may train, kill and start again; always at the same port."""
 
     def __init__(self, start_vllm: StartVllm, root: Path) -> None:
         self.root, self._start_vllm, self._stack = root, start_vllm, ExitStack()
@@ -53,6 +98,20 @@ class RootedServer:
         """End it at once, as a crash would."""
         self.server.kill()
 
+    def lose_engine(self) -> None:
+        """End its engine while it samples: the request is an error of the server, which ends."""
+        children = Path(f"/proc/{self.server.process.pid}/task/{self.server.process.pid}/children").read_text()
+        names = {int(pid): Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children.split()}
+        (engine,) = [pid for pid, name in names.items() if b"EngineCore" in name]
+        with ThreadPoolExecutor(1) as pool:
+            body = {"prompt": [1, 2, 3], "max_tokens": 8000, "ignore_eos": True}
+            sampled = pool.submit(ask, self.server, "/generate", body)
+            until(lambda: running_requests(self.server) > 0)
+            os.kill(engine, signal.SIGKILL)
+            with suppress(OSError):  # The server may end before it has said so.
+                assert sampled.result().status >= 500
+        self.server.process.wait(60)
+
     def start(self) -> None:
         """Start it again."""
         self.close()
@@ -62,4 +121,13 @@ class RootedServer:
         self._stack.close()
 
     def _started(self) -> LocalServer:
-        return self._stack.enter_context(self._start_vllm("--weights-root", str(self.root), port=self._port))
+        flags = (
+            "--weights-root",
+            str(self.root),
+            "--max-lora-rank",
+            str(MAX_RANK),
+            "--max-adapters",
+            str(MAX_ADAPTERS),
+        )
+        started = self._start_vllm(*flags, "--weight-transfer", "gloo", port=self._port)
+        return self._stack.enter_context(started)

@@ -24,8 +24,8 @@ from agentic_opd.sandboxes.protocol import Limits, Sandbox
 from agentic_opd.worlds.coding.verifier.hidden_tests import complete_tests
 from agentic_opd.worlds.coding.verifier.verify import verify
 
-MARK = "opd-attack-process"
-"""In the command line of every process that an attack leaves behind."""
+MARK = f"opd-attack-process-{os.getpid()}"
+"""In the command line of every process that an attack of this process leaves behind."""
 
 NUM_CHECKS, NUM_HONEST = 10, 2
 

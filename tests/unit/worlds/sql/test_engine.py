@@ -106,7 +106,10 @@ WIDE = ",".join(["a"] * 1990)
         (f"SELECT {LONG}", "takes too long"),
         (f"{COUNTED.format(12)}, a AS (SELECT zeroblob(20000) AS a) SELECT {WIDE} FROM c, a", "more than 8 MiB"),
         (f"{COUNTED.format(9000)} SELECT hex(zeroblob(1000)) FROM c", "more than 8 MiB"),
-        (f"{COUNTED.format(50000)} SELECT COUNT(DISTINCT hex(zeroblob(20000)) || n) FROM c", "too much memory|takes too long"),
+        (
+            f"{COUNTED.format(50000)} SELECT COUNT(DISTINCT hex(zeroblob(20000)) || n) FROM c",
+            "too much memory|takes too long",
+        ),
     ],
     ids=["long steps", "wide rows", "long rows", "a large set"],
 )

@@ -1,0 +1,179 @@
+"""warm.py SOCKET KIND: a process that has imported what commands need, and forks for each: a real process in no time.
+
+A request is a line of JSON with the three standard streams beside it. The answers are the child's id, and in the end
+its exit status. A client that goes takes its child with it.
+"""
+
+import atexit
+import gc
+import json
+import os
+import runpy
+import selectors
+import signal
+import socket
+import sys
+import threading
+import traceback
+import warnings
+import weakref
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+_ENV = (
+    *("agentic_opd.env.opd", "agentic_opd.env.command", "agentic_opd.cli.main", "agentic_opd.up.command"),
+    *("agentic_opd.gateway.command", "agentic_opd.gateway.serve", "agentic_opd.gateway.sessions_command"),
+    *("agentic_opd.cli.doctor.command", "agentic_opd.cli.validate", "agentic_opd.cli.hints", "agentic_opd.cli.distill"),
+    *("agentic_opd.report.command", "agentic_opd.cli.check_tasks.command", "agentic_opd.worlds.choose"),
+    *("atroposlib.api.server", "atroposlib.cli.run_api", "uvicorn", "uvloop", "wandb", "openai", "pyarrow"),
+)
+_TRAIN = ("torch", "transformers", "peft", "safetensors.torch", "agentic_opd.training.trainer")
+
+
+class Request:
+    """A command to become: its arguments, variables, folder and streams."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        first, fds, _, _ = socket.recv_fds(connection, 65536, 3)
+        while not first.endswith(b"\n"):
+            first += connection.recv(1 << 20)
+        self.fds = fds
+        given = json.loads(first)
+        self.argv: list[str] = given["argv"]
+        self.env: dict[str, str] = given["env"]
+        self.cwd: str = given["cwd"]
+        self.new_session: bool = given["new_session"]
+
+    def close(self) -> None:
+        for fd in self.fds:
+            os.close(fd)
+
+    def become(self) -> None:
+        """Be the process that was asked for, up to its first line."""
+        if self.new_session:
+            os.setsid()
+        for number, fd in enumerate(self.fds):
+            os.dup2(fd, number)
+        self.close()
+        sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w")  # noqa: SIM115
+        sys.stderr.reconfigure(line_buffering=True)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        weakref.finalize._registry.clear()  # Temporary folders of the process that forked are not this one's to remove.
+        os.environ.clear()
+        os.environ.update(self.env)
+        os.chdir(self.cwd)
+        import numpy as np
+
+        np.random.seed()
+
+    def run(self) -> None:
+        """`python -m MODULE ARGUMENTS`."""
+        module, *arguments = self.argv
+        sys.argv = [module, *arguments]
+        sys.path.insert(0, self.cwd)
+        sys.modules.pop(module, None)  # As where nothing has imported it, runpy says nothing.
+        sys.modules.pop(f"{module}.__main__", None)
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+def serve(path: str) -> Request:
+    """Fork for each request; returns in the child."""
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(path + ".new")
+    listener.listen(64)
+    Path(path + ".new").rename(path)
+    selector = selectors.DefaultSelector()
+    selector.register(listener, selectors.EVENT_READ, None)
+    while True:
+        for key, _ in selector.select():
+            if key.data is None:
+                connection, _ = listener.accept()
+                selector.register(connection, selectors.EVENT_READ, {"pid": None, "pidfd": None})
+                continue
+            found = _forked(selector, key) if key.data["pid"] is None else _ended(selector, key)
+            if found is not None:
+                selector.close()
+                listener.close()
+                return found
+
+
+def _forked(selector: selectors.BaseSelector, key: selectors.SelectorKey) -> Request | None:
+    connection: Any = key.fileobj
+    if not connection.recv(1, socket.MSG_PEEK):
+        selector.unregister(connection)
+        connection.close()
+        return None
+    request = Request(connection)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # A thread of numpy's library, which knows of forks.
+        parent, pid = os.getpid(), os.fork()
+    if pid == 0:
+        _end_with(parent)
+        request.become()
+        return request
+    request.close()
+    key.data.update(pid=pid, pidfd=os.pidfd_open(pid), new_session=request.new_session, connection=connection)
+    selector.register(key.data["pidfd"], selectors.EVENT_READ, key.data)
+    connection.sendall(b"%d\n" % pid)
+    return None
+
+
+def _end_with(parent: int) -> None:
+    import ctypes
+
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _ended(selector: selectors.BaseSelector, key: selectors.SelectorKey) -> None:
+    """The child has ended, or its client has gone."""
+    if key.data.get("over"):
+        return  # Both at once.
+    key.data["over"] = True
+    pid, pidfd, connection = key.data["pid"], key.data["pidfd"], key.data["connection"]
+    if key.fileobj is connection:
+        with suppress(ProcessLookupError):
+            (os.killpg if key.data["new_session"] else os.kill)(pid, signal.SIGKILL)
+    _, status = os.waitpid(pid, 0)
+    for one in (pidfd, connection):
+        selector.unregister(one)
+    os.close(pidfd)
+    with suppress(OSError):
+        connection.sendall(b"%d\n" % os.waitstatus_to_exitcode(status))
+    connection.close()
+
+
+def end(asked: Request) -> None:
+    """Run the command, and end as an interpreter does, but for taking a thousand modules apart."""
+    code = 0
+    try:
+        asked.run()
+    except SystemExit as ended:
+        if ended.code is not None and not isinstance(ended.code, int):
+            print(ended.code, file=sys.stderr)
+        code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    except BaseException as error:  # noqa: BLE001 - as an interpreter that ends by it
+        traceback.print_exc()
+        code = -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    if code < 0:
+        signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    os._exit(code & 0xFF)
+
+
+if __name__ == "__main__":
+    for name in _TRAIN if sys.argv[2] == "train" else ("agentic_opd.env", *_ENV):
+        module = import_module(name)
+        if name == "agentic_opd.env":
+            module.AgenticOPDEnv  # noqa: B018 - keeps torch out, as in a process of its own
+    gc.collect()
+    gc.freeze()
+    end(serve(sys.argv[1]))
