@@ -16,7 +16,7 @@ from tests.support.waiting import until
 
 from .conftest import DemoRun
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.all]
 
 SAMPLES = 4
 
@@ -30,7 +30,7 @@ def file(demo: DemoRun, tmp_path: Path) -> Path:
 
 
 def command(file: Path, server: LocalServer, *flags: str, samples: int = SAMPLES) -> list[str]:
-    base = ["agentic_opd", "hints", str(file), "--resample", str(samples)]
+    base = ["hint_lifts", str(file), "--samples", str(samples)]
     return [*base, "--openai.base_url", f"{server.base_url}/v1", "--env.server_retry_s", "5", *flags]
 
 
