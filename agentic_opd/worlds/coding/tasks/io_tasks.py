@@ -19,10 +19,10 @@ from importlib import import_module
 from typing import Any, NoReturn, cast
 
 from agentic_opd.core.types import Task
+from agentic_opd.worlds.coding.hidden_tests.complete import call_tests, io_tests
+from agentic_opd.worlds.coding.hidden_tests.names import undefined_names
 from agentic_opd.worlds.coding.tasks.example_files import TEST_FILE, calls_file, program_file
 from agentic_opd.worlds.coding.tasks.row_values import FieldMap, RowValues
-from agentic_opd.worlds.coding.verifier.hidden_tests import call_tests, io_tests
-from agentic_opd.worlds.coding.verifier.names import undefined_names
 
 TEST_NAMES = ("input_output", "inputs", "outputs", "public_tests", "private_tests")
 

@@ -7,8 +7,8 @@ from difflib import get_close_matches
 from typing import Any, cast
 
 from agentic_opd.core.errors import DatasetError
+from agentic_opd.worlds.coding.hidden_tests.complete import complete_tests
 from agentic_opd.worlds.coding.tasks.rows import Row
-from agentic_opd.worlds.coding.verifier.hidden_tests import complete_tests
 
 
 @dataclass(frozen=True, slots=True)

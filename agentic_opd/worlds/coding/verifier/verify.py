@@ -1,15 +1,16 @@
 """The hidden tests' verdict: a task and the agent's files in, a Verification out.
 
 The tests run in a fresh sandbox that gets only the agent's files, in a process of their own; harness/ is what runs
-there. Every `assert` counts by itself, in files for pytest or unittest every test: correctness is passed / total, and
-the total is what the tests say, whatever the solution does. A check may take a quarter of the time that is left. Tests
-that do not come to their end earn nothing.
+there. Every `assert` counts by itself, in files for pytest or unittest every test: correctness is passed / due. Due are
+the checks that the task's own solution reaches; one that a solution does not reach is not passed. Tests that do not come
+to their end earn nothing. Processor time limits the tests, wall-clock time only bounds them.
 """
 
 import binascii
 import marshal
 import re
 import secrets
+import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -21,9 +22,9 @@ from agentic_opd.core.concurrency import in_turn
 from agentic_opd.core.errors import DatasetError, SandboxError
 from agentic_opd.core.types import Task, Verification, VerifyOutcome
 from agentic_opd.sandboxes.protocol import CommandResult, SandboxFactory
-from agentic_opd.worlds.coding.verifier.checks import Checks, instrument
+from agentic_opd.worlds.coding.hidden_tests.checks import Checks, instrument
 from agentic_opd.worlds.coding.verifier.harness.counter import sign
-from agentic_opd.worlds.coding.verifier.harness.pipe import NoAnswer, decode, encode
+from agentic_opd.worlds.coding.verifier.harness.pipe import NoAnswer, decode
 from agentic_opd.worlds.coding.verifier.pytest_parts import packed_pytest
 
 if TYPE_CHECKING:
@@ -31,14 +32,18 @@ if TYPE_CHECKING:
 
 SOLUTION_FILE = "solution.py"
 
+WALL_FACTOR = 10
+"""Wall-clock seconds that the tests may take for each second of processor time: so many others may share a core."""
+
 _NOT_IMPORTED = "solution.py could not be imported"
 _MISSING_NAME = re.compile(r"cannot import name '\w+'")
 _MAX_LINE = 200
 """Characters of a line of solution.py that the judge is shown."""
 
-_SOLUTION_MODULES = ("pipe", "peer", "solution_side")
-_TEST_MODULES = ("pipe", "clock", "counter", "programs", "peer", "test_side", "test_cases", "runner")
-_PACKAGE = "agentic_opd.worlds.coding.verifier.harness"
+_HARNESS = "verifier.harness."
+_SOLUTION_MODULES = ("pipe", "solution_side")
+_TEST_MODULES = ("grading", "pipe", "clock", "counter", "programs", "test_side", "test_cases", "runner")
+_PACKAGE = "agentic_opd.worlds.coding"
 _COMMAND = "exec python -I -S -c 'import sys; exec(sys.stdin.buffer.readline())'"
 
 # Starting without `site` saves 40 ms and more: it runs every .pth file there is. The packages stay importable.
@@ -54,7 +59,6 @@ _BOOT = """
 import binascii, marshal, _frozen_importlib_external
 is_alike = _frozen_importlib_external.MAGIC_NUMBER == {magic!r}
 for name, source, compiled in {modules!r}:
-    name = {package!r} + "." + name
     sys.modules[name] = module = type(sys)(name)
     code = marshal.loads(binascii.a2b_base64(compiled)) if is_alike else compile(source, name, "exec")
     exec(code, module.__dict__)
@@ -81,38 +85,69 @@ async def verify(
         task: Whose hidden tests.
         sandbox_factory: Makes the fresh sandbox.
         solution_files: Relative path -> content; `solution.py` is what the tests import.
-        timeout_s: Seconds all tests together may take.
+        timeout_s: Seconds of processor time all tests together may take.
 
     Raises:
         DatasetError: The hidden tests are not Python, or check nothing.
         SandboxError: The sandbox does not work.
     """
     checks = checks_of(task)
+    due = await _due(task, checks, sandbox_factory, timeout_s)
     if SOLUTION_FILE not in solution_files:
-        return _verdict(task, checks, VerifyOutcome.NO_SOLUTION, None, f"There is no {SOLUTION_FILE}.")
+        why = f"There is no {SOLUTION_FILE}."
+        return _verdict(task, checks, due, VerifyOutcome.NO_SOLUTION, None, why)
+    result, report = await _run(checks, sandbox_factory, solution_files, timeout_s)
+    outcome, why = _outcome(result, report, timeout_s)
+    return _verdict(task, checks, due, outcome, report, why, solution_files[SOLUTION_FILE])
+
+
+_known_due: dict[tuple[str, str], frozenset[int]] = {}
+"""Hidden tests and reference solution -> the checks that it reaches."""
+
+
+async def _due(task: Task, checks: Checks, sandbox_factory: SandboxFactory, timeout_s: float) -> frozenset[int]:
+    """Return the checks that count: those that the task's own solution reaches; without one, those outside of branches.
+
+    The solution is run, once, only where the source of the tests does not tell.
+    """
+    if len(checks.certain) == len(checks.labels) or task.reference_solution is None or task.hidden_tests is None:
+        return checks.certain
+    key = task.hidden_tests, task.reference_solution
+    if key not in _known_due:
+        files = {SOLUTION_FILE: task.reference_solution.encode("utf-8", "surrogatepass")}
+        _, report = await _run(checks, sandbox_factory, files, timeout_s)
+        is_whole = report is not None and report.done and report.error is None and report.passed
+        _known_due[key] = report.passed | report.failed if report is not None and is_whole else checks.certain
+    return _known_due[key]
+
+
+async def _run(
+    checks: Checks, sandbox_factory: SandboxFactory, files: Mapping[str, bytes], timeout_s: float
+) -> tuple[CommandResult, "Report | None"]:
+    """Run the tests in a fresh sandbox; the report is None if they did not come to write one."""
     is_apart = checks.imports_solution and not checks.in_process
     job: Job = {
         "secret": secrets.token_bytes(32),
-        "timeout_s": float(timeout_s),
+        "cpu_s": float(timeout_s),
+        "num_checks": len(checks.labels),
         "tests": checks.source,
         "is_file": checks.is_file,
         "in_process": checks.in_process,
         "imports_solution": checks.imports_solution,
         "modules": checks.modules,
-        "files": dict(solution_files),
+        "files": dict(files),
         "solution_program": _program(*_SOLUTION_MODULES) if is_apart else None,
         "program": _PATHS + _RUN_PROGRAM if checks.runs_program else None,
         "pytest": packed_pytest() if checks.needs_pytest else None,
     }
     async with in_turn():
-        program = _line(*_TEST_MODULES) + encode(job)
+        program = _line(*_TEST_MODULES) + marshal.dumps(job)
     async with sandbox_factory() as sandbox:
-        result = await sandbox.run(_COMMAND, timeout_s, stdin=program)
+        result = await sandbox.run(_COMMAND, timeout_s * WALL_FACTOR, stdin=program)
     report = None if result.memory_exceeded else last_report(job["secret"], result.output, len(checks.labels))
     if report is None and 0 < result.exit_code < 128 and not result.is_over_limit:
         raise SandboxError(f"the verifier did not start: exit code {result.exit_code}, {result.text[-500:]!r}")
-    outcome, why = _outcome(result, report, timeout_s)
-    return _verdict(task, checks, outcome, report, why, solution_files[SOLUTION_FILE])
+    return result, report
 
 
 def checks_of(task: Task) -> Checks:
@@ -152,8 +187,10 @@ class Report:
     """What the tests' process said of the checks: once when it started, and once when the tests had come to an end."""
 
     done: bool = False
-    passed: int = 0
-    """Checks that are true."""
+    passed: frozenset[int] = frozenset()
+    """Checks that were reached and true each time."""
+    failed: frozenset[int] = frozenset()
+    """Checks that were false, or raised."""
     lost: int = 0
     """How often the solution's process ended."""
     late: int = 0
@@ -174,10 +211,11 @@ def last_report(secret: bytes, output: bytes, num_checks: int) -> Report | None:
         except (ValueError, NoAnswer):  # A solution that shares the tests' process may have signed anything.
             continue
         match fields:
-            case (bool(done), int(passed), int(lost), int(late), [*found], None | str() as error):
-                is_right = 0 <= passed <= num_checks and all(_is_failure(item, num_checks) for item in found)
-                if is_right and (last is None or done):
-                    last = Report(done, passed, lost, late, tuple(Failure(*item) for item in found), error)
+            case (bool(done), [*passed], [*failed], int(lost), int(late), [*found], None | str() as error):
+                numbers = all(type(one) is int and 0 <= one < num_checks for one in (*passed, *failed))
+                if numbers and all(_is_failure(item, num_checks) for item in found) and (last is None or done):
+                    failures = tuple(Failure(*item) for item in found)
+                    last = Report(done, frozenset(passed), frozenset(failed), lost, late, failures, error)
             case _:
                 pass
     return last
@@ -195,8 +233,8 @@ def _outcome(result: CommandResult, report: Report | None, timeout_s: float) -> 
     """The outcome, and the line that says why it is not RAN."""
     if result.memory_exceeded:
         return VerifyOutcome.CRASHED, "The solution took more memory than is allowed."
-    if result.timed_out:
-        return VerifyOutcome.TIMEOUT, f"The tests did not end within {timeout_s:g} s."
+    if result.timed_out or result.exit_code == 128 + signal.SIGXCPU:
+        return VerifyOutcome.TIMEOUT, f"The tests did not end within {timeout_s * WALL_FACTOR:g} s."
     if result.disk_exceeded:
         return VerifyOutcome.CRASHED, "The solution's files take more space than is allowed."
     if report is None:
@@ -213,13 +251,22 @@ def _outcome(result: CommandResult, report: Report | None, timeout_s: float) -> 
 
 
 def _verdict(
-    task: Task, checks: Checks, outcome: VerifyOutcome, report: Report | None, why: str | None, solution: bytes = b""
+    task: Task,
+    checks: Checks,
+    due: frozenset[int],
+    outcome: VerifyOutcome,
+    report: Report | None,
+    why: str | None,
+    solution: bytes = b"",
 ) -> Verification:
-    """Tests that did not come to their end have earned nothing: what follows may be what the solution does not pass."""
+    """Tests that did not come to their end have earned nothing: what follows may be what the solution does not pass.
+
+    A check that fails counts even where the task's own solution does not reach it.
+    """
     report = report or Report()
     public, source = "\n".join([task.prompt, *task.files.values()]), solution.decode(errors="replace").split("\n")
-    total = len(checks.labels)
-    passed = report.passed if report.done and report.error is None else 0
+    total = len(due | report.failed)
+    passed = len(due & report.passed - report.failed) if report.done and report.error is None else 0
     lines = [f"Hidden tests: {passed} of {total} passed."]
     if why is not None:
         lines.append(why)
@@ -259,10 +306,11 @@ def _program(*modules: str) -> str:
 
     They come as compiled code too, for a Python of the sandbox that is of this one's version.
     """
-    folder = resources.files(_PACKAGE)
     brought = list[tuple[str, str, str]]()
     for name in modules:
-        source = (folder / f"{name}.py").read_text(encoding="utf-8")
-        code = marshal.dumps(compile(source, f"{_PACKAGE}.{name}", "exec", dont_inherit=True))
+        name = f"{_PACKAGE}.{name if name == 'grading' else _HARNESS + name}"
+        package, _, stem = name.rpartition(".")
+        source = (resources.files(package) / f"{stem}.py").read_text(encoding="utf-8")
+        code = marshal.dumps(compile(source, name, "exec", dont_inherit=True))
         brought.append((name, source, binascii.b2a_base64(code, newline=False).decode()))
-    return _PATHS + _BOOT.format(modules=brought, package=_PACKAGE, magic=MAGIC_NUMBER)
+    return _PATHS + _BOOT.format(modules=brought, magic=MAGIC_NUMBER)

@@ -13,8 +13,8 @@ from agentic_opd.core.types import Task
 from agentic_opd.sandboxes.bubblewrap import BubblewrapSandbox
 from agentic_opd.sandboxes.workdir import put_files
 from agentic_opd.worlds.coding.config import CodingConfig
+from agentic_opd.worlds.coding.hidden_tests.complete import call_tests, io_tests
 from agentic_opd.worlds.coding.tasks.load import load_tasks
-from agentic_opd.worlds.coding.verifier.hidden_tests import call_tests, io_tests
 
 PROGRAM: dict[str, Any] = {
     "problem_id": 3,

@@ -2,8 +2,8 @@ import ast
 
 import pytest
 
-from agentic_opd.worlds.coding.verifier.checks import instrument
-from agentic_opd.worlds.coding.verifier.names import undefined_names, wanted_names
+from agentic_opd.worlds.coding.hidden_tests.checks import instrument
+from agentic_opd.worlds.coding.hidden_tests.names import undefined_names, wanted_names
 
 
 def run_instrumented(tests: str, **names: object) -> list[tuple[int, bool]]:

@@ -10,10 +10,10 @@ from fractions import Fraction
 from typing import Any
 
 import pytest
+from agentic_opd.worlds.coding.verifier.harness.peer import describe, rebuild
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentic_opd.worlds.coding.verifier.harness.peer import describe, rebuild
 from agentic_opd.worlds.coding.verifier.harness.pipe import NoAnswer, Ref, decode, encode, plain_base
 
 SCALARS = st.one_of(

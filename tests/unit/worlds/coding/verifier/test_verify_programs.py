@@ -5,7 +5,7 @@ import math
 import pytest
 
 from agentic_opd.core.types import VerifyOutcome
-from agentic_opd.worlds.coding.verifier.hidden_tests import call_tests, io_tests
+from agentic_opd.worlds.coding.hidden_tests.complete import call_tests, io_tests
 from tests.support.sandboxes import verify_source
 
 SUM = io_tests(["1 2\n", "3 4", "5 6\n", "ä\n"], ["3\n", "7  \n\n", "12", "ä"])

@@ -5,9 +5,8 @@ import math
 from collections.abc import Sequence
 from typing import Any, cast
 
-from agentic_opd.worlds.coding.verifier.collection import collect
-from agentic_opd.worlds.coding.verifier.harness.programs import bare_lines
-from agentic_opd.worlds.coding.verifier.names import import_lines, wanted_names
+from agentic_opd.worlds.coding.hidden_tests.collection import collect
+from agentic_opd.worlds.coding.hidden_tests.names import import_lines, wanted_names
 
 
 def complete_tests(test_code: str, entry_point: str | None) -> str:
@@ -51,14 +50,14 @@ def helpers_of(code: str, entry_point: str) -> str:
 def io_tests(inputs: Sequence[str], outputs: Sequence[str]) -> str:
     """Tests that run solution.py as a program on each input, in a fresh process, and compare what it prints.
 
-    White space at the ends of lines and of the whole output makes no difference.
+    When an output is the expected one, grading.py says.
 
     Raises:
         ValueError: There are none, or not as many outputs as inputs.
     """
     _check_pairs(inputs, outputs)
     checks = [
-        f"assert run_program({text!r}) == {bare_lines(output)!r}\n"
+        f"assert run_program({text!r}) == Printed({output.strip()!r})\n"
         for text, output in zip(inputs, outputs, strict=True)
     ]
     return "".join(checks)
@@ -67,7 +66,7 @@ def io_tests(inputs: Sequence[str], outputs: Sequence[str]) -> str:
 def call_tests(fn_name: str, inputs: Sequence[Sequence[Any]], outputs: Sequence[Any]) -> str:
     """Tests that call `fn_name`, such as `f` or `Solution().f`, and compare what it returns.
 
-    Arguments and outputs are JSON values, and a tuple is as a list.
+    Arguments and outputs are JSON values; when two are equal, grading.py says.
 
     Raises:
         ValueError: There are none, or not as many outputs as inputs; or `fn_name` is not a name.
@@ -77,7 +76,7 @@ def call_tests(fn_name: str, inputs: Sequence[Sequence[Any]], outputs: Sequence[
     if not root.isidentifier() or any(not part.removesuffix("()").isidentifier() for part in fn_name.split(".")):
         raise ValueError(f"cannot call {fn_name!r}: it is not the name of a function")
     checks = [
-        f"assert as_json({fn_name}({', '.join(map(_literal, arguments))})) == {_literal(output)}\n"
+        f"assert {fn_name}({', '.join(map(_literal, arguments))}) == Json({_literal(output)})\n"
         for arguments, output in zip(inputs, outputs, strict=True)
     ]
     return f"from solution import {root}\n\n{''.join(checks)}"
