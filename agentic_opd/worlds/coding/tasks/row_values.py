@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from agentic_opd.core.errors import DatasetError
 from agentic_opd.worlds.coding.hidden_tests.complete import complete_tests
+from agentic_opd.worlds.coding.hidden_tests.digits import any_digits
 from agentic_opd.worlds.coding.tasks.rows import Row
 
 
@@ -97,7 +98,8 @@ class RowValues:
         if not value.strip():
             return None
         try:
-            return json.loads(value)
+            with any_digits():
+                return json.loads(value)
         except (ValueError, RecursionError) as error:
             raise self.wrong(name, f"is not valid JSON: {error}") from error
 

@@ -2,8 +2,8 @@
 
 The tests run in a fresh sandbox that gets only the agent's files, in a process of their own; harness/ is what runs
 there. Every `assert` counts by itself, in files for pytest or unittest every test: correctness is passed / due. Due are
-the checks that the task's own solution reaches; one that a solution does not reach is not passed. Tests that do not come
-to their end earn nothing. Processor time limits the tests, wall-clock time only bounds them.
+the checks that the task's own solution reaches; a solution that does not reach one does not pass it. Tests that do not
+come to their end earn nothing. Processor time limits the tests, wall-clock time only bounds them.
 """
 
 import binascii
@@ -31,9 +31,6 @@ if TYPE_CHECKING:
     from agentic_opd.worlds.coding.verifier.harness.runner import Job
 
 SOLUTION_FILE = "solution.py"
-
-WALL_FACTOR = 10
-"""Wall-clock seconds that the tests may take for each second of processor time: so many others may share a core."""
 
 _NOT_IMPORTED = "solution.py could not be imported"
 _MISSING_NAME = re.compile(r"cannot import name '\w+'")
@@ -74,6 +71,11 @@ with open("{SOLUTION_FILE}", "rb") as file:
     file = compile(file.read(), "{SOLUTION_FILE}", "exec")
 exec(file)
 """
+
+
+def wall_s(timeout_s: float) -> float:
+    """Return the seconds by the clock that tests with so much processor time may take: others may share the cores."""
+    return 10 * timeout_s + 10
 
 
 async def verify(
@@ -143,7 +145,7 @@ async def _run(
     async with in_turn():
         program = _line(*_TEST_MODULES) + marshal.dumps(job)
     async with sandbox_factory() as sandbox:
-        result = await sandbox.run(_COMMAND, timeout_s * WALL_FACTOR, stdin=program)
+        result = await sandbox.run(_COMMAND, wall_s(timeout_s), stdin=program)
     report = None if result.memory_exceeded else last_report(job["secret"], result.output, len(checks.labels))
     if report is None and 0 < result.exit_code < 128 and not result.is_over_limit:
         raise SandboxError(f"the verifier did not start: exit code {result.exit_code}, {result.text[-500:]!r}")
@@ -234,7 +236,7 @@ def _outcome(result: CommandResult, report: Report | None, timeout_s: float) -> 
     if result.memory_exceeded:
         return VerifyOutcome.CRASHED, "The solution took more memory than is allowed."
     if result.timed_out or result.exit_code == 128 + signal.SIGXCPU:
-        return VerifyOutcome.TIMEOUT, f"The tests did not end within {timeout_s * WALL_FACTOR:g} s."
+        return VerifyOutcome.TIMEOUT, f"The tests did not end within {wall_s(timeout_s):g} s."
     if result.disk_exceeded:
         return VerifyOutcome.CRASHED, "The solution's files take more space than is allowed."
     if report is None:

@@ -27,7 +27,7 @@ class Clock:
 
     def __init__(self, total_s: float, num_checks: int) -> None:
         self._left_s = total_s
-        self._even_s = total_s / max(num_checks, 1)
+        self._even_s = total_s / max(num_checks, SHARE)
         self._child_id: int | None = None
         self._child_s = 0.0
         self._used_s = time.process_time()

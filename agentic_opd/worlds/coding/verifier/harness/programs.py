@@ -11,14 +11,14 @@ if TYPE_CHECKING:
 
 MAX_OUTPUT_BYTES = 16 * 2**20
 _TAIL_BYTES = 2000
+_PYTHON = [sys.executable, "-s", "-S", "-P", "-Xint_max_str_digits=0", "-c"]
 
 
 def spawn(folder: str, source: str, arguments: list[str], fds: tuple[int, int, int]) -> int:
     """Start a child in `folder`, with `fds` as descriptors 0 to 2 and what is inheritable; return its id."""
     return os.posix_spawn(
         sys.executable,
-        [sys.executable, "-s", "-S", "-P", "-Xint_max_str_digits=0", "-c", f"import os\nos.chdir({folder!r})\n{source}"]
-        + arguments,
+        [*_PYTHON, f"import os\nos.chdir({folder!r})\n{source}", *arguments],
         os.environ,
         file_actions=[(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(fds)],
         setpgroup=0,
@@ -64,17 +64,17 @@ class Programs:
             try:
                 self._clock.watch(pid)
                 ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # Its id stays taken until `end_child`.
+                assert ended is not None
             finally:
                 end_child(pid)
             printed, errors = os.pread(fds[1], MAX_OUTPUT_BYTES + 1, 0), _tail(fds[2])
         finally:
             for fd in fds:
                 os.close(fd)
-        if ended is None or ended.si_code != os.CLD_EXITED or ended.si_status != 0:
-            code = 0 if ended is None else ended.si_status + 128 * (ended.si_code != os.CLD_EXITED)
-            raise ProgramError(f"exit code {code}{errors}")
         if len(printed) > MAX_OUTPUT_BYTES:
             raise ProgramError(f"it prints more than {MAX_OUTPUT_BYTES // 2**20} MiB")
+        if ended.si_code != os.CLD_EXITED or ended.si_status != 0:
+            raise ProgramError(f"exit code {ended.si_status + 128 * (ended.si_code != os.CLD_EXITED)}{errors}")
         try:
             return printed.decode("utf-8")
         except UnicodeDecodeError as error:
