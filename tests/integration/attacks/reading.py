@@ -44,7 +44,7 @@ def LOOK():
             found_in([value for value in frame.f_globals.values() if value is not TRIED])
             frame = frame.f_back
 """,
-        "got 'LOOK f perform",
+        "got 'LOOK f _perform",
     ),
     "frames of a traceback": _looks(
         """

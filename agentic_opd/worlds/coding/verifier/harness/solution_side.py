@@ -84,9 +84,13 @@ def as_plain(value: Any) -> object:
         return value.tolist()
     if kind.__name__ in ("Fraction", "Decimal") and float(value) == value:
         return float(value)
-    items = [*itertools.islice(value, MAX_ITEMS)] if hasattr(kind, "__iter__") else None
-    if items is None or len(items) == MAX_ITEMS:
-        raise TypeError(f"the solution returned a {kind.__name__}, which is not plain data")
+    try:
+        iterator = iter(value)
+    except TypeError:
+        raise TypeError(f"the solution returned a {kind.__name__}, which is not plain data") from None
+    items = [*itertools.islice(iterator, MAX_ITEMS)]
+    if len(items) == MAX_ITEMS:
+        raise TypeError(f"the solution returned a {kind.__name__} of {MAX_ITEMS} items or more")
     return iter(items)
 
 

@@ -68,7 +68,7 @@ SHARED = {**ROW, "task_id": "s", "test_code": "from solution import Node\nassert
 
 
 def train_and_eval(path: Path, **settings: Any) -> tuple[list[str], list[str]]:
-    held_out = write(path.with_name("eval.jsonl"), {**SHARED, "task_id": "e", "task": "Another."})
+    held_out = write(path.with_name("eval.jsonl"), {**SHARED, "task_id": "e", "prompt": "Another."})
     config = CodingConfig(dataset_name=str(path), eval_dataset_name=str(held_out), **settings)
     train, evaluation = load_train_and_eval(config)
     return [task.task_id for task in train], [task.task_id for task in evaluation]
