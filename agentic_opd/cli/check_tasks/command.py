@@ -24,8 +24,9 @@ from agentic_opd.sandboxes.factory import check_sandbox, sandbox_factory
 from agentic_opd.sandboxes.protocol import SandboxFactory
 from agentic_opd.settings.read import refuse, validated
 from agentic_opd.worlds.coding.config import CodingConfig, DatasetFormat
+from agentic_opd.worlds.coding.hidden_tests.checks import checks_of
 from agentic_opd.worlds.coding.tasks.load import load_tasks
-from agentic_opd.worlds.coding.verifier.verify import SOLUTION_FILE, checks_of, verify
+from agentic_opd.worlds.coding.verifier.verify import SOLUTION_FILE, verify
 
 _SHOWN = 20
 

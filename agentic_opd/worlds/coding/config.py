@@ -76,8 +76,8 @@ class CodingConfig(SandboxConfig):
     verify_timeout_s: Annotated[float, REWARD] = Field(
         default=30.0,
         gt=0,
-        description="Seconds of processor time the hidden tests of one episode may take; by the clock ten times as many "
-        "and ten more, so that other work on the machine makes no difference.",
+        description="Seconds of processor time the hidden tests of one episode may take. Other work on the machine makes "
+        "no difference: by the clock it may be ten times as many, and ten more.",
     )
 
     @model_validator(mode="after")

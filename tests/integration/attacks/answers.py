@@ -33,7 +33,8 @@ g = f
 def f(x): return g(x) if x < 2 else Sly()
 """,
         tests=_HONEST + "r = f(2)\nassert sorted(r) == [1, 2, 3] and len(r) == 3\nr = f(3)\n"
-        "assert [r[i] for i in range(len(r))] == sorted(r)\nr = f(4)\nassert not [x for x in r if x not in r] and len(r)\n",
+        "assert [r[i] for i in range(len(r))] == sorted(r)\nr = f(4)\n"
+        "assert not [x for x in r if x not in r] and len(r)\n",
         total=5,
         report="TypeError",
     ),

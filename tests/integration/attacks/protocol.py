@@ -72,9 +72,8 @@ def f(x):
         report="ValueError: data nested more than",
     ),
     "nesting that the other side must refuse": Attack(
-        _CHANNEL
-        + "g = f\ndef f(x):\n    if x > 1: put((b'l' + struct.pack('<I', 1)) * 10 ** min(x + 1, 5) + b'N\\0\\0\\0\\0')\n"
-        "    return g(x)",
+        _CHANNEL + "g = f\ndef f(x):\n    if x > 1: put((b'l' + struct.pack('<I', 1)) * 10 ** min(x + 1, 5)"
+        " + b'N\\0\\0\\0\\0')\n    return g(x)",
         report="what came is not a message",
     ),
     "a list that holds itself": Attack(
@@ -105,7 +104,8 @@ def f(x):
         + """
 RAISES = [("SystemExit", "SystemExit", (0,), "", 0), ("NoAnswer", "BaseException", (), "", 0), ("x", "type", (), "", 0),
           ("AssertionError", "AssertionError", ("10 of 10",), "", 0), ("x", "KeyboardInterrupt", (), "", 0),
-          ("a\\0", "Exception", (), "x", 0), ("x", "ExceptionGroup", ("x", []), "", 0), ("x", "OSError", (2, "x"), "", 0)]
+          ("a\\0", "Exception", (), "x", 0), ("x", "ExceptionGroup", ("x", []), "", 0),
+          ("x", "OSError", (2, "x"), "", 0)]
 g = f
 def f(x):
     if x > 1: put(("raise", *RAISES[x - 2]))

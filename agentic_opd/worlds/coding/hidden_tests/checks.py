@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, TypeVar
 
+from agentic_opd.core.errors import DatasetError
+from agentic_opd.core.types import Task
 from agentic_opd.worlds.coding.hidden_tests.collection import CollectedTest, collect, needs_pytest, without_runners
 from agentic_opd.worlds.coding.hidden_tests.digits import any_digits
 from agentic_opd.worlds.coding.hidden_tests.flow import Flow
@@ -82,6 +84,25 @@ def instrument(tests: str) -> Checks:
         in_process=in_process,
         modules=modules,
     )
+
+
+def checks_of(task: Task) -> Checks:
+    """Return the task's hidden tests, instrumented.
+
+    Raises:
+        DatasetError: There are none, they are not Python, or they check nothing.
+    """
+    if task.hidden_tests is None:
+        raise DatasetError(f"task {task.task_id!r}: a coding task needs hidden tests, and this one has none")
+    try:
+        checks = instrument(task.hidden_tests)
+        if not checks.labels:
+            raise ValueError("have no `assert` that depends on the solution, and no test")
+    except (SyntaxError, RecursionError) as error:
+        raise DatasetError(f"task {task.task_id!r}: the hidden tests are not valid Python: {error}") from error
+    except ValueError as error:
+        raise DatasetError(f"task {task.task_id!r}: the hidden tests {error}") from error
+    return checks
 
 
 def _imports_solution(node: ast.AST) -> bool:

@@ -17,7 +17,7 @@ PLAIN_TYPES = (
     *(bool, int, float, complex, str, bytes, bytearray, list, tuple, set, frozenset, dict, range, type(None)),
 )
 PLAIN_NAMES = {kind.__name__ for kind in PLAIN_TYPES}
-_PLAIN_ATTRIBUTES = {name for kind in PLAIN_TYPES for name in dir(kind) if not name.startswith("__")}
+PLAIN_ATTRIBUTES = {name for kind in PLAIN_TYPES for name in dir(kind) if not name.startswith("__")}
 
 _PLAIN_FUNCTIONS = PLAIN_NAMES | {
     *("len", "sorted", "min", "max", "sum", "abs", "round", "pow", "zip", "map", "filter", "enumerate", "reversed"),
@@ -119,8 +119,9 @@ class Flow:
 
     def _spread(self) -> None:
         """Follow functions and results from name to name until nothing is added."""
+        found = self.functions, self.namespaces, self.results, self.derived
         before = -1
-        while before != (before := len(self.functions) + len(self.namespaces) + len(self.results) + len(self.derived)):
+        while before != (before := sum(map(len, found))):
             for name, values in self.values.items():
                 if any(map(self.is_function, values)):
                     self.functions.add(name)
@@ -130,7 +131,6 @@ class Flow:
                     self.results.add(name)
                 if any(map(self.involves_result, values)):
                     self.derived.add(name)
-            before = before
 
     # ------------------------------------------------------------------------------------------ what an expression is
 
@@ -197,17 +197,7 @@ class Flow:
             case ast.Compare() | ast.JoinedStr() | ast.Slice():
                 return True
             case ast.Name() | ast.Attribute(value=ast.Name(id="self")):
-                name = key_of(node)
-                assert name is not None
-                if name in self._objects:
-                    return type(self._objects[name]) in PLAIN_TYPES
-                if name in seen or name in self.results:
-                    return True
-                if name in self.values:
-                    return all(self.is_plain(value, seen | {name}) for value in self.values[name])
-                return name in ("True", "False", "None", "__name__") or not (
-                    name in self._local or name in self._classes or name in self.functions or hasattr(builtins, name)
-                )
+                return self._variable_is_plain(key_of(node) or "", seen)
             case ast.Attribute(value=ast.Name(id=module), attr=attr) if module in self._objects:
                 return type(getattr(self._objects[module], attr, ...)) in PLAIN_TYPES
             case ast.Attribute(attr=attr):
@@ -217,6 +207,16 @@ class Flow:
             case _:
                 parts = [child for child in ast.iter_child_nodes(node) if isinstance(child, ast.expr)]
                 return all(self.is_plain(part, seen) for part in parts)
+
+    def _variable_is_plain(self, name: str, seen: frozenset[str]) -> bool:
+        if name in self._objects:
+            return type(self._objects[name]) in PLAIN_TYPES
+        if name in seen or name in self.results:
+            return True
+        if name in self.values:
+            return all(self.is_plain(value, seen | {name}) for value in self.values[name])
+        defined = name in self._local or name in self._classes or name in self.functions
+        return not defined and not hasattr(builtins, name)
 
     def _call_is_plain(self, node: ast.Call, func: ast.expr, seen: frozenset[str]) -> bool:
         parts = [*node.args, *(keyword.value for keyword in node.keywords)]
@@ -235,7 +235,7 @@ class Flow:
             case ast.Attribute(value=ast.Name(id=module), attr=attr) if module in self._objects:
                 return _returns_plain(getattr(self._objects[module], attr, None)) and are_plain
             case ast.Attribute(value=owner, attr=attr):
-                return (self.is_plain(owner, seen) and attr in _PLAIN_ATTRIBUTES) or self._is_random(owner)
+                return (self.is_plain(owner, seen) and attr in PLAIN_ATTRIBUTES) or self._is_random(owner)
             case _:
                 return False
 
@@ -247,10 +247,6 @@ class Flow:
         """Whether it is a `random.Random`, whose methods return plain data."""
         values = self.values.get(key_of(node) or "", [])
         return bool(values) and all(isinstance(v, ast.Call) and ast.unparse(v.func).endswith("Random") for v in values)
-
-    def has_plain_attribute(self, node: ast.Attribute) -> bool:
-        """Whether every type of plain data that has the attribute has it as its own."""
-        return node.attr in _PLAIN_ATTRIBUTES
 
     @cached_property
     def calls(self) -> list[ast.Call]:
@@ -318,5 +314,4 @@ def _arguments(call: ast.Call, called: ast.FunctionDef | ast.AsyncFunctionDef) -
 
 def _returned(called: ast.FunctionDef | ast.AsyncFunctionDef) -> list[ast.expr]:
     nodes = [*ast.walk(called)]
-    values = [node.value for node in nodes if isinstance(node, ast.Return | ast.Yield) and node.value is not None]
-    return values
+    return [node.value for node in nodes if isinstance(node, ast.Return | ast.Yield) and node.value is not None]

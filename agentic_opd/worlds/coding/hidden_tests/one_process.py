@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from agentic_opd.worlds.coding.hidden_tests.collection import is_test_class
-from agentic_opd.worlds.coding.hidden_tests.flow import NAMESPACE, PLAIN_NAMES, Flow, key_of
+from agentic_opd.worlds.coding.hidden_tests.flow import NAMESPACE, PLAIN_ATTRIBUTES, PLAIN_NAMES, Flow, key_of
 
 _INSIDE = {
     *("stdout", "stdin", "stderr", "redirect_stdout", "redirect_stderr", "getsource", "signature"),
@@ -84,8 +84,8 @@ def _is_class_name(name: str) -> bool:
 def _needs_objects(node: ast.AST, flow: Flow) -> bool:
     """Whether an argument, a result, or what a result is compared with is more than plain data."""
     match node:
-        case ast.Attribute(value=value):
-            return flow.is_function(value) or (flow.is_result(value) and not flow.has_plain_attribute(node))
+        case ast.Attribute(value=value, attr=name):
+            return flow.is_function(value) or (flow.is_result(value) and name not in PLAIN_ATTRIBUTES)
         case ast.Call(func=func) if flow.is_function(func):
             return not all(flow.is_plain(part) for part in _parts(node))
         case ast.Call(func=ast.Name(id="isinstance" | "issubclass"), args=[value, kinds]):
@@ -149,9 +149,10 @@ def _sees_changes(flow: Flow) -> bool:
                 later += [at for at in _mentioned(value, changed) if _place(value) > at]
                 changed |= {name: min(later)} if later else {}
     return any(
-        not flow.involves_result(condition) and any(_place(condition) > at for at in _mentioned(condition, changed))
+        _place(condition) > at
         for node in flow.nodes
-        for condition in _conditions(node)
+        for condition in _conditions(node, flow)
+        for at in _mentioned(condition, changed)
     )
 
 
@@ -168,28 +169,39 @@ def _held(node: ast.expr) -> Iterator[str]:
                 yield name
 
 
-def _conditions(node: ast.AST) -> Iterator[ast.expr]:
-    """The parts of a condition that can hold or fail each by itself."""
+def _conditions(node: ast.AST, flow: Flow) -> Iterator[ast.expr]:
+    """What tests check or pass on without a result of the solution in it."""
     match node:
         case ast.Assert(test=test):
-            yield from _split(test)
-        case ast.Call(func=ast.Attribute(attr=name)) if name.startswith("assert"):
-            yield ast.copy_location(ast.Tuple([*node.args[:2]], ast.Load()), node)
+            yield from _without_result(test, flow)
+        case ast.Call(func=ast.Attribute(attr=name), args=[*sides]) if name.startswith("assert"):
+            yield from _without_result(ast.copy_location(ast.Compare(sides[0], [], sides[1:2]), node), flow)
+        case ast.Return(value=ast.expr() as value) if not flow.involves_result(value):
+            yield from (one for one in [value] if any(_held(one)))
         case _:
             pass
 
 
-def _split(test: ast.expr) -> Iterator[ast.expr]:
+def _without_result(test: ast.expr, flow: Flow) -> Iterator[ast.expr]:
+    """The parts of a condition that can hold or fail by themselves, and are not about a result."""
     match test:
-        case ast.BoolOp(values=values):
-            for value in values:
-                yield from _split(value)
+        case ast.BoolOp(values=parts):
+            yield from (found for part in parts for found in _without_result(part, flow))
         case ast.UnaryOp(op=ast.Not(), operand=operand):
-            yield from _split(operand)
-        case ast.Compare(left=ast.Tuple(elts=items) | ast.List(elts=items)):
-            yield from items
-        case _:
+            yield from _without_result(operand, flow)
+        case ast.Compare(left=ast.Tuple(elts=parts) | ast.List(elts=parts)):
+            yield from (part for part in parts if not flow.involves_result(part))
+        case ast.Compare(left=left, comparators=others) if flow.involves_result(test):
+            sides = [left, *others]  # `k = f(xs); assert xs[:k] == [1]` is about xs, `f(f(xs)) == xs` is not.
+            yield from (
+                side
+                for side in sides
+                if any(_held(side)) and not any(flow.involves_result(other) for other in sides if other is not side)
+            )
+        case _ if not flow.involves_result(test):
             yield test
+        case _:
+            pass
 
 
 def _mentioned(node: ast.expr, changed: Mapping[str, tuple[int, int]]) -> list[tuple[int, int]]:

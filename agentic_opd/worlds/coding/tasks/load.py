@@ -8,13 +8,13 @@ from itertools import islice
 from agentic_opd.core.errors import DatasetError
 from agentic_opd.core.types import Task
 from agentic_opd.worlds.coding.config import CodingConfig, DatasetFormat
+from agentic_opd.worlds.coding.hidden_tests.checks import checks_of
 from agentic_opd.worlds.coding.hidden_tests.complete import helpers_of
 from agentic_opd.worlds.coding.tasks.builtin import builtin_tasks
 from agentic_opd.worlds.coding.tasks.io_tasks import IO_FIELDS, TEST_NAMES, io_task
 from agentic_opd.worlds.coding.tasks.mbpp import MBPP_FIELDS, mbpp_task
 from agentic_opd.worlds.coding.tasks.row_values import FieldMap, RowValues
 from agentic_opd.worlds.coding.tasks.rows import Row, read_rows
-from agentic_opd.worlds.coding.verifier.verify import checks_of
 from agentic_opd.worlds.split import split_tasks
 
 _SHOWN = 5

@@ -10,7 +10,6 @@ import binascii
 import marshal
 import re
 import secrets
-import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -19,10 +18,10 @@ from importlib.util import MAGIC_NUMBER
 from typing import TYPE_CHECKING, NamedTuple
 
 from agentic_opd.core.concurrency import in_turn
-from agentic_opd.core.errors import DatasetError, SandboxError
+from agentic_opd.core.errors import SandboxError
 from agentic_opd.core.types import Task, Verification, VerifyOutcome
 from agentic_opd.sandboxes.protocol import CommandResult, SandboxFactory
-from agentic_opd.worlds.coding.hidden_tests.checks import Checks, instrument
+from agentic_opd.worlds.coding.hidden_tests.checks import Checks, checks_of
 from agentic_opd.worlds.coding.verifier.harness.counter import sign
 from agentic_opd.worlds.coding.verifier.harness.pipe import NoAnswer, decode
 from agentic_opd.worlds.coding.verifier.pytest_parts import packed_pytest
@@ -37,10 +36,8 @@ _MISSING_NAME = re.compile(r"cannot import name '\w+'")
 _MAX_LINE = 200
 """Characters of a line of solution.py that the judge is shown."""
 
-_HARNESS = "verifier.harness."
 _SOLUTION_MODULES = ("pipe", "solution_side")
 _TEST_MODULES = ("grading", "pipe", "clock", "counter", "programs", "test_side", "test_cases", "runner")
-_PACKAGE = "agentic_opd.worlds.coding"
 _COMMAND = "exec python -I -S -c 'import sys; exec(sys.stdin.buffer.readline())'"
 
 # Starting without `site` saves 40 ms and more: it runs every .pth file there is. The packages stay importable.
@@ -81,13 +78,7 @@ def wall_s(timeout_s: float) -> float:
 async def verify(
     task: Task, sandbox_factory: SandboxFactory, solution_files: Mapping[str, bytes], timeout_s: float
 ) -> Verification:
-    """Run the task's hidden tests on the agent's files.
-
-    Args:
-        task: Whose hidden tests.
-        sandbox_factory: Makes the fresh sandbox.
-        solution_files: Relative path -> content; `solution.py` is what the tests import.
-        timeout_s: Seconds of processor time all tests together may take.
+    """Run the task's hidden tests on the agent's files (path -> content), in `timeout_s` of processor time at most.
 
     Raises:
         DatasetError: The hidden tests are not Python, or check nothing.
@@ -96,8 +87,7 @@ async def verify(
     checks = checks_of(task)
     due = await _due(task, checks, sandbox_factory, timeout_s)
     if SOLUTION_FILE not in solution_files:
-        why = f"There is no {SOLUTION_FILE}."
-        return _verdict(task, checks, due, VerifyOutcome.NO_SOLUTION, None, why)
+        return _verdict(task, checks, due, VerifyOutcome.NO_SOLUTION, None, f"There is no {SOLUTION_FILE}.")
     result, report = await _run(checks, sandbox_factory, solution_files, timeout_s)
     outcome, why = _outcome(result, report, timeout_s)
     return _verdict(task, checks, due, outcome, report, why, solution_files[SOLUTION_FILE])
@@ -150,25 +140,6 @@ async def _run(
     if report is None and 0 < result.exit_code < 128 and not result.is_over_limit:
         raise SandboxError(f"the verifier did not start: exit code {result.exit_code}, {result.text[-500:]!r}")
     return result, report
-
-
-def checks_of(task: Task) -> Checks:
-    """The task's hidden tests, instrumented.
-
-    Raises:
-        DatasetError: There are none, they are not Python, or they check nothing.
-    """
-    if task.hidden_tests is None:
-        raise DatasetError(f"task {task.task_id!r}: a coding task needs hidden tests, and this one has none")
-    try:
-        checks = instrument(task.hidden_tests)
-        if not checks.labels:
-            raise ValueError("have no `assert` that depends on the solution, and no test")
-    except (SyntaxError, RecursionError) as error:
-        raise DatasetError(f"task {task.task_id!r}: the hidden tests are not valid Python: {error}") from error
-    except ValueError as error:
-        raise DatasetError(f"task {task.task_id!r}: the hidden tests {error}") from error
-    return checks
 
 
 class Failure(NamedTuple):
@@ -235,7 +206,7 @@ def _outcome(result: CommandResult, report: Report | None, timeout_s: float) -> 
     """The outcome, and the line that says why it is not RAN."""
     if result.memory_exceeded:
         return VerifyOutcome.CRASHED, "The solution took more memory than is allowed."
-    if result.timed_out or result.exit_code == 128 + signal.SIGXCPU:
+    if result.timed_out:
         return VerifyOutcome.TIMEOUT, f"The tests did not end within {wall_s(timeout_s):g} s."
     if result.disk_exceeded:
         return VerifyOutcome.CRASHED, "The solution's files take more space than is allowed."
@@ -310,9 +281,8 @@ def _program(*modules: str) -> str:
     """
     brought = list[tuple[str, str, str]]()
     for name in modules:
-        name = f"{_PACKAGE}.{name if name == 'grading' else _HARNESS + name}"
-        package, _, stem = name.rpartition(".")
-        source = (resources.files(package) / f"{stem}.py").read_text(encoding="utf-8")
-        code = marshal.dumps(compile(source, name, "exec", dont_inherit=True))
-        brought.append((name, source, binascii.b2a_base64(code, newline=False).decode()))
+        package = f"agentic_opd.worlds.coding{'' if name == 'grading' else '.verifier.harness'}"
+        source = (resources.files(package) / f"{name}.py").read_text(encoding="utf-8")
+        code = marshal.dumps(compile(source, f"{package}.{name}", "exec", dont_inherit=True))
+        brought.append((f"{package}.{name}", source, binascii.b2a_base64(code, newline=False).decode()))
     return _PATHS + _BOOT.format(modules=brought, magic=MAGIC_NUMBER)

@@ -13,9 +13,9 @@ from agentic_opd.core.types import Task
 from agentic_opd.sandboxes.bubblewrap import BubblewrapSandbox
 from agentic_opd.sandboxes.workdir import put_files
 from agentic_opd.worlds.coding.config import CodingConfig
+from agentic_opd.worlds.coding.hidden_tests.checks import checks_of
 from agentic_opd.worlds.coding.hidden_tests.complete import call_tests, io_tests
 from agentic_opd.worlds.coding.tasks.load import load_tasks
-from agentic_opd.worlds.coding.verifier.verify import checks_of
 
 PROGRAM: dict[str, Any] = {
     "problem_id": 3,

@@ -10,7 +10,8 @@ import pytest
 from agentic_opd.core.errors import DatasetError, SandboxError
 from agentic_opd.core.types import Task, Verification, VerifyOutcome
 from agentic_opd.sandboxes.bubblewrap import BubblewrapSandbox
-from agentic_opd.worlds.coding.verifier.verify import checks_of, verify
+from agentic_opd.worlds.coding.hidden_tests.checks import checks_of
+from agentic_opd.worlds.coding.verifier.verify import verify
 from tests.support.memory import LIMIT
 from tests.support.sandboxes import verify_source
 
@@ -267,7 +268,8 @@ CHANGES = {
     "cleared": ("xs = [3, 1, 2]\nassert f(xs) == sorted(xs)", "x.clear(); return []"),
     "in a loop": ("for xs in [[2, 1], [4, 3]]:\n    assert f(xs) == sorted(xs)", "x.clear(); return []"),
     "of a helper": (
-        "def ref(xs): return sorted(xs)\ndef check(g):\n    xs = [2, 1]\n    got = g(xs)\n    assert got == ref(xs)\ncheck(f)",
+        "def ref(xs): return sorted(xs)\ndef check(g):\n    xs = [2, 1]\n    got = g(xs)\n"
+        "    assert got == ref(xs)\ncheck(f)",
         "x[:] = [7]; return [7]",
     ),
     "nested": (
