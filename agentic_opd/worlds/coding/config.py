@@ -76,8 +76,8 @@ class CodingConfig(SandboxConfig):
     verify_timeout_s: Annotated[float, REWARD] = Field(
         default=30.0,
         gt=0,
-        description="Seconds of processor time the hidden tests of one episode may take. Other work on the machine makes "
-        "no difference: by the clock it may be ten times as many, and ten more.",
+        description="Seconds of processor time the hidden tests of one episode may take, whatever else the machine "
+        "does; by the clock at most ten times as many, and ten more.",
     )
 
     @model_validator(mode="after")

@@ -22,6 +22,7 @@ _MAX_LABEL = 200
 _EXPECTED = ("Json", "Printed")
 """Calls that hold an expected value."""
 _Place = Literal["script", "check", "test"]
+_Conditions = Literal["none", "in branches", "certain"]
 _Node = TypeVar("_Node", bound=ast.AST)
 
 
@@ -68,9 +69,10 @@ def instrument(tests: str) -> Checks:
         if collected:
             tree = without_runners(tree)
         by_pytest = bool(collected) and needs_pytest(tree)
+        conditions = [_conditions_in(test.node) for test in collected]
         transformer = _Transformer(flow, names, is_file=bool(collected))
         tree = transformer.visit(tree)
-        tree.body += transformer.calls_of(collected)
+        tree.body += transformer.calls_of(collected, conditions)
         source = ast.unparse(ast.fix_missing_locations(tree))
     count = len(transformer.labels)
     return Checks(
@@ -132,14 +134,13 @@ class _Transformer(ast.NodeTransformer):
         self._place: _Place = "script"
         self._in_branch = False
 
-    def calls_of(self, tests: list[CollectedTest]) -> list[ast.stmt]:
+    def calls_of(self, tests: list[CollectedTest], conditions: list[_Conditions]) -> list[ast.stmt]:
         """Return what runs the tests of a file."""
         rows: list[ast.expr] = []
-        for test in tests:
-            has_conditions = any(_is_condition(node) for node in ast.walk(test.node))
-            row = len(self.labels), test.cases, test.name, test.method, not has_conditions
+        for test, known in zip(tests, conditions, strict=True):
+            row = len(self.labels), test.cases, test.name, test.method, known == "none"
             rows.append(ast.Tuple([*map(ast.Constant, row)], ast.Load()))
-            if has_conditions and not _always(test.node.body):
+            if known == "in branches":
                 self.uncertain |= {*range(len(self.labels), len(self.labels) + test.cases)}
             self.labels += test.labels
         return [_call("_opd_tests", *rows)] if rows else []
@@ -224,6 +225,12 @@ def _condition(test: ast.expr, *, is_labelled: bool = False) -> tuple[ast.stmt, 
         case _:
             name, args, label = "_opd_true", [test], _label(test)
     return _call(name, *args, *([ast.Constant(label)] if is_labelled else [])), label
+
+
+def _conditions_in(test: ast.FunctionDef | ast.AsyncFunctionDef) -> _Conditions:
+    if not any(map(_is_condition, ast.walk(test))):
+        return "none"
+    return "certain" if _always(test.body) else "in branches"
 
 
 def _is_condition(node: ast.AST) -> bool:

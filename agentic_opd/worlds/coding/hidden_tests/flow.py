@@ -22,8 +22,12 @@ PLAIN_ATTRIBUTES = {name for kind in PLAIN_TYPES for name in dir(kind) if not na
 _PLAIN_FUNCTIONS = PLAIN_NAMES | {
     *("len", "sorted", "min", "max", "sum", "abs", "round", "pow", "zip", "map", "filter", "enumerate", "reversed"),
     *("ord", "chr", "hex", "bin", "oct", "repr", "divmod", "any", "all", "format", "ascii", "hash", "iter", "next"),
-    *("Json", "Printed", "run_program"),
+    "run_program",
 }
+_COMPARATORS = {"Json", "Printed", "approx"}
+"""Make values of the tests' own that can be equal to plain data."""
+_PATHS = {"tmp_path", "tmpdir"}
+"""Arguments of tests that name files."""
 _PLAIN_MODULES = {
     *("math", "cmath", "random", "string", "itertools", "json", "copy", "operator", "statistics", "textwrap", "bisect"),
     *("heapq", "time", "posixpath", "os.path", "functools", "base64", "binascii", "zlib", "hashlib", "re"),
@@ -209,6 +213,8 @@ class Flow:
                 return all(self.is_plain(part, seen) for part in parts)
 
     def _variable_is_plain(self, name: str, seen: frozenset[str]) -> bool:
+        if name in _PATHS:
+            return False
         if name in self._objects:
             return type(self._objects[name]) in PLAIN_TYPES
         if name in seen or name in self.results:
@@ -223,8 +229,10 @@ class Flow:
         functions = [part for part in parts if isinstance(part, ast.Lambda) or self._names_function(part)]
         are_plain = all(self.is_plain(part, seen) for part in parts if part not in functions)
         match func:
-            case _ if self.is_function(func):
+            case _ if self.is_function(func) or ast.unparse(func).rpartition(".")[2] in _COMPARATORS:
                 return True
+            case ast.Attribute(value=ast.Name(id="pytest"), attr="param"):
+                return are_plain
             case ast.Name(id=name) | ast.Attribute(value=ast.Name(id="self"), attr=name) if name in self._local:
                 called = self._local[name]
                 return name in seen or all(self.is_plain(value, seen | {name}) for value in _returned(called))

@@ -13,11 +13,11 @@ from agentic_opd.worlds.coding.hidden_tests.flow import NAMESPACE, PLAIN_ATTRIBU
 
 _INSIDE = {
     *("stdout", "stdin", "stderr", "redirect_stdout", "redirect_stderr", "getsource", "signature"),
-    *("patch", "monkeypatch", "capsys", "capfd", "caplog", "recwarn", "warns", "tmp_path", "tmpdir", "tempfile"),
+    *("patch", "monkeypatch", "capsys", "capfd", "caplog", "recwarn", "warns"),
     *("setattr", "getattr", "hasattr", "vars", "callable", "next", "islice", "takewhile", "iscoroutine"),
 }
-"""Tests that use one of these look at the solution from inside (its output, its source, its globals), share files with
-it, or take the first items of an iterable that may be endless."""
+"""Tests that use one of these look at the solution from inside (its output, its source, its globals), or take the
+first items of an iterable that may be endless."""
 
 _FILES = {
     *("open", "chdir", "Path", "run_path", "run_module", "exec_module", "load_module"),

@@ -60,7 +60,7 @@ if __name__ == '__main__':
     ids=["raises", "is killed", "no text", "too much", "closes and hangs", "is broken", "exits"],
 )
 def test_programs_that_fail(source: str, why: str) -> None:
-    verdict = verify_source(io_tests(["1 2\n"], ["3"]), source, timeout_s=2.0 if "no end" in why else 10.0)
+    verdict = verify_source(io_tests(["1 2\n"], ["3"]), source, timeout_s=1.0 if "no end" in why else 10.0)
     assert (verdict.passed, verdict.total) == (0, 1)
     assert verdict.report.splitlines()[-1].startswith(f"FAIL run_program('1 2\\n'): {why}")
 
@@ -74,7 +74,7 @@ def test_a_program_is_over_when_its_own_process_is() -> None:
 @pytest.mark.sandbox
 def test_an_endless_program_costs_only_its_input() -> None:
     source = "n = int(input().split()[0])\nwhile n == 3: pass\nprint(n)"
-    verdict = verify_source(io_tests(["1 2\n", "3 4", "5 6\n"], ["1", "3", "5"]), source, timeout_s=6.0)
+    verdict = verify_source(io_tests(["1 2\n", "3 4", "5 6\n"], ["1", "3", "5"]), source, timeout_s=2.0)
     assert (verdict.outcome, verdict.passed, verdict.total) == (VerifyOutcome.TIMEOUT, 2, 3), verdict.report
 
 
