@@ -33,8 +33,7 @@ SOLUTION_FILE = "solution.py"
 
 _NOT_IMPORTED = "solution.py could not be imported"
 _MISSING_NAME = re.compile(r"cannot import name '\w+'")
-_MAX_LINE = 200
-"""Characters of a line of solution.py that the judge is shown."""
+_MAX_LINE = 200  # Characters of a line of solution.py that the judge is shown.
 
 _SOLUTION_MODULES = ("pipe", "solution_side")
 _TEST_MODULES = ("grading", "pipe", "clock", "counter", "programs", "test_side", "test_cases", "runner")
@@ -81,20 +80,19 @@ async def verify(
     """Run the task's hidden tests on the agent's files (path -> content), in `timeout_s` of processor time at most.
 
     Raises:
-        DatasetError: The hidden tests are not Python, or check nothing.
+        DatasetError: As `checks_of`.
         SandboxError: The sandbox does not work.
     """
     checks = checks_of(task)
     due = await _due(task, checks, sandbox_factory, timeout_s)
     if SOLUTION_FILE not in solution_files:
-        return _verdict(task, checks, due, VerifyOutcome.NO_SOLUTION, None, f"There is no {SOLUTION_FILE}.")
+        return _verdict(task, checks, due, (VerifyOutcome.NO_SOLUTION, f"There is no {SOLUTION_FILE}.", None))
     result, report = await _run(checks, sandbox_factory, solution_files, timeout_s)
-    outcome, why = _outcome(result, report, timeout_s)
-    return _verdict(task, checks, due, outcome, report, why, solution_files[SOLUTION_FILE])
+    ended = *_outcome(result, report, timeout_s), report
+    return _verdict(task, checks, due, ended, solution_files[SOLUTION_FILE])
 
 
-_known_due: dict[tuple[str, str], frozenset[int]] = {}
-"""Hidden tests and reference solution -> the checks that it reaches."""
+_known_due: dict[tuple[str, str], frozenset[int]] = {}  # Hidden tests and reference solution -> what it reaches.
 
 
 async def _due(task: Task, checks: Checks, sandbox_factory: SandboxFactory, timeout_s: float) -> frozenset[int]:
@@ -133,7 +131,7 @@ async def _run(
         "pytest": packed_pytest() if checks.needs_pytest else None,
     }
     async with in_turn():
-        program = _line(*_TEST_MODULES) + marshal.dumps(job)
+        program = f"exec({_program(*_TEST_MODULES)!r})\n".encode() + marshal.dumps(job)
     async with sandbox_factory() as sandbox:
         result = await sandbox.run(_COMMAND, wall_s(timeout_s), stdin=program)
     report = None if result.memory_exceeded else last_report(job["secret"], result.output, len(checks.labels))
@@ -145,14 +143,10 @@ async def _run(
 class Failure(NamedTuple):
     """A check that failed."""
 
-    check: int
-    """Its number, counted from 0."""
-    text: str
-    """What was expected and what came."""
-    manner: str
-    """The same without any value of the tests."""
-    line: int
-    """Of solution.py, where it raised; 0 if it did not."""
+    check: int  # Counted from 0.
+    text: str  # What was expected and what came.
+    manner: str  # The same without any value of the tests.
+    line: int  # Of solution.py, where it raised; 0 if it did not.
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,18 +154,15 @@ class Report:
     """What the tests' process said of the checks: once when it started, and once when the tests had come to an end."""
 
     done: bool = False
-    passed: frozenset[int] = frozenset()
-    """Checks that were reached and true each time."""
-    failed: frozenset[int] = frozenset()
-    """Checks that were false, or raised."""
-    lost: int = 0
-    """How often the solution's process ended."""
-    late: int = 0
-    """How often a check was over its time."""
-    failures: tuple[Failure, ...] = ()
-    """The first few."""
-    error: str | None = None
-    """Why the tests ended early, if they did."""
+    passed: frozenset[int] = frozenset()  # Checks that were reached and true each time.
+    failed: frozenset[int] = frozenset()  # Checks that were false, or raised.
+    lost: int = 0  # How often the solution's process ended.
+    late: int = 0  # How often a check was over its time.
+    failures: tuple[Failure, ...] = ()  # The first few.
+    error: str | None = None  # Why the tests ended early, if they did.
+
+
+_Ended = tuple[VerifyOutcome, str | None, Report | None]
 
 
 def last_report(secret: bytes, output: bytes, num_checks: int) -> Report | None:
@@ -185,19 +176,20 @@ def last_report(secret: bytes, output: bytes, num_checks: int) -> Report | None:
             continue
         match fields:
             case (bool(done), [*passed], [*failed], int(lost), int(late), [*found], None | str() as error):
-                numbers = all(type(one) is int and 0 <= one < num_checks for one in (*passed, *failed))
-                if numbers and all(_is_failure(item, num_checks) for item in found) and (last is None or done):
-                    failures = tuple(Failure(*item) for item in found)
-                    last = Report(done, frozenset(passed), frozenset(failed), lost, late, failures, error)
+                failures = [Failure(*item) for item in found if _is_failure(item)]
+                numbers = [*passed, *failed, *(failure.check for failure in failures)]
+                is_right = all(type(one) is int and 0 <= one < num_checks for one in numbers)
+                if is_right and len(failures) == len(found) and (last is None or done):
+                    last = Report(done, frozenset(passed), frozenset(failed), lost, late, tuple(failures), error)
             case _:
                 pass
     return last
 
 
-def _is_failure(item: object, num_checks: int) -> bool:
+def _is_failure(item: object) -> bool:
     match item:
-        case (int(check), str(), str(), int(line)):
-            return 0 <= check < num_checks and line >= 0
+        case (int(), str(), str(), int(line)):
+            return line >= 0
         case _:
             return False
 
@@ -223,19 +215,12 @@ def _outcome(result: CommandResult, report: Report | None, timeout_s: float) -> 
     return (VerifyOutcome.RAN if report.error is None else VerifyOutcome.CRASHED), report.error
 
 
-def _verdict(
-    task: Task,
-    checks: Checks,
-    due: frozenset[int],
-    outcome: VerifyOutcome,
-    report: Report | None,
-    why: str | None,
-    solution: bytes = b"",
-) -> Verification:
+def _verdict(task: Task, checks: Checks, due: frozenset[int], ended: _Ended, solution: bytes = b"") -> Verification:
     """Tests that did not come to their end have earned nothing: what follows may be what the solution does not pass.
 
     A check that fails counts even where the task's own solution does not reach it.
     """
+    outcome, why, report = ended
     report = report or Report()
     public, source = "\n".join([task.prompt, *task.files.values()]), solution.decode(errors="replace").split("\n")
     total = len(due | report.failed)
@@ -252,7 +237,7 @@ def _verdict(
 def _without_data(why: str | None) -> list[str]:
     """Why the tests ended early; an error's text only if none of them had run, or if it names what they import."""
     if why is None or why.startswith(_NOT_IMPORTED):
-        return [] if why is None else [why]
+        return [why] if why else []
     missing = _MISSING_NAME.search(why)
     return [f"{why.partition(':')[0].rstrip('.')}{f': {missing[0]}' if missing else ''}."]
 
@@ -260,17 +245,10 @@ def _without_data(why: str | None) -> list[str]:
 def _told(checks: Checks, failure: Failure, public: str, source: Sequence[str]) -> str:
     """A failure by its test's name, by its call if the task shows that, or by its number."""
     label, where = checks.labels[failure.check], ""
-    if not (checks.is_file or label in public):
-        label = f"check {failure.check + 1}"
+    label = label if checks.is_file or label in public else f"check {failure.check + 1}"
     if 0 < failure.line <= len(source):
         where = f" in line {failure.line} of {SOLUTION_FILE}: {source[failure.line - 1].strip()[:_MAX_LINE]}"
     return f"FAIL {label}: {failure.manner}{where}"
-
-
-@cache
-def _line(*modules: str) -> bytes:
-    """The same in one line, as `_COMMAND` reads it."""
-    return f"exec({_program(*modules)!r})\n".encode()
 
 
 @cache

@@ -7,11 +7,9 @@ import time
 
 from agentic_opd.worlds.coding.verifier.harness.pipe import NoAnswer
 
-SHARE = 4
-"""A check may take the SHAREth part of the time that is left, or its even part of all time if that is more."""
+SHARE = 4  # A check may take the SHAREth part of the time that is left, or its even part of all time if that is more.
 TICK_S = 0.25
-IDLE = 0.01
-"""Processes that use less than this part of a tick wait for something other than a processor."""
+IDLE = 0.01  # Processes that use less than this part of a tick wait for something other than a processor.
 
 
 class TookTooLong(NoAnswer):

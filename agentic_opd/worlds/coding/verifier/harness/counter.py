@@ -36,12 +36,9 @@ class Check:
     """A context in which one check of the tests runs; whatever is raised there fails it and nothing else."""
 
     def __init__(self, counter: Counter, number: int, *, is_reached: bool = False) -> None:
-        self._counter = counter
-        self.number = number
-        self.is_reached = is_reached
-        """It passes if it ends."""
-        self.false: CheckFailed | None = None
-        """Its condition that is false, whatever the tests made of that error."""
+        self._counter, self.number = counter, number
+        self.is_reached = is_reached  # A condition was reached: it passes if it ends.
+        self.false: CheckFailed | None = None  # Its condition that is false, even if the tests caught the error.
         self.losses = 0
 
     def __enter__(self) -> None:
@@ -61,8 +58,7 @@ class Counter:
         self._open: list[Check] = []
         self._lost = self._late = 0
         self._failures: list[tuple[int, str, str, int]] = []
-        self.process: SolutionProcess | None = None
-        """The solution's, if it has one of its own."""
+        self.process: SolutionProcess | None = None  # The solution's, if it has one of its own.
 
     def check(self, number: int) -> Check:
         """Return the context of check `number`, which passes if it reaches conditions and all hold."""
@@ -71,14 +67,15 @@ class Counter:
     def equal(self, left: object, right: object, call_is_left: bool, label: str = "") -> None:
         """A condition is `left == right`; the one that is not the call is the expected value."""
         self.reached()
-        if not left == right:  # noqa: SIM201 - an object may answer the two differently, and the tests ask for this one
-            got, expected = (left, right) if call_is_left else (right, left)
-            value = getattr(expected, "expected", expected)
-            kinds = ["None" if one is None else f"a value of type {type(one).__name__}" for one in (got, value)]
+        if left == right:
+            return
+        got, expected = (left, right) if call_is_left else (right, left)
+        text, expected = f"expected {_shown(expected)}, got {_shown(got)}", getattr(expected, "expected", expected)
+        manner = "it gives another value than expected"
+        if type(got) is not type(expected):
+            kinds = ["None" if one is None else f"a value of type {type(one).__name__}" for one in (got, expected)]
             manner = "it gives {} where {} is expected".format(*kinds)
-            if type(got) is type(value):
-                manner = "it gives another value than expected"
-            self._fail(f"expected {_shown(expected)}, got {_shown(got)}", manner, label)
+        self._fail(text, manner, label)
 
     def true(self, value: object, label: str = "") -> None:
         """A condition is that `value` is true."""
@@ -109,7 +106,7 @@ class Counter:
         if not self._open:
             self._clock.start_share()
         self._open.append(check)
-        check.losses = self._losses()
+        check.losses = self.process.losses if self.process else 0
 
     def end(self, check: Check, error: BaseException | None) -> None:
         """A check ends, or is ended by an error."""
@@ -117,7 +114,7 @@ class Counter:
             self._clock.start_share()
         self._open.pop()
         error = error or check.false
-        if error is None and check.losses != self._losses():
+        if error is None and self.process and self.process.losses != check.losses:
             error = NoAnswer("the solution's process ended")
         if error is None:
             if check.is_reached:
@@ -133,9 +130,6 @@ class Counter:
         """Remember an error that is the end of the solution's process."""
         self._late += isinstance(error, TookTooLong)
         self._lost += isinstance(error, NoAnswer) and not isinstance(error, TookTooLong)
-
-    def _losses(self) -> int:
-        return 0 if self.process is None else self.process.losses
 
     def report(self, *, done: bool = False, error: str | None = None) -> None:
         """Write the results, signed, as one line; `error` is why the tests ended early, if they did."""

@@ -35,17 +35,8 @@ def _short_range(*parts: int) -> range:
 _SCALARS: dict[type, tuple[bytes, Callable[[Any], bytes], Callable[[bytes], Any]]] = {
     type(None): (b"N", lambda value: b"", lambda body: None),
     bool: (b"T", lambda value: b"1" if value else b"", bool),
-    int: (
-        b"i",
-        lambda value: value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True),
-        lambda body: int.from_bytes(body, "little", signed=True),
-    ),
+    int: (b"i", lambda value: b"%x" % value, lambda body: int(body, 16)),
     float: (b"f", lambda value: struct.pack("<d", value), lambda body: struct.unpack("<d", body)[0]),
-    complex: (
-        b"c",
-        lambda value: struct.pack("<dd", value.real, value.imag),
-        lambda body: complex(*struct.unpack("<dd", body)),
-    ),
     str: (b"s", lambda text: text.encode("utf-8", "surrogatepass"), lambda body: body.decode("utf-8", "surrogatepass")),
     bytes: (b"b", bytes, bytes),
     bytearray: (b"y", bytes, bytearray),
@@ -55,11 +46,8 @@ _CONTAINERS: dict[type, tuple[bytes, Callable[[Any], Any], Callable[[Any], Any]]
     tuple: (b"t", lambda value: value, tuple),
     set: (b"e", lambda value: value, set),
     frozenset: (b"z", lambda value: value, frozenset),
-    dict: (
-        b"d",
-        lambda value: [part for item in value.items() for part in item],
-        lambda items: dict(zip(items[::2], items[1::2], strict=True)),
-    ),
+    dict: (b"d", lambda value: value.items(), dict),
+    complex: (b"c", lambda value: (value.real, value.imag), lambda items: complex(*items)),
     range: (b"r", lambda value: (value.start, value.stop, value.step), lambda items: _short_range(*items)),
     type(iter([])): (b"g", list, iter),  # Stands for any iterator.
 }
@@ -75,11 +63,7 @@ def refuse(value: object) -> object:
 
 
 def encode(value: object, as_plain: Callable[[Any], object] = refuse) -> bytes:
-    """Return the bytes of `value`; `as_plain` replaces each part of another type, or raises.
-
-    Raises:
-        ValueError: It is too large or too deep.
-    """
+    """Return the bytes of `value`; `as_plain` replaces each part of another type, or raises."""
     out = bytearray()
     _put(out, value, as_plain, 0)
     if len(out) > MAX_BYTES:
@@ -107,33 +91,30 @@ def _put(out: bytearray, value: Any, as_plain: Callable[[Any], object], depth: i
 
 def decode(data: bytes) -> Any:
     """Return the value that `encode` wrote; raise NoAnswer if the bytes are not one, or one beyond the bounds."""
-    reader = _Reader(data)
-    try:
-        value = reader.value(0)
-    except Exception as error:
-        raise NoAnswer(f"what came is not a message: {type(error).__name__}") from error
-    if reader.at != len(data):
-        raise NoAnswer("what came is not a message: bytes are left over")
-    return value
+    at = items = 0
 
-
-class _Reader:
-    def __init__(self, data: bytes) -> None:
-        self.data, self.at, self.items = data, 0, 0
-
-    def value(self, depth: int) -> object:
-        self.items += 1
-        if depth > MAX_DEPTH or self.items > MAX_ITEMS:
+    def value(depth: int) -> object:
+        nonlocal at, items
+        items += 1
+        if depth > MAX_DEPTH or items > MAX_ITEMS:
             raise ValueError
-        tag, size = _HEAD.unpack_from(self.data, self.at)
-        self.at += _HEAD.size
+        tag, size = _HEAD.unpack_from(data, at)
+        at += _HEAD.size
         if tag not in _MAKE_SCALAR:
-            return _MAKE_CONTAINER[tag]([self.value(depth + 1) for _ in range(size)])
-        body = self.data[self.at : self.at + size]
+            return _MAKE_CONTAINER[tag]([value(depth + 1) for _ in range(size)])
+        body = data[at : at + size]
         if len(body) != size:
             raise ValueError
-        self.at += size
+        at += size
         return _MAKE_SCALAR[tag](body)
+
+    try:
+        found = value(0)
+    except Exception as error:
+        raise NoAnswer(f"what came is not a message: {type(error).__name__}") from error
+    if at != len(data):
+        raise NoAnswer("what came is not a message: bytes are left over")
+    return found
 
 
 def send(fd: int, data: bytes) -> None:
@@ -146,12 +127,12 @@ def send(fd: int, data: bytes) -> None:
         raise NoAnswer(f"the other process ended: {error}") from error
 
 
-def receive(fd: int) -> bytes:
-    """Read one message; raise NoAnswer if the pipe is closed, or the message is larger than MAX_BYTES."""
+def receive(fd: int) -> Any:
+    """Read one value; raise NoAnswer if the pipe is closed, or the message is none or larger than MAX_BYTES."""
     (size,) = struct.unpack("<Q", _read(fd, 8))
     if size > MAX_BYTES:
         raise NoAnswer(f"the solution's process sent {size} bytes, at most {MAX_BYTES} are read")
-    return _read(fd, size)
+    return decode(_read(fd, size))
 
 
 def _read(fd: int, size: int) -> bytes:

@@ -49,12 +49,7 @@ class Programs:
         self._folder, self._source, self._clock = folder, source, clock
 
     def run_program(self, text: str) -> str:
-        """Return what the program prints on standard output.
-
-        Raises:
-            ProgramError: Its exit code is not 0, it prints too much, or no UTF-8.
-            TookTooLong: It did not end in time.
-        """
+        """Return what the program prints; raise ProgramError if its exit code is not 0, or that is not short text."""
         fds = os.memfd_create("input"), os.memfd_create("output"), os.memfd_create("errors")
         try:
             with open(fds[0], "wb", closefd=False) as file:

@@ -41,9 +41,6 @@ if TYPE_CHECKING:
         pytest: bytes | None  # pytest's modules as a zip file, if it is to run the tests.
 
 
-_PR_SET_DUMPABLE = 4
-
-
 def main() -> None:
     """Run one job."""
     job: Job = marshal.loads(sys.stdin.buffer.read())
@@ -74,11 +71,7 @@ def _run(counter: Counter, job: Job, clock: Clock) -> str | None:
     names: dict[str, Any] = {
         "__name__": "__main__",
         "__file__": "/hidden_tests.py",
-        "_opd_check": counter.check,
-        "_opd_equal": counter.equal,
-        "_opd_true": counter.true,
-        "_opd_reached": counter.reached,
-        "_opd_alternative": counter.alternative,
+        **{f"_opd_{name}": getattr(counter, name) for name in ("check", "equal", "true", "reached", "alternative")},
         "Json": Json,
         "Printed": Printed,
     }
@@ -127,16 +120,14 @@ def _import_here(folder: str, job: Job) -> None:
 
 
 def _leave_folder() -> None:
-    """Go where no file of the solution's is, and import from nowhere but where this process can import from now.
-
-    The tests may put folders on the path, in which the solution's process can write.
+    """Go where no file of the solution's is, and import only from where this process can import now: not from folders
+    that the tests put on the path, in which the solution can write.
     """
     os.chdir("/")
     known = tuple(sys.path)
-    hooks: list[Any] = [*sys.path_hooks]
     sys.path_hooks[:] = [
         lambda path, hook=hook: hook(path if path.startswith(known) else os.devnull)  # Which raises ImportError.
-        for hook in hooks
+        for hook in sys.path_hooks
     ]
 
 
@@ -144,5 +135,5 @@ def _close_memory() -> None:
     """Keep every other process of this user from this one's memory, descriptors and registers."""
     import ctypes
 
-    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0) != 0:
+    if ctypes.CDLL(None, use_errno=True).prctl(4, 0, 0, 0, 0) != 0:  # 4 is PR_SET_DUMPABLE.
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_DUMPABLE) failed")

@@ -11,15 +11,7 @@ import itertools
 import os
 import sys
 
-from agentic_opd.worlds.coding.verifier.harness.pipe import (
-    MAX_ITEMS,
-    NoAnswer,
-    decode,
-    encode,
-    receive,
-    send,
-    solution_line,
-)
+from agentic_opd.worlds.coding.verifier.harness.pipe import MAX_ITEMS, NoAnswer, encode, receive, send, solution_line
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,7 +32,7 @@ def main() -> None:
     try:
         send(write_fd, _answer(lambda: __import__("solution") and None))
         while True:
-            question = decode(receive(read_fd))
+            question = receive(read_fd)
             send(write_fd, _answer(lambda question=question: _perform(instances, *question)))
     except NoAnswer:
         os._exit(0)
@@ -71,11 +63,7 @@ def _answer(perform: Callable[[], object]) -> bytes:
 
 
 def as_plain(value: Any) -> object:
-    """Return what crosses for a value of another type: a dict for a Counter, an iterator of its items for a generator.
-
-    Raises:
-        TypeError: There is no such value.
-    """
+    """Return what crosses for a value of another type: a dict for a Counter, its items for a generator."""
     for base in _BASES:
         if isinstance(value, base):
             return base(value)
@@ -95,9 +83,7 @@ def as_plain(value: Any) -> object:
 
 
 def describe(error: BaseException) -> tuple[str, str, tuple[Any, ...], str, int]:
-    """Return an exception as plain data: its name, the built-in one nearest to it, its arguments, its text, and the
-    last line of solution.py in its traceback (0: none).
-    """
+    """Return an exception's name, the built-in one nearest to it, its arguments, its text, and its line of solution.py."""
     builtin = [cls.__name__ for cls in type(error).__mro__ if getattr(builtins, cls.__name__, None) is cls]
     try:
         text = str(error)

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
+    # Of each test: its first check, how many it has, its name or its class's, its method, and whether it passes if it
+    # reaches no condition.
     Tests = tuple[tuple[int, int, str, str | None, bool], ...]
-    """Of each test: its first check, how many it has, its name or its class's, its method, and whether it passes
-    without a condition that is reached."""
 
 _PYTEST_OPTIONS = (
     *("-s", "--no-header", "--assert=plain", "--tb=native", "--noconftest", "--rootdir=/", "-c/dev/null"),
@@ -38,15 +38,12 @@ def run_tests(counter: Counter, names: dict[str, Any], tests: Tests) -> None:
     """Run the tests of the file whose names are `names`, without pytest."""
     for number, _, name, method, is_reached in tests:
         with Check(counter, number, is_reached=is_reached):
-            owner = names[name]
-            if method is None:
-                _finish(owner())
-            elif hasattr(owner, "assertEqual"):
+            if hasattr(names[name], "assertEqual"):
                 import unittest
 
-                unittest.TestSuite([owner(method)]).debug()
+                unittest.TestSuite([names[name](method)]).debug()
             else:
-                _finish(getattr(owner(), method)())
+                _finish(names[name]() if method is None else getattr(names[name](), method)())
 
 
 def _finish(result: Any) -> None:
@@ -115,12 +112,10 @@ class _Plugin:
             if not hasattr(node, "runtest"):
                 todo[:0] = node.collect()
                 continue
-            name, method = node.originalname, None
-            if node.cls is not None:
-                name, method = node.cls.__name__, name
-            if (name, method) in self._checks:
-                number, last, is_reached = self._checks[name, method]
-                self._checks[name, method] = min(number + 1, last), last, is_reached
+            test = (node.cls.__name__, node.originalname) if node.cls else (node.originalname, None)
+            if test in self._checks:
+                number, last, is_reached = self._checks[test]
+                self._checks[test] = min(number + 1, last), last, is_reached
                 yield Check(self._counter, number, is_reached=is_reached), node
 
     def pytest_runtest_makereport(self, item: Any, call: Any) -> Any:

@@ -10,7 +10,7 @@ import builtins
 import os
 from types import ModuleType
 
-from agentic_opd.worlds.coding.verifier.harness.pipe import NoAnswer, decode, encode, receive, refuse, send
+from agentic_opd.worlds.coding.verifier.harness.pipe import NoAnswer, encode, receive, refuse, send
 from agentic_opd.worlds.coding.verifier.harness.programs import end_child, spawn
 
 TYPE_CHECKING = False
@@ -20,11 +20,8 @@ if TYPE_CHECKING:
 
     from agentic_opd.worlds.coding.verifier.harness.clock import Clock
 
-NAMESPACE = "Solution"
-"""A class of this name holds functions, as LeetCode has it; its instances are numbered here, and live there."""
-
-MAX_LIVES = 20
-"""How often the solution's process is started; each start takes some 30 ms."""
+NAMESPACE = "Solution"  # A class of functions, as LeetCode has it; its instances are numbered here, and live there.
+MAX_LIVES = 20  # How often the solution's process is started; each start takes some 30 ms.
 
 
 class SolutionModule(ModuleType):
@@ -74,10 +71,8 @@ class SolutionProcess:
         self._folder, self._program, self._clock = folder, program, clock
         self._pid: int | None = None
         self._read_fd = self._write_fd = -1
-        self._lives = 0
-        self.instances = 0
-        self.losses = 0
-        """How often a question remained without an answer."""
+        self._lives = self.instances = 0
+        self.losses = 0  # How often a question remained without an answer.
 
     def start(self) -> None:
         """Import the solution in a new process; raise as `ask`."""
@@ -100,12 +95,11 @@ class SolutionProcess:
         self._answer(None)
 
     def ask(self, *question: object) -> object:
-        """Return the answer to a question, from a new process if the last one has ended.
+        """Return the answer to a question, from a new process if the last one has ended, or raise what it raised.
 
         Raises:
             NoAnswer: The process ended, or took too long.
-            TypeError, ValueError: An argument is not plain data, or too large.
-            Exception: Whatever the solution raised.
+            TypeError: An argument is not plain data.
         """
         message = encode(question, _argument)
         if self._pid is None:
@@ -116,7 +110,7 @@ class SolutionProcess:
         try:
             if message is not None:
                 send(self._write_fd, message)
-            match decode(receive(self._read_fd)):
+            match receive(self._read_fd):
                 case ("value", value):
                     return value
                 case ("raise", str(name), str(base), tuple(args), str(text), int(line)):
