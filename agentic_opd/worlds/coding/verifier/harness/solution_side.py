@@ -83,7 +83,7 @@ def as_plain(value: Any) -> object:
 
 
 def describe(error: BaseException) -> tuple[str, str, tuple[Any, ...], str, int]:
-    """Return an exception's name, the built-in one nearest to it, its arguments, its text, and its line of solution.py."""
+    """Return an exception's name, its built-in base, its arguments, its text, and its line of solution.py."""
     builtin = [cls.__name__ for cls in type(error).__mro__ if getattr(builtins, cls.__name__, None) is cls]
     try:
         text = str(error)
