@@ -61,10 +61,12 @@ def f(x):
         timeout_s=10.0,
     ),
     "more items than are read": Attack(
-        _CHANNEL + "g = f\ndef f(x):\n    if x > 1: put(b'l' + struct.pack('<I', 10**7) + b'l\\0\\0\\0\\0' * 10**7)\n"
+        _CHANNEL
+        + "g = f\ndef f(x):\n    if x > 1: put(b'l' + struct.pack('<I', 2 * 10**6) + b'l\\0\\0\\0\\0' * 2 * 10**6)\n"
         "    return g(x)",
-        (0, 2),
-        timeout_s=20.0,
+        tests="from solution import f\nassert f(0) == 0\nassert f(1) == 1\nassert len(f(2)) == %(needle)s\n",
+        total=3,
+        report="what came is not a message|no end after",
     ),
     "deep nesting": Attack(
         "def deep(n):\n    value = []\n    for _ in range(n): value = [value]\n    return value\n"

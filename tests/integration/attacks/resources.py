@@ -74,7 +74,7 @@ attempt(fill)
         tests="from solution import f\nassert f(0) == 0\nassert f(1) == 1\nassert sum(f(2)) == %(needle)s\n"
         "assert sorted(f(3)) == [%(needle)s]\nassert f(1) == %(needle)s",
         total=5,
-        report="of 4194304 items or more|no end after|MemoryError",
+        report="of 1048576 items or more|no end after|MemoryError",
         timeout_s=20.0,
     ),
     "never reads what it is sent": Attack(

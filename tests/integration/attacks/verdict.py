@@ -150,7 +150,7 @@ def f(x):
         _SUBCLASS + "g = f\ndef f(x): return g(x) if x < 2 else subclass(str, '7')", report="got '7'"
     ),
     "a list that equals everything": Attack(
-        _SUBCLASS + "g = f\ndef f(x): return g(x) if x < 2 else subclass(list, [7])", report=r"got \[7\]"
+        _SUBCLASS + "g = f\ndef f(x): return g(x) if x < 2 else subclass(list, [7])", report=r"got \[1"
     ),
     "containers of objects that equal everything": Attack(
         _EQUAL + _SUBCLASS + "g = f\ndef f(x): return g(x) if x < 2 else\\\n"
@@ -168,7 +168,7 @@ def f(x):
         tests="from solution import f\nassert f(0) == 0\nassert f(1) == 1\nassert isinstance(f(2), int)\n"
         "assert f(2) == %(needle)s\nassert type(f(2)) is int\n",
         total=5,
-        report="is not true",
+        report="TypeError: the solution returned a Sly",
     ),
     "True, 1.0 and -0.0 are what Python says and NaN is nothing": Attack(
         "def f(x): return {0: -0.0, 1: True}.get(x, float('nan'))", 2, "got nan"

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-MAX_BYTES, MAX_ITEMS, MAX_DEPTH = 64 * 2**20, 4 * 2**20, 200
+MAX_BYTES, MAX_ITEMS, MAX_DEPTH = 64 * 2**20, 2**20, 200
 
 
 class NoAnswer(BaseException):
