@@ -76,11 +76,13 @@ def _same_number(got: float, expected: float) -> bool:
 
 def _same_value(got: object, expected: object) -> bool:
     if isinstance(expected, list):
-        alike = isinstance(got, (list, tuple)) and len(got) == len(expected)
-        return alike and all(map(_same_value, got, expected))
+        return isinstance(got, (list, tuple)) and len(got) == len(expected) and all(map(_same_value, got, expected))
     if isinstance(expected, dict):
-        alike = isinstance(got, dict) and got.keys() == expected.keys()
-        return alike and all(_same_value(got[key], value) for key, value in expected.items())
-    if type(got) in (int, float) and type(expected) in (int, float):
+        return (
+            isinstance(got, dict)
+            and got.keys() == expected.keys()
+            and all(_same_value(got[key], value) for key, value in expected.items())
+        )
+    if isinstance(got, (int, float)) and isinstance(expected, (int, float)) and bool not in (type(got), type(expected)):
         return _same_number(got, expected)
     return got == expected

@@ -200,7 +200,7 @@ class _Transformer(ast.NodeTransformer):
         before = self._place, self._in_branch
         self._place = self._place if place is None else place
         self._in_branch = self._in_branch if in_branch is None else in_branch
-        node = self.generic_visit(node)
+        self.generic_visit(node)
         self._place, self._in_branch = before
         return node
 

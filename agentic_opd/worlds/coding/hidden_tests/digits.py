@@ -1,7 +1,7 @@
 """Integers of any length in datasets: Python refuses more than 4,300 digits, to be safe from texts of strangers."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from threading import RLock
 
@@ -9,7 +9,7 @@ _LOCK = RLock()
 
 
 @contextmanager
-def any_digits() -> Iterator[None]:
+def any_digits() -> Generator[None]:
     """Read and write integers of any length meanwhile. The limit is the whole process's: keep it short."""
     with _LOCK:
         limit = sys.get_int_max_str_digits()

@@ -206,7 +206,8 @@ def _without_result(test: ast.expr, flow: Flow) -> Iterator[ast.expr]:
 
 def _mentioned(node: ast.expr, changed: Mapping[str, tuple[int, int]]) -> list[tuple[int, int]]:
     """Where the variables that `node` reads may have been changed first."""
-    return [changed[name] for child in ast.walk(node) if (name := key_of(child)) in changed]
+    names = [name for child in ast.walk(node) if (name := key_of(child)) is not None]
+    return [changed[name] for name in names if name in changed]
 
 
 def _place(node: ast.expr) -> tuple[int, int]:

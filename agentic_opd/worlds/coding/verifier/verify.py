@@ -131,7 +131,7 @@ async def _run(
         "pytest": packed_pytest() if checks.needs_pytest else None,
     }
     async with in_turn():
-        program = f"exec({_program(*_TEST_MODULES)!r})\n".encode() + marshal.dumps(job)
+        program = f"exec({_program(*_TEST_MODULES)!r})\n".encode() + marshal.dumps({**job})
     async with sandbox_factory() as sandbox:
         result = await sandbox.run(_COMMAND, wall_s(timeout_s), stdin=program)
     report = None if result.memory_exceeded else last_report(job["secret"], result.output, len(checks.labels))

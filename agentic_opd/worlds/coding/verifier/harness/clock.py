@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import _signal  # `signal` takes 4 ms to import.
+import _signal  # type: ignore[import-not-found] - `signal` takes 4 ms to import.
 import time
 
 from agentic_opd.worlds.coding.verifier.harness.pipe import NoAnswer
@@ -30,7 +30,7 @@ class Clock:
         self._child_s = 0.0
         self._used_s = time.process_time()
         self.start_share()
-        _signal.signal(_signal.SIGALRM, lambda *_: self._tick())
+        _signal.signal(_signal.SIGALRM, self._tick)
         _signal.setitimer(_signal.ITIMER_REAL, TICK_S, TICK_S)
 
     def watch(self, pid: int) -> None:
@@ -57,7 +57,7 @@ class Clock:
             self._left_s -= child_s - self._child_s
             self._child_s = child_s
 
-    def _tick(self) -> None:
+    def _tick(self, *_: object) -> None:
         self._charge()
         if time.monotonic() - self._tick_at >= TICK_S:  # Others may send the signal too.
             if self._tick_left_s - self._left_s < IDLE * TICK_S:

@@ -80,7 +80,11 @@ def _run(counter: Counter, job: Job, clock: Clock) -> str | None:
 
         sys.modules.setdefault("pytest", type(sys)("pytest"))  # For files that import it and use nothing of it.
         run = run_tests if job["pytest"] is None else run_by_pytest
-        names["_opd_tests"] = lambda *tests: run(counter, names, tests)
+
+        def run_all(*tests: Any) -> None:
+            run(counter, names, *tests)
+
+        names["_opd_tests"] = run_all
     try:
         if job["in_process"]:
             _import_here(folder, job)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-_BASES = (int, float, complex, str, bytes, bytearray, list, tuple, dict, set, frozenset)
+_BASES: tuple[Any, ...] = (int, float, complex, str, bytes, bytearray, list, tuple, dict, set, frozenset)
 
 
 def main() -> None:

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-    # Of each test: its first check, how many it has, its name or its class's, its method, and whether it passes if it
+    # Its first check, how many it has, its name or its class's, its method, and whether it passes if it
     # reaches no condition.
-    Tests = tuple[tuple[int, int, str, str | None, bool], ...]
+    Test = tuple[int, int, str, str | None, bool]
 
 _PYTEST_OPTIONS = (
     *("-s", "--no-header", "--assert=plain", "--tb=native", "--noconftest", "--rootdir=/", "-c/dev/null"),
@@ -34,7 +34,7 @@ def load_pytest(packed: bytes) -> None:
     __import__("pytest")
 
 
-def run_tests(counter: Counter, names: dict[str, Any], tests: Tests) -> None:
+def run_tests(counter: Counter, names: dict[str, Any], *tests: Test) -> None:
     """Run the tests of the file whose names are `names`, without pytest."""
     for number, _, name, method, is_reached in tests:
         with Check(counter, number, is_reached=is_reached):
@@ -53,7 +53,7 @@ def _finish(result: Any) -> None:
         asyncio.run(result)
 
 
-def run_by_pytest(counter: Counter, names: dict[str, Any], tests: Tests) -> None:
+def run_by_pytest(counter: Counter, names: dict[str, Any], *tests: Test) -> None:
     """As `run_tests`; a case beyond those that were counted before belongs to the last check of its test."""
     import pytest
 
@@ -69,7 +69,7 @@ def run_by_pytest(counter: Counter, names: dict[str, Any], tests: Tests) -> None
 class _Plugin:
     """A plugin of pytest; its methods are pytest's hooks."""
 
-    def __init__(self, counter: Counter, names: dict[str, Any], tests: Tests) -> None:
+    def __init__(self, counter: Counter, names: dict[str, Any], tests: tuple[Test, ...]) -> None:
         self._counter = counter
         self._names = names
         self._checks = {(name, method): (first, first + count - 1, bare) for first, count, name, method, bare in tests}
