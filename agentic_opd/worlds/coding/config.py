@@ -77,7 +77,7 @@ class CodingConfig(SandboxConfig):
         default=30.0,
         gt=0,
         description="Seconds of processor time the hidden tests of one episode may take, whatever else the machine "
-        "does; by the clock at most ten times as many, and ten more.",
+        "does; by the clock at most twenty times as many, and ten more.",
     )
 
     @model_validator(mode="after")

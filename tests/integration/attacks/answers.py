@@ -39,12 +39,10 @@ def f(x): return g(x) if x < 2 else Sly()
         report="TypeError",
     ),
     "a module's value that answers for itself": Attack(
-        _YES + "NAME = Yes()\nclass Odd(Yes): __call__ = None\nOTHER = Odd()",
-        tests=_HONEST + "import solution\nassert solution.NAME.startswith('%(needle)s')\nassert solution.OTHER\n"
-        "assert solution.OTHER == %(needle)s\n",
-        total=5,
-        in_process=False,
-        passed=(2, 3),
+        _YES + "NAME = Yes()\nclass Odd:\n    def __eq__(self, other): return True\nOTHER = Odd()",
+        tests=_HONEST + "import solution\nassert solution.NAME == %(needle)s\nassert solution.OTHER == %(needle)s\n",
+        total=4,
+        report="TypeError: the solution returned a Odd",
     ),
     "a method's result that answers for itself": Attack(
         _YES + "class Solution:\n    def f(self, x): return f(x)\n",

@@ -50,7 +50,7 @@ IN_PROCESS = {
         "import signal\nsignal.signal(signal.SIGALRM, signal.SIG_IGN)\ng = f\ndef f(x):\n    while x > 1: pass\n"
         "    return g(x)",
         0,
-        "The tests did not end within 15 s",
+        "The tests did not end within 20 s",
         timeout_s=0.5,
     ),
     "kills itself": _attack("g = f\ndef f(x):\n    if x > 1: os.kill(os.getpid(), 9)\n    return g(x)", 0, _LEFT),

@@ -198,7 +198,7 @@ def f(x):
     "stops the tests after the first of computed cases": Attack(
         "import signal\ng = f\ndef f(x):\n    if x > 1: os.kill(parent(), signal.SIGSTOP)\n    return g(x)",
         0,
-        "The tests did not end within 15 s.",
+        "The tests did not end within 20 s.",
         tests=_COMPUTED,
         total=1,
         timeout_s=0.5,

@@ -71,7 +71,7 @@ exec(file)
 
 def wall_s(timeout_s: float) -> float:
     """Return the seconds by the clock that tests with so much processor time may take: others may share the cores."""
-    return 10 * timeout_s + 10
+    return 20 * timeout_s + 10
 
 
 async def verify(

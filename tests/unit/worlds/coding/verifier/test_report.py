@@ -99,7 +99,7 @@ def verdict_of(result: CommandResult) -> Verification:
     [
         (CommandResult(0, b""), "crashed", "The tests' process ended without a report (exit code 0)."),
         (CommandResult(137, b""), "crashed", "The tests' process ended without a report (exit code 137)."),
-        (CommandResult(137, b"", timed_out=True), "timeout", "The tests did not end within 110 s."),
+        (CommandResult(137, b"", timed_out=True), "timeout", "The tests did not end within 210 s."),
         (CommandResult(1, b"", disk_exceeded=True), "crashed", "The solution's files take more space than is allowed."),
         (CommandResult(1, b"", memory_exceeded=True), "crashed", "The solution took more memory than is allowed."),
         (
