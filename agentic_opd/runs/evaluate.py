@@ -88,6 +88,7 @@ class EvalSample:
             "checks_passed": self.verification.passed,
             "checks": self.verification.total,
             "outcome": self.verification.outcome.value,
+            "in_process": self.verification.in_process,
             "stop_reason": self.episode.stop_reason.value,
             "turns": len(self.episode.turns),
             "tool_calls": self.episode.tool_calls,

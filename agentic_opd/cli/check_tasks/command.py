@@ -26,8 +26,9 @@ from agentic_opd.sandboxes.factory import check_sandbox, sandbox_factory
 from agentic_opd.sandboxes.protocol import SandboxFactory
 from agentic_opd.settings.read import refuse, validated
 from agentic_opd.worlds.coding.config import CodingConfig, DatasetFormat
+from agentic_opd.worlds.coding.hidden_tests.checks import checks_of
 from agentic_opd.worlds.coding.tasks.load import load_tasks
-from agentic_opd.worlds.coding.verifier.verify import SOLUTION_FILE, checks_of, verify
+from agentic_opd.worlds.coding.verifier.verify import SOLUTION_FILE, verify
 
 _SHOWN = 20
 
@@ -48,7 +49,7 @@ async def check_tasks(
         solutions: Task id -> files; a task that is not in it ends as `no_solution`.
         new_sandbox: Makes the sandboxes.
         done: Told of each verdict, with the task's place in `tasks`, in the order in which they come.
-        timeout_s: Seconds the tests of one task may take.
+        timeout_s: Seconds of processor time the tests of one task may take.
         workers: How many run at the same time.
 
     Raises:
@@ -115,7 +116,7 @@ def _parser() -> argparse.ArgumentParser:
         type=float,
         metavar="SECONDS",
         default=settings["verify_timeout_s"].default,
-        help="time for the tests of one task (default: %(default)g)",
+        help="processor time for the tests of one task (default: %(default)g)",
     )
     parser.add_argument("--sandbox", metavar="BACKEND", default=settings["sandbox_backend"].default, help="isolation")
     return parser

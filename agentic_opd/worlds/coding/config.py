@@ -44,9 +44,9 @@ class CodingConfig(SandboxConfig):
         description="Leave out tasks whose first prompt does not fit max_token_length, and say so, instead of ending.",
     )
     dataset_in_process: Literal["keep", "skip", "refuse"] = Field(
-        default="keep",
-        description="Tasks whose hidden tests must share a process with the solution, where it is easier to cheat: "
-        "keep them with a warning, leave them out, or stop.",
+        default="skip",
+        description="Training tasks whose hidden tests must share a process with the solution, where it is easier to "
+        "cheat: keep them with a warning, leave them out, or stop. Evaluation keeps them, and marks and counts them.",
     )
     eval_fraction: float = Field(
         default=0.1,
@@ -74,7 +74,10 @@ class CodingConfig(SandboxConfig):
         default=4000, ge=200, description="Characters of a tool result; what is longer is cut in the middle."
     )
     verify_timeout_s: Annotated[float, REWARD] = Field(
-        default=30.0, gt=0, description="Seconds the hidden tests of one episode may take."
+        default=30.0,
+        gt=0,
+        description="Seconds of processor time the hidden tests of one episode may take, whatever else the machine "
+        "does; by the clock at most twenty times as many, and ten more.",
     )
 
     @model_validator(mode="after")

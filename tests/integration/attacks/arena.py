@@ -21,7 +21,7 @@ from pathlib import Path
 from agentic_opd.core.types import Task
 from agentic_opd.sandboxes.bubblewrap import BubblewrapSandbox
 from agentic_opd.sandboxes.protocol import Limits, Sandbox
-from agentic_opd.worlds.coding.verifier.hidden_tests import complete_tests
+from agentic_opd.worlds.coding.hidden_tests.complete import complete_tests
 from agentic_opd.worlds.coding.verifier.verify import verify
 
 MARK = f"opd-attack-process-{os.getpid()}"

@@ -7,10 +7,9 @@ import sys
 frame = sys._getframe()
 while frame:
     names = frame.f_globals
-    if "_opd_begin" in names:
-        end = names["_opd_begin"].__self__.end
-        names["_opd_equal"] = names["_opd_true"] = lambda number, *_: end(number, None)
-        names["_opd_failed"] = lambda number, _: end(number, None)
+    if "_opd_check" in names:
+        counter = names["_opd_check"].__self__
+        names["_opd_equal"] = names["_opd_true"] = lambda *_: counter.reached()
     frame = frame.f_back
 """
 """Makes every check pass, if it runs in the tests' process."""

@@ -44,7 +44,7 @@ def LOOK():
             found_in([value for value in frame.f_globals.values() if value is not TRIED])
             frame = frame.f_back
 """,
-        "got 'LOOK f perform",
+        "got 'LOOK f _perform",
     ),
     "frames of a traceback": _looks(
         """
@@ -215,7 +215,8 @@ x = int(input())
 hits = [one.split()[1] for one in TRIED if one.startswith("found ")]
 print(x if x < 2 else hits[0] if hits else " ".join(dict.fromkeys(TRIED)))
 """,
-        tests="assert run_program('0') == '0'\nassert run_program('1') == '1'\nassert run_program('2') == '%(needle)s'",
+        tests="assert run_program('0') == Printed('0')\nassert run_program('1') == Printed('1')\n"
+        "assert run_program('2') == Printed('%(needle)s')",
         total=3,
         report="got '[^']*PermissionError",
     ),

@@ -18,14 +18,14 @@ def f(x):
         except OSError: pass
 """,
         _HURT,
-        timeout_s=4.0,
+        timeout_s=1.0,
     ),
     "a fork bomb of a shell": Attack(
         "import subprocess\ng = f\n"
         "def f(x):\n    if x == 2: subprocess.Popen(['sh', '-c', ':(){ :|:& };: # %(mark)s'])\n"
         "    return g(x)",
         _HURT,
-        timeout_s=6.0,
+        timeout_s=2.0,
     ),
     "a thread bomb": Attack(
         """
@@ -61,30 +61,21 @@ attempt(fill)
     "an endless call": Attack(
         "g = f\ndef f(x):\n    while x > 1: pass\n    return g(x)",
         report="8 checks did not end in time",
-        timeout_s=6.0,
+        timeout_s=2.0,
     ),
     "an endless call that cannot be interrupted": Attack(
         "import signal\nfor number in range(1, 65):\n    attempt(signal.signal, number, signal.SIG_IGN)\n"
         "def f(x):\n    while x > 1:\n        try: 9 ** 9 ** 9 ** 9\n        except BaseException: pass\n    return x",
         report="8 checks did not end in time",
-        timeout_s=6.0,
+        timeout_s=2.0,
     ),
     "an endless stream of quick answers": Attack(
         "def endless():\n    while True: yield 1\ng = f\ndef f(x): return g(x) if x < 2 else endless()",
         tests="from solution import f\nassert f(0) == 0\nassert f(1) == 1\nassert sum(f(2)) == %(needle)s\n"
         "assert sorted(f(3)) == [%(needle)s]\nassert f(1) == %(needle)s",
         total=5,
-        report="2 checks did not end in time",
-        timeout_s=6.0,
-    ),
-    "an endless stream of calls back": Attack(
-        "def apply(function):\n    while True: function(1)",
-        1,
-        "1 check did not end in time",
-        tests="from solution import f, apply\nassert f(0) == 0\ndef back(x):\n    assert x == 2\n"
-        "assert apply(back) == %(needle)s\nassert f(2) == %(needle)s\n",
-        total=4,
-        timeout_s=6.0,
+        report="of 1048576 items or more|no end after|MemoryError",
+        timeout_s=20.0,
     ),
     "never reads what it is sent": Attack(
         "import time\ng = f\ndef f(x):\n    if type(x) is str: time.sleep(60)\n    return g(x)",
@@ -92,7 +83,7 @@ attempt(fill)
         "assert f('x' * 10**6) == %(needle)s\n",
         total=4,
         report="no end after",
-        timeout_s=6.0,
+        timeout_s=2.0,
     ),
     "gigabytes of output": Attack(
         """

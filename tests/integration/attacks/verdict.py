@@ -114,9 +114,9 @@ for name, module in list(sys.modules.items()):
         TRIED.append(name.rpartition(".")[2])
         for key, value in list(vars(module).items()):
             if isinstance(value, type) and value.__module__ == name:
-                for method in ("check_equal", "end", "failed", "foreign"):
+                for method in ("equal", "end", "check", "value"):
                     if hasattr(value, method): setattr(value, method, lambda *args: None)
-        module.plain_base = lambda value: 10**11
+        module.as_plain = lambda value: 10**11
 """,
         (0, 2),
     ),
@@ -133,15 +133,15 @@ def f(x):
         frame = frame.f_back
     return g(x) if x < 2 else " ".join(names)
 """,
-        report="got 'f perform _answer serve main",
+        report="got 'f _perform <lambda> _answer main",
     ),
     "an object that equals everything": Attack(
-        _EQUAL + "g = f\ndef f(x): return g(x) if x < 2 else Always()", report="expected [0-9]{12}, got <"
+        _EQUAL + "g = f\ndef f(x): return g(x) if x < 2 else Always()", report="TypeError: the solution returned a"
     ),
     "a class that equals everything": Attack(
         _EQUAL + "class Meta(type):\n    __eq__ = Always.__eq__\n    __hash__ = type.__hash__\n"
         "class Class(metaclass=Meta): pass\ng = f\ndef f(x): return g(x) if x < 2 else [Class, Always][x % 2]",
-        report="expected [0-9]{12}, got <",
+        report="TypeError: the solution returned a",
     ),
     "an int that equals everything": Attack(
         _SUBCLASS + "g = f\ndef f(x): return g(x) if x < 2 else subclass(int, 7)", report="expected [0-9]{12}, got 7"
@@ -150,7 +150,7 @@ def f(x):
         _SUBCLASS + "g = f\ndef f(x): return g(x) if x < 2 else subclass(str, '7')", report="got '7'"
     ),
     "a list that equals everything": Attack(
-        _SUBCLASS + "g = f\ndef f(x): return g(x) if x < 2 else subclass(list, [7])", report=r"got \[7\]"
+        _SUBCLASS + "g = f\ndef f(x): return g(x) if x < 2 else subclass(list, [7])", report=r"got \[1"
     ),
     "containers of objects that equal everything": Attack(
         _EQUAL + _SUBCLASS + "g = f\ndef f(x): return g(x) if x < 2 else\\\n"
@@ -168,7 +168,7 @@ def f(x):
         tests="from solution import f\nassert f(0) == 0\nassert f(1) == 1\nassert isinstance(f(2), int)\n"
         "assert f(2) == %(needle)s\nassert type(f(2)) is int\n",
         total=5,
-        report="is not true",
+        report="TypeError: the solution returned a Sly",
     ),
     "True, 1.0 and -0.0 are what Python says and NaN is nothing": Attack(
         "def f(x): return {0: -0.0, 1: True}.get(x, float('nan'))", 2, "got nan"
@@ -198,10 +198,10 @@ def f(x):
     "stops the tests after the first of computed cases": Attack(
         "import signal\ng = f\ndef f(x):\n    if x > 1: os.kill(parent(), signal.SIGSTOP)\n    return g(x)",
         0,
-        "The tests did not end within 5 s.",
+        "The tests did not end within 20 s.",
         tests=_COMPUTED,
         total=1,
-        timeout_s=5.0,
+        timeout_s=0.5,
     ),
     "raises where no check catches it": Attack(
         "def f(x):\n    if x == 'all':\n        yield 0\n        raise ValueError\n    return x",

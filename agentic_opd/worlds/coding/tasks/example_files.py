@@ -5,13 +5,18 @@ It prints a line for each example, with what was expected and what came, and exi
 
 import ast
 from collections.abc import Iterable, Sequence
+from importlib import resources
+
+from agentic_opd.worlds.coding.hidden_tests.digits import any_digits
 
 TEST_FILE = "test_solution.py"
 
-_CALLS_DOC = '"""Runs the task\'s examples on solution.py."""\nimport sys\n'
+_CALLS_DOC = '"""Runs the task\'s examples on solution.py."""\nimport sys\n\nsys.set_int_max_str_digits(0)\n'
 _PROGRAM_DOC = '''"""Runs the task's examples: solution.py reads the input, and what it prints is compared."""
 import subprocess
 import sys
+
+PYTHON = [sys.executable, "-X", "int_max_str_digits=0", "solution.py"]
 '''
 
 _IMPORT = """try:
@@ -38,20 +43,16 @@ for call, expected in EXAMPLES:
 
 _RUN_PROGRAM = """
 
-def lines(text):
-    return [line.rstrip() for line in text.rstrip().split("\\n")]
-
-
 passed = 0
 for number, (text, expected) in enumerate(EXAMPLES, start=1):
     try:
-        done = subprocess.run([sys.executable, "solution.py"], input=text, capture_output=True, text=True, timeout=10)
+        done = subprocess.run(PYTHON, input=text, capture_output=True, text=True, timeout=10)
     except subprocess.TimeoutExpired:
         print(f"FAIL example {number}: no end after 10 s")
         continue
     if done.returncode != 0:
         print(f"FAIL example {number}: exit code {done.returncode}\\n{done.stderr[-2000:]}")
-    elif lines(done.stdout) == lines(expected):
+    elif done.stdout == Printed(expected):
         passed += 1
         print(f"ok   example {number}")
     else:
@@ -62,13 +63,11 @@ _END = """print(f"{passed} of {len(EXAMPLES)} examples passed")
 sys.exit(0 if passed == len(EXAMPLES) else 1)
 """
 
-_AS_JSON = """
 
-def as_json(value):
-    if isinstance(value, (list, tuple)):
-        return [as_json(item) for item in value]
-    return {key: as_json(item) for key, item in value.items()} if isinstance(value, dict) else value
-"""
+def _grading() -> str:
+    """Return the rules by which the verifier compares too."""
+    source = (resources.files("agentic_opd.worlds.coding") / "grading.py").read_text(encoding="utf-8")
+    return source.partition('"""\n\n\n')[2]
 
 
 def builtin_file(entry_point: str, examples: Sequence[str]) -> str:
@@ -85,18 +84,19 @@ def calls_file(setup: str, checks: Sequence[str], *, as_json: bool = False) -> s
     Args:
         setup: Runs first, and imports from solution.
         checks: Sources of one `assert` each.
-        as_json: What a call returns is compared as JSON would hold it: a tuple as a list.
+        as_json: What a call returns is compared as grading.py says.
     """
-    before = (setup + (_AS_JSON if as_json else "")).strip() + "\n"
-    rows = _examples(repr(pair) for check in checks for pair in _pairs(check))
-    got = "as_json(eval(call))" if as_json else "eval(call)"
-    run = _RUN_CALLS.replace("EVALUATE", f"got, expected = {got}, eval(expected)")
+    before = setup.strip() + "\n" + (f"\n\n{_grading()}\n" if as_json else "")
+    with any_digits():
+        rows = _examples(repr(pair) for check in checks for pair in _pairs(check))
+    expected = "Json(eval(expected))" if as_json else "eval(expected)"
+    run = _RUN_CALLS.replace("EVALUATE", f"got, expected = eval(call), {expected}")
     return "\n".join([_CALLS_DOC, before, rows]) + run + _END
 
 
 def program_file(examples: Sequence[tuple[str, str]]) -> str:
     """Test file for (input, output) texts of a program."""
-    return "\n".join([_PROGRAM_DOC, _examples(map(repr, examples))]) + _RUN_PROGRAM + _END
+    return "\n".join([_PROGRAM_DOC, "", _grading(), "", _examples(map(repr, examples))]) + _RUN_PROGRAM + _END
 
 
 def _examples(rows: Iterable[str]) -> str:

@@ -1,7 +1,7 @@
 """A row of APPS, LiveCodeBench or the like -> a Task: a program from input to output, or a function to call. Pure.
 
 The first test is public (LiveCodeBench: its public ones), shown in the prompt if it is short and run by
-`test_solution.py`, unless it is the only test there is. All tests count, so at least one is always unseen.
+`test_solution.py`, unless it is the only test there is. The others count, and none of them is seen.
 
 Tests come in three forms: `input_output`, an object with `inputs`, `outputs` and perhaps `fn_name`; the same three as
 fields of the row; and `public_test_cases` with `private_test_cases`, lists of `{input, output, testtype}`. Each may be
@@ -19,10 +19,11 @@ from typing import Any, NoReturn, cast
 
 from agentic_opd.core.text import read_json, text_lines
 from agentic_opd.core.types import Task
+from agentic_opd.worlds.coding.hidden_tests.complete import call_tests, io_tests
+from agentic_opd.worlds.coding.hidden_tests.digits import any_digits
+from agentic_opd.worlds.coding.hidden_tests.names import undefined_names
 from agentic_opd.worlds.coding.tasks.example_files import TEST_FILE, calls_file, program_file
 from agentic_opd.worlds.coding.tasks.row_values import FieldMap, RowValues
-from agentic_opd.worlds.coding.verifier.hidden_tests import call_tests, io_tests
-from agentic_opd.worlds.coding.verifier.names import undefined_names
 
 TEST_NAMES = ("input_output", "inputs", "outputs", "public_tests", "private_tests")
 
@@ -31,13 +32,25 @@ TEST_NAMES = ("input_output", "inputs", "outputs", "public_tests", "private_test
 class IoTests:
     """Tests of a program (`fn_name` is None; texts) or of a function (argument lists; values).
 
-    The first `shown` of them are public.
+    The first `shown` of them are public. They do not count: `hidden` are the others that differ from all of them.
     """
 
     fn_name: str | None
     inputs: list[Any]
     outputs: list[Any]
     shown: int
+
+    @property
+    def pairs(self) -> list[tuple[Any, Any]]:
+        """Inputs with their outputs."""
+        return [*zip(self.inputs, self.outputs, strict=True)]
+
+    @property
+    def hidden(self) -> tuple[list[Any], list[Any]]:
+        """The inputs and the outputs that count; all of them if no other is left."""
+        pairs = self.pairs
+        hidden = [pair for pair in pairs[self.shown :] if pair not in pairs[: self.shown]] or pairs
+        return [text for text, _ in hidden], [output for _, output in hidden]
 
 
 def read_tests(values: RowValues, *, unwrap: bool) -> IoTests:
@@ -124,8 +137,9 @@ def _listed_cases(values: RowValues) -> IoTests:
     if not isinstance(fn_name, str):
         raise values.error("the tests are functional, and neither entry_point nor metadata's func_name is there")
     try:
-        inputs = [[read_json(line) for line in text_lines(case["input"]) if line.strip()] for case in cases]
-        outputs = [read_json(case["output"]) for case in cases]
+        with any_digits():
+            inputs = [[read_json(line) for line in text_lines(case["input"]) if line.strip()] for case in cases]
+            outputs = [read_json(case["output"]) for case in cases]
     except (ValueError, RecursionError) as error:
         raise values.wrong(name, f"is functional, and an input or output is not JSON: {error}") from error
     return IoTests(fn_name, inputs, outputs, shown)
@@ -157,7 +171,8 @@ class _TextUnpickler(pickle.Unpickler):
 def _unpacked(packed: str, values: RowValues, name: str) -> Any:
     try:
         pickled = zlib.decompress(base64.b64decode(packed, validate=True))
-        return read_json(_TextUnpickler(io.BytesIO(pickled)).load())
+        with any_digits():
+            return read_json(_TextUnpickler(io.BytesIO(pickled)).load())
     except (zlib.error, pickle.UnpicklingError, EOFError, ValueError, TypeError, LookupError, AttributeError) as error:
         raise values.wrong(name, f"is neither JSON nor packed as LiveCodeBench packs its tests: {error}") from error
 
@@ -200,13 +215,13 @@ def io_task(task_id: str, values: RowValues) -> Task:
     if starter is not None:
         prompt.append(f"Start from this code:\n\n```python\n{_starter_with_imports(starter)}\n```")
     if tests.fn_name is None:
-        hidden = io_tests(tests.inputs, tests.outputs)
+        hidden = io_tests(*tests.hidden)
         prompt.append("Write a program in solution.py that reads standard input and prints to standard output.")
         files = _program_examples(tests, prompt)
     else:
         call = f"Solution().{tests.fn_name}" if in_class else tests.fn_name
         try:
-            hidden = call_tests(call, tests.inputs, tests.outputs)
+            hidden = call_tests(call, *tests.hidden)
         except ValueError as error:
             raise values.error(f"the tests {error}") from error
         of_class = " as a method of the class `Solution`" if in_class else ""
@@ -224,7 +239,7 @@ def io_task(task_id: str, values: RowValues) -> Task:
 
 def _program_examples(tests: IoTests, prompt: list[str]) -> dict[str, str]:
     """The test file of the public examples, if there are any; the first is added to `prompt`."""
-    shown = list(zip(tests.inputs[: tests.shown], tests.outputs[: tests.shown], strict=True))
+    shown = tests.pairs[: tests.shown]
     if not shown:
         return {}
     text, expected = (one.strip("\n") for one in shown[0])
@@ -234,8 +249,11 @@ def _program_examples(tests: IoTests, prompt: list[str]) -> dict[str, str]:
 
 def _call_examples(tests: IoTests, call: str, prompt: list[str]) -> dict[str, str]:
     """As `_program_examples`, for the calls of a function."""
-    shown = zip(tests.inputs[: tests.shown], tests.outputs[: tests.shown], strict=True)
-    checks = [f"assert {call}({', '.join(map(repr, arguments))}) == {output!r}" for arguments, output in shown]
+    with any_digits():
+        checks = [
+            f"assert {call}({', '.join(map(repr, arguments))}) == {output!r}"
+            for arguments, output in tests.pairs[: tests.shown]
+        ]
     if not checks:
         return {}
     _say(f"```python\n{checks[0]}\n```", prompt)

@@ -8,13 +8,13 @@ from itertools import islice
 from agentic_opd.core.errors import DatasetError
 from agentic_opd.core.types import Task
 from agentic_opd.worlds.coding.config import CodingConfig, DatasetFormat
+from agentic_opd.worlds.coding.hidden_tests.checks import checks_of
+from agentic_opd.worlds.coding.hidden_tests.complete import helpers_of
 from agentic_opd.worlds.coding.tasks.builtin import builtin_tasks
 from agentic_opd.worlds.coding.tasks.io_tasks import IO_FIELDS, TEST_NAMES, io_task
 from agentic_opd.worlds.coding.tasks.mbpp import MBPP_FIELDS, mbpp_task
 from agentic_opd.worlds.coding.tasks.row_values import FieldMap, RowValues
 from agentic_opd.worlds.coding.tasks.rows import Row, read_rows
-from agentic_opd.worlds.coding.verifier.hidden_tests import helpers_of
-from agentic_opd.worlds.coding.verifier.verify import checks_of
 from agentic_opd.worlds.split import split_tasks
 
 _SHOWN = 5
@@ -28,16 +28,17 @@ def load_train_and_eval(config: CodingConfig) -> tuple[list[Task], list[Task]]:
     With a dataset to evaluate on (`eval_dataset_name` or `eval_dataset_split`) all other tasks are for training. Else
     `eval_fraction` of the dataset's tasks is held out. Without any dataset both lists hold the built-in tasks. The
     evaluation list is empty at `eval_fraction` 0, and may be in a small dataset, which is logged as a warning; the
-    training list is empty at 1.
+    training list is empty at 1. `dataset_in_process` is about the training list.
 
     Raises:
-        DatasetError: As `load_tasks`; the two datasets share tasks; or all tasks of a small one are held out.
+        DatasetError: As `load_tasks`; the two datasets share tasks; all tasks of a small one are held out; or
+            `dataset_in_process` refuses tasks, or leaves none.
     """
     tasks = load_tasks(config)
     if config.eval_dataset_name is not None or config.eval_dataset_split is not None:
         evaluation = load_tasks(_eval_config(config))
         _check_disjoint(tasks, evaluation)
-        return tasks, evaluation
+        return _to_train_on(tasks, config), evaluation
     if config.dataset_name is None:
         return tasks, tasks
     train, evaluation = split_tasks(tasks, config.eval_fraction, config.eval_seed)
@@ -55,7 +56,7 @@ def load_train_and_eval(config: CodingConfig) -> tuple[list[Task], list[Task]]:
             config.eval_fraction,
             len(tasks),
         )
-    return train, evaluation
+    return _to_train_on(train, config), evaluation
 
 
 def load_tasks(config: CodingConfig) -> list[Task]:
@@ -64,8 +65,7 @@ def load_tasks(config: CodingConfig) -> list[Task]:
     A row without an id is known by its number, counted from 0.
 
     Raises:
-        DatasetError: The dataset is missing, empty or broken, a row lacks a field, two rows have one id, or hidden
-            tests share a process with the solution and `dataset_in_process` refuses that.
+        DatasetError: The dataset is missing, empty or broken, a row lacks a field, or two rows have one id.
     """
     if config.dataset_name is None:
         return builtin_tasks(with_examples=config.builtin_examples)[: config.dataset_limit]
@@ -82,18 +82,18 @@ def load_tasks(config: CodingConfig) -> list[Task]:
     if not tasks:
         what = "no row of it can become a task" if broken else "it has no rows"
         raise DatasetError(f"dataset {config.dataset_name!r} is empty: {what}")
-    return _without_shared_processes(tasks, config)
+    return tasks
 
 
-def _without_shared_processes(tasks: list[Task], config: CodingConfig) -> list[Task]:
-    """What `dataset_in_process` makes of the tasks whose tests share a process with the solution."""
+def _to_train_on(tasks: list[Task], config: CodingConfig) -> list[Task]:
+    """Apply `dataset_in_process` to the tasks whose tests share a process with the solution."""
     shared = [task.task_id for task in tasks if checks_of(task).in_process]
     if not shared:
         return tasks
     shown = ", ".join(map(repr, shared[:_SHOWN])) + (", ..." if len(shared) > _SHOWN else "")
     what = (
-        f"dataset {config.dataset_name!r}: the hidden tests of {len(shared)} of {len(tasks)} tasks must share a "
-        f"process with the solution, where it is easier to cheat ({shown})"
+        f"dataset {config.dataset_name!r}: the hidden tests of {len(shared)} of {len(tasks)} tasks to train on must "
+        f"share a process with the solution, where it is easier to cheat ({shown})"
     )
     if config.dataset_in_process == "refuse" or (config.dataset_in_process == "skip" and len(shared) == len(tasks)):
         raise DatasetError(f"{what}. Set dataset_in_process to keep, or to skip if there are others.")

@@ -1,17 +1,17 @@
 """A row of MBPP -> a Task. Pure.
 
 The first of `test_list` is the public example, shown in the prompt and run by `test_solution.py`, unless it is the only
-test there is: then only the function's name and its number of arguments are shown. All tests count, `test_list` and
-`challenge_test_list`, so at least one is always unseen.
+test there is: then only the function's name and its number of arguments are shown. The others of `test_list` and
+`challenge_test_list` count, and none of them is seen.
 """
 
 import ast
 import builtins
 
 from agentic_opd.core.types import Task
+from agentic_opd.worlds.coding.hidden_tests.names import import_lines, wanted_names
 from agentic_opd.worlds.coding.tasks.example_files import TEST_FILE, calls_file
 from agentic_opd.worlds.coding.tasks.row_values import FieldMap, RowValues
-from agentic_opd.worlds.coding.verifier.names import import_lines, wanted_names
 
 MBPP_FIELDS = FieldMap(
     {
@@ -45,11 +45,12 @@ def mbpp_task(task_id: str, values: RowValues) -> Task:
     except (SyntaxError, RecursionError) as error:
         raise values.error(f"the tests are not valid Python: {error}") from error
     source = "\n".join([setup, *tests]).strip()
-    hidden_tests = values.hidden_tests(source, entry_point)
+    others = [test for test in tests[1:] if test.strip() != tests[0].strip()]
+    hidden_tests = values.hidden_tests("\n".join([setup, *(others or tests)]).strip(), entry_point)
     names, modules = wanted_names(ast.parse(source), entry_point)
     if entry_point is not None and entry_point not in names:
         names = sorted([*names, entry_point])
-    is_shown = len(tests) > 1
+    is_shown = bool(others)
     wanted = _wanted(entry_point, names, None if is_shown else calls[0])
     asked = f"{prompt.strip()}\n\nWrite {wanted} in solution.py."
     files: dict[str, str] = {}

@@ -7,8 +7,9 @@ from typing import Any, cast
 
 from agentic_opd.core.errors import DatasetError
 from agentic_opd.core.text import read_json
+from agentic_opd.worlds.coding.hidden_tests.complete import complete_tests
+from agentic_opd.worlds.coding.hidden_tests.digits import any_digits
 from agentic_opd.worlds.coding.tasks.rows import Row
-from agentic_opd.worlds.coding.verifier.hidden_tests import complete_tests
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +98,8 @@ class RowValues:
         if not value.strip():
             return None
         try:
-            return read_json(value)
+            with any_digits():
+                return read_json(value)
         except (ValueError, RecursionError) as error:
             raise self.wrong(name, f"is not valid JSON: {error}") from error
 

@@ -1,9 +1,9 @@
 """The hidden tests' verdict: a task and the agent's files in, a Verification out.
 
 The tests run in a fresh sandbox that gets only the agent's files, in a process of their own; harness/ is what runs
-there. Every `assert` counts by itself, in files for pytest or unittest every test: correctness is passed / total, and
-the total is what the tests say, whatever the solution does. A check may take a quarter of the time that is left. Tests
-that do not come to their end earn nothing.
+there. Every `assert` counts by itself, in files for pytest or unittest every test: correctness is passed / due. Due are
+the checks that the task's own solution reaches; a solution that does not reach one does not pass it. Tests that do not
+come to their end earn nothing. Processor time limits the tests, wall-clock time only bounds them.
 """
 
 import binascii
@@ -18,12 +18,12 @@ from importlib.util import MAGIC_NUMBER
 from typing import TYPE_CHECKING, NamedTuple
 
 from agentic_opd.core.concurrency import in_turn
-from agentic_opd.core.errors import DatasetError, SandboxError
+from agentic_opd.core.errors import SandboxError
 from agentic_opd.core.types import Task, Verification, VerifyOutcome
 from agentic_opd.sandboxes.protocol import CommandResult, SandboxFactory
-from agentic_opd.worlds.coding.verifier.checks import Checks, instrument
+from agentic_opd.worlds.coding.hidden_tests.checks import Checks, checks_of
 from agentic_opd.worlds.coding.verifier.harness.counter import sign
-from agentic_opd.worlds.coding.verifier.harness.pipe import NoAnswer, decode, encode
+from agentic_opd.worlds.coding.verifier.harness.pipe import NoAnswer, decode
 from agentic_opd.worlds.coding.verifier.pytest_parts import packed_pytest
 
 if TYPE_CHECKING:
@@ -33,12 +33,10 @@ SOLUTION_FILE = "solution.py"
 
 _NOT_IMPORTED = "solution.py could not be imported"
 _MISSING_NAME = re.compile(r"cannot import name '\w+'")
-_MAX_LINE = 200
-"""Characters of a line of solution.py that the judge is shown."""
+_MAX_LINE = 200  # Characters of a line of solution.py that the judge is shown.
 
-_SOLUTION_MODULES = ("pipe", "peer", "solution_side")
-_TEST_MODULES = ("pipe", "clock", "counter", "programs", "peer", "test_side", "test_cases", "runner")
-_PACKAGE = "agentic_opd.worlds.coding.verifier.harness"
+_SOLUTION_MODULES = ("pipe", "solution_side")
+_TEST_MODULES = ("grading", "pipe", "clock", "counter", "programs", "test_side", "test_cases", "runner")
 _COMMAND = "exec python -I -S -c 'import sys; exec(sys.stdin.buffer.readline())'"
 
 # Starting without `site` saves 40 ms and more: it runs every .pth file there is. The packages stay importable.
@@ -54,7 +52,6 @@ _BOOT = """
 import binascii, marshal, _frozen_importlib_external
 is_alike = _frozen_importlib_external.MAGIC_NUMBER == {magic!r}
 for name, source, compiled in {modules!r}:
-    name = {package!r} + "." + name
     sys.modules[name] = module = type(sys)(name)
     code = marshal.loads(binascii.a2b_base64(compiled)) if is_alike else compile(source, name, "exec")
     exec(code, module.__dict__)
@@ -72,79 +69,84 @@ exec(file)
 """
 
 
+def wall_s(timeout_s: float) -> float:
+    """Return the seconds by the clock that tests with so much processor time may take: others may share the cores."""
+    return 20 * timeout_s + 10
+
+
 async def verify(
     task: Task, sandbox_factory: SandboxFactory, solution_files: Mapping[str, bytes], timeout_s: float
 ) -> Verification:
-    """Run the task's hidden tests on the agent's files.
-
-    Args:
-        task: Whose hidden tests.
-        sandbox_factory: Makes the fresh sandbox.
-        solution_files: Relative path -> content; `solution.py` is what the tests import.
-        timeout_s: Seconds all tests together may take.
+    """Run the task's hidden tests on the agent's files (path -> content), in `timeout_s` of processor time at most.
 
     Raises:
-        DatasetError: The hidden tests are not Python, or check nothing.
+        DatasetError: As `checks_of`.
         SandboxError: The sandbox does not work.
     """
     checks = checks_of(task)
+    due = await _due(task, checks, sandbox_factory, timeout_s)
     if SOLUTION_FILE not in solution_files:
-        return _verdict(task, checks, VerifyOutcome.NO_SOLUTION, None, f"There is no {SOLUTION_FILE}.")
+        return _verdict(task, checks, due, (VerifyOutcome.NO_SOLUTION, f"There is no {SOLUTION_FILE}.", None))
+    result, report = await _run(checks, sandbox_factory, solution_files, timeout_s)
+    ended = *_outcome(result, report, timeout_s), report
+    return _verdict(task, checks, due, ended, solution_files[SOLUTION_FILE])
+
+
+_known_due: dict[tuple[str, str], frozenset[int]] = {}  # Hidden tests and reference solution -> what it reaches.
+
+
+async def _due(task: Task, checks: Checks, sandbox_factory: SandboxFactory, timeout_s: float) -> frozenset[int]:
+    """Return the checks that count: those that the task's own solution reaches; without one, those outside of branches.
+
+    The solution is run, once, only where the source of the tests does not tell.
+    """
+    if len(checks.certain) == len(checks.labels) or task.reference_solution is None or task.hidden_tests is None:
+        return checks.certain
+    key = task.hidden_tests, task.reference_solution
+    if key not in _known_due:
+        files = {SOLUTION_FILE: task.reference_solution.encode("utf-8", "surrogatepass")}
+        _, report = await _run(checks, sandbox_factory, files, timeout_s)
+        is_whole = report is not None and report.done and report.error is None and report.passed
+        _known_due[key] = report.passed | report.failed if report is not None and is_whole else checks.certain
+    return _known_due[key]
+
+
+async def _run(
+    checks: Checks, sandbox_factory: SandboxFactory, files: Mapping[str, bytes], timeout_s: float
+) -> tuple[CommandResult, "Report | None"]:
+    """Run the tests in a fresh sandbox; the report is None if they did not come to write one."""
     is_apart = checks.imports_solution and not checks.in_process
     job: Job = {
         "secret": secrets.token_bytes(32),
-        "timeout_s": float(timeout_s),
+        "cpu_s": float(timeout_s),
+        "num_checks": len(checks.labels),
         "tests": checks.source,
         "is_file": checks.is_file,
         "in_process": checks.in_process,
         "imports_solution": checks.imports_solution,
         "modules": checks.modules,
-        "files": dict(solution_files),
+        "files": dict(files),
         "solution_program": _program(*_SOLUTION_MODULES) if is_apart else None,
         "program": _PATHS + _RUN_PROGRAM if checks.runs_program else None,
         "pytest": packed_pytest() if checks.needs_pytest else None,
     }
     async with in_turn():
-        program = _line(*_TEST_MODULES) + encode(job)
+        program = f"exec({_program(*_TEST_MODULES)!r})\n".encode() + marshal.dumps({**job})
     async with sandbox_factory() as sandbox:
-        result = await sandbox.run(_COMMAND, timeout_s, stdin=program)
+        result = await sandbox.run(_COMMAND, wall_s(timeout_s), stdin=program)
     report = None if result.memory_exceeded else last_report(job["secret"], result.output, len(checks.labels))
     if report is None and 0 < result.exit_code < 128 and not result.is_over_limit:
         raise SandboxError(f"the verifier did not start: exit code {result.exit_code}, {result.text[-500:]!r}")
-    outcome, why = _outcome(result, report, timeout_s)
-    return _verdict(task, checks, outcome, report, why, solution_files[SOLUTION_FILE])
-
-
-def checks_of(task: Task) -> Checks:
-    """The task's hidden tests, instrumented.
-
-    Raises:
-        DatasetError: There are none, they are not Python, or they check nothing.
-    """
-    if task.hidden_tests is None:
-        raise DatasetError(f"task {task.task_id!r}: a coding task needs hidden tests, and this one has none")
-    try:
-        checks = instrument(task.hidden_tests)
-        if not checks.labels:
-            raise ValueError("have no `assert` that depends on the solution, and no test")
-    except (SyntaxError, RecursionError) as error:
-        raise DatasetError(f"task {task.task_id!r}: the hidden tests are not valid Python: {error}") from error
-    except ValueError as error:
-        raise DatasetError(f"task {task.task_id!r}: the hidden tests {error}") from error
-    return checks
+    return result, report
 
 
 class Failure(NamedTuple):
     """A check that failed."""
 
-    check: int
-    """Its number, counted from 0."""
-    text: str
-    """What was expected and what came."""
-    manner: str
-    """The same without any value of the tests."""
-    line: int
-    """Of solution.py, where it raised; 0 if it did not."""
+    check: int  # Counted from 0.
+    text: str  # What was expected and what came.
+    manner: str  # The same without any value of the tests.
+    line: int  # Of solution.py, where it raised; 0 if it did not.
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,16 +154,15 @@ class Report:
     """What the tests' process said of the checks: once when it started, and once when the tests had come to an end."""
 
     done: bool = False
-    passed: int = 0
-    """Checks that are true."""
-    lost: int = 0
-    """How often the solution's process ended."""
-    late: int = 0
-    """How often a check was over its time."""
-    failures: tuple[Failure, ...] = ()
-    """The first few."""
-    error: str | None = None
-    """Why the tests ended early, if they did."""
+    passed: frozenset[int] = frozenset()  # Checks that were reached and true each time.
+    failed: frozenset[int] = frozenset()  # Checks that were false, or raised.
+    lost: int = 0  # How often the solution's process ended.
+    late: int = 0  # How often a check was over its time.
+    failures: tuple[Failure, ...] = ()  # The first few.
+    error: str | None = None  # Why the tests ended early, if they did.
+
+
+_Ended = tuple[VerifyOutcome, str | None, Report | None]
 
 
 def last_report(secret: bytes, output: bytes, num_checks: int) -> Report | None:
@@ -174,19 +175,21 @@ def last_report(secret: bytes, output: bytes, num_checks: int) -> Report | None:
         except (ValueError, NoAnswer):  # A solution that shares the tests' process may have signed anything.
             continue
         match fields:
-            case (bool(done), int(passed), int(lost), int(late), [*found], None | str() as error):
-                is_right = 0 <= passed <= num_checks and all(_is_failure(item, num_checks) for item in found)
-                if is_right and (last is None or done):
-                    last = Report(done, passed, lost, late, tuple(Failure(*item) for item in found), error)
+            case (bool(done), [*passed], [*failed], int(lost), int(late), [*found], None | str() as error):
+                failures = [Failure(*item) for item in found if _is_failure(item)]
+                numbers = [*passed, *failed, *(failure.check for failure in failures)]
+                is_right = all(type(one) is int and 0 <= one < num_checks for one in numbers)
+                if is_right and len(failures) == len(found) and (last is None or done):
+                    last = Report(done, frozenset(passed), frozenset(failed), lost, late, tuple(failures), error)
             case _:
                 pass
     return last
 
 
-def _is_failure(item: object, num_checks: int) -> bool:
+def _is_failure(item: object) -> bool:
     match item:
-        case (int(check), str(), str(), int(line)):
-            return 0 <= check < num_checks and line >= 0
+        case (int(), str(), str(), int(line)):
+            return line >= 0
         case _:
             return False
 
@@ -196,7 +199,7 @@ def _outcome(result: CommandResult, report: Report | None, timeout_s: float) -> 
     if result.memory_exceeded:
         return VerifyOutcome.CRASHED, "The solution took more memory than is allowed."
     if result.timed_out:
-        return VerifyOutcome.TIMEOUT, f"The tests did not end within {timeout_s:g} s."
+        return VerifyOutcome.TIMEOUT, f"The tests did not end within {wall_s(timeout_s):g} s."
     if result.disk_exceeded:
         return VerifyOutcome.CRASHED, "The solution's files take more space than is allowed."
     if report is None:
@@ -212,14 +215,16 @@ def _outcome(result: CommandResult, report: Report | None, timeout_s: float) -> 
     return (VerifyOutcome.RAN if report.error is None else VerifyOutcome.CRASHED), report.error
 
 
-def _verdict(
-    task: Task, checks: Checks, outcome: VerifyOutcome, report: Report | None, why: str | None, solution: bytes = b""
-) -> Verification:
-    """Tests that did not come to their end have earned nothing: what follows may be what the solution does not pass."""
+def _verdict(task: Task, checks: Checks, due: frozenset[int], ended: _Ended, solution: bytes = b"") -> Verification:
+    """Tests that did not come to their end have earned nothing: what follows may be what the solution does not pass.
+
+    A check that fails counts even where the task's own solution does not reach it.
+    """
+    outcome, why, report = ended
     report = report or Report()
     public, source = "\n".join([task.prompt, *task.files.values()]), solution.decode(errors="replace").split("\n")
-    total = len(checks.labels)
-    passed = report.passed if report.done and report.error is None else 0
+    total = len(due | report.failed)
+    passed = len(due & report.passed - report.failed) if report.done and report.error is None else 0
     lines = [f"Hidden tests: {passed} of {total} passed."]
     if why is not None:
         lines.append(why)
@@ -232,7 +237,7 @@ def _verdict(
 def _without_data(why: str | None) -> list[str]:
     """Why the tests ended early; an error's text only if none of them had run, or if it names what they import."""
     if why is None or why.startswith(_NOT_IMPORTED):
-        return [] if why is None else [why]
+        return [why] if why else []
     missing = _MISSING_NAME.search(why)
     return [f"{why.partition(':')[0].rstrip('.')}{f': {missing[0]}' if missing else ''}."]
 
@@ -240,17 +245,10 @@ def _without_data(why: str | None) -> list[str]:
 def _told(checks: Checks, failure: Failure, public: str, source: Sequence[str]) -> str:
     """A failure by its test's name, by its call if the task shows that, or by its number."""
     label, where = checks.labels[failure.check], ""
-    if not (checks.is_file or label in public):
-        label = f"check {failure.check + 1}"
+    label = label if checks.is_file or label in public else f"check {failure.check + 1}"
     if 0 < failure.line <= len(source):
         where = f" in line {failure.line} of {SOLUTION_FILE}: {source[failure.line - 1].strip()[:_MAX_LINE]}"
     return f"FAIL {label}: {failure.manner}{where}"
-
-
-@cache
-def _line(*modules: str) -> bytes:
-    """The same in one line, as `_COMMAND` reads it."""
-    return f"exec({_program(*modules)!r})\n".encode()
 
 
 @cache
@@ -259,10 +257,10 @@ def _program(*modules: str) -> str:
 
     They come as compiled code too, for a Python of the sandbox that is of this one's version.
     """
-    folder = resources.files(_PACKAGE)
     brought = list[tuple[str, str, str]]()
     for name in modules:
-        source = (folder / f"{name}.py").read_text(encoding="utf-8")
-        code = marshal.dumps(compile(source, f"{_PACKAGE}.{name}", "exec", dont_inherit=True))
-        brought.append((name, source, binascii.b2a_base64(code, newline=False).decode()))
-    return _PATHS + _BOOT.format(modules=brought, package=_PACKAGE, magic=MAGIC_NUMBER)
+        package = f"agentic_opd.worlds.coding{'' if name == 'grading' else '.verifier.harness'}"
+        source = (resources.files(package) / f"{name}.py").read_text(encoding="utf-8")
+        code = marshal.dumps(compile(source, f"{package}.{name}", "exec", dont_inherit=True))
+        brought.append((f"{package}.{name}", source, binascii.b2a_base64(code, newline=False).decode()))
+    return _PATHS + _BOOT.format(modules=brought, magic=MAGIC_NUMBER)

@@ -1,6 +1,6 @@
-"""The tests' process: runs the instrumented hidden tests, each check in its time, and reports what came of them.
+"""The tests' process: runs the instrumented hidden tests, each check in its time, and reports the results.
 
-Its input (stdin, read to the end before anything of the solution runs) is a packed `Job`; its output are the lines of
+Its input is a marshalled `Job`, read to the end before anything of the solution runs; its output are the lines of
 counter.py. The solution's process can reach the same output pipe, so each report carries a keyed hash that only the
 host and this process can make, and this process's memory is closed to others (PR_SET_DUMPABLE).
 
@@ -11,13 +11,13 @@ the secret in its own memory, and its objects decide what they are equal to. Sti
 
 from __future__ import annotations
 
+import marshal
 import os
 import sys
-import time
 
+from agentic_opd.worlds.coding.grading import Json, Printed
 from agentic_opd.worlds.coding.verifier.harness.clock import Clock
 from agentic_opd.worlds.coding.verifier.harness.counter import Counter, error_text
-from agentic_opd.worlds.coding.verifier.harness.pipe import decode
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,48 +25,36 @@ if TYPE_CHECKING:
     from typing import Any, TypedDict
 
     class Job(TypedDict):
-        """What this process is to do: its input."""
+        """What this process is to do."""
 
-        secret: bytes
-        """Key of the reports' hash."""
-        timeout_s: float
-        tests: str
-        """Instrumented source."""
-        is_file: bool
-        """The tests are those of a pytest or unittest file."""
+        secret: bytes  # The key of the reports' hash.
+        cpu_s: float  # Processor time of all checks.
+        num_checks: int
+        tests: str  # Instrumented source.
+        is_file: bool  # The tests are those of a pytest or unittest file.
         in_process: bool
         imports_solution: bool
-        modules: Sequence[str]
-        """What else the tests import at their top."""
-        files: Mapping[str, bytes]
-        """The agent's: relative path -> content."""
-        solution_program: str | None
-        """Source of the solution's own process."""
-        program: str | None
-        """Source that runs solution.py as a program, if the tests do so."""
-        pytest: bytes | None
-        """pytest's modules as a zip file, if it is to run the tests."""
-
-
-_TIME_SHARE = 0.9
-"""The part of the host's time limit that this process counts on: the limit also holds its own start and end."""
-_PR_SET_DUMPABLE = 4
+        modules: Sequence[str]  # What else the tests import at their top.
+        files: Mapping[str, bytes]  # The agent's: relative path -> content.
+        solution_program: str | None  # Source of the solution's own process.
+        program: str | None  # Source that runs solution.py as a program, if the tests do so.
+        pytest: bytes | None  # pytest's modules as a zip file, if it is to run the tests.
 
 
 def main() -> None:
     """Run one job."""
-    job: Job = decode(sys.stdin.buffer.read())
+    job: Job = marshal.loads(sys.stdin.buffer.read())
     out_fd = os.dup(1)
     null = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):
         os.dup2(null, fd)
     _close_memory()
-    begun = time.monotonic()
+    sys.set_int_max_str_digits(0)
     if job["pytest"] is not None:
         from agentic_opd.worlds.coding.verifier.harness.test_cases import load_pytest
 
         load_pytest(job["pytest"])
-    clock = Clock(begun + job["timeout_s"] * _TIME_SHARE - time.monotonic(), alarm=job["in_process"])
+    clock = Clock(job["cpu_s"], job["num_checks"])
     counter = Counter(out_fd, job["secret"], clock)
     counter.report()
     for path, content in job["files"].items():
@@ -78,37 +66,36 @@ def main() -> None:
 
 
 def _run(counter: Counter, job: Job, clock: Clock) -> str | None:
-    """Run the tests. Returns what made them end early, None if nothing did."""
+    """Run the tests. Return what made them end early, None if nothing did."""
     folder = os.getcwd()  # noqa: PTH109 - pathlib takes 5 ms to import
     names: dict[str, Any] = {
         "__name__": "__main__",
         "__file__": "/hidden_tests.py",
-        "_opd_begin": counter.begin,
-        "_opd_equal": counter.check_equal,
-        "_opd_true": counter.check_true,
-        "_opd_failed": counter.failed,
-        "as_json": as_json,
+        **{f"_opd_{name}": getattr(counter, name) for name in ("check", "equal", "true", "reached", "alternative")},
+        "Json": Json,
+        "Printed": Printed,
     }
     if job["is_file"]:
-        from agentic_opd.worlds.coding.verifier.harness.test_cases import require, run_by_pytest, run_tests
+        from agentic_opd.worlds.coding.verifier.harness.test_cases import run_by_pytest, run_tests
 
         sys.modules.setdefault("pytest", type(sys)("pytest"))  # For files that import it and use nothing of it.
         run = run_tests if job["pytest"] is None else run_by_pytest
 
-        def run_all(*tests: tuple[int, int, str, str | None]) -> None:
-            run(counter, names, tests)
+        def run_all(*tests: Any) -> None:
+            run(counter, names, *tests)
 
-        names |= {"_opd_require": require, "_opd_tests": run_all}
+        names["_opd_tests"] = run_all
     try:
         if job["in_process"]:
             _import_here(folder, job)
         else:
             _leave_folder()
         if job["solution_program"] is not None:
-            from agentic_opd.worlds.coding.verifier.harness.test_side import TestSide
+            from agentic_opd.worlds.coding.verifier.harness.test_side import SolutionModule, SolutionProcess
 
-            counter.side = TestSide(folder, job["solution_program"], clock)
-            sys.modules["solution"] = counter.side.request("import")
+            counter.process = SolutionProcess(folder, job["solution_program"], clock)
+            counter.process.start()
+            sys.modules["solution"] = SolutionModule(counter.process)
     except BaseException as error:  # noqa: BLE001 - whatever the solution does when it is imported
         counter.note(error)
         return f"solution.py could not be imported: {error_text(error)}"
@@ -137,30 +124,20 @@ def _import_here(folder: str, job: Job) -> None:
 
 
 def _leave_folder() -> None:
-    """Go where no file of the solution's is, and import from nowhere but where this process can import from now.
-
-    The tests may put folders on the path, in which the solution's process can write.
+    """Go where no file of the solution's is, and import only from where this process can import now: not from folders
+    that the tests put on the path, in which the solution can write.
     """
     os.chdir("/")
     known = tuple(sys.path)
-    hooks: list[Any] = [*sys.path_hooks]
     sys.path_hooks[:] = [
         lambda path, hook=hook: hook(path if path.startswith(known) else os.devnull)  # Which raises ImportError.
-        for hook in hooks
+        for hook in sys.path_hooks
     ]
-
-
-def as_json(value: Any) -> object:
-    """The value with lists for tuples, as JSON would hold it."""
-    kind = type(value)
-    if kind is list or kind is tuple:
-        return [as_json(item) for item in value]
-    return {key: as_json(item) for key, item in value.items()} if kind is dict else value
 
 
 def _close_memory() -> None:
     """Keep every other process of this user from this one's memory, descriptors and registers."""
     import ctypes
 
-    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0) != 0:
+    if ctypes.CDLL(None, use_errno=True).prctl(4, 0, 0, 0, 0) != 0:  # 4 is PR_SET_DUMPABLE.
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_DUMPABLE) failed")

@@ -1,56 +1,24 @@
-"""The solution's process: imports solution.py and does what the tests' process asks."""
+"""The solution's process: imports solution.py and answers what the tests' process asks, with copies of plain data.
+
+A question names a function by its path from the module, perhaps as a method of the n-th instance of the class
+`Solution`, and holds its arguments. The answer is what came back or what was raised.
+"""
 
 from __future__ import annotations
 
 import builtins
+import itertools
 import os
 import sys
 
-from agentic_opd.worlds.coding.verifier.harness.peer import Peer
-from agentic_opd.worlds.coding.verifier.harness.pipe import Channel, NoAnswer, Ref, plain_base
+from agentic_opd.worlds.coding.verifier.harness.pipe import MAX_ITEMS, NoAnswer, encode, receive, send, solution_line
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
-
-class SolutionSide(Peer):
-    """Answers for the module `solution` and every object that came out of it."""
-
-    def __init__(self, channel: Channel) -> None:
-        super().__init__(channel)
-        self._objects: list[object] = []
-        self._keys: dict[int, int] = {}
-
-    def perform(self, operation: str, args: Any, kwargs: dict[str, Any]) -> object:
-        """Import the module, call something, or apply a built-in function such as getattr, iter, next."""
-        if operation == "import":
-            return __import__("solution")
-        if operation == "call":
-            return args[0](*args[1:], **kwargs)
-        return getattr(builtins, operation)(*args, **kwargs)
-
-    def foreign(self, value: object) -> object:
-        """What is built on a plain type crosses as that type, so that only its content is compared."""
-        plain = plain_base(value)
-        if plain is not value:
-            return plain
-        if id(value) not in self._keys:
-            self._objects.append(value)  # Kept for good, so its id stays its own.
-            self._keys[id(value)] = len(self._objects) - 1
-        return Ref("object", self._keys[id(value)])
-
-    def resolve(self, ref: Ref) -> object:
-        """An object of this process again, a built-in by its name, or a function of the tests."""
-        if ref.kind == "object":
-            return self._objects[int(ref.key)]
-        if ref.kind == "builtin":
-            return getattr(builtins, str(ref.key))
-
-        def callback(*args: object, **kwargs: object) -> object:
-            return self.request("call", ref, *args, **kwargs)
-
-        return callback
+_BASES: tuple[Any, ...] = (int, float, complex, str, bytes, bytearray, list, tuple, dict, set, frozenset)
 
 
 def main() -> None:
@@ -60,7 +28,67 @@ def main() -> None:
     os.set_inheritable(read_fd, False)
     os.set_inheritable(write_fd, False)
     sys.argv = ["solution.py"]
+    instances: dict[int, Any] = {}
     try:
-        SolutionSide(Channel(read_fd, write_fd, "the tests' process")).serve()
+        send(write_fd, _answer(lambda: __import__("solution") and None))
+        while True:
+            question = receive(read_fd)
+            send(write_fd, _answer(lambda question=question: _perform(instances, *question)))
     except NoAnswer:
         os._exit(0)
+
+
+def _perform(instances: dict[int, Any], path: tuple[str, ...], instance: int | None, call: Any) -> object:
+    """Return what a call returns; without a call a value of the module in a tuple, or None for a function."""
+    found: Any = sys.modules["solution"]
+    for name in path:
+        if instance is not None and found is not sys.modules["solution"]:
+            if instance not in instances:
+                instances[instance] = found()
+            found = instances[instance]
+        found = getattr(found, name)
+    if call is None:
+        return None if callable(found) else (found,)
+    arguments, named = call
+    return found(*arguments, **named)
+
+
+def _answer(perform: Callable[[], object]) -> bytes:
+    try:
+        return encode(("value", perform()), as_plain)
+    except NoAnswer:
+        raise
+    except BaseException as error:  # noqa: BLE001 - whatever it is, it belongs to who asked
+        return encode(("raise", *describe(error)))
+
+
+def as_plain(value: Any) -> object:
+    """Return what crosses for a value of another type: a dict for a Counter, its items for a generator."""
+    for base in _BASES:
+        if issubclass(type(value), base):  # Not isinstance, which believes a `__class__` that says something else.
+            return base(value)
+    kind = type(value)
+    if hasattr(kind, "tolist"):  # Of NumPy.
+        return value.tolist()
+    if kind.__name__ in ("Fraction", "Decimal") and float(value) == value:
+        return float(value)
+    try:
+        iterator = iter(value)
+    except TypeError:
+        raise TypeError(f"the solution returned a {kind.__name__}, which is not plain data") from None
+    items = [*itertools.islice(iterator, MAX_ITEMS)]
+    if len(items) == MAX_ITEMS:
+        raise TypeError(f"the solution returned a {kind.__name__} of {MAX_ITEMS} items or more")
+    return iter(items)
+
+
+def describe(error: BaseException) -> tuple[str, str, tuple[Any, ...], str, int]:
+    """Return an exception's name, its built-in base, its arguments, its text, and its line of solution.py."""
+    builtin = [cls.__name__ for cls in type(error).__mro__ if getattr(builtins, cls.__name__, None) is cls]
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001 - the text is made by code that may be broken
+        text = ""
+    plain = all(type(item) in (str, int, float, bool, type(None)) for item in error.args)
+    args = tuple(error.args) if plain else (text,)
+    return str(type(error).__name__), builtin[0], args, str(text), solution_line(error)

@@ -8,15 +8,16 @@ from __future__ import annotations
 import os
 import sys
 
-from agentic_opd.worlds.coding.verifier.harness.counter import Counter, shown
+from agentic_opd.worlds.coding.verifier.harness.counter import Check, Counter
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-    Tests = tuple[tuple[int, int, str, str | None], ...]
-    """Of each test: its first check, how many it has, its name or its class's, and its method."""
+    # Its first check, how many it has, its name or its class's, its method, and whether it passes if it
+    # reaches no condition.
+    Test = tuple[int, int, str, str | None, bool]
 
 _PYTEST_OPTIONS = (
     *("-s", "--no-header", "--assert=plain", "--tb=native", "--noconftest", "--rootdir=/", "-c/dev/null"),
@@ -33,31 +34,16 @@ def load_pytest(packed: bytes) -> None:
     __import__("pytest")
 
 
-def run_tests(counter: Counter, names: dict[str, Any], tests: Tests) -> None:
+def run_tests(counter: Counter, names: dict[str, Any], *tests: Test) -> None:
     """Run the tests of the file whose names are `names`, without pytest."""
-    for check, _, name, method in tests:
-        counter.begin()
-        try:
-            owner = names[name]
-            if method is None:
-                _finish(owner())
-            elif hasattr(owner, "assertEqual"):
+    for number, _, name, method, is_reached in tests:
+        with Check(counter, number, is_reached=is_reached):
+            if hasattr(names[name], "assertEqual"):
                 import unittest
 
-                unittest.TestSuite([owner(method)]).debug()
+                unittest.TestSuite([names[name](method)]).debug()
             else:
-                _finish(getattr(owner(), method)())
-        except BaseException as error:  # noqa: BLE001 - a test may raise anything, and so may the solution
-            counter.failed(check, error)
-        else:
-            counter.end(check, None)
-
-
-def require(left: object, right: object, call_is_left: bool, label: str) -> None:
-    """What `assert left == right` becomes in a test: an error that says what came."""
-    if not left == right:  # noqa: SIM201 - an object may answer the two differently, and the tests ask for this one
-        got, expected = (left, right) if call_is_left else (right, left)
-        raise AssertionError(f"{label}: expected {shown(expected)}, got {shown(got)}")
+                _finish(names[name]() if method is None else getattr(names[name](), method)())
 
 
 def _finish(result: Any) -> None:
@@ -67,29 +53,27 @@ def _finish(result: Any) -> None:
         asyncio.run(result)
 
 
-def run_by_pytest(counter: Counter, names: dict[str, Any], tests: Tests) -> None:
+def run_by_pytest(counter: Counter, names: dict[str, Any], *tests: Test) -> None:
     """As `run_tests`; a case beyond those that were counted before belongs to the last check of its test."""
-    _Pytest(counter, names, tests).run()
+    import pytest
+
+    plugin = _Plugin(counter, names, tests)
+    pytest.hookimpl(wrapper=True)(_Plugin.pytest_runtest_makereport)
+    code = pytest.main([*_PYTEST_OPTIONS], [plugin])
+    if plugin.raised is not None:
+        raise plugin.raised
+    if code not in (0, 5):
+        raise RuntimeError(f"pytest could not run the tests: exit code {int(code)}")
 
 
-class _Pytest:
-    """A plugin of pytest."""
+class _Plugin:
+    """A plugin of pytest; its methods are pytest's hooks."""
 
-    def __init__(self, counter: Counter, names: dict[str, Any], tests: Tests) -> None:
+    def __init__(self, counter: Counter, names: dict[str, Any], tests: tuple[Test, ...]) -> None:
         self._counter = counter
         self._names = names
-        self._checks = {(name, method): (first, first + count - 1) for first, count, name, method in tests}
-        self._raised: BaseException | None = None
-
-    def run(self) -> None:
-        import pytest
-
-        pytest.hookimpl(wrapper=True)(_Pytest.pytest_runtest_makereport)
-        code = pytest.main([*_PYTEST_OPTIONS], [self])
-        if self._raised is not None:
-            raise self._raised
-        if code not in (0, 5):
-            raise RuntimeError(f"pytest could not run the tests: exit code {int(code)}")
+        self._checks = {(name, method): (first, first + count - 1, bare) for first, count, name, method, bare in tests}
+        self.raised: BaseException | None = None
 
     def pytest_collection(self) -> bool:
         return True  # They are here, and in no file.
@@ -99,20 +83,18 @@ class _Pytest:
 
         try:
             items = [*self._items(session)]
-            for (check, item), (_, following) in zip(items, [*items[1:], (0, None)], strict=True):
-                self._counter.begin()
-                runtestprotocol(item, log=False, nextitem=following)
-                raised, self._raised = self._raised, None
-                if raised is None:
-                    self._counter.end(check, None)
-                else:
-                    self._counter.failed(check, raised)
+            for (check, item), (_, following) in zip(items, [*items[1:], (None, None)], strict=True):
+                with check:
+                    runtestprotocol(item, log=False, nextitem=following)
+                    raised, self.raised = self.raised, None
+                    if raised is not None:
+                        raise raised
         except BaseException as error:  # noqa: BLE001 - pytest would print it
-            self._raised = error
+            self.raised = error
         return True
 
-    def _items(self, session: Any) -> Iterator[tuple[int, Any]]:
-        """The tests that count, each with the number of its check."""
+    def _items(self, session: Any) -> Iterator[tuple[Any, Any]]:
+        """The tests that count, each with its check."""
         import pathlib
 
         import pytest
@@ -130,21 +112,18 @@ class _Pytest:
             if not hasattr(node, "runtest"):
                 todo[:0] = node.collect()
                 continue
-            name, method = node.originalname, None
-            if node.cls is not None:
-                name, method = node.cls.__name__, name
-            if (name, method) in self._checks:
-                check, last = self._checks[name, method]
-                self._checks[name, method] = min(check + 1, last), last
-                yield check, node
+            test = (node.cls.__name__, node.originalname) if node.cls else (node.originalname, None)
+            if test in self._checks:
+                number, last, is_reached = self._checks[test]
+                self._checks[test] = min(number + 1, last), last, is_reached
+                yield Check(self._counter, number, is_reached=is_reached), node
 
     def pytest_runtest_makereport(self, item: Any, call: Any) -> Any:
         report = yield
         if call.excinfo is not None:
-            self._raised = self._raised or call.excinfo.value
+            self.raised = self.raised or call.excinfo.value
         return report
 
     def pytest_pyfunc_call(self, pyfuncitem: Any) -> bool:
-        values = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
-        _finish(pyfuncitem.obj(**values))
+        _finish(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}))
         return True

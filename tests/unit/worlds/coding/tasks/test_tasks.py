@@ -67,24 +67,33 @@ def test_a_row_of_any_format_may_name_its_kind(tmp_path: Path) -> None:
 SHARED = {**ROW, "task_id": "s", "test_code": "from solution import Node\nassert add(Node(1), 2) == 3"}
 
 
-def test_tasks_whose_tests_share_a_process_are_kept_with_one_warning(
+def train_and_eval(path: Path, **settings: Any) -> tuple[list[str], list[str]]:
+    held_out = write(path.with_name("eval.jsonl"), {**SHARED, "task_id": "e", "prompt": "Another."})
+    config = CodingConfig(dataset_name=str(path), eval_dataset_name=str(held_out), **settings)
+    train, evaluation = load_train_and_eval(config)
+    return [task.task_id for task in train], [task.task_id for task in evaluation]
+
+
+def test_tasks_whose_tests_share_a_process_are_evaluated_and_not_trained_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = write(tmp_path / "a.jsonl", ROW, SHARED, {**SHARED, "task_id": "t"})
-    assert [task.task_id for task in load(path)] == ["a", "s", "t"]
+    assert train_and_eval(path) == (["a"], ["e"])
     (record,) = caplog.records
     assert (
-        "2 of 3 tasks must share a process with the solution, where it is easier to cheat ('s', 't')" in record.message
+        "2 of 3 tasks to train on must share a process with the solution, where it is easier to cheat ('s', 't')"
+        in (record.message)
     )
+    assert [task.task_id for task in load(path)] == ["a", "s", "t"]
 
 
-def test_tasks_whose_tests_share_a_process_are_left_out_or_refused(tmp_path: Path) -> None:
+def test_tasks_whose_tests_share_a_process_are_kept_or_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", ROW, SHARED)
-    assert [task.task_id for task in load(path, dataset_in_process="skip")] == ["a"]
-    with pytest.raises(DatasetError, match="1 of 2 tasks must share a process"):
-        load(path, dataset_in_process="refuse")
+    assert train_and_eval(path, dataset_in_process="keep") == (["a", "s"], ["e"])
+    with pytest.raises(DatasetError, match="1 of 2 tasks to train on must share a process"):
+        train_and_eval(path, dataset_in_process="refuse")
     with pytest.raises(DatasetError, match="1 of 1 tasks"):
-        load(write(tmp_path / "b.jsonl", SHARED), dataset_in_process="skip")
+        train_and_eval(write(tmp_path / "b.jsonl", SHARED))
 
 
 def test_tests_whose_names_cannot_be_told_are_refused(tmp_path: Path) -> None:

@@ -13,8 +13,9 @@ from agentic_opd.core.types import Task
 from agentic_opd.sandboxes.bubblewrap import BubblewrapSandbox
 from agentic_opd.sandboxes.workdir import put_files
 from agentic_opd.worlds.coding.config import CodingConfig
+from agentic_opd.worlds.coding.hidden_tests.checks import checks_of
+from agentic_opd.worlds.coding.hidden_tests.complete import call_tests, io_tests
 from agentic_opd.worlds.coding.tasks.load import load_tasks
-from agentic_opd.worlds.coding.verifier.hidden_tests import call_tests, io_tests
 
 PROGRAM: dict[str, Any] = {
     "problem_id": 3,
@@ -49,7 +50,7 @@ def test_a_program(tmp_path: Path) -> None:
         "\n\nAn example (test_solution.py runs it):\n\nInput:\n```\n1 2\n```\nOutput:\n```\n3\n```"
     )
     assert (task.task_id, task.entry_point) == ("3", None)
-    assert task.hidden_tests == io_tests(["1 2\n", "3 4\n"], ["3\n", "7\n"])
+    assert task.hidden_tests == io_tests(["3 4\n"], ["7\n"])
     assert task.reference_solution == "print(sum(map(int, input().split())))"
     assert "3 4" not in task.files["test_solution.py"]
 
@@ -61,7 +62,7 @@ def test_a_function(tmp_path: Path) -> None:
         "An example (test_solution.py runs it):\n\n```python\nassert double(1) == 2\n```"
     )
     assert task.entry_point == "double"
-    assert task.hidden_tests == call_tests("double", [[1], [-3]], [2, -6])
+    assert task.hidden_tests == call_tests("double", [[-3]], [-6])
 
 
 def test_a_class_to_fill_in(tmp_path: Path) -> None:
@@ -83,9 +84,9 @@ def test_inputs_and_outputs_of_the_row_itself(tmp_path: Path) -> None:
     row = {"id": 1, "task": "Add.", "inputs": ["1 2", ["3 4", ""]], "outputs": [["3"], "7"]}
     for preset in ("apps", "generic"):
         (task,) = load(tmp_path, row, dataset_format=preset)
-        assert task.hidden_tests == io_tests(["1 2", "3 4\n"], ["3", "7"])
+        assert task.hidden_tests == io_tests(["3 4\n"], ["7"])
     (task,) = load(tmp_path, {**row, "inputs": "[[1], [2]]", "outputs": "[1, 2]", "fn_name": "f"})
-    assert task.hidden_tests == call_tests("f", [[1], [2]], [1, 2])
+    assert task.hidden_tests == call_tests("f", [[2]], [2])
 
 
 def test_outputs_in_lists_of_one(tmp_path: Path) -> None:
@@ -96,13 +97,13 @@ def test_outputs_in_lists_of_one(tmp_path: Path) -> None:
         (task,) = load(tmp_path, {**FUNCTION, "solutions": "", "input_output": tests, **more})
         return task.hidden_tests
 
-    assert hidden([[1], [2]]) == call_tests("f", [[1], [2]], [1, 2])
-    assert hidden([[1], [2, 3]]) == call_tests("f", [[1], [2]], [[1], [2, 3]])
-    assert hidden([[1], [2]], starter_code=STARTER) == call_tests("Solution().f", [[1], [2]], [[1], [2]])
+    assert hidden([[1], [2]]) == call_tests("f", [[2]], [2])
+    assert hidden([[1], [2, 3]]) == call_tests("f", [[2]], [[2, 3]])
+    assert hidden([[1], [2]], starter_code=STARTER) == call_tests("Solution().f", [[2]], [[2]])
 
 
 def test_keys_that_json_made_texts(tmp_path: Path) -> None:
-    tests = {"fn_name": "f", "inputs": [[{"1": 2}], [{"a": 1, "2": 2}]], "outputs": [{"-3": 4}, {}]}
+    tests = {"fn_name": "f", "inputs": [[1], [{"1": 2}], [{"a": 1, "2": 2}]], "outputs": [1, {"-3": 4}, {}]}
     (task,) = load(tmp_path, {**FUNCTION, "input_output": tests})
     assert task.hidden_tests == call_tests("f", [[{1: 2}], [{"a": 1, "2": 2}]], [{-3: 4}, {}])
 
@@ -135,9 +136,9 @@ def listed(public: Any, private: Any, **more: Any) -> dict[str, Any]:
     }
 
 
-def test_public_tests_are_shown_and_count(tmp_path: Path) -> None:
+def test_public_tests_are_shown_and_do_not_count(tmp_path: Path) -> None:
     public, private = [case("1", "2"), case("3", "4")], [case("5", "6")]
-    expected = io_tests(["1", "3", "5"], ["2", "4", "6"])
+    expected = io_tests(["5"], ["6"])
     for packing in (lambda x: x, json.dumps, lambda x: packed(json.dumps(x))):
         (task,) = load(tmp_path, listed(json.dumps(public), packing(private)))
         assert task.hidden_tests == expected
@@ -149,7 +150,7 @@ def test_public_tests_are_shown_and_count(tmp_path: Path) -> None:
 def test_calls_have_an_argument_a_line(tmp_path: Path) -> None:
     cases = [case('[1, 2]\n"a"', "true", "functional"), case('[]\n""', "null", "functional")]
     (task,) = load(tmp_path, listed(cases[:1], cases[1:], metadata='{"func_name": "f"}', starter_code=STARTER))
-    assert task.hidden_tests == call_tests("Solution().f", [[[1, 2], "a"], [[], ""]], [True, None])
+    assert task.hidden_tests == call_tests("Solution().f", [[[], ""]], [None])
     assert "assert Solution().f([1, 2], 'a') == True" in task.prompt
 
 
@@ -172,6 +173,33 @@ def test_half_a_surrogate_pair_in_a_row_is_no_text(tmp_path: Path) -> None:
     assert task.hidden_tests == call_tests("f", [["a"], ["\ufffd"]], [1, "\ufffd"])
     for text in (task.prompt, task.hidden_tests, *task.files.values()):
         assert text.encode()
+
+
+def test_lines_of_a_call_end_at_newlines_only(tmp_path: Path) -> None:
+    cases = [case('"a"', "1", "functional"), case('"a\u2028b\x85"\n2', "4", "functional")]
+    (task,) = load(tmp_path, listed(cases[:1], cases[1:], metadata='{"func_name": "f"}'))
+    assert task.hidden_tests == call_tests("f", [["a\u2028b\x85", 2]], [4])
+
+
+def test_integers_of_any_length(tmp_path: Path) -> None:
+    """In a row, in JSON texts of it, shown and hidden; Python's own limit stays as it was."""
+    digits = "7" * 5000
+    cases = [case("1", digits, "functional"), case(digits, "2", "functional")]
+    text = json.dumps(listed(cases[:1], cases[1:], metadata='{"func_name": "f"}'))
+    row = (
+        f'{{"question_id": 1, "question": "Q", "fn_name": "f", "inputs": [[1], [{digits}]], "outputs": [{digits}, 2]}}'
+    )
+    path = tmp_path / "apps.jsonl"
+    path.write_text(f"{text}\n{row}\n")
+    listed_task, row_task = load_tasks(CodingConfig(dataset_name=str(path), dataset_format="apps"))
+    assert (
+        listed_task.hidden_tests
+        == row_task.hidden_tests
+        == f"from solution import f\n\nassert f({digits}) == Json(2)\n"
+    )
+    assert digits in checks_of(row_task).source
+    with pytest.raises(ValueError, match="4300"):
+        int(digits)
 
 
 def test_public_tests_alone_are_not_all_shown(tmp_path: Path) -> None:
@@ -237,13 +265,15 @@ def test_the_public_examples_run_in_the_sandbox(tmp_path: Path) -> None:
         return await asyncio.gather(
             output(program, program.reference_solution or ""),
             output(program, "print(4)"),
+            output(program, "print(' 3.0000000001 \\n')"),
             output(program, "raise ValueError('no')"),
             output(method, "class Solution:\n    def double(self, x): return 2 * x, (x,)"),
         )
 
-    right, wrong, failing, of_class = asyncio.run(main())
+    right, wrong, close, failing, of_class = asyncio.run(main())
     assert right == (0, "ok   example 1\n1 of 1 examples passed\n")
     assert wrong == (1, "FAIL example 1: expected '3\\n', got '4\\n'\n0 of 1 examples passed\n")
     assert failing[0] == 1
     assert failing[1].startswith("FAIL example 1: exit code 1\nTraceback")
+    assert close == (0, "ok   example 1\n1 of 1 examples passed\n")
     assert of_class == (0, "ok   Solution().double(1)\n1 of 1 examples passed\n")

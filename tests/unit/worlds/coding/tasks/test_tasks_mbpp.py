@@ -37,15 +37,13 @@ def load(tmp_path: Path, *rows: Any, **settings: Any) -> list[Task]:
     return load_tasks(CodingConfig(dataset_name=str(path), dataset_format="mbpp", **settings))
 
 
-def test_one_example_is_public_and_all_tests_count(tmp_path: Path) -> None:
+def test_one_example_is_public_and_the_others_count(tmp_path: Path) -> None:
     (task,) = load(tmp_path, ROW)
     assert task.prompt == (
         "Write a function to double a number.\n\nWrite the function `double` in solution.py.\n\n"
         "An example (test_solution.py runs it):\n\n```python\nassert double(1) == 2\n```"
     )
-    assert task.hidden_tests == (
-        "from solution import double\n\nassert double(1) == 2\nassert double(-3) == -6\nassert double(0) == 0\n"
-    )
+    assert task.hidden_tests == ("from solution import double\n\nassert double(-3) == -6\nassert double(0) == 0\n")
     assert (task.task_id, task.entry_point) == ("11", "double")
     assert task.reference_solution == "def double(x):\n    return 2 * x\n"
     assert "-3" not in task.files["test_solution.py"]
@@ -72,7 +70,7 @@ def test_the_sanitized_form(tmp_path: Path) -> None:
         "prompt": "Write a function.",
         "code": "def f(x): return x / 3",
         "test_imports": ["import math"],
-        "test_list": ["assert math.isclose(f(1), 0.333, rel_tol=0.01)", "assert f(3) == 1"],
+        "test_list": ["assert f(3) == 1", "assert math.isclose(f(1), 0.333, rel_tol=0.01)"],
     }
     (task,) = load(tmp_path, row)
     assert task.entry_point == "f"

@@ -2,13 +2,16 @@
 
 import asyncio
 import re
+import subprocess
+import sys
 
 import pytest
 
 from agentic_opd.core.errors import DatasetError, SandboxError
 from agentic_opd.core.types import Task, Verification, VerifyOutcome
 from agentic_opd.sandboxes.bubblewrap import BubblewrapSandbox
-from agentic_opd.worlds.coding.verifier.verify import checks_of, verify
+from agentic_opd.worlds.coding.hidden_tests.checks import checks_of
+from agentic_opd.worlds.coding.verifier.verify import verify
 from tests.support.memory import LIMIT
 from tests.support.sandboxes import verify_source
 
@@ -76,43 +79,65 @@ def test_an_end_or_an_endless_check_costs_only_that_check() -> None:
         "The solution ended its process in 1 check.",
         "FAIL f(2): the solution's process ended",
     ]
-    hung = verify_source(DOUBLE, "def f(x):\n    while x == 2: pass\n    return 2 * x", timeout_s=6.0)
+    hung = verify_source(DOUBLE, "def f(x):\n    while x == 2: pass\n    return 2 * x", timeout_s=2.0)
     assert result(hung) == (VerifyOutcome.TIMEOUT, 3, 4)
     counted, failed = hung.report.splitlines()[1:]
     assert counted == "1 check did not end in time."
     seconds = re.fullmatch(r"FAIL f\(2\): no end after ([0-9.]+) s", failed)
     assert seconds is not None
-    assert 0 < float(seconds[1]) <= 1.35  # A quarter of nine tenths of the six seconds.
+    assert 0 < float(seconds[1]) <= 0.5  # A quarter of the two seconds.
 
 
 def test_checks_that_are_all_endless_leave_time_for_each_other() -> None:
     tests = "from solution import f\n" + "".join(f"assert f({n}) == {n}\n" for n in range(5))
-    verdict = verify_source(tests, "def f(x):\n    while x != 4: pass\n    return x", timeout_s=8.0)
+    verdict = verify_source(tests, "def f(x):\n    while x != 4: pass\n    return x", timeout_s=2.0)
     assert result(verdict) == (VerifyOutcome.TIMEOUT, 1, 5), verdict.report
     assert "4 checks did not end in time." in verdict.report
 
 
-def test_a_restarted_solution_is_found_again_by_name_and_lost_objects_fail_their_check() -> None:
+def test_a_restarted_solution_is_found_again_by_name() -> None:
     source = """
 import os
-class Box: pass
 class Solution:
+    def __init__(self): self.calls = 0
     half = staticmethod(lambda x: x / 2)
-def make(): return Box()
-def get(box, x): return os._exit(0) if x == 1 else x
+    def count(self):
+        self.calls += 1
+        return self.calls
+def get(x): return os._exit(0) if x == 1 else x
 """
     tests = """
-from solution import Solution, get, make
-box, half = make(), Solution.half
-assert get(box, 0) == 0
-assert get(box, 1) == 1
-assert get(box, 2) == 2
-assert get(make(), 2) == 2
+from solution import Solution, get
+half, one, other = Solution.half, Solution(), Solution()
+assert one.count() == 1
+assert get(0) == 0
+assert one.count() == 2
+assert get(1) == 1
+assert get(2) == 2
 assert half(4) == 2
+assert other.count() == 1
 """
     verdict = verify_source(tests, source)
-    assert result(verdict) == (VerifyOutcome.CRASHED, 3, 5)
-    assert "FAIL get(box, 2): RuntimeError: it was lost when the solution's process ended" in verdict.report
+    assert result(verdict) == (VerifyOutcome.CRASHED, 6, 7), verdict.report
+    assert not verdict.in_process
+
+
+def test_processor_time_decides() -> None:
+    """A sleeping solution is ended too, and what others do on the machine makes no difference."""
+    tests = "from solution import f\n" + "".join(f"assert f({n}) == {n}\n" for n in range(8))
+    source = "import time\ndef f(x):\n    end = time.process_time() + 0.1\n    while time.process_time() < end: pass\n"
+    crowd = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(6)]
+    try:
+        busy = verify_source(tests, source + "    return x", timeout_s=2.0)
+    finally:
+        for process in crowd:
+            process.kill()
+            process.wait()
+    assert result(busy) == (VerifyOutcome.RAN, 8, 8), busy.report
+    sleeping = verify_source(
+        tests, "import time\ndef f(x):\n    if x == 3: time.sleep(1000)\n    return x", timeout_s=2.0
+    )
+    assert result(sleeping) == (VerifyOutcome.TIMEOUT, 7, 8), sleeping.report
 
 
 def test_what_ends_the_tests_early_costs_all() -> None:
@@ -183,57 +208,83 @@ except BadTree as error:
 
 
 def test_what_crosses_between_the_processes() -> None:
-    """Constants, in-place changes, callbacks, generators, objects, keyword arguments, named exceptions."""
+    """Constants, copies of arguments, generators, keyword arguments, named exceptions."""
     source = """
 from collections import Counter, namedtuple
 LIMIT = 3
 Point = namedtuple('Point', 'x y')
-class Stack:
-    def __init__(self, items): self.items = items
-    def __iter__(self): return iter(self.items)
 class Custom(ValueError): pass
-def sort(grid, reverse=False):
-    grid.sort(reverse=reverse)
-    grid[0][0] = 9
+def total(grid, scale=1):
+    total = scale * sum(map(sum, grid))
+    grid.clear()
+    return total
 def count(text): return Counter(text)
 def point(): return Point(1, 2.5)
-def apply(f, items): return [f(item) for item in items]
 def squares(n):
     for i in range(n): yield i * i
-def make(): return Stack([1])
-def push(stack, item): stack.items.append(item)
-def adder(n): return lambda m: n + m
 def fail(): raise Custom('no')
 def pairs(items): return {(a, b): None for a in items for b in items}
 """
     tests = """
 import solution
-from collections import deque
-from solution import sort, count, make, push
-row = [2, 1]
-grid = [[3, 0], row]
-sort(grid, reverse=True)
-assert grid == [[9, 0], [2, 1]]
-assert row == [2, 1]
+from solution import total, count
+grid = [[3, 0], [2, 1]]
+assert total(grid, scale=2) == 12
+assert total(grid) == sum(map(sum, grid))
 assert solution.LIMIT == 3
 assert count('aab') == {'a': 2, 'b': 1}
 assert solution.point() == (1, 2.5)
-assert solution.apply(lambda x: x + LOCAL, (1, 2)) == [11, 12]
-assert solution.apply(str, deque([1])) == ['1']
 assert list(solution.squares(3)) == [0, 1, 4]
-stack = make()
-push(stack, 2)
-assert list(stack) == [1, 2]
-assert solution.adder(2)(3) == 5
+assert solution.squares(3) != [0, 1, 4]
+assert sum(solution.squares(x) == [] for x in range(3)) == 0
 assert solution.pairs({1}) == {(1, 1): None}
 try:
     solution.fail()
     raise AssertionError
 except ValueError as error:
     assert str(error) == 'no'
-""".replace("LOCAL", "10")
+"""
     verdict = verify_source(tests, source)
-    assert result(verdict) == (VerifyOutcome.RAN, 12, 12), verdict.report
+    assert result(verdict) == (VerifyOutcome.RAN, 10, 10), verdict.report
+    assert not verdict.in_process
+
+
+IN_PLACE = """
+from solution import rev
+items = [1, 2, 3]
+rev(items)
+assert items == [3, 2, 1]
+"""
+
+
+@pytest.mark.parametrize(("body", "passed"), [("a.reverse()", 1), ("return a[::-1]", 0)])
+def test_changes_in_place_can_be_asked_for(body: str, passed: int) -> None:
+    verdict = verify_source(IN_PLACE, f"def rev(a): {body}")
+    assert result(verdict) == (VerifyOutcome.RAN, passed, 1)
+    assert verdict.in_process
+
+
+CHANGES = {
+    "cleared": ("xs = [3, 1, 2]\nassert f(xs) == sorted(xs)", "x.clear(); return []"),
+    "in a loop": ("for xs in [[2, 1], [4, 3]]:\n    assert f(xs) == sorted(xs)", "x.clear(); return []"),
+    "of a helper": (
+        "def ref(xs): return sorted(xs)\ndef check(g):\n    xs = [2, 1]\n    got = g(xs)\n"
+        "    assert got == ref(xs)\ncheck(f)",
+        "x[:] = [7]; return [7]",
+    ),
+    "nested": (
+        "grid = [[1, 2], [3]]\nassert f(grid) == [len(row) for row in grid]",
+        "[r.clear() for r in x]; return [0, 0]",
+    ),
+    "a dict": ("d = {'a': 1}\nassert f(d) == sorted(d.items())", "x.clear(); return []"),
+    "computed before": ("xs = [3, 1]\nwant = sorted(xs)\nassert f(xs) == want", "x.clear(); return []"),
+}
+
+
+@pytest.mark.parametrize(("tests", "body"), CHANGES.values(), ids=CHANGES)
+def test_changed_arguments_change_nothing_for_the_tests(tests: str, body: str) -> None:
+    verdict = verify_source(f"from solution import f\n{tests}\n", f"def f(x): {body}")
+    assert result(verdict) == (VerifyOutcome.RAN, 0, 1), verdict.report
     assert not verdict.in_process
 
 

@@ -71,7 +71,7 @@ def test_a_pytest_file() -> None:
     assert not verdict.in_process
     *others, last = verdict.report.splitlines()[1:]
     assert others == [
-        "FAIL test_cases[1]: AssertionError: add(a, b): expected 5, got 4",
+        "FAIL test_cases[1]: add(a, b): expected 5, got 4",
         "FAIL test_div[1]: ZeroDivisionError: division by zero",
     ]
     assert last.startswith("FAIL test_raises_nothing: Failed: DID NOT RAISE ")
@@ -113,7 +113,7 @@ def test_a_unittest_file_with_an_assert_beside_it() -> None:
 
 def test_an_endless_test_costs_only_itself() -> None:
     tests = "from solution import f\n" + "".join(f"def test_{n}(): assert f({n}) == {n}\n" for n in range(4))
-    verdict = verify_source(tests, "def f(x):\n    while x == 1: pass\n    return x", timeout_s=6.0)
+    verdict = verify_source(tests, "def f(x):\n    while x == 1: pass\n    return x", timeout_s=2.0)
     assert (verdict.outcome, verdict.passed, verdict.total) == (VerifyOutcome.TIMEOUT, 3, 4), verdict.report
 
 
@@ -142,5 +142,5 @@ def test_not_patched():
     verdict = verify_source(tests, source)
     assert (verdict.outcome, verdict.passed, verdict.total) == (VerifyOutcome.RAN, 3, 3), verdict.report
     assert verdict.in_process
-    endless = verify_source(tests, source + "\ndef name():\n    while True: pass", timeout_s=10.0)
+    endless = verify_source(tests, source + "\ndef name():\n    while True: pass", timeout_s=1.0)
     assert (endless.outcome, endless.passed, endless.total) == (VerifyOutcome.TIMEOUT, 1, 3), endless.report

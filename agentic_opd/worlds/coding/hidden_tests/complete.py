@@ -5,9 +5,9 @@ import math
 from collections.abc import Sequence
 from typing import Any, cast
 
-from agentic_opd.worlds.coding.verifier.collection import collect
-from agentic_opd.worlds.coding.verifier.harness.programs import bare_lines
-from agentic_opd.worlds.coding.verifier.names import import_lines, wanted_names
+from agentic_opd.worlds.coding.hidden_tests.collection import collect
+from agentic_opd.worlds.coding.hidden_tests.digits import any_digits
+from agentic_opd.worlds.coding.hidden_tests.names import import_lines, wanted_names
 
 
 def complete_tests(test_code: str, entry_point: str | None) -> str:
@@ -21,12 +21,14 @@ def complete_tests(test_code: str, entry_point: str | None) -> str:
             which names come from the solution cannot be told.
     """
     try:
-        tree = ast.parse(test_code)
+        with any_digits():
+            tree = ast.parse(test_code)
         defined = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
         defined -= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
         is_uncalled = entry_point is not None and "check" in defined
         whole = test_code.rstrip() + "\n" + (f"\ncheck({entry_point})\n" if is_uncalled else "")
-        lines = import_lines(*wanted_names(ast.parse(whole), entry_point))
+        with any_digits():
+            lines = import_lines(*wanted_names(ast.parse(whole), entry_point))
     except (SyntaxError, RecursionError) as error:
         raise ValueError(f"are not valid Python: {error}") from error
     if not any(isinstance(node, ast.Assert) for node in ast.walk(tree)) and not collect(tree):
@@ -51,14 +53,14 @@ def helpers_of(code: str, entry_point: str) -> str:
 def io_tests(inputs: Sequence[str], outputs: Sequence[str]) -> str:
     """Tests that run solution.py as a program on each input, in a fresh process, and compare what it prints.
 
-    White space at the ends of lines and of the whole output makes no difference.
+    When an output is the expected one, grading.py says.
 
     Raises:
         ValueError: There are none, or not as many outputs as inputs.
     """
     _check_pairs(inputs, outputs)
     checks = [
-        f"assert run_program({text!r}) == {bare_lines(output)!r}\n"
+        f"assert run_program({text!r}) == Printed({output.strip()!r})\n"
         for text, output in zip(inputs, outputs, strict=True)
     ]
     return "".join(checks)
@@ -67,7 +69,7 @@ def io_tests(inputs: Sequence[str], outputs: Sequence[str]) -> str:
 def call_tests(fn_name: str, inputs: Sequence[Sequence[Any]], outputs: Sequence[Any]) -> str:
     """Tests that call `fn_name`, such as `f` or `Solution().f`, and compare what it returns.
 
-    Arguments and outputs are JSON values, and a tuple is as a list.
+    Arguments and outputs are JSON values; when two are equal, grading.py says.
 
     Raises:
         ValueError: There are none, or not as many outputs as inputs; or `fn_name` is not a name.
@@ -76,10 +78,11 @@ def call_tests(fn_name: str, inputs: Sequence[Sequence[Any]], outputs: Sequence[
     root = fn_name.partition(".")[0].removesuffix("()")
     if not root.isidentifier() or any(not part.removesuffix("()").isidentifier() for part in fn_name.split(".")):
         raise ValueError(f"cannot call {fn_name!r}: it is not the name of a function")
-    checks = [
-        f"assert as_json({fn_name}({', '.join(map(_literal, arguments))})) == {_literal(output)}\n"
-        for arguments, output in zip(inputs, outputs, strict=True)
-    ]
+    with any_digits():
+        checks = [
+            f"assert {fn_name}({', '.join(map(_literal, arguments))}) == Json({_literal(output)})\n"
+            for arguments, output in zip(inputs, outputs, strict=True)
+        ]
     return f"from solution import {root}\n\n{''.join(checks)}"
 
 

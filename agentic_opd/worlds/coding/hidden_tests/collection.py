@@ -17,6 +17,7 @@ class CollectedTest:
     """The function's name, or the class's."""
     method: str | None
     cases: int
+    node: _Function
 
     @property
     def labels(self) -> list[str]:
@@ -37,12 +38,12 @@ def collect(tree: ast.Module) -> list[CollectedTest]:
     found: dict[tuple[str, str | None], CollectedTest] = {}
     for node in tree.body:
         if isinstance(node, _Function) and _is_test(node) and node.name not in used:
-            found[node.name, None] = CollectedTest(node.name, None, _cases(node, tree))
+            found[node.name, None] = CollectedTest(node.name, None, _cases(node, tree), node)
         if isinstance(node, ast.ClassDef) and is_test_class(node, classes) and not _is_skipped(node):
             cases = _cases(node, tree)
             for method in (child for one in _line_of(node, classes)[::-1] for child in one.body):
                 if isinstance(method, _Function) and _is_test(method):
-                    test = CollectedTest(node.name, method.name, cases * _cases(method, tree))
+                    test = CollectedTest(node.name, method.name, cases * _cases(method, tree), method)
                     found[node.name, method.name] = test
     return [*found.values()]
 

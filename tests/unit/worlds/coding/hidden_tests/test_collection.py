@@ -4,7 +4,7 @@ import ast
 
 import pytest
 
-from agentic_opd.worlds.coding.verifier.collection import collect, needs_pytest
+from agentic_opd.worlds.coding.hidden_tests.collection import collect, needs_pytest
 
 
 def labels(source: str) -> list[str]:

@@ -1,6 +1,6 @@
 import pytest
 
-from agentic_opd.worlds.coding.verifier.hidden_tests import complete_tests, helpers_of
+from agentic_opd.worlds.coding.hidden_tests.complete import complete_tests, helpers_of
 
 
 def test_missing_names_are_imported_by_name() -> None:

@@ -1,23 +1,40 @@
 import ast
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
-from agentic_opd.worlds.coding.verifier.checks import instrument
-from agentic_opd.worlds.coding.verifier.names import undefined_names, wanted_names
+from agentic_opd.worlds.coding.hidden_tests.checks import instrument
+from agentic_opd.worlds.coding.hidden_tests.names import undefined_names, wanted_names
+
+
+class Seen:
+    """A plain record of what each check said, in place of the counter of the tests' process."""
+
+    def __init__(self) -> None:
+        self.results: list[tuple[int, bool]] = []
+
+    @contextmanager
+    def check(self, number: int) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:  # noqa: BLE001 - as the counter does
+            self.results.append((number, False))
+        else:
+            self.results.append((number, True))
+
+    def true(self, value: object, label: str = "") -> None:
+        assert value
+
+    def equal(self, left: object, right: object, call_is_left: bool, label: str = "") -> None:
+        assert left == right
 
 
 def run_instrumented(tests: str, **names: object) -> list[tuple[int, bool]]:
-    """Run instrumented tests on a plain record of what each check said."""
-    seen: list[tuple[int, bool]] = []
-    scope: dict[str, object] = {
-        **names,
-        "_opd_begin": lambda: None,
-        "_opd_equal": lambda number, left, right, _: seen.append((number, left == right)),
-        "_opd_true": lambda number, value: seen.append((number, bool(value))),
-        "_opd_failed": lambda number, error: seen.append((number, False)),
-    }
-    exec(instrument(tests).source, scope)
-    return seen
+    seen = Seen()
+    calls = {"_opd_check": seen.check, "_opd_equal": seen.equal, "_opd_true": seen.true}
+    exec(instrument(tests).source, {**names, **calls, "_opd_alternative": lambda: None})
+    return seen.results
 
 
 def test_asserts_become_checks_wherever_they_stand() -> None:
@@ -74,10 +91,10 @@ def test_a_file_of_tests_keeps_its_asserts_and_says_what_came() -> None:
         "    assert f(1) == 2\n    assert f(2)\n    assert f(3), 'm'"
     )
     assert checks.labels == ("f(0)", "test_a")
-    assert "_opd_require(f(1), 2, True, 'f(1)')" in checks.source
-    assert "assert f(2), 'f(2) is not true'" in checks.source
-    assert "assert f(3), 'm'" in checks.source
-    assert checks.source.endswith("_opd_tests((1, 1, 'test_a', None))")
+    assert "_opd_equal(f(1), 2, True, 'f(1)')" in checks.source
+    assert "_opd_true(f(2), 'f(2)')" in checks.source
+    assert "_opd_reached()\n    assert f(3), 'm'" in checks.source
+    assert checks.source.endswith("_opd_tests((1, 1, 'test_a', None, False))")
 
 
 def test_long_labels_are_cut() -> None:
@@ -99,7 +116,8 @@ def test_long_labels_are_cut() -> None:
         ("import solution\nclass Node: pass", True),
         ("import io, contextlib, solution\nwith contextlib.redirect_stdout(io.StringIO()): f()", True),
         ("from fractions import Fraction", False),
-        ("import numpy as np\nimport solution", True),
+        ("import numpy as np\nfrom solution import f\nassert np.allclose(f(1), 2)", False),
+        ("import numpy as np\nfrom solution import f\nassert f(np.array([1])) == 2", True),
         ("import math, random", False),
         ("from solution import Solution\nassert Solution().f() == 1", False),
         ("import solution, unittest\nclass A(unittest.TestCase):\n    def test_a(self): pass", False),
@@ -108,7 +126,8 @@ def test_long_labels_are_cut() -> None:
         ("import numpy as np", False),
         ("assert run_program('1') == '2'", False),
         ("from solution import f\nroot = f(1)\nroot.left = f(2)", True),
-        ("from solution import f\nassert f(1).x == 2", False),
+        ("from solution import f\nassert f(1).x == 2", True),
+        ("from solution import f\nassert f(1).upper() == 'A'", False),
         ("from solution import f\nassert next(f(1)) == 2", True),
         ("from solution import f\nassert f.__name__ == 'f'", True),
         ("from solution import f\nassert f(open('x')) == 2", True),
@@ -149,7 +168,7 @@ check(solve)
         ("assert bisect([1], 2) == 1", "bisect", ["bisect"], []),
         ("from math import *\nassert f(4) == sqrt(16)", "f", ["f"], []),
         ("def near(a, b): return a == b\nfrom solution import *\nassert near(f(1), g)", None, ["f", "g"], []),
-        ("assert as_json(f(1)) == run_program('')", "f", ["f"], []),
+        ("assert f(1) == Json(run_program(''))", "f", ["f"], []),
     ],
 )
 def test_names_that_nothing_else_gives_are_the_solutions(

@@ -1,0 +1,88 @@
+"""When the output of a program, or a value that JSON can hold, is the expected one.
+
+The rules are those of the graders of APPS (hendrycks/apps, eval/testing_util.py) and LiveCodeBench (lcb_runner/
+evaluation/testing_util.py): text is compared word by word, without regard to white space and empty lines; integers
+exactly; other numbers within 1e-8 + 1e-5 * |expected|, the default of numpy.allclose; a tuple is equal to a list.
+"""
+
+
+class Printed:
+    """The expected output of a program; equal to each text that says the same."""
+
+    def __init__(self, text: str) -> None:
+        self.expected = text
+
+    def __eq__(self, got: object) -> bool:
+        if not isinstance(got, str):
+            return False
+        got_lines, lines = _words(got), _words(self.expected)
+        return len(got_lines) == len(lines) and all(map(_same_line, got_lines, lines))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return repr(self.expected)
+
+
+class Json:
+    """An expected value; equal to each value that JSON holds in the same way."""
+
+    def __init__(self, value: object) -> None:
+        self.expected = value
+
+    def __eq__(self, got: object) -> bool:
+        return _same_value(got, self.expected)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return repr(self.expected)
+
+
+def _words(text: str) -> list[list[str]]:
+    return [words for line in text.split("\n") if (words := line.split())]
+
+
+def _same_line(got: list[str], expected: list[str]) -> bool:
+    return len(got) == len(expected) and all(map(_same_word, got, expected))
+
+
+def _same_word(got: str, expected: str) -> bool:
+    if got == expected:
+        return True
+    number, other = _number(got), _number(expected)
+    return number is not None and other is not None and _same_number(number, other)
+
+
+def _number(word: str) -> float | None:
+    if word.isascii() and "_" not in word:
+        for kind in (int, float):
+            try:
+                return kind(word)
+            except ValueError:
+                pass
+    return None
+
+
+def _same_number(got: float, expected: float) -> bool:
+    if got == expected or (isinstance(got, int) and isinstance(expected, int)):
+        return got == expected
+    try:
+        limit = 1e-6 if isinstance(expected, int) else 1e-8 + 1e-5 * abs(expected)
+        return abs(got - expected) <= limit < float("inf")
+    except OverflowError:
+        return False
+
+
+def _same_value(got: object, expected: object) -> bool:
+    if isinstance(expected, list):
+        return isinstance(got, (list, tuple)) and len(got) == len(expected) and all(map(_same_value, got, expected))
+    if isinstance(expected, dict):
+        return (
+            isinstance(got, dict)
+            and got.keys() == expected.keys()
+            and all(_same_value(got[key], value) for key, value in expected.items())
+        )
+    if isinstance(got, (int, float)) and isinstance(expected, (int, float)) and bool not in (type(got), type(expected)):
+        return _same_number(got, expected)
+    return got == expected

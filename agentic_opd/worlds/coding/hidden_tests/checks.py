@@ -1,0 +1,272 @@
+"""Hidden tests as source text -> the same tests, in which everything that is checked is a counted check. Pure.
+
+A plain script is counted assert by assert; a file for pytest or unittest test by test. Asserts of which a solution
+reaches one or another (in the branches of an `if` on its result, in `try` and `except`) are one check. A check that
+fails does not stop the rest. All other source runs as it is, but the names that come from the solution are spelled out.
+"""
+
+import ast
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal, TypeVar
+
+from agentic_opd.core.errors import DatasetError
+from agentic_opd.core.types import Task
+from agentic_opd.worlds.coding.hidden_tests.collection import CollectedTest, collect, needs_pytest, without_runners
+from agentic_opd.worlds.coding.hidden_tests.digits import any_digits
+from agentic_opd.worlds.coding.hidden_tests.flow import Flow
+from agentic_opd.worlds.coding.hidden_tests.names import is_star, wanted_names
+from agentic_opd.worlds.coding.hidden_tests.one_process import needs_one_process
+
+_MAX_LABEL = 200
+_EXPECTED = ("Json", "Printed")
+"""Calls that hold an expected value."""
+_Place = Literal["script", "check", "test"]
+_Conditions = Literal["none", "in branches", "certain"]
+_Node = TypeVar("_Node", bound=ast.AST)
+
+
+@dataclass(frozen=True, slots=True)
+class Checks:
+    """Instrumented tests. `labels[i]` names check i for a reader: the call, the assert's source, or the test's name."""
+
+    source: str
+    labels: tuple[str, ...]
+    certain: frozenset[int]
+    """The checks that a right solution reaches for sure: those outside of branches. All of them if there is none."""
+    is_file: bool
+    """Counted test by test."""
+    needs_pytest: bool
+    """pytest itself runs them."""
+    imports_solution: bool
+    runs_program: bool
+    """The tests run solution.py as a program, see `complete.io_tests`."""
+    in_process: bool
+    """The tests need the solution's own objects, or see it from inside: both must run in one process."""
+    modules: tuple[str, ...]
+    """What else the tests import at their top."""
+
+
+@lru_cache(maxsize=1024)
+def instrument(tests: str) -> Checks:
+    """Put each check of `tests` into a context of `_opd_check`, and its conditions into calls of _opd_equal, _opd_true.
+
+    `assert True` and `assert False` are not checks: the first says nothing of the solution, the second marks a place
+    that must not be reached, and still raises.
+
+    Raises:
+        SyntaxError: `tests` is not Python.
+        ValueError: Which names come from the solution cannot be told.
+    """
+    with any_digits():
+        tree = ast.parse(tests)
+        flow = Flow(tree)
+        is_imported = any(map(_imports_solution, flow.nodes))
+        names = wanted_names(tree)[0] if any(map(is_star, flow.nodes)) else []
+        modules = tuple(_top_modules(tree))
+        in_process = needs_one_process(tree, flow, names, imports_solution=is_imported)
+        collected = collect(tree)
+        if collected:
+            tree = without_runners(tree)
+        by_pytest = bool(collected) and needs_pytest(tree)
+        conditions = [_conditions_in(test.node) for test in collected]
+        transformer = _Transformer(flow, names, is_file=bool(collected))
+        tree = transformer.visit(tree)
+        tree.body += transformer.calls_of(collected, conditions)
+        source = ast.unparse(ast.fix_missing_locations(tree))
+    count = len(transformer.labels)
+    return Checks(
+        source=source,
+        labels=tuple(transformer.labels),
+        certain=frozenset(range(count)) - transformer.uncertain or frozenset(range(count)),
+        is_file=bool(collected),
+        needs_pytest=by_pytest,
+        imports_solution=is_imported,
+        runs_program=any(isinstance(node, ast.Name) and node.id == "run_program" for node in flow.nodes),
+        in_process=in_process,
+        modules=modules,
+    )
+
+
+def checks_of(task: Task) -> Checks:
+    """Return the task's hidden tests, instrumented.
+
+    Raises:
+        DatasetError: There are none, they are not Python, or they check nothing.
+    """
+    if task.hidden_tests is None:
+        raise DatasetError(f"task {task.task_id!r}: a coding task needs hidden tests, and this one has none")
+    try:
+        checks = instrument(task.hidden_tests)
+        if not checks.labels:
+            raise ValueError("have no `assert` that depends on the solution, and no test")
+    except (SyntaxError, RecursionError) as error:
+        raise DatasetError(f"task {task.task_id!r}: the hidden tests are not valid Python: {error}") from error
+    except ValueError as error:
+        raise DatasetError(f"task {task.task_id!r}: the hidden tests {error}") from error
+    return checks
+
+
+def _imports_solution(node: ast.AST) -> bool:
+    match node:
+        case ast.alias(name=name) | ast.ImportFrom(module=str(name)):
+            return name.partition(".")[0] == "solution"
+        case ast.Constant(value="solution"):  # for importlib
+            return True
+        case _:
+            return False
+
+
+def _top_modules(tree: ast.Module) -> list[str]:
+    names = [alias.name for node in tree.body if isinstance(node, ast.Import) for alias in node.names]
+    names += [node.module for node in tree.body if isinstance(node, ast.ImportFrom) and node.module and not node.level]
+    return [name for name in names if name.partition(".")[0] != "solution"]
+
+
+class _Transformer(ast.NodeTransformer):
+    def __init__(self, flow: Flow, names: list[str], *, is_file: bool) -> None:
+        self.labels: list[str] = []
+        self.uncertain: set[int] = set()
+        self._flow = flow
+        self._names = names
+        self._is_file = is_file
+        self._loaded = {node.id for node in flow.nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+        self._place: _Place = "script"
+        self._in_branch = False
+
+    def calls_of(self, tests: list[CollectedTest], conditions: list[_Conditions]) -> list[ast.stmt]:
+        """Return what runs the tests of a file."""
+        rows: list[ast.expr] = []
+        for test, known in zip(tests, conditions, strict=True):
+            row = len(self.labels), test.cases, test.name, test.method, known == "none"
+            rows.append(ast.Tuple([*map(ast.Constant, row)], ast.Load()))
+            if known == "in branches":
+                self.uncertain |= {*range(len(self.labels), len(self.labels) + test.cases)}
+            self.labels += test.labels
+        return [_call("_opd_tests", *rows)] if rows else []
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.AST:
+        if not is_star(node):
+            return node
+        return ast.ImportFrom("solution", [ast.alias(name) for name in self._names], 0) if self._names else ast.Pass()
+
+    def visit_Assert(self, node: ast.Assert) -> ast.stmt | list[ast.stmt]:
+        if isinstance(node.test, ast.Constant):
+            return node
+        if self._place == "test" and node.msg is not None:
+            return [_call("_opd_reached"), node]
+        condition, label = _condition(node.test, is_labelled=self._place == "test")
+        return condition if self._place != "script" else self._check(condition, label, is_certain=True)
+
+    def visit_Expr(self, node: ast.Expr) -> ast.stmt | list[ast.stmt]:
+        return [_call("_opd_reached"), node] if self._place == "test" and _is_condition(node) else node
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        if self._is_file:
+            return self._inside(node, place="test")
+        return self._inside(node, in_branch=self._in_branch or node.name not in self._loaded)
+
+    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> ast.AST:
+        return self._inside(node, place="test") if self._is_file else self.generic_visit(node)
+
+    def visit_If(self, node: ast.If) -> ast.AST:
+        is_certain = _always(node.body) and _always(node.orelse)
+        return self._alternatives(node, is_certain, self._flow.involves_result(node.test))
+
+    def visit_Match(self, node: ast.Match) -> ast.AST:
+        return self._alternatives(node, False, self._flow.involves_result(node.subject))
+
+    def visit_While(self, node: ast.While) -> ast.AST:
+        return self._inside(node, in_branch=True)
+
+    def visit_Try(self, node: ast.Try) -> ast.AST:
+        handlers = [handler.body for handler in node.handlers]
+        for handler in node.handlers if self._place != "test" else []:
+            if any(map(_is_condition, ast.walk(handler))):
+                handler.body.insert(0, _call("_opd_alternative"))
+        is_certain = bool(handlers) and (_always(node.body) or all(map(_always, handlers)))
+        return self._alternatives(node, is_certain, bool(handlers)) if handlers else self.generic_visit(node)
+
+    def _alternatives(self, node: ast.stmt, is_certain: bool, depends_on_solution: bool) -> ast.AST:
+        """Count a statement as one check if the solution decides which of the asserts in it are reached."""
+        inner = [*ast.walk(node)]
+        asserts = [one for one in inner if isinstance(one, ast.Assert) and not isinstance(one.test, ast.Constant)]
+        if self._place != "script" or not depends_on_solution or not asserts:
+            return self._inside(node, in_branch=True)
+        label = " or ".join(dict.fromkeys(_condition(one.test)[1] for one in asserts))
+        return self._check(self._inside(node, place="check"), label[:_MAX_LABEL], is_certain=is_certain)
+
+    def _inside(self, node: _Node, *, place: _Place | None = None, in_branch: bool | None = None) -> _Node:
+        before = self._place, self._in_branch
+        self._place = self._place if place is None else place
+        self._in_branch = self._in_branch if in_branch is None else in_branch
+        self.generic_visit(node)
+        self._place, self._in_branch = before
+        return node
+
+    def _check(self, body: ast.stmt, label: str, *, is_certain: bool) -> ast.stmt:
+        """A check of its own: whatever it raises fails it and nothing else, the solution leaving early too."""
+        number = len(self.labels)
+        self.labels.append(label)
+        if self._in_branch or not is_certain:
+            self.uncertain.add(number)
+        return ast.With(
+            [ast.withitem(ast.Call(ast.Name("_opd_check", ast.Load()), [ast.Constant(number)], []))], [body]
+        )
+
+
+def _condition(test: ast.expr, *, is_labelled: bool = False) -> tuple[ast.stmt, str]:
+    """Return the call that says whether a condition holds, and its label."""
+    match test:
+        case ast.Compare(left=left, ops=[ast.Eq()], comparators=[right]):
+            call_is_left = _has_call(left) or not _has_call(right)
+            label = _label(left if call_is_left else right)
+            name, args = "_opd_equal", [left, right, ast.Constant(call_is_left)]
+        case _:
+            name, args, label = "_opd_true", [test], _label(test)
+    return _call(name, *args, *([ast.Constant(label)] if is_labelled else [])), label
+
+
+def _conditions_in(test: ast.FunctionDef | ast.AsyncFunctionDef) -> _Conditions:
+    if not any(map(_is_condition, ast.walk(test))):
+        return "none"
+    return "certain" if _always(test.body) else "in branches"
+
+
+def _is_condition(node: ast.AST) -> bool:
+    match node:
+        case ast.Assert(test=test):
+            return not isinstance(test, ast.Constant)
+        case ast.Expr(value=ast.Call(func=ast.Attribute(attr=name))):
+            return name.startswith("assert")
+        case _:
+            return False
+
+
+def _always(body: list[ast.stmt]) -> bool:
+    """Whether statements reach a condition, whatever the solution does that is right."""
+    for node in body:
+        match node:
+            case ast.If(body=inner, orelse=other):
+                if _always(inner) and _always(other):
+                    return True
+            case ast.With(body=inner) | ast.AsyncWith(body=inner) | ast.For(body=inner) | ast.Try(body=inner):
+                if _always(inner):
+                    return True
+            case _:
+                if _is_condition(node):
+                    return True
+    return False
+
+
+def _label(node: ast.expr) -> str:
+    text = " ".join(ast.unparse(node).split("\n"))
+    return text if len(text) <= _MAX_LABEL else f"{text[: _MAX_LABEL - 3]}..."
+
+
+def _call(name: str, *args: ast.expr) -> ast.stmt:
+    return ast.Expr(ast.Call(ast.Name(name, ast.Load()), [*args], []))
+
+
+def _has_call(node: ast.expr) -> bool:
+    return any(isinstance(child, ast.Call) and ast.unparse(child.func) not in _EXPECTED for child in ast.walk(node))
