@@ -198,7 +198,10 @@ def test_earlier_reasoning_counts_where_the_template_writes_it(
 ) -> None:
     class Keeping(WatchedRenderer):
         def render(self, messages: list[Any], **options: Any) -> Any:
-            told = [{**m, "content": m.pop("reasoning_content", "") + m["content"]} for m in map(dict, messages)]
+            told = [
+                {**m, "content": m.get("reasoning_content", "") + m["content"].replace("</think>", "")}
+                for m in messages
+            ]
             return self.renderer.render(told, **options)
 
     renderer = load_renderer(tokenizer, "qwen3", {"enable_thinking": True})
