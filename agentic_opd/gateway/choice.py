@@ -126,10 +126,8 @@ class Choice:
             min(self._versions, default=None),
         )
         parsed = self._parsed()
-        if parsed is None or any(call.error for call in parsed.tool_calls):
-            parsed = self._chat.unparsed(
-                completion.token_ids
-            )  # A broken call is text, for the agent to complain about.
+        if parsed is None or any(call.error or not self._chat.tools for call in parsed.tool_calls):
+            parsed = self._as_text(completion, parsed)
         message = dict(parsed.message)
         if delta.stop_string and not self._keeps_stop:
             message["content"] = message["content"].partition(delta.stop_string)[0]
@@ -142,6 +140,18 @@ class Choice:
         rest = self._piece(message["content"], message.get("reasoning_content") or "")
         reason = "tool_calls" if parsed.tool_calls and delta.finish_reason == "stop" else delta.finish_reason
         return Finished(self.index, completion, message, reason, rest or Piece(self.index, "", "", ()), rewrote)
+
+    def _as_text(self, completion: Completion, parsed: ParsedTurn | None) -> ParsedTurn:
+        """A turn with a call that is broken, for the agent to complain about, or that nobody asked for."""
+        reasoning = None if parsed is None else parsed.message.get("reasoning_content")
+        if self._chat.tools and not reasoning:
+            return self._chat.unparsed(completion.token_ids)
+        ids = [token for token in completion.token_ids if token not in self._chat.stop_token_ids]
+        text = self._chat.text(ids)
+        if not reasoning:
+            return ParsedTurn({"role": "assistant", "content": text}, ())
+        content = text.partition("</think>")[2].lstrip()
+        return ParsedTurn({"role": "assistant", "content": content, "reasoning_content": reasoning}, ())
 
     @property
     def tokens(self) -> Sequence[SampledToken]:

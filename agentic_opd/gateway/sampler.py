@@ -98,14 +98,16 @@ class Sampler:
 
     @cached_property
     def _keeps_reasoning(self) -> bool:
-        """Whether a prompt holds the reasoning of turns before the last user message."""
+        """Whether a prompt holds the reasoning of turns before the last user message, by itself or in their content."""
         chat, user = self._chats.of((), tools_key(())), {"role": "user", "content": "u"}
-        turns = [{"role": "assistant", "content": "a", "reasoning_content": text} for text in ("r", "another")]
+        turn = {"role": "assistant", "content": "a"}
+        by_itself = [{**turn, "reasoning_content": text} for text in ("r", "another")]
+        inline = [{**turn, "content": f"<think>{text}</think>a"} for text in ("r", "another")]
         try:
-            prompts = [chat.first_prompt([user, turn, user]) for turn in turns]
+            pairs = [[chat.first_prompt([user, one, user]) for one in ones] for ones in (by_itself, inline)]
         except RendererError:
             return True
-        return prompts[0] != prompts[1]
+        return any(first != second for first, second in pairs)
 
     async def prompted(self, place: Place, asked: Asked) -> tuple[Conversation, Path | tuple[()]]:
         """The conversation with the request's prompt, and the turns that it goes on from.

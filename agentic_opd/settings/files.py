@@ -16,7 +16,7 @@ class _Loader(yaml.SafeLoader):
         super().__init__(text)
         self.twice: list[str] = []
 
-    def construct_scalar(self, node: yaml.ScalarNode) -> Any:
+    def construct_scalar(self, node: yaml.ScalarNode | yaml.MappingNode) -> Any:
         return well_formed(super().construct_scalar(node))
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:

@@ -12,7 +12,7 @@ import pytest
 from agentic_opd.gateway.web import make_app
 from agentic_opd.rollout.renderer import load_renderer
 
-from .fakes import MORE, TOOL, USER, Running, ScriptedVllm, gateway_before
+from .fakes import CALL, MORE, TOOL, USER, Running, ScriptedVllm, gateway_before
 
 JSON = {"Content-Type": "application/json"}
 
@@ -109,6 +109,38 @@ def test_half_a_surrogate_pair_of_a_client_is_replaced(tokenizer: Any, tmp_path:
     assert group["messages"][0][-1]["content"] == "\ufffd"
 
 
+# ------------------------------------------------------------------------------------------------------ calls unasked
+
+
+@pytest.mark.parametrize("options", [{}, {"tools": [TOOL], "tool_choice": "none"}, {"tools": []}])
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("thinks", [False, True])
+def test_a_client_without_tools_is_given_no_tool_calls(
+    tokenizer: Any, tmp_path: Path, options: dict[str, Any], stream: bool, thinks: bool
+) -> None:
+    said = f"So I run it.\n{CALL}"
+    replies = iter(["<think>\nHm.\n</think>\n\n" + said if thinks else said, "Done."])
+
+    async def talk(at: Running) -> Any:
+        response = await at.chat(USER, session_id="s", stream=stream, **options)
+        assert "tool_calls" not in response.text
+        if stream:
+            events = [json.loads(line[6:]) for line in response.text.split("\n") if line.startswith("data: {")]
+            deltas = [event["choices"][0]["delta"] for event in events]
+            message = {
+                name: "".join(delta.get(name) or "" for delta in deltas) for name in ("content", "reasoning_content")
+            }
+        else:
+            message = response.json()["choices"][0]["message"]
+        assert message["content"] == said
+        assert (message.get("reasoning_content") or "").strip() == ("Hm." if thinks else "")
+        await at.say(USER, {"role": "assistant", **message}, MORE, session_id="s", **options)
+        assert await at.metric("rewritten_histories_total") == 0
+
+    renderer = load_renderer(tokenizer, "qwen3", {"enable_thinking": thinks})
+    run(tmp_path, ScriptedVllm(tokenizer, lambda *_: next(replies)), talk, renderer=renderer)
+
+
 # ------------------------------------------------------------------------------------------------------- size and shape
 
 
@@ -166,7 +198,10 @@ def test_earlier_reasoning_counts_where_the_template_writes_it(
 ) -> None:
     class Keeping(WatchedRenderer):
         def render(self, messages: list[Any], **options: Any) -> Any:
-            told = [{**m, "content": m.pop("reasoning_content", "") + m["content"]} for m in map(dict, messages)]
+            told = [
+                {**m, "content": m.get("reasoning_content", "") + m["content"].replace("</think>", "")}
+                for m in messages
+            ]
             return self.renderer.render(told, **options)
 
     renderer = load_renderer(tokenizer, "qwen3", {"enable_thinking": True})
