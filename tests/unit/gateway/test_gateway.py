@@ -271,7 +271,7 @@ def test_a_server_whose_logits_are_broken_makes_no_turn(tokenizer: Any, tmp_path
     async def talk(at: Running) -> Any:
         for stream in (False, True):
             assert (await at.chat(USER, session_id="s", stream=stream)).status_code == 502
-        assert (await at.end("s")).json()["turns"] == 0
+        assert (await at.end("s")).status_code == 404, "nothing was sampled in it"
 
     run(tmp_path, vllm, talk)
 
