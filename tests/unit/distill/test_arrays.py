@@ -97,6 +97,14 @@ def test_good_rows_pass() -> None:
         (rows([np.nan, -4.0], [[7, 1, 8], [7, 8, 9]], [[-1, -2, -3]] * 2), "1 actual logprobs are not finite"),
         (rows([-1, -4], [[7, 1, 8], [7, 8, 9]], [[-1, -2, -np.inf]] * 2), "2 top logprobs are not finite"),
         (rows([0.01, -4], [[7, 1, 8], [7, 8, 9]], [[-1, -2, -3]] * 2), "actual logprob 0.01, expected at most 0"),
+        (
+            rows([-9999, -4], [[7, 1, 8], [7, 8, 9]], [[-1, -2, -3]] * 2),
+            "actual logprob -9999, expected at least -1000",
+        ),
+        (
+            rows([-1, -4], [[7, 1, 8], [7, 8, 9]], [[-1, -2, -1e30]] * 2),
+            "top logprob -1e\\+30, expected at least -1000",
+        ),
         (rows([-1, -4], [[7, 1, VOCAB], [7, 8, 9]], [[-1, -2, -3]] * 2), "ids from 1 to 512, expected 0 to 511"),
         (rows([-1, -4], [[7, 1, -1], [7, 8, 9]], [[-1, -2, -3]] * 2), "ids from -1 to 9"),
         (rows([-1, -4], [[7, 1, 7], [7, 8, 9]], [[-1, -2, -3]] * 2), "an id occurs twice"),

@@ -258,6 +258,23 @@ def test_tools_are_the_clients_own_and_calls_come_as_openai_writes_them(tokenize
     assert [*groups[0]["tokens"][0]] == prompt + sampled
 
 
+def test_a_server_whose_logits_are_broken_makes_no_turn(tokenizer: Any, tmp_path: Path) -> None:
+    vllm = ScriptedVllm(tokenizer)
+
+    async def broken(answer: Any, body: Any, prompt_ids: list[int], choice: int) -> None:
+        event = {"index": 0, "token_ids": [70], "logprobs": [[{"70": -9999.0}]], "finish_reason": "length"}
+        await answer.write(f"data: {json.dumps({**event, 'stop_reason': None})}\n\n".encode())
+
+    vllm._choice = broken  # type: ignore[method-assign]
+
+    async def talk(at: Running) -> Any:
+        for stream in (False, True):
+            assert (await at.chat(USER, session_id="s", stream=stream)).status_code == 502
+        assert (await at.end("s")).status_code == 404, "nothing was sampled in it"
+
+    run(tmp_path, vllm, talk)
+
+
 @pytest.mark.parametrize("arguments", ["", None, " ", "null", "{}", {}])
 def test_a_call_without_arguments_has_an_empty_object_in_the_prompt(
     arguments: Any, tokenizer: Any, tmp_path: Path

@@ -98,9 +98,12 @@ def test_a_renderer_that_changes_known_ids_is_refused(tokenizer: Any) -> None:
     assert talk.record() == before
 
 
-@pytest.mark.parametrize(("ids", "logprobs"), [((5, 6), (-0.1,)), ((), ())])
+@pytest.mark.parametrize(
+    ("ids", "logprobs"),
+    [((5, 6), (-0.1,)), ((), ()), ((5, 6), (-0.1, -9999.0)), ((5, 6), (-0.1, float("nan"))), ((5, 6), (0.0, -1e39))],
+)
 def test_a_completion_holds_a_logprob_for_each_of_its_tokens(ids: Any, logprobs: Any) -> None:
-    with pytest.raises(AlignmentError, match=r"token_ids=2, logprobs=1|no token"):
+    with pytest.raises(AlignmentError, match=r"token_ids=2, logprobs=1|no token|token 1 has the logprob"):
         Completion(ids, logprobs)
 
 

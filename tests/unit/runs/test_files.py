@@ -8,7 +8,7 @@ from types import NoneType
 
 import pytest
 
-from agentic_opd.core.errors import OutputError, PlaceError
+from agentic_opd.core.errors import AlignmentError, OutputError, PlaceError
 from agentic_opd.runs.files import GroupFile, JsonLines
 from agentic_opd.wire.group import ScoredGroup
 from tests.support.groups import group as make_group
@@ -120,8 +120,13 @@ def test_a_group_is_written_whole_though_its_writer_is_cancelled(tmp_path: Path)
 
 def test_nan_never_reaches_the_file(tmp_path: Path) -> None:
     file = GroupFile(tmp_path / "groups.jsonl", SETTINGS)
+    one = rollout(None)
+    broken = replace(one, logprobs_T=[*one.logprobs_T[:-1], float("nan")])
     with pytest.raises(ValueError, match="JSON"):
-        asyncio.run(file.write(make_group(rollout(None, score=float("nan")))))
+        asyncio.run(file.write(make_group(broken)))
+    for score in (float("nan"), 1e39, -1.7e308):
+        with pytest.raises(AlignmentError, match="expected -1e.06 to 1e.06"):
+            replace(one, score=score)
     file.close()
     assert file.path.read_bytes() == b""
 
