@@ -80,20 +80,29 @@ def _encode_message(renderer: Renderer, tokenizer: Any, content: str) -> list[in
         {"role": "assistant", "content": "a", "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "call00000", "name": "terminal", "content": "t"},
     ]
+    # Where the roles must alternate, as in Gemma's, a user speaks after an answer only.
+    after_answer: list[Any] = [before[0], {"role": "assistant", "content": "a"}]
+    said = "it rewrites earlier messages then"
     try:
-        without = renderer.render(before).token_ids
-        whole = renderer.render([*before, {"role": "user", "content": content}]).token_ids
-    except Exception as error:  # a chat template raises whatever it likes
-        raise RendererError(f"the chat template can't render a user message after a tool result: {error}") from error
-    if whole[: len(without)] == without and len(whole) > len(without):
-        return whole[len(without) :]
-    bridged = _bridged_message(renderer, tokenizer, before, content)
-    if bridged is None:
+        added = _added_message(renderer, before, content) or _bridged_message(renderer, tokenizer, before, content)
+    except Exception as error:  # noqa: BLE001 - a chat template raises whatever it likes
+        added, said = None, str(error)
+    try:
+        added = added or _added_message(renderer, after_answer, content)
+    except Exception as error:  # noqa: BLE001 - as above
+        said = str(error)
+    if added is None:
         raise RendererError(
-            "the chat template rewrites earlier messages when a user message follows a tool result; use "
-            "hint_placement: last_user"
+            f"the chat template can't put a user message behind a tool result ({said}); use hint_placement: last_user"
         )
-    return bridged
+    return added
+
+
+def _added_message(renderer: Renderer, before: list[Any], content: str) -> list[int] | None:
+    """What the template adds for a user message behind these; None if it changes what is before."""
+    without = renderer.render(before).token_ids
+    whole = renderer.render([*before, {"role": "user", "content": content}]).token_ids
+    return whole[len(without) :] or None if whole[: len(without)] == without else None
 
 
 def _bridged_message(renderer: Renderer, tokenizer: Any, before: list[Any], content: str) -> list[int] | None:

@@ -29,7 +29,12 @@ from agentic_opd.env.policy_server import PolicyServer, ServedPolicy
 from agentic_opd.rollout.chat import Chat
 from agentic_opd.rollout.first_prompts import described, too_long
 from agentic_opd.rollout.loop import OnAnswered, run_episode
-from agentic_opd.rollout.renderer import check_round_trip, explained_tokenizer_errors, load_renderer, reasoning_warning
+from agentic_opd.rollout.renderer import (
+    check_round_trip,
+    configured_renderer,
+    explained_tokenizer_errors,
+    reasoning_warning,
+)
 from agentic_opd.runs.environment import FinishedGroup
 from agentic_opd.runs.evaluate import Evaluated, Evaluation, evaluate
 from agentic_opd.runs.files import default_output_folder
@@ -130,7 +135,7 @@ class AgentEnv(BaseEnv):
         """
         self.tasks, self.eval_tasks = await self.world.train_and_eval_tasks()
         await self.world.check()
-        renderer = load_renderer(self.tokenizer, self.config.renderer, self.config.renderer_options)
+        renderer = configured_renderer(self.tokenizer, self.config)
         self.chat = Chat(renderer, self.tokenizer, self.world.tools)
         check_round_trip(self.chat)
         if warning := reasoning_warning(self.chat):

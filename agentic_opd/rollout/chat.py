@@ -155,15 +155,16 @@ class Chat:
         """What the template adds after the last turn, taken from two full renders and put behind the known ids."""
         old = self.renderer.render_ids(list(history), tools=self.tools)  # type: ignore[arg-type]
         full = self.renderer.render([*history, *new], tools=self.tools, add_generation_prompt=True)  # type: ignore[list-item]
-        close = next((i for i in range(len(old) - 1, -1, -1) if old[i] in self.stop_token_ids), None)
-        if full.token_ids[: len(old)] != old or close is None:
+        if full.token_ids[: len(old)] != old:
             raise RendererError(
                 "the chat template rewrites earlier messages when new ones follow, so the sampled tokens can't be "
                 "kept. Name the model's own renderer in `renderer`, or use a template that only appends."
             )
-        after = close + 1
-        cut_off = known_ids[-1] not in self.stop_token_ids
-        before = [*known_ids, old[close]] if cut_off else known_ids
+        close = next((i for i in range(len(old) - 1, -1, -1) if old[i] in self.stop_token_ids), None)
+        first_new = next(i for i, message in enumerate(full.message_indices) if message >= len(history))
+        after = first_new if close is None else close + 1
+        was_closed = close is None or known_ids[-1] in self.stop_token_ids
+        before = known_ids if was_closed else [*known_ids, *old[close:after]]
         shift = len(history)
         indices = [i - shift if i >= shift else -1 for i in full.message_indices[after:]]
         return RenderedTokens(

@@ -11,7 +11,7 @@
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import SecretStr
 
@@ -198,6 +198,8 @@ class PolicyDistiller:
         tokenizer_name: str = "",
         renderer: str = "auto",
         renderer_options: dict[str, Any] | None = None,
+        tool_format: Literal["template", "text"] = "template",
+        stop_tokens: Sequence[str] = (),
         retry_s: float = 60.0,
         seed: int = 0,
     ) -> "AsyncGenerator[PolicyDistiller]":
@@ -210,6 +212,8 @@ class PolicyDistiller:
             tokenizer_name: A hub name or a folder; "": that of the server's model.
             renderer: As the setting `renderer`.
             renderer_options: As the setting `renderer_options`.
+            tool_format: As the setting `tool_format`.
+            stop_tokens: As the setting `stop_tokens`.
             retry_s: Seconds to go on asking a server that does not answer.
             seed: Of the choice of other turns' hints.
 
@@ -226,7 +230,10 @@ class PolicyDistiller:
             name = tokenizer_name or await fetch_model_path(client)
             with explained_tokenizer_errors(name):
                 tokenizer = load(name)
-            chat = Chat(load_renderer(tokenizer, renderer, renderer_options or {}), tokenizer, ())
+            written_by = load_renderer(
+                tokenizer, renderer, renderer_options or {}, tool_format=tool_format, stop_tokens=stop_tokens
+            )
+            chat = Chat(written_by, tokenizer, ())
             distiller = Distiller(config, max_token_length=info.max_model_len, retry_s=retry_s, seed=seed)
             try:
                 key = SecretStr(api_key) if api_key else None
