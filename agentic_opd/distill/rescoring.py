@@ -61,11 +61,24 @@ def encode_hint(renderer: Renderer, tokenizer: Any, hint: str, *, as_message: bo
 
 
 def insert_hint(
-    tokens_T: tuple[int, ...], turn: Turn, insert_at: int, hint_token_ids: tuple[int, ...]
+    tokens_T: tuple[int, ...],
+    turn: Turn,
+    insert_at: int,
+    hint_token_ids: tuple[int, ...],
+    scored_from: int | None = None,
 ) -> TeacherRequest:
-    """Return what the teacher reads for `turn`; without hint tokens that is what the student read (the noise floor)."""
+    """Return what the teacher reads for `turn`; without hint tokens that is what the student read (the noise floor).
+
+    Args:
+        tokens_T: The turn's sequence.
+        turn: The turn.
+        insert_at: Where the hint enters.
+        hint_token_ids: The hint.
+        scored_from: The first position whose row is asked for; None: the turn's first.
+    """
     token_ids = tokens_T[:insert_at] + hint_token_ids + tokens_T[insert_at : turn.end]
-    return TeacherRequest(token_ids, turn.end - turn.start, insert_at, hint_token_ids, turn.weight_version)
+    scored = turn.end - (turn.start if scored_from is None else scored_from)
+    return TeacherRequest(token_ids, scored, insert_at, hint_token_ids, turn.weight_version)
 
 
 def _encode_text(_renderer: Renderer, tokenizer: Any, content: str) -> list[int]:

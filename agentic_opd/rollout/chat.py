@@ -8,6 +8,8 @@ In: a `renderers` renderer and chat messages. Out: `Prompt` (ids and the two pla
 """
 
 import json
+import re
+from bisect import bisect_left
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,7 +17,7 @@ from typing import Any
 
 from renderers import ParsedToolCall, RenderedTokens, Renderer, ToolCallParseStatus
 
-from agentic_opd.core.errors import RendererError
+from agentic_opd.core.errors import RendererError, RewrittenError
 from agentic_opd.core.text import control_tokens, without_control_tokens
 from agentic_opd.core.types import Message, ToolCall
 
@@ -65,7 +67,10 @@ class Chat:
             RendererError: they can't be rendered.
         """
         with _renderer_errors("rendering the first prompt"):
-            rendered = self.renderer.render(self._as_text(messages), tools=self.tools, add_generation_prompt=True)  # type: ignore[arg-type]
+            text = self._as_text(messages)
+            rendered = self.renderer.render(text, tools=self.tools, add_generation_prompt=True)  # type: ignore[arg-type]
+            if not rendered.is_content and any(message["role"] == "assistant" for message in messages):
+                return self._placed_by_difference(rendered.token_ids, text)
             return self._place(rendered, messages, known=0, last_user_end=None)
 
     def next_prompt(
@@ -75,6 +80,7 @@ class Chat:
         last_user_end: int,
         history: Sequence[Message],
         new: Sequence[Message],
+        sampled_from: int = 0,
     ) -> Prompt:
         """Extend a prompt and what was sampled from it by the messages that answered it.
 
@@ -84,12 +90,16 @@ class Chat:
             last_user_end: Where the content of the last user message ends.
             history: All messages up to and including the last turn's.
             new: What answered it: tool results, user messages.
+            sampled_from: From which message on the assistant's were sampled in `known_ids`.
 
         Raises:
-            RendererError: the chat template rewrites earlier messages, or can't render the new ones.
+            RewrittenError: the chat template rewrites earlier messages, or drops reasoning that was sampled.
+            RendererError: it can't render the new ones.
         """
         with _renderer_errors("rendering the next prompt"):
             text = self._as_text(new)
+            if (index := self._dropped_reasoning(self._as_text(history), text, sampled_from)) is not None:
+                raise RewrittenError(f"the chat template drops the reasoning of message {index} when new ones follow")
             rendered = self.renderer.bridge_to_next_turn(known_ids[:start], known_ids[start:], text, tools=self.tools)  # type: ignore[arg-type]
             if rendered is None:
                 rendered = self._extend_by_template(known_ids, start, self._as_text(history), text)
@@ -124,6 +134,18 @@ class Chat:
             return str(self.tokenizer.decode(token_ids, skip_special_tokens=False))
         return str(backend.decode(token_ids, skip_special_tokens=False))  # Some five times faster.
 
+    def reasoning_tokens(self, completion_ids: Sequence[int], message: Message) -> int:
+        """How many of a completion's first ids are the reasoning of the message that it stands for, with its tags."""
+        reasoning = (message.get("reasoning_content") or "").strip()
+        text = self.text(completion_ids) if reasoning else ""
+        at = text.find(reasoning)
+        if not reasoning or at < 0:
+            return 0
+        behind = at + len(reasoning)
+        closing = _REASONING_CLOSE.match(text, behind)
+        end = closing.end() if closing else behind
+        return bisect_left(range(len(completion_ids)), end, key=lambda n: len(self.text(completion_ids[:n])))
+
     def unparsed(self, completion_ids: Sequence[int]) -> ParsedTurn:
         """A completion as a message that holds its text."""
         text = self.tokenizer.decode(list(completion_ids), skip_special_tokens=True)
@@ -149,6 +171,26 @@ class Chat:
             )
         return ids
 
+    def _dropped_reasoning(self, history: Sequence[Message], new: Sequence[Message], first: int) -> int | None:
+        """The first message whose reasoning was sampled, if the template writes the next prompt as without it.
+
+        Nothing is dropped where the renderer's `thinking_retention` was set: it says what is kept.
+        """
+        config = getattr(self.renderer, "config", None)
+        if getattr(config, "thinking_retention", None) is not None:
+            return None
+        thought = (i for i, message in enumerate(history) if i >= first and message.get("reasoning_content"))
+        if (index := next(thought, None)) is None:
+            return None
+        without = [
+            {k: v for k, v in m.items() if i != index or k != "reasoning_content"} for i, m in enumerate(history)
+        ]
+        read, same = (
+            self.renderer.render_ids([*before, *new], tools=self.tools, add_generation_prompt=True)  # type: ignore[list-item]
+            for before in (history, without)
+        )
+        return index if read == same else None
+
     def _extend_by_template(
         self, known_ids: list[int], start: int, history: Sequence[Message], new: Sequence[Message]
     ) -> RenderedTokens:
@@ -156,7 +198,7 @@ class Chat:
         old = self.renderer.render_ids(list(history), tools=self.tools)  # type: ignore[arg-type]
         full = self.renderer.render([*history, *new], tools=self.tools, add_generation_prompt=True)  # type: ignore[list-item]
         if full.token_ids[: len(old)] != old:
-            raise RendererError(
+            raise RewrittenError(
                 "the chat template rewrites earlier messages when new ones follow, so the sampled tokens can't be "
                 "kept. Name the model's own renderer in `renderer`, or use a template that only appends."
             )
@@ -196,6 +238,20 @@ class Chat:
             raise RendererError("the first prompt holds no user message")
         return Prompt(tuple(ids[known:]), opening, last_user_end)
 
+    def _placed_by_difference(self, ids: Sequence[int], messages: Sequence[Message]) -> Prompt:
+        """The places of a prompt whose renderer can't say which token is of which message, as where a chat template
+        writes a message otherwise when others follow: where the ids change if the last user message has a word more.
+        """
+        users = [i for i, message in enumerate(messages) if message["role"] == "user"]
+        if not users:
+            raise RendererError("the first prompt holds no user message")
+        last = messages[users[-1]]
+        more = [*messages[: users[-1]], {**last, "content": f"{last['content']} x"}, *messages[users[-1] + 1 :]]
+        without = self.renderer.render_ids(list(messages), tools=self.tools)  # type: ignore[arg-type]
+        longer = self.renderer.render_ids(more, tools=self.tools, add_generation_prompt=True)  # type: ignore[arg-type]
+        opening = _first_difference(ids, without)
+        return Prompt(tuple(ids), opening, min(opening, _first_difference(ids, longer)))
+
     def _content_end(self, rendered: RenderedTokens, message_index: int, known: int) -> int:
         """Index behind the last content token of a message (behind its last visible token, without attribution)."""
         own = [i for i in range(known, len(rendered.token_ids)) if rendered.message_indices[i] == message_index]
@@ -209,6 +265,10 @@ class Chat:
 
     def _is_scaffold(self, token_id: int) -> bool:
         return token_id in self._special_ids or not self.tokenizer.decode([token_id]).strip()
+
+
+_REASONING_CLOSE = re.compile(r"\s*(</\w+>|\[/\w+\]|<\|end\|>)?\s*")
+"""What ends reasoning in a turn's text, with the space around it; `<|end|>` is that of gpt-oss."""
 
 
 @contextmanager

@@ -4,13 +4,13 @@ In: a tokenizer and the settings. Out: a `renderers` renderer for `chat.Chat`.
 """
 
 import json
+import logging
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
 from renderers import (
     CustomRendererConfig,
-    DefaultRenderer,
     DefaultRendererConfig,
     ParsedResponse,
     Renderer,
@@ -20,13 +20,15 @@ from renderers import (
 from renderers.base import MODEL_RENDERER_MAP
 from renderers.parsers import TOOL_PARSERS
 
-from agentic_opd.core.errors import ConfigError, RendererError
+from agentic_opd.core.errors import ConfigError, RendererError, RewrittenError
 from agentic_opd.core.text import control_tokens
 from agentic_opd.core.types import Message
-from agentic_opd.rollout.chat import Chat
+from agentic_opd.rollout.chat import Chat, Prompt
 from agentic_opd.rollout.config import RendererConfig
 from agentic_opd.rollout.template import TemplateRenderer
 from agentic_opd.rollout.tool_formats import FORMATS, OF_RENDERERS, WRITTEN
+
+logger = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -49,7 +51,10 @@ def load_renderer(
     tool_format: Literal["template", "text"] = "template",
     stop_tokens: Sequence[str] = (),
 ) -> Renderer:
-    """Make the renderer `name` for `tokenizer`, one that keeps earlier reasoning so that prompts can be extended.
+    """Make the renderer `name` for `tokenizer`, one that extends prompts also where a user speaks.
+
+    Whether the family drops earlier reasoning there is `Chat.next_prompt`'s to find out; an option
+    `thinking_retention` decides it instead.
 
     Args, as the settings of `RendererConfig`:
         tokenizer: The policy's.
@@ -71,9 +76,8 @@ def load_renderer(
             raise ConfigError(f"{problem}: tool_format text needs renderer: default")
         make: Any = create_renderer
         renderer: Any = make(WithoutUnknown(tokenizer), config)
-        if not isinstance(renderer, DefaultRenderer) and renderer.config.thinking_retention is None:
-            keeping = config.model_copy(update={"thinking_retention": "all"})
-            renderer = make(WithoutUnknown(tokenizer), keeping)
+        if getattr(renderer.config, "thinking_retention", "all") is None:
+            renderer.effective_thinking_retention = "all"
     except ConfigError:
         raise
     except Exception as error:  # A class of one's own raises whatever it likes.
@@ -224,58 +228,52 @@ def check_round_trip(chat: Chat) -> None:
     """Render, parse and extend a small conversation, to find at start-up what would fail in every rollout.
 
     Raises:
-        RendererError: a tool call does not survive the way to tokens and back, or prompts can't be extended.
+        RendererError: a tool call does not survive the way to tokens and back, or what answers it can't be rendered.
     """
     name = chat.tools[0]["function"]["name"]
     before: list[Message] = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
     call = {"id": "call00000", "type": "function", "function": {"name": name, "arguments": json.dumps(_CALL)}}
-    turn: Message = {"role": "assistant", "content": "", "tool_calls": [call]}
-    prompt = chat.first_prompt(before)
-    whole = chat.renderer.render_ids([*before, turn], tools=chat.tools)  # type: ignore[list-item]
-    shared = 0
-    while shared < min(len(prompt.token_ids), len(whole)) and prompt.token_ids[shared] == whole[shared]:
-        shared += 1
-    completion = whole[shared:]
-    closes = [i for i, token in enumerate(completion) if token in chat.stop_token_ids]
-    if closes:  # Some families close no turn of their own: the next message's role does.
-        completion = completion[: closes[-1] + 1]
-    written = chat.text(completion)
+    plain: Message = {"role": "assistant", "content": "", "tool_calls": [call]}
+    prompt, written = chat.first_prompt(before), ""
+    # Some families open reasoning in the prompt: a call without any is none of their turns.
+    for turn in (plain, {**plain, "reasoning_content": "I look."}):
+        completion = _completion(chat, prompt, [*before, turn])
+        parsed = chat.parse([*prompt.token_ids], completion, 0) if completion else None
+        if parsed is not None and [c.arguments for c in parsed.tool_calls] == [_CALL]:
+            break
+        written = written or chat.text(completion)
+    else:
+        raise _unread(chat, name, written)
+    answer: Message = {"role": "tool", "tool_call_id": "call00000", "name": name, "content": "ok"}
+    known = [*prompt.token_ids, *completion]
+    try:
+        chat.next_prompt(known, len(prompt.token_ids), prompt.last_user_end, [*before, turn], [answer])
+    except RewrittenError as error:
+        logger.warning("every turn after a tool result becomes a sequence of its own: %s", error)
+        chat.first_prompt([*before, turn, answer])
+
+
+def _unread(chat: Chat, name: str, written: str) -> RendererError:
+    """Why a call to `name` that was written so can't be read, and what to do."""
     if name not in written:
-        raise RendererError(
+        return RendererError(
             f"the chat template writes no tool calls: of one to {name} it makes {written!r}. Set tool_format: text, "
             f"which writes them as {' or '.join(WRITTEN)} (renderer_options.tool_parser), or name the model's own "
             "renderer in `renderer`"
         )
-    parsed = chat.parse([*prompt.token_ids], completion, 0)
-    if [c.arguments for c in parsed.tool_calls] != [_CALL]:
-        raise RendererError(
-            f"renderer {type(chat.renderer).__name__} does not read back the tool call it wrote, {written!r}. Name the "
-            "model's own renderer in `renderer`, or what reads this format in renderer_options.tool_parser: "
-            f"{', '.join([*FORMATS, *OF_RENDERERS, *TOOL_PARSERS])}"
-        )
-    answer: Message = {"role": "tool", "tool_call_id": "call00000", "name": name, "content": "ok"}
-    known = [*prompt.token_ids, *completion]
-    chat.next_prompt(known, len(prompt.token_ids), prompt.last_user_end, [*before, turn], [answer])
+    return RendererError(
+        f"renderer {type(chat.renderer).__name__} does not read back the tool call it wrote, {written!r}. Name the "
+        "model's own renderer in `renderer`, or what reads this format in renderer_options.tool_parser: "
+        f"{', '.join([*FORMATS, *OF_RENDERERS, *TOOL_PARSERS])}"
+    )
 
 
-def reasoning_warning(chat: Chat) -> str | None:
-    """What a model that thinks cannot do with this renderer; None if it can do all, or does not think.
-
-    Sampled reasoning stays in every later prompt, so a template that drops it can't be followed further.
-    """
-    before: list[Message] = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
-    prompt = chat.first_prompt(before)
-    if "</think>" in chat.tokenizer.decode(list(prompt.token_ids[prompt.assistant_open :])):
-        return None  # Thinking is switched off: the opening holds a block that is empty.
-    turn: Message = {"role": "assistant", "content": "a", "reasoning_content": "r"}
-    try:
-        known = chat.renderer.render_ids([*before, turn], tools=chat.tools)  # type: ignore[list-item]
-        reply: Message = {"role": "user", "content": "u"}
-        chat.next_prompt(known, len(prompt.token_ids), prompt.last_user_end, [*before, turn], [reply])
-    except RendererError:
-        return (
-            "the chat template drops earlier reasoning when a user speaks. An episode of a model that thinks ends "
-            "there (render_error), and so does one with a turn that was cut off: name the model's own renderer in "
-            "env.renderer, or switch thinking off in env.renderer_options"
-        )
-    return None
+def _completion(chat: Chat, prompt: Prompt, messages: Sequence[Message]) -> list[int]:
+    """The ids that the renderer writes the last message as, behind what it shares with the prompt before it."""
+    whole = chat.renderer.render_ids(list(messages), tools=chat.tools)  # type: ignore[arg-type]
+    pairs = enumerate(zip(prompt.token_ids, whole, strict=False))
+    shared = next((i for i, (a, b) in pairs if a != b), min(len(prompt.token_ids), len(whole)))
+    completion = whole[shared:]
+    closes = [i for i, token in enumerate(completion) if token in chat.stop_token_ids]
+    # Some families close no turn of their own: the next message's role does.
+    return completion[: closes[-1] + 1] if closes else completion

@@ -39,7 +39,7 @@ from agentic_opd.distill.connect import PolicyEndpoint, make_teacher
 from agentic_opd.distill.distiller import DistilledGroup, Distiller
 from agentic_opd.distill.pipeline import DistilledEpisode, scored_by, without_hint
 from agentic_opd.distill.teacher import TeacherClient
-from agentic_opd.rollout.chat import Chat
+from agentic_opd.rollout.chat import Chat, ParsedTurn
 from agentic_opd.rollout.conversation import Completion, Conversation
 from agentic_opd.rollout.renderer import explained_tokenizer_errors, load_renderer
 from agentic_opd.wire.group import ScoredRollout, TurnRecord
@@ -90,9 +90,10 @@ def episode_of(rollout: ScoredRollout, chat: Chat, task_id: str) -> Episode:
         stop = next((i + 1 for i in range(start, end) if tokens[i] in chat.stop_token_ids), end)
         cut_off = tokens[stop - 1] not in chat.stop_token_ids
         ids = tokens[start:stop]
-        sample = talk.add(Completion(ids, (0.0,) * len(ids), "length" if cut_off else "stop"), parse=False)
+        sample = talk.add(
+            Completion(ids, (0.0,) * len(ids), "length" if cut_off else "stop"), ParsedTurn(messages[at], ())
+        )
         turns.append(_moved(replace(sample.turn, end=end, message_index=at), kept))
-        talk.messages[-1] = messages[at]
         talk.answer(messages[at + 1 : following])
     not_sampled = tuple(ContextTurn(index, "not_sampled") for index in left_out)
     return Episode(
@@ -142,18 +143,19 @@ def episode_said(messages: Sequence[Message], chat: Chat, task_id: str) -> Episo
     talk = Conversation(chat, messages[: said[0]])
     for at, following in zip(said, [*said[1:], len(messages)], strict=True):
         ids = chat.written(messages[: at + 1])
-        talk.add(Completion(ids, (0.0,) * len(ids)), parse=False)
-        talk.messages[-1] = messages[at]
+        talk.branching_prompt()
+        talk.add(Completion(ids, (0.0,) * len(ids)), ParsedTurn(messages[at], ()))
         talk.answer(messages[at + 1 : following])
-    record = talk.record()
+    *earlier, last = talk.records()
     return Episode(
         task=Task(task_id, "", None),
         messages=tuple(messages),
-        tokens_T=record.tokens_T,
-        masks_T=record.masks_T,
-        logprobs_T=record.logprobs_T,
+        tokens_T=last.tokens_T,
+        masks_T=last.masks_T,
+        logprobs_T=last.logprobs_T,
         turns=tuple(talk.turns),
         stop_reason=StopReason.CLOSED,
+        earlier=tuple(earlier),
     )
 
 
@@ -284,7 +286,9 @@ class PolicyDistiller:
 
     async def with_logprobs(self, episode: Episode) -> Episode:
         """The episode with the policy's own logprobs; see `logprobs_of`."""
-        return replace(episode, logprobs_T=await self.logprobs_of(episode.tokens_T, episode.masks_T))
+        *earlier, last = await gather_all(self.logprobs_of(one.tokens_T, one.masks_T) for one in episode.sequences)
+        pairs = zip(episode.earlier, earlier, strict=True)
+        return replace(episode, logprobs_T=last, earlier=tuple(replace(one, logprobs_T=read) for one, read in pairs))
 
     async def scored_again(self, rollout: ScoredRollout, *, reads_hints: bool = True) -> ScoredRollout:
         """A rollout with the teacher's rows of the hints that its records hold; nobody is asked for new ones.
@@ -304,7 +308,7 @@ class PolicyDistiller:
         read = await gather_all(self._read_again(rollout, record, reads_hints) for record in rollout.turns)
         at = {index: rows for index, (_, rows) in enumerate(read) if rows is not None}
         # What builds arrays needs spans only.
-        turns = [Turn(*record.span, record.span[0], record.span[0], 0) for record in rollout.turns]
+        turns = [Turn(*record.scored_span, record.span[0], record.span[0], 0) for record in rollout.turns]
         episode = Episode(
             Task("none", "", None),
             ({"role": "assistant", "content": ""},),
@@ -323,11 +327,11 @@ class PolicyDistiller:
         plain = replace(
             record, control=None, scored_version=None, baseline_logprobs=None, unhinted_logprobs=None, error=None
         )
-        place, (start, end) = record.insert_at, record.span
+        place, (start, end) = record.insert_at, record.scored_span
         if not record.hint or (reads_hints and place is None):
             return replace(plain, error=record.error), None
         tokens, ids = tuple(rollout.tokens_T), record.hint_token_ids
-        place = start if place is None else place
+        place = record.span[0] if place is None else place
         version = record.weight_version
         request = TeacherRequest(tokens[:place] + ids + tokens[place:end], end - start, place, ids, version)
         config, servers = self.distiller.config, self.distiller.servers_of(self.policy_url)

@@ -26,12 +26,7 @@ from agentic_opd.env.agent import name_of_tokenizer
 from agentic_opd.env.command import name_models
 from agentic_opd.rollout.chat import Chat
 from agentic_opd.rollout.first_prompts import described, too_long
-from agentic_opd.rollout.renderer import (
-    check_round_trip,
-    configured_renderer,
-    explained_tokenizer_errors,
-    reasoning_warning,
-)
+from agentic_opd.rollout.renderer import check_round_trip, configured_renderer, explained_tokenizer_errors
 from agentic_opd.worlds.choose import make_world
 from agentic_opd.worlds.coding.tools import TOOL_SPECS
 from agentic_opd.worlds.coding.world import SYSTEM_PROMPT
@@ -147,8 +142,6 @@ async def check_renderer(setup: Setup) -> Note:
             "there). The policy reads what is rendered here: is env.renderer the model's own?",
             Status.WARNING,
         )
-    if warning := reasoning_warning(chat):
-        return Note(f"{name}: {warning}", Status.WARNING)
     return Note(f"{name}: a tool call comes back as it was written")
 
 
