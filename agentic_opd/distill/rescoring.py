@@ -112,10 +112,19 @@ def _encode_message(renderer: Renderer, tokenizer: Any, content: str) -> list[in
 
 
 def _added_message(renderer: Renderer, before: list[Any], content: str) -> list[int] | None:
-    """What the template adds for a user message behind these; None if it changes what is before."""
-    without = renderer.render(before).token_ids
-    whole = renderer.render([*before, {"role": "user", "content": content}]).token_ids
-    return whole[len(without) :] or None if whole[: len(without)] == without else None
+    """What the template adds for a user message behind these; None if it changes what is before.
+
+    DeepSeek V3's opens the assistant's turn behind a user message, but not behind a tool result: that is added too.
+    """
+    after: list[Any] = [*before, {"role": "user", "content": content}]
+    without, whole = renderer.render(before).token_ids, renderer.render(after).token_ids
+    if whole[: len(without)] != without or len(whole) == len(without):
+        return None
+    own = renderer.render(before, add_generation_prompt=True).token_ids[len(without) :]
+    opened = renderer.render(after, add_generation_prompt=True).token_ids
+    end = len(opened) - len(own)
+    is_longer = end > len(whole) and opened[: len(whole)] == whole and opened[end:] == own
+    return opened[len(without) : end] if is_longer else whole[len(without) :]
 
 
 def _bridged_message(renderer: Renderer, tokenizer: Any, before: list[Any], content: str) -> list[int] | None:
