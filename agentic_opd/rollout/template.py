@@ -8,6 +8,7 @@ In: messages and tools. Out: `RenderedTokens`, and `ParsedResponse` of sampled i
 """
 
 import json
+import re
 from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import groupby
@@ -55,6 +56,7 @@ class TemplateRenderer(DefaultRenderer):
         self._template: Any = tokenizer.apply_chat_template
         self._takes_system = self._can_render("system", "user")
         self._takes_users_in_a_row = self._can_render("user", "user")
+        self._takes_any_id = self._can_render_call("call_0_0") or not self._can_render_call("call00000")
         closing = self._closing_token()
         given = stop_token_ids if closing is None else (closing, *stop_token_ids)
         self._stop_token_ids = list(dict.fromkeys(given))
@@ -126,6 +128,8 @@ class TemplateRenderer(DefaultRenderer):
         taken: list[Message] = [
             self._as_text(one) if self._in_text else _with_parsed_arguments(one) for one in messages
         ]
+        if not self._takes_any_id:
+            taken = [_with_short_ids(one) for one in taken]
         if self._in_text and tools:
             assert self._format is not None
             told = instructions(self._format, tools)
@@ -191,6 +195,16 @@ class TemplateRenderer(DefaultRenderer):
             return False
         return True
 
+    def _can_render_call(self, call_id: str) -> bool:
+        call = {"id": call_id, "type": "function", "function": {"name": "f", "arguments": {}}}
+        turn = {"role": "assistant", "content": "", "tool_calls": [call]}
+        answer = {"role": "tool", "tool_call_id": call_id, "name": "f", "content": "a"}
+        try:
+            self._template([{"role": "user", "content": "u"}, turn, answer], tokenize=False)
+        except Exception:  # noqa: BLE001 - as above
+            return False
+        return True
+
     def _closing_token(self) -> int | None:
         """The first control token that the template writes behind an assistant's content."""
         try:
@@ -231,6 +245,18 @@ def _with_parsed_arguments(message: Message) -> Message:
         **message,
         "tool_calls": [{**call, "function": one} for call, one in zip(calls, functions, strict=True)],
     }
+
+
+def _with_short_ids(message: Message) -> Message:
+    """The ids of calls as nine letters and digits, which Mistral's template demands."""
+    if "tool_call_id" in message:
+        return {**message, "tool_call_id": _short_id(message["tool_call_id"])}
+    calls = message.get("tool_calls")
+    return {**message, "tool_calls": [{**call, "id": _short_id(call["id"])} for call in calls]} if calls else message
+
+
+def _short_id(call_id: str) -> str:
+    return re.sub("[^a-zA-Z0-9]", "x", call_id)[-9:].rjust(9, "0")
 
 
 def _one_a_speaker(messages: Sequence[Message]) -> list[Message]:

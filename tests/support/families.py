@@ -38,8 +38,6 @@ class Family:
     thinks: bool = False
     parallel: bool = True
     """A turn may hold two calls."""
-    template: str | None = None
-    """The chat template; None: the package's, or the renderer's own."""
     flags: tuple[str, ...] = ()
     """Further settings."""
     branches: int = 1
@@ -96,26 +94,10 @@ def harmony(reasoning: str, text: str, calls: Sequence[Call]) -> str:
 
 
 def mistral(reasoning: str, text: str, calls: Sequence[Call]) -> str:
-    """As Mistral writes since its tokenizer of version 3."""
+    """As Mistral writes since its tokenizer of version 3: text or calls, which its template does not take together."""
     called = [{"name": name, "arguments": arguments} for name, arguments in calls]
-    return text + (f"[TOOL_CALLS]{json.dumps(called)}" if calls else "") + "</s>"
+    return (f"[TOOL_CALLS]{json.dumps(called)}" if calls else text) + "</s>"
 
-
-MISTRAL_V3 = (
-    "{{ bos_token }}{% set ns = namespace(last=0, system='') %}{% for m in messages %}{% if m.role == 'user' %}"
-    "{% set ns.last = loop.index0 %}{% elif m.role == 'system' %}{% set ns.system = m.content + '\n\n' %}{% endif %}"
-    "{% endfor %}{% for m in messages %}{% if m.role == 'user' %}{% if tools and loop.index0 == ns.last %}"
-    "[AVAILABLE_TOOLS]{{ tools | tojson }}[/AVAILABLE_TOOLS]{% endif %}"
-    "[INST]{{ (ns.system if loop.index0 == ns.last else '') + m.content }}[/INST]{% elif m.role == 'assistant' %}"
-    "{{ m.content }}{% if m.tool_calls %}[TOOL_CALLS][{% for c in m.tool_calls %}"
-    '{"name": {{ c.function.name | tojson }}, "arguments": {{ c.function.arguments | tojson }}, '
-    '"id": {{ c.id | tojson }}}'
-    "{{ ', ' if not loop.last }}{% endfor %}]{% endif %}{{ eos_token }}{% elif m.role == 'tool' %}"
-    '[TOOL_RESULTS]{"content": {{ m.content | tojson }}, "call_id": {{ m.tool_call_id | tojson }}}[/TOOL_RESULTS]'
-    "{% endif %}{% endfor %}"
-)
-"""What mistral-common writes in Python, as a template: system prompt and tools stand before the last user message, so
-they move whenever a user speaks. A test compares the two."""
 
 LLAMA_31 = {
     "<|reserved_special_token_4|>": "<|eom_id|>",
@@ -145,7 +127,6 @@ FAMILIES = (
         "default",
         mistral,
         {"tool_parser": "mistral"},
-        template=MISTRAL_V3,
         branches=3,
     ),
 )
@@ -186,7 +167,7 @@ def _unpack(package: str, folder: Path) -> None:
 
 
 def _convert_tekken(folder: Path) -> None:
-    """Save the tokenizer of mistral-common's own data."""
+    """Save the tokenizer of mistral-common's own data, with the chat template that the package makes for it."""
     import mistral_common
     from transformers.integrations.mistral import convert_tekken_tokenizer
 
@@ -213,8 +194,6 @@ def _mend(family: Family, folder: Path) -> None:
         text = text.replace(json.dumps(old), json.dumps(new))
     (folder / "tokenizer.json").write_text(text)
     config = json.loads((folder / "tokenizer_config.json").read_text())
-    if family.template is not None:
-        (folder / "chat_template.jinja").write_text(family.template)
     config |= {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
     (folder / "tokenizer_config.json").write_text(json.dumps(config, ensure_ascii=False))
 
