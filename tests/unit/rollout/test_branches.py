@@ -6,6 +6,7 @@ turns        T1            T2               T3
 
 import asyncio
 import json
+from copy import copy
 from dataclasses import replace
 from typing import Any
 
@@ -28,7 +29,7 @@ from agentic_opd.rollout.chat import Chat
 from agentic_opd.rollout.config import RolloutConfig
 from agentic_opd.rollout.conversation import Conversation
 from agentic_opd.rollout.loop import AgentLoop
-from agentic_opd.rollout.renderer import load_renderer
+from agentic_opd.rollout.renderer import check_round_trip, load_renderer
 from agentic_opd.runs.outbox import parts
 from agentic_opd.training.batch import make_batch
 from agentic_opd.training.losses import group_advantages
@@ -167,3 +168,30 @@ def test_a_group_whose_scores_lack_a_sequence_is_refused(tokenizer: Any) -> None
     group = replace(group_of(rolled_out(tokenizer, "Done.", reward=0.25)), rollout_scores=(1.0, 0.0))
     (problem,) = GroupChecker().read(group.to_wire()).problems
     assert "rollout_scores" in problem.message
+
+
+MOVING = (
+    "{% set ns = namespace(last=0) %}{% for m in messages %}{% if m.role == 'user' %}{% set ns.last = loop.index0 %}"
+    "{% endif %}{% endfor %}{% for m in messages %}{% if tools and loop.index0 == ns.last %}<tools>{% endif %}"
+    "<|im_start|>{{ m.role }}\n{{ m.content }}{% for c in m.tool_calls or [] %}<tool_call>\n"
+    '{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}, "id": "{{ c.id }}"}\n'
+    "</tool_call>"
+    "{% if c.id | length != 9 %}{{ raise_exception('nine characters') }}{% endif %}{% endfor %}"
+    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"""As Mistral's: tools stand before the last user message, so they move; ids of calls have nine characters."""
+
+
+def test_a_template_that_moves_its_tools_makes_branches_too(tokenizer: Any) -> None:
+    moving = copy(tokenizer)
+    moving.chat_template = MOVING
+    chat = Chat(load_renderer(moving, "default", {"tool_parser": "hermes"}), moving, TOOL_SPECS)
+    check_round_trip(chat)
+    policy = ScriptedPolicy(moving, call("terminal", command="ls"), "Is it this?", "Done.")
+    session: Any = Replies(policy)
+    episode = asyncio.run(AgentLoop(TASK, Conversation(chat, START), session, RolloutConfig()).run(policy))
+    assert [turn.branch for turn in episode.turns] == [0, 0, 1]
+    first, second = ("".join(moving.decode(branch.tokens_T).split()) for branch in episode.branches())
+    assert first.index("<tools>") < first.index("Writef.")
+    assert second.index("<tools>") > second.index("Writef.")
+    assert second.count("Isitthis?") == 1
