@@ -179,7 +179,7 @@ class Chat:
         config = getattr(self.renderer, "config", None)
         if getattr(config, "thinking_retention", None) is not None:
             return None
-        thought = (i for i, message in enumerate(history) if i >= first and message.get("reasoning_content"))
+        thought = (i for i, one in enumerate(history) if i >= first and (one.get("reasoning_content") or "").strip())
         if (index := next(thought, None)) is None:
             return None
         without = [
