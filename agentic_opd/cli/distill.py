@@ -99,6 +99,8 @@ async def _distill(settings: Settings, arguments: argparse.Namespace) -> int:
         tokenizer_name=next((name for name in names if name not in ("", "none")), ""),
         renderer=config.renderer,
         renderer_options=config.renderer_options,
+        tool_format=config.tool_format,
+        stop_tokens=config.stop_tokens,
         retry_s=config.server_retry_s,
         seed=config.seed,
     )

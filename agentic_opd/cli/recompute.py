@@ -51,7 +51,7 @@ class _ScoredTurn:
         if self.read_by_scorer is not None:
             return self.read_by_scorer
         is_same = version is None or self.sampled_version in (None, version)
-        return self.rollout.logprobs_T[slice(*self.record.span)] if is_same else None
+        return self.rollout.logprobs_T[slice(*self.record.scored_span)] if is_same else None
 
 
 async def recompute(
@@ -119,8 +119,8 @@ def _scored_turns(groups: Iterable[ScoredGroup]) -> Iterator[_ScoredTurn]:
 async def _compared(teacher: TeacherClient, turn: _ScoredTurn, version: int | None) -> Recomputed:
     assert turn.rollout.rows is not None
     record, tokens = turn.record, tuple(turn.rollout.tokens_T)
-    start, end = record.span
-    place = start if record.insert_at is None else record.insert_at
+    start, end = record.scored_span
+    place = record.span[0] if record.insert_at is None else record.insert_at
     hinted = tokens[:place] + record.hint_token_ids + tokens[place:end]
     ids_RK = np.asarray(turn.rollout.rows.token_ids_TK[start:end])
     written_RK = np.asarray(turn.rollout.rows.logprobs_TK[start:end])

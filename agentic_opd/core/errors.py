@@ -7,6 +7,7 @@
     ├── WorldError             a hook of a world of one's own raised, or gave what it may not give
     ├── AgentError             the program of agent_command did nothing that can be learned from
     ├── RendererError          the chat template cannot be rendered or extended token by token
+    │   └── RewrittenError           it writes earlier messages otherwise when new ones follow
     ├── ServerError            a server was asked and did not do its part
     │   ├── ServerUnreachableError   no usable answer within the retry window
     │   ├── ServerRequestError       it refused the request (4xx)
@@ -47,6 +48,10 @@ class AgentError(OPDError):
 
 class RendererError(OPDError):
     """The chat template cannot be rendered, parsed, or extended token by token."""
+
+
+class RewrittenError(RendererError):
+    """The chat template writes earlier messages otherwise when new ones follow: the next prompt is another sequence."""
 
 
 class ServerError(OPDError):

@@ -7,7 +7,7 @@ Shape suffixes: `_T` positions of a sequence, `_R` rows of one turn (its sampled
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Literal, Protocol
 
@@ -140,8 +140,14 @@ class Turn:
     """The turn was cut off (token limit) before the model ended it."""
     weight_version: int | None = None
     """Of the weights that sampled it; None if the server does not say."""
+    reasoning_tokens: int = 0
+    """How many of its first sampled tokens are reasoning, the closing tag included."""
+    branch: int = 0
+    """Which of the episode's sequences its places are indices of; see `Episode.earlier`."""
 
     def __post_init__(self) -> None:
+        if not 0 <= self.reasoning_tokens <= self.end - self.start:
+            raise AlignmentError(f"turn: {self.reasoning_tokens} reasoning tokens of {self.end - self.start}")
         if not 0 < self.last_user_end <= self.assistant_open <= self.start < self.end:
             raise AlignmentError(
                 "turn: expected 0 < last_user_end <= assistant_open <= start < end, got "
@@ -236,11 +242,25 @@ class Reward:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenRecord:
+    """One sequence: `masks_T` holds the token at sampled positions and -100 elsewhere, `logprobs_T` (nats) the
+    engine's logprob at sampled positions and 1.0 elsewhere.
+    """
+
+    tokens_T: tuple[int, ...] = ()
+    masks_T: tuple[int, ...] = ()
+    logprobs_T: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_lengths("episode", tokens=len(self.tokens_T), masks=len(self.masks_T), logprobs=len(self.logprobs_T))
+
+
+@dataclass(frozen=True, slots=True)
 class Episode:
     """One rollout: what was sampled, what it was sampled from, and what came of it.
 
-    `tokens_T` is one linear sequence; `masks_T` holds the token at sampled positions and -100 elsewhere;
-    `logprobs_T` (nats) holds the engine's logprob at sampled positions and 1.0 elsewhere.
+    `tokens_T`, `masks_T` and `logprobs_T` are the sequence that it ended in; see `TokenRecord`. A chat template that
+    rewrites earlier messages makes a rollout of several sequences; `branches` has one episode for each.
     """
 
     task: Task
@@ -268,20 +288,62 @@ class Episode:
     """What its program asked of the policy, in this sequence and others; 0 without a program."""
     program: ProgramRun | None = None
     """The program that held the conversation; None: the package's own loop, or a client of a gateway."""
+    earlier: tuple[TokenRecord, ...] = ()
+    """The sequences before the one that it ended in, each up to its last turn."""
 
     def __post_init__(self) -> None:
         if self.changes:
             check_lengths("episode", turns=len(self.turns), changes=len(self.changes))
         if (self.stop_reason is StopReason.SERVER_ERROR) != (self.error is not None):
             raise AlignmentError(f"episode: stop reason {self.stop_reason!r} with error {self.error!r}")
-        check_lengths("episode", tokens=len(self.tokens_T), masks=len(self.masks_T), logprobs=len(self.logprobs_T))
+        sequences = self.sequences
         for turn in self.turns:
-            if turn.end > len(self.tokens_T):
-                raise AlignmentError(f"episode: turn ends at {turn.end}, but there are {len(self.tokens_T)} tokens")
-            if self.masks_T[turn.start : turn.end] != self.tokens_T[turn.start : turn.end]:
+            if turn.branch >= len(sequences):
+                raise AlignmentError(f"episode: a turn of sequence {turn.branch}, but there are {len(sequences)}")
+            tokens_T, masks_T = sequences[turn.branch].tokens_T, sequences[turn.branch].masks_T
+            if turn.end > len(tokens_T):
+                raise AlignmentError(f"episode: turn ends at {turn.end}, but there are {len(tokens_T)} tokens")
+            if masks_T[turn.start : turn.end] != tokens_T[turn.start : turn.end]:
                 raise AlignmentError(f"episode: the mask does not cover the turn [{turn.start}, {turn.end})")
             if self.messages[turn.message_index].get("role") != "assistant":
                 raise AlignmentError(f"episode: message {turn.message_index} is not the assistant's")
+
+    @property
+    def sequences(self) -> tuple[TokenRecord, ...]:
+        """All its sequences, the one that it ended in last."""
+        return (*self.earlier, TokenRecord(self.tokens_T, self.masks_T, self.logprobs_T))
+
+    def branches(self) -> "list[Episode]":
+        """Each of its sequences as an episode: its own turns, and the messages up to what answered the last of them.
+
+        Turns of the other sequences are context in it, so that each sampled token is learned from once.
+
+            u a1 u a2        the template dropped the reasoning of a1 when the user spoke again:
+            u a1' u a2       (u a1 u) has the turn a1; in (u a1' u a2) a1' is context, and a2 the turn
+        """
+        if not self.earlier:
+            return [self]
+        first = {turn.branch: turn.message_index for turn in reversed(self.turns)}
+        found: list[Episode] = []
+        for branch, sequence in enumerate(self.sequences):
+            own = [index for index, turn in enumerate(self.turns) if turn.branch == branch]
+            messages = self.messages[: first.get(branch + 1)]
+            others = (turn.message_index for turn in self.turns if turn.branch != branch)
+            shared = [ContextTurn(index, "shared") for index in others if index < len(messages)]
+            found.append(
+                replace(
+                    self,
+                    messages=messages,
+                    tokens_T=sequence.tokens_T,
+                    masks_T=sequence.masks_T,
+                    logprobs_T=sequence.logprobs_T,
+                    turns=tuple(replace(self.turns[index], branch=0) for index in own),
+                    changes=tuple(self.changes[index] for index in own) if self.changes else (),
+                    context_turns=(*self.context_turns, *shared),
+                    earlier=(),
+                )
+            )
+        return found
 
 
 # ------------------------------------------------------------------------------------------------------------- world

@@ -61,13 +61,16 @@ def check_rows(rows: TeacherRows, request: TeacherRequest, top_k: int, vocab_siz
     _check_probabilities(rows, np.asarray(request.token_ids[-request.num_scored :]))
 
 
-def build_arrays(episode: Episode, scored: Mapping[int, TeacherRows], top_k: int) -> DistillArrays:
-    """Write the rows of the scored turns into arrays as long as the episode.
+def build_arrays(
+    episode: Episode, scored: Mapping[int, TeacherRows], top_k: int, *, answers_only: bool = False
+) -> DistillArrays:
+    """Write the rows of the scored turns into arrays as long as the episode, which has one sequence.
 
     Args:
         episode: The episode.
         scored: Turn index -> checked rows of that turn, [R] and [R, >= top_k].
         top_k: Entries of a written row.
+        answers_only: The rows are those of the tokens behind a turn's reasoning.
 
     Returns:
         One entry a position. A scored row holds the sampled token, then the teacher's most likely others in rank
@@ -87,9 +90,9 @@ def build_arrays(episode: Episode, scored: Mapping[int, TeacherRows], top_k: int
         ]
     for index, rows in scored.items():
         turn = episode.turns[index]
-        check_lengths(f"turn {index}", tokens=turn.end - turn.start, rows=len(rows.actual_R))
-        sampled_R = np.asarray(episode.tokens_T[turn.start : turn.end], np.int64)
-        ids[turn.start : turn.end], logprobs[turn.start : turn.end] = _rows(sampled_R, rows, top_k)
+        span = slice(turn.start + turn.reasoning_tokens if answers_only else turn.start, turn.end)
+        check_lengths(f"turn {index}", tokens=span.stop - span.start, rows=len(rows.actual_R))
+        ids[span], logprobs[span] = _rows(np.asarray(episode.tokens_T[span], np.int64), rows, top_k)
     return DistillArrays(ids, logprobs)
 
 

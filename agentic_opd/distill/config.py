@@ -66,6 +66,11 @@ class DistillConfig(BaseModel):
         "appended to the last user message.",
     )
 
+    score_reasoning: Literal["all", "answer"] = Field(
+        default="all",
+        description="Which tokens of a turn that thinks are scored: all of them, or those behind its reasoning alone.",
+    )
+
     step_votes: int = Field(
         default=0,
         ge=0,
@@ -112,6 +117,11 @@ class DistillConfig(BaseModel):
         default=None,
         description="What the judge is told before a question. It must name the protocol: \\boxed{1}, \\boxed{-1}, "
         "[HINT_START] and [HINT_END]. Unset: the text in docs/judge.md.",
+    )
+    judge_reads_reasoning: Annotated[bool, JUDGE] = Field(
+        default=False,
+        description="The judge reads a turn's reasoning before what it said, cut in the middle to "
+        "hint_max_next_state_chars.",
     )
     judge_step_prompt: Annotated[str | None, JUDGE] = Field(
         default=None,

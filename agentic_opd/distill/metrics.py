@@ -51,6 +51,8 @@ OPD_METRICS = (
     ),
     Metric("opd/gap_std", "nats", "its standard deviation (of the tokens at hand, not of a sample)"),
     Metric("opd/gap_positive_share", "share", "scored tokens that the teacher finds likelier than the student did"),
+    Metric("opd/gap_mean_reasoning", "nats", "mean of the gap at scored tokens of reasoning. Left out without any"),
+    Metric("opd/gap_mean_answer", "nats", "the same at all other scored tokens, where reasoning is scored too"),
     *(Metric(f"opd/gap_p{q}", "nats", f"{q}th percentile of the gap") for q in (5, 50, 95)),
     Metric("opd/gap_distance_mean", "nats", "mean of the gap's absolute value"),
     Metric(
@@ -126,6 +128,8 @@ class ScoreStats:
     seconds: float
     control: ControlStats | None = None
     """None if the settings ask for none."""
+    reasoning_tokens: int = 0
+    """How many of the first entries are reasoning."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +216,11 @@ def _score_metrics(scored: Sequence[ScoreStats], sampled_tokens: int) -> dict[st
     if not gaps:
         return metrics
     metrics["opd/gap_mean"] = float(np.mean(gaps))
+    reasoning = [gap for turn in scored for gap in turn.gaps[: turn.reasoning_tokens]]
+    answers = [gap for turn in scored for gap in turn.gaps[turn.reasoning_tokens :]]
+    if reasoning:
+        kinds = {"reasoning": reasoning, "answer": answers}
+        metrics |= {f"opd/gap_mean_{kind}": fmean(of_kind) for kind, of_kind in kinds.items() if of_kind}
     metrics["opd/gap_std"] = float(np.std(gaps))
     metrics["opd/gap_positive_share"] = fmean(gap > 0 for gap in gaps)
     metrics |= percentiles("opd/gap", gaps, (5, 50, 95))

@@ -55,9 +55,31 @@ class DistilledEpisode:
 
     episode: Episode
     arrays: DistillArrays
+    """Of the sequence that it ended in."""
     records: tuple[TurnRecord, ...]
+    """Of all turns."""
     stats: EpisodeStats
     servers: DistillServers
+    earlier_arrays: tuple[DistillArrays, ...] = ()
+    """Of its earlier sequences."""
+
+    def branches(self) -> "list[DistilledBranch]":
+        """Each sequence with what belongs to it."""
+        pairs = list(zip(self.episode.turns, self.records, strict=True))
+        return [
+            DistilledBranch(branch, arrays, tuple(record for turn, record in pairs if turn.branch == number))
+            for number, (branch, arrays) in enumerate(
+                zip(self.episode.branches(), (*self.earlier_arrays, self.arrays), strict=True)
+            )
+        ]
+
+
+class DistilledBranch(NamedTuple):
+    """One sequence of a distilled episode, as an episode of its own."""
+
+    episode: Episode
+    arrays: DistillArrays
+    records: tuple[TurnRecord, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +149,7 @@ def _pairs(episode: Episode, config: DistillConfig) -> list[HindsightPair]:
         config.hindsight,
         max_later_turns=config.hindsight_max_turns,
         max_later_chars=config.hindsight_max_chars,
+        reads_reasoning=config.judge_reads_reasoning,
     )
 
 
@@ -168,20 +191,25 @@ def _put_together(
     episode: Episode, turns: Sequence[_Turn], servers: DistillServers, config: DistillConfig
 ) -> DistilledEpisode:
     """The arrays, records and figures of an episode whose turns are judged and scored."""
-    scored = {index: turn.reply.rows for index, turn in enumerate(turns) if turn.reply is not None}
-    arrays = build_arrays(episode, scored, config.distill_topk)
-    records = tuple(_record(turn, way, arrays) for turn, way in zip(episode.turns, turns, strict=True))
-    baseline_T = gap_baseline_T(episode.logprobs_T, records)
+    every, records, stats = list[DistillArrays](), dict[int, TurnRecord](), dict[int, TurnStats]()
+    for number, branch in enumerate(episode.branches()):
+        own = [index for index, turn in enumerate(episode.turns) if turn.branch == number]
+        scored = {place: reply.rows for place, index in enumerate(own) if (reply := turns[index].reply) is not None}
+        arrays = build_arrays(branch, scored, config.distill_topk, answers_only=config.score_reasoning == "answer")
+        every.append(arrays)
+        records |= {index: _record(episode.turns[index], turns[index], arrays) for index in own}
+        baseline_T = gap_baseline_T(branch.logprobs_T, [records[index] for index in own])
+        for index in own:
+            score = _score_stats(records[index], turns[index], arrays, baseline_T, config)
+            stats[index] = TurnStats(records[index], turns[index].judge_s, score)
     return DistilledEpisode(
         episode=episode,
-        arrays=arrays,
-        records=records,
+        arrays=every[-1],
+        earlier_arrays=tuple(every[:-1]),
+        records=tuple(records[index] for index in sorted(records)),
         stats=EpisodeStats(
             sampled_tokens=sum(turn.end - turn.start for turn in episode.turns),
-            turns=tuple(
-                TurnStats(record, way.judge_s, _score_stats(record, way, arrays, baseline_T, config))
-                for record, way in zip(records, turns, strict=True)
-            ),
+            turns=tuple(stats[index] for index in sorted(stats)),
         ),
         servers=servers,
     )
@@ -195,7 +223,7 @@ def _record(turn: Turn, way: _Turn, arrays: DistillArrays) -> TurnRecord:
             kind=way.control.hint.kind,
             hint=way.control.hint.text,
             hint_token_ids=way.control.request.hint_token_ids,
-            logprobs_RK=logprobs_of(arrays.token_ids_TK[turn.start : turn.end], way.control.rows),
+            logprobs_RK=logprobs_of(arrays.token_ids_TK[slice(*way.record.scored_span)], way.control.rows),
         )
     return replace(way.record, weight_version=turn.weight_version, control=control)
 
@@ -205,10 +233,12 @@ def _score_stats(
 ) -> ScoreStats | None:
     if way.reply is None:
         return None
-    turn = slice(*record.span)
+    start, end = record.scored_span
+    turn = slice(start, end)
     entropies, masses = row_stats(arrays.logprobs_TK[turn])
     return ScoreStats(
         gaps=tuple(gaps(baseline_T[turn], way.reply.rows).tolist()),
+        reasoning_tokens=max(0, record.span[0] + record.reasoning_tokens - start),
         entropies=entropies,
         masses=masses,
         prompt_tokens=way.read_tokens,
@@ -242,7 +272,8 @@ async def noise_floor(episodes: Sequence[Episode], servers: DistillServers, conf
     if episode is None or not (servers.teacher_is_policy or config.gap_baseline == "teacher"):
         return None
     turn = episode.turns[0]
-    request = insert_hint(episode.tokens_T, turn, turn.start, ())
+    sequence = episode.sequences[turn.branch]
+    request = insert_hint(sequence.tokens_T, turn, turn.start, ())
     if len(request.token_ids) >= servers.teacher.info.max_model_len:
         return None
     second = without_hint(request, servers)
@@ -252,7 +283,7 @@ async def noise_floor(episodes: Sequence[Episode], servers: DistillServers, conf
         logger.warning("the noise floor of a group was not measured: %s", error)
         return None
     read = next((rows.actual_R.tolist() for rows in reply.also if rows is not None), None)
-    return float(abs(gaps(read or episode.logprobs_T[turn.start : turn.end], reply.rows)).max())
+    return float(abs(gaps(read or sequence.logprobs_T[turn.start : turn.end], reply.rows)).max())
 
 
 async def _distill_turn(
@@ -266,7 +297,8 @@ async def _distill_turn(
 ) -> _Turn:
     turn = episode.turns[pair.turn_index]
     record = TurnRecord((turn.start, turn.end), TurnOutcome.NO_NEXT_STATE, pair.next_state_role)
-    way = _Turn(replace(record, evidence=pair.kinds, truncated=turn.truncated))
+    record = replace(record, evidence=pair.kinds, truncated=turn.truncated, reasoning_tokens=turn.reasoning_tokens)
+    way = _Turn(record)
     if not pair.evidence:
         return way
     known = Known(episode, pair, siblings, config.hint_max_next_state_chars)
@@ -372,13 +404,19 @@ async def _scored(
     if read is None:
         hinted = replace(hinted, record=replace(hinted.record, hint_source=None))
         return hinted.ended(TurnOutcome.VOTE_FAILED, "hint_source other_task: no other task has an accepted hint yet")
-    place = hint_place(episode, turn, config.hint_placement)
+    place, tokens_T = hint_place(episode, turn, config.hint_placement), episode.sequences[turn.branch].tokens_T
+    scored_from = None
+    if config.score_reasoning == "answer" and turn.reasoning_tokens:
+        scored_from = turn.start + turn.reasoning_tokens
+        if scored_from == turn.end:
+            return hinted.ended(TurnOutcome.SCORING_ERROR, "score_reasoning answer: the turn is reasoning only")
+        hinted = replace(hinted, record=replace(hinted.record, scored_from=scored_from))
 
     def with_hint(text: str) -> TeacherRequest:
         ids = encode_hint(servers.renderer, servers.tokenizer, text, as_message=place.as_message)
-        return insert_hint(episode.tokens_T, turn, place.insert_at, ids)
+        return insert_hint(tokens_T, turn, place.insert_at, ids, scored_from)
 
-    unhinted = insert_hint(episode.tokens_T, turn, place.insert_at, ())
+    unhinted = insert_hint(tokens_T, turn, place.insert_at, (), scored_from)
     try:
         request = unhinted if "none" in config.hint_source else with_hint(read.text)
     except RendererError as error:

@@ -61,11 +61,24 @@ def encode_hint(renderer: Renderer, tokenizer: Any, hint: str, *, as_message: bo
 
 
 def insert_hint(
-    tokens_T: tuple[int, ...], turn: Turn, insert_at: int, hint_token_ids: tuple[int, ...]
+    tokens_T: tuple[int, ...],
+    turn: Turn,
+    insert_at: int,
+    hint_token_ids: tuple[int, ...],
+    scored_from: int | None = None,
 ) -> TeacherRequest:
-    """Return what the teacher reads for `turn`; without hint tokens that is what the student read (the noise floor)."""
+    """Return what the teacher reads for `turn`; without hint tokens that is what the student read (the noise floor).
+
+    Args:
+        tokens_T: The turn's sequence.
+        turn: The turn.
+        insert_at: Where the hint enters.
+        hint_token_ids: The hint.
+        scored_from: The first position whose row is asked for; None: the turn's first.
+    """
     token_ids = tokens_T[:insert_at] + hint_token_ids + tokens_T[insert_at : turn.end]
-    return TeacherRequest(token_ids, turn.end - turn.start, insert_at, hint_token_ids, turn.weight_version)
+    scored = turn.end - (turn.start if scored_from is None else scored_from)
+    return TeacherRequest(token_ids, scored, insert_at, hint_token_ids, turn.weight_version)
 
 
 def _encode_text(_renderer: Renderer, tokenizer: Any, content: str) -> list[int]:
@@ -80,20 +93,38 @@ def _encode_message(renderer: Renderer, tokenizer: Any, content: str) -> list[in
         {"role": "assistant", "content": "a", "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "call00000", "name": "terminal", "content": "t"},
     ]
+    # Where the roles must alternate, as in Gemma's, a user speaks after an answer only.
+    after_answer: list[Any] = [before[0], {"role": "assistant", "content": "a"}]
+    said = "it rewrites earlier messages then"
     try:
-        without = renderer.render(before).token_ids
-        whole = renderer.render([*before, {"role": "user", "content": content}]).token_ids
-    except Exception as error:  # a chat template raises whatever it likes
-        raise RendererError(f"the chat template can't render a user message after a tool result: {error}") from error
-    if whole[: len(without)] == without and len(whole) > len(without):
-        return whole[len(without) :]
-    bridged = _bridged_message(renderer, tokenizer, before, content)
-    if bridged is None:
+        added = _added_message(renderer, before, content) or _bridged_message(renderer, tokenizer, before, content)
+    except Exception as error:  # noqa: BLE001 - a chat template raises whatever it likes
+        added, said = None, str(error)
+    try:
+        added = added or _added_message(renderer, after_answer, content)
+    except Exception as error:  # noqa: BLE001 - as above
+        said = str(error)
+    if added is None:
         raise RendererError(
-            "the chat template rewrites earlier messages when a user message follows a tool result; use "
-            "hint_placement: last_user"
+            f"the chat template can't put a user message behind a tool result ({said}); use hint_placement: last_user"
         )
-    return bridged
+    return added
+
+
+def _added_message(renderer: Renderer, before: list[Any], content: str) -> list[int] | None:
+    """What the template adds for a user message behind these; None if it changes what is before.
+
+    DeepSeek V3's opens the assistant's turn behind a user message, but not behind a tool result: that is added too.
+    """
+    after: list[Any] = [*before, {"role": "user", "content": content}]
+    without, whole = renderer.render(before).token_ids, renderer.render(after).token_ids
+    if whole[: len(without)] != without or len(whole) == len(without):
+        return None
+    own = renderer.render(before, add_generation_prompt=True).token_ids[len(without) :]
+    opened = renderer.render(after, add_generation_prompt=True).token_ids
+    end = len(opened) - len(own)
+    is_longer = end > len(whole) and opened[: len(whole)] == whole and opened[end:] == own
+    return opened[len(without) : end] if is_longer else whole[len(without) :]
 
 
 def _bridged_message(renderer: Renderer, tokenizer: Any, before: list[Any], content: str) -> list[int] | None:

@@ -31,6 +31,7 @@ def hindsight_pairs(
     *,
     max_later_turns: int = 4,
     max_later_chars: int = 2000,
+    reads_reasoning: bool = False,
 ) -> list[HindsightPair]:
     """Pair every turn of `episode` with what shows how it was.
 
@@ -40,6 +41,7 @@ def hindsight_pairs(
         hindsight: Which evidence belongs to a turn; see above.
         max_later_turns: Later turns whose results a turn is shown at most.
         max_later_chars: Characters of all of these together, the earliest first.
+        reads_reasoning: A turn's reasoning stands before what it said, cut as its next state is.
 
     Returns:
         One pair for each of `episode.turns`, in the same order.
@@ -54,7 +56,11 @@ def hindsight_pairs(
             evidence += _later(episode, index, max_later_turns, max_later_chars)
         if index in verdicts:
             evidence.append(Evidence("verdict", cut_middle(verdicts[index], max_next_state_chars)))
-        pairs.append(HindsightPair(index, task_text, turn_text(message), tuple(evidence)))
+        text = turn_text(message)
+        reasoning = (message.get("reasoning_content") or "").strip() if reads_reasoning else ""
+        if reasoning:
+            text = f"[reasoning]\n{cut_middle(reasoning, max_next_state_chars)}\n\n[answer]\n{text}"
+        pairs.append(HindsightPair(index, task_text, text, tuple(evidence)))
     return pairs
 
 
@@ -77,6 +83,7 @@ def shown_text(episode: Episode) -> str:
     """Everything that the agent read or wrote: prompts, the files it was given, tool results, its own turns."""
     parts = [episode.task.prompt, *episode.task.files.values()]
     parts += [turn_text(m) if m["role"] == "assistant" else message_text(m) for m in episode.messages]
+    parts += [thought for m in episode.messages if (thought := m.get("reasoning_content"))]
     return "\n".join(parts)
 
 

@@ -29,7 +29,7 @@ from agentic_opd.env.policy_server import PolicyServer, ServedPolicy
 from agentic_opd.rollout.chat import Chat
 from agentic_opd.rollout.first_prompts import described, too_long
 from agentic_opd.rollout.loop import OnAnswered, run_episode
-from agentic_opd.rollout.renderer import check_round_trip, explained_tokenizer_errors, load_renderer, reasoning_warning
+from agentic_opd.rollout.renderer import check_round_trip, configured_renderer, explained_tokenizer_errors
 from agentic_opd.runs.environment import FinishedGroup
 from agentic_opd.runs.evaluate import Evaluated, Evaluation, evaluate
 from agentic_opd.runs.files import default_output_folder
@@ -130,11 +130,9 @@ class AgentEnv(BaseEnv):
         """
         self.tasks, self.eval_tasks = await self.world.train_and_eval_tasks()
         await self.world.check()
-        renderer = load_renderer(self.tokenizer, self.config.renderer, self.config.renderer_options)
+        renderer = configured_renderer(self.tokenizer, self.config)
         self.chat = Chat(renderer, self.tokenizer, self.world.tools)
         check_round_trip(self.chat)
-        if warning := reasoning_warning(self.chat):
-            logger.warning("%s", warning)
         await gather_all(self._connect(server) for server in self.servers)
         if self.config.agent_command is not None:
             self._programs = await self._started_programs(renderer)
@@ -236,8 +234,13 @@ class AgentEnv(BaseEnv):
         of_group = await self.distiller.close_group(distilled) if self.distiller is not None else None
         episodes = tuple(one.episode if isinstance(one, DistilledEpisode) else one for one in made)
         versions = [episode.weight_version for episode in episodes if episode.weight_version is not None]
+        has_branches = any(episode.earlier for episode in episodes)
         group = ScoredGroup(
-            rollouts=tuple(self._scored(one) for one in made),
+            rollouts=tuple(
+                sequence
+                for number, one in enumerate(made)
+                for sequence in self._scored(one, str(number) if has_branches else None)
+            ),
             item_id=item.item_id,
             task_id=item.task.task_id,
             weight_version=min(versions, default=None),
@@ -278,11 +281,12 @@ class AgentEnv(BaseEnv):
             raise episode.error
         return episode
 
-    def _scored(self, made: Episode | DistilledEpisode) -> ScoredRollout:
-        include = self.config.include_messages
+    def _scored(self, made: Episode | DistilledEpisode, session_id: str | None) -> list[ScoredRollout]:
+        """The sequences of a rollout; `session_id` says that they are one's where a rollout has several."""
+        write = partial(ScoredRollout.of, include_messages=self.config.include_messages, session_id=session_id)
         if isinstance(made, Episode):
-            return ScoredRollout.of(made, include_messages=include)
-        return ScoredRollout.of(made.episode, include_messages=include, rows=made.arrays, turns=made.records)
+            return [write(branch) for branch in made.branches()]
+        return [write(branch, rows=arrays, turns=records) for branch, arrays, records in made.branches()]
 
     @asynccontextmanager
     async def _slot(self) -> AsyncGenerator[PolicyServer]:

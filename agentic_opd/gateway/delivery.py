@@ -1,27 +1,22 @@
 """Written groups -> the trajectory API, at least once, under one `group_id` (I/O).
 
 Which groups the API took stands in the journal; a gateway that starts again offers it the others. The API makes batches
-from items of one size only, the one that was registered. So a group of as many sequences goes as it is, and of another
-one each sequence goes by itself, as `parts` describes.
+from items of one size only, the one that was registered: see `outbox.parts`.
 """
 
 import asyncio
 import logging
-from collections import Counter, deque
-from collections.abc import Iterator
+from collections import deque
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 
 from agentic_opd.core.errors import ConfigError, OPDError, ServerError
 from agentic_opd.core.notices import Notices
 from agentic_opd.core.trajectory_api import EnvDescription, TrajectoryApi
-from agentic_opd.core.types import IGNORED
 from agentic_opd.gateway.journal import Journal
 from agentic_opd.gateway.telemetry import Telemetry
 from agentic_opd.runs.membership import Membership
 from agentic_opd.runs.outbox import Outbox, SentCounts
-from agentic_opd.wire.group import ScoredGroup, ScoredRollout
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +37,7 @@ class Delivery:
             journal: Holds the groups.
             telemetry: Is told of them.
         """
-        self._journal, self._telemetry, self._group_size = journal, telemetry, env.group_size
+        self._journal, self._telemetry = journal, telemetry
         self._waiting = deque(journal.unsent_groups())
         telemetry.unsent.set(len(self._waiting))
         self._news = asyncio.Event()
@@ -92,8 +87,7 @@ class Delivery:
         group = await self._journal.group(group_id)
         if group is None:  # Its session was deleted.
             return
-        for part in parts(group, self._group_size):
-            self._outbox.add(part)
+        self._outbox.add(group)
         await self._outbox.send_all()
         await self._journal.run(partial(self._journal.sent_group, group_id))
         self._tell()
@@ -111,35 +105,3 @@ def _ended(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and (error := task.exception()) is not None:
         level = logging.ERROR if isinstance(error, ConfigError | ServerError) else logging.CRITICAL
         logger.log(level, "no more groups are sent until the gateway is started again; they wait: %s", error)
-
-
-def parts(group: ScoredGroup, group_size: int) -> Iterator[ScoredGroup]:
-    """A group as items that the API can make batches of: of `group_size` sequences, or of one.
-
-    A group of as many sequences as sessions is one item. Where sessions have several branches, the item holds of each
-    the one with the most sampled tokens, and every other branch is an item by itself, from which GRPO, which compares,
-    learns nothing, and distillation all. So is each sequence where sessions are missing.
-
-    Args:
-        group: The group of one session, or of several.
-        group_size: Sessions of a full group.
-    """
-    best: dict[str | None, ScoredRollout] = {}
-    for one in group.rollouts:
-        if one.session_id not in best or _sampled(one) > _sampled(best[one.session_id]):
-            best[one.session_id] = one
-    whole = list(best.values()) if len(best) == group_size else []
-    alone = [[one] for one in group.rollouts if not any(one is chosen for chosen in whole)]
-    items = [*([whole] if whole else []), *alone]
-    if len(items) == 1:
-        yield group
-        return
-    for number, item in enumerate(items):
-        records = [turn for one in item for turn in one.turns or ()]
-        outcomes = Counter(turn.outcome.value for turn in records)
-        about = group.distillation and replace(group.distillation, outcomes=outcomes)
-        yield replace(group, rollouts=tuple(item), group_id=f"{group.group_id}/{number}", distillation=about)
-
-
-def _sampled(one: ScoredRollout) -> int:
-    return sum(mask != IGNORED for mask in one.masks_T)

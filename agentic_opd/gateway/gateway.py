@@ -31,7 +31,7 @@ from agentic_opd.gateway.sampler import Answer, Sampler
 from agentic_opd.gateway.sessions import Session, Sessions
 from agentic_opd.gateway.telemetry import Telemetry
 from agentic_opd.gateway.turns import RecordedTurn
-from agentic_opd.rollout.renderer import explained_tokenizer_errors, load_renderer
+from agentic_opd.rollout.renderer import configured_renderer, explained_tokenizer_errors
 from agentic_opd.runs.files import GroupFile
 from agentic_opd.settings.fields import line_settings
 from agentic_opd.settings.servers import PolicyServerConfig
@@ -94,7 +94,7 @@ class Gateway:
             for client in clients:
                 undo.push_async_callback(client.close)
             tokenizer = await _load_tokenizer(config, servers[0], clients[0])
-            renderer = load_renderer(tokenizer, config.renderer, config.renderer_options)
+            renderer = configured_renderer(tokenizer, config)
             connected = [await _connected(client, tokenizer) for client in clients]
             distiller = None
             if config.opd_enabled:

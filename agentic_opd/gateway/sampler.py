@@ -26,7 +26,7 @@ from agentic_opd.gateway.request import Asked, tools_key
 from agentic_opd.gateway.sessions import Place, Session
 from agentic_opd.gateway.telemetry import Telemetry
 from agentic_opd.gateway.turns import Path, RecordedTurn, conversation, recorded
-from agentic_opd.rollout.chat import Chat
+from agentic_opd.rollout.chat import Chat, ParsedTurn
 from agentic_opd.rollout.conversation import Conversation
 
 logger = logging.getLogger(__name__)
@@ -212,7 +212,7 @@ class Sampler:
         self, asked: Asked, session: Session, talk: Conversation, path: Path | tuple[()], finished: Finished
     ) -> None:
         """Add a finished choice to its conversation, and have it kept."""
-        talk.add(finished.completion, parse=False)
+        talk.add(finished.completion, ParsedTurn(finished.message, ()))
         turn = recorded(
             talk,
             path,

@@ -20,11 +20,12 @@ from agentic_opd.core.types import (
     Message,
     StopReason,
     Task,
+    TokenRecord,
     Turn,
 )
 from agentic_opd.gateway.request import TurnType
 from agentic_opd.rollout.chat import Chat
-from agentic_opd.rollout.conversation import Completion, Conversation, TokenRecord
+from agentic_opd.rollout.conversation import Completion, Conversation
 from agentic_opd.rollout.conversation_index import identity
 
 

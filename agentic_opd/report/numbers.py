@@ -49,9 +49,10 @@ def distributions_of(rollouts: Sequence[Rollout], moved: NDArray[np.float64]) ->
         middle = f"±{MOVED:g}"
         ticks = ("", *(f"-{edge}" for edge in reversed(up)), middle, *up, "")
         yield _distribution("gap of the tokens that moved", "nats", "tokens", moved, ticks, counts)
-    yield _tenths("score", [rollout.score for rollout in rollouts])
+    firsts = [rollout for rollout in rollouts if rollout.counts.rollouts]
+    yield _tenths("score", [rollout.score for rollout in firsts])
     parts: dict[str, list[float]] = defaultdict(list)
-    for rollout in rollouts:
+    for rollout in firsts:
         for name, part in (rollout.reward or {}).items():
             parts[name].append(part)
     for name, values in parts.items():
@@ -144,6 +145,10 @@ class Overview:
     moved_tokens: int
     mean_score: float
     mean_gap: float | None
+    mean_gap_reasoning: float | None
+    """Of the scored tokens of reasoning; None if there are none."""
+    mean_gap_answer: float | None
+    """Of the other scored tokens, where reasoning is scored too."""
     mean_moved: float | None
     """Mean |gap| (nats) of the tokens that moved."""
     colour_limit: float
@@ -164,6 +169,7 @@ class Overview:
 def overview(rollouts: Sequence[Rollout]) -> Overview:
     """Add up `rollouts`, of which there must be at least one."""
     gaps, counts = np.concatenate([rollout.gaps for rollout in rollouts]), _counts(rollouts)
+    is_reasoning = np.concatenate([rollout.is_reasoning for rollout in rollouts])
     moved, hinted = np.concatenate([rollout.moved for rollout in rollouts]), hinted_turns(rollouts)
     floors = [rollout.noise_floor for rollout in rollouts if rollout.noise_floor is not None]
     return Overview(
@@ -178,6 +184,8 @@ def overview(rollouts: Sequence[Rollout]) -> Overview:
         moved_tokens=len(moved),
         mean_score=counts.score / counts.rollouts,
         mean_gap=_mean(gaps),
+        mean_gap_reasoning=_mean(gaps[is_reasoning]),
+        mean_gap_answer=_mean(gaps[~is_reasoning]) if is_reasoning.any() else None,
         mean_moved=_mean(np.abs(moved)),
         colour_limit=_colour_limit(gaps),
         positive_gaps=_mean(gaps > 0),

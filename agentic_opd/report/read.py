@@ -119,6 +119,16 @@ class Rollout:
         gaps = self.gaps
         return gaps[np.abs(gaps) >= self.moved_from]
 
+    @property
+    def is_reasoning(self) -> NDArray[np.bool_]:
+        """Which scored tokens are a turn's reasoning, in order."""
+        positions = self.sampled_S[self.is_scored_S]
+        found = np.zeros(len(positions), np.bool_)
+        for record in self.records:
+            start = record.span[0]
+            found |= (start <= positions) & (positions < start + record.reasoning_tokens)
+        return found
+
     def gaps_in(self, span: tuple[int, int]) -> NDArray[np.float64]:
         """The gaps (nats) of the scored tokens in `[start, end)`."""
         first, behind = np.searchsorted(self.sampled_S[self.is_scored_S], span)
@@ -203,13 +213,14 @@ def read_groups(lines: Iterable[bytes], left_out: list[str]) -> Iterator[Rollout
         if group is None or problems:
             left_out.append(problems[0].at(f"line {number}"))
             continue
-        yield from (_rollout(group, one, number, index) for index, one in enumerate(group.rollouts))
+        sequences = enumerate(zip(group.rollouts, group.is_first_of_rollout, strict=True))
+        yield from (_rollout(group, one, number, index, is_first=is_first) for index, (one, is_first) in sequences)
 
 
-def _rollout(group: ScoredGroup, one: ScoredRollout, line: int, index: int) -> Rollout:
+def _rollout(group: ScoredGroup, one: ScoredRollout, line: int, index: int, *, is_first: bool) -> Rollout:
     sampled = [position for position, mask in enumerate(one.masks_T) if mask != IGNORED]
     counts, baseline_T = RolloutCounts(), one.baseline_T
-    counts.add(one)
+    counts.add(one, is_first=is_first)
     return Rollout(
         line=line,
         index=index,

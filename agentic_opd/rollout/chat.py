@@ -10,6 +10,7 @@ In: a `renderers` renderer and chat messages. Out: `Prompt` (ids and the two pla
 
 import json
 import re
+from bisect import bisect_left
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from typing import Any
 
 from renderers import ParsedToolCall, RenderedTokens, Renderer, ToolCallParseStatus
 
-from agentic_opd.core.errors import RendererError
+from agentic_opd.core.errors import RendererError, RewrittenError
 from agentic_opd.core.text import (
     call_arguments,
     control_tokens,
@@ -85,6 +86,8 @@ class Chat:
         with _renderer_errors("rendering the first prompt"):
             text, tools = self._as_text(messages), self._written_tools
             rendered = self.renderer.render(text, tools=tools, add_generation_prompt=True)  # type: ignore[arg-type]
+            if not rendered.is_content and any(message["role"] == "assistant" for message in messages):
+                return self._placed_by_difference(rendered.token_ids, text)
             return self._place(rendered, messages, known=0, last_user_end=None)
 
     def next_prompt(
@@ -94,6 +97,7 @@ class Chat:
         last_user_end: int,
         history: Sequence[Message],
         new: Sequence[Message],
+        sampled_from: int = 0,
     ) -> Prompt:
         """Extend a prompt and what was sampled from it by the messages that answered it.
 
@@ -103,12 +107,16 @@ class Chat:
             last_user_end: Where the content of the last user message ends.
             history: All messages up to and including the last turn's.
             new: What answered it: tool results, user messages; nothing where the assistant goes on by itself.
+            sampled_from: From which message on the assistant's were sampled in `known_ids`.
 
         Raises:
-            RendererError: the chat template rewrites earlier messages, or can't render the new ones.
+            RewrittenError: the chat template rewrites earlier messages, or drops reasoning that was sampled.
+            RendererError: it can't render the new ones.
         """
         with _renderer_errors("rendering the next prompt"):
             text = self._as_text(new)
+            if (index := self._dropped_reasoning(self._as_text(history), text, sampled_from)) is not None:
+                raise RewrittenError(f"the chat template drops the reasoning of message {index} when new ones follow")
             rendered = self._bridged(known_ids, start, text) if new else self._reopened(known_ids, start)
             if rendered is None:
                 rendered = self._extend_by_template(known_ids, start, self._as_text(history), text)
@@ -142,6 +150,18 @@ class Chat:
         if backend is None or getattr(self.tokenizer, "clean_up_tokenization_spaces", False):
             return str(self.tokenizer.decode(token_ids, skip_special_tokens=False))
         return str(backend.decode(token_ids, skip_special_tokens=False))  # Some five times faster.
+
+    def reasoning_tokens(self, completion_ids: Sequence[int], message: Message) -> int:
+        """How many of a completion's first ids are the reasoning of the message that it stands for, with its tags."""
+        reasoning = (message.get("reasoning_content") or "").strip()
+        text = self.text(completion_ids) if reasoning else ""
+        at = text.find(reasoning)
+        if not reasoning or at < 0:
+            return 0
+        behind = at + len(reasoning)
+        closing = _REASONING_CLOSE.match(text, behind)
+        end = closing.end() if closing else behind
+        return bisect_left(range(len(completion_ids)), end, key=lambda n: len(self.text(completion_ids[:n])))
 
     def unparsed(self, completion_ids: Sequence[int]) -> ParsedTurn:
         """A completion as a message that holds its text."""
@@ -202,6 +222,28 @@ class Chat:
             is_content=[rendered.is_content[i] for i in kept] if rendered.is_content else [],
         )
 
+    def _dropped_reasoning(self, history: Sequence[Message], new: Sequence[Message], first: int) -> int | None:
+        """The first message whose reasoning was sampled, if the template writes the next prompt as without it.
+
+        Nothing is dropped where the renderer's `thinking_retention` was set: it says what is kept.
+        """
+        if not new:
+            return None
+        config = getattr(self.renderer, "config", None)
+        if getattr(config, "thinking_retention", None) is not None:
+            return None
+        thought = (i for i, one in enumerate(history) if i >= first and (one.get("reasoning_content") or "").strip())
+        if (index := next(thought, None)) is None:
+            return None
+        without = [
+            {k: v for k, v in m.items() if i != index or k != "reasoning_content"} for i, m in enumerate(history)
+        ]
+        read, same = (
+            self.renderer.render_ids([*before, *new], tools=self._written_tools, add_generation_prompt=True)  # type: ignore[list-item]
+            for before in (history, without)
+        )
+        return index if read == same else None
+
     def _extend_by_template(
         self, known_ids: list[int], start: int, history: Sequence[Message], new: Sequence[Message]
     ) -> RenderedTokens:
@@ -210,17 +252,18 @@ class Chat:
         before_new = self.renderer.render(list(history), tools=tools)  # type: ignore[arg-type]
         old, last = before_new.token_ids, len(history) - 1
         full = self.renderer.render([*history, *new], tools=tools, add_generation_prompt=True)  # type: ignore[list-item]
-        own = [i for i, owner in enumerate(before_new.message_indices) if owner == last]
-        turn = range(own[0] if own else len(old), len(old))  # Some families close none: its end is the next one's role.
-        close = next((i for i in reversed(turn) if old[i] in self.stop_token_ids), None)
-        if full.token_ids[: len(old)] != old or close is None:
-            raise RendererError(
+        if full.token_ids[: len(old)] != old:
+            raise RewrittenError(
                 "the chat template rewrites earlier messages when new ones follow, so the sampled tokens can't be "
                 "kept. Name the model's own renderer in `renderer`, or use a template that only appends."
             )
-        after = close + 1
-        cut_off = known_ids[-1] not in self.stop_token_ids
-        before = [*known_ids, old[close]] if cut_off else known_ids
+        own = [i for i, owner in enumerate(before_new.message_indices) if owner == last]
+        turn = range(own[0] if own else 0, len(old))  # Some families close no turn: the next message's role ends it.
+        close = next((i for i in reversed(turn) if old[i] in self.stop_token_ids), None)
+        first_new = next((i for i, message in enumerate(full.message_indices) if message >= len(history)), len(old))
+        after = first_new if close is None else close + 1
+        was_closed = close is None or known_ids[-1] in self.stop_token_ids
+        before = known_ids if was_closed else [*known_ids, *old[close:after]]
         shift = len(history)
         indices = [i - shift if i >= shift else -1 if i == -1 else _BETWEEN for i in full.message_indices[after:]]
         return RenderedTokens(
@@ -283,6 +326,20 @@ class Chat:
             raise RendererError("the first prompt holds no user message")
         return Prompt(tuple(ids[known:]), opening, last_user_end)
 
+    def _placed_by_difference(self, ids: Sequence[int], messages: Sequence[Message]) -> Prompt:
+        """The places of a prompt whose renderer can't say which token is of which message, as where a chat template
+        writes a message otherwise when others follow: where the ids change if the last user message has a word more.
+        """
+        users = [i for i, message in enumerate(messages) if message["role"] == "user"]
+        if not users:
+            raise RendererError("the first prompt holds no user message")
+        last = messages[users[-1]]
+        more = [*messages[: users[-1]], {**last, "content": f"{last['content']} x"}, *messages[users[-1] + 1 :]]
+        without = self.renderer.render_ids(list(messages), tools=self._written_tools)  # type: ignore[arg-type]
+        longer = self.renderer.render_ids(more, tools=self._written_tools, add_generation_prompt=True)  # type: ignore[arg-type]
+        opening = _first_difference(ids, without)
+        return Prompt(tuple(ids), opening, min(opening, _first_difference(ids, longer)))
+
     def _content_end(self, rendered: RenderedTokens, message_index: int, known: int) -> int:
         """Index behind the last content token of a message (behind its last visible token, without attribution)."""
         own = [i for i in range(known, len(rendered.token_ids)) if rendered.message_indices[i] == message_index]
@@ -296,6 +353,10 @@ class Chat:
 
     def _is_scaffold(self, token_id: int) -> bool:
         return token_id in self._special_ids or not self.tokenizer.decode([token_id]).strip()
+
+
+_REASONING_CLOSE = re.compile(r"\s*(</\w+>|\[/\w+\]|<\|end\|>)?\s*")
+"""What ends reasoning in a turn's text, with the space around it; `<|end|>` is that of gpt-oss."""
 
 
 @contextmanager

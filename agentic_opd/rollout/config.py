@@ -1,7 +1,7 @@
 """Settings of a rollout: how the policy is prompted and sampled, when an episode ends, and what it is rewarded for."""
 
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field, model_validator
 
@@ -15,11 +15,24 @@ class RendererConfig(BaseModel):
 
     renderer: Annotated[str, MOST_USED] = Field(
         default="auto",
-        description="Renderer of the `renderers` package: auto, qwen3, llama-3, glm-4.5, ..., or default (the "
-        "tokenizer's chat template). Name it for a fine-tune or a local path: auto knows exact model names only.",
+        description="Renderer of the `renderers` package: auto, qwen3, llama-3, glm-4.5, ...; default (the "
+        "tokenizer's chat template); or a class as package.module:CLASS or FILE.py:CLASS. Name it for a fine-tune or a "
+        "local path: auto knows exact model names only.",
     )
     renderer_options: dict[str, Any] = Field(
-        default_factory=dict, description="Options of that renderer, for example {enable_thinking: false}."
+        default_factory=dict,
+        description="Options of that renderer, for example {enable_thinking: false}. With default: the template's "
+        "variables, and tool_parser, which reads tool calls (hermes, llama3_json, mistral, pythonic, ...).",
+    )
+    tool_format: Literal["template", "text"] = Field(
+        default="template",
+        description="Who tells the model of its tools: its chat template, or (text) the system prompt, for a template "
+        "that knows no tools. See docs/models.md.",
+    )
+    stop_tokens: tuple[str, ...] = Field(
+        default=(),
+        description="Tokens that end a turn. Unset: those of the model's generation_config.json and tokenizer. The "
+        "token with which the chat template closes a turn is always one.",
     )
 
 

@@ -1,15 +1,25 @@
-"""One linear conversation as ids: what was sampled stays as it was sampled, and what follows is added behind it.
+"""One conversation as ids: what was sampled stays as it was sampled, and what follows is added behind it.
 
 In: the first messages, then in turn what a policy sampled (`Completion`) and the messages that answered it. Out: the
-ids that the next turn is sampled from, a `Sample` for each turn, and the record of all tokens.
+ids that the next turn is sampled from, a `Sample` for each turn, and the record of all tokens. Where the chat template
+rewrites earlier messages, `branching_prompt` begins another sequence, rendered from the first message.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from agentic_opd.core.errors import AlignmentError
-from agentic_opd.core.types import IGNORED, MOST_NATS, PROMPT_LOGPROB, Message, ToolCall, Turn, check_lengths
-from agentic_opd.rollout.chat import Chat, Prompt
+from agentic_opd.core.errors import AlignmentError, RewrittenError
+from agentic_opd.core.types import (
+    IGNORED,
+    MOST_NATS,
+    PROMPT_LOGPROB,
+    Message,
+    TokenRecord,
+    ToolCall,
+    Turn,
+    check_lengths,
+)
+from agentic_opd.rollout.chat import Chat, ParsedTurn, Prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,15 +52,6 @@ class Sample:
     turn: Turn
 
 
-@dataclass(frozen=True, slots=True)
-class TokenRecord:
-    """A conversation up to the end of its last turn; see `types.Episode` for the three sequences."""
-
-    tokens_T: tuple[int, ...]
-    masks_T: tuple[int, ...]
-    logprobs_T: tuple[float, ...]
-
-
 class Conversation:
     """Grows in place: `prompt`, then `add` what was sampled from it, then `answer`, and so on.
 
@@ -63,6 +64,8 @@ class Conversation:
         self.chat = chat
         self.messages: list[Message] = list(messages)
         self.turns: list[Turn] = []
+        self.earlier: list[TokenRecord] = []
+        """The sequences before the present one; see `branching_prompt`."""
         self.weight_version: int | None = None
         """The oldest weights that sampled a turn; None if no server said."""
         self._tokens: list[int] = []
@@ -93,21 +96,44 @@ class Conversation:
         """The ids that the next turn is sampled from. Not a copy: they grow with the conversation.
 
         Raises:
-            RendererError: the messages can't be rendered, or not without a change to earlier ids.
+            RewrittenError: the chat template changes earlier ids.
+            RendererError: the messages can't be rendered.
         """
         if self._prompt is None:
-            if self.turns:
-                last = self.turns[-1]
+            own = [turn for turn in self.turns if turn.branch == len(self.earlier)]
+            if own:
+                last = own[-1]
                 history, new = self.messages[: last.message_index + 1], self.messages[last.message_index + 1 :]
-                prompt = self.chat.next_prompt(self._tokens, last.start, last.last_user_end, history, new)
+                prompt = self.chat.next_prompt(
+                    self._tokens, last.start, last.last_user_end, history, new, sampled_from=own[0].message_index
+                )
             else:
                 prompt = self.chat.first_prompt(self.messages)
             self._tokens += prompt.token_ids
             self._prompt = prompt
         return self._tokens
 
-    def add(self, completion: Completion, *, parse: bool = True) -> Sample:
-        """Add the turn that was sampled from `prompt()`; its text as it is, without calls, unless it is to be parsed.
+    def branching_prompt(self) -> list[int]:
+        """As `prompt`; where the chat template changes earlier ids, begin another sequence with the ids that it writes.
+
+        What was sampled stays where it was sampled; in the new sequence the earlier turns are context.
+
+        Raises:
+            RendererError: the messages can't be rendered.
+        """
+        try:
+            return self.prompt()
+        except RewrittenError:
+            self.earlier.append(self.record())
+            self._tokens, self._masks, self._logprobs = [], [], []
+            return self.prompt()
+
+    def add(self, completion: Completion, parsed: ParsedTurn | None = None) -> Sample:
+        """Add the turn that was sampled from `prompt()`.
+
+        Args:
+            completion: What was sampled.
+            parsed: The message that it stands for; None: it is parsed here.
 
         Raises:
             RendererError: it can't be parsed; the conversation stays as it was.
@@ -116,6 +142,7 @@ class Conversation:
         assert prompt is not None
         ids, start, index = completion.token_ids, len(tokens), len(self.messages)
         cut_off = completion.finish_reason == "length"
+        parsed = parsed or self.chat.parse(tokens, ids, index)
         turn = Turn(
             start=start,
             end=start + len(ids),
@@ -124,8 +151,9 @@ class Conversation:
             message_index=index,
             truncated=cut_off,
             weight_version=completion.weight_version,
+            reasoning_tokens=self.chat.reasoning_tokens(ids, parsed.message),
+            branch=len(self.earlier),
         )
-        parsed = self.chat.parse(tokens, ids, index) if parse else self.chat.unparsed(ids)
         self._tokens += ids
         self._masks += [IGNORED] * len(prompt.token_ids) + list(ids)
         self._logprobs += [PROMPT_LOGPROB] * len(prompt.token_ids) + list(completion.logprobs)
@@ -145,10 +173,15 @@ class Conversation:
     def fork(self) -> "Conversation":
         """A conversation of its own that goes on from here."""
         fork = Conversation(self.chat, self.messages)
+        fork.earlier = self.earlier[:]
         fork.turns, fork.weight_version, fork._prompt = self.turns[:], self.weight_version, self._prompt
         fork._tokens, fork._masks, fork._logprobs = self._tokens[:], self._masks[:], self._logprobs[:]
         return fork
 
+    def records(self) -> list[TokenRecord]:
+        """All sequences, each up to the end of its last turn; a later one that has no turn yet is left out."""
+        return [*self.earlier, *([self.record()] if self._masks or not self.earlier else [])]
+
     def record(self) -> TokenRecord:
-        """The tokens up to the end of the last turn."""
+        """The present sequence up to the end of its last turn."""
         return TokenRecord(tuple(self._tokens[: len(self._masks)]), tuple(self._masks), tuple(self._logprobs))

@@ -80,7 +80,7 @@ class AgentLoop:
     async def step(self, policy: Policy) -> StopReason | None:
         """Sample one turn and answer it; returns why the episode ends, None if it goes on."""
         async with in_turn():
-            prompt_ids = self.conversation.prompt()
+            prompt_ids = self.conversation.branching_prompt()
         room = self.config.max_token_length - len(prompt_ids)
         if room < 1:
             return StopReason.CONTEXT_FULL
@@ -94,7 +94,7 @@ class AgentLoop:
                 sample = self.conversation.add(completion)
         except RendererError as error:
             logger.warning("an episode of %s ends with turn %d: %s", self.task.task_id, len(self.changes), error)
-            self.conversation.add(completion, parse=False)
+            self.conversation.add(completion, self.conversation.chat.unparsed(completion.token_ids))
             return StopReason.RENDER_ERROR
         if sample.turn.truncated and sample.turn.end >= self.config.max_token_length:
             return StopReason.CONTEXT_FULL
@@ -126,13 +126,13 @@ class AgentLoop:
 
     def episode(self, stop: StopReason, failure: Exception | None = None) -> Episode:
         """The conversation so far as an Episode."""
-        record = self.conversation.record()
+        *earlier, last = self.conversation.records()
         return Episode(
             task=self.task,
             messages=tuple(self.conversation.messages),
-            tokens_T=record.tokens_T,
-            masks_T=record.masks_T,
-            logprobs_T=record.logprobs_T,
+            tokens_T=last.tokens_T,
+            masks_T=last.masks_T,
+            logprobs_T=last.logprobs_T,
             turns=tuple(self.conversation.turns),
             stop_reason=stop,
             tool_calls=self.tool_calls,
@@ -141,6 +141,7 @@ class AgentLoop:
             error=failure,
             weight_version=self.conversation.weight_version,
             changes=tuple(self.changes),
+            earlier=tuple(earlier),
         )
 
 

@@ -3,15 +3,32 @@
 In: a tokenizer and the settings. Out: a `renderers` renderer for `chat.Chat`.
 """
 
-from collections.abc import Generator
+import json
+import logging
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
-from renderers import AutoRendererConfig, DefaultRenderer, Renderer, config_from_name, create_renderer
+from renderers import (
+    CustomRendererConfig,
+    DefaultRendererConfig,
+    ParsedResponse,
+    Renderer,
+    config_from_name,
+    create_renderer,
+)
+from renderers.base import MODEL_RENDERER_MAP
+from renderers.parsers import TOOL_PARSERS
 
-from agentic_opd.core.errors import ConfigError, RendererError
+from agentic_opd.core.errors import ConfigError, RendererError, RewrittenError
+from agentic_opd.core.text import control_tokens
 from agentic_opd.core.types import Message
-from agentic_opd.rollout.chat import Chat
+from agentic_opd.rollout.chat import Chat, Prompt
+from agentic_opd.rollout.config import RendererConfig
+from agentic_opd.rollout.template import TemplateRenderer
+from agentic_opd.rollout.tool_formats import FORMATS, OF_RENDERERS, WRITTEN
+
+logger = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -26,77 +43,237 @@ def explained_tokenizer_errors(name: str) -> Generator[None]:
         ) from error
 
 
-def load_renderer(tokenizer: Any, name: str, options: dict[str, Any]) -> Renderer:
-    """Make the renderer `name` for `tokenizer`, one that keeps earlier reasoning so that prompts can be extended.
+def load_renderer(
+    tokenizer: Any,
+    name: str,
+    options: Mapping[str, Any],
+    *,
+    tool_format: Literal["template", "text"] = "template",
+    stop_tokens: Sequence[str] = (),
+) -> Renderer:
+    """Make the renderer `name` for `tokenizer`, one that extends prompts also where a user speaks.
+
+    Whether the family drops earlier reasoning there is `Chat.next_prompt`'s to find out; an option
+    `thinking_retention` decides it instead.
+
+    Args, as the settings of `RendererConfig`:
+        tokenizer: The policy's.
+        name: `renderer`.
+        options: `renderer_options`.
+        tool_format: Who tells the model of its tools.
+        stop_tokens: What ends a turn; empty: what the model's own files say.
 
     Raises:
-        ConfigError: the name or an option is unknown, or no parser for tool calls is known.
+        ConfigError: a name or an option is unknown, or no parser for tool calls is known. The message lists the names.
     """
-    make: Any = create_renderer
+    problem = f"renderer {name!r} with options {dict(options)!r}"
+    stop_ids = _token_ids(tokenizer, stop_tokens)
     try:
-        renderer: Any = make(tokenizer, type(config_from_name(name) or AutoRendererConfig())(**options))
-        resolved = renderer.config
-        if not isinstance(renderer, DefaultRenderer) and resolved.thinking_retention is None:
-            renderer = make(tokenizer, resolved.model_copy(update={"thinking_retention": "all"}))
-    except (ValueError, TypeError, AssertionError, NotImplementedError) as error:
-        raise ConfigError(f"renderer {name!r} with options {options!r}: {error}") from error
-    if isinstance(renderer, DefaultRenderer) and not renderer.supports_tools:
+        config = _config(tokenizer, name, options, tool_format)
+        if isinstance(config, DefaultRendererConfig):
+            return _template_renderer(tokenizer, config, tool_format, stop_ids or _stop_ids_of_files(tokenizer))
+        if tool_format == "text":
+            raise ConfigError(f"{problem}: tool_format text needs renderer: default")
+        make: Any = create_renderer
+        renderer: Any = make(WithoutUnknown(tokenizer), config)
+        if getattr(renderer.config, "thinking_retention", "all") is None:
+            renderer.effective_thinking_retention = "all"
+    except ConfigError:
+        raise
+    except Exception as error:  # A class of one's own raises whatever it likes.
+        raise ConfigError(f"{problem}: {error}") from error
+    stopping: Any = StoppingAt(renderer, stop_ids)
+    return stopping if stop_ids else renderer
+
+
+def configured_renderer(tokenizer: Any, config: RendererConfig) -> Renderer:
+    """Make the renderer of the settings; see `load_renderer`."""
+    return load_renderer(
+        tokenizer,
+        config.renderer,
+        config.renderer_options,
+        tool_format=config.tool_format,
+        stop_tokens=config.stop_tokens,
+    )
+
+
+def _config(tokenizer: Any, name: str, options: Mapping[str, Any], tool_format: str) -> Any:
+    """The renderer's own settings.
+
+    Raises:
+        ValueError, TypeError, ImportError: there is no such renderer, or it does not know an option.
+    """
+    if name == "auto":
+        family = MODEL_RENDERER_MAP.get(getattr(tokenizer, "name_or_path", ""))
+        name = family if family and tool_format == "template" else "default"
+    if ":" in name:
+        return CustomRendererConfig(import_path=name, **options)
+    if name == "custom":
+        return CustomRendererConfig(**options)
+    known = config_from_name(name)
+    return type(known)(**options)
+
+
+def _template_renderer(
+    tokenizer: Any, config: DefaultRendererConfig, tool_format: str, stop_token_ids: Sequence[int]
+) -> TemplateRenderer:
+    """The tokenizer's chat template, with what reads tool calls.
+
+    Raises:
+        ConfigError: no parser is named, or none of that name is known, or it can't write calls as text.
+    """
+    name = config.tool_parser or ("hermes" if tool_format == "text" else None)
+    if tool_format == "text" and name not in WRITTEN:
+        raise ConfigError(
+            f"tool_format text writes tool calls as {', '.join(WRITTEN)}; renderer_options.tool_parser is {name!r}"
+        )
+    names = ", ".join(sorted({*FORMATS, *OF_RENDERERS, *TOOL_PARSERS}))
+    if name is None:
         raise ConfigError(
             f"no renderer is known for tokenizer {getattr(tokenizer, 'name_or_path', '?')!r}, so tool calls could not "
-            "be parsed. Name the model family in `renderer` (for example qwen3), or use renderer: default with "
-            "renderer_options: {tool_parser: ...}."
+            "be read. Name the model family in `renderer` (for example qwen3). Or use its chat template, and name what "
+            "reads its tool calls: renderer: default with renderer_options: {tool_parser: ...}, which is one of "
+            f"{names}. If the chat template knows no tools, set tool_format: text."
         )
-    return renderer
+    if name not in FORMATS and name not in OF_RENDERERS and name not in TOOL_PARSERS:
+        raise ConfigError(f"renderer_options.tool_parser is {name!r}, expected one of {names}")
+    of_renderers = None if name in FORMATS else OF_RENDERERS.get(name, name)
+    return TemplateRenderer(
+        WithoutUnknown(tokenizer),
+        config.model_copy(update={"tool_parser": of_renderers}),
+        FORMATS.get(name),
+        in_text=tool_format == "text",
+        stop_token_ids=stop_token_ids,
+    )
+
+
+def _token_ids(tokenizer: Any, tokens: Sequence[str]) -> list[int]:
+    """Raises ConfigError where one is no token of the tokenizer."""
+    vocabulary = tokenizer.get_vocab() if tokens else {}
+    if unknown := [token for token in tokens if token not in vocabulary]:
+        known = ", ".join(control_tokens(tokenizer).values())
+        raise ConfigError(f"stop_tokens: {unknown[0]!r} is no token of the tokenizer. Its special tokens: {known}")
+    return [vocabulary[token] for token in tokens]
+
+
+def _stop_ids_of_files(tokenizer: Any) -> list[int]:
+    """The `eos_token_id` of the model's generation_config.json, and the tokenizer's own."""
+    from transformers import GenerationConfig  # Seconds, and not needed to find wrong settings.
+
+    name = getattr(tokenizer, "name_or_path", "")
+    try:
+        said: Any = GenerationConfig.from_pretrained(name).eos_token_id if name else None
+    except (OSError, ValueError):  # The folder or repository has none.
+        said = None
+    listed = said if isinstance(said, list) else [said]
+    return [token_id for token_id in (*listed, tokenizer.eos_token_id) if token_id is not None]
+
+
+class WithoutUnknown:
+    """A tokenizer that names no unknown token: the renderers take each token of that id for missing.
+
+    In tokenizers of GPT-2's kind, such as SmolLM2's, `<|endoftext|>` is the unknown token too.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._vocabulary: dict[str, int] = tokenizer.get_vocab()
+        self.unk_token_id = None
+
+    def convert_tokens_to_ids(self, tokens: Any) -> Any:
+        """Ids; None for what is no token."""
+        if isinstance(tokens, str):
+            return self._vocabulary.get(tokens)
+        return [self._vocabulary.get(token) for token in tokens]
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "_tokenizer":
+            raise AttributeError(name)
+        return getattr(self._tokenizer, name)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Encode, as the tokenizer does."""
+        return self._tokenizer(*args, **kwargs)
+
+    def __len__(self) -> int:
+        return len(self._tokenizer)
+
+
+class StoppingAt:
+    """A renderer whose turns end at other tokens than its family's."""
+
+    def __init__(self, renderer: Renderer, stop_token_ids: list[int]) -> None:
+        self._renderer, self._stop_token_ids = renderer, stop_token_ids
+
+    def get_stop_token_ids(self) -> list[int]:
+        """What ends a turn."""
+        return list(self._stop_token_ids)
+
+    def parse_response(self, token_ids: list[int], **kwargs: Any) -> ParsedResponse:
+        """Read a turn without the token that ended it, unless its family knows that token."""
+        foreign = {*self._stop_token_ids} - {*self._renderer.get_stop_token_ids()}
+        ends = token_ids[-1:] and token_ids[-1] in foreign
+        return self._renderer.parse_response(token_ids[:-1] if ends else token_ids, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "_renderer":
+            raise AttributeError(name)
+        return getattr(self._renderer, name)
+
+
+_CALL = {"command": "ls"}
 
 
 def check_round_trip(chat: Chat) -> None:
     """Render, parse and extend a small conversation, to find at start-up what would fail in every rollout.
 
     Raises:
-        RendererError: a tool call does not survive the way to tokens and back, or prompts can't be extended.
+        RendererError: a tool call does not survive the way to tokens and back, or what answers it can't be rendered.
     """
     name = chat.tools[0]["function"]["name"]
     before: list[Message] = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
-    call = {"id": "call_0_0", "type": "function", "function": {"name": name, "arguments": '{"command": "ls"}'}}
-    turn: Message = {"role": "assistant", "content": "", "tool_calls": [call]}
-    prompt = chat.first_prompt(before)
-    whole = chat.renderer.render_ids([*before, turn], tools=chat.tools)  # type: ignore[list-item]
-    shared = 0
-    while shared < min(len(prompt.token_ids), len(whole)) and prompt.token_ids[shared] == whole[shared]:
-        shared += 1
+    call = {"id": "call00000", "type": "function", "function": {"name": name, "arguments": json.dumps(_CALL)}}
+    plain: Message = {"role": "assistant", "content": "", "tool_calls": [call]}
+    prompt, written = chat.first_prompt(before), ""
+    # Some families open reasoning in the prompt: a call without any is none of their turns.
+    for turn in (plain, {**plain, "reasoning_content": "I look."}):
+        completion = _completion(chat, prompt, [*before, turn])
+        parsed = chat.parse([*prompt.token_ids], completion, 0) if completion else None
+        if parsed is not None and [c.arguments for c in parsed.tool_calls] == [_CALL]:
+            break
+        written = written or chat.text(completion)
+    else:
+        raise _unread(chat, name, written)
+    answer: Message = {"role": "tool", "tool_call_id": "call00000", "name": name, "content": "ok"}
+    known = [*prompt.token_ids, *completion]
+    try:
+        chat.next_prompt(known, len(prompt.token_ids), prompt.last_user_end, [*before, turn], [answer])
+    except RewrittenError as error:
+        logger.warning("every turn after a tool result becomes a sequence of its own: %s", error)
+        chat.first_prompt([*before, turn, answer])
+
+
+def _unread(chat: Chat, name: str, written: str) -> RendererError:
+    """Why a call to `name` that was written so can't be read, and what to do."""
+    if name not in written:
+        return RendererError(
+            f"the chat template writes no tool calls: of one to {name} it makes {written!r}. Set tool_format: text, "
+            f"which writes them as {' or '.join(WRITTEN)} (renderer_options.tool_parser), or name the model's own "
+            "renderer in `renderer`"
+        )
+    return RendererError(
+        f"renderer {type(chat.renderer).__name__} does not read back the tool call it wrote, {written!r}. Name the "
+        "model's own renderer in `renderer`, or what reads this format in renderer_options.tool_parser: "
+        f"{', '.join([*FORMATS, *OF_RENDERERS, *TOOL_PARSERS])}"
+    )
+
+
+def _completion(chat: Chat, prompt: Prompt, messages: Sequence[Message]) -> list[int]:
+    """The ids that the renderer writes the last message as, behind what it shares with the prompt before it."""
+    whole = chat.renderer.render_ids(list(messages), tools=chat.tools)  # type: ignore[arg-type]
+    pairs = enumerate(zip(prompt.token_ids, whole, strict=False))
+    shared = next((i for i, (a, b) in pairs if a != b), min(len(prompt.token_ids), len(whole)))
     completion = whole[shared:]
     closes = [i for i, token in enumerate(completion) if token in chat.stop_token_ids]
-    if closes:  # Some families close no turn of their own: the next message's role does.
-        completion = completion[: closes[-1] + 1]
-    parsed = chat.parse([*prompt.token_ids], completion, 0) if completion else None
-    if parsed is None or [c.arguments for c in parsed.tool_calls] != [{"command": "ls"}]:
-        raise RendererError(
-            f"renderer {type(chat.renderer).__name__} does not read back the tool call it wrote; name the model's "
-            "own renderer in `renderer`, or another renderer_options.tool_parser"
-        )
-    answer: Message = {"role": "tool", "tool_call_id": "call_0_0", "name": name, "content": "ok"}
-    known = [*prompt.token_ids, *completion]
-    chat.next_prompt(known, len(prompt.token_ids), prompt.last_user_end, [*before, turn], [answer])
-
-
-def reasoning_warning(chat: Chat) -> str | None:
-    """What a model that thinks cannot do with this renderer; None if it can do all, or does not think.
-
-    Sampled reasoning stays in every later prompt, so a template that drops it can't be followed further.
-    """
-    before: list[Message] = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
-    prompt = chat.first_prompt(before)
-    if "</think>" in chat.tokenizer.decode(list(prompt.token_ids[prompt.assistant_open :])):
-        return None  # Thinking is switched off: the opening holds a block that is empty.
-    turn: Message = {"role": "assistant", "content": "a", "reasoning_content": "r"}
-    try:
-        known = chat.renderer.render_ids([*before, turn], tools=chat.tools)  # type: ignore[list-item]
-        reply: Message = {"role": "user", "content": "u"}
-        chat.next_prompt(known, len(prompt.token_ids), prompt.last_user_end, [*before, turn], [reply])
-    except RendererError:
-        return (
-            "the chat template drops earlier reasoning when a user speaks. An episode of a model that thinks ends "
-            "there (render_error), and so does one with a turn that was cut off: name the model's own renderer in "
-            "env.renderer, or switch thinking off in env.renderer_options"
-        )
-    return None
+    # Some families close no turn of their own: the next message's role does.
+    return completion[: closes[-1] + 1] if closes else completion

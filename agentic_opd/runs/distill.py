@@ -11,7 +11,7 @@
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import SecretStr
 
@@ -30,6 +30,7 @@ from agentic_opd.core.types import (
     Task,
     TeacherRequest,
     TeacherRows,
+    TokenRecord,
     Turn,
     TurnOutcome,
 )
@@ -39,7 +40,7 @@ from agentic_opd.distill.connect import PolicyEndpoint, make_teacher
 from agentic_opd.distill.distiller import DistilledGroup, Distiller
 from agentic_opd.distill.pipeline import DistilledEpisode, scored_by, without_hint
 from agentic_opd.distill.teacher import TeacherClient
-from agentic_opd.rollout.chat import Chat
+from agentic_opd.rollout.chat import Chat, ParsedTurn
 from agentic_opd.rollout.conversation import Completion, Conversation
 from agentic_opd.rollout.renderer import explained_tokenizer_errors, load_renderer
 from agentic_opd.runs.logs import has_arguments, plain_messages
@@ -91,9 +92,10 @@ def episode_of(rollout: ScoredRollout, chat: Chat, task_id: str) -> Episode:
         stop = next((i + 1 for i in range(start, end) if tokens[i] in chat.stop_token_ids), end)
         cut_off = tokens[stop - 1] not in chat.stop_token_ids
         ids = tokens[start:stop]
-        sample = talk.add(Completion(ids, (0.0,) * len(ids), "length" if cut_off else "stop"), parse=False)
+        sample = talk.add(
+            Completion(ids, (0.0,) * len(ids), "length" if cut_off else "stop"), ParsedTurn(messages[at], ())
+        )
         turns.append(_moved(replace(sample.turn, end=end, message_index=at), kept))
-        talk.messages[-1] = messages[at]
         talk.answer(messages[at + 1 : following])
     not_sampled = tuple(ContextTurn(index, "not_sampled") for index in left_out)
     return Episode(
@@ -127,6 +129,17 @@ def _with_versions(turns: Sequence[Turn], records: Sequence[TurnRecord] | None) 
     return tuple(replace(turn, weight_version=versions.get((turn.start, turn.end))) for turn in turns)
 
 
+def _learned_only(record: TokenRecord, turns: Sequence[Turn]) -> TokenRecord:
+    """Return the record with masks and log-probabilities outside of `turns` as in prompts."""
+    learned = {position for turn in turns for position in range(turn.start, turn.end)}
+    places = range(len(record.tokens_T))
+    return TokenRecord(
+        record.tokens_T,
+        tuple(record.masks_T[p] if p in learned else IGNORED for p in places),
+        tuple(record.logprobs_T[p] if p in learned else PROMPT_LOGPROB for p in places),
+    )
+
+
 def episode_said(messages: Sequence[Message], chat: Chat, task_id: str) -> Episode:
     """The episode of a conversation in text: its ids are those that the renderer writes, and no policy sampled them.
 
@@ -149,21 +162,24 @@ def episode_said(messages: Sequence[Message], chat: Chat, task_id: str) -> Episo
     for at, following in zip(said, [*said[1:], len(messages)], strict=True):
         asked = next(i for i in range(at, 0, -1) if messages[i - 1]["role"] != "assistant")
         ids = chat.written([*messages[:asked], messages[at]])
-        talk.add(Completion(ids, (0.0,) * len(ids)), parse=False)
-        talk.messages[-1] = messages[at]
+        talk.branching_prompt()
+        talk.add(Completion(ids, (0.0,) * len(ids)), ParsedTurn(messages[at], ()))
         talk.answer(messages[at + 1 : following])
-    record, turns = talk.record(), [turn for turn in talk.turns if turn.message_index not in context]
-    learned = {position for turn in turns for position in range(turn.start, turn.end)}
-    places = range(len(record.tokens_T))
+    turns = [turn for turn in talk.turns if turn.message_index not in context]
+    *earlier, last = (
+        _learned_only(record, [turn for turn in turns if turn.branch == branch])
+        for branch, record in enumerate(talk.records())
+    )
     return Episode(
         task=Task(task_id, "", None),
         messages=tuple(messages),
-        tokens_T=record.tokens_T,
-        masks_T=tuple(record.masks_T[p] if p in learned else IGNORED for p in places),
-        logprobs_T=tuple(record.logprobs_T[p] if p in learned else PROMPT_LOGPROB for p in places),
+        tokens_T=last.tokens_T,
+        masks_T=last.masks_T,
+        logprobs_T=last.logprobs_T,
         turns=tuple(turns),
         stop_reason=StopReason.CLOSED,
         context_turns=tuple(ContextTurn(index, "not_sampled") for index in sorted(context)),
+        earlier=tuple(earlier),
     )
 
 
@@ -208,6 +224,8 @@ class PolicyDistiller:
         tokenizer_name: str = "",
         renderer: str = "auto",
         renderer_options: dict[str, Any] | None = None,
+        tool_format: Literal["template", "text"] = "template",
+        stop_tokens: Sequence[str] = (),
         retry_s: float = 60.0,
         seed: int = 0,
     ) -> "AsyncGenerator[PolicyDistiller]":
@@ -220,6 +238,8 @@ class PolicyDistiller:
             tokenizer_name: A hub name or a folder; "": that of the server's model.
             renderer: As the setting `renderer`.
             renderer_options: As the setting `renderer_options`.
+            tool_format: As the setting `tool_format`.
+            stop_tokens: As the setting `stop_tokens`.
             retry_s: Seconds to go on asking a server that does not answer.
             seed: Of the choice of other turns' hints.
 
@@ -236,7 +256,10 @@ class PolicyDistiller:
             name = tokenizer_name or await fetch_model_path(client)
             with explained_tokenizer_errors(name):
                 tokenizer = load(name)
-            chat = Chat(load_renderer(tokenizer, renderer, renderer_options or {}), tokenizer, ())
+            written_by = load_renderer(
+                tokenizer, renderer, renderer_options or {}, tool_format=tool_format, stop_tokens=stop_tokens
+            )
+            chat = Chat(written_by, tokenizer, ())
             distiller = Distiller(config, max_token_length=info.max_model_len, retry_s=retry_s, seed=seed)
             try:
                 key = SecretStr(api_key) if api_key else None
@@ -287,7 +310,9 @@ class PolicyDistiller:
 
     async def with_logprobs(self, episode: Episode) -> Episode:
         """The episode with the policy's own logprobs; see `logprobs_of`."""
-        return replace(episode, logprobs_T=await self.logprobs_of(episode.tokens_T, episode.masks_T))
+        *earlier, last = await gather_all(self.logprobs_of(one.tokens_T, one.masks_T) for one in episode.sequences)
+        pairs = zip(episode.earlier, earlier, strict=True)
+        return replace(episode, logprobs_T=last, earlier=tuple(replace(one, logprobs_T=read) for one, read in pairs))
 
     async def scored_again(self, rollout: ScoredRollout, *, reads_hints: bool = True) -> ScoredRollout:
         """A rollout with the teacher's rows of the hints that its records hold; nobody is asked for new ones.
@@ -307,7 +332,7 @@ class PolicyDistiller:
         read = await gather_all(self._read_again(rollout, record, reads_hints) for record in rollout.turns)
         at = {index: rows for index, (_, rows) in enumerate(read) if rows is not None}
         # What builds arrays needs spans only.
-        turns = [Turn(*record.span, record.span[0], record.span[0], 0) for record in rollout.turns]
+        turns = [Turn(*record.scored_span, record.span[0], record.span[0], 0) for record in rollout.turns]
         episode = Episode(
             Task("none", "", None),
             ({"role": "assistant", "content": ""},),
@@ -326,11 +351,11 @@ class PolicyDistiller:
         plain = replace(
             record, control=None, scored_version=None, baseline_logprobs=None, unhinted_logprobs=None, error=None
         )
-        place, (start, end) = record.insert_at, record.span
+        place, (start, end) = record.insert_at, record.scored_span
         if not record.hint or (reads_hints and place is None):
             return replace(plain, error=record.error), None
         tokens, ids = tuple(rollout.tokens_T), record.hint_token_ids
-        place = start if place is None else place
+        place = record.span[0] if place is None else place
         version = record.weight_version
         request = TeacherRequest(tokens[:place] + ids + tokens[place:end], end - start, place, ids, version)
         config, servers = self.distiller.config, self.distiller.servers_of(self.policy_url)

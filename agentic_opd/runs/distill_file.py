@@ -173,11 +173,12 @@ class FileDistiller:
             return DistilledLine("unmatched", None, (str(error),))
         done = await self.by.distill(await self.by.with_logprobs(episode))
         about = (await self.by.close_group([done])).about
-        rollout = ScoredRollout.of_conversation(
-            done.episode, given_reward=None, rows=done.arrays, turns=tuple(done.records)
+        rollouts = tuple(
+            ScoredRollout.of_conversation(branch, given_reward=None, rows=arrays, turns=records)
+            for branch, arrays, records in done.branches()
         )
         group = ScoredGroup(
-            (rollout,), item_id=line.item_id, distillation=about, other_overrides={OFF_POLICY: "rendered"}
+            rollouts, item_id=line.item_id, distillation=about, other_overrides={OFF_POLICY: "rendered"}
         )
         return _written(group)
 

@@ -2,12 +2,14 @@
 
 import logging
 from collections import Counter, deque
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 
 from agentic_opd.core.errors import ServerRequestError, ServerUnreachableError
 from agentic_opd.core.notices import Notices
+from agentic_opd.core.types import IGNORED
 from agentic_opd.runs.membership import Membership
-from agentic_opd.wire.group import ScoredGroup
+from agentic_opd.wire.group import ScoredGroup, ScoredRollout
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +52,11 @@ class Outbox:
         return len(self._groups)
 
     def add(self, group: ScoredGroup) -> None:
-        """A group is finished; one that the trainer could not take is skipped."""
+        """A group is finished; what of it the trainer could not take is skipped."""
+        for part in parts(group, self._member.env.group_size):
+            self._add(part)
+
+    def _add(self, group: ScoredGroup) -> None:
         longest, most = max(len(one.tokens_T) for one in group.rollouts), self._member.trainer.max_token_len
         if 0 < most <= longest:
             self.skip("too_long", f"it has {longest} tokens, the trainer takes less than {most}")
@@ -91,3 +97,42 @@ class Outbox:
         while self._groups or not self._member.is_sure:
             await self._member.ensure()
             await self.send()
+
+
+def parts(group: ScoredGroup, group_size: int) -> Iterator[ScoredGroup]:
+    """A group as items that the API can make batches of: of `group_size` sequences, or of one.
+
+    A group of as many sequences as rollouts is one item. Where rollouts have several branches, the item holds of each
+    the one with the most sampled tokens, and every other branch is an item by itself; each item says what all of them
+    are compared with (`rollout_scores`), so that the reward reaches every branch and each rollout counts once. Where
+    rollouts are missing, as in a group of conversations that was closed early, each sequence goes by itself.
+
+    Args:
+        group: The group of one item, of one session, or of several.
+        group_size: Rollouts of a full group.
+    """
+    best: dict[int, ScoredRollout] = {}
+    number = -1
+    for one, is_first in zip(group.rollouts, group.is_first_of_rollout, strict=True):
+        number += is_first
+        if is_first or _sampled(one) > _sampled(best[number]):
+            best[number] = one
+    whole = list(best.values()) if len(best) == group_size else []
+    alone = [[one] for one in group.rollouts if not any(one is chosen for chosen in whole)]
+    items = [*([whole] if whole else []), *alone]
+    if len(items) == 1:
+        yield group
+        return
+    for place, item in enumerate(items):
+        outcomes = Counter(turn.outcome.value for one in item for turn in one.turns or ())
+        yield replace(
+            group,
+            rollouts=tuple(item),
+            group_id=f"{group.group_id}/{place}",
+            distillation=group.distillation and replace(group.distillation, outcomes=outcomes),
+            rollout_scores=group.compared_scores or None,
+        )
+
+
+def _sampled(one: ScoredRollout) -> int:
+    return sum(mask != IGNORED for mask in one.masks_T)

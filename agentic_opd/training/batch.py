@@ -1,11 +1,13 @@
 """The scored groups of a batch -> padded tensors whose alignment was checked."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from agentic_opd.core.errors import AlignmentError, ConfigError
 from agentic_opd.core.types import IGNORED, check_lengths
@@ -51,6 +53,8 @@ class TrainBatch:
     """bool: somebody judged what came of the sequence; GRPO leaves out the others."""
     groups_B: Tensor
     """int64: the place of each sequence's group in the batch."""
+    compared_BS: Tensor
+    """float32: the scores of the rollouts that a sequence is compared with, each rollout once; NaN if padded."""
 
     @property
     def scored_BT(self) -> Tensor:
@@ -70,7 +74,7 @@ class TrainBatch:
     def rows(self, index: Sequence[int]) -> "TrainBatch":
         """The sequences of these indices, cut to the longest of them."""
         length, kept = int(self.attended_BT[list(index)].sum(-1).max()), list(index)
-        return self._changed(lambda name, t: t[kept] if name.endswith("_B") else t[kept][:, :length])
+        return self._changed(lambda name, t: t[kept] if name.endswith(("_B", "_BS")) else t[kept][:, :length])
 
     def parts(self, max_tokens: int, *, is_packed: bool) -> Iterator[list[int]]:
         """Indices of the sequences that are computed together: about `max_tokens` a part, padding included.
@@ -129,6 +133,7 @@ def make_batch(groups: Sequence[ScoredGroup], *, contrast: bool = False) -> Trai
     rollouts = [one for group in groups for one in group.rollouts]
     if not rollouts:
         raise AlignmentError("a batch holds no sequence")
+    compared = [torch.tensor(group.compared_scores) for group in groups for _ in group.rollouts]
     size = (len(rollouts), max(len(one.tokens_T) for one in rollouts))
     widest = max((len(row) for one in rollouts if one.rows for row in one.rows.token_ids_TK), default=0)
     rows = (*size, max(1, widest))
@@ -149,6 +154,7 @@ def make_batch(groups: Sequence[ScoredGroup], *, contrast: bool = False) -> Trai
         scores_B=torch.tensor([one.score for one in rollouts], dtype=torch.float32),
         rewarded_B=torch.tensor([one.is_rewarded for one in rollouts]),
         groups_B=torch.tensor([number for number, group in enumerate(groups) for _ in group.rollouts]),
+        compared_BS=pad_sequence(compared, batch_first=True, padding_value=math.nan),
     )
     places = [
         f"group {number}, sequence {i}" for number, group in enumerate(groups) for i in range(len(group.rollouts))
@@ -218,7 +224,7 @@ def _controls(one: ScoredRollout) -> dict[int, Sequence[float | None]]:
     rows: dict[int, Sequence[float | None]] = {}
     for turn in one.turns or ():
         if turn.is_scored and turn.control is not None:
-            rows |= zip(range(*turn.span), turn.control.logprobs_RK, strict=True)
+            rows |= zip(range(*turn.scored_span), turn.control.logprobs_RK, strict=True)
     return rows
 
 

@@ -178,7 +178,12 @@ def contrast_target(
 
 
 def group_advantages(
-    scores_B: Tensor, groups_B: Tensor, rewarded_B: Tensor | None = None, *, divide_by_std: bool = True
+    scores_B: Tensor,
+    groups_B: Tensor,
+    rewarded_B: Tensor | None = None,
+    *,
+    compared_BS: Tensor | None = None,
+    divide_by_std: bool = True,
 ) -> Tensor:
     """(score - mean of its group) / (standard deviation of its group + 1e-4), [B]; 0 where all scores are equal (GRPO).
 
@@ -187,17 +192,23 @@ def group_advantages(
         groups_B: Which group each belongs to, ints.
         rewarded_B: bool: nobody judged the others, so their score says nothing: they get 0, and are compared with none.
             None: all are rewarded.
+        compared_BS: The scores whose mean and deviation count, the same for each sequence of a group, NaN if padded: a
+            rollout of several sequences counts once. None: those of the group's sequences.
         divide_by_std: False leaves the division out (Dr. GRPO, arXiv 2503.20783).
     """
     advantages = torch.zeros_like(scores_B)
     rewarded = torch.ones_like(groups_B, dtype=torch.bool) if rewarded_B is None else rewarded_B
     for group in groups_B[rewarded].unique():
         member = (groups_B == group) & rewarded
-        if (scores_B[member] == scores_B[member][0]).all():
+        compared = scores_B[member]
+        if compared_BS is not None:
+            row = compared_BS[member][0]
+            compared = row[~row.isnan()]
+        if (compared == compared[0]).all():
             continue
-        centred = scores_B[member] - scores_B[member].mean()
-        scale = centred.square().mean().sqrt() + 1e-4 if divide_by_std else 1.0
-        advantages[member] = centred / scale
+        mean = compared.mean()
+        scale = (compared - mean).square().mean().sqrt() + 1e-4 if divide_by_std else 1.0
+        advantages[member] = (scores_B[member] - mean) / scale
     return advantages
 
 

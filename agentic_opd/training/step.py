@@ -45,7 +45,9 @@ def train_step(
         logprob_drift, skipped_updates, and the counts of tokens. A skipped update has its counts only.
     """
     divide = config.loss.divide_by_std
-    advantages_B = group_advantages(batch.scores_B, batch.groups_B, batch.rewarded_B, divide_by_std=divide)
+    advantages_B = group_advantages(
+        batch.scores_B, batch.groups_B, batch.rewarded_B, compared_BS=batch.compared_BS, divide_by_std=divide
+    )
     scored, sampled = batch.scored_BT & batch.sampled_BT, batch.sampled_BT
     scored_count, sampled_count = float(scored.sum()), float(sampled.sum())
     trained = trained_positions(config.loss, sampled, scored, advantages_B, batch.step_scores_BT)

@@ -110,7 +110,15 @@ def _field_problems(fields: dict[str, Any]) -> Iterator[Problem]:
             yield Problem("", f"{name}: expected a list, got {_kind(fields, name)}")
         elif len(column) != size:
             yield Problem("", f"{name}: expected {size} entries, one a sequence, got {len(column)}")
-    opd = _object(_object(fields.get("group_overrides")).get("opd"))
+    about = _object(fields.get("group_overrides"))
+    scores = about.get("rollout_scores", [])
+    if not (isinstance(scores, list) and all(map(is_number, cast(list[Any], scores)))):
+        yield Problem("", f"group_overrides: rollout_scores {scores!r}, expected a list of finite numbers")
+    yield from _opd_problems(_object(about.get("opd")))
+
+
+def _opd_problems(opd: dict[str, Any]) -> Iterator[Problem]:
+    """What a group says of its distillation."""
     said = opd.get("outcomes")
     if said is not None and not (isinstance(said, dict) and all(map(is_int, said.values()))):
         yield Problem("", f"group_overrides: outcomes {said!r}, expected an object of counts")
@@ -186,8 +194,21 @@ def _record_form(record: Any, length: int) -> Iterator[str]:
         yield "hint_token_ids: expected token ids"
     if not (place is None or is_int(place)):
         yield f"insert_at: {place!r}, expected a position of the turn's prompt, or null"
-    tokens = span[1] - span[0] if _are_ids(span) and len(span) == 2 else 0
-    yield from _further_form(cast(dict[str, Any], record), tokens)
+    fields = cast(dict[str, Any], record)
+    if _are_ids(span) and len(span) == 2:
+        yield from _reasoning_form(fields, *span)
+        first = fields.get("scored_from")
+        yield from _further_form(fields, span[1] - (first if is_int(first) else span[0]))
+    else:
+        yield from _further_form(fields, 0)
+
+
+def _reasoning_form(record: dict[str, Any], start: int, end: int) -> Iterator[str]:
+    reasoning, first = record.get("reasoning_tokens", 0), record.get("scored_from", start)
+    if not (is_int(reasoning) and 0 <= reasoning <= max(end - start, 0)):
+        yield f"reasoning_tokens: {reasoning!r}, expected 0 to {end - start}"
+    if not (is_int(first) and start <= first <= end):
+        yield f"scored_from: {first!r}, expected a position of the span"
 
 
 def _further_form(record: dict[str, Any], tokens: int) -> Iterator[str]:
@@ -355,6 +376,9 @@ class GroupChecker:
         for index, rollout in enumerate(group.rollouts):
             for where, message in self._rollout(rollout, reads_hints=reads_hints):
                 yield Problem(f"sequence {index}{where}", message)
+        alike = group.compared_scores
+        if any(rollout.is_rewarded and rollout.score not in alike for rollout in group.rollouts):
+            yield Problem("", f"group_overrides: rollout_scores {list(alike)!r} lack the score of a sequence")
         records = [turn for rollout in group.rollouts for turn in rollout.turns or ()]
         named = () if distillation is None else distillation.hint_sources
         if odd := {turn.hint_source for turn in records if turn.hint_source} - {*named} if named else set[str]():
@@ -445,7 +469,7 @@ def _array_problems(rollout: ScoredRollout) -> Iterator[Problem]:
 
 def _control_problems(turn: TurnRecord, control: ControlReading, ids_TK: Sequence[Sequence[int]]) -> Iterator[Problem]:
     """What is wrong with a control's rows beside the teacher's, whose ids their entries are about."""
-    for position, row in enumerate(control.logprobs_RK, start=turn.span[0]):
+    for position, row in enumerate(control.logprobs_RK, start=turn.scored_span[0]):
         total = sum(math.exp(logprob) for logprob in row if logprob is not None)
         if len(row) != len(ids_TK[position]):
             message = f"expected {len(ids_TK[position])} entries, those of the row, got {len(row)}"

@@ -50,12 +50,13 @@ class RolloutCounts:
     scored_tokens: int = 0
     records: TurnCounts = field(default_factory=TurnCounts)
 
-    def add(self, rollout: ScoredRollout) -> None:
-        """Count one rollout."""
-        self.rollouts += 1
-        self.verified += rollout.checks is not None
-        self.passed += rollout.checks is not None and rollout.checks.all_passed
-        self.score += rollout.score
+    def add(self, rollout: ScoredRollout, *, is_first: bool = True) -> None:
+        """Count one sequence; of a rollout's branches the first counts as the rollout."""
+        if is_first:
+            self.rollouts += 1
+            self.verified += rollout.checks is not None
+            self.passed += rollout.checks is not None and rollout.checks.all_passed
+            self.score += rollout.score
         self.assistant_turns += rollout.num_turns or 0
         self.tokens += len(rollout.tokens_T)
         self.sampled_tokens += sum(mask != IGNORED for mask in rollout.masks_T)
@@ -82,9 +83,9 @@ class RunCounts:
     def add(self, group: ScoredGroup) -> None:
         """Count one group."""
         of_task = self.by_task.setdefault(group.task_id or "", RolloutCounts())
-        for rollout in group.rollouts:
-            of_task.add(rollout)
-            self.total.add(rollout)
+        for rollout, is_first in zip(group.rollouts, group.is_first_of_rollout, strict=True):
+            of_task.add(rollout, is_first=is_first)
+            self.total.add(rollout, is_first=is_first)
         if group.distillation is not None:
             self.distilled = True
             floors = (self.noise_floor, group.distillation.noise_floor)

@@ -137,6 +137,10 @@ class TurnRecord:
     control: ControlReading | None = None
     hint_source: HintSource | None = None
     """Where the hint came from; None in files of before."""
+    reasoning_tokens: int = 0
+    """How many of the first tokens of the span are reasoning, the closing tag included."""
+    scored_from: int | None = None
+    """Where the rows begin if not at the beginning of the span: `score_reasoning: answer` leaves reasoning out."""
 
     def __post_init__(self) -> None:
         lengths = {
@@ -144,8 +148,14 @@ class TurnRecord:
             "unhinted_logprobs": self.unhinted_logprobs,
             "control": None if self.control is None else self.control.logprobs_RK,
         }
-        start, end = self.span
+        start, end = self.scored_span
         check_lengths("turn", span=end - start, **{name: len(row) for name, row in lengths.items() if row is not None})
+
+    @property
+    def scored_span(self) -> tuple[int, int]:
+        """The part of the span that rows and readings are about, `[start, end)`; all of it, but for `scored_from`."""
+        start, end = self.span
+        return (start if self.scored_from is None else self.scored_from, end)
 
     @property
     def is_scored(self) -> bool:
@@ -202,6 +212,8 @@ class TurnRecord:
                 unhinted_logprobs=_tuple_or_none(row.get("unhinted_logprobs")),
                 control=None if row.get("control") is None else ControlReading.from_wire(row["control"]),
                 hint_source=row.get("hint_source"),
+                reasoning_tokens=row.get("reasoning_tokens") or 0,
+                scored_from=row.get("scored_from"),
             )
         except (KeyError, TypeError, ValueError, AttributeError, AlignmentError) as error:
             raise WireError(f"a turn's record can't be read: {error!r}") from error
@@ -212,12 +224,12 @@ def gap_baseline_T(logprobs_T: Sequence[float], turns: Iterable[TurnRecord]) -> 
 
     Args:
         logprobs_T: The sampling weights' logprobs, `inference_logprobs`.
-        turns: The records, of which those that have `baseline_logprobs` say so for the tokens of their spans.
+        turns: The records, of which those that have `baseline_logprobs` say so for the tokens of their scored spans.
     """
     baseline_T = list(logprobs_T)
     for turn in turns:
         if turn.baseline_logprobs is not None:
-            baseline_T[slice(*turn.span)] = turn.baseline_logprobs
+            baseline_T[slice(*turn.scored_span)] = turn.baseline_logprobs
     return baseline_T
 
 
@@ -232,8 +244,9 @@ _WRITTEN_IF_ANY: dict[str, Callable[[Any], Any]] = {
     "baseline_logprobs": list,
     "unhinted_logprobs": list,
     "control": ControlReading.to_wire,
+    "reasoning_tokens": int,
 }
-_WRITTEN_IF_KNOWN = ("question", "step_score", "weight_version", "scored_version", "hint_source")
+_WRITTEN_IF_KNOWN = ("question", "step_score", "weight_version", "scored_version", "hint_source", "scored_from")
 
 
 def hint_sources_of(value: object) -> tuple[HintSource, ...] | None:
@@ -312,7 +325,8 @@ class ScoredRollout:
     context_turns: tuple[ContextTurn, ...] = ()
     """The assistant's messages that have no record, because they are context only."""
     session_id: str | None = None
-    """The conversation that it is of, where a group holds several."""
+    """The conversation, or the rollout, that it is of, where a group holds several: those with the same one are its
+    branches."""
     checks: VerdictCounts | None = None
     program: ProgramRun | None = None
     """How the program of `agent_command` ended, if one held the conversation."""
@@ -333,7 +347,7 @@ class ScoredRollout:
         """The positions inside scored turns; None without records."""
         if self.turns is None:
             return None
-        return frozenset(position for turn in self.turns if turn.is_scored for position in range(*turn.span))
+        return frozenset(position for turn in self.turns if turn.is_scored for position in range(*turn.scored_span))
 
     @property
     def baseline_T(self) -> Sequence[float]:
@@ -366,8 +380,16 @@ class ScoredRollout:
         include_messages: bool,
         rows: DistillArrays | None = None,
         turns: tuple[TurnRecord, ...] | None = None,
+        session_id: str | None = None,
     ) -> "ScoredRollout":
-        """The rollout of a verified and rewarded episode; `rows` and `turns` are what distilling made of it.
+        """The rollout of a verified and rewarded episode, or of one of its branches.
+
+        Args:
+            episode: The episode, of one sequence.
+            include_messages: Whether its messages are written.
+            rows: The teacher's rows; None if nothing was distilled.
+            turns: The records of the turns; None if nothing was distilled.
+            session_id: Stands for the whole rollout in its group, where it has several branches.
 
         Raises:
             AlignmentError: the episode lacks tokens, a verification or a reward.
@@ -389,6 +411,7 @@ class ScoredRollout:
             tool_errors=episode.tool_errors,
             reward={name: getattr(reward, name) for name in ("correctness", "efficiency", "tool_usage")},
             context_turns=episode.context_turns,
+            session_id=session_id,
             checks=VerdictCounts(verification.outcome.value, verification.passed, verification.total),
             program=episode.program,
         )
@@ -481,6 +504,8 @@ class ScoredGroup:
     session_id: str | None = None
     """The conversation that it is, if a gateway made it."""
     distillation: GroupDistillation | None = None
+    rollout_scores: tuple[float, ...] | None = None
+    """The scores of all rollouts that these are compared with, each once, where the group is a part of a larger one."""
     other: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Fields of the group that this package does not know."""
     other_overrides: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -496,8 +521,24 @@ class ScoredGroup:
 
     @property
     def scores(self) -> list[float]:
-        """The rewards, one a rollout."""
+        """The rewards, one a sequence."""
         return [rollout.score for rollout in self.rollouts]
+
+    @property
+    def is_first_of_rollout(self) -> list[bool]:
+        """For each sequence, whether no other branch of the same rollout comes before it: a rollout counts once."""
+        if self.session_id is not None:
+            return [index == 0 for index in range(len(self.rollouts))]
+        ids = [rollout.session_id for rollout in self.rollouts]
+        return [one is None or one not in ids[:index] for index, one in enumerate(ids)]
+
+    @property
+    def compared_scores(self) -> tuple[float, ...]:
+        """What GRPO compares: the score of each rewarded rollout, once."""
+        if self.rollout_scores is not None:
+            return self.rollout_scores
+        pairs = zip(self.rollouts, self.is_first_of_rollout, strict=True)
+        return tuple(rollout.score for rollout, is_first in pairs if is_first and rollout.is_rewarded)
 
     def to_wire(self) -> dict[str, Any]:
         """The group as plain JSON data, one entry a rollout in every list."""
@@ -520,6 +561,7 @@ class ScoredGroup:
             "weight_version": self.weight_version,
             "group_id": self.group_id,
             "session_id": self.session_id,
+            "rollout_scores": None if self.rollout_scores is None else list(self.rollout_scores),
         }
         group: dict[str, Any] = {
             "tokens": [list(one.tokens_T) for one in rollouts],
@@ -590,6 +632,8 @@ def _group(fields: dict[str, Any]) -> ScoredGroup:
             teacher=kind if is_text(kind := opd.get("teacher")) else None,
         )
     known = _taken(about, item_id=is_text, task_id=is_text, weight_version=is_int, group_id=is_text, session_id=is_text)
+    if _are_numbers(about.get("rollout_scores")):
+        known["rollout_scores"] = tuple(about.pop("rollout_scores"))
     return ScoredGroup(rollouts, **known, distillation=distillation, other=fields, other_overrides=about)
 
 
@@ -644,6 +688,10 @@ def _program(value: object) -> ProgramRun | None:
 def _taken(entries: dict[str, Any], **kinds: Callable[[object], bool]) -> dict[str, Any]:
     """Take out of `entries` those that are of the kind that is expected of them."""
     return {name: entries.pop(name) for name, is_kind in kinds.items() if is_kind(entries.get(name))}
+
+
+def _are_numbers(value: object) -> bool:
+    return isinstance(value, list) and bool(value) and all(map(is_number, cast(list[Any], value)))
 
 
 def _one_of(value: object, *known: Known) -> Known | None:

@@ -85,6 +85,8 @@ def hinted_turns(groups: Iterable[tuple[int, ScoredGroup]]) -> Iterator[HintedTu
                     f"line {line} is of a program (env.agent_command): only it knows what its turns do, so they can't "
                     "be sampled again. Choose a file of the package's own loop"
                 )
+            if any(turn.why == "shared" for turn in rollout.context_turns):
+                continue  # What its earlier turns did stands in another sequence.
             for at, record in enumerate(rollout.turns or ()):
                 if record.hint is not None and record.hint_token_ids and record.insert_at is not None:
                     version = group.weight_version if record.weight_version is None else record.weight_version

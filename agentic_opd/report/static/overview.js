@@ -36,6 +36,7 @@ function facts(numbers) {
     figure(percent(shareOf(numbers.scored_tokens, numbers.sampled_tokens)), 'tokens scored', `${number(numbers.scored_tokens)} of ${number(numbers.sampled_tokens)} sampled`),
     figure(percent(shareOf(numbers.moved_tokens, numbers.sampled_tokens)), 'tokens moved', `${number(numbers.moved_tokens)} of the sampled, by ${short(numbers.mean_moved)} nats`),
     figure(nats(numbers.mean_gap), 'mean gap', `nats, over all scored; ${percent(numbers.positive_gaps)} above 0`),
+    ...(numbers.mean_gap_reasoning === null ? [] : [figure(nats(numbers.mean_gap_reasoning), 'mean gap of reasoning', `nats; ${nats(numbers.mean_gap_answer)} over what follows it`)]),
     figure(numbers.noise_floor === null ? '–' : numbers.noise_floor.toExponential(1), 'noise floor', 'nats, without a hint'));
 }
 

@@ -107,7 +107,15 @@ def test_metrics_of_two_episodes() -> None:
             "opd/prefix_cache_hit_share": 0.6,
         }
     )
-    assert metrics.keys() == {metric.name for metric in OPD_METRICS}, "what is logged is described, and nothing else"
+    of_thinking = {"opd/gap_mean_reasoning", "opd/gap_mean_answer"}
+    described = {metric.name for metric in OPD_METRICS}
+    assert metrics.keys() == described - of_thinking, "what is logged is described, and nothing else"
+
+
+def test_reasoning_and_answers_have_a_mean_gap_of_their_own() -> None:
+    scores = ScoreStats((0.5, 1.5, -3.0), (0.1,) * 3, (0.9,) * 3, 9, None, 0.0, 1.0, reasoning_tokens=2)
+    metrics = aggregate([EpisodeStats(9, (turn(Out.SCORED, scored=scores),))])
+    assert (metrics["opd/gap_mean_reasoning"], metrics["opd/gap_mean_answer"]) == (1.0, -3.0)
 
 
 def test_a_control_is_measured_at_the_sampled_tokens_and_its_gaps_are_counted() -> None:

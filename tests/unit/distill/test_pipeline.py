@@ -9,7 +9,7 @@ import pytest
 from renderers import Qwen3RendererConfig, create_renderer
 
 from agentic_opd.core.errors import AlignmentError, ServerMismatchError, ServerRequestError, ServerUnreachableError
-from agentic_opd.core.types import Episode, Message, TeacherRequest
+from agentic_opd.core.types import Episode, Message, TeacherRequest, TokenRecord
 from agentic_opd.distill.arrays import rounded
 from agentic_opd.distill.config import DistillConfig, TeacherServer
 from agentic_opd.distill.connect import DistillServers
@@ -660,3 +660,84 @@ def test_turns_under_way_are_told_when_all_are_done_without_those_that_failed() 
     found = asyncio.run(known(make_deps({FIRST: YES})))
     assert [(index, one.way.record.outcome.value) for index, one in found.items()] == [(0, "scored")]
     assert asyncio.run(known(make_deps({FIRST: GONE}, judge_is_policy=True))) == {}
+
+
+def thinking(reasoning_tokens: int) -> Episode:
+    """The episode of two turns, of which the first begins with reasoning."""
+    episode = make_episode()
+    chat = [dict(message) for message in episode.messages]
+    chat[2]["reasoning_content"] = "They ask for 15."
+    turns = (replace(episode.turns[0], reasoning_tokens=reasoning_tokens), episode.turns[1])
+    return replace(episode, messages=tuple(chat), turns=turns)
+
+
+@pytest.mark.parametrize("settings", [{}, {"control": "neutral"}, {"gap_baseline": "teacher"}])
+def test_reasoning_can_be_left_out_of_what_is_scored(settings: dict[str, Any]) -> None:
+    config = CONFIG.model_copy(update={"score_reasoning": "answer", **settings})
+    deps = make_deps({FIRST: YES, LAST: YES}, TableTeacher(weight_version=NEWER))
+    every = run(deps, thinking(2), CONFIG.model_copy(update=settings))
+    answers = run(deps, thinking(2), config)
+    assert [len(row) for row in every.arrays.token_ids_TK] == [0] * 5 + [5] * 3 + [0] * 3 + [5] * 2
+    assert [len(row) for row in answers.arrays.token_ids_TK] == [0] * 7 + [5] + [0] * 3 + [5] * 2
+    assert answers.arrays.logprobs_TK[7:] == every.arrays.logprobs_TK[7:]
+    first = answers.records[0]
+    assert (first.span, first.scored_span, first.reasoning_tokens) == ((5, 8), (7, 8), 2)
+    assert len(first.baseline_logprobs or ()) == 1
+    rollout = ScoredRollout.of_conversation(
+        answers.episode, given_reward=0.5, rows=answers.arrays, turns=answers.records
+    )
+    wire = json.loads(json.dumps(ScoredGroup((rollout,)).to_wire()))
+    assert GroupChecker().read(wire).problems == []
+    assert ScoredGroup.from_wire(wire).to_wire() == wire
+    stats = every.stats.turns[0].scored
+    assert stats is not None
+    assert stats.reasoning_tokens == 2
+
+
+def test_a_turn_of_reasoning_only_has_no_answer_to_score() -> None:
+    config = CONFIG.model_copy(update={"score_reasoning": "answer"})
+    (first, _) = run(make_deps({FIRST: YES, LAST: NO}), thinking(3), config).records
+    assert (first.outcome.value, first.error) == ("scoring_error", "score_reasoning answer: the turn is reasoning only")
+
+
+@pytest.mark.parametrize("reads", [True, False])
+def test_the_judge_reads_reasoning_if_it_may(reads: bool) -> None:
+    deps = make_deps({FIRST: NO, LAST: NO})
+    first, _ = run(deps, thinking(2), CONFIG.model_copy(update={"judge_reads_reasoning": reads})).records
+    assert ("They ask for 15." in (first.question or "")) is reads
+
+
+def test_turns_of_an_earlier_sequence_are_judged_by_what_came_in_a_later_one() -> None:
+    """The template rewrote the first turn when the second prompt was written: each is scored where it was sampled."""
+    whole = make_episode()
+    earlier = TokenRecord(whole.tokens_T[:8], whole.masks_T[:8], whole.logprobs_T[:8])
+    prompt = (1, 2, 3, 4, 50, 5, 6, 9)
+    ending = (*prompt, 40, 41)
+    logprobs = [float(next_token_logprobs(ending[:i])[ending[i]]) for i in (8, 9)]
+    episode = replace(
+        whole,
+        tokens_T=ending,
+        masks_T=(*(-100,) * 8, 40, 41),
+        logprobs_T=(*(1.0,) * 8, *logprobs),
+        turns=(whole.turns[0], replace(whole.turns[1], start=8, end=10, assistant_open=7, branch=1)),
+        earlier=(earlier,),
+    )
+    deps = make_deps({FIRST: YES, LAST: YES})
+    distilled, linear = run(deps, episode), run(make_deps({FIRST: YES, LAST: YES}))
+    assert [record.evidence for record in distilled.records] == [record.evidence for record in linear.records]
+    first, second = distilled.branches()
+    assert [len(row) for row in first.arrays.token_ids_TK] == [0] * 5 + [5] * 3
+    assert [len(row) for row in second.arrays.token_ids_TK] == [0] * 8 + [5] * 2
+    assert first.arrays.logprobs_TK == linear.arrays.logprobs_TK[:8]
+    (record,) = second.records
+    assert (record.span, record.insert_at) == ((8, 10), 7)
+    assert isinstance(deps.teacher, TableTeacher)
+    read = deps.teacher.requests[1]
+    assert read.token_ids == (*prompt[:7], *record.hint_token_ids, *ending[7:])
+    group = ScoredGroup(
+        tuple(
+            ScoredRollout.of_conversation(one, given_reward=0.5, rows=rows, turns=records, session_id="0")
+            for one, rows, records in distilled.branches()
+        )
+    )
+    assert GroupChecker().read(json.loads(json.dumps(group.to_wire()))).problems == []

@@ -146,6 +146,17 @@ def test_template_that_rewrites_tool_results_is_refused(tokenizer: Any) -> None:
         encode_hint(renderer, tokenizer, "Check 15 first.", as_message=True)
 
 
+def test_a_hint_behind_a_tool_result_opens_the_turn_that_only_a_user_opens(tokenizer: Any) -> None:
+    """As in DeepSeek V3's format, where the model goes on behind a tool result without an opening of its own."""
+    renderer = default(tokenizer)
+    renderer.config.model_extra["chat_template"] = (  # type: ignore[attr-defined]
+        "{% for m in messages %}<|im_start|>{{ m.content }}{% endfor %}"
+        "{% if add_generation_prompt and messages[-1].role == 'user' %}<tool_call>{% endif %}"
+    )
+    ids = encode_hint(renderer, tokenizer, "Check 15 first.", as_message=True)
+    assert tokenizer.decode(ids) == f"<|im_start|>{HEADER}Check 15 first.<tool_call>"
+
+
 def test_template_that_refuses_a_user_message_is_an_error_of_ours(tokenizer: Any) -> None:
     renderer = default(tokenizer)
     renderer.config.model_extra["chat_template"] = (  # type: ignore[attr-defined]

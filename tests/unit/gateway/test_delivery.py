@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from agentic_opd.gateway.delivery import parts
+from agentic_opd.runs.outbox import parts
 from agentic_opd.wire.group import ScoredGroup, ScoredRollout
 
 from .fakes import MORE, USER, Running, ScriptedVllm, until
@@ -20,7 +20,8 @@ def rollout(session: str | None, sampled: int) -> ScoredRollout:
 
 def items(group_size: int, *rollouts: ScoredRollout) -> list[tuple[str | None, list[int]]]:
     """(group id, sampled tokens of each sequence) of each item."""
-    found = parts(ScoredGroup(rollouts, group_id="g"), group_size)
+    session = "s" if rollouts[0].session_id is None else None
+    found = parts(ScoredGroup(rollouts, group_id="g", session_id=session), group_size)
     return [(one.group_id, [len(rollout.tokens_T) - 1 for rollout in one.rollouts]) for one in found]
 
 

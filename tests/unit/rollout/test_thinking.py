@@ -1,18 +1,22 @@
-"""Models that think: what is sampled between <think> and </think> stays where it was sampled.
+"""Models that think: what is sampled between <think> and </think> stays where it was sampled, and where the chat
+template drops it from a later prompt, the rollout goes on as another sequence.
 
 first prompt   S S U U A              A: the assistant's opening, with <think> where the template opens it
 completion                T T T R E   T: reasoning, a part of the sampled turn; R: the answer; E: the stop token
-next prompt    S S U U A  T T T R E  O O A
+after a tool   S S U U A  T T T R E  O O A
+after a user   S S U U A  R E  U U A  a sequence of its own, in which R is context
 """
 
+from copy import copy as copy_of
 from typing import Any
 
 import pytest
 
-from agentic_opd.core.types import Message
+from agentic_opd.core.errors import RewrittenError
+from agentic_opd.core.types import IGNORED, Message
 from agentic_opd.rollout.chat import Chat
 from agentic_opd.rollout.conversation import Completion, Conversation
-from agentic_opd.rollout.renderer import check_round_trip, load_renderer, reasoning_warning
+from agentic_opd.rollout.renderer import check_round_trip, load_renderer
 from agentic_opd.worlds.coding.tools import TOOL_SPECS
 
 START: list[Message] = [{"role": "system", "content": "s"}, {"role": "user", "content": "Write f."}]
@@ -44,23 +48,79 @@ def sampled(talk: Conversation, text: str, finish_reason: str = "stop") -> tuple
     return talk.add(Completion(ids, (-0.1,) * len(ids), finish_reason)).message, expected
 
 
-@pytest.mark.parametrize("answer", [TOOL, USER], ids=lambda message: message["role"])
-def test_reasoning_is_told_apart_and_stays_in_every_later_prompt(tokenizer: Any, answer: Message) -> None:
-    """Also when a user speaks, where the model's own template would drop it: sampled ids are never taken back."""
-    talk = Conversation(chat_of(tokenizer), START)
-    message, known = sampled(talk, f"<think>\nI should look.\n</think>\n\nNow.{CALL}<|im_end|>")
-    assert (message["reasoning_content"], message["content"]) == ("I should look.", "Now.")
-    talk.answer([answer])
+def stripping(tokenizer: Any) -> Any:
+    """The tokenizer with a chat template that drops reasoning."""
+    copy = copy_of(tokenizer)
+    copy.chat_template = STRIPPING
+    return copy
+
+
+THINKING = "<think>\nI should look.\n</think>\n\nNow."
+FAMILIES = {"qwen3": {}, "default": {"tool_parser": "qwen3", "reasoning_parser": "think"}}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_reasoning_is_told_apart_and_stays_while_tools_answer(tokenizer: Any, name: str) -> None:
+    talk = Conversation(chat_of(stripping(tokenizer), name, **FAMILIES[name]), START)
+    message, known = sampled(talk, f"{THINKING}{CALL}<|im_end|>")
+    assert (message["reasoning_content"].strip(), message["content"].strip()) == ("I should look.", "Now.")
+    talk.answer([TOOL])
+    assert talk.branching_prompt()[: len(known)] == known
+    assert talk.earlier == []
+    (turn,) = talk.turns
+    reasoning = tokenizer.decode(talk.record().tokens_T[turn.start : turn.start + turn.reasoning_tokens])
+    assert reasoning == "<think>\nI should look.\n</think>\n\n"
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_reasoning_that_the_template_drops_makes_a_branch(tokenizer: Any, name: str) -> None:
+    tokenizer = stripping(tokenizer)
+    talk = Conversation(chat_of(tokenizer, name, **FAMILIES[name]), START)
+    _, first = sampled(talk, f"{THINKING}<|im_end|>")
+    talk.answer([USER])
+    with pytest.raises(RewrittenError, match="reasoning of message 2"):
+        talk.prompt()
+    second = talk.branching_prompt()
+    text = tokenizer.decode(second)
+    assert "I should look." not in text
+    assert "Now.<|im_end|>" in text
+    assert text.endswith("Go on.<|im_end|>\n<|im_start|>assistant\n")
+    length = len(second)
+    sampled(talk, "<think>\nSo.\n</think>\n\nDone.<|im_end|>")
+    talk.answer([USER])
+    talk.branching_prompt()
+    assert [len(record.tokens_T) for record in talk.records()] == [len(first), talk.turns[1].end]
+    assert [turn.branch for turn in talk.turns] == [0, 1]
+    open_at, user_end = talk.turns[1].assistant_open, talk.turns[1].last_user_end
+    assert tokenizer.decode(talk.records()[1].tokens_T[user_end:length]) == "<|im_end|>\n<|im_start|>assistant\n"
+    assert tokenizer.decode(talk.records()[1].tokens_T[open_at:length]) == "<|im_start|>assistant\n"
+    every = [token for record in talk.records() for token in record.masks_T if token != IGNORED]
+    assert tokenizer.decode(every) == f"{THINKING}<|im_end|><think>\nSo.\n</think>\n\nDone.<|im_end|>", "each once"
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"enable_thinking": False}, "Now.<|im_end|>"),
+        ({}, "Now.<|im_end|>"),
+        ({"thinking_retention": "all"}, f"{THINKING}<|im_end|>"),
+    ],
+    ids=["thinking off", "did not think", "told to keep it"],
+)
+def test_prompts_are_extended_where_no_reasoning_is_dropped(tokenizer: Any, options: Any, text: str) -> None:
+    talk = Conversation(chat_of(tokenizer, **options), START)
+    _, known = sampled(talk, text)
+    talk.answer([USER])
     assert talk.prompt()[: len(known)] == known
-    assert talk.record().masks_T[-1] == known[-1]
-    assert "I should look." in tokenizer.decode([token for token in talk.record().masks_T if token >= 0])
 
 
-def test_reasoning_that_was_cut_off_is_closed_in_the_next_prompt(tokenizer: Any) -> None:
+def test_reasoning_that_was_cut_off_is_all_of_its_turn(tokenizer: Any) -> None:
     talk = Conversation(chat_of(tokenizer), START)
     message, known = sampled(talk, "<think>\nI should", "length")
     assert (message["content"], message["reasoning_content"].strip()) == ("", "I should")
-    talk.answer([USER])
+    (turn,) = talk.turns
+    assert turn.reasoning_tokens == turn.end - turn.start
+    talk.answer([TOOL])
     assert tokenizer.decode(talk.prompt()[len(known) :]).startswith("</think><|im_end|>")
 
 
@@ -91,17 +151,3 @@ def test_a_stop_token_inside_open_reasoning_is_a_turns_end(
 def test_families_that_think_pass_the_check_of_the_start(family_tokenizer: Any, name: str) -> None:
     """GLM closes no turn of its own: the next message's role does."""
     check_round_trip(chat_of(family_tokenizer, name))
-
-
-def test_a_template_that_drops_reasoning_is_warned_of_at_the_start(tokenizer: Any) -> None:
-    appending, tokenizer.chat_template = tokenizer.chat_template, STRIPPING
-    try:
-        said = reasoning_warning(chat_of(tokenizer, "default", tool_parser="qwen3"))
-        assert said is not None
-        assert "drops earlier reasoning" in said
-        assert "env.renderer" in said
-        assert reasoning_warning(chat_of(tokenizer, "default", tool_parser="qwen3", enable_thinking=False)) is None
-        assert reasoning_warning(chat_of(tokenizer)) is None
-    finally:
-        tokenizer.chat_template = appending
-    assert reasoning_warning(chat_of(tokenizer, "default", tool_parser="qwen3")) is None

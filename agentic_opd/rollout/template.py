@@ -1,0 +1,271 @@
+"""Conversations by a tokenizer's own chat template, whatever its model: `renderer: default`.
+
+The template writes the text, and a `ToolFormat` reads tool calls in what was sampled. Where the template has no place
+for tools (`tool_format: text`), they are told in the system prompt, calls are written into the assistant's text, and
+results come as the user's messages.
+
+In: messages and tools. Out: `RenderedTokens`, and `ParsedResponse` of sampled ids.
+"""
+
+import json
+import re
+from bisect import bisect_left
+from collections.abc import Sequence
+from itertools import groupby
+from operator import itemgetter
+from typing import Any
+
+from renderers import DefaultRenderer, DefaultRendererConfig, ParsedResponse, RenderedTokens
+from renderers.reasoning import prompt_ends_in_reasoning, scan_reasoning
+
+from agentic_opd.core.errors import RendererError
+from agentic_opd.core.text import control_tokens, without_control_tokens
+from agentic_opd.core.types import Message
+from agentic_opd.rollout.tool_formats import RESULT_CLOSE, RESULT_OPEN, ToolFormat, instructions, written_result
+
+_BEGIN, _END = "\ue000", "\ue001"
+"""Around each content while its place in the template's text is looked for."""
+
+
+class TemplateRenderer(DefaultRenderer):
+    """A chat template as a renderer that says which message each token belongs to, and where a turn ends."""
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        config: DefaultRendererConfig,
+        tool_format: ToolFormat | None,
+        *,
+        in_text: bool,
+        stop_token_ids: Sequence[int],
+    ) -> None:
+        """Try the template on small conversations, to see what it can render.
+
+        Args:
+            tokenizer: With a chat template.
+            config: The template's variables, and the name of a parser of `renderers`.
+            tool_format: Reads tool calls. None: that parser does, or none can be read.
+            in_text: The template has no place for tools, and they are written in `tool_format`.
+            stop_token_ids: What ends a turn beside the token that the template closes it with.
+
+        Raises:
+            RendererError: the template can't render a user's message.
+        """
+        super().__init__(tokenizer, config)
+        self._format, self._in_text = tool_format, in_text
+        self._template: Any = tokenizer.apply_chat_template
+        self._takes_system = self._can_render("system", "user")
+        self._takes_users_in_a_row = self._can_render("user", "user")
+        self._takes_any_id = self._can_render_call("call_0_0") or not self._can_render_call("call00000")
+        closing = self._closing_token()
+        given = stop_token_ids if closing is None else (closing, *stop_token_ids)
+        self._stop_token_ids = list(dict.fromkeys(given))
+
+    @property
+    def supports_tools(self) -> bool:
+        """Whether tool calls can be read."""
+        return self._format is not None or super().supports_tools
+
+    def get_stop_token_ids(self) -> list[int]:
+        """What ends a turn; the template's own closing token comes first."""
+        return list(self._stop_token_ids)
+
+    # ------------------------------------------------------------------------------------------------- messages -> ids
+
+    def render(
+        self, messages: list[Any], *, tools: list[Any] | None = None, add_generation_prompt: bool = False
+    ) -> RenderedTokens:
+        """Render the whole conversation; the template's text before a content belongs to the same message."""
+        text = self._text(messages, tools, add_generation_prompt)
+        if not getattr(self._tokenizer, "is_fast", False):
+            return super().render(messages, tools=tools, add_generation_prompt=add_generation_prompt)
+        encoded = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        spans = self._content_spans(messages, tools, text)
+        before_opening = len(self._text(messages, tools, False)) if add_generation_prompt else len(text)
+        ends = [end for _, end in spans]
+        indices: list[int] = []
+        is_content: list[bool] = []
+        for start, _ in encoded["offset_mapping"]:
+            at = min(bisect_left(ends, start + 1), len(spans) - 1)
+            indices.append(at if start < before_opening else -1)
+            is_content.append(spans[at][0] <= start < spans[at][1])
+        return RenderedTokens(token_ids=encoded["input_ids"], message_indices=indices, is_content=is_content)
+
+    def _apply(
+        self, messages: Sequence[Any], *, tools: list[Any] | None = None, add_generation_prompt: bool = False
+    ) -> list[int]:
+        return self._tokenizer.encode(self._text(messages, tools, add_generation_prompt), add_special_tokens=False)
+
+    def _text(self, messages: Sequence[Any], tools: Sequence[Any] | None, add_generation_prompt: bool) -> str:
+        """What the template writes."""
+        variables = {**(self.config.model_extra or {}), "add_generation_prompt": add_generation_prompt}
+        if tools and not self._in_text:
+            variables["tools"] = list(tools)
+        return self._template(self._for_template(messages, tools), tokenize=False, **variables)
+
+    def _content_spans(self, messages: Sequence[Any], tools: Sequence[Any] | None, text: str) -> list[tuple[int, int]]:
+        """Where the content of each message stands in the text; of one that is not there, where the one before ends."""
+        marked = self._text([_marked(message) for message in messages], tools, False)
+        plain = marked.replace(_BEGIN, "").replace(_END, "")
+        found = text.startswith(plain)  # Otherwise the template looks into the contents.
+        spans: list[tuple[int, int]] = []
+        at = removed = 0
+        for message in messages:
+            content = message["content"] if isinstance(message["content"], str) else ""
+            if found and content.strip() and _BEGIN in marked[at:]:
+                start = marked.index(_BEGIN, at)
+                at = marked.index(_END, start)
+                spans.append((start - removed, at - removed - 1))
+                removed += 2
+            else:
+                end = spans[-1][1] if spans else 0
+                start = text.find(content.strip(), end) if content.strip() else -1
+                spans.append((start, start + len(content.strip())) if start >= 0 else (end, end))
+        return spans
+
+    def _for_template(self, messages: Sequence[Any], tools: Sequence[Any] | None) -> list[Message]:
+        """The messages as the template can take them."""
+        taken: list[Message] = [
+            self._as_text(one) if self._in_text else _with_parsed_arguments(one) for one in messages
+        ]
+        if not self._takes_any_id:
+            taken = [_with_short_ids(one) for one in taken]
+        if self._in_text and tools:
+            assert self._format is not None
+            told = instructions(self._format, tools)
+            if taken and taken[0]["role"] == "system":
+                taken[0] = {**taken[0], "content": f"{taken[0]['content']}\n\n{told}"}
+            else:
+                taken.insert(0, {"role": "system", "content": told})
+        if not self._takes_system and len(taken) > 1 and taken[0]["role"] == "system" and taken[1]["role"] == "user":
+            system, first, *rest = taken
+            taken = [{**first, "content": f"{system['content']}\n\n{first['content']}"}, *rest]
+        return taken if self._takes_users_in_a_row else _one_a_speaker(taken)
+
+    def _as_text(self, message: Message) -> Message:
+        """A message without anything that only a template with tools knows."""
+        if message["role"] == "tool":
+            content = without_control_tokens((RESULT_OPEN, RESULT_CLOSE), message["content"] or "")
+            return {"role": "user", "content": written_result(content)}
+        calls = message.get("tool_calls")
+        if not calls:
+            return {key: value for key, value in message.items() if key != "tool_calls"}
+        assert self._format is not None
+        assert self._format.example is not None
+        written = [self._written_call(call["function"]) for call in calls]
+        return {"role": "assistant", "content": "\n".join(filter(None, (message["content"], *written)))}
+
+    def _written_call(self, function: dict[str, Any]) -> str:
+        assert self._format is not None
+        assert self._format.example is not None
+        arguments = _parsed_arguments(function["arguments"])
+        if not isinstance(arguments, dict):  # A call that could not be read stays as it was written.
+            return str(arguments)
+        return self._format.example(function["name"], arguments)
+
+    # ---------------------------------------------------------------------------------------------- sampled ids -> turn
+
+    def parse_response(
+        self, token_ids: list[int], *, tools: list[Any] | None = None, prompt_ids: list[int] | None = None
+    ) -> ParsedResponse:
+        """Read a turn: reasoning, if its template or the model opened `<think>`, content, and calls."""
+        if self._format is None:
+            return super().parse_response(token_ids, tools=tools, prompt_ids=prompt_ids)
+        stops = set(self._stop_token_ids)
+        end = next((i for i, token in enumerate(token_ids) if token in stops), len(token_ids))
+        ids = token_ids[:end]
+        opened = prompt_ends_in_reasoning(self._tokenizer, prompt_ids, stop_ids=stops)
+        thought = scan_reasoning(self._tokenizer, ids, prefilled=opened)
+        if thought.is_open:
+            return ParsedResponse(content="", reasoning_content=thought.text, reasoning_complete=False)
+        text = str(self._tokenizer.decode(ids, skip_special_tokens=False))
+        if thought.text is not None:
+            text = text.partition("</think>")[2]
+        content, calls = self._format.read(text)
+        for special in self._tokenizer.all_special_tokens:
+            content = content.replace(special, "")
+        return ParsedResponse(content=content, reasoning_content=thought.text or None, tool_calls=calls)
+
+    # ------------------------------------------------------------------------------------------ what the template is
+
+    def _can_render(self, *roles: str) -> bool:
+        try:
+            self._template([{"role": role, "content": "a"} for role in roles], tokenize=False)
+        except Exception:  # noqa: BLE001 - a chat template raises whatever it likes
+            return False
+        return True
+
+    def _can_render_call(self, call_id: str) -> bool:
+        call = {"id": call_id, "type": "function", "function": {"name": "f", "arguments": {}}}
+        turn = {"role": "assistant", "content": "", "tool_calls": [call]}
+        answer = {"role": "tool", "tool_call_id": call_id, "name": "f", "content": "a"}
+        try:
+            self._template([{"role": "user", "content": "u"}, turn, answer], tokenize=False)
+        except Exception:  # noqa: BLE001 - as above
+            return False
+        return True
+
+    def _closing_token(self) -> int | None:
+        """The first control token that the template writes behind an assistant's content."""
+        try:
+            turn = [{"role": "user", "content": "u"}, {"role": "assistant", "content": _END}]
+            after = str(self._template(turn, tokenize=False)).rpartition(_END)[2]
+        except Exception as error:  # as above
+            raise RendererError(f"the chat template can't render an answer: {type(error).__name__}: {error}") from error
+        control = control_tokens(self._tokenizer)
+        return next((i for i in self._tokenizer.encode(after, add_special_tokens=False) if i in control), None)
+
+
+def _marked(message: Message) -> Message:
+    """The message with marks around its content, inside the space that a template may strip."""
+    content = message["content"]
+    core = content.strip() if isinstance(content, str) else ""
+    if not core:
+        return message
+    lead, _, trail = content.partition(core)
+    return {**message, "content": f"{lead}{_BEGIN}{core}{_END}{trail}"}
+
+
+def _parsed_arguments(arguments: Any) -> Any:
+    if not isinstance(arguments, str):
+        return arguments
+    try:
+        return json.loads(arguments)
+    except (ValueError, RecursionError):
+        return arguments
+
+
+def _with_parsed_arguments(message: Message) -> Message:
+    """Calls with their arguments as an object, which some templates need; text that is no JSON stays."""
+    calls = message.get("tool_calls")
+    if not calls:
+        return message
+    functions = [{**call["function"], "arguments": _parsed_arguments(call["function"]["arguments"])} for call in calls]
+    return {
+        **message,
+        "tool_calls": [{**call, "function": one} for call, one in zip(calls, functions, strict=True)],
+    }
+
+
+def _with_short_ids(message: Message) -> Message:
+    """The ids of calls as nine letters and digits, which Mistral's template demands."""
+    if "tool_call_id" in message:
+        return {**message, "tool_call_id": _short_id(message["tool_call_id"])}
+    calls = message.get("tool_calls")
+    return {**message, "tool_calls": [{**call, "id": _short_id(call["id"])} for call in calls]} if calls else message
+
+
+def _short_id(call_id: str) -> str:
+    return re.sub("[^a-zA-Z0-9]", "x", call_id)[-9:].rjust(9, "0")
+
+
+def _one_a_speaker(messages: Sequence[Message]) -> list[Message]:
+    """The user's messages in a row as one, for templates in which the roles must alternate."""
+    joined: list[Message] = []
+    for role, group in groupby(messages, key=itemgetter("role")):
+        same = list(group)
+        if role != "user" or len(same) == 1:
+            joined += same
+        else:
+            joined.append({"role": "user", "content": "\n\n".join(one["content"] for one in same)})
+    return joined

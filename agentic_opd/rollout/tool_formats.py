@@ -1,0 +1,272 @@
+"""Tool calls as text: the formats that models write, by the names of vLLM's tool parsers. Pure.
+
+In: the text of a turn, special tokens included. Out: its content and a `ParsedToolCall` for each call, broken ones
+included. Nothing depends on token ids, so a format works for any tokenizer, whether `<tool_call>` is one token or nine.
+"""
+
+import ast
+import json
+import re
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from renderers import ParsedToolCall, ToolCallParseStatus
+
+_JSON = json.JSONDecoder()
+
+
+class Read(NamedTuple):
+    """A turn's text without its calls, and the calls."""
+
+    content: str
+    calls: list[ParsedToolCall]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolFormat:
+    """How a model writes tool calls."""
+
+    read: Callable[[str], Read]
+    example: Callable[[str, Mapping[str, Any]], str] | None = None
+    """One call, written; None: nothing here writes this format."""
+
+
+def instructions(written: ToolFormat, tools: Sequence[Mapping[str, Any]]) -> str:
+    """What a system prompt tells a model of its tools when the chat template has no place for them.
+
+    Args:
+        written: A format that can be written.
+        tools: As OpenAI writes them.
+    """
+    assert written.example is not None
+    shown = "\n".join(json.dumps(tool.get("function", tool), ensure_ascii=False) for tool in tools)
+    example = written.example("NAME", {"ARGUMENT": "VALUE"})
+    return (
+        f"# Tools\n\nYou can call these tools:\n{shown}\n\nTo call a tool, write its name and its arguments like "
+        f"this:\n{example}\nThe result is the next message, in {RESULT_OPEN} and {RESULT_CLOSE}."
+    )
+
+
+RESULT_OPEN, RESULT_CLOSE = "<tool_response>", "</tool_response>"
+
+
+def written_result(content: str) -> str:
+    """A tool's result, as the text of a user's message."""
+    return f"{RESULT_OPEN}\n{content}\n{RESULT_CLOSE}"
+
+
+# ------------------------------------------------------------------------------------------------------- JSON formats
+
+
+def _json_after(marker: str, close: str = "") -> Callable[[str], Read]:
+    """Read an object or a list of objects behind each marker, a pattern, as in `<tool_call>{...}</tool_call>`."""
+    opening = re.compile(marker)
+
+    def read(text: str) -> Read:
+        found = opening.search(text)
+        content = text if found is None else text[: found.start()]
+        calls: list[ParsedToolCall] = []
+        while found is not None:
+            made, end = _json_calls(text, found.end(), close)
+            calls += made
+            found = opening.search(text, end)
+        return Read(content, calls)
+
+    return read
+
+
+def _json_calls(text: str, start: int, close: str = "") -> tuple[list[ParsedToolCall], int]:
+    """The calls of the JSON value at `start`, and where it ends."""
+    try:
+        value, end = _JSON.raw_decode(text, _skip_space(text, start))
+    except (ValueError, RecursionError):
+        value, end = None, start
+    rest = _skip_space(text, end)
+    if value is not None and (not close or rest == len(text) or text.startswith(close, rest)):
+        return [_json_call(one) for one in (value if isinstance(value, list) else [value])], end
+    at = text.find(close, start) if close else len(text)
+    end = len(text) if at < 0 else at
+    status = ToolCallParseStatus.UNCLOSED_BLOCK if at < 0 else ToolCallParseStatus.INVALID_JSON
+    return [ParsedToolCall(raw=text[start:end].strip(), status=status)], end
+
+
+def _json_call(value: Any) -> ParsedToolCall:
+    raw = json.dumps(value, ensure_ascii=False)
+    if not isinstance(value, dict):
+        return ParsedToolCall(raw=raw, status=ToolCallParseStatus.MALFORMED_STRUCTURE)
+    name, arguments = value.get("name"), value.get("arguments", value.get("parameters", {}))
+    if not isinstance(name, str) or not name:
+        return ParsedToolCall(raw=raw, arguments=arguments, status=ToolCallParseStatus.MISSING_NAME)
+    return ParsedToolCall(raw=raw, name=name, arguments=arguments)
+
+
+_PYTHON_TAG = "<|python_tag|>"
+_BEGUN_OBJECT = re.compile(r'\{\s*"name"\s*:')
+
+
+def _bare_json(text: str) -> Read:
+    """Read objects that stand in the text, as Llama 3 writes them: `{"name": ..., "parameters": {...}}; {...}`."""
+    tag = text.find(_PYTHON_TAG)
+    found = _BEGUN_OBJECT.search(text, max(tag, 0))
+    if found is None:
+        return Read(text.replace(_PYTHON_TAG, ""), [])
+    content = text[: found.start() if tag < 0 else tag]
+    calls: list[ParsedToolCall] = []
+    while found is not None:
+        made, end = _json_calls(text, found.start())
+        calls += made
+        found = _BEGUN_OBJECT.search(text, end)
+    return Read(content, calls)
+
+
+_MISTRAL = "[TOOL_CALLS]"
+_MISTRAL_NAME = re.compile(r"\s*([\w.\-]+)(?:\[CALL_ID\]\w+)?(?:\[ARGS\])?\s*(?=\{)")
+
+
+def _mistral(text: str) -> Read:
+    """Read `[TOOL_CALLS][{...}]`, and the `[TOOL_CALLS]name{...}` of later tokenizers."""
+    content, *blocks = text.split(_MISTRAL)
+    calls: list[ParsedToolCall] = []
+    for block in blocks:
+        named = _MISTRAL_NAME.match(block)
+        if named is None:
+            calls += _json_calls(block, 0)[0]
+            continue
+        try:
+            arguments, _ = _JSON.raw_decode(block, named.end())
+            calls.append(ParsedToolCall(raw=block.strip(), name=named[1], arguments=arguments))
+        except (ValueError, RecursionError):
+            calls.append(ParsedToolCall(raw=block.strip(), name=named[1], status=ToolCallParseStatus.INVALID_JSON))
+    return Read(content, calls)
+
+
+def _xlam(text: str) -> Read:
+    """Read a list of objects: the whole text, or behind one of the marks that xLAM models put before it."""
+    if text.lstrip().startswith("[{"):
+        return Read("", _json_calls(text, 0)[0])
+    return _after_xlam_mark(text)
+
+
+_after_xlam_mark = _json_after(r"(?:<tool_call>|\[TOOL_CALLS\]|```json|</think>)\s*(?=\[\s*\{)")
+
+
+def _skip_space(text: str, start: int) -> int:
+    while start < len(text) and text[start].isspace():
+        start += 1
+    return start
+
+
+# ----------------------------------------------------------------------------------------------------- Python's formats
+
+_BEGUN_CALL = re.compile(r"[A-Za-z_][\w.]*\(")
+_CONSTANTS = {"null": None, "true": True, "false": False}
+
+
+def _pythonic(open_mark: str = "", close_mark: str = "") -> Callable[[str], Read]:
+    """Read `[name(argument=value), ...]`: the whole text, or the text between two marks (there also a call a line)."""
+
+    def read(text: str) -> Read:
+        content, mark, body = text.partition(open_mark) if open_mark else ("", "", text)
+        if not mark:
+            content, body = "", text
+        body = body.partition(close_mark)[0].strip() if close_mark else body.strip()
+        if mark and not body.startswith("["):
+            body = "[" + ", ".join(line.strip() for line in body.splitlines() if line.strip()) + "]"
+        if not body.startswith("[") or not _BEGUN_CALL.match(body, _skip_space(body, 1)):
+            return Read(text, [])
+        return Read(content, _python_calls(body))
+
+    return read
+
+
+def _python_calls(body: str) -> list[ParsedToolCall]:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Of escapes that Python does not know.
+            tree = ast.parse(body, mode="eval").body
+        if not isinstance(tree, ast.List):
+            raise ValueError("not a list")
+        return [_python_call(one) for one in tree.elts]
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return [ParsedToolCall(raw=body, status=ToolCallParseStatus.MALFORMED_STRUCTURE)]
+
+
+def _python_call(node: ast.expr) -> ParsedToolCall:
+    raw = ast.unparse(node)
+    if not isinstance(node, ast.Call) or node.args or any(one.arg is None for one in node.keywords):
+        return ParsedToolCall(raw=raw, status=ToolCallParseStatus.MALFORMED_STRUCTURE)
+    arguments = {str(one.arg): _python_value(one.value) for one in node.keywords}
+    return ParsedToolCall(raw=raw, name=ast.unparse(node.func), arguments=arguments)
+
+
+def _python_value(node: ast.expr) -> Any:
+    """A literal's value; raises ValueError for anything else."""
+    if isinstance(node, ast.Name) and node.id in _CONSTANTS:
+        return _CONSTANTS[node.id]
+    if isinstance(node, ast.List):
+        return [_python_value(one) for one in node.elts]
+    if isinstance(node, ast.Dict):
+        keys = [None if key is None else ast.literal_eval(key) for key in node.keys]
+        return {str(key): _python_value(one) for key, one in zip(keys, node.values, strict=True)}
+    return ast.literal_eval(node)
+
+
+# ----------------------------------------------------------------------------------------------------------- by name
+
+
+def _as_json(name: str, arguments: Mapping[str, Any]) -> str:
+    return json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
+
+
+def _hermes_call(name: str, arguments: Mapping[str, Any]) -> str:
+    return f"<tool_call>\n{_as_json(name, arguments)}\n</tool_call>"
+
+
+def _bare_call(name: str, arguments: Mapping[str, Any]) -> str:
+    return json.dumps({"name": name, "parameters": arguments}, ensure_ascii=False)
+
+
+def _python_text(name: str, arguments: Mapping[str, Any]) -> str:
+    return f"[{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})]"
+
+
+_HERMES = ToolFormat(_json_after("<tool_call>", close="</tool_call>"), _hermes_call)
+_BARE_JSON = ToolFormat(_bare_json, _bare_call)
+_IN_TOOL_CALLS = ToolFormat(_json_after("<tool_calls>", close="</tool_calls>"))
+
+FORMATS: dict[str, ToolFormat] = {
+    "hermes": _HERMES,
+    "qwen3_json": _HERMES,
+    "granite4": _HERMES,
+    "ernie45": _HERMES,
+    "longcat": ToolFormat(_json_after("<longcat_tool_call>", close="</longcat_tool_call>")),
+    "granite": ToolFormat(_json_after(r"<\|tool_call\|>|<tool_call>")),
+    "granite-20b-fc": ToolFormat(_json_after("<function_call>")),
+    "internlm": ToolFormat(_json_after(r"<\|action_start\|><\|plugin\|>", close="<|action_end|>")),
+    "jamba": _IN_TOOL_CALLS,
+    "hunyuan_a13b": _IN_TOOL_CALLS,
+    "phi4_mini_json": ToolFormat(_json_after(r"functools(?=\[)")),
+    "xlam": ToolFormat(_xlam),
+    "llama3_json": _BARE_JSON,
+    "llama4_json": _BARE_JSON,
+    "mistral": ToolFormat(_mistral),
+    "pythonic": ToolFormat(_pythonic(), _python_text),
+    "llama4_pythonic": ToolFormat(_pythonic("<|python_start|>", "<|python_end|>")),
+    "lfm2": ToolFormat(_pythonic("<|tool_call_start|>", "<|tool_call_end|>")),
+    "olmo3": ToolFormat(_pythonic("<function_calls>", "</function_calls>")),
+}
+"""Name -> format. Those that stand for the same text share one."""
+
+OF_RENDERERS = {
+    "qwen3_coder": "qwen3.5",
+    "qwen3_xml": "qwen3.5",
+    "glm45": "glm",
+    "glm47": "glm",
+    "deepseek_v3": "deepseek-v3",
+}
+"""Name of vLLM -> parser of `renderers`, which finds the format's tags by their tokens."""
+
+WRITTEN = ("hermes", "llama3_json", "pythonic")
+"""The formats that `tool_format: text` can use."""

@@ -1,0 +1,110 @@
+"""A policy that samples what a script says, with the logprobs that a real vLLM server gives these tokens.
+
+It stands before the server: `/generate` is scripted, everything else goes on to the server.
+"""
+
+import asyncio
+import base64
+import json
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import numpy as np
+from aiohttp import ClientSession, web
+
+
+class Said(NamedTuple):
+    """What is sampled: ids with the stop token, unless it is cut off."""
+
+    token_ids: list[int]
+    is_cut_off: bool = False
+
+
+Script = Callable[[Sequence[int]], Said]
+"""Prompt ids -> what is sampled from them."""
+
+_PASSED_ON = ("content-type", "accept", "authorization")
+_NOT_BACK = ("content-length", "transfer-encoding", "content-encoding", "connection", "date", "server")
+
+
+class _Front:
+    def __init__(self, upstream: str, script: Script) -> None:
+        self.upstream, self.script = upstream, script
+
+    async def generate(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        prompt = body["prompt"]["prompt_token_ids"]
+        said = self.script(prompt)
+        logprobs = await self._logprobs([*prompt, *said.token_ids], len(said.token_ids))
+        finish = "length" if said.is_cut_off else "stop"
+        rows = [[{str(token): logprob}] for token, logprob in zip(said.token_ids, logprobs, strict=True)]
+        count = body.get("n") or 1
+        if not body.get("stream"):
+            one = {"text": "", "finish_reasons": finish, "token_ids": said.token_ids, "logprobs": rows}
+            return web.json_response(
+                {
+                    **{name: [value] * count for name, value in one.items()},
+                    "prompt_token_ids": None,
+                    "weight_version": 0,
+                }
+            )
+        answer = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await answer.prepare(request)
+        for index in range(count):
+            event = {"index": index, "token_ids": said.token_ids, "logprobs": rows, "finish_reason": finish}
+            event |= {"stop_reason": None, "weight_version": 0}
+            await answer.write(f"data: {json.dumps(event)}\n\n".encode())
+        await answer.write(b"data: [DONE]\n\n")
+        return answer
+
+    async def _logprobs(self, token_ids: list[int], scored: int) -> list[float]:
+        body = {"sequences": [{"token_ids": token_ids, "num_scored": scored}], "top_k": 1}
+        async with ClientSession() as session, session.post(f"{self.upstream}/v1/opd/score", json=body) as answer:
+            assert answer.status == 200, await answer.text()
+            (result,) = (await answer.json())["results"]
+        return np.frombuffer(base64.b64decode(result["actual_logprobs"]), "<f4").tolist()
+
+    async def rest(self, request: web.Request) -> web.Response:
+        headers = {name: value for name, value in request.headers.items() if name.lower() in _PASSED_ON}
+        async with (
+            ClientSession(auto_decompress=True) as session,
+            session.request(
+                request.method, self.upstream + request.path_qs, data=await request.read(), headers=headers
+            ) as answer,
+        ):
+            back = {name: value for name, value in answer.headers.items() if name.lower() not in _NOT_BACK}
+            return web.Response(body=await answer.read(), status=answer.status, headers=back)
+
+
+@contextmanager
+def scripted_policy(upstream: str, script: Script) -> Iterator[str]:
+    """Serve it while the block runs; yields its base URL."""
+    front, app = _Front(upstream, script), web.Application(client_max_size=2**26)
+    app.router.add_post("/generate", front.generate)
+    app.router.add_route("*", "/{path:.*}", front.rest)
+    loop, started, port = asyncio.new_event_loop(), threading.Event(), list[int]()
+    runner = web.AppRunner(app)
+
+    async def start() -> None:
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        port.append(runner.addresses[0][1])
+        started.set()
+
+    def serve() -> None:
+        asyncio.set_event_loop(loop)
+        loop.run_until_complete(start())
+        loop.run_forever()
+        loop.run_until_complete(runner.cleanup())
+        loop.close()
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    assert started.wait(10)
+    try:
+        yield f"http://127.0.0.1:{port[0]}"
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(10)
