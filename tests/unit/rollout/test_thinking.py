@@ -56,12 +56,12 @@ def stripping(tokenizer: Any) -> Any:
 
 
 THINKING = "<think>\nI should look.\n</think>\n\nNow."
-FAMILIES = {"qwen3": {}, "default": {"tool_parser": "qwen3", "reasoning_parser": "think"}}
+DROPPING = {"qwen3": {}, "default": {"tool_parser": "qwen3", "reasoning_parser": "think"}}
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", DROPPING)
 def test_reasoning_is_told_apart_and_stays_while_tools_answer(tokenizer: Any, name: str) -> None:
-    talk = Conversation(chat_of(stripping(tokenizer), name, **FAMILIES[name]), START)
+    talk = Conversation(chat_of(stripping(tokenizer), name, **DROPPING[name]), START)
     message, known = sampled(talk, f"{THINKING}{CALL}<|im_end|>")
     assert (message["reasoning_content"].strip(), message["content"].strip()) == ("I should look.", "Now.")
     talk.answer([TOOL])
@@ -72,10 +72,10 @@ def test_reasoning_is_told_apart_and_stays_while_tools_answer(tokenizer: Any, na
     assert reasoning == "<think>\nI should look.\n</think>\n\n"
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", DROPPING)
 def test_reasoning_that_the_template_drops_makes_a_branch(tokenizer: Any, name: str) -> None:
     tokenizer = stripping(tokenizer)
-    talk = Conversation(chat_of(tokenizer, name, **FAMILIES[name]), START)
+    talk = Conversation(chat_of(tokenizer, name, **DROPPING[name]), START)
     _, first = sampled(talk, f"{THINKING}<|im_end|>")
     talk.answer([USER])
     with pytest.raises(RewrittenError, match="reasoning of message 2"):
@@ -140,11 +140,14 @@ def test_a_stop_token_inside_open_reasoning_is_a_turns_end(
         talk = Conversation(chat_of(family_tokenizer, name), START)
         _, known = sampled(talk, text + stop)
         talk.answer([answer])
-        prompt = talk.prompt()
+        prompt = talk.branching_prompt()
+        if talk.earlier:  # The template drops the reasoning from this prompt.
+            return prompt
         assert prompt[: len(known)] == known
         return prompt[len(known) :]
 
-    assert following(text) == following(f"{text}</think>")
+    shorter, longer = sorted((following(text), following(f"{text}</think>")), key=len)
+    assert longer[-len(shorter) :] == shorter
 
 
 @pytest.mark.parametrize("name", FAMILIES)

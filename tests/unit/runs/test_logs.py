@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from agentic_opd.core.errors import AlignmentError, PlaceError
-from agentic_opd.core.types import IGNORED, PROMPT_LOGPROB, Episode
+from agentic_opd.core.types import IGNORED, PROMPT_LOGPROB, Episode, TokenRecord
 from agentic_opd.rollout.chat import Chat
 from agentic_opd.rollout.renderer import load_renderer
 from agentic_opd.runs.distill import episode_said
@@ -36,11 +36,16 @@ def chat(request: pytest.FixtureRequest, tokenizer: Any, family_tokenizer: Any) 
     return Chat(load_renderer(tokenizer, name, options.get(request.param, {})), tokenizer, TOOL_SPECS)
 
 
+def records_of(episode: Episode) -> list[TokenRecord]:
+    return [*episode.earlier, TokenRecord(episode.tokens_T, episode.masks_T, episode.logprobs_T)]
+
+
 def learned(chat: Chat, episode: Episode) -> list[str]:
     """The text of each turn that is learned; the mask covers these and nothing else."""
-    spans = [episode.tokens_T[turn.start : turn.end] for turn in episode.turns]
-    assert sum(mask != IGNORED for mask in episode.masks_T) == sum(map(len, spans))
-    assert sum(one != PROMPT_LOGPROB for one in episode.logprobs_T) == sum(map(len, spans))
+    records = records_of(episode)
+    spans = [records[turn.branch].tokens_T[turn.start : turn.end] for turn in episode.turns]
+    assert sum(mask != IGNORED for record in records for mask in record.masks_T) == sum(map(len, spans))
+    assert sum(one != PROMPT_LOGPROB for record in records for one in record.logprobs_T) == sum(map(len, spans))
     return [chat.text(span) for span in spans]
 
 
@@ -70,7 +75,7 @@ def test_arguments_that_are_no_json_object_are_not_learned(chat: Chat, arguments
 
 def control_ids(chat: Chat, episode: Episode) -> list[int]:
     specials = {*chat.stop_token_ids, chat.tokenizer.convert_tokens_to_ids("<|im_start|>")}
-    return [token for token in episode.tokens_T if token in specials]
+    return [token for record in records_of(episode) for token in record.tokens_T if token in specials]
 
 
 @pytest.mark.parametrize(
