@@ -2,6 +2,7 @@
 
 Each source follows `from solution import f`.
 """
+# ruff: noqa: E501 - one source a line
 
 import pytest
 
