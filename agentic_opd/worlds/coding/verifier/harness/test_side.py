@@ -141,7 +141,7 @@ def rebuild(name: str, base: str, args: tuple[Any, ...], text: str, line: int) -
     try:
         error: Any = cls(*args)
         if name != base or str(error) != text:
-            error = type(name, (cls,), {"__str__": lambda _: text})  # type: ignore[reportUnknownLambdaType](*args)
+            error = type(name, (cls,), {"__str__": lambda _: text})(*args)  # type: ignore[reportUnknownLambdaType]
     except Exception:  # noqa: BLE001 - some exceptions take arguments of their own kind only
         error = RuntimeError(f"{name}: {text}")
     error.opd_line = line
