@@ -47,6 +47,7 @@ APART = {
     "import as": "from solution import f as g\nimport solution as s\nassert g(1)==s.h(2)\n",
     "os.environ": "MAXV = 10**9+7\nassert f(MAXV)==1\nassert f(10**5)==1\n",
     "in": "assert f(1) in [1,2]\nassert 3 not in f(2)\nassert f(1) < 3 < f(5)\n",
+    "another random": "import random\nassert random.Random(0).random() != f(2)\n",
 }
 """Plain data is all that crosses."""
 
