@@ -65,7 +65,7 @@ def _number(word: str) -> float | None:
 
 
 def _same_number(got: float, expected: float) -> bool:
-    if got == expected or (isinstance(got, int) and isinstance(expected, int)):
+    if got == expected or (isinstance(expected, int) and got == got // 1):
         return got == expected
     try:
         limit = 1e-6 if isinstance(expected, int) else 1e-8 + 1e-5 * abs(expected)

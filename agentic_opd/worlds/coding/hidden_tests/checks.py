@@ -69,7 +69,7 @@ def instrument(tests: str) -> Checks:
         if collected:
             tree = without_runners(tree)
         by_pytest = bool(collected) and needs_pytest(tree)
-        conditions = [_conditions_in(test.node) for test in collected]
+        conditions: list[_Conditions] = [_conditions_in(test.node) for test in collected]
         transformer = _Transformer(flow, names, is_file=bool(collected))
         tree = transformer.visit(tree)
         tree.body += transformer.calls_of(collected, conditions)

@@ -253,8 +253,8 @@ class Flow:
 
     def _is_random(self, node: ast.expr) -> bool:
         """Whether it is a `random.Random`, whose methods return plain data."""
-        values = self.values.get(key_of(node) or "", [])
-        return bool(values) and all(isinstance(v, ast.Call) and ast.unparse(v.func).endswith("Random") for v in values)
+        values = self.values.get(key_of(node) or "", [node])
+        return all(isinstance(v, ast.Call) and ast.unparse(v.func).endswith("Random") for v in values)
 
     @cached_property
     def calls(self) -> list[ast.Call]:

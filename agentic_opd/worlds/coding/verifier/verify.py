@@ -176,22 +176,15 @@ def last_report(secret: bytes, output: bytes, num_checks: int) -> Report | None:
             continue
         match fields:
             case (bool(done), [*passed], [*failed], int(lost), int(late), [*found], None | str() as error):
-                failures = [Failure(*item) for item in found if _is_failure(item)]
+                kinds = all(type(item) is tuple and [*map(type, item)] == [int, str, str, int] for item in found)
+                failures = tuple(Failure(*item) for item in found) if kinds else ()
                 numbers = [*passed, *failed, *(failure.check for failure in failures)]
-                is_right = all(type(one) is int and 0 <= one < num_checks for one in numbers)
-                if is_right and len(failures) == len(found) and (last is None or done):
-                    last = Report(done, frozenset(passed), frozenset(failed), lost, late, tuple(failures), error)
+                is_right = kinds and all(type(one) is int and 0 <= one < num_checks for one in numbers)
+                if is_right and all(failure.line >= 0 for failure in failures) and (last is None or done):
+                    last = Report(done, frozenset(passed), frozenset(failed), lost, late, failures, error)
             case _:
                 pass
     return last
-
-
-def _is_failure(item: object) -> bool:
-    match item:
-        case (int(), str(), str(), int(line)):
-            return line >= 0
-        case _:
-            return False
 
 
 def _outcome(result: CommandResult, report: Report | None, timeout_s: float) -> tuple[VerifyOutcome, str | None]:

@@ -8,6 +8,6 @@
     pipe.py             what crosses: plain data, as copies
     programs.py         child processes, and solution.py as a program in one for each input
 
-The modules travel into the sandbox as source, with worlds/coding/grading.py. So they import only each other and small
-parts of the standard library: starting Python is most of the cost of a verification.
+The modules travel there as source, with worlds/coding/grading.py. So they import only each other and small parts of the
+standard library: starting Python is most of the cost of a verification.
 """

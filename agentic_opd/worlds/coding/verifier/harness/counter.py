@@ -61,7 +61,7 @@ class Counter:
         self.process: SolutionProcess | None = None  # The solution's, if it has one of its own.
 
     def check(self, number: int) -> Check:
-        """Return the context of check `number`, which passes if it reaches conditions and all hold."""
+        """Return a check that passes if it reaches conditions and all hold."""
         return Check(self, number)
 
     def equal(self, left: object, right: object, call_is_left: bool, label: str = "") -> None:
@@ -95,8 +95,7 @@ class Counter:
 
     def _fail(self, text: str, manner: str, label: str) -> None:
         error = CheckFailed(f"{label}: {text}" if label else text)
-        if not label:
-            error.manner = manner
+        error.manner = CheckFailed.manner if label else manner
         if self._open:
             self._open[-1].false = error
         raise error

@@ -76,13 +76,11 @@ def _put(out: bytearray, value: Any, as_plain: Callable[[Any], object], depth: i
         raise ValueError(f"data nested more than {MAX_DEPTH} deep does not cross between the processes")
     kind = type(value)
     if kind in _SCALARS:
-        tag, to_body, _ = _SCALARS[kind]
-        body = to_body(value)
-        out += _HEAD.pack(tag, len(body)) + body
+        body = _SCALARS[kind][1](value)
+        out += _HEAD.pack(_SCALARS[kind][0], len(body)) + body
     elif kind in _CONTAINERS:
-        tag, to_items, _ = _CONTAINERS[kind]
-        items = to_items(value)
-        out += _HEAD.pack(tag, len(items))
+        items = _CONTAINERS[kind][1](value)
+        out += _HEAD.pack(_CONTAINERS[kind][0], len(items))
         for item in items:
             _put(out, item, as_plain, depth + 1)
     else:

@@ -80,5 +80,4 @@ def _tail(errors: int) -> str:
     """Return the last line that was written, after a colon."""
     size = os.fstat(errors).st_size
     lines = os.pread(errors, _TAIL_BYTES, max(0, size - _TAIL_BYTES)).decode("utf-8", "replace").split("\n")
-    said = [line.strip() for line in lines if line.strip()]
-    return f": {said[-1]}" if said else ""
+    return next((f": {line.strip()}" for line in lines[::-1] if line.strip()), "")

@@ -41,13 +41,12 @@ class SolutionModule(ModuleType):
 
 
 class Namespace:
-    """The class `Solution`, or one of its instances."""
+    """The class `Solution`, or one of its instances, which the other process makes when it is first used."""
 
     def __init__(self, process: SolutionProcess, number: int | None = None) -> None:
         self._process, self._number = process, number
 
-    def __call__(self) -> Namespace:
-        """Return a new instance; the other process makes it when it is first used."""
+    def __call__(self) -> Namespace:  # noqa: D102 - the class says it
         self._process.instances += 1
         return Namespace(self._process, self._process.instances)
 
@@ -142,7 +141,7 @@ def rebuild(name: str, base: str, args: tuple[Any, ...], text: str, line: int) -
     try:
         error: Any = cls(*args)
         if name != base or str(error) != text:
-            error = type(name, (cls,), {"__str__": lambda _: text})  # type: ignore[reportUnknownLambdaType](*args)
+            error = type(name, (cls,), {"__str__": lambda _: text})(*args)  # type: ignore[reportUnknownLambdaType]
     except Exception:  # noqa: BLE001 - some exceptions take arguments of their own kind only
         error = RuntimeError(f"{name}: {text}")
     error.opd_line = line
