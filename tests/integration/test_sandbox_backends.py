@@ -23,7 +23,7 @@ from agentic_opd.sandboxes.workdir import get_files, put_files
 from agentic_opd.worlds.coding.config import CodingConfig
 from agentic_opd.worlds.coding.tools import ToolLimits, run_tool
 from agentic_opd.worlds.coding.verifier.verify import verify
-from tests.support.door import door
+from tests.support.door import Door, door
 from tests.support.sandbox_backends import (
     BACKENDS,
     SECRET,
@@ -329,22 +329,21 @@ def test_a_server_that_is_not_there_or_knows_another_token(backend: Backend) -> 
 @pytest.mark.parametrize("backend", ["bubblewrap", "docker"], indirect=True)
 def test_a_program_reaches_one_socket(backend: Backend) -> None:
     ask = "import os, urllib.request as u; print(u.urlopen(os.environ['OPENAI_BASE_URL'] + '/one').read().decode())"
-    wait = "echo 1 > begun; while [ ! -e /run/agentic-opd/go ]; do sleep 0.1; done"
-    program = Program(f'{wait}; python -c "{ask}"; cat "$TASK_FILE"; exit 3', "Write f.", "a-key", "a-model", 60.0, {})
+    command = f'echo 1 >solution.py; python -c "{ask}"; cat "$TASK_FILE"; exit 3'
+    program, found = Program(command, "Write f.", "a-key", "a-model", 60.0, {}), list[bytes]()
 
-    async def main(folder: Path) -> ProgramRun:
+    async def main(folder: Path, server: Door) -> ProgramRun:
         settings = CodingConfig(sandbox_backend=backend.name, **backend.settings)  # type: ignore[arg-type]
         async with sandbox_factory(settings, [socket_mount(folder)])() as box:
-            running = asyncio.create_task(run_program(box, program))
-            while (await get_files(box)).get("begun") != b"1\n":  # noqa: ASYNC110 - another process writes it
-                await asyncio.sleep(0.1)
-            (folder / "go").touch()  # Its files were read while it ran.
-            return await running
+            loop = asyncio.get_running_loop()
+            reading = lambda: asyncio.run_coroutine_threadsafe(get_files(box), loop).result(60)  # noqa: E731
+            server.before_answer = lambda: found.append(reading()["solution.py"])
+            return await run_program(box, program)
 
     # The path of a socket has 107 bytes at most.
     with tempfile.TemporaryDirectory() as name, door(Path(name)) as server:
-        ended = asyncio.run(main(Path(name)))
-    assert (ended.exit_code, ended.stopped) == (3, None)
+        ended = asyncio.run(main(Path(name), server))
+    assert (ended.exit_code, ended.stopped, found) == (3, None, [b"1\n"])
     assert ended.output == '{"path": "/v1/one"}\nWrite f.'
     (request,) = server.requests
     assert request.headers["Connection"] == "close"

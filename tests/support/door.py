@@ -4,7 +4,7 @@ import json
 import socketserver
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -26,6 +26,7 @@ class Door(socketserver.ThreadingUnixStreamServer):
 
     def __init__(self, folder: Path) -> None:
         self.requests: list[Request] = []
+        self.before_answer: Callable[[], object] = lambda: None
         super().__init__(str(folder / SOCKET_NAME), _Handler)
         (folder / SOCKET_NAME).chmod(0o666)
 
@@ -37,6 +38,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self) -> None:
         length = int(self.headers.get("Content-Length", "0"))
         self.server.requests.append(Request(self.path, dict(self.headers), self.rfile.read(length)))
+        self.server.before_answer()
         self.send_response(200)
         self.send_header("Content-Type", "application/json")
         self.end_headers()

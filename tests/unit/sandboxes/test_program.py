@@ -71,25 +71,23 @@ def test_its_requests_reach_the_socket(served: tuple[Door, Path]) -> None:
     assert all(request.headers["Connection"] == "close" for request in server.requests)
 
 
-def test_its_files_are_read_while_it_runs(served: tuple[Door, Path]) -> None:
-    """Each request waits for a look; the program goes on with its answer."""
-    _, folder = served
+def test_its_files_are_read_while_it_waits_for_an_answer(served: tuple[Door, Path]) -> None:
+    server, folder = served
+    found = list[bytes]()
 
-    async def main() -> list[bytes]:
+    async def main() -> ProgramRun:
         async with BubblewrapSandbox(None, [socket_mount(folder)]) as box:
-            wait = "while [ ! -e .go$i ]; do sleep 0.05; done"
-            steps = f"for i in 1 2; do echo $i >solution.py; touch .at$i; {wait}; done; echo end"
-            running = asyncio.create_task(run_program(box, program(steps)))
-            found = list[bytes]()
-            for step in ("1", "2"):
-                while f".at{step}" not in (files := await get_files(box)):  # noqa: ASYNC110 - another process writes it
-                    await asyncio.sleep(0.05)
-                found.append(files["solution.py"])
-                await put_files(box, {f".go{step}": ""})
-            assert (await running).output == "end"
-            return found
+            loop = asyncio.get_running_loop()
 
-    assert asyncio.run(main()) == [b"1\n", b"2\n"]
+            def read() -> None:
+                found.append(asyncio.run_coroutine_threadsafe(get_files(box), loop).result(60)["solution.py"])
+
+            server.before_answer = read
+            steps = "; ".join(f'echo {step} >solution.py; {ASK} "$OPENAI_BASE_URL/{step}"' for step in (1, 2))
+            return await run_program(box, program(f"{steps}; rm solution.py", timeout_s=120.0))
+
+    assert asyncio.run(main()).output == '{"path": "/v1/1"}\n{"path": "/v1/2"}'
+    assert found == [b"1\n", b"2\n"]
 
 
 def test_a_body_and_a_stream_pass_as_they_are(served: tuple[Door, Path]) -> None:
