@@ -42,6 +42,7 @@ class ModelConfig:
     max_logprobs: int = 4
     model: str = "somewhere/policy"
     hf_config: Any = field(default_factory=Namespace)
+    dtype: str = "torch.bfloat16"
 
     def get_vocab_size(self) -> int:
         return VOCAB

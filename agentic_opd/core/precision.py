@@ -1,0 +1,62 @@
+"""Differences between readings of the same tokens by the same weights, and how large they may be in each precision."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """Differences of log-probabilities, in nats."""
+
+    rms: float
+    """Root mean square: what a hint's gaps are compared with."""
+    largest: float
+    """Grows with the number of tokens, and is that of the least likely ones."""
+
+    @classmethod
+    def of(cls, differences: ArrayLike) -> "Noise":
+        """Measure it over differences of any shape, at least one."""
+        sizes = np.abs(np.asarray(differences, np.float64))
+        return cls(float(np.sqrt(np.mean(np.square(sizes)))), float(sizes.max()))
+
+    @classmethod
+    def joined(cls, parts: Iterable["Noise"]) -> "Noise | None":
+        """The noise of all parts together, each with the same weight; None if there is no part."""
+        found = list(parts)
+        if not found:
+            return None
+        return cls(math.sqrt(sum(one.rms**2 for one in found) / len(found)), max(one.largest for one in found))
+
+    def exceeds(self, tolerance: "Noise") -> bool:
+        """Whether either number is above its tolerance; what is not a number is."""
+        return not (self.rms <= tolerance.rms and self.largest <= tolerance.largest)
+
+    def __str__(self) -> str:
+        """Both numbers as a person reads them."""
+        return f"{self.rms:.2g} nats (root mean square), {self.largest:.2g} at most"
+
+
+TOLERANCES = {
+    "float32": Noise(rms=5e-4, largest=1e-3),
+    "float16": Noise(rms=0.025, largest=0.25),
+    "bfloat16": Noise(rms=0.2, largest=2.0),
+}
+"""By torch's names, the finest first. For float16 an eighth of bfloat16's: it keeps three bits more."""
+
+
+def tolerance_for(*precisions: str | None, largest: float | None = None) -> Noise:
+    """The noise that is expected where these precisions are involved: that of the coarsest.
+
+    Args:
+        precisions: What servers name. None: a server that names none, which may compute in any.
+        largest: Bound of the largest difference that a person has set, in place of the table.
+    """
+    if largest is not None:
+        return Noise(rms=math.inf, largest=largest)
+    order = list(TOLERANCES)
+    known = [order.index(name) if name in TOLERANCES else len(order) - 1 for name in precisions]
+    return TOLERANCES[order[max(known)]]
