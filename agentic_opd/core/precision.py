@@ -21,15 +21,7 @@ class Noise:
     def of(cls, differences: ArrayLike) -> "Noise":
         """Measure it over differences of any shape, at least one."""
         sizes = np.abs(np.asarray(differences, np.float64))
-        return cls(float(np.sqrt(np.mean(np.square(sizes)))), float(sizes.max()))
-
-    @classmethod
-    def joined(cls, parts: Iterable["Noise"]) -> "Noise | None":
-        """The noise of all parts together, each with the same weight; None if there is no part."""
-        found = list(parts)
-        if not found:
-            return None
-        return cls(math.sqrt(sum(one.rms**2 for one in found) / len(found)), max(one.largest for one in found))
+        return cls(root_mean_square(sizes), float(sizes.max()))
 
     def exceeds(self, tolerance: "Noise") -> bool:
         """Whether either number is above its tolerance; what is not a number is."""
@@ -38,6 +30,11 @@ class Noise:
     def __str__(self) -> str:
         """Both numbers as a person reads them."""
         return f"{self.rms:.2g} nats (root mean square), {self.largest:.2g} at most"
+
+
+def root_mean_square(values: ArrayLike) -> float:
+    """Of at least one value."""
+    return float(np.sqrt(np.mean(np.square(np.asarray(values, np.float64)))))
 
 
 TOLERANCES = {
@@ -52,11 +49,15 @@ def tolerance_for(*precisions: str | None, largest: float | None = None) -> Nois
     """The noise that is expected where these precisions are involved: that of the coarsest.
 
     Args:
-        precisions: What servers name. None: a server that names none, which may compute in any.
+        precisions: What servers name. A server that names none may compute in any.
         largest: Bound of the largest difference that a person has set, in place of the table.
     """
     if largest is not None:
         return Noise(rms=math.inf, largest=largest)
-    order = list(TOLERANCES)
-    known = [order.index(name) if name in TOLERANCES else len(order) - 1 for name in precisions]
-    return TOLERANCES[order[max(known)]]
+    return max((TOLERANCES.get(name or "", TOLERANCES["bfloat16"]) for name in precisions), key=lambda one: one.rms)
+
+
+def coarsest(precisions: Iterable[str | None]) -> str | None:
+    """The one with the most noise of those that are named; None if none is."""
+    named = {name for name in precisions if name is not None}
+    return max(named, key=lambda name: (tolerance_for(name).rms, name), default=None)
