@@ -92,15 +92,15 @@ def as_sent(policy: Policy, sent: Mapping[str, Tensor] | None, dtype: torch.dtyp
         return
     base = base_of(policy.model)
     trained = {name: part.to("cpu", copy=True) for name, part in world.parts_of(policy).items()}
-    with torch.no_grad():
+    try:
         if sent is None:
             for part in world.parts_of(policy).values():
                 part.copy_(part.to(dtype))
         else:
-            for name, one in base.named_parameters():
-                if ".lora_" not in name:
-                    world.put(one, sent[plain_name(name)] if world.is_first else None)
-    try:
+            with torch.no_grad():
+                for name, one in base.named_parameters():
+                    if ".lora_" not in name:
+                        world.put(one, sent[plain_name(name)] if world.is_first else None)
         with policy.model.disable_adapter() if sent is not None and base is not policy.model else nullcontext():
             yield
     finally:

@@ -121,9 +121,8 @@ class World:
         for one in module.modules():
             if isinstance(one, FSDPModule):
                 one.reshard()
-        return {
-            name: one.to_local() if isinstance(one, DTensor) else one.data for name, one in module.named_parameters()
-        }
+        detached = {name: one.detach() for name, one in module.named_parameters()}
+        return {name: one.to_local() if isinstance(one, DTensor) else one for name, one in detached.items()}
 
     def whole(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The tensors of a state dict without their sharding, on the first process's CPU; the others get nothing.
