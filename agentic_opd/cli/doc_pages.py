@@ -48,14 +48,14 @@ The reference trainer writes its own, the last table, to `metrics.jsonl` in its 
 with `train/` in front."""
 
 _NOISE = """\
-Without a hint the teacher reads what the student has read, and two readings of the same tokens by the same weights differ
-by the noise of the precision in which the server computes. Compare numbers of one kind: a root mean square with a root
-mean square, `opd/gap_rms` with `opd/noise_rms`. A largest difference grows with the number of tokens, and is that of an
-unlikely one: SmolLM2-135M in bfloat16 had 0.37 nats at most over the 32 tokens of `doctor`, 0.16 over the turns of a
-run, and gaps of 0.107 in the mean, which says nothing of whether the gaps are more than noise.
+Without a hint the teacher reads what the student has read, and two readings of the same tokens by the same weights
+differ by the noise of the precision in which the server computes. Compare numbers of one kind: a root mean square with
+a root mean square, `opd/gap_rms` with `opd/noise_rms`. A largest difference grows with the number of tokens, and is
+that of an unlikely one: SmolLM2-135M in bfloat16 had 0.37 nats at most over the 32 tokens of `doctor`, 0.16 over the
+turns of a run, and gaps of 0.107 in the mean, which does not say whether the gaps are more than noise.
 
-`doctor`, `validate --server`, the trainer's probe and the report compare with what the precision explains that the server
-names (the coarser one where two are involved), in nats:"""
+`doctor`, `validate --server`, the trainer's probe and the report compare with what the precision explains that the
+server names (the coarser one where two are involved), in nats:"""
 
 _CONFIGURATION_INTRO = """\
 Each setting can stand in the YAML file (`--config FILE`, sections `env` and `openai`) or on the command line
