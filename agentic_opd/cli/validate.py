@@ -118,8 +118,8 @@ async def _check_on(path: Path, args: argparse.Namespace) -> int:
     tolerance = tolerance_for(*found.precisions, largest=args.tolerance)
     differs = any(noise.exceeds(tolerance) for noise in (found.in_rows, found.without_hint) if noise is not None)
     if differs:
-        allowed = f"{tolerance} in {precision}" if args.tolerance is None else f"--tolerance {args.tolerance:g}"
-        print(f"more than {allowed}: other weights, or another teacher?")
+        usual = f"allows in {precision}, {tolerance}" if args.tolerance is None else f"{args.tolerance:g}"
+        print(f"more than --tolerance {usual}: other weights, or another teacher?")
     return EXIT_FAILED if differs else EXIT_OK
 
 

@@ -66,7 +66,8 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
         "--max-lora-rank",
         type=int,
         metavar="N",
-        help="let clients load LoRA adapters of up to this rank beside the weights, from DIR: 8, 16, 32, 64, ...",
+        help="let clients load LoRA adapters of up to this rank beside the weights, from DIR: 8, 16, 32, 64, ... On a "
+        "CPU a request that an adapter reads takes several times as long, the flag by itself does not (docs/hardware.md)",
     )
     add(
         "--max-adapters",

@@ -1,5 +1,7 @@
 """Checks of what distills: the judge keeps to the protocol, the teacher scores, without a hint it equals the policy."""
 
+from collections.abc import Sequence
+
 from agentic_opd.cli.doctor.diagnosis import Note, Setup, Status
 from agentic_opd.cli.doctor.servers import FIRST_MESSAGES
 from agentic_opd.core.errors import ServerMismatchError, ServerUnreachableError
@@ -111,10 +113,15 @@ async def check_noise(setup: Setup) -> Note:
     ids = sampled.token_ids
     request = TeacherRequest((*prompt, *ids), len(ids), len(prompt), ())
     rows = (await make_teacher(setup.clients[0], setup.infos[0]).score(request, 1)).rows
-    noise = Noise.of([float(a) - b for a, b in zip(rows.actual_R, sampled.logprobs, strict=True)])
-    precision, tolerance = setup.infos[0].dtype, tolerance_for(setup.infos[0].dtype)
+    differences = [float(a) - b for a, b in zip(rows.actual_R, sampled.logprobs, strict=True)]
+    return judged_noise(differences, setup.infos[0].dtype)
+
+
+def judged_noise(differences: Sequence[float], precision: str | None) -> Note:
+    """What two readings of sampled tokens (nats) say in the precision that their server names."""
+    noise, tolerance = Noise.of(differences), tolerance_for(precision)
     text = (
-        f"{noise.largest:.1e} nats at most, {noise.rms:.1e} root mean square, over {len(ids)} sampled tokens "
+        f"{noise.largest:.1e} nats at most, {noise.rms:.1e} root mean square, over {len(differences)} sampled tokens "
         f"in {precision or 'a precision that the server does not name'}"
     )
     if noise.exceeds(tolerance):

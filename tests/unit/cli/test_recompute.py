@@ -3,11 +3,13 @@
 import asyncio
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agentic_opd.cli.recompute import Recomputed, recompute
+from agentic_opd.cli.validate import _check_on, _parser
 from agentic_opd.core.errors import OutputError, ServerMismatchError
 from agentic_opd.core.http import JsonClient
 from agentic_opd.core.types import TurnOutcome
@@ -143,3 +145,43 @@ def test_a_frozen_teachers_rows_are_the_bases_whatever_version_the_policy_has() 
 def test_weights_that_no_server_holds_are_not_compared(teacher: str) -> None:
     with pytest.raises(ServerMismatchError, match=f"scored by the teacher '{teacher}'"):
         recomputed(VERSION, group(), teacher=teacher)
+
+
+@pytest.mark.parametrize(
+    ("served_in", "scored_in", "options", "code"),
+    [
+        ("float32", None, (), 1),
+        ("bfloat16", None, (), 0),
+        ("float32", "bfloat16", (), 0),
+        ("bfloat16", "bfloat16", ("--tolerance", "0.01"), 1),
+        ("float32", None, ("--tolerance", "0.5"), 0),
+    ],
+)
+def test_what_a_difference_may_be_follows_the_precision_that_server_and_file_name(
+    served_in: str,
+    scored_in: str | None,
+    options: tuple[str, ...],
+    code: int,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Rows that are 0.07 nats away from the server's."""
+    one = group().to_wire()
+    rows = one["distill_logprobs"][0]
+    one["distill_logprobs"][0] = [[round(logprob - 0.07, 4) for logprob in row] for row in rows]
+    one["group_overrides"]["opd"] = {"distill_topk": 5} | ({"precision": scored_in} if scored_in else {})
+    path = tmp_path / "groups.jsonl"
+    path.write_text(json.dumps(one) + "\n")
+
+    async def run() -> int:
+        routes = {
+            "/v1/opd/info": Script({**INFO, "weight_version": VERSION, "dtype": served_in}),
+            "/v1/opd/score": Script(lambda body: plugin(body, VERSION)),
+        }
+        async with served(routes) as url:
+            return await _check_on(path, _parser().parse_args([str(path), "--server", url, *options]))
+
+    assert asyncio.run(run()) == code
+    said = capsys.readouterr().out
+    assert served_in in said
+    assert "0.07 nats (root mean square), 0.07 at most in the rows" in said
