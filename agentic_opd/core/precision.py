@@ -39,10 +39,11 @@ def root_mean_square(values: ArrayLike) -> float:
 
 TOLERANCES = {
     "float32": Noise(rms=5e-4, largest=1e-3),
-    "float16": Noise(rms=0.025, largest=0.25),
-    "bfloat16": Noise(rms=0.2, largest=2.0),
+    "float16": Noise(rms=0.04, largest=0.25),
+    "bfloat16": Noise(rms=0.3, largest=2.0),
 }
-"""By torch's names, the finest first. For float16 an eighth of bfloat16's: it keeps three bits more."""
+"""By torch's names. SmolLM2-135M in bfloat16 is up to 0.12 (root mean square) and 0.55 nats away from float32, and both
+sides may compute in it. For float16 an eighth: it keeps three bits more."""
 
 
 def tolerance_for(*precisions: str | None, largest: float | None = None) -> Noise:

@@ -67,7 +67,7 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
         type=int,
         metavar="N",
         help="let clients load LoRA adapters of up to this rank beside the weights, from DIR: 8, 16, 32, 64, ... On a "
-        "CPU a request that an adapter reads takes several times as long, the flag by itself does not (docs/hardware.md)",
+        "CPU, a request that an adapter reads takes several times as long; the flag by itself costs nothing there",
     )
     add(
         "--max-adapters",
