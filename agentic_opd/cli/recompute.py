@@ -5,10 +5,12 @@ from dataclasses import dataclass
 from random import Random
 
 import numpy as np
+from numpy.typing import NDArray
 
 from agentic_opd.core.concurrency import gather_all
 from agentic_opd.core.errors import OutputError, ServerMismatchError
 from agentic_opd.core.http import JsonClient
+from agentic_opd.core.precision import Noise
 from agentic_opd.core.server_info import fetch_server_info
 from agentic_opd.core.types import TeacherRequest
 from agentic_opd.distill.connect import READ_BY, make_teacher
@@ -18,17 +20,29 @@ from agentic_opd.wire.group import ScoredGroup, ScoredRollout, TurnRecord
 
 @dataclass(frozen=True, slots=True)
 class Recomputed:
-    """How far a server is from a file: largest differences in nats, over the turns that were drawn."""
+    """How far a server is from a file: differences in nats, over the turns that were drawn."""
 
     turns: int
     rows: int
-    in_rows: float
+    in_rows: Noise
     """Between a distillation row's logprobs and the server's, of the same ids under the same hint."""
-    without_hint: float | None
+    without_hint: Noise | None
     """Between the logprobs that were read without the hint and the server's; None if no turn has such that this
     server's weights gave."""
     missing: int
     """Ids of rows that are not among as many of the server's most likely ones."""
+    precisions: tuple[str, ...]
+    """What the server computes in, and what the file's teacher computed in where that was another one."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Compared:
+    """The differences of one turn."""
+
+    rows: int
+    in_rows: NDArray[np.float64]
+    without_hint: NDArray[np.float64] | None
+    missing: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +53,8 @@ class _ScoredTurn:
     record: TurnRecord
     sampled_version: int | None
     scored_version: int | None
+    precision: str | None
+    """What its teacher computed in, as far as the file says."""
 
     @property
     def read_by_scorer(self) -> Sequence[float] | None:
@@ -98,7 +114,18 @@ async def recompute(
         )
     scorer = make_teacher(client, info, read_by="policy" if kind is not None else READ_BY[teacher])
     drawn = Random(seed).sample(own, min(count, len(own)))
-    return _sum(await gather_all(_compared(scorer, turn, version) for turn in drawn))
+    parts = await gather_all(_compared(scorer, turn, version) for turn in drawn)
+    plain = [part.without_hint for part in parts if part.without_hint is not None]
+    return Recomputed(
+        turns=len(parts),
+        rows=sum(part.rows for part in parts),
+        in_rows=Noise.of(np.concatenate([part.in_rows for part in parts])),
+        without_hint=Noise.of(np.concatenate(plain)) if plain else None,
+        missing=sum(part.missing for part in parts),
+        precisions=tuple(
+            dict.fromkeys((info.dtype or "an unnamed precision", *(turn.precision for turn in drawn if turn.precision)))
+        ),
+    )
 
 
 def _teacher_of(group: ScoredGroup) -> str | None:
@@ -113,10 +140,11 @@ def _scored_turns(groups: Iterable[ScoredGroup]) -> Iterator[_ScoredTurn]:
                 if turn.is_scored and rollout.rows is not None:
                     sampled = group.weight_version if turn.weight_version is None else turn.weight_version
                     scored = sampled if turn.scored_version is None else turn.scored_version
-                    yield _ScoredTurn(rollout, turn, sampled, scored)
+                    precision = group.distillation and group.distillation.precision
+                    yield _ScoredTurn(rollout, turn, sampled, scored, precision)
 
 
-async def _compared(teacher: TeacherClient, turn: _ScoredTurn, version: int | None) -> Recomputed:
+async def _compared(teacher: TeacherClient, turn: _ScoredTurn, version: int | None) -> _Compared:
     assert turn.rollout.rows is not None
     record, tokens = turn.record, tuple(turn.rollout.tokens_T)
     start, end = record.scored_span
@@ -140,20 +168,9 @@ async def _compared(teacher: TeacherClient, turn: _ScoredTurn, version: int | No
     ]
     sampled = np.abs(written_RK[:, 0] - rows.actual_R)
     without_hint = turn.without_hint(version)
-    return Recomputed(
-        turns=1,
+    return _Compared(
         rows=end - start,
-        in_rows=float(max(sampled.max(), *differences, 0.0)),
-        without_hint=None if without_hint is None else float(np.abs(np.asarray(without_hint) - plain.actual_R).max()),
+        in_rows=np.asarray([*sampled, *differences], np.float64),
+        without_hint=None if without_hint is None else np.asarray(without_hint, np.float64) - plain.actual_R,
         missing=ids_RK[:, 1:].size - len(differences),
-    )
-
-
-def _sum(parts: Sequence[Recomputed]) -> Recomputed:
-    return Recomputed(
-        sum(part.turns for part in parts),
-        sum(part.rows for part in parts),
-        max(part.in_rows for part in parts),
-        max((part.without_hint for part in parts if part.without_hint is not None), default=None),
-        sum(part.missing for part in parts),
     )

@@ -88,9 +88,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--tolerance",
         type=float,
-        default=1e-3,
         metavar="NATS",
-        help="largest difference that is not an error (default: 0.001; a GPU in bf16 needs about 0.1)",
+        help="largest difference that is not an error (default: what the precision that the server names explains, as "
+        "root mean square and at most)",
     )
     return parser
 
@@ -98,6 +98,7 @@ def _parser() -> argparse.ArgumentParser:
 async def _check_on(path: Path, args: argparse.Namespace) -> int:
     from agentic_opd.cli.recompute import recompute  # What scores takes a second to import.
     from agentic_opd.core.http import JsonClient
+    from agentic_opd.core.precision import tolerance_for
     from agentic_opd.report.read import read_settings, settings_path
 
     teacher = read_settings(settings_path(path)).get("teacher", "live")
@@ -108,15 +109,18 @@ async def _check_on(path: Path, args: argparse.Namespace) -> int:
             found = await recompute(groups, client, args.turns, teacher=str(teacher), kind=args.kind)
     finally:
         await client.close()
-    plain = "nothing of these weights" if found.without_hint is None else f"{found.without_hint:.1e}"
+    plain = "nothing of these weights" if found.without_hint is None else str(found.without_hint)
+    precision = " and ".join(found.precisions)
     print(
-        f"computed again on {client.base_url}: {found.turns} turns, {found.rows} rows; largest difference "
-        f"{found.in_rows:.1e} nats in the rows, {plain} without the hint (sampling or baseline logprobs); "
-        f"{found.missing} ids of rows are not among the server's most likely"
+        f"computed again on {client.base_url} ({precision}): {found.turns} turns, {found.rows} rows; differences "
+        f"{found.in_rows} in the rows, {plain} without the hint (sampling or baseline logprobs); {found.missing} ids "
+        "of rows are not among the server's most likely"
     )
-    differs = max(found.in_rows, found.without_hint or 0.0) > args.tolerance
+    tolerance = tolerance_for(*found.precisions, largest=args.tolerance)
+    differs = any(noise.exceeds(tolerance) for noise in (found.in_rows, found.without_hint) if noise is not None)
     if differs:
-        print(f"more than --tolerance {args.tolerance:g}: other weights, another teacher, or another precision?")
+        usual = f"allows in {precision}, {tolerance}" if args.tolerance is None else f"{args.tolerance:g}"
+        print(f"more than --tolerance {usual}: other weights, or another teacher?")
     return EXIT_FAILED if differs else EXIT_OK
 
 

@@ -34,6 +34,10 @@ class ServerInfo:
     """The backend by which it takes weights over a process group; None: it does not."""
     workers: int = 1
     """Its ends in such a group."""
+    dtype: str | None = None
+    """What it computes in, by torch's name: `bfloat16`."""
+    tied_embeddings: bool = False
+    """Its output head is its embedding matrix, and takes no weights of its own."""
 
 
 class _PluginInfo(BaseModel):
@@ -50,6 +54,8 @@ class _PluginInfo(BaseModel):
     max_lora_rank: int = 0
     weight_transfer: str | None = None
     workers: int = 1
+    dtype: str | None = None
+    tied_embeddings: bool = False
 
 
 class _Models(BaseModel):

@@ -157,7 +157,8 @@ class Distiller:
 
     async def close_group(self, episodes: Sequence[DistilledEpisode]) -> DistilledGroup:
         """Measure the engine's noise once for a group, and say what the group's distillation was made with."""
-        floor = await noise_floor([one.episode for one in episodes], episodes[0].servers, self.config)
+        servers = episodes[0].servers
+        noise = await noise_floor([one.episode for one in episodes], servers, self.config)
         records = [record for one in episodes for record in one.records]
         self._warn(self._inactivity.saw(records))
         outcomes = [record.outcome for record in records]
@@ -167,7 +168,9 @@ class Distiller:
             outcomes={outcome.value: outcomes.count(outcome) for outcome in TurnOutcome},
             gap_baseline=self.config.gap_baseline,
             hint_sources=self.config.hint_source,
-            noise_floor=floor,
+            noise_floor=noise and noise.largest,
+            noise_rms=noise and noise.rms,
+            precision=servers.teacher.info.dtype,
             teacher=kind if (kind := episodes[0].episode.task.kind) in self.config.teachers else None,
         )
         return DistilledGroup(about, tuple(one.stats for one in episodes))

@@ -11,9 +11,10 @@ from statistics import fmean
 import numpy as np
 
 from agentic_opd.core.metric import Metric, percentiles
+from agentic_opd.core.precision import root_mean_square
 from agentic_opd.core.types import TurnOutcome, Vote
 from agentic_opd.wire.counts import TurnCounts
-from agentic_opd.wire.group import ControlKind, ControlReading, TurnRecord
+from agentic_opd.wire.group import ControlKind, ControlReading, GroupDistillation, TurnRecord
 
 _OUTCOMES = {
     TurnOutcome.SCORED: "turns with a hint whose tokens the teacher scored",
@@ -78,7 +79,13 @@ OPD_METRICS = (
         "scored turns whose gap is measured from a second reading, because the weights changed since they were "
         "sampled, or with gap_baseline: teacher",
     ),
-    Metric("opd/noise_floor", "nats", "largest gap without a hint, over the groups in which it was measured"),
+    Metric("opd/gap_rms", "nats", "root mean square of the gap: what to compare with opd/noise_rms"),
+    Metric(
+        "opd/noise_rms", "nats", "root mean square of the gaps without a hint, over the groups where they were measured"
+    ),
+    Metric(
+        "opd/noise_floor", "nats", "the largest of these gaps: it grows with their number, and is an unlikely token's"
+    ),
     Metric(
         "opd/teacher_entropy",
         "nats",
@@ -173,11 +180,12 @@ def control_stats(control: ControlReading, logprobs_RK: Sequence[Sequence[float]
     )
 
 
-def aggregate(episodes: Sequence[EpisodeStats], noise_floors: Sequence[float | None] = ()) -> dict[str, float]:
-    """Return the metrics of `OPD_METRICS` over `episodes`; `noise_floors` has one entry a group, None if unknown."""
+def aggregate(episodes: Sequence[EpisodeStats], groups: Sequence[GroupDistillation] = ()) -> dict[str, float]:
+    """Return the metrics of `OPD_METRICS` over the `episodes` of these groups."""
     turns, counts = [turn for episode in episodes for turn in episode.turns], TurnCounts()
     counts.add(turn.record for turn in turns)
-    floors = [floor for floor in noise_floors if floor is not None]
+    floors = [group.noise_floor for group in groups if group.noise_floor is not None]
+    squares = [group.noise_rms for group in groups if group.noise_rms is not None]
 
     metrics: dict[str, float] = {f"opd/outcome/{outcome.value}": counts.outcomes[outcome] for outcome in TurnOutcome}
     metrics["opd/total_hints"] = counts.hints
@@ -191,6 +199,8 @@ def aggregate(episodes: Sequence[EpisodeStats], noise_floors: Sequence[float | N
         metrics["opd/hint_chars"] = fmean(len(turn.record.hint) for turn in turns if turn.record.hint is not None)
     if floors:
         metrics["opd/noise_floor"] = max(floors)
+    if squares:
+        metrics["opd/noise_rms"] = root_mean_square(squares)
     metrics |= _vote_metrics([turn.record.votes for turn in turns if turn.record.votes])
     if counts.scored:
         rebased = sum(turn.record.baseline_logprobs is not None for turn in turns)
@@ -224,6 +234,7 @@ def _score_metrics(scored: Sequence[ScoreStats], sampled_tokens: int) -> dict[st
     metrics["opd/gap_std"] = float(np.std(gaps))
     metrics["opd/gap_positive_share"] = fmean(gap > 0 for gap in gaps)
     metrics |= percentiles("opd/gap", gaps, (5, 50, 95))
+    metrics["opd/gap_rms"] = root_mean_square(gaps)
     metrics["opd/gap_distance_mean"] = fmean(map(abs, gaps))
     metrics["opd/teacher_entropy"] = fmean(entropy for turn in scored for entropy in turn.entropies)
     metrics["opd/teacher_topk_mass"] = fmean(mass for turn in scored for mass in turn.masses)

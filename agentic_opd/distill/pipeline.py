@@ -21,6 +21,7 @@ from agentic_opd.core.errors import (
     ServerRequestError,
     ServerUnreachableError,
 )
+from agentic_opd.core.precision import Noise
 from agentic_opd.core.types import (
     DistillArrays,
     Episode,
@@ -257,8 +258,8 @@ def _control_stats(
     return control_stats(record.control, logprobs_RK, config.control)
 
 
-async def noise_floor(episodes: Sequence[Episode], servers: DistillServers, config: DistillConfig) -> float | None:
-    """Score one turn of a group without a hint and return the largest gap, in nats: the engine's noise.
+async def noise_floor(episodes: Sequence[Episode], servers: DistillServers, config: DistillConfig) -> Noise | None:
+    """Score one turn of a group without a hint and return its gaps: the engine's noise.
 
     The first turn is used: its prompt is the shortest, and reading it again, which the prefix cache can't help with,
     costs the least. Where the gap is measured from a second reading, by new weights or by a separate teacher, it is the
@@ -283,7 +284,7 @@ async def noise_floor(episodes: Sequence[Episode], servers: DistillServers, conf
         logger.warning("the noise floor of a group was not measured: %s", error)
         return None
     read = next((rows.actual_R.tolist() for rows in reply.also if rows is not None), None)
-    return float(abs(gaps(read or sequence.logprobs_T[turn.start : turn.end], reply.rows)).max())
+    return Noise.of(gaps(read or sequence.logprobs_T[turn.start : turn.end], reply.rows))
 
 
 async def _distill_turn(

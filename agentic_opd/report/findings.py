@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from agentic_opd.core.precision import Noise, tolerance_for
 from agentic_opd.core.types import TurnOutcome
 from agentic_opd.report.numbers import Overview
 from agentic_opd.report.read import Rollout
@@ -14,6 +15,8 @@ from agentic_opd.wire.group import TurnRecord
 ROUNDING = 5e-5
 """Teacher's logprobs are written with an error of at most this many nats."""
 HIGH_NOISE = 0.05
+LIKE_NOISE = 1.5
+"""Gaps that are not larger than the noise by this factor (root mean squares) say nothing."""
 REPEATED = 0.5
 """A hint that is this share of all hints, over several tasks, does not answer what happened."""
 MANY = 0.1
@@ -77,8 +80,21 @@ def _hints(numbers: Overview, counts: TurnCounts, turns: Sequence[TurnRecord]) -
 
 
 def _gaps(numbers: Overview, rollouts: Sequence[Rollout]) -> Iterator[str]:
-    noise = numbers.noise_floor
-    if noise is not None and noise > HIGH_NOISE:
+    noise, rms = numbers.noise_floor, numbers.noise_rms
+    if noise is not None and rms is not None:
+        found, tolerance = Noise(rms, noise), tolerance_for(numbers.precision)
+        if found.exceeds(tolerance):
+            yield (
+                f"Without a hint the teacher is {found} away from the student, more than "
+                f"{numbers.precision or 'any precision'} explains ({tolerance})."
+            )
+        if numbers.gap_rms is not None and numbers.gap_rms <= LIKE_NOISE * max(rms, ROUNDING):
+            yield (
+                f"The gaps are noise: {numbers.gap_rms:.2g} nats (root mean square) with hints, {rms:.2g} without. The "
+                "hints change nothing for the teacher."
+            )
+        return
+    if noise is not None and noise > HIGH_NOISE:  # An earlier file, which has the largest gap only.
         yield (
             f"Without a hint the teacher is up to {noise:.3g} nats away from the student (noise floor): smaller gaps "
             "mean nothing."

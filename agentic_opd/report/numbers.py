@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from agentic_opd.core.precision import coarsest, root_mean_square
 from agentic_opd.core.types import TurnOutcome
 from agentic_opd.report.hints import HintRow, hinted_turns, rows_by_evidence, rows_by_hint
 from agentic_opd.report.read import MOVED, Rollout
@@ -155,7 +156,13 @@ class Overview:
     """A round number of nats that half of the gaps which are not next to 0 lie below: where colours start out full."""
     positive_gaps: float | None
     """Share of the scored tokens that the teacher finds likelier."""
+    gap_rms: float | None
+    """Root mean square (nats) of all gaps."""
     noise_floor: float | None
+    noise_rms: float | None
+    """Root mean square (nats) of the gaps without a hint, each rollout's group with the same weight."""
+    precision: str | None
+    """What the teachers computed in: the coarsest, None if no file says."""
     funnel: tuple[Stage, ...]
     """Empty if no turn has a record."""
     distributions: tuple[Distribution, ...]
@@ -172,6 +179,7 @@ def overview(rollouts: Sequence[Rollout]) -> Overview:
     is_reasoning = np.concatenate([rollout.is_reasoning for rollout in rollouts])
     moved, hinted = np.concatenate([rollout.moved for rollout in rollouts]), hinted_turns(rollouts)
     floors = [rollout.noise_floor for rollout in rollouts if rollout.noise_floor is not None]
+    squares = [rollout.noise_rms for rollout in rollouts if rollout.noise_rms is not None]
     return Overview(
         groups=len({rollout.line for rollout in rollouts}),
         rollouts=counts.rollouts,
@@ -189,7 +197,10 @@ def overview(rollouts: Sequence[Rollout]) -> Overview:
         mean_moved=_mean(np.abs(moved)),
         colour_limit=_colour_limit(gaps),
         positive_gaps=_mean(gaps > 0),
+        gap_rms=root_mean_square(gaps) if len(gaps) else None,
         noise_floor=max(floors, default=None),
+        noise_rms=root_mean_square(squares) if squares else None,
+        precision=coarsest(rollout.precision for rollout in rollouts),
         funnel=_funnel(counts.records),
         distributions=tuple(distributions_of(rollouts, moved)),
         by_task=_by_task(rollouts),

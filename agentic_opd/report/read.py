@@ -32,7 +32,7 @@ _MIN_LOGPROB = math.log(MIN_PROBABILITY)
 MOVED = 0.05
 """A token has moved if its gap is of at least so many nats, up or down,"""
 NOISE_FACTOR = 3.0
-"""and of at least so many times the noise floor, where that was measured."""
+"""and of at least so many times the noise (its root mean square), where that was measured."""
 
 Wrap = Callable[[BinaryIO, int], BinaryIO]
 
@@ -82,7 +82,11 @@ class Rollout:
     stop_reason: str | None
     tool_errors: int | None
     noise_floor: float | None
-    """The engine's noise (nats), measured once a group."""
+    """The engine's noise (nats), measured once a group: the largest gap without a hint."""
+    noise_rms: float | None
+    """The root mean square of these gaps."""
+    precision: str | None
+    """What the teacher computed in, as far as its server said."""
     resampled: Mapping[int, ResampledTurn] = field(default_factory=dict[int, ResampledTurn])
     """Turns that were sampled again with and without their hint, where that was done, by their number from 0."""
 
@@ -111,7 +115,8 @@ class Rollout:
     @property
     def moved_from(self) -> float:
         """The size of a gap (nats) from which its token has moved."""
-        return max(MOVED, NOISE_FACTOR * (self.noise_floor or 0.0))
+        noise = self.noise_floor if self.noise_rms is None else self.noise_rms
+        return max(MOVED, NOISE_FACTOR * (noise or 0.0))
 
     @property
     def moved(self) -> NDArray[np.float64]:
@@ -241,6 +246,8 @@ def _rollout(group: ScoredGroup, one: ScoredRollout, line: int, index: int, *, i
         stop_reason=one.stop_reason,
         tool_errors=one.tool_errors,
         noise_floor=None if group.distillation is None else group.distillation.noise_floor,
+        noise_rms=None if group.distillation is None else group.distillation.noise_rms,
+        precision=None if group.distillation is None else group.distillation.precision,
     )
 
 

@@ -147,9 +147,8 @@ class RunMetrics:
     def current(self) -> dict[str, float]:
         """What came in since the last logging step."""
         stats = [one for group in self._distilled for one in group.stats]
-        floors = [group.about.noise_floor for group in self._distilled]
         of_rollouts = train_metrics(self._episodes, self.sample_seconds(), self.loop_lag.latest())
-        distilled = aggregate(stats, floors) if stats else {}
+        distilled = aggregate(stats, [group.about for group in self._distilled]) if stats else {}
         return {**of_rollouts, **self.evaluation, **distilled}
 
     def line(self) -> str:

@@ -172,7 +172,8 @@ def show_summary(counts: RunCounts, summary: RunSummary, path: Path, console: Co
             "turn outcomes: " + ", ".join(f"{one.value} {count}" for one, count in records.outcomes.most_common()),
         ]
     if counts.noise_floor is not None:
-        lines.append(f"noise floor: {counts.noise_floor:.1e} nats without a hint")
+        rms = "" if counts.noise_rms is None else f" at most, {counts.noise_rms:.1e} root mean square,"
+        lines.append(f"noise floor: {counts.noise_floor:.1e} nats{rms} without a hint")
     for line in (*lines, *closing_lines(summary, path)):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 

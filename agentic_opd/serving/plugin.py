@@ -57,6 +57,8 @@ async def info(state: PluginState, _raw: bytes) -> dict[str, str | int | None]:
         "max_lora_rank": state.adapters.max_rank,
         "weight_transfer": None if (transfer := transfer_of(state)) is None else transfer.backend,
         "workers": workers_of(state),
+        "dtype": state.dtype,
+        "tied_embeddings": state.tied_embeddings,
         "score_route": SCORE_ROUTE,
         "generate_route": GENERATE_ROUTE,
     }

@@ -225,21 +225,26 @@ def check_fits(checkpoint: Path, state: PluginState) -> None:
 def check_shapes(found: Mapping[str, list[int]], state: PluginState, field: str) -> None:
     """Refuse weights that are not those of the model, or a model that can't be given others.
 
+    Where the model's embeddings are tied, the output head is no weight of its own: it need not be there.
+
     Raises:
         RefusedError: it names the first tensor that differs, and `field` as what is wrong.
     """
-    config = state.engine.model_config
-    if current_platform.is_cpu() and getattr(config.hf_config, "tie_word_embeddings", False):
+    if current_platform.is_cpu() and state.may_be_tied:
         raise RefusedError(
             None,
-            "on the CPU vLLM keeps the old output head of a model whose embeddings are tied; restart the server with "
-            "the new weights, or untie them",
+            "on the CPU vLLM keeps the old output head of a model whose embeddings are tied. Push adapters instead "
+            "(serve-vllm --max-lora-rank N, and the trainer's lora_rank), or serve an untied copy of the model, which "
+            "serve-vllm makes by itself where it is given --weights-root or --weight-transfer",
             409,
         )
-    served = Path(config.model)
+    served = Path(state.engine.model_config.model)
     if not served.is_dir():
         return
-    if (wanted := tensor_shapes(served)) != found:
+    wanted = tensor_shapes(served)
+    if state.tied_embeddings:
+        wanted, found = _without_head(wanted), _without_head(found)
+    if wanted != found:
         differing = sorted(name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name))
         name = differing[0]
         raise RefusedError(
@@ -247,6 +252,10 @@ def check_shapes(found: Mapping[str, list[int]], state: PluginState, field: str)
             f"{len(differing)} of {len(wanted)} tensors are not those of the served model, the first of them {name}: "
             f"shape {found.get(name, 'missing')}, expected {wanted.get(name, 'none')}",
         )
+
+
+def _without_head(shapes: Mapping[str, list[int]]) -> dict[str, list[int]]:
+    return {name: shape for name, shape in shapes.items() if not name.endswith("lm_head.weight")}
 
 
 def tensor_shapes(directory: Path) -> dict[str, list[int]]:

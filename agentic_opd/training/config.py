@@ -16,8 +16,6 @@ from agentic_opd.settings.read import refuse, validated
 
 PARTS = ("token_advantage", "forward_kl", "reverse_kl", "jensen_shannon", "grpo", "step_reward")
 """The settings of the loss that are weights of its parts."""
-ROUNDED_TOLERANCE = 0.5
-"""Nats that rounding to 16 bits makes of unlikely tokens: 0.25 in a run of the demo policy."""
 MOST_SKIPPED_STEPS = 3
 """Steps in a row of which every update is skipped, after which the run ends: the weights, or all data, are broken."""
 DEFAULT_PARTS: dict[str, float] = {"forward_kl": 1.0}
@@ -145,11 +143,11 @@ class TrainerConfig(BaseModel):
     pushes_kept: int = Field(
         default=2, ge=2, description="Pushed weights that stay on disk; a server may be reading those before the last."
     )
-    probe_tolerance: float = Field(
-        default=1e-3,
+    probe_tolerance: float | None = Field(
+        default=None,
         gt=0,
-        description="Largest difference (nats) between the server's logprobs and the trainer's own after a push. With "
-        f"bf16 it is {ROUNDED_TOLERANCE:g} unless set: what rounding makes of unlikely tokens.",
+        description="Largest difference (nats) after a push between a server's logprobs and the trainer's own, with "
+        "the weights as they were sent. Unset: what the coarser precision of the two explains, as the server names it.",
     )
 
     total_steps: int = Field(default=100, ge=1, description="Batches to train on.")
@@ -254,8 +252,6 @@ class TrainerConfig(BaseModel):
     def _check_together(self) -> "TrainerConfig":
         if self.warmup_steps >= self.total_steps:
             raise ValueError(f"warmup_steps ({self.warmup_steps}) must be below total_steps ({self.total_steps})")
-        if self.precision == "bf16" and "probe_tolerance" not in self.model_fields_set:
-            self.probe_tolerance = ROUNDED_TOLERANCE
         if self.ema_decay is not None and self.lora_rank is None:
             raise ValueError("ema_decay averages adapters: set lora_rank")
         return self

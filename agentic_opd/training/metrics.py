@@ -50,5 +50,17 @@ TRAINER_METRICS = (
     Metric("step_s", "s", "all updates of the step"),
     Metric("push_s", "s", "writing the weights, loading them into every server, and the probe"),
     Metric("push_bytes", "bytes", "weights that every server read: adapters alone, or the whole checkpoint"),
-    Metric("push_difference", "nats", "largest difference between a server's logprobs and the trainer's own then"),
+    Metric(
+        "push_difference",
+        "nats",
+        "largest difference between a server's logprobs and the trainer's own then, with the weights as they were "
+        "sent: noise of the precision that the server computes in",
+    ),
+    Metric("push_difference_rms", "nats", "root mean square of these differences"),
+    Metric(
+        "push_rounded_share",
+        "share",
+        "of what the trainer has and the servers had not before the push, what they still have not, because rounding "
+        "to their precision took it away: 0 in float32",
+    ),
 )

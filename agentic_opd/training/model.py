@@ -4,7 +4,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -117,45 +117,77 @@ def save_weights(
     dtype: torch.dtype = torch.float32,
     state: Mapping[str, Tensor] | None = None,
 ) -> None:
-    """Write what vLLM reads, adapters merged in; the folder appears when it is whole.
+    """Write what vLLM and transformers read, adapters merged in and tied embeddings once.
 
     Args:
         model: The trained model.
         source: Where it came from: a local folder's tokenizer and configuration are copied along.
         folder: The checkpoint's folder; one that is there is replaced.
-        dtype: What the weights are rounded to, `source_dtype`.
+        dtype: What the weights are rounded to.
         state: The model's state dict, if it is sharded: `World.whole` of it.
 
     Raises:
         OutputError: it can't be written.
     """
-    with _whole(folder) as fresh:
-        _write_weights(model, source, fresh, dtype, model.state_dict() if state is None else state)
+    weights = served_weights(model, model.state_dict() if state is None else state, dtype)
+    write_weights(model, source, folder, without_aliases(model, weights))
 
 
 def served_weights(model: Any, state: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-    """What a server of the model holds, by the names of its checkpoint, adapters merged in.
+    """Every weight of the model by the names of its checkpoint, adapters merged in and all floats rounded to `dtype`.
+
+    The matrix of tied embeddings is there under both of its names.
+    """
+    return {name: value.to(dtype) if value.is_floating_point() else value for name, value in merged(model, state)}
+
+
+def merged(model: Any, state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """Yield each weight by its name in a checkpoint, adapters merged in, in the precision in which it is trained.
 
     Args:
         model: The trained model.
         state: Its state dict, whole.
-        dtype: What the weights are rounded to, `source_dtype`.
     """
-    base = _base_of(model)
+    base = base_of(model)
     if base is not model:
         state = {name.removeprefix("base_model.model."): value for name, value in state.items()}
-    factors = {name: value for name, value in state.items() if ".lora_" in name}
-    state = {_plain_name(name): value for name, value in state.items() if name not in factors}
-    for name, module in base.named_modules():
-        if hasattr(module, "get_delta_weight"):
+    adapted = {name: module for name, module in base.named_modules() if hasattr(module, "get_delta_weight")}
+    for name, value in state.items():
+        if ".lora_" in name:
+            continue
+        plain = plain_name(name)
+        module_name = plain.removesuffix(".weight")
+        if module_name in adapted and plain != module_name:
             # Not by peft's own merging: that works in place, and what it takes back again is not what was there.
-            a, b = factors[f"{name}.lora_A.default.weight"], factors[f"{name}.lora_B.default.weight"]
-            state[f"{name}.weight"] = (state[f"{name}.weight"] + module.scaling["default"] * (b @ a)).detach().cpu()
-    return {name: value.to(dtype) if value.is_floating_point() else value for name, value in state.items()}
+            a, b = (state[f"{module_name}.lora_{factor}.default.weight"] for factor in "AB")
+            value = (value + adapted[module_name].scaling["default"] * (b @ a)).detach().cpu()
+        yield plain, value
 
 
-def _base_of(model: Any) -> Any:
+def tied_names(model: Any) -> dict[str, str]:
+    """Further names of a weight that the model knows by another one: `lm_head.weight`, and what it is tied to."""
+    first, tied = dict[int, str](), dict[str, str]()
+    for name, one in base_of(model).named_parameters(remove_duplicate=False):
+        plain = plain_name(name)
+        if (known := first.setdefault(id(one), plain)) != plain:
+            tied[plain] = known
+    return tied
+
+
+def without_aliases(model: Any, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Each matrix once: tied embeddings without the output head."""
+    tied = tied_names(model)
+    return {name: value for name, value in weights.items() if name not in tied}
+
+
+def base_of(model: Any) -> Any:
+    """The model below its adapters."""
     return model.get_base_model() if hasattr(model, "merge_adapter") else model
+
+
+def plain_name(name: str) -> str:
+    """The name of a parameter of `base_of(model)` in a checkpoint."""
+    return name.replace(".base_layer.", ".")
 
 
 def save_adapter(model: Any, folder: Path, state: Mapping[str, Tensor]) -> None:
@@ -186,23 +218,26 @@ def _whole(folder: Path) -> Generator[Path]:
         raise OutputError(f"cannot write {str(folder)!r}: {error}") from error
 
 
-def source_dtype(source: str) -> torch.dtype:
-    """The precision that a checkpoint says it is in: what is pushed is no larger than what was loaded."""
-    from transformers import AutoConfig
+def write_weights(model: Any, source: str, folder: Path, weights: Mapping[str, Tensor]) -> None:
+    """Write a checkpoint of these weights, all in one precision, which its configuration then names.
 
-    found = getattr(AutoConfig.from_pretrained(source), "dtype", None)
-    return found if isinstance(found, torch.dtype) else torch.float32
+    Embeddings are tied there if only the matrix of a tied model is given, and untied if its head is given too.
 
-
-def _write_weights(model: Any, source: str, fresh: Path, dtype: torch.dtype, state: Mapping[str, Tensor]) -> None:
-    state = served_weights(model, state, dtype)
-    _base_of(model).save_pretrained(fresh, state_dict=state, safe_serialization=True)
-    said = json.loads((fresh / "config.json").read_text())  # transformers writes the trained model's own precision.
-    (fresh / "config.json").write_text(json.dumps(said | {"dtype": str(dtype).removeprefix("torch.")}, indent=2) + "\n")
-    for file in Path(source).glob("*") if Path(source).is_dir() else ():
-        if file.is_file() and not _WEIGHTS.search(file.name) and not (fresh / file.name).exists():
-            shutil.copyfile(file, fresh / file.name)
-
-
-def _plain_name(name: str) -> str:
-    return name.replace(".base_layer.", ".")
+    Raises:
+        OutputError: it can't be written.
+    """
+    tied = tied_names(model)
+    has_head = bool(tied) and tied.keys() <= weights.keys()
+    # A tensor that shares its memory with another one would be left out.
+    state = {name: value.clone() if has_head and name in tied else value for name, value in weights.items()}
+    dtype = next(value.dtype for value in weights.values() if value.is_floating_point())
+    with _whole(folder) as fresh:
+        base_of(model).save_pretrained(fresh, state_dict=state, safe_serialization=True)
+        said = json.loads((fresh / "config.json").read_text())  # transformers describes the trained model.
+        said["dtype"] = str(dtype).removeprefix("torch.")
+        if has_head:
+            said["tie_word_embeddings"] = False
+        (fresh / "config.json").write_text(json.dumps(said, indent=2) + "\n")
+        for file in Path(source).glob("*") if Path(source).is_dir() else ():
+            if file.is_file() and not _WEIGHTS.search(file.name) and not (fresh / file.name).exists():
+                shutil.copyfile(file, fresh / file.name)

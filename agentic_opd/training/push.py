@@ -13,14 +13,16 @@ import torch
 
 from agentic_opd.core.errors import ConfigError, ServerMismatchError
 from agentic_opd.core.http import JsonClient
+from agentic_opd.core.precision import Noise, tolerance_for
 from agentic_opd.core.server_info import ServerInfo, fetch_server_info
 from agentic_opd.core.types import TeacherRequest
 from agentic_opd.distill.teacher import PluginTeacher
 from agentic_opd.serving.process_group import Backend
 from agentic_opd.training.batch import TrainBatch
-from agentic_opd.training.config import ROUNDED_TOLERANCE, TrainerConfig
-from agentic_opd.training.model import MovingAverage, save_adapter, save_weights, served_weights, source_dtype
+from agentic_opd.training.config import TrainerConfig
+from agentic_opd.training.model import MovingAverage, merged, save_adapter, tied_names, without_aliases, write_weights
 from agentic_opd.training.policy import Policy
+from agentic_opd.training.rounding import MUCH, Rounding, as_sent, common_dtype
 from agentic_opd.training.transfer import WeightSender
 from agentic_opd.training.world import World
 
@@ -62,9 +64,22 @@ class Pushed(NamedTuple):
     """What a push was."""
 
     size_bytes: int
-    """Of the files that every server read."""
+    """Of the weights that every server read."""
     difference: float | None
     """The largest one of the probe, in nats; None without a probe."""
+    difference_rms: float | None
+    """Their root mean square."""
+    rounded_share: float
+    """Of the update, what rounding keeps back: `Rounded.share`."""
+
+
+class _Receivers(NamedTuple):
+    """What a push has to be like for the servers to take it."""
+
+    dtype: torch.dtype
+    has_head: bool
+    """A server has an output head of its own, also where the trained model has none."""
+    takes_adapters: bool
 
 
 class WeightPusher:
@@ -77,12 +92,9 @@ class WeightPusher:
     def __init__(self, config: TrainerConfig, world: World) -> None:
         """Make a client for each server; nothing is asked yet."""
         self._config, self._world = config, world
-        self._dtype = source_dtype(config.model)
-        self._tolerance = config.probe_tolerance
-        if self._dtype != torch.float32 and "probe_tolerance" not in config.model_fields_set:
-            self._tolerance = max(self._tolerance, ROUNDED_TOLERANCE)
         self._kept = config.pushes_kept
-        self._as_adapter: bool | None = None
+        self._rounding, self._averages_rounding = Rounding(), Rounding()
+        self._has_warned = self._has_said_merged = False
         self._sender: WeightSender | None = None
         given = config.vllm_api_key
         key = given.get_secret_value() if given else os.environ.get("VLLM_API_KEY")
@@ -91,7 +103,7 @@ class WeightPusher:
     async def push(
         self, policy: Policy, version: int, probe: Probe | None, average: MovingAverage | None = None
     ) -> Pushed | None:
-        """Write the weights as `version`, load them on all servers, and probe them.
+        """Write the weights as `version`, in the precision of the servers, load them on all of them, and probe them.
 
         All processes call it, and the first one writes and asks.
 
@@ -105,39 +117,66 @@ class WeightPusher:
             What was pushed; None if there is no server, and in other processes than the first.
 
         Raises:
-            ConfigError: there is an average, and a server takes no adapters.
+            ConfigError: there is an average, and a server takes no adapters; or the model has an output head of its
+                own, and a server's is its embedding matrix.
             PushMismatchError: a server's logprobs are not the trainer's.
             ServerError: a server can't load them.
         """
         if not self._clients:
             return None
-        model = policy.model
+        model, world = policy.model, self._world
         folder = self._config.weights_dir.resolve() / f"step-{version:06d}"
         folder.parent.mkdir(parents=True, exist_ok=True)
-        world = self._world
-        if self._as_adapter is None:
-            self._as_adapter = world.share(await self._takes_adapters() if world.is_first else False)
-        state = await asyncio.to_thread(world.whole, _pushed(model, adapters_only=self._as_adapter))
+        to = world.share(await self._receivers(model) if world.is_first else None)
+        assert to is not None
+        state = await asyncio.to_thread(world.whole, _pushed(model, adapters_only=to.takes_adapters))
         averages = {} if average is None else await asyncio.to_thread(world.whole, average.state_dict())
-        own = None if probe is None else probe.own_logprobs(policy, world.device)
+        if to.takes_adapters:
+            rounded = await asyncio.to_thread(self._rounding.adapters, state, to.dtype)
+        else:
+            rounded = await asyncio.to_thread(self._rounding.weights, merged(model, state), to.dtype)
+        sent = rounded.weights
+        own = None
+        if probe is not None:
+            with as_sent(policy, None if to.takes_adapters else sent, to.dtype, world):
+                own = probe.own_logprobs(policy, world.device)
         if not world.is_first:
             return None
-        if self._as_adapter:
-            size = await self._load_adapter(folder, version, model, state)
+        if to.takes_adapters:
+            size = await self._load_adapter(folder, version, model, sent)
             if averages:
                 teacher = folder.with_name(f"{folder.name}-teacher")
+                averages = self._averages_rounding.adapters(averages, to.dtype).weights
                 size += await self._load_adapter(teacher, version, model, averages, as_teacher=True)
-        elif self._config.weight_transfer == "files":
-            await asyncio.to_thread(save_weights, model, self._config.model, folder, self._dtype, state)
-            await self._ask_all("/v1/opd/reload_weights", {"path": str(folder), "version": version})
-            size = _size_bytes(folder)
         else:
-            weights = await asyncio.to_thread(served_weights, model, state, self._dtype)
-            size = await (await self._joined(self._config.weight_transfer)).send(weights, version)
-        difference = None if probe is None or own is None else await self.compare(own, probe, version)
+            if not to.has_head:
+                sent = without_aliases(model, sent)
+            size = await self._load_weights(folder, version, model, sent)
+        noise = None if probe is None or own is None else await self.compare(own, probe, version)
         if folder.exists():
             self._forget_old(folder)
-        return Pushed(size, difference)
+        self._warn_of_rounding(rounded.share, to.dtype)
+        return Pushed(size, noise and noise.largest, noise and noise.rms, rounded.share)
+
+    async def _load_weights(self, folder: Path, version: int, model: Any, sent: dict[str, torch.Tensor]) -> int:
+        if self._config.weight_transfer != "files":
+            return await (await self._joined(self._config.weight_transfer)).send(sent, version)
+        await asyncio.to_thread(write_weights, model, self._config.model, folder, sent)
+        await self._ask_all("/v1/opd/reload_weights", {"path": str(folder), "version": version})
+        return _size_bytes(folder)
+
+    def _warn_of_rounding(self, share: float, dtype: torch.dtype) -> None:
+        """Say once that the servers hardly get what is learned, and what to do."""
+        if share <= MUCH or self._has_warned:
+            return
+        self._has_warned = True
+        logger.warning(
+            "rounding to %s, in which the servers compute, keeps back %.0f%% of what was learned since the last push: "
+            "they follow the trainer late. Take a higher lr, train adapters (lora_rank, and servers with "
+            "--max-lora-rank), or serve in float32 (serve-vllm ... -- --dtype float32)",
+            str(dtype).removeprefix("torch."),
+            100 * share,
+        )
 
     async def _load_adapter(
         self,
@@ -161,47 +200,68 @@ class WeightPusher:
     async def _ask_all(self, route: str, body: dict[str, Any]) -> None:
         await asyncio.gather(*(client.post(route, body) for client in self._clients))
 
-    async def _takes_adapters(self) -> bool:
+    async def _receivers(self, model: Any) -> _Receivers:
+        """Ask the servers what they take."""
+        infos = await asyncio.gather(*(fetch_server_info(client) for client in self._clients))
+        takes_adapters = self._takes_adapters(infos)
+        if not takes_adapters and model.get_output_embeddings() is not None and not tied_names(model):
+            for client, info in zip(self._clients, infos, strict=True):
+                if info.tied_embeddings:
+                    raise ConfigError(
+                        f"{self._config.model} has an output head of its own, and that of {info.model} at "
+                        f"{client.base_url} is its embedding matrix: serve a model with untied embeddings, or train "
+                        "adapters (lora_rank) and start the server with --max-lora-rank"
+                    )
+        has_head = not all(info.tied_embeddings for info in infos)
+        return _Receivers(common_dtype(info.dtype for info in infos), has_head, takes_adapters)
+
+    def _takes_adapters(self, infos: Sequence[ServerInfo]) -> bool:
         """Whether the model has adapters, and every server takes them."""
         rank = self._config.lora_rank
         if rank is None:
             return False
-        infos = await asyncio.gather(*(fetch_server_info(client) for client in self._clients))
-        if all(info.max_adapters and info.max_lora_rank >= rank for info in infos):
-            # A server that has an adapter under way may read its files again.
-            self._kept = max(self._kept, 1 + max(info.max_adapters for info in infos))
-            return True
         without = [
             client.base_url
             for client, info in zip(self._clients, infos, strict=True)
             if not info.max_adapters or info.max_lora_rank < rank
         ]
+        if not without:
+            # A server that has an adapter under way may read its files again.
+            most = max(info.max_adapters for info in infos)
+            self._kept = max(self._config.pushes_kept, 1 + most)
+            return True
         how = f"start {' and '.join(without)} with scripts/serve_vllm --max-lora-rank {rank}"
         if self._config.ema_decay is not None:
             raise ConfigError(f"ema_decay needs servers that take adapters: {how}")
-        logger.warning("whole weights are pushed, with the adapters merged in; to push adapters alone, %s", how)
+        if not self._has_said_merged:
+            self._has_said_merged = True
+            logger.warning("whole weights are pushed, with the adapters merged in; to push adapters alone, %s", how)
         return False
 
-    async def compare(self, own: Sequence[float], probe: Probe, version: int | None = None) -> float:
-        """The largest difference (nats) between the servers' logprobs of the probe and the model's `own`.
+    async def compare(self, own: Sequence[float], probe: Probe, version: int | None = None) -> Noise:
+        """Compare the servers' logprobs of the probe with the model's `own`; returns the largest difference of any.
 
         Raises:
-            PushMismatchError: it is above `probe_tolerance`.
+            PushMismatchError: it is more than `probe_tolerance`, or than the server's precision explains.
         """
-        rows = await asyncio.gather(*(_served_logprobs(client, probe, version) for client in self._clients))
-        worst = 0.0
-        for client, served in zip(self._clients, rows, strict=True):
+        infos = await asyncio.gather(*(fetch_server_info(client) for client in self._clients))
+        both = zip(self._clients, infos, strict=True)
+        rows = await asyncio.gather(*(_served_logprobs(client, info, probe, version) for client, info in both))
+        found: list[Noise] = []
+        for client, info, served in zip(self._clients, infos, rows, strict=True):
             gaps = [abs(a - b) for a, b in zip(own, served, strict=True)]
             at = max(range(len(gaps)), key=gaps.__getitem__)
-            worst = max(worst, gaps[at])
-            if gaps[at] > self._tolerance:
+            found.append(Noise.of(gaps))
+            trained_in = {"bf16": "bfloat16", "fp32": "float32"}[self._config.precision]
+            tolerance = tolerance_for(info.dtype, trained_in, largest=self._config.probe_tolerance)
+            if found[-1].exceeds(tolerance):
                 raise PushMismatchError(
-                    f"{client.base_url} does not compute what the trainer does: token {at + 1} of the probe has the "
-                    f"logprob {served[at]:.6f} there and {own[at]:.6f} here (tolerance "
-                    f"{self._tolerance:g}). Same checkpoint and dtype on both sides? In bf16 raise "
-                    "probe_tolerance; a tied output head on the CPU can't be reloaded."
+                    f"{client.base_url} does not compute what the trainer does, with the weights that it was sent: its "
+                    f"logprobs of the probe are {found[-1]} away, where {tolerance} are expected of {info.dtype} there "
+                    f"and {trained_in} here. Token {at + 1} has {served[at]:.6f} there and {own[at]:.6f} here. Is it "
+                    "the same model on both sides? If more noise than this is usual there, set probe_tolerance"
                 )
-        return worst
+        return max(found, key=lambda one: one.largest)
 
     async def close(self) -> None:
         """Leave the servers' group, and close pooled connections."""
@@ -228,8 +288,7 @@ def _size_bytes(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
 
 
-async def _served_logprobs(client: JsonClient, probe: Probe, version: int | None) -> list[float]:
-    info: ServerInfo = await fetch_server_info(client)
+async def _served_logprobs(client: JsonClient, info: ServerInfo, probe: Probe, version: int | None) -> list[float]:
     ids = probe.token_ids
     reply = await PluginTeacher(client, info).score(TeacherRequest(ids, len(ids) - 1, 0, (), version), top_k=1)
     return reply.rows.actual_R.tolist()

@@ -32,7 +32,6 @@ from agentic_opd.training.model import (
     leave_cores_to_others,
     pick_device,
     save_weights,
-    source_dtype,
 )
 from agentic_opd.training.policy import Policy, StartingPolicy, load_policy
 from agentic_opd.training.push import Probe, WeightPusher
@@ -96,7 +95,7 @@ class Trainer:
         return load_policy(self.config, self.world)
 
     async def run(self) -> None:
-        """Train until the last step; the final weights are in `output_dir/final`.
+        """Train until the last step; the final weights are in `output_dir/final`, in float32 as they were trained.
 
         The servers get today's weights before the first batch: they may hold another run's, or the first ones again.
         When `stop` ends it, it saves a checkpoint first, and is cancelled.
@@ -126,8 +125,8 @@ class Trainer:
                 self._is_busy = False
             state = await asyncio.to_thread(self.world.whole, self.model.state_dict())
             if self.world.is_first:
-                final = (config.output_dir / "final", source_dtype(config.model))
-                await asyncio.to_thread(save_weights, self.model, config.model, *final, state)
+                final = config.output_dir / "final"
+                await asyncio.to_thread(save_weights, self.model, config.model, final, state=state)
         finally:
             if self._lines is not None:
                 self._lines.close()
@@ -186,9 +185,10 @@ class Trainer:
             start = time.monotonic()
             pushed = await self.pusher.push(self.policy, self.step, self._unpushed, self.average)
             self._unpushed = None
-            if pushed is not None and pushed.difference is not None:
-                metrics |= {"push_s": time.monotonic() - start, "push_difference": pushed.difference}
-                metrics["push_bytes"] = pushed.size_bytes
+            if pushed is not None and pushed.difference is not None and pushed.difference_rms is not None:
+                metrics |= {"push_s": time.monotonic() - start, "push_bytes": pushed.size_bytes}
+                metrics |= {"push_difference": pushed.difference, "push_difference_rms": pushed.difference_rms}
+                metrics["push_rounded_share"] = pushed.rounded_share
         if self.world.is_first:
             self._log(metrics)
         if self._skipped_steps >= MOST_SKIPPED_STEPS:

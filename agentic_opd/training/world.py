@@ -90,20 +90,39 @@ class World:
 
     def _hand_out(self, module: nn.Module, given: dict[str, Tensor]) -> None:
         """Give every process its part of the first one's parameters, and all of its buffers."""
-        from torch.distributed.tensor import DTensor, distribute_tensor
-
         with torch.no_grad():
             for name, one in _tensors(module):
-                if self.is_first:
-                    source = given.pop(name).to(self.device)
-                else:  # What is never written takes no memory.
-                    source = torch.empty(one.shape, dtype=one.dtype, device=self.device)
-                if isinstance(one, DTensor):
-                    part = distribute_tensor(source, one.device_mesh, one.placements)
-                    one.to_local().copy_(part.to_local())
-                else:
-                    dist.broadcast(source, src=0)
-                    one.copy_(source)
+                self.put(one, given.pop(name) if self.is_first else None)
+
+    def put(self, one: Tensor, value: Tensor | None) -> None:
+        """Overwrite a tensor, or this process's part of it, by the first process's value; the others give None."""
+        from torch.distributed.tensor import DTensor, distribute_tensor
+
+        if value is not None:
+            value = value.to(one.device, one.dtype)
+        if self.size == 1:
+            assert value is not None
+            one.copy_(value)
+            return
+        # What is never written takes no memory.
+        source = torch.empty(one.shape, dtype=one.dtype, device=self.device) if value is None else value
+        if isinstance(one, DTensor):
+            part = distribute_tensor(source, one.device_mesh, one.placements)
+            one.to_local().copy_(part.to_local())
+        else:
+            dist.broadcast(source, src=0)
+            one.copy_(source)
+
+    def parts_of(self, module: nn.Module) -> dict[str, Tensor]:
+        """This process's part of each parameter, in the parameter's own memory, once nothing is gathered."""
+        from torch.distributed.fsdp import FSDPModule
+        from torch.distributed.tensor import DTensor
+
+        for one in module.modules():
+            if isinstance(one, FSDPModule):
+                one.reshard()
+        detached = {name: one.detach() for name, one in module.named_parameters()}
+        return {name: one.to_local() if isinstance(one, DTensor) else one for name, one in detached.items()}
 
     def whole(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The tensors of a state dict without their sharding, on the first process's CPU; the others get nothing.

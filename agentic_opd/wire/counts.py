@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields
 
+from agentic_opd.core.precision import root_mean_square
 from agentic_opd.core.types import IGNORED, TurnOutcome
 from agentic_opd.wire.group import ScoredGroup, ScoredRollout, TurnRecord
 
@@ -78,6 +79,7 @@ class RunCounts:
         self.by_task: dict[str, RolloutCounts] = {}
         self.total = RolloutCounts()
         self.noise_floor: float | None = None
+        self._noise_rms: list[float] = []
         self.distilled = False
 
     def add(self, group: ScoredGroup) -> None:
@@ -90,6 +92,13 @@ class RunCounts:
             self.distilled = True
             floors = (self.noise_floor, group.distillation.noise_floor)
             self.noise_floor = max((floor for floor in floors if floor is not None), default=None)
+            if group.distillation.noise_rms is not None:
+                self._noise_rms.append(group.distillation.noise_rms)
+
+    @property
+    def noise_rms(self) -> float | None:
+        """Root mean square of the gaps without a hint (nats), each group with the same weight."""
+        return root_mean_square(self._noise_rms) if self._noise_rms else None
 
 
 def rollout_rows(

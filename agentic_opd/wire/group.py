@@ -486,6 +486,10 @@ class GroupDistillation:
     """In their order of preference; empty in files of before, which means the judge."""
     noise_floor: float | None = None
     """The largest gap (nats) without a hint: the engine's noise. None if it was not measured."""
+    noise_rms: float | None = None
+    """The root mean square of the same gaps, with which a hint's are compared."""
+    precision: str | None = None
+    """What the teacher computed in, by torch's name: `bfloat16`. None if its server does not say."""
     teacher: str | None = None
     """Its entry of `DistillConfig.teachers`, the task's kind; None for the usual teacher."""
 
@@ -556,6 +560,8 @@ class ScoredGroup:
                     gap_baseline=self.distillation.gap_baseline,
                     hint_source=_one_or_list(self.distillation.hint_sources),
                     teacher=self.distillation.teacher,
+                    noise_rms=self.distillation.noise_rms,
+                    precision=self.distillation.precision,
                 ),
             },
             "weight_version": self.weight_version,
@@ -621,7 +627,7 @@ def _group(fields: dict[str, Any]) -> ScoredGroup:
     distillation, opd = None, _object(about.get("opd"))
     if is_int(top_k := opd.get("distill_topk")):
         del about["opd"]
-        placement, floor = opd.get("hint_placement"), opd.get("noise_floor")
+        placement, floor, rms = (opd.get(name) for name in ("hint_placement", "noise_floor", "noise_rms"))
         distillation = GroupDistillation(
             distill_topk=top_k,
             hint_placement=placement if is_text(placement) else None,
@@ -630,6 +636,8 @@ def _group(fields: dict[str, Any]) -> ScoredGroup:
             hint_sources=hint_sources_of(opd.get("hint_source")) or (),
             noise_floor=floor if is_number(floor) else None,
             teacher=kind if is_text(kind := opd.get("teacher")) else None,
+            noise_rms=rms if is_number(rms) else None,
+            precision=precision if is_text(precision := opd.get("precision")) else None,
         )
     known = _taken(about, item_id=is_text, task_id=is_text, weight_version=is_int, group_id=is_text, session_id=is_text)
     if _are_numbers(about.get("rollout_scores")):

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 import numpy as np
+from numpy.typing import NDArray
 
 from agentic_opd.core.concurrency import gather_all
 from agentic_opd.core.errors import (
@@ -27,6 +28,7 @@ from agentic_opd.core.errors import (
     ServerMismatchError,
     ServerUnreachableError,
 )
+from agentic_opd.core.precision import Noise, tolerance_for
 from agentic_opd.core.text import text_lines
 from agentic_opd.core.types import Task, TeacherRequest, ToolCall, World
 from agentic_opd.distill.teacher import TeacherClient
@@ -36,8 +38,6 @@ from agentic_opd.rollout.config import RolloutConfig
 from agentic_opd.rollout.conversation import Completion
 from agentic_opd.wire.group import ScoredGroup, ScoredRollout, TurnRecord, VerdictCounts
 
-SAME_WEIGHTS = 0.5
-"""Logprobs of sampled tokens that differ by more (nats) are of other weights; an engine's own noise in bf16 is 0.1."""
 _PROBED = 8
 """Turns by which weights are known again."""
 
@@ -130,18 +130,19 @@ async def check_weights(turns: Sequence[HintedTurn], teacher: TeacherClient, ser
         ServerError: it did not do its part.
     """
 
-    async def difference(turn: HintedTurn) -> float:
+    async def differences(turn: HintedTurn) -> NDArray[np.float64]:
         start, end = turn.record.span
         request = TeacherRequest(tuple(turn.rollout.tokens_T[:end]), end - start, start, ())
         rows = (await teacher.score(request, 1)).rows
-        return float(np.abs(rows.actual_R - np.asarray(turn.rollout.logprobs_T[start:end])).max())
+        return rows.actual_R - np.asarray(turn.rollout.logprobs_T[start:end], np.float64)
 
-    largest = max(await gather_all(map(difference, drawn(turns, _PROBED, seed=0))))
-    if largest > SAME_WEIGHTS:
+    found = Noise.of(np.concatenate(await gather_all(map(differences, drawn(turns, _PROBED, seed=0)))))
+    tolerance = tolerance_for(teacher.info.dtype)
+    if found.exceeds(tolerance):
         raise ServerMismatchError(
             f"{server} has other weights than those that sampled the file, though its version is theirs or unsaid: "
-            f"its logprobs of the sampled tokens are up to {largest:.2g} nats away, {SAME_WEIGHTS:g} at most would be "
-            "noise. Serve the policy that sampled the file"
+            f"its logprobs of the sampled tokens are {found} away, where {tolerance} would be noise. Serve the policy "
+            "that sampled the file"
         )
 
 

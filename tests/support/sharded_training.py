@@ -17,13 +17,16 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[2]), str(Path(__file__).res
 
 
 def trained(settings: dict[str, Any]) -> dict[str, Any]:
-    """Each update's metrics, and at the end the probe's logprobs, the weights, and how many this process held."""
+    """Each update's metrics, and at the end the probe's logprobs, those of the weights as a server in bfloat16 is sent
+    them, and once more, the weights, and how many this process held.
+    """
     from agentic_opd.training import packing
     from agentic_opd.training.batch import make_batch
     from agentic_opd.training.checkpoint import Resumed, load_checkpoint, save_checkpoint
-    from agentic_opd.training.model import MovingAverage, load_model
+    from agentic_opd.training.model import MovingAverage, load_model, merged, tied_names
     from agentic_opd.training.policy import StartingPolicy, load_policy
     from agentic_opd.training.push import Probe
+    from agentic_opd.training.rounding import Rounding, as_sent
     from agentic_opd.training.step import read_start, train_step
     from agentic_opd.training.world import join_world
     from tests.support.training import make_config, make_group
@@ -55,11 +58,18 @@ def trained(settings: dict[str, Any]) -> dict[str, Any]:
             average.update()
     if save_to:
         save_checkpoint(Path(save_to), Resumed(steps, 100), parts, world)
-    own = Probe.of(batch).own_logprobs(policy, world.device)
+    probe = Probe.of(batch)
+    own = [probe.own_logprobs(policy, world.device)]
     state = world.whole(model.state_dict())
+    rounded = Rounding().weights(merged(model, state), torch.bfloat16).weights
+    for sent in (rounded, None):
+        with as_sent(policy, sent, torch.bfloat16, world):
+            own.append(probe.own_logprobs(policy, world.device))
+    own.append(probe.own_logprobs(policy, world.device))
     averages = world.whole(average.state_dict()) if average else {}
     held = sum(p.to_local().numel() if hasattr(p, "to_local") else p.numel() for p in model.parameters())
-    return {"lines": lines, "own": own, "state": state, "averages": averages, "held": held}
+    tied = sorted(tied_names(model))
+    return {"lines": lines, "own": own, "state": state, "averages": averages, "held": held, "tied": tied}
 
 
 if __name__ == "__main__":

@@ -1,8 +1,11 @@
 """Checks of what distills: the judge keeps to the protocol, the teacher scores, without a hint it equals the policy."""
 
+from collections.abc import Sequence
+
 from agentic_opd.cli.doctor.diagnosis import Note, Setup, Status
 from agentic_opd.cli.doctor.servers import FIRST_MESSAGES
 from agentic_opd.core.errors import ServerMismatchError, ServerUnreachableError
+from agentic_opd.core.precision import Noise, tolerance_for
 from agentic_opd.core.trajectory_api import TrajectoryApi
 from agentic_opd.core.types import Evidence, HindsightPair, TeacherRequest
 from agentic_opd.distill.config import TeacherServer
@@ -12,8 +15,6 @@ from agentic_opd.distill.teacher import TeacherClient
 from agentic_opd.distill.turns import turn_text
 from agentic_opd.env.policy_server import PolicyServer, ServedPolicy
 
-NOISE_LIMIT = 0.1
-"""Nats: a tenth more or less of a token's probability, which would hide a hint's effect of that size."""
 _SAMPLED = 32
 
 _SOLUTION = "def fizzbuzz(n):\n    if n % 3 == 0:\n        return 'Fizz'\n    return 'Buzz' if n % 5 == 0 else str(n)\n"
@@ -112,12 +113,21 @@ async def check_noise(setup: Setup) -> Note:
     ids = sampled.token_ids
     request = TeacherRequest((*prompt, *ids), len(ids), len(prompt), ())
     rows = (await make_teacher(setup.clients[0], setup.infos[0]).score(request, 1)).rows
-    noise = max(abs(float(a) - b) for a, b in zip(rows.actual_R, sampled.logprobs, strict=True))
-    text = f"{noise:.1e} nats at most, over {len(ids)} sampled tokens"
-    if noise > NOISE_LIMIT:
+    differences = [float(a) - b for a, b in zip(rows.actual_R, sampled.logprobs, strict=True)]
+    return judged_noise(differences, setup.infos[0].dtype)
+
+
+def judged_noise(differences: Sequence[float], precision: str | None) -> Note:
+    """What two readings of sampled tokens (nats) say in the precision that their server names."""
+    noise, tolerance = Noise.of(differences), tolerance_for(precision)
+    text = (
+        f"{noise.largest:.1e} nats at most, {noise.rms:.1e} root mean square, over {len(differences)} sampled tokens "
+        f"in {precision or 'a precision that the server does not name'}"
+    )
+    if noise.exceeds(tolerance):
         return Note(
-            f"{text}: gaps below that say nothing. Serve in a higher precision, or without what changes logprobs "
-            "between sampling and scoring (quantised KV cache, another attention backend for prompts)",
+            f"{text}: more than the precision explains ({tolerance}). What else changes logprobs between sampling and "
+            "scoring: a quantised KV cache, another attention backend for prompts?",
             Status.WARNING,
         )
     return Note(text)

@@ -28,6 +28,13 @@ const figure = (value, name, note) => el('div', { class: 'fact' }, el('dt', null
 const shareOf = (part, whole) => (whole ? part / whole : null);
 const nats = (value, digits = 3) => (value === null ? '–' : signed(value, digits));
 
+// Root mean squares are compared with each other; an earlier file has the largest gap without a hint only.
+function noiseFigure(numbers) {
+  const shown = (value) => (value === null ? '–' : value.toExponential(1));
+  if (numbers.noise_rms === null) return figure(shown(numbers.noise_floor), 'noise floor', 'nats, without a hint');
+  return figure(shown(numbers.noise_rms), 'noise floor', `nats without a hint, root mean square (of the gaps: ${short(numbers.gap_rms)}); ${shown(numbers.noise_floor)} at most`);
+}
+
 function facts(numbers) {
   return el('dl', { class: 'facts' },
     figure(number(numbers.rollouts), 'rollouts', `in ${count(numbers.groups, 'group')}`),
@@ -37,7 +44,7 @@ function facts(numbers) {
     figure(percent(shareOf(numbers.moved_tokens, numbers.sampled_tokens)), 'tokens moved', `${number(numbers.moved_tokens)} of the sampled, by ${short(numbers.mean_moved)} nats`),
     figure(nats(numbers.mean_gap), 'mean gap', `nats, over all scored; ${percent(numbers.positive_gaps)} above 0`),
     ...(numbers.mean_gap_reasoning === null ? [] : [figure(nats(numbers.mean_gap_reasoning), 'mean gap of reasoning', `nats; ${nats(numbers.mean_gap_answer)} over what follows it`)]),
-    figure(numbers.noise_floor === null ? '–' : numbers.noise_floor.toExponential(1), 'noise floor', 'nats, without a hint'));
+    noiseFigure(numbers));
 }
 
 function taskTable(run) {

@@ -11,7 +11,7 @@ from agentic_opd.cli.doctor import machine
 from agentic_opd.cli.doctor.checks import CHECKS, line
 from agentic_opd.cli.doctor.command import build_parser, main
 from agentic_opd.cli.doctor.diagnosis import Check, Diagnosis, Note, Setup, Status, run_checks
-from agentic_opd.cli.doctor.distilling import PAIR, check_judge
+from agentic_opd.cli.doctor.distilling import PAIR, check_judge, judged_noise
 from agentic_opd.cli.doctor.servers import check_versions
 from agentic_opd.core.errors import ConfigError, OPDError, OutputError, ServerMismatchError
 from agentic_opd.core.server_info import ServerInfo
@@ -173,6 +173,18 @@ def test_a_judge_is_asked_what_a_run_asks_and_its_votes_are_read() -> None:
         asyncio.run(run())
     assert PAIR.evidence[0].text in script.bodies[1]["messages"][1]["content"]
     assert (script.bodies[1]["n"], script.bodies[1]["model"]) == (3, "j")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "expected"), [("bfloat16", Status.OK), ("float32", Status.WARNING), (None, Status.OK)]
+)
+def test_noise_is_judged_by_the_precision_that_the_server_names(dtype: str | None, expected: Status) -> None:
+    """Of four tokens that were sampled one is scored 0.4 nats lower: 0.2 root mean square."""
+    note = judged_noise((0.0, 0.0, 0.0, -0.39), dtype)
+    assert note.status is expected
+    assert note.text.startswith("3.9e-01 nats at most, 2.0e-01 root mean square, over 4 sampled tokens in ")
+    assert (dtype or "does not name") in note.text
+    assert ("more than the precision explains" in note.text) == (expected is Status.WARNING)
 
 
 def test_wrong_settings_are_named_like_those_of_a_run(capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,7 +23,7 @@ from agentic_opd.distill.metrics import (
     control_stats,
     row_stats,
 )
-from agentic_opd.wire.group import ControlReading, TurnRecord
+from agentic_opd.wire.group import ControlReading, GroupDistillation, TurnRecord
 
 Out = TurnOutcome
 VOTES = {"+": Vote(1, "a long enough hint", "+"), "-": Vote(-1, None, "-"), "?": Vote(None, None, "?")}
@@ -39,6 +39,10 @@ def turn(
 ) -> TurnStats:
     record = TurnRecord((1, 3), outcome, "tool", tuple(VOTES[vote] for vote in votes), hint, baseline_logprobs=baseline)
     return TurnStats(record, judge_s, scored)
+
+
+def measured(largest: float | None, rms: float | None) -> GroupDistillation:
+    return GroupDistillation(2, noise_floor=largest, noise_rms=rms)
 
 
 FIRST = EpisodeStats(
@@ -66,7 +70,7 @@ SECOND = EpisodeStats(
 
 
 def test_metrics_of_two_episodes() -> None:
-    metrics = aggregate([FIRST, SECOND], [None, 1e-6, 3e-6])
+    metrics = aggregate([FIRST, SECOND], [measured(None, None), measured(1e-6, 3e-7), measured(3e-6, 4e-7)])
     assert metrics == pytest.approx(
         {
             "opd/outcome/scored": 2,
@@ -98,7 +102,9 @@ def test_metrics_of_two_episodes() -> None:
             "opd/rebased_share": 0.5,
             "opd/teacher_entropy": 0.2,
             "opd/teacher_topk_mass": 0.75,
+            "opd/gap_rms": math.sqrt((1 + 9 + 4 + 4) / 4),
             "opd/noise_floor": 3e-6,
+            "opd/noise_rms": math.sqrt((9e-14 + 16e-14) / 2),
             "opd/judge_s_p50": 0.2,
             "opd/judge_s_p95": 0.28,
             "opd/score_s_p50": 1.0,
@@ -139,7 +145,7 @@ def test_requests_one_after_the_other_are_busy_only_while_they_last() -> None:
 def test_what_can_not_be_computed_is_left_out() -> None:
     nothing = {f"opd/outcome/{outcome.value}": 0 for outcome in TurnOutcome}
     assert aggregate([]) == {**nothing, "opd/total_hints": 0, "opd/total_scored_turns": 0}
-    unread = aggregate([EpisodeStats(4, (turn(Out.JUDGE_ERROR, "???", None, 0.1),))], [None])
+    unread = aggregate([EpisodeStats(4, (turn(Out.JUDGE_ERROR, "???", None, 0.1),))], [measured(None, None)])
     assert unread["opd/scored_token_fraction"] == unread["opd/votes_readable"] == 0
     absent = {"opd/gap_mean", "opd/vote_agreement", "opd/hint_chars", "opd/noise_floor", "opd/teacher_entropy"}
     assert not absent & unread.keys()

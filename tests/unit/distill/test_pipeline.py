@@ -2,13 +2,14 @@ import asyncio
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import astuple, replace
 from typing import Any
 
 import pytest
 from renderers import Qwen3RendererConfig, create_renderer
 
 from agentic_opd.core.errors import AlignmentError, ServerMismatchError, ServerRequestError, ServerUnreachableError
+from agentic_opd.core.precision import Noise
 from agentic_opd.core.types import Episode, Message, TeacherRequest, TokenRecord
 from agentic_opd.distill.arrays import rounded
 from agentic_opd.distill.config import DistillConfig, TeacherServer
@@ -207,16 +208,25 @@ def test_turns_are_judged_at_the_same_time_and_nothing_is_sent_twice() -> None:
     assert len(deps.teacher.requests) == len({r.token_ids for r in deps.teacher.requests}) == 2
 
 
-def floor_of(episode: Episode, deps: DistillServers, **settings: Any) -> float | None:
+def floor_of(episode: Episode, deps: DistillServers, **settings: Any) -> Noise | None:
     return asyncio.run(noise_floor([episode], deps, CONFIG.model_copy(update=settings)))
 
 
 def test_without_a_hint_teacher_and_student_agree() -> None:
     deps = make_deps({})
-    assert floor_of(make_episode(), deps) == pytest.approx(0.0, abs=1e-6)
-    shifted = replace(make_episode(), logprobs_T=tuple(x - 0.25 for x in make_episode().logprobs_T))
-    assert floor_of(shifted, deps) == pytest.approx(0.25, abs=1e-6)
-    assert floor_of(shifted, make_deps({}, TableTeacher(has_plugin=False))) == pytest.approx(0.25, abs=1e-6)
+    quiet = floor_of(make_episode(), deps)
+    assert quiet is not None
+    assert astuple(quiet) == pytest.approx((0.0, 0.0), abs=1e-6)
+    turn = make_episode().turns[0]
+    for shift, shifted_tokens in ((0.25, turn.end - turn.start), (0.5, 1)):
+        logprobs = list(make_episode().logprobs_T)
+        for p in range(turn.start, turn.start + shifted_tokens):
+            logprobs[p] -= shift
+        expected = shift * math.sqrt(shifted_tokens / (turn.end - turn.start)), shift
+        for teacher in (TableTeacher(), TableTeacher(has_plugin=False)):
+            noise = floor_of(replace(make_episode(), logprobs_T=tuple(logprobs)), make_deps({}, teacher))
+            assert noise is not None
+            assert astuple(noise) == pytest.approx(expected, abs=1e-6)
 
 
 def test_noise_floor_is_unknown_where_it_can_not_be_measured() -> None:
@@ -233,11 +243,11 @@ def test_noise_floor_is_unknown_where_it_can_not_be_measured() -> None:
 
 def test_the_noise_of_new_weights_and_of_another_teacher_is_that_of_two_readings() -> None:
     newer = TableTeacher(weight_version=8)
-    assert floor_of(make_episode(), make_deps({}, newer)) == 0.0
+    assert floor_of(make_episode(), make_deps({}, newer)) == Noise(0.0, 0.0)
     assert [reading.request for reading in newer.read] == newer.requests
     other = TableTeacher(weight_version=3)
     deps = make_deps({}, other, teacher_is_policy=False)
-    assert floor_of(make_episode(), deps, gap_baseline="teacher") == 0.0
+    assert floor_of(make_episode(), deps, gap_baseline="teacher") == Noise(0.0, 0.0)
     assert len(other.read) == 1
 
 
@@ -573,7 +583,7 @@ def test_a_written_group_passes_the_checks_of_a_file(
     assert ScoredGroup.from_wire(wire).to_wire() == wire
     assert checker.counts["scored rows"] == sum(len(turn.scored.gaps) for turn in distilled.stats.turns if turn.scored)
     assert sum(about.outcomes.values()) == len(episode.turns)
-    assert about.noise_floor == pytest.approx(0.0, abs=1e-6)
+    assert (about.noise_floor, about.noise_rms) == pytest.approx((0.0, 0.0), abs=1e-6)
 
 
 def test_a_kinds_own_teacher_scores_it_and_the_group_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,6 +59,27 @@ def test_gaps_within_noise_and_noise_that_is_large() -> None:
     assert "noise" not in found(group())
 
 
+def measured(precision: str, largest: float, rms: float) -> dict[str, Any]:
+    """A group that says its noise and in what its teacher computed."""
+    loud = group()
+    loud["group_overrides"]["opd"] |= {"noise_floor": largest, "noise_rms": rms, "precision": precision}
+    return loud
+
+
+def test_noise_is_judged_by_the_precision_that_the_teachers_server_names() -> None:
+    """The noise of a model in bfloat16 is no finding there, and one in float32."""
+    assert "Without a hint" not in found(measured("bfloat16", 0.37, 0.08))
+    text = found(measured("float32", 0.37, 0.08))
+    assert "0.08 nats (root mean square), 0.37 at most away from the student, more than float32 explains" in text
+    assert "explains" in found(measured("float32", 1e-5, 1e-6), measured("bfloat16", 3.0, 0.08))
+
+
+def test_gaps_are_compared_with_noise_of_the_same_kind() -> None:
+    """A largest gap without a hint that is above all gaps says nothing of them; their root mean squares do."""
+    assert "noise" not in found(measured("bfloat16", 1.9, 0.08))
+    assert "The gaps are noise" in found(measured("bfloat16", 1.9, 1.9))
+
+
 def test_a_file_without_distillation() -> None:
     bare = {name: group()[name] for name in ("tokens", "masks", "scores", "inference_logprobs")}
     assert found({**bare, "group_overrides": {}}).startswith("Nothing was distilled")

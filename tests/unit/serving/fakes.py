@@ -21,6 +21,7 @@ with warnings.catch_warnings():  # torch's and vLLM's own deprecations
     from vllm.inputs import TokensInput
     from vllm.logprobs import FlatLogprobs
     from vllm.outputs import CompletionOutput, RequestOutput, WeightVersionSpan
+    from vllm.platforms import current_platform as current_platform
     from vllm.sampling_params import SamplingParams
 
     from agentic_opd.serving.engine import MAX_BODY_MIB as MAX_BODY_MIB
@@ -45,6 +46,8 @@ class ModelConfig:
     max_logprobs: int = 4
     model: str = "somewhere/policy"
     hf_config: Any = field(default_factory=Namespace)
+    dtype: str = "torch.bfloat16"
+    word_embeddings_untied_by_checkpoint: bool = False
 
     def get_vocab_size(self) -> int:
         return VOCAB

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from .fakes import RefusedError, TableEngine, app_of, client_of, tensor_shapes
+from .fakes import RefusedError, TableEngine, app_of, client_of, current_platform, tensor_shapes
 
 WEIGHTS = {"embed": np.zeros((8, 4), np.float32), "head": np.ones((8, 4), np.float32)}
 
@@ -181,8 +181,42 @@ def test_tied_embeddings_are_refused_where_vllm_gets_them_wrong(root: Path) -> N
     engine.model_config.hf_config = Namespace(tie_word_embeddings=True)
     reply = ask(engine, path="new")
     assert reply.status_code == 409
-    assert "tied" in reply.json()["error"]["message"]
+    message = reply.json()["error"]["message"]
+    assert all(what in message for what in ("tied", "--max-lora-rank", "an untied copy", "--weights-root"))
     assert engine.calls == []
+
+
+def test_what_vllm_tied_again_is_refused_there_too(root: Path) -> None:
+    """A checkpoint that says tied and holds a head: vLLM loads both, and ties them again if they are the same."""
+    engine = engine_of(root)
+    engine.model_config.hf_config = Namespace(tie_word_embeddings=False)
+    engine.model_config.word_embeddings_untied_by_checkpoint = True
+    assert ask(engine, path="new").status_code == 409
+
+
+@pytest.mark.parametrize("served", [("embed",), ("embed", "lm_head.weight")])
+@pytest.mark.parametrize("pushed", [("embed",), ("embed", "lm_head.weight")])
+def test_a_tied_head_is_neither_asked_for_nor_refused(
+    served: tuple[str, ...], pushed: tuple[str, ...], root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU. Where embeddings are not tied, it is a weight as any other."""
+    monkeypatch.setattr(current_platform, "is_cpu", lambda: False)
+    for folder, names in (("tied", served), ("trained", pushed)):
+        checkpoint(root / folder, **dict.fromkeys(names, WEIGHTS["embed"]))
+    engine = engine_of(root)
+    engine.model_config.model = str(root / "tied")
+    engine.model_config.hf_config = Namespace(tie_word_embeddings=True)
+    assert ask(engine, path="trained").status_code == 200
+    engine.model_config.hf_config = Namespace(tie_word_embeddings=False)
+    assert ask(engine, path="trained").status_code == (200 if served == pushed else 400)
+
+
+def test_the_info_names_precision_and_ties(root: Path) -> None:
+    engine = engine_of(root)
+    said = client_of(engine).get("/v1/opd/info").json()
+    assert (said["dtype"], said["tied_embeddings"]) == ("bfloat16", False)
+    engine.model_config.hf_config = Namespace(tie_word_embeddings=True)
+    assert client_of(engine).get("/v1/opd/info").json()["tied_embeddings"] is True
 
 
 def test_weights_that_cannot_be_loaded_leave_the_old_ones(root: Path) -> None:

@@ -79,6 +79,7 @@ def known_more() -> dict[str, Any]:
     """The group, with every field that its records may have."""
     one = group()
     about = {"hint_placement": "end", "noise_floor": 2e-06, "gap_baseline": "teacher", "hint_source": "judge"}
+    about |= {"noise_rms": 8e-07, "precision": "float32"}
     one["group_overrides"]["opd"] |= about
     for overrides in one["overrides"]:
         overrides["opd"]["turns"] = copy.deepcopy([KNOWN_MORE, {**UNSCORED, "weight_version": 3}])

@@ -1,0 +1,147 @@
+"""A model with tied embeddings -> a copy with an output head of its own, whose weights vLLM can replace on a CPU.
+
+There vLLM packs the head once, and a reload of tied embeddings leaves what it packed. The copy computes the same.
+Nothing heavy is imported: files are linked where the file system can, and the head is copied byte by byte.
+"""
+
+import json
+import os
+import shutil
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+HARD_TIED = ("gemma2", "gemma3n", "cohere", "cohere2")
+"""Families, by the beginning of `model_type`, for which vLLM has no head but the embedding matrix."""
+_OTHER_WEIGHTS = (".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx")
+_INDEX = "model.safetensors.index.json"
+_ORIGIN = "untied_from.json"
+"""Says of which files the copy is one: it is made again where these have changed."""
+
+
+class CannotUntieError(Exception):
+    """The embeddings are tied and stay so; the message says why."""
+
+
+class _Tensor(NamedTuple):
+    """Where a tensor's bytes are."""
+
+    file: Path
+    dtype: str
+    shape: list[int]
+    begin: int
+    size: int
+
+    def read(self, most: int | None = None) -> bytes:
+        """Its first `most` bytes; None: all of them."""
+        with self.file.open("rb") as file:
+            file.seek(self.begin)
+            return file.read(self.size if most is None else min(most, self.size))
+
+
+def untied_copy(model: Path, folder: Path) -> Path | None:
+    """Write the copy of a checkpoint below `folder`, unless it is there; None: the embeddings are not tied.
+
+    Raises:
+        CannotUntieError: they are tied in a way that is not known here.
+        OSError: it can't be read or written.
+    """
+    config: dict[str, Any] = json.loads((model / "config.json").read_text())
+    tensors = _tensors_of(model)
+    embeddings = [name for name in tensors if name.endswith("embed_tokens.weight")]
+    heads = [name for name in tensors if name.endswith("lm_head.weight")]
+    if not _is_tied(config, [tensors[name] for name in embeddings], [tensors[name] for name in heads]):
+        return None
+    if str(config.get("model_type", "")).startswith(HARD_TIED):
+        raise CannotUntieError(f"vLLM ties those of every {config['model_type']} model")
+    if len(embeddings) != 1 or len(heads) > 1:
+        raise CannotUntieError("the checkpoint has no safetensors with one matrix named embed_tokens.weight")
+    target, origin = folder / f"{model.resolve().name}-untied", _origin_of(model)
+    if (target / _ORIGIN).is_file() and (target / _ORIGIN).read_text() == origin:
+        return target
+    fresh = folder / f"{target.name}.{os.getpid()}.new"
+    shutil.rmtree(fresh, ignore_errors=True)
+    fresh.mkdir(parents=True)
+    try:
+        _write(model, fresh, config, tensors, tensors[embeddings[0]] if not heads else None)
+        (fresh / _ORIGIN).write_text(origin)
+        shutil.rmtree(target, ignore_errors=True)
+        fresh.rename(target)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+    return target
+
+
+def _is_tied(config: Mapping[str, Any], embeddings: list[_Tensor], heads: list[_Tensor]) -> bool:
+    """What the configuration says; where it is silent, which is each family's default, what the weights show."""
+    said = [part["tie_word_embeddings"] for part in _configs(config) if "tie_word_embeddings" in part]
+    if said:
+        return any(said)
+    return bool(embeddings) and all(head.read(2**20) == embeddings[0].read(2**20) for head in heads)
+
+
+def _configs(config: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The configuration, and that of the text model in it."""
+    inner: object = config.get("text_config")
+    return [dict(config), *([inner] if isinstance(inner, dict) else [])]
+
+
+def _write(
+    model: Path, fresh: Path, config: dict[str, Any], tensors: Mapping[str, _Tensor], embedding: _Tensor | None
+) -> None:
+    """Link what stays, and write the configuration, the index and, from the embedding matrix, the missing head."""
+    files = sorted({tensor.file.name for tensor in tensors.values()})
+    # Not model.safetensors: transformers would read it alone, without the index.
+    names = {file: f"model-{i:05}-of-{len(files) + 1:05}.safetensors" for i, file in enumerate(files, start=1)}
+    written = {name: names[tensor.file.name] for name, tensor in tensors.items()}
+    if embedding is not None:
+        written["lm_head.weight"] = f"model-{len(files) + 1:05}-of-{len(files) + 1:05}.safetensors"
+        _write_tensor(fresh / written["lm_head.weight"], "lm_head.weight", embedding)
+    for file in model.iterdir():
+        if file.name in names or (file.is_file() and not file.name.endswith((".safetensors", _INDEX, *_OTHER_WEIGHTS))):
+            _link(file, fresh / names.get(file.name, file.name))
+    (fresh / _INDEX).write_text(json.dumps({"metadata": {}, "weight_map": written}, indent=2) + "\n")
+    config["tie_word_embeddings"] = False
+    if isinstance(config.get("text_config"), dict):
+        config["text_config"]["tie_word_embeddings"] = False
+    (fresh / "config.json").unlink()
+    (fresh / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+def _link(source: Path, target: Path) -> None:
+    try:
+        os.link(source.resolve(), target)
+    except OSError:  # Another file system, or one without links.
+        shutil.copyfile(source, target)
+
+
+def _write_tensor(path: Path, name: str, tensor: _Tensor) -> None:
+    """A safetensors file: the header's length, the header, the bytes."""
+    about = {"dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": [0, tensor.size]}
+    header = json.dumps({"__metadata__": {"format": "pt"}, name: about}).encode()
+    header += b" " * (-len(header) % 8)
+    path.write_bytes(struct.pack("<Q", len(header)) + header + tensor.read())
+
+
+def _tensors_of(model: Path) -> dict[str, _Tensor]:
+    """The tensors of a checkpoint by their names; with an index, those of the files that it names."""
+    files = sorted(model.glob("*.safetensors"))
+    if (model / _INDEX).is_file():
+        named = set(json.loads((model / _INDEX).read_text())["weight_map"].values())
+        files = [file for file in files if file.name in named]
+    found: dict[str, _Tensor] = {}
+    for path in files:
+        with path.open("rb") as file:
+            (length,) = struct.unpack("<Q", file.read(8))
+            header = json.loads(file.read(length))
+        for name, about in header.items():
+            if name != "__metadata__":
+                begin, end = about["data_offsets"]
+                found[name] = _Tensor(path, about["dtype"], about["shape"], 8 + length + begin, end - begin)
+    return found
+
+
+def _origin_of(model: Path) -> str:
+    about = {file.name: [file.stat().st_size, file.stat().st_mtime_ns] for file in sorted(model.iterdir())}
+    return json.dumps({"folder": str(model.resolve()), "files": about}, indent=2) + "\n"

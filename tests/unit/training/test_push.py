@@ -1,0 +1,213 @@
+"""Pushes into a server that computes in its own precision, with a head of its own or without."""
+
+import asyncio
+import json
+import math
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from aiohttp import web
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from agentic_opd.core.errors import ConfigError
+from agentic_opd.core.precision import Noise, tolerance_for
+from agentic_opd.training.config import TrainerConfig
+from agentic_opd.training.model import merged, tied_names
+from agentic_opd.training.policy import Policy, load_policy
+from agentic_opd.training.push import Probe, Pushed, PushMismatchError, WeightPusher
+from agentic_opd.training.rounding import Rounding, as_sent
+from agentic_opd.training.world import World
+from tests.support.tiny_model import save_tiny_model
+from tests.unit.distill.fakes import b64, served
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+WORLD, PROBE = World("cpu"), Probe(tuple(range(300, 400)))
+
+
+class Server:
+    """A model behind the plugin's routes. It takes the tensors that its own checkpoint has, and no others."""
+
+    def __init__(self, model: Path, dtype: str, *, adapters: int = 0) -> None:
+        self.model: Any = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype)).eval()
+        tied = bool(tied_names(self.model))
+        self.names = {name for name in self.model.state_dict() if not (tied and name == "lm_head.weight")}
+        limits = {"model": "m", "max_model_len": 999, "max_logprobs": 9, "vocab_size": 10**6, "weight_version": 0}
+        self.info = {**limits, "dtype": dtype, "tied_embeddings": tied}
+        self.info |= {"max_adapters": adapters, "max_lora_rank": 8 * adapters}
+
+    def logprobs(self, ids: list[int]) -> torch.Tensor:
+        with torch.no_grad():
+            rows = self.model(input_ids=torch.tensor([ids]), use_cache=False).logits[0].float().log_softmax(-1)
+        return rows[:-1].gather(-1, torch.tensor(ids[1:])[:, None])[:, 0]
+
+    def reload(self, body: dict[str, Any]) -> dict[str, Any]:
+        weights = load_file(Path(body["path"]) / "model.safetensors")
+        assert weights.keys() == self.names
+        self.model.load_state_dict(weights, strict=False)
+        return {}
+
+    def load_adapter(self, body: dict[str, Any]) -> dict[str, Any]:
+        from peft import PeftModel
+
+        base = self.model.unload() if isinstance(self.model, PeftModel) else self.model
+        self.model = PeftModel.from_pretrained(base, body["path"]).eval()
+        return {}
+
+    def score(self, body: dict[str, Any]) -> dict[str, Any]:
+        (sequence,) = body["sequences"]
+        actual = self.logprobs(sequence["token_ids"]).numpy()
+        top = {"num_scored": len(actual), "top_k": 1, "actual_logprobs": b64(actual, "<f4")}
+        best = torch.full((len(actual), 1), -50.0).numpy()  # No row of a probe is looked at beyond its own token.
+        return {"results": [{**top, "top_token_ids": b64(best * 0, "<i4"), "top_logprobs": b64(best, "<f4")}]}
+
+    @property
+    def handlers(self) -> dict[str, Callable[[web.Request], Awaitable[web.StreamResponse]]]:
+        def handler(answer: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
+            async def handle(request: web.Request) -> web.StreamResponse:
+                return web.json_response(answer(json.loads(await request.text() or "null")))
+
+            return handle
+
+        routes = {"reload_weights": self.reload, "load_adapter": self.load_adapter, "score": self.score}
+        routes["info"] = lambda _: self.info
+        return {f"/v1/opd/{name}": handler(answer) for name, answer in routes.items()}
+
+
+def make_policy(model: Path, folder: Path, **changes: Any) -> tuple[TrainerConfig, Policy]:
+    config = TrainerConfig(model=str(model), weights_dir=folder / "weights", server_retry_s=0.2, **changes)
+    return config, load_policy(config, WORLD).eval()
+
+
+def move(policy: Policy, by: float) -> None:
+    """What an update of AdamW does at this learning rate, in a random direction."""
+    with torch.no_grad():
+        for one in policy.parameters():
+            if one.requires_grad:
+                one.add_(by * torch.randn_like(one).sign())
+
+
+def pushes(config: TrainerConfig, policy: Policy, server: Server, steps: list[float]) -> list[Pushed]:
+    async def run() -> list[Pushed]:
+        async with served(server.handlers) as url:
+            pusher = WeightPusher(config.model_copy(update={"vllm_urls": [url]}), WORLD)
+            try:
+                await pusher.push(policy, 0, None)
+                done: list[Pushed | None] = []
+                for version, by in enumerate(steps, start=1):
+                    move(policy, by)
+                    done.append(await pusher.push(policy, version, PROBE))
+                return [one for one in done if one is not None]
+            finally:
+                await pusher.close()
+
+    torch.manual_seed(0)
+    return asyncio.run(run())
+
+
+def own(policy: Policy) -> torch.Tensor:
+    return torch.tensor(PROBE.own_logprobs(policy, "cpu"))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("server_is_tied", [True, False])
+@pytest.mark.parametrize("kind", ["whole", "merged", "adapters"])
+def test_after_ten_pushes_the_server_computes_what_a_tied_bf16_model_was_trained_to(
+    dtype: str, kind: str, server_is_tied: bool, tmp_path: Path
+) -> None:
+    """A float32 server gets what was trained, one in bfloat16 its rounded form; the trainer's model stays tied."""
+    model = save_tiny_model(tmp_path / "tied")
+    server = Server(
+        model if server_is_tied else save_tiny_model(tmp_path / "untied", tied=False),
+        dtype,
+        adapters=kind == "adapters",
+    )
+    config, policy = make_policy(model, tmp_path, lora_rank=None if kind == "whole" else 4)
+    start = own(policy)
+    done = pushes(config, policy, server, [3e-3 if kind == "whole" else 1e-2] * 10)
+    assert tied_names(policy.model) == {"lm_head.weight": "model.embed_tokens.weight"}
+    moved, served_now = own(policy) - start, server.logprobs(list(PROBE.token_ids)) - start
+    assert moved.abs().mean() > 0.2
+    assert float(moved @ served_now / (moved @ moved)) == pytest.approx(1.0, abs=0.05)
+    assert (server.logprobs(list(PROBE.token_ids)) - own(policy)).abs().max() < (1e-4 if dtype == "float32" else 0.5)
+    for one in done:
+        assert one.difference is not None
+        assert one.difference_rms is not None
+        assert not Noise(one.difference_rms, one.difference).exceeds(tolerance_for(dtype))
+        assert (one.rounded_share == 0.0) == (dtype == "float32")
+        assert one.rounded_share < 0.5
+
+
+def test_the_share_that_rounding_keeps_back_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Weights of 0.2 are 1e-3 apart in bfloat16: of steps of 1e-6 next to nothing gets through, of 1e-2 nearly all."""
+    model = save_tiny_model(tmp_path / "tied")
+    config, policy = make_policy(model, tmp_path)
+    small, second, large = pushes(config, policy, Server(model, "bfloat16"), [1e-6, 1e-6, 1e-2])
+    assert min(small.rounded_share, second.rounded_share) > 0.9
+    assert large.rounded_share < 0.1
+    said = [record.getMessage() for record in caplog.records if "keeps back" in record.getMessage()]
+    assert len(said) == 1
+    assert all(what in said[0] for what in ("bfloat16", "higher lr", "lora_rank", "float32"))
+    assert not [one for one in pushes(config, policy, Server(model, "float32"), [1e-6]) if one.rounded_share]
+
+
+def test_adapters_get_through_where_whole_weights_do_not(tmp_path: Path) -> None:
+    model = save_tiny_model(tmp_path / "tied")
+    shares = {}
+    for kind, adapters in (("merged", 0), ("adapters", 2)):
+        config, policy = make_policy(model, tmp_path, lora_rank=4)
+        shares[kind] = pushes(config, policy, Server(model, "bfloat16", adapters=adapters), [1e-5])[0].rounded_share
+    assert shares["adapters"] < 0.05
+    assert shares["merged"] > 0.9
+
+
+def test_a_server_that_did_not_take_the_weights_is_found_out(tmp_path: Path) -> None:
+    model = save_tiny_model(tmp_path / "tied")
+    config, policy = make_policy(model, tmp_path)
+    server = Server(model, "bfloat16")
+    server.reload = lambda body: {}  # type: ignore[method-assign]
+    with pytest.raises(PushMismatchError, match=r"does not compute what the trainer does.*expected of bfloat16"):
+        pushes(config, policy, server, [3e-2])
+
+
+def test_a_head_of_its_own_has_no_place_in_a_tied_server(tmp_path: Path) -> None:
+    config, policy = make_policy(save_tiny_model(tmp_path / "untied", tied=False), tmp_path)
+    server = Server(save_tiny_model(tmp_path / "tied"), "bfloat16")
+    with pytest.raises(ConfigError, match=r"has an output head of its own.*untied embeddings, or train adapters"):
+        pushes(config, policy, server, [])
+
+
+@pytest.mark.parametrize("kind", ["whole", "merged", "adapters"])
+def test_the_policy_is_read_as_it_was_sent_and_is_then_what_it_was(kind: str, tmp_path: Path) -> None:
+    _, policy = make_policy(save_tiny_model(tmp_path / "tied"), tmp_path, lora_rank=None if kind == "whole" else 4)
+    move(policy, 1e-2)
+    before, plain = {name: one.clone() for name, one in policy.state_dict().items()}, own(policy)
+    sent = Rounding().weights(merged(policy.model, policy.model.state_dict()), torch.bfloat16).weights
+    with as_sent(policy, None if kind == "adapters" else sent, torch.bfloat16, WORLD):
+        rounded = own(policy)
+        if kind != "adapters":
+            held = {
+                name.replace(".base_layer.", "."): one for name, one in policy.named_parameters() if "lora" not in name
+            }
+            for name, one in held.items():
+                assert torch.equal(one, sent[name.removeprefix("model.").removeprefix("base_model.model.")].float()), (
+                    name
+                )
+    assert 1e-4 < (rounded - plain).abs().max() < 0.5
+    assert torch.equal(own(policy), plain)
+    assert all(torch.equal(one, before[name]) for name, one in policy.state_dict().items())
+
+
+def test_what_does_not_fit_in_sixteen_bits_is_a_share() -> None:
+    """Between 1 and 2 bfloat16 counts in steps of 1/128: of 1/128, 1/256 and 1/512 only the first gets through."""
+    rounding = Rounding()
+    assert rounding.weights([("w", torch.ones(4))], torch.bfloat16).share == 0.0
+    trained = torch.ones(4) + torch.tensor([1 / 128, 1 / 256, 1 / 512, 0.0])
+    found = rounding.weights([("w", trained)], torch.bfloat16)
+    assert found.weights["w"].tolist() == [1 + 1 / 128, 1.0, 1.0, 1.0]
+    assert found.share == pytest.approx((1 / 256 + 1 / 512) / (1 / 128 + 1 / 256 + 1 / 512))
+    assert math.isfinite(rounding.weights([("w", torch.ones(4))], torch.float32).share)
