@@ -8,7 +8,18 @@ from typing import Protocol, TypeVar
 
 from agentic_opd.core.concurrency import in_turn
 from agentic_opd.core.errors import RendererError, SandboxError, ServerError
-from agentic_opd.core.types import Episode, Message, Reward, Session, StopReason, Task, ToolCall, ToolResult, World
+from agentic_opd.core.types import (
+    ContextTurn,
+    Episode,
+    Message,
+    Reward,
+    Session,
+    StopReason,
+    Task,
+    ToolCall,
+    ToolResult,
+    World,
+)
 from agentic_opd.rollout.chat import Chat
 from agentic_opd.rollout.config import RolloutConfig
 from agentic_opd.rollout.conversation import Completion, Conversation, Sample
@@ -128,10 +139,12 @@ class AgentLoop:
 
     def episode(self, stop: StopReason, failure: Exception | None = None) -> Episode:
         """The conversation so far as an Episode."""
-        record = self.conversation.record()
+        record, messages = self.conversation.record(), self.conversation.messages
+        sampled = {turn.message_index for turn in self.conversation.turns}
+        said = (index for index, message in enumerate(messages) if message["role"] == "assistant")
         return Episode(
             task=self.task,
-            messages=tuple(self.conversation.messages),
+            messages=tuple(messages),
             tokens_T=record.tokens_T,
             masks_T=record.masks_T,
             logprobs_T=record.logprobs_T,
@@ -142,6 +155,7 @@ class AgentLoop:
             error=failure,
             weight_version=self.conversation.weight_version,
             changes=tuple(self.changes),
+            context_turns=tuple(ContextTurn(index, "not_sampled") for index in said if index not in sampled),
         )
 
 
