@@ -9,6 +9,7 @@
     ├── RendererError          the chat template cannot be rendered or extended token by token
     ├── ServerError            a server was asked and did not do its part
     │   ├── ServerUnreachableError   no usable answer within the retry window
+    │   ├── ServerTooSlowError       it runs, and answered nothing for as long as a request may take
     │   ├── ServerRequestError       it refused the request (4xx)
     │   └── ServerMismatchError      it runs, but its model, caps or plugin do not fit the settings
     ├── AlignmentError         lengths or ids that must agree do not; the message holds both
@@ -54,6 +55,10 @@ class ServerError(OPDError):
 
 class ServerUnreachableError(ServerError):
     """No usable answer came within the retry window: refused, reset, timed out, or 5xx."""
+
+
+class ServerTooSlowError(ServerError):
+    """The server runs, and answered nothing for as long as a request may take; the message names the settings."""
 
 
 class ServerRequestError(ServerError):

@@ -176,6 +176,20 @@ def test_a_judge_is_asked_what_a_run_asks_and_its_votes_are_read() -> None:
     assert (script.bodies[1]["n"], script.bodies[1]["model"]) == (3, "j")
 
 
+def test_no_judge_is_asked_where_no_source_needs_one() -> None:
+    """Nobody listens there."""
+
+    async def run() -> Note:
+        setup = setup_of(judge_base_url="http://127.0.0.1:9/v1", hint_source="feedback,reference")
+        try:
+            return await check_judge(setup)
+        finally:
+            await setup.close()
+
+    note = asyncio.run(run())
+    assert (note.status, note.text) == (Status.SKIPPED, "hint_source feedback, reference needs no judge")
+
+
 def test_wrong_settings_are_named_like_those_of_a_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--env.grop_size", "4", "--env.prm_votes", "0"]) == 2
     said = capsys.readouterr().err
