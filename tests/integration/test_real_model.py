@@ -67,7 +67,8 @@ def test_rollouts_are_scored_as_transformers_scores_them(real: Real, forward: Fo
     assert any(message.get("tool_calls") for one in rollouts for message in (one.messages or ())[-2:])
     assert validate(out).violations == 0
     for rollout in rollouts[:2]:
-        (turn,) = rollout.turns or ()
+        assert rollout.turns is not None
+        (turn,) = rollout.turns
         start, end = turn.span
         assert rollout.rows is not None
         own = forward(rollout.tokens_T[:end], MODEL)[start - 1 : -1]
@@ -87,17 +88,17 @@ def test_a_client_of_the_gateway_gets_a_true_tool_call(real: Real, tmp_path: Pat
     start = [{"role": "system", "content": world.system_prompt}, *task.examples]
     start.append({"role": "user", "content": task.prompt})
     flags = ("--env.renderer", "default", "--env.renderer_options", "{tool_parser: pythonic}")
-    flags += ("--env.tool_format", "text", "--env.hint_source", "feedback")
+    flags += ("--env.tool_format", "text", "--env.hint_source", "feedback", "--env.tokenizer_name", str(MODEL))
     with served(real.server.base_url, tmp_path, *flags) as gateway:
         names = {tool["function"]["name"] for tool in world.tools}
-        asked: dict[str, Any] = {"tools": [*world.tools], "temperature": 0.7, "n": 16, "max_tokens": 40}
-        choices = gateway.chat(*start, session="real", **asked).choices
+        asked: dict[str, Any] = {"model": real.server.model, "tools": [*world.tools], "max_tokens": 40}
+        choices = gateway.chat(*start, session="real", temperature=0.7, n=16, **asked).choices
         message = next(choice.message for choice in choices if choice.message.tool_calls)
         (call, *_) = message.tool_calls
         assert call.function.name in names
         assert isinstance(json.loads(call.function.arguments), dict)
         answer = {"role": "tool", "tool_call_id": call.id, "content": "Done."}
-        more = gateway.chat(*start, message.model_dump(), answer, session="real", tools=[*world.tools], max_tokens=8)
+        more = gateway.chat(*start, message.model_dump(), answer, session="real", **asked)
         assert more.usage.completion_tokens > 0
         group = gateway.end("real", reward=1.0)
     turns = [turn for rollout in group["overrides"] for turn in rollout["opd"]["turns"]]

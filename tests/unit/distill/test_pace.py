@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from itertools import count
 
 import pytest
+from aiohttp import web
 
 from agentic_opd.core.errors import ServerTooSlowError
 from agentic_opd.distill.judge import OpenAIJudge
@@ -102,9 +103,9 @@ def test_a_judge_that_answers_nothing_is_an_error_that_names_its_settings() -> N
     async def test() -> None:
         held = asyncio.Event()
 
-        async def hold(_: object) -> object:
+        async def hold(_: web.Request) -> web.StreamResponse:
             await held.wait()
-            return {}
+            return web.Response()
 
         async with served({"/v1/chat/completions": hold}) as url:
             judge = OpenAIJudge(f"{url}/v1", "m", timeout_s=0.2, max_concurrent=1)
