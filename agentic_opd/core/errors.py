@@ -10,6 +10,7 @@
     │   └── RewrittenError           it writes earlier messages otherwise when new ones follow
     ├── ServerError            a server was asked and did not do its part
     │   ├── ServerUnreachableError   no usable answer within the retry window
+    │   ├── ServerTooSlowError       it runs, and answered nothing for as long as a request may take
     │   ├── ServerRequestError       it refused the request (4xx)
     │   └── ServerMismatchError      it runs, but its model, caps or plugin do not fit the settings
     ├── AlignmentError         lengths or ids that must agree do not; the message holds both
@@ -60,6 +61,10 @@ class ServerError(OPDError):
 
 class ServerUnreachableError(ServerError):
     """No usable answer came within the retry window: refused, reset, timed out, or 5xx."""
+
+
+class ServerTooSlowError(ServerError):
+    """The server runs, and answered nothing for as long as a request may take; the message names the settings."""
 
 
 class ServerRequestError(ServerError):

@@ -5,6 +5,7 @@
 Shape suffixes: `_T` positions of a sequence, `_R` rows of one turn (its sampled tokens), `_K` top-k entries.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
@@ -48,7 +49,9 @@ class Task:
 
     `files` (path -> text) lie in the agent's sandbox from the start; `hidden_tests` are only ever seen by the verifier.
     They are None where nothing verifies what comes of it: a conversation that happened. `kind` chooses its teacher
-    where there is one for each kind (`DistillConfig.teachers`).
+    where there is one for each kind (`DistillConfig.teachers`). `examples` are messages before the prompt that show how
+    such a task is done: user, assistant, tool. They are context, and never trained on. What OpenAI's form needs beside
+    roles, texts, and the calls' names and arguments may be left out.
     """
 
     task_id: str
@@ -58,14 +61,51 @@ class Task:
     files: Mapping[str, str] = field(default_factory=dict[str, str])
     reference_solution: str | None = None
     kind: str | None = None
+    examples: Sequence[Message] = ()
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "examples", _complete_examples(self.task_id, self.examples))
         needed = {"task_id": self.task_id}
         if self.hidden_tests is not None:
             needed |= {"prompt": self.prompt, "hidden_tests": self.hidden_tests}
         for name, text in needed.items():
             if not text.strip():
                 raise AlignmentError(f"task {self.task_id!r}: {name} is empty")
+
+
+def _complete_examples(task_id: str, examples: Sequence[Any]) -> tuple[Message, ...]:
+    """The examples as whole messages: ids of calls, arguments as JSON, a content everywhere."""
+    done: list[Message] = []
+    open_calls: list[dict[str, Any]] = []
+    for index, one in enumerate(examples):
+        try:
+            message: Message = {"content": "", **{key: value for key, value in one.items() if value is not None}}
+            role = message["role"]
+            if role == "assistant" and message.get("tool_calls"):
+                calls = [_complete_call(call, f"call_{index}_{n}") for n, call in enumerate(message["tool_calls"])]
+                message["tool_calls"], open_calls = calls, calls[:]
+            elif role == "tool":
+                call = open_calls.pop(0)
+                message = {"tool_call_id": call["id"], "name": call["function"]["name"], **message}
+            elif role not in ("user", "assistant"):
+                raise ValueError(f"role {role!r}, expected user, assistant or tool")
+            if not isinstance(message["content"], str):
+                raise TypeError(f"content {message['content']!r}, expected a text")
+        except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
+            what = "answers no call" if isinstance(error, IndexError) else f"is not a message ({error!s})"
+            raise AlignmentError(f"task {task_id!r}: examples[{index}] {what}: {str(one)[:200]}") from error
+        done.append(message)
+    if done and done[-1]["role"] == "user":
+        raise AlignmentError(f"task {task_id!r}: examples end with a user's message, which nothing answers")
+    return tuple(done)
+
+
+def _complete_call(call: Mapping[str, Any], call_id: str) -> dict[str, Any]:
+    function = call.get("function", call)
+    name, arguments = function["name"], function["arguments"]
+    if not isinstance(arguments, str):
+        arguments = json.dumps(dict(arguments), ensure_ascii=False)
+    return {"id": call.get("id", call_id), "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 @dataclass(frozen=True, slots=True)

@@ -133,7 +133,10 @@ class DistillConfig(BaseModel):
         description="Template of the question, with {mark}, {task}, {turn} and {evidence}. Unset: as in docs/judge.md.",
     )
     judge_timeout_s: Annotated[float, JUDGE] = Field(
-        default=120.0, gt=0, description="Seconds one judge request may take."
+        default=120.0,
+        gt=0,
+        description="Seconds without an answer of the judge to any request after which those under way are given up: "
+        "they are asked again a quarter at a time, and one that is not answered alone ends its turn as judge_error.",
     )
     judge_extra_body: Annotated[dict[str, Any], JUDGE] = Field(
         default_factory=dict,
@@ -168,7 +171,7 @@ class DistillConfig(BaseModel):
         "another model: the policy's, or the teacher's own. Without them both are one.",
     )
     max_concurrent_judgements: Annotated[int, CONCURRENCY, RUN_ONLY] = Field(
-        default=64, ge=1, description="Judge requests under way at the same time."
+        default=64, ge=1, description="Judge requests under way at the same time; fewer where the judge is too slow."
     )
     max_concurrent_scores: Annotated[int, CONCURRENCY, RUN_ONLY] = Field(
         default=32, ge=1, description="Scoring requests under way at the same time."
@@ -181,6 +184,11 @@ class DistillConfig(BaseModel):
         A control's rows are asked for twice as many as the hinted ones: among them are most of the hinted rows' ids.
         """
         return self.distill_topk if self.control == "none" else self.control_topk
+
+    @property
+    def asks_judge(self) -> bool:
+        """Whether any source of hints needs the judge."""
+        return any(source in ("judge", "other_task", "none") for source in self.hint_source)
 
     @property
     def control_topk(self) -> int:

@@ -123,7 +123,8 @@ async def connect(
         teachers = {kind: await connected(server, policy_info, "policy") for kind, server in config.teachers.items()}
         judge = make_judge(config, policy, retry_s)
         undo.push_async_callback(judge.close)
-        await judge.check()
+        if config.asks_judge:
+            await judge.check()
         undo.pop_all()
         return DistillServers(
             judge,

@@ -178,7 +178,8 @@ class Distiller:
     def roles(self) -> dict[str, str]:
         """Who judges and who scores, for the first lines that a person reads."""
         config = self.config
-        judge = f"{config.judge_model_name} at {config.judge_base_url}" if config.judge_base_url else "the policy"
+        named = f"{config.judge_model_name} at {config.judge_base_url}" if config.judge_base_url else "the policy"
+        judge = named if config.asks_judge else f"none (hints from {', '.join(config.hint_source)})"
         own = {"live": "the policy", "frozen": "the policy without adapters", "ema": "the policy's moving average"}
         by_kind = "".join(f"; of {kind}: {server.base_url}" for kind, server in config.teachers.items())
         return {"judge": judge, "teacher": (config.teacher_base_url or own[config.teacher]) + by_kind}

@@ -12,10 +12,16 @@ import openai
 from pydantic import SecretStr
 
 from agentic_opd.core.concurrency import own_turn
-from agentic_opd.core.errors import ServerMismatchError, ServerRequestError, ServerUnreachableError
+from agentic_opd.core.errors import (
+    ServerMismatchError,
+    ServerRequestError,
+    ServerTooSlowError,
+    ServerUnreachableError,
+)
 from agentic_opd.core.http import NoAnswerError, RetryWindow, may_pass
 from agentic_opd.core.text import well_formed
 from agentic_opd.core.types import Message
+from agentic_opd.distill.pace import Pace, StalledError
 
 logger = logging.getLogger(__name__)
 
@@ -85,10 +91,10 @@ class OpenAIJudge:
         api_key: Its key; never part of an error or a log line.
         temperature: Sampling temperature of the votes.
         max_tokens: Tokens one vote may take.
-        timeout_s: Seconds one request may take.
+        timeout_s: Seconds without an answer to any request after which those under way are given up; see `Pace`.
         retry_s: Seconds to go on asking an endpoint that refuses connections, resets them, times out or answers 5xx
             or 429; see `RetryWindow`.
-        max_concurrent: Requests under way at the same time.
+        max_concurrent: Requests under way at the same time, at first.
         extra_body: Further fields of every request.
     """
 
@@ -108,12 +114,10 @@ class OpenAIJudge:
         self.base_url, self.model = base_url, model
         self._key = api_key.get_secret_value() if api_key else ""
         # Without a key the client would look for one in the environment and send it wherever base_url points.
-        self._client = openai.AsyncOpenAI(
-            base_url=base_url, api_key=self._key or "EMPTY", timeout=timeout_s, max_retries=0
-        )
+        self._client = openai.AsyncOpenAI(base_url=base_url, api_key=self._key or "EMPTY", timeout=None, max_retries=0)
         self._temperature, self._max_tokens, self._extra_body = temperature, max_tokens, extra_body or None
         self._retry_s, self._window = retry_s, RetryWindow(f"the judge {base_url}")
-        self._slots = asyncio.Semaphore(max_concurrent)
+        self._pace = Pace(f"the judge {base_url}", max_concurrent, timeout_s, "env.max_concurrent_judgements")
         self._takes_n, self._form, self._has_answered = True, _Form(), False
 
     async def ask(self, messages: Sequence[Message], num_votes: int) -> JudgeReply:
@@ -122,6 +126,7 @@ class OpenAIJudge:
         Raises:
             ServerRequestError: the endpoint refused the request (4xx).
             ServerUnreachableError: nothing usable within the retry window.
+            ServerTooSlowError: the endpoint runs, and answers nothing.
             ServerMismatchError: the answer is not a chat completion.
         """
         first = await self._first(messages, num_votes)
@@ -145,7 +150,7 @@ class OpenAIJudge:
             ServerUnreachableError: nothing usable within the retry window.
         """
         try:
-            await self._retried(self._client.models.list)
+            await self._retried(self._client.with_options(timeout=self._pace.patience_s).models.list)
         except ServerRequestError as error:
             if error.status in (401, 403):
                 raise
@@ -207,13 +212,23 @@ class OpenAIJudge:
         params: dict[str, Any] = {"n": n} if n > 1 else {}
         params |= {form.limit: self._max_tokens} if form.limit else {}
         params |= {"temperature": self._temperature} if form.has_temperature else {}
-        async with self._slots:
+
+        async def ask() -> _Answer:
             await own_turn()  # The client takes milliseconds for a request, and many are made at once.
             start = time.monotonic()
             answer = await self._retried(
                 lambda: create(model=self.model, messages=list(messages), extra_body=self._extra_body, **params)
             )
             return _Answer(_texts(answer, self.base_url), time.monotonic() - start)
+
+        try:
+            return await self._pace.ask(ask)
+        except StalledError as error:
+            raise ServerTooSlowError(
+                f"judge {self.model!r} at {self.base_url} answered nothing for {self._pace.patience_s:g} s, asked for "
+                f"one turn at a time: raise env.judge_timeout_s, lower env.judge_max_tokens "
+                f"({self._max_tokens}) or env.prm_votes, or name a quicker judge in env.judge_base_url"
+            ) from error
 
     async def _retried(self, call: Callable[[], Awaitable[AnswerT]]) -> AnswerT:
         try:

@@ -46,7 +46,9 @@ def hindsight_pairs(
     Returns:
         One pair for each of `episode.turns`, in the same order.
     """
-    task_text = next((message_text(m) for m in episode.messages if m["role"] == "user"), episode.task.prompt)
+    asked = [message_text(message) for message in episode.messages if message["role"] == "user"]
+    shown = sum(message["role"] == "user" for message in episode.task.examples)
+    task_text = asked[shown] if len(asked) > shown else episode.task.prompt
     verdicts = _verdicts(episode, hindsight)
     pairs: list[HindsightPair] = []
     for index, turn in enumerate(episode.turns):

@@ -8,7 +8,7 @@ from agentic_opd.rollout.chat import Chat
 
 def first_messages(world: World, task: Task) -> list[Message]:
     """What an agent is told before its first turn."""
-    return [{"role": "system", "content": world.system_prompt}, _user(task)]
+    return [{"role": "system", "content": world.system_prompt}, *task.examples, _user(task)]
 
 
 def _user(task: Task) -> Message:
@@ -40,10 +40,10 @@ def too_long(
     frame: int | None = None
     for task in tasks:
         messages = [_user(task)] if by_program else first_messages(world, task)
-        if frame is None:
+        if frame is None and not task.examples:
             frame = len(chat.first_prompt([*messages[:-1], {"role": "user", "content": "."}]).token_ids)
         size = len(task.prompt.encode())
-        if frame + size < max_token_length:
+        if frame is not None and not task.examples and frame + size < max_token_length:
             continue
         tokens = size // longest
         if tokens < max_token_length:

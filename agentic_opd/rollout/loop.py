@@ -9,7 +9,18 @@ from typing import Protocol, TypeVar
 from agentic_opd.core.concurrency import in_turn
 from agentic_opd.core.errors import RendererError, SandboxError, ServerError
 from agentic_opd.core.text import well_formed
-from agentic_opd.core.types import Episode, Message, Reward, Session, StopReason, Task, ToolCall, ToolResult, World
+from agentic_opd.core.types import (
+    ContextTurn,
+    Episode,
+    Message,
+    Reward,
+    Session,
+    StopReason,
+    Task,
+    ToolCall,
+    ToolResult,
+    World,
+)
 from agentic_opd.rollout.chat import Chat
 from agentic_opd.rollout.config import RolloutConfig
 from agentic_opd.rollout.conversation import Completion, Conversation, Sample
@@ -127,9 +138,12 @@ class AgentLoop:
     def episode(self, stop: StopReason, failure: Exception | None = None) -> Episode:
         """The conversation so far as an Episode."""
         *earlier, last = self.conversation.records()
+        messages = self.conversation.messages
+        sampled = {turn.message_index for turn in self.conversation.turns}
+        said = (index for index, message in enumerate(messages) if message["role"] == "assistant")
         return Episode(
             task=self.task,
-            messages=tuple(self.conversation.messages),
+            messages=tuple(messages),
             tokens_T=last.tokens_T,
             masks_T=last.masks_T,
             logprobs_T=last.logprobs_T,
@@ -142,6 +156,7 @@ class AgentLoop:
             weight_version=self.conversation.weight_version,
             changes=tuple(self.changes),
             earlier=tuple(earlier),
+            context_turns=tuple(ContextTurn(index, "not_sampled") for index in said if index not in sampled),
         )
 
 

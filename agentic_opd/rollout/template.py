@@ -7,7 +7,6 @@ results come as the user's messages.
 In: messages and tools. Out: `RenderedTokens`, and `ParsedResponse` of sampled ids.
 """
 
-import json
 import re
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -19,7 +18,7 @@ from renderers import DefaultRenderer, DefaultRendererConfig, ParsedResponse, Re
 from renderers.reasoning import prompt_ends_in_reasoning, scan_reasoning
 
 from agentic_opd.core.errors import RendererError
-from agentic_opd.core.text import control_tokens, without_control_tokens
+from agentic_opd.core.text import control_tokens, read_json, without_control_tokens
 from agentic_opd.core.types import Message
 from agentic_opd.rollout.tool_formats import RESULT_CLOSE, RESULT_OPEN, ToolFormat, instructions, written_result
 
@@ -230,7 +229,7 @@ def _parsed_arguments(arguments: Any) -> Any:
     if not isinstance(arguments, str):
         return arguments
     try:
-        return json.loads(arguments)
+        return read_json(arguments)
     except (ValueError, RecursionError):
         return arguments
 

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 
 from renderers import ParsedToolCall, ToolCallParseStatus
 
+from agentic_opd.core.text import text_lines
+
 _JSON = json.JSONDecoder()
 
 
@@ -173,7 +175,7 @@ def _pythonic(open_mark: str = "", close_mark: str = "") -> Callable[[str], Read
             content, body = "", text
         body = body.partition(close_mark)[0].strip() if close_mark else body.strip()
         if mark and not body.startswith("["):
-            body = "[" + ", ".join(line.strip() for line in body.splitlines() if line.strip()) + "]"
+            body = "[" + ", ".join(line.strip() for line in text_lines(body) if line.strip()) + "]"
         if not body.startswith("[") or not _BEGUN_CALL.match(body, _skip_space(body, 1)):
             return Read(text, [])
         return Read(content, _python_calls(body))

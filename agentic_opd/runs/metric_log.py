@@ -5,6 +5,7 @@ They go to Weights & Biases if that is on, else to a metrics.jsonl beside what t
 A line of metrics.jsonl is a logging step: `step`, `time` (seconds since 1970), and the metrics. Tables go to W&B only.
 """
 
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,8 @@ from agentic_opd.runs.environment import FinishedGroup
 from agentic_opd.runs.files import GroupFile, JsonLines
 from agentic_opd.runs.loop_lag import LoopLag
 from agentic_opd.wire.counts import rollout_rows
+
+logger = logging.getLogger(__name__)
 
 ROLLOUT_COLUMNS = ("task", "score", "hints", "text")
 """Columns of the table of rollouts."""
@@ -128,6 +131,8 @@ class RunMetrics:
     loop_lag: LoopLag = field(default_factory=LoopLag)
     step: int = 0
     log: MetricLog | None = None
+    silent_rollouts: int = 0
+    """Rollouts without a tool call, of a run that has none with one; -1: some rollout called a tool."""
     evaluation: Mapping[str, float] = field(default_factory=dict[str, float])
     """Metrics of the last evaluation that is not logged yet."""
     _episodes: list[Episode] = field(default_factory=list[Episode])
@@ -137,6 +142,11 @@ class RunMetrics:
     def add(self, finished: FinishedGroup) -> None:
         """Keep what the next logging step needs: not the arrays, many megabytes an episode."""
         self._episodes += finished.episodes
+        called = any(episode.tool_calls or episode.program for episode in finished.episodes)
+        if called or self.silent_rollouts < 0:
+            self.silent_rollouts = -1
+        else:
+            self.silent_rollouts += len(finished.episodes)
         if finished.distilled is not None:
             self._distilled.append(finished.distilled)
         if self.config.use_wandb:
@@ -178,7 +188,15 @@ class RunMetrics:
         return {"metrics": self.log.place if self.log else "W&B, in the trainer's project"}
 
     def close(self) -> None:
-        """Make sure that all that was logged has arrived."""
+        """Make sure that all that was logged has arrived, and say so if the policy called no tool in the whole run."""
+        if self.silent_rollouts > 0:
+            logger.warning(
+                "the policy made no tool call in all %d rollouts. Does it know how? `agentic-opd doctor` shows whether "
+                "its calls could be read (env.renderer, its tool_parser, env.tool_format); a small model needs an "
+                "example turn before its task (examples, docs/worlds.md)",
+                self.silent_rollouts,
+            )
+            self.silent_rollouts = 0
         self.loop_lag.stop()
         if self.log is not None:
             self.log.close()

@@ -43,6 +43,8 @@ async def check_judge(setup: Setup) -> Note:
     """The judge answers, in the protocol."""
     if not setup.config.opd_enabled:
         return Note("distillation is off", Status.SKIPPED)
+    if not setup.config.asks_judge:
+        return Note(f"hint_source {', '.join(setup.config.hint_source)} needs no judge", Status.SKIPPED)
     if setup.config.judge_base_url is None and not setup.infos:
         return Note("needs: server", Status.SKIPPED)
     judge, asked = make_judge(setup.config, setup.policy, setup.retry_s), setup.config.prm_votes

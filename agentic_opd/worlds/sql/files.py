@@ -1,12 +1,13 @@
 """Questions from files as Spider and BIRD have them: a JSON list, and a folder of SQLite databases.
 
-questions.json   [{"db_id": "shop", "question": "...", "query" or "SQL": "SELECT ...", "evidence"?: "..."}, ...]
+questions.json   [{"db_id": "shop", "question": "...", "query" or "SQL": "SELECT ...", "evidence"?: "...",
+                   "examples"?: [messages]}, ...]
 databases/       shop/shop.sqlite, and perhaps more of its schema: shop/shop_2.sqlite
 """
 
 import re
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cache
@@ -33,6 +34,7 @@ class FileQuestion:
     database: str
     text: str
     sql: str
+    examples: Sequence[Any] = ()
 
 
 def read_questions(path: Path, databases: Path) -> Iterator[FileQuestion]:
@@ -62,7 +64,7 @@ def read_questions(path: Path, databases: Path) -> Iterator[FileQuestion]:
             run_query(shown_database(databases, name), sql)
         except QueryError as error:
             raise ConfigError(f"{place}: its own query fails: {error}") from error
-        yield FileQuestion(number, name, text, sql)
+        yield FileQuestion(number, name, text, sql, entry.get("examples") or ())
 
 
 def _field(entry: Any, place: str, *names: str) -> str:

@@ -3,10 +3,11 @@
 schema() -> query(sql)* -> answer(sql)+         the last answer is run on each hidden database of the same schema
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from agentic_opd.core.errors import WorldError
 from agentic_opd.core.types import Task
@@ -131,6 +132,7 @@ class SqlWorld(OwnWorld):
                 f"{path.stem}/{one.number:05}",
                 one.text,
                 Case(shown_database(folder, one.database), hidden_databases(folder, one.database), one.sql),
+                one.examples,
             )
             for one in read_questions(path, folder)
         ]
@@ -141,9 +143,10 @@ class SqlWorld(OwnWorld):
         """A generated question as a task that this world can judge."""
         return self._task(task_id, one.text, Case(one.shown, one.hidden, sql(one.query)))
 
-    def _task(self, task_id: str, text: str, case: Case) -> Task:
+    def _task(self, task_id: str, text: str, case: Case, examples: Sequence[Any] = ()) -> Task:
         self._cases[task_id] = case
-        return Task(task_id, text, hidden_tests=f"{len(case.hidden)} databases", reference_solution=case.sql)
+        hidden = f"{len(case.hidden)} databases"
+        return Task(task_id, text, hidden_tests=hidden, reference_solution=case.sql, examples=examples)
 
 
 def _run(desk: Desk, written: str) -> Result:

@@ -187,6 +187,20 @@ def test_noise_is_judged_by_the_precision_that_the_server_names(dtype: str | Non
     assert ("more than the precision explains" in note.text) == (expected is Status.WARNING)
 
 
+def test_no_judge_is_asked_where_no_source_needs_one() -> None:
+    """Nobody listens there."""
+
+    async def run() -> Note:
+        setup = setup_of(judge_base_url="http://127.0.0.1:9/v1", hint_source="feedback,reference")
+        try:
+            return await check_judge(setup)
+        finally:
+            await setup.close()
+
+    note = asyncio.run(run())
+    assert (note.status, note.text) == (Status.SKIPPED, "hint_source feedback, reference needs no judge")
+
+
 def test_wrong_settings_are_named_like_those_of_a_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--env.grop_size", "4", "--env.prm_votes", "0"]) == 2
     said = capsys.readouterr().err

@@ -1,4 +1,6 @@
 import json
+import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from agentic_opd.runs.metric_log import MetricFile, RunMetrics, metrics_path
 from agentic_opd.wire.counts import rollout_rows
 from agentic_opd.wire.group import GroupDistillation
 from tests.support.groups import group, record, rollout
+from tests.unit.distill.fakes import make_episode
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -82,6 +85,21 @@ def test_rollouts_with_hints_come_first_with_their_outcomes() -> None:
         ("t", 0.2, "turn 1 (scored): a\nturn 3 (scored): c", "2"),
         ("t", 0.3, "turn 2 (scored): b", "3"),
     ]
+
+
+@pytest.mark.parametrize(("calls", "warns"), [([0, 0], True), ([0, 1], False), ([], False)])
+def test_a_policy_that_never_calls_a_tool_is_said_once(
+    calls: list[int], warns: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    metrics = RunMetrics(RunConfig(), lambda ids: "", list)
+    for number in calls:
+        metrics.add(FinishedGroup(group(rollout()), (replace(make_episode(), tool_calls=number),), None))
+    with caplog.at_level(logging.WARNING):
+        metrics.close()
+        metrics.close()
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == warns
+    assert all("no tool call in all 2 rollouts" in one and "env.tool_format" in one for one in said)
 
 
 def test_a_step_logs_what_came_in_since_the_last_one(tmp_path: Path) -> None:

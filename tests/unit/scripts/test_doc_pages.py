@@ -155,7 +155,7 @@ def check_console_script(words: list[str]) -> None:
 
 def checker_of(program: str) -> Callable[[list[str]], None]:
     """How to look at what follows a program's name."""
-    if program in ("scripts/demo", "scripts/demo_mini_swe"):
+    if program in ("scripts/demo", "scripts/demo_mini_swe", "scripts/demo_real"):
         return lambda words: check_mode(["process", *words])
     if program == "scripts/demo_gateway":
         return check_source(Path("scripts/gateway_demo.py").read_text())

@@ -1,12 +1,12 @@
 """Settings -> tasks: the built-in ones or rows of a dataset, in its format; and those held out for evaluation (I/O)."""
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
-from agentic_opd.core.errors import DatasetError
-from agentic_opd.core.types import Task
+from agentic_opd.core.errors import AlignmentError, DatasetError
+from agentic_opd.core.types import Message, Task
 from agentic_opd.worlds.coding.config import CodingConfig, DatasetFormat
 from agentic_opd.worlds.coding.hidden_tests.checks import checks_of
 from agentic_opd.worlds.coding.hidden_tests.complete import helpers_of
@@ -105,7 +105,7 @@ def _to_train_on(tasks: list[Task], config: CodingConfig) -> list[Task]:
 def _make_tasks(rows: Iterable[Row], config: CodingConfig) -> tuple[list[Task], list[DatasetError]]:
     """The tasks of rows, and what is wrong with the rows that cannot become tasks."""
     preset = PRESETS[config.dataset_format]
-    fields = FieldMap({**preset.fields.candidates, **KIND}).mapped_by(config.dataset_fields)
+    fields = FieldMap({**preset.fields.candidates, **BESIDE}).mapped_by(config.dataset_fields)
     tasks: dict[str, Task] = {}
     places: dict[str, str] = {}
     broken: list[DatasetError] = []
@@ -115,12 +115,27 @@ def _make_tasks(rows: Iterable[Row], config: CodingConfig) -> tuple[list[Task], 
             task_id = values.text("task_id") or str(number)
             if task_id in tasks:
                 raise values.error(f"the id {task_id!r} is already that of {places[task_id]}")
-            task = replace(preset.make_task(task_id, values), kind=values.text("kind"))
+            task = replace(
+                preset.make_task(task_id, values), kind=values.text("kind"), examples=_examples(task_id, values)
+            )
             checks_of(task)
             tasks[task_id], places[task_id] = task, row.place
         except DatasetError as error:
             broken.append(error)
     return [*tasks.values()], broken
+
+
+def _examples(task_id: str, values: RowValues) -> Sequence[Message]:
+    """The messages before the task's prompt; none where a field of that name holds something else than messages."""
+    given = values.raw("examples")
+    if isinstance(given, str) and given.lstrip().startswith("["):
+        given = values.data("examples")
+    if not isinstance(given, list) or not all(isinstance(one, dict) and "role" in one for one in given):
+        return ()
+    try:
+        return Task(task_id, "", None, examples=given).examples
+    except AlignmentError as error:
+        raise values.wrong("examples", str(error)) from error
 
 
 def _eval_config(config: CodingConfig) -> CodingConfig:
@@ -188,7 +203,7 @@ def _humaneval_task(task_id: str, values: RowValues) -> Task:
     )
 
 
-KIND: Mapping[str, tuple[str, ...]] = {"kind": ("kind",)}
+BESIDE: Mapping[str, tuple[str, ...]] = {"kind": ("kind",), "examples": ("examples",)}
 """What a row of any format may say beside its task."""
 
 PRESETS: Mapping[DatasetFormat, Preset] = {

@@ -1,0 +1,98 @@
+"""How many requests a slow server is sent at a time, and how long they are waited for.
+
+Requests that are computed together finish late, all at about the same time. So a request is given up only when the
+server has answered none of them for a whole `patience_s`; and then it is asked again with fewer beside it.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+logger = logging.getLogger(__name__)
+
+AnswerT = TypeVar("AnswerT")
+
+_NARROWED_BY = 4
+
+
+class StalledError(Exception):
+    """The server answered nothing for `patience_s`, not even a request by itself."""
+
+
+class Pace:
+    """Sends at most `limit` requests at a time, fewer once the server turns out to be too slow for that.
+
+    A server that does not even answer one request is asked one every `patience_s`; the others fail at once.
+
+    Args:
+        server: What is asked, for the log.
+        limit: Requests at a time, at first.
+        patience_s: Seconds without any answer after which requests are given up.
+        setting: Sets `limit`, for the log.
+    """
+
+    def __init__(self, server: str, limit: int, patience_s: float, setting: str) -> None:
+        self.limit, self.patience_s = limit, patience_s
+        self._server, self._setting = server, setting
+        self._under_way = 0
+        self._changed = asyncio.Condition()
+        self._answered_at = self._stalled_at = float("-inf")
+
+    async def ask(self, request: Callable[[], Awaitable[AnswerT]]) -> AnswerT:
+        """Make a request, again with fewer beside it where the server is too slow.
+
+        Raises:
+            StalledError: the server answers nothing.
+        """
+        while True:
+            async with self._slot() as limit:
+                try:
+                    return await self._answer(request)
+                except StalledError:
+                    if limit == 1:
+                        self._stalled_at = time.monotonic()
+                        raise
+                    self._narrow(max(1, limit // _NARROWED_BY))
+
+    @asynccontextmanager
+    async def _slot(self) -> AsyncGenerator[int]:
+        """Wait for a place among the requests under way; gives how many may be."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._under_way < self.limit)
+            if time.monotonic() < self._stalled_at + self.patience_s:
+                self._changed.notify()
+                raise StalledError
+            self._under_way += 1
+        try:
+            yield self.limit
+        finally:
+            self._under_way -= 1
+            async with self._changed:
+                self._changed.notify_all()
+
+    async def _answer(self, request: Callable[[], Awaitable[AnswerT]]) -> AnswerT:
+        started = time.monotonic()
+        asked: asyncio.Future[Any] = asyncio.ensure_future(request())
+        try:
+            while not asked.done():
+                left = max(started, self._answered_at) + self.patience_s - time.monotonic()
+                if left <= 0:
+                    raise StalledError
+                await asyncio.wait({asked}, timeout=left)
+        finally:
+            if not asked.done():
+                asked.cancel()
+                await asyncio.gather(asked, return_exceptions=True)
+        self._answered_at, self._stalled_at = time.monotonic(), float("-inf")
+        return asked.result()
+
+    def _narrow(self, limit: int) -> None:
+        if limit < self.limit:
+            logger.warning(
+                "%s answered none of %d requests within %g s; it is sent %d at a time from now on (%s)",
+                *(self._server, self.limit, self.patience_s, limit, self._setting),
+            )
+            self.limit = limit
