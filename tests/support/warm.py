@@ -7,6 +7,7 @@ its exit status. A client that goes takes its child with it.
 import atexit
 import gc
 import json
+import logging
 import os
 import runpy
 import selectors
@@ -60,7 +61,7 @@ class Request:
         sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w")  # noqa: SIM115
         sys.stderr.reconfigure(line_buffering=True)
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        weakref.finalize._registry.clear()  # Temporary folders of the process that forked are not this one's to remove.
+        forget_exits()
         os.environ.clear()
         os.environ.update(self.env)
         os.chdir(self.cwd)
@@ -76,6 +77,14 @@ class Request:
         sys.modules.pop(module, None)  # As where nothing has imported it, runpy says nothing.
         sys.modules.pop(f"{module}.__main__", None)
         runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+def forget_exits() -> None:
+    """What the process that forked tidies up when it ends, such as temporary folders, is not this one's to remove."""
+    atexit._clear()
+    weakref.finalize._registry.clear()
+    weakref.finalize._registered_with_atexit = False
+    atexit.register(logging.shutdown)
 
 
 def serve(path: str) -> Request:
