@@ -232,7 +232,7 @@ class HookedWorld:
         if self._new_sandbox is not None:
             await check_sandbox(self._new_sandbox)
 
-    async def _call(self, name: str, *args: Any, **kwargs: Any) -> Any:
+    async def _call(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
         """What a hook gives.
 
         Raises:
@@ -241,7 +241,7 @@ class HookedWorld:
         """
         return await self._guarded(name, getattr(self._hooks, name), *args, **kwargs)
 
-    async def _guarded(self, name: str, hook: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    async def _guarded(self, name: str, hook: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         try:
             if inspect.iscoroutinefunction(hook):
                 return await hook(*args, **kwargs)

@@ -39,11 +39,12 @@ def _shown(request: str, name: str, arguments: dict[str, Any], result: str) -> l
     ]
 
 
-EXAMPLES = [
-    *_shown("Set a timer for 5 minutes.", "timer", {"minutes": 5}, "The timer rings in 5 minutes."),
-    *_shown("Call Ben.", "phone", {"name": "Ben"}, "Calling Ben."),
-    *_shown("Buy butter.", "buy", {"item": "butter"}, "On the list: butter."),
-]
+EXAMPLES = {
+    "timer": _shown("Set a timer for 5 minutes.", "timer", {"minutes": 5}, "The timer rings in 5 minutes."),
+    "phone": _shown("Call Ben.", "phone", {"name": "Ben"}, "Calling Ben."),
+    "buy": _shown("Buy butter.", "buy", {"item": "butter"}, "On the list: butter."),
+}
+"""Of each tool, how it is called."""
 
 
 class Home(OwnWorld):
@@ -52,9 +53,9 @@ class Home(OwnWorld):
     system_prompt = "You help at home. Do what is asked with one tool call."
 
     def tasks(self) -> Iterator[Task]:
-        """The requests, each behind an example of every tool."""
-        for text in REQUESTS:
-            yield Task(task_id=text, prompt=text, hidden_tests=None, examples=EXAMPLES)
+        """The requests, each behind an example of the tool that does it."""
+        for text, (name, _) in REQUESTS.items():
+            yield Task(task_id=text, prompt=text, hidden_tests=None, examples=EXAMPLES[name])
 
     def start(self, task: Task) -> list[Call]:
         """The calls that were made."""

@@ -67,7 +67,7 @@ def trained(settings: dict[str, Any]) -> dict[str, Any]:
             own.append(probe.own_logprobs(policy, world.device))
     own.append(probe.own_logprobs(policy, world.device))
     averages = world.whole(average.state_dict()) if average else {}
-    held = sum(p.to_local().numel() if hasattr(p, "to_local") else p.numel() for p in model.parameters())
+    held = sum(part.numel() for part in world.parts_of(policy).values())
     tied = sorted(tied_names(model))
     return {"lines": lines, "own": own, "state": state, "averages": averages, "held": held, "tied": tied}
 
