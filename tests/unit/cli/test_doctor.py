@@ -130,7 +130,7 @@ def test_tasks_and_sandbox(tmp_path: Path) -> None:
 
 @pytest.mark.sandbox
 def test_how_memory_is_limited_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "its memory is limited by a " in look(machine.check_isolation, setup_of()).text
+    assert "its memory is limited by " in look(machine.check_isolation, setup_of()).text
     monkeypatch.setattr(memory, "group_place", lambda: None)
     assert "its memory is limited by a watch" in look(machine.check_isolation, setup_of()).text
 
