@@ -1,4 +1,4 @@
-"""`python -m agentic_opd COMMAND`, as `agentic-opd COMMAND`."""
+"""Run `python -m agentic_opd COMMAND`, the same as `agentic-opd COMMAND`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""What a person types: `agentic-opd COMMAND`, one file or folder a command.
+"""Commands: `agentic-opd COMMAND`, one file or folder per command.
 
-In: a command line. Out: an exit code, and what the command prints or writes.
+In: a command line. Out: an exit code, and the printed or written results.
 """

@@ -1,7 +1,7 @@
-"""`agentic-opd distill FILE`: what a file holds gains hints and the teacher's rows, without new rollouts (I/O).
+"""`agentic-opd distill FILE`: add hints and teacher rows to groups or conversations of a file, without rollouts (I/O).
 
-Settings are those of the run, from the `.run.json` beside FILE if there is one, then --config, then flags. What needs a
-tokenizer or a server is imported once the settings are found right.
+Settings come from the run's `.run.json` beside FILE if there is one, then --config, then flags. Imports for tokenizers
+and servers happen only after the settings are validated.
 """
 
 import argparse
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The settings of the modes, and what only this command knows."""
+    """Return a parser with the settings of the modes and this command's own flags."""
     env, servers = default_settings()
     parser = argparse.ArgumentParser(
         prog="agentic-opd distill FILE [--out OUT] [--keep-hints] [--tools TOOLS]",
@@ -56,7 +56,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; returns 0 if every line was written, 1 if not, 2 for wrong settings or a wrong file."""
+    """Run the command line; return 0 if every line was written, 1 if not, 2 for wrong settings or a wrong file."""
     parser = build_parser()
     arguments, unknown = parser.parse_known_args(argv)
     set_up_logging(verbose=arguments.verbose)
@@ -116,7 +116,7 @@ async def _distill(settings: Settings, arguments: argparse.Namespace) -> int:
 
 
 async def _lines(lines: Sequence["Line"], distiller: "FileDistiller", groups: "GroupFile", concurrency: int) -> int:
-    """Distill the lines, at most `concurrency` at a time, and count each."""
+    """Distill the lines, at most `concurrency` at a time, and count the results."""
     from agentic_opd.runs.distill_file import Counts
 
     todo = [line for line in lines if line.item_id not in groups.finished]
@@ -155,10 +155,10 @@ async def _lines(lines: Sequence["Line"], distiller: "FileDistiller", groups: "G
 
 
 def _places(arguments: argparse.Namespace) -> tuple[Path, Path]:
-    """The file that is read, and the one that is written.
+    """Return the input and the output file.
 
     Raises:
-        PlaceError: they are one.
+        PlaceError: both are the same file.
     """
     path: Path = arguments.file
     stem = path.name.removesuffix(".gz").removesuffix(".jsonl")
@@ -169,7 +169,7 @@ def _places(arguments: argparse.Namespace) -> tuple[Path, Path]:
 
 
 def _tools(named: Path | None, file: Path, config: Any) -> Sequence[dict[str, Any]]:
-    """The tools that groups' prompts name: those of --tools, or those of the world of FILE's run.
+    """Return the tools in the prompts of the groups: those of --tools, or those of the world of FILE's run.
 
     Raises:
         PlaceError: --tools can't be read.

@@ -1,4 +1,4 @@
-"""`agentic-opd hints FILE`: the hints of a file of scored groups, by evidence and by text."""
+"""`agentic-opd hints FILE`: list the hints of a file of scored groups, by evidence and by text."""
 
 import argparse
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from agentic_opd.report.hints import hinted_turns as rows_of
 from agentic_opd.report.read import read_run
 
 HINTS_SHOWN = 20
-"""Rows that are printed; the report lists all hints."""
+"""Number of printed rows; the report lists all hints."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def show_hints(file: Path) -> None:
-    """Print the hints of a file, by the evidence that the judge was shown and by text."""
+    """Print the hints of a file, by the judge's evidence and by text."""
     turns = rows_of(read_run(file).rollouts)
     if not turns:
         log_console().print("No turn has a hint.")
@@ -50,7 +50,7 @@ def show_hints(file: Path) -> None:
 
 
 def hint_table(title: str, rows: Sequence[HintRow]) -> Table:
-    """Return the rows as a table; where lifts were measured, the largest lift comes first."""
+    """Return the rows as a table, sorted by lift, largest first, if lifts were measured."""
     is_measured = any(row.lift is not None for row in rows)
     shown = sorted(rows, key=lambda row: -2.0 if row.lift is None else row.lift.lift.value, reverse=True)[:HINTS_SHOWN]
     table = Table(title=title if len(shown) == len(rows) else f"{title}: {len(shown)} of {len(rows)}")

@@ -1,6 +1,6 @@
 """`agentic-opd COMMAND`: every command of the package under one name.
 
-Nothing heavy is imported before a command is chosen, so that `agentic-opd serve-vllm` works in vLLM's environment too.
+Heavy imports happen only after a command is chosen, so that `agentic-opd serve-vllm` works in vLLM's environment too.
 """
 
 import sys
@@ -39,11 +39,11 @@ _MODULES = {
     "distill": "agentic_opd.cli.distill",
     "serve-vllm": "agentic_opd.serving.launch",
 }
-"""Where the `main` of each command is that is no mode of the environment."""
+"""Modules with the `main` of each command; the other commands are modes of the environment."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command that the first argument names; returns its exit code."""
+    """Run the command named by the first argument; return its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     command = arguments[0] if arguments else "--help"
     if command in ("-h", "--help"):
@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def help_text() -> str:
-    """What `agentic-opd --help` shows."""
+    """Return the text of `agentic-opd --help`."""
     width = max(map(len, COMMANDS))
     lines = [f"  {name:<{width}}  {text}" for name, text in COMMANDS.items()]
     return "\n".join(

@@ -1,4 +1,4 @@
-"""`validate --server URL`: some scored turns of a file, computed again by the server that made them (I/O)."""
+"""`validate --server URL`: score some turns of a file again on the server that scored them, and compare (I/O)."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,24 +20,24 @@ from agentic_opd.wire.group import ScoredGroup, ScoredRollout, TurnRecord
 
 @dataclass(frozen=True, slots=True)
 class Recomputed:
-    """How far a server is from a file: differences in nats, over the turns that were drawn."""
+    """Deviation of a server from a file: differences in nats, over the drawn turns."""
 
     turns: int
     rows: int
     in_rows: Noise
-    """Between a distillation row's logprobs and the server's, of the same ids under the same hint."""
+    """Differences between the logprobs of distillation rows and the server's, for the same ids under the same hint."""
     without_hint: Noise | None
-    """Between the logprobs that were read without the hint and the server's; None if no turn has such that this
-    server's weights gave."""
+    """Differences between the logprobs without the hint and the server's; None if the file holds no such logprobs
+    from this server's weights."""
     missing: int
-    """Ids of rows that are not among as many of the server's most likely ones."""
+    """Number of ids of rows that are not among the server's K most likely, for rows of K entries."""
     precisions: tuple[str, ...]
-    """What the server computes in, and what the file's teacher computed in where that was another one."""
+    """Precision of the server, and that of the file's teacher if it differs."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Compared:
-    """The differences of one turn."""
+    """Differences of one turn, in nats."""
 
     rows: int
     in_rows: NDArray[np.float64]
@@ -47,23 +47,23 @@ class _Compared:
 
 @dataclass(frozen=True, slots=True)
 class _ScoredTurn:
-    """A scored turn of a file, and the versions of the weights that sampled and scored it, as far as the file says."""
+    """A scored turn of a file, and the versions of the weights that sampled and scored it, if recorded."""
 
     rollout: ScoredRollout
     record: TurnRecord
     sampled_version: int | None
     scored_version: int | None
     precision: str | None
-    """What its teacher computed in, as far as the file says."""
+    """Precision of its teacher, if recorded."""
 
     @property
     def read_by_scorer(self) -> Sequence[float] | None:
-        """What the weights that gave the rows said without the hint; None if they were not asked."""
+        """Logprobs without the hint, from the weights that scored the rows; None if they were not recorded."""
         record = self.record
         return record.unhinted_logprobs if record.baseline_logprobs is None else record.baseline_logprobs
 
     def without_hint(self, version: int | None) -> Sequence[float] | None:
-        """The turn's logprobs without its hint, by the weights of this version; None if the file holds none of them."""
+        """Return the logprobs without the hint under this version of the weights; None if they are not in the file."""
         if self.read_by_scorer is not None:
             return self.read_by_scorer
         is_same = version is None or self.sampled_version in (None, version)
@@ -81,17 +81,17 @@ async def recompute(
     """Score `count` turns of `groups` again, drawn from those that the server's weights scored, and compare.
 
     Args:
-        groups: What a file holds.
+        groups: Groups of a file.
         client: The server.
-        count: Turns at most.
-        seed: Of what is drawn.
-        teacher: Whose weights scored them, `DistillConfig.teacher` of the run.
-        kind: Of the tasks whose teacher the server is, an entry of `DistillConfig.teachers`; None: of all others.
+        count: Maximum number of turns.
+        seed: Seed of the draw.
+        teacher: `DistillConfig.teacher` of the run, which tells the weights that scored the turns.
+        kind: Task kind whose teacher the server is, a key of `DistillConfig.teachers`; None: the usual teacher.
 
     Raises:
         OutputError: the file holds no scored turn.
-        ServerMismatchError: the server has other weights than those that scored the file.
-        ServerRequestError, ServerUnreachableError: the server did not do its part.
+        ServerMismatchError: the server's weights are not those that scored the file.
+        ServerRequestError, ServerUnreachableError: the server failed the request.
     """
     if kind is None and teacher not in ("live", "frozen"):
         raise ServerMismatchError(
@@ -104,7 +104,7 @@ async def recompute(
     info = await fetch_server_info(client)
     version = info.weight_version
     if teacher == "frozen" or kind is not None:
-        version = None  # Base weights, and another model's, have no versions.
+        version = None  # Base weights, and those of another model, have no version.
     own = [turn for turn in scored if version is None or turn.scored_version in (None, version)]
     if not own:
         versions = {turn.scored_version for turn in scored if turn.scored_version is not None}
@@ -133,7 +133,7 @@ def _teacher_of(group: ScoredGroup) -> str | None:
 
 
 def _scored_turns(groups: Iterable[ScoredGroup]) -> Iterator[_ScoredTurn]:
-    """Yield the scored turns. A record without versions is one of before: the group's weights sampled and scored it."""
+    """Yield the scored turns. Records from earlier releases lack versions; the group's version replaces them."""
     for group in groups:
         for rollout in group.rollouts:
             for turn in rollout.turns or ():
@@ -158,7 +158,7 @@ async def _compared(teacher: TeacherClient, turn: _ScoredTurn, version: int | No
         (Reading(TeacherRequest(tokens[:end], end - start, start, ()), 1),),
     )
     rows, (plain,) = reply.rows, reply.also
-    assert plain is not None  # it does not depend on the weights' version
+    assert plain is not None  # The reading does not depend on the version of the weights.
     known = [dict(zip(ids, row, strict=True)) for ids, row in zip(rows.top_ids_RK, rows.top_logprobs_RK, strict=True)]
     differences = [
         abs(written - row[token])

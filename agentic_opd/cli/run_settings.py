@@ -8,12 +8,16 @@ from agentic_opd.core.errors import ConfigError
 from agentic_opd.env.config import AgenticOPDEnvConfig
 
 _NOT_OF_THE_FILE = frozenset({"tokenizer_name", "custom_thinking_prompt"})
-"""Settings of the run that are not taken from the file: the tokenizer is that of the server's model."""
+"""Settings that are not taken from the run's file: the tokenizer is the server's model's."""
 
 
 def settings_of_run(defaults: AgenticOPDEnvConfig, file: Path) -> AgenticOPDEnvConfig:
-    """The defaults, with the settings that the file's run had."""
-    from agentic_opd.report.read import read_settings, settings_path  # It imports numpy, which `--help` need not.
+    """Return the defaults, overridden by the settings of the file's run.
+
+    Raises:
+        ConfigError: the run's file holds a value that is invalid in this version.
+    """
+    from agentic_opd.report.read import read_settings, settings_path  # Imports numpy, which `--help` does not need.
 
     run = read_settings(settings_path(file))
     known = {name: run[name] for name in run.keys() & AgenticOPDEnvConfig.model_fields.keys() - _NOT_OF_THE_FILE}

@@ -1,7 +1,7 @@
 """Check files of scored groups: `agentic-opd validate FILE` (I/O).
 
-Prints what the file holds and the first violations of the wire format, as `line 3, sequence 1, position 812: ...`.
-Exit code 0: no violation; 1: violations; 2: the file can't be read.
+Prints counts of the file's contents and the first violations of the wire format, as `line 3, sequence 1, position 812:
+...`. Exit code 0: no violation; 1: violations; 2: the file can't be read.
 """
 
 import argparse
@@ -22,11 +22,11 @@ from agentic_opd.wire.checks import GroupChecker
 from agentic_opd.wire.group import ScoredGroup
 
 SHOWN = 20
-"""Violations that are printed; of the rest the number."""
+"""Number of printed violations; the others are only counted."""
 
 
 class Report(NamedTuple):
-    """What a file holds, its first violations, and how many there are in all."""
+    """Counts of a file's contents, its first violations, and the total number of violations."""
 
     counts: dict[str, int]
     shown: list[str]
@@ -37,7 +37,7 @@ def validate(path: Path) -> Report:
     """Read `path` (JSONL, or gzipped if its name ends in .gz) line by line and check every group.
 
     Raises:
-        OSError, EOFError, zlib.error, UnicodeDecodeError: it can't be read.
+        OSError, EOFError, zlib.error, UnicodeDecodeError: the file can't be read.
     """
     checker = GroupChecker()
     shown: list[str] = []
@@ -96,7 +96,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 async def _check_on(path: Path, args: argparse.Namespace) -> int:
-    from agentic_opd.cli.recompute import recompute  # What scores takes a second to import.
+    from agentic_opd.cli.recompute import recompute  # The import of the scoring code takes a second.
     from agentic_opd.core.http import JsonClient
     from agentic_opd.core.precision import tolerance_for
     from agentic_opd.report.read import read_settings, settings_path
@@ -127,7 +127,7 @@ async def _check_on(path: Path, args: argparse.Namespace) -> int:
 def _violations(lines: IO[str], checker: GroupChecker) -> Iterator[str]:
     is_empty = True
     seen: dict[object, int] = {}
-    """Digest of a line, or the name of what it holds -> its number."""
+    """Digest of a line, or the identity of its group -> its line number."""
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
@@ -142,7 +142,7 @@ def _violations(lines: IO[str], checker: GroupChecker) -> Iterator[str]:
             continue
         checked = checker.read(group)
         yield from (problem.at(f"line {number}") for problem in checked.problems)
-        # `serve` begins its items anew when it is started again, and gives each group an id of its own.
+        # A restarted `serve` repeats its items, but gives each group a new id.
         if (name := _name(checked.group)) is not None and (first := seen.setdefault(name, number)) != number:
             yield f"line {number}: {name[0]} {name[1]!r} stands in line {first} too"
     if is_empty:
@@ -150,7 +150,7 @@ def _violations(lines: IO[str], checker: GroupChecker) -> Iterator[str]:
 
 
 def _name(group: ScoredGroup | None) -> tuple[str, str] | None:
-    """What no other group of a file may be called."""
+    """Return the identity of a group, which must be unique in its file; None if the group has none."""
     if group is None or (group.group_id or group.item_id) is None:
         return None
     return ("group_id", group.group_id) if group.group_id else ("item_id", group.item_id or "")

@@ -1,4 +1,4 @@
-"""What every room stands on: the types that cross the flow, the errors, HTTP clients, text, and the console.
+"""Foundations of every subpackage: shared data types, errors, HTTP clients, text handling, and the console.
 
-In: nothing of this package. Out: names that any room may import.
+In: nothing else of this package. Out: names that any subpackage may import.
 """

@@ -1,7 +1,7 @@
-"""Track which changes have lines left in what is judged. Pure.
+"""Track which changes still have lines in the judged content. Pure.
 
 change 0 writes solution.py     change 1 appends a comment     change 2 replaces one line     left: 0, 1, 2
-change 0 writes solution.py     change 1 writes all of it anew, with other lines              left: 1
+change 0 writes solution.py     change 1 rewrites it with different lines                     left: 1
 """
 
 import keyword
@@ -13,23 +13,23 @@ from hashlib import blake2b
 _WORD = re.compile(rb"\w+")
 _KEYWORDS = frozenset(word.encode() for word in keyword.kwlist)
 _MOST_BYTES, _MOST_BYTES_TOGETHER = 2**16, 2**18
-"""Largest part, and largest sum of parts, that is compared by lines: some tens of milliseconds."""
+"""Limits in bytes (one part, sum of parts) for the comparison by lines, which takes tens of milliseconds at these."""
 
 
 class Authors:
-    """The change that wrote each line of what is judged, which is given as named parts (files, values of a state).
+    """Attribution of each line of the judged content to a change. The content is named parts: files, values of a state.
 
-    Lines are compared without spaces and comments, and wherever they are: formatting a file, renaming it or moving a
-    line does not change the author. Lines of keywords alone (`else:`) and lines of the task have no author.
-    Where nothing tells whether a change is left, it counts as left: one that only deleted or moved lines, and all
-    before one that made what is judged too large to be compared.
+    Lines are compared without spaces and comments, regardless of their position: formatting a file, renaming it or
+    moving a line does not change the author. Lines of keywords alone (`else:`) and lines of the task have no author.
+    A change counts as left where lines cannot decide: a change that only deleted or moved lines, and every change
+    before one that made the content too large to compare.
     """
 
     def __init__(self, task: str) -> None:
         """Begin with no parts.
 
         Args:
-            task: The prompt; a signature that the agent repeats from it is not its work.
+            task: The prompt. A signature that the agent repeats from it is not the agent's work.
         """
         self.changes = 0
         self._task = frozenset(_lines(task.encode(errors="replace")))
@@ -39,7 +39,7 @@ class Authors:
         self._kept = set[int]()
 
     def given(self, parts: Mapping[str, bytes], rest: bytes = b"") -> None:
-        """Update to the current parts; differences are not the agent's work."""
+        """Update to the current parts; do not attribute the differences to the agent."""
         if (now := _digest(parts, rest)) != self._now:
             self._now = now
             self._take(parts, None)
@@ -49,7 +49,7 @@ class Authors:
 
         Args:
             parts: Content by name.
-            rest: A fingerprint of what is judged and has no lines.
+            rest: A fingerprint of judged content that has no lines.
 
         Returns:
             Whether anything differs; if so, it counts as the next change.
@@ -63,7 +63,7 @@ class Authors:
         return True
 
     def _take(self, parts: Mapping[str, bytes], author: int | None) -> bool:
-        """Attribute new lines to `author`; returns whether there is one and all parts could be compared."""
+        """Attribute new lines to `author`; return whether it wrote any and all parts could be compared."""
         small = [content for content in parts.values() if len(content) <= _MOST_BYTES]
         large = {name: _digest({name: content}) for name, content in parts.items() if len(content) > _MOST_BYTES}
         is_told, self._large = large == self._large, large
@@ -85,13 +85,13 @@ class Authors:
         return has_written and is_told
 
     def left(self) -> frozenset[int]:
-        """The changes, counted from 0, that have something left."""
+        """Return the changes, counted from 0, of which something is left."""
         written = {author for authors in self._authors.values() for author in authors if author is not None}
         return frozenset(written | self._kept)
 
 
 def _lines(content: bytes) -> Iterator[bytes]:
-    """Lines with a word that is no keyword, without spaces and comments."""
+    """Yield the lines that hold more than keywords, without spaces and comments."""
     for line in content.split(b"\n"):
         said = line.partition(b"#")[0]
         if not _KEYWORDS.issuperset(_WORD.findall(said)):

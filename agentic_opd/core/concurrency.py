@@ -1,4 +1,4 @@
-"""Coroutines: run together, failing with the first of their errors; in turn on the loop; to their end."""
+"""Helpers for coroutines: gather with the first error, fair slots on the event loop, protection from cancellation."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Coroutine, Iterable
@@ -13,10 +13,10 @@ _TURNS = WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock]()
 
 @asynccontextmanager
 async def in_turn() -> AsyncGenerator[None]:
-    """Do a few milliseconds of work that does not await, one of this event loop at a time.
+    """Run a few milliseconds of synchronous work in an exclusive slot of this event loop.
 
-    The answers to many requests come together, as a step of the engine ends: if what they cause were done at once, the
-    loop would see to nothing else for as long as all of it takes. Between two turns it looks at everything.
+    Many responses arrive together when an engine step ends. Handling them all at once would block the loop for the sum
+    of their times. After each slot the loop can run other callbacks.
     """
     turn = _TURNS.setdefault(asyncio.get_running_loop(), asyncio.Lock())
     async with turn:
@@ -25,15 +25,15 @@ async def in_turn() -> AsyncGenerator[None]:
 
 
 async def own_turn() -> None:
-    """Wait for a turn: what the caller does from here until it next waits is done `in_turn`."""
+    """Wait for a slot; the caller's code up to its next await runs in that slot, as in `in_turn`."""
     async with in_turn():
         pass
 
 
 async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
-    """Await the work; if this is cancelled meanwhile, however often, the work is done before the cancellation goes on.
+    """Await `work` to completion even if the caller is cancelled, once or repeatedly; then raise the cancellation.
 
-    A web server whose client has left cancels what answers it again and again until it ends.
+    A web server cancels the handler of a disconnected client repeatedly until the handler ends.
     """
     task, cancelled = asyncio.create_task(work), None
     while not task.done():
@@ -49,7 +49,7 @@ async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
 
 
 async def gather_all(awaitables: Iterable[Awaitable[T]]) -> list[T]:
-    """Results in order. When one fails the others are cancelled and awaited, and that one's error is raised."""
+    """Return the results in order. If one fails, cancel and await the others, then raise its error."""
 
     async def wait(awaitable: Awaitable[T]) -> T:
         return await awaitable

@@ -1,7 +1,7 @@
-"""What a person sees on standard error: one console, a progress bar that counts things, and log lines.
+"""Output for a person on standard error: one console, a progress bar with counts, and log lines.
 
-The bar is shown in a terminal only; elsewhere its owner prints lines. Of log lines a person sees this package's, each
-warning once, and other libraries' only if something failed.
+The bar is shown in a terminal only; elsewhere its owner prints lines. Log lines of this package are shown, repeated
+warnings only rarely. Log lines of other libraries are shown only at level ERROR or above.
 """
 
 import logging
@@ -24,44 +24,44 @@ from agentic_opd.core.text import printable
 
 
 class PrintableConsole(Console):
-    """A console on which no text of others moves the cursor, changes a colour or sets a title."""
+    """A console on which untrusted text cannot move the cursor, change a colour or set a title."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Yield what is printed: text is `printable`, and control codes are rich's own."""
+        """Yield the printed segments: text made `printable`, and rich's own control codes."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(printable(segment.text), segment.style)
 
 
 @cache
 def log_console() -> Console:
-    """Where progress and log lines go: standard error, wide enough for a table if that is not a terminal.
+    """Return the console of progress and log lines: standard error, 120 columns wide if that is not a terminal.
 
-    It is one for the whole process, because a live bar moves aside only for what its own console prints.
+    The whole process shares one console, because a live bar moves aside only for output of the same console.
     """
     console = PrintableConsole(stderr=True)
     return console if console.is_terminal else PrintableConsole(stderr=True, width=120)
 
 
 class _TwoLines(Progress):
-    """The bar, and below it what was counted: on one line the counts would push the bar off a narrow screen."""
+    """A bar with its counts on a second line: on one line the counts would push the bar off a narrow screen."""
 
     counts = ""
 
     def get_renderables(self) -> Iterable[RenderableType]:
-        """What is drawn, from the top down."""
+        """Yield the bar, then the counts."""
         yield self.make_tasks_table(self.tasks)
         if self.counts:
             yield Text(f"  {self.counts}")
 
 
 class LiveBar:
-    """Shows how many of `total` things are done, with `counts` below it, while its block runs: in a terminal only.
+    """A progress bar of `total` things with `counts` below it, shown inside its `with` block and in a terminal only.
 
-    What shows the progress of a mode or a command is made of it, and prints lines if it is not `is_live`.
+    The progress displays of modes and commands use it; they print lines if it is not `is_live`.
     """
 
     def __init__(self, things: str, total: int | None, completed: int = 0, console: Console | None = None) -> None:
-        """Prepare a bar; `completed` were done before. The console is standard error's unless given."""
+        """Prepare a bar that starts at `completed`. The default console is `log_console()`."""
         self.console = console = console or log_console()
         self.is_live = console.is_terminal
         self._bar = _TwoLines(
@@ -78,12 +78,12 @@ class LiveBar:
         self._task = self._bar.add_task(things, total=total, completed=completed)
 
     def show(self, completed: int, counts: str, total: int | None = None) -> None:
-        """Show that so many are done, of another `total` if one is given."""
+        """Show the number of completed things; a `total` replaces the earlier one."""
         self._bar.counts = counts
         self._bar.update(self._task, completed=completed, total=total)
 
     def say(self, text: str) -> None:
-        """Print a line above the bar, as it is: nothing in it is markup."""
+        """Print a line above the bar, without interpreting markup."""
         self.console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
 
     def __enter__(self) -> Self:
@@ -98,12 +98,12 @@ class LiveBar:
 
 _STYLES = {logging.WARNING: ("warning: ", "yellow"), logging.ERROR: ("error: ", "red")}
 _SAYS_IT_ONCE = "agentic_opd.core.notices"
-"""What this logger says again has happened again."""
+"""Logger that handles repetition itself: its warnings are printed every time."""
 
 
 @contextmanager
 def reading_bar(console: Console) -> Generator[Callable[[BinaryIO, int], BinaryIO]]:
-    """A bar of how much of a file is read, in a terminal: wraps the file, given its size in bytes."""
+    """Show the progress of reading a file in a terminal; yield a function of a file and its size in bytes."""
     with Progress(console=console, disable=not console.is_terminal, transient=True) as progress:
         yield lambda raw, size: progress.wrap_file(raw, size, description="reading")
 
@@ -111,8 +111,9 @@ def reading_bar(console: Console) -> Generator[Callable[[BinaryIO, int], BinaryI
 class ConsoleHandler(logging.Handler):
     """Prints records through the console of the live bar, which moves aside for them.
 
-    A warning that comes again is shown the 10th, 100th, 1000th time, with its count; numbers in it do not make it
-    another one. Other libraries are shown only if something failed: some set their own level, whatever the root's is.
+    A repeated warning is shown at its 10th, 100th, 1000th occurrence, with its count; warnings that differ only in
+    numbers count as the same. Other libraries' records are shown only at ERROR or above: some libraries set a level of
+    their loggers themselves, regardless of the root logger's.
     """
 
     def __init__(self, console: Console, *, with_names: bool = False) -> None:
@@ -121,7 +122,7 @@ class ConsoleHandler(logging.Handler):
         self._seen: Counter[str] = Counter()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether a person wants to see this."""
+        """Return whether the record is shown."""
         return self._with_names or record.name.startswith("agentic_opd") or record.levelno >= logging.ERROR
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -143,7 +144,7 @@ class ConsoleHandler(logging.Handler):
 
 
 def set_up_logging(*, verbose: bool) -> None:
-    """Show this package's lines, and with `verbose` those of all libraries, Python's own warnings included."""
+    """Show this package's log lines; with `verbose`, those of all libraries and Python's warnings too."""
     logging.basicConfig(
         level=logging.INFO if verbose else logging.ERROR,
         handlers=[ConsoleHandler(log_console(), with_names=verbose)],
@@ -153,4 +154,4 @@ def set_up_logging(*, verbose: bool) -> None:
     logging.captureWarnings(True)
     if not verbose:
         logging.getLogger("transformers").setLevel(logging.ERROR)
-        os.environ["TRANSFORMERS_VERBOSITY"] = "error"  # It sets its level when it is imported, which may be later.
+        os.environ["TRANSFORMERS_VERBOSITY"] = "error"  # transformers sets its level at import, possibly later.

@@ -1,30 +1,30 @@
-"""Every error that this package raises on purpose.
+"""All errors that this package raises deliberately.
 
     OPDError
     ├── ConfigError            a setting, or a combination of settings, is wrong
     ├── DatasetError           tasks cannot be loaded, or a row lacks a field
     ├── SandboxError           the isolation asked for does not work on this machine
-    ├── WorldError             a hook of a world of one's own raised, or gave what it may not give
-    ├── AgentError             the program of agent_command did nothing that can be learned from
+    ├── WorldError             a hook of a custom world raised, or returned an invalid value
+    ├── AgentError             the program of agent_command produced nothing to learn from
     ├── RendererError          the chat template cannot be rendered or extended token by token
-    │   └── RewrittenError           it writes earlier messages otherwise when new ones follow
-    ├── ServerError            a server was asked and did not do its part
+    │   └── RewrittenError           it changes the tokens of earlier messages when new ones follow
+    ├── ServerError            a server failed a request
     │   ├── ServerUnreachableError   no usable answer within the retry window
-    │   ├── ServerTooSlowError       it runs, and answered nothing for as long as a request may take
+    │   ├── ServerTooSlowError       it runs, but did not answer within the time limit of a request
     │   ├── ServerRequestError       it refused the request (4xx)
     │   └── ServerMismatchError      it runs, but its model, caps or plugin do not fit the settings
-    ├── AlignmentError         lengths or ids that must agree do not; the message holds both
+    ├── AlignmentError         lengths or ids that must agree differ; the message holds both
     ├── WireError              JSON is not a scored group
-    ├── TrainingError          losses or gradients are not finite, step after step
+    ├── TrainingError          losses or gradients are not finite in consecutive steps
     └── OutputError            a file cannot be written, read back, or continued
-        └── PlaceError           found at the start: the file or folder that a setting or an argument names
+        └── PlaceError           found at start-up: the path of a setting or argument is unusable
 
-A message names the thing, the value got, the value expected, and what to do.
+Each message names the object, the value received, the value expected, and the remedy.
 """
 
 
 class OPDError(Exception):
-    """Root of the package's errors; a command line shows its message without a traceback."""
+    """Root of the package's errors. Commands print its message without a traceback."""
 
 
 class ConfigError(OPDError):
@@ -40,11 +40,11 @@ class SandboxError(OPDError):
 
 
 class WorldError(OPDError):
-    """A hook of a world of one's own raised, or gave what it may not give; the message names the hook."""
+    """A hook of a custom world raised, or returned an invalid value; the message names the hook."""
 
 
 class AgentError(OPDError):
-    """The program of `agent_command` did nothing that can be learned from."""
+    """The program of `agent_command` produced nothing to learn from."""
 
 
 class RendererError(OPDError):
@@ -52,11 +52,11 @@ class RendererError(OPDError):
 
 
 class RewrittenError(RendererError):
-    """The chat template writes earlier messages otherwise when new ones follow: the next prompt is another sequence."""
+    """The chat template changes the tokens of earlier messages when new ones follow, so a new sequence starts."""
 
 
 class ServerError(OPDError):
-    """A server (policy, judge or teacher) was asked and did not do its part."""
+    """A server (policy, judge or teacher) failed a request."""
 
 
 class ServerUnreachableError(ServerError):
@@ -64,13 +64,13 @@ class ServerUnreachableError(ServerError):
 
 
 class ServerTooSlowError(ServerError):
-    """The server runs, and answered nothing for as long as a request may take; the message names the settings."""
+    """The server runs, but did not answer within the time limit of a request; the message names the settings."""
 
 
 class ServerRequestError(ServerError):
-    """The server refused the request (4xx); asking again would change nothing.
+    """The server refused the request (4xx); a retry would be refused too.
 
-    `status` is the HTTP status code, `answer` the text that the server refused it with.
+    `status` is the HTTP status code, `answer` the text of the response.
     """
 
     def __init__(self, message: str, status: int, answer: str = "") -> None:
@@ -83,15 +83,15 @@ class ServerMismatchError(ServerError):
 
 
 class AlignmentError(OPDError):
-    """Lengths or ids that must agree do not."""
+    """Lengths or ids that must agree differ."""
 
 
 class WireError(OPDError):
-    """JSON of any origin is not a scored group; the message says which field, what came and what was expected."""
+    """JSON is not a scored group; the message names the field, the value received and the value expected."""
 
 
 class TrainingError(OPDError):
-    """Losses or gradients are not finite, step after step; the weights are those before the first of these steps."""
+    """Losses or gradients are not finite in consecutive steps; the weights are those before the first such step."""
 
 
 class OutputError(OPDError):
@@ -99,4 +99,4 @@ class OutputError(OPDError):
 
 
 class PlaceError(OutputError):
-    """The file or folder that a setting or an argument names cannot be used; found before anything is done."""
+    """The file or folder of a setting or an argument cannot be used; raised before any work is done."""

@@ -1,4 +1,4 @@
-"""How a command ends: its exit code, with errors and interruptions as one line instead of a traceback."""
+"""Exit codes of commands; errors and interruptions become one line instead of a traceback."""
 
 import asyncio
 import sys
@@ -10,19 +10,19 @@ from agentic_opd.core.text import printable
 EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
 
 EXIT_CODES = "Exit code 0: done; 1: failed, or not all done; 2: wrong settings; 130: interrupted."
-"""What help says of them; a command that means them in a narrower way says so itself."""
+"""Help text for the exit codes. A command with narrower meanings has a text for them."""
 
 _WRONG_SETTINGS = (ConfigError, DatasetError, RendererError, PlaceError)
-"""Errors that only another setting or argument mends, whenever they are found."""
+"""Errors that only another setting or argument can fix, at any time of a run."""
 
 
 def exit_code(command: Callable[[], int], *, interrupted: str = "interrupted", on_error: int = EXIT_FAILED) -> int:
-    """Run a command to its exit code.
+    """Run a command and return its exit code.
 
     Args:
         command: Returns its exit code.
-        interrupted: What is said after Ctrl-C.
-        on_error: The code of a typed error that is not about a setting or an argument, which is always EXIT_USAGE.
+        interrupted: Line printed after Ctrl-C.
+        on_error: Code for an OPDError other than those about a setting or an argument, which always give EXIT_USAGE.
     """
     try:
         return command()

@@ -1,5 +1,5 @@
-"""One way to ask an HTTP server: `RetryWindow` asks again while that may help, `JsonClient` is pooled and keyed on top
-of it, and `read_answer` turns the JSON into a typed answer.
+"""HTTP client: `RetryWindow` repeats requests during an outage, `JsonClient` adds pooling and the API key, and
+`read_answer` validates the JSON response.
 """
 
 import asyncio
@@ -24,26 +24,26 @@ AnswerT = TypeVar("AnswerT")
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 _BACKOFF_S = (0.1, 5.0)
-"""First and longest pause between two attempts; each pause doubles the one before and is jittered."""
+"""First and longest pause between two attempts; each pause doubles the previous one, with jitter."""
 _DONE = b"[DONE]"
 """The data of a stream's last event."""
 _QUIET_S = 2.0
-"""An outage that is over sooner is not worth a line."""
+"""Shortest outage, in seconds, that is logged."""
 
 
 class NoAnswerError(Exception):
-    """One attempt came to nothing in a way that may pass; the message says how."""
+    """A transient failure of one attempt; the message names the cause."""
 
 
 class RetryWindow:
-    """Repeats the requests of one client, which share what they know of an outage.
+    """Repeats the requests of one client, which share the state of an outage.
 
-    A request is repeated for `retry_s` seconds after its first failure. An outage is one, not one a request: it is
-    logged once, and after `retry_s` without any answer every request is tried once and fails at once, until the
+    A request is repeated for `retry_s` seconds after its first failure. An outage is shared by all requests: it is
+    logged once. After `retry_s` seconds without any answer, each request is tried once and fails at once, until the
     server answers one.
 
     Args:
-        server: What is asked, for the log.
+        server: Name of the server in the log.
     """
 
     def __init__(self, server: str) -> None:
@@ -52,10 +52,10 @@ class RetryWindow:
         self._is_logged = False
 
     async def ask(self, attempt: Callable[[], Awaitable[AnswerT]], retry_s: float) -> AnswerT:
-        """Call `attempt` until it does not raise NoAnswerError; a ServerError that it raises is an answer too.
+        """Call `attempt` until it does not raise NoAnswerError; a ServerError that it raises ends the outage too.
 
         Raises:
-            NoAnswerError: the window is over; what the last attempt came to.
+            NoAnswerError: the window is over; this is the error of the last attempt.
         """
         pause, failed_since = _BACKOFF_S[0], float("inf")
         while True:
@@ -84,15 +84,15 @@ class RetryWindow:
 
 
 def may_pass(status: int) -> bool:
-    """Whether the same request may be answered later, by the HTTP status that it was refused with."""
+    """Return whether a request refused with this HTTP status may succeed later."""
     return status >= 500 or status in (408, 429)
 
 
 def read_answer(model: type[ModelT], answer: object, url: str, what: str) -> ModelT:
-    """Read the JSON that `url` answered, which should be `what`.
+    """Validate the JSON response of `url`; `what` names the expected kind of response in the message.
 
     Raises:
-        ServerMismatchError: it is something else.
+        ServerMismatchError: the response has another form.
     """
     try:
         return model.model_validate(answer)
@@ -103,15 +103,15 @@ def read_answer(model: type[ModelT], answer: object, url: str, what: str) -> Mod
 
 @dataclass
 class JsonClient:
-    """A client of one server. Requests must be safe to repeat: a lost connection is answered by asking again.
+    """A client of one server. Requests must be safe to repeat, because a lost connection leads to a retry.
 
     Args:
-        base_url: Where the server is; a trailing `/v1` is part of the routes, not of this.
-        api_key: Sent as a bearer token if given; never part of an error or a repr.
-        timeout_s: Seconds one attempt may take.
-        retry_s: Seconds to go on asking a server that refuses connections, resets them, times out or answers 5xx, 408
-            or 429; see `RetryWindow`.
-        hint: What to do about a server that is not there; ends the error's message.
+        base_url: Address of the server. A trailing `/v1` is removed, because the routes include it.
+        api_key: Bearer token, if given; never part of an error or a repr.
+        timeout_s: Time limit of one attempt, in seconds.
+        retry_s: Seconds to keep asking a server that refuses connections, resets them, times out or answers 5xx, 408 or
+            429; see `RetryWindow`.
+        hint: Advice for an unreachable server; ends the error's message.
     """
 
     base_url: str
@@ -120,7 +120,7 @@ class JsonClient:
     retry_s: float = 60.0
     hint: str = "scripts/serve_vllm MODEL starts one."
     connections: int = field(default=0, init=False)
-    """Opened so far. While it stays the same, one process answers."""
+    """Number of connections opened so far. While it does not change, the same process answers."""
     _window: RetryWindow = field(init=False, repr=False)
     _session: aiohttp.ClientSession | None = field(default=None, init=False, repr=False)
 
@@ -129,21 +129,23 @@ class JsonClient:
         self._window = RetryWindow(self.base_url)
 
     async def post(self, path: str, body: Mapping[str, Any]) -> Any:
-        """POST `body` as JSON and return the answer's JSON; see `request`."""
+        """POST `body` as JSON and return the JSON of the response; see `request`."""
         return await self.request("POST", path, json.dumps(body).encode())
 
     async def get(self, path: str) -> Any:
-        """GET and return the answer's JSON; see `request`."""
+        """GET `path` and return the JSON of the response; see `request`."""
         return await self.request("GET", path, None)
 
     async def request(
         self, method: str, path: str, data: bytes | None, headers: Mapping[str, str] | None = None
     ) -> Any:
-        """Ask until there is an answer, a refusal, or no time left. `data` is JSON; `headers` are further ones.
+        """Send a request, with retries, until an answer, a refusal, or the end of the window.
+
+        `data` is JSON; `headers` are additional headers.
 
         Raises:
             ServerRequestError: 4xx (not 408 and 429); `.status` holds the code.
-            ServerUnreachableError: nothing usable within `retry_s`.
+            ServerUnreachableError: no usable answer within `retry_s`.
         """
         try:
             return await self._window.ask(lambda: self._once(method, path, data, headers or {}), self.retry_s)
@@ -151,14 +153,14 @@ class JsonClient:
             raise self._unreachable(path, error) from error
 
     async def events(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[list[bytes]]:
-        """POST `body` as JSON and yield the data of the answer's server-sent events: at each time all that have come.
+        """POST `body` as JSON and yield the data of the server-sent events, all that have arrived in one list.
 
-        Until the answer begins it is asked as `request` asks; an answer that breaks off is not asked for again. Closing
-        the generator closes the connection, by which the server sees that nobody waits any more.
+        Retries as `request` does until the response begins; a response that breaks off is not requested again. Closing
+        the generator closes the connection, so that the server notices the disconnected client.
 
         Raises:
             ServerRequestError: 4xx (not 408 and 429); `.status` holds the code.
-            ServerUnreachableError: nothing usable within `retry_s`, or the answer broke off.
+            ServerUnreachableError: no usable answer within `retry_s`, or the response broke off.
         """
         data = json.dumps(body).encode()
         try:
@@ -183,7 +185,7 @@ class JsonClient:
         raise ServerUnreachableError(f"the answer of {self.base_url}{path} broke off")
 
     async def _begun(self, path: str, data: bytes) -> aiohttp.ClientResponse:
-        """An answer of which the head is there, and that is no refusal."""
+        """Send the request once and return the response when its head has arrived; raise if it is a refusal."""
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=self.timeout_s)
         headers = {"Content-Type": "application/json"}
         try:

@@ -1,4 +1,4 @@
-"""Shares with their 95% intervals, none of which collapses to a point. Pure."""
+"""Shares with 95% intervals that never collapse to a point. Pure."""
 
 from collections.abc import Sequence
 from math import sqrt
@@ -6,11 +6,11 @@ from statistics import fmean, pvariance
 from typing import NamedTuple
 
 _Z = 1.959964
-"""Standard deviations of a normal distribution that hold 95% of it around its mean."""
+"""Half width, in standard deviations, of the central 95% of a normal distribution."""
 
 
 class Estimate(NamedTuple):
-    """A share, or the difference of two, and the ends of its 95% interval."""
+    """A share, or the difference of two shares, with the ends of its 95% interval."""
 
     value: float
     low: float
@@ -18,11 +18,11 @@ class Estimate(NamedTuple):
 
 
 def wilson(share: float, draws: float) -> Estimate:
-    """A share of independent draws with Wilson's score interval (Wilson, 1927).
+    """Return a share of independent draws with Wilson's score interval (Wilson, 1927).
 
     Args:
-        share: How many of the draws succeeded, in [0, 1].
-        draws: How many there were; an effective number need not be whole.
+        share: Share of successful draws, in [0, 1].
+        draws: Number of draws; an effective number may be fractional.
     """
     centre = (share + _Z**2 / (2 * draws)) / (1 + _Z**2 / draws)
     half = _Z / (1 + _Z**2 / draws) * sqrt(share * (1 - share) / draws + _Z**2 / (4 * draws**2))
@@ -30,11 +30,12 @@ def wilson(share: float, draws: float) -> Estimate:
 
 
 def interval(values: Sequence[float], samples: float = 1) -> tuple[float, float]:
-    """The 95% interval of the mean of `values`, one value in [0, 1] a task, each of so many samples.
+    """Return the 95% interval of the mean of `values`: one value in [0, 1] per task, each from `samples` samples.
 
-    Wilson's score interval with the effective sample size of the tasks (Korn and Graubard, 1998): a task is drawn, not
-    a sample of it, so as many independent draws are counted as give the variance that the tasks show. If they show
-    none (all passed, or none did), each task counts once: the interval never collapses to a point.
+    This is Wilson's score interval with the effective sample size of the tasks (Korn and Graubard, 1998). Tasks, not
+    single samples, are drawn independently, so the effective number of draws is the one that gives the variance between
+    tasks. If that variance is 0 (all passed, or none did), each task counts as one draw. The interval
+    therefore never collapses to a point.
     """
     tasks, mean = len(values), fmean(values)
     variance = pvariance(values, mean) / tasks  # of the mean; with one sample a task this gives Wilson's own interval
@@ -44,16 +45,17 @@ def interval(values: Sequence[float], samples: float = 1) -> tuple[float, float]
 
 
 def mean_of_tasks(values: Sequence[float], samples: float = 1) -> Estimate:
-    """The mean of `values`, one a task, with its `interval`; of a single task, the share of its samples."""
+    """Return the mean of `values`, one per task, with its `interval`; for one task, the interval of its samples."""
     if len(values) == 1:
         return wilson(values[0], samples)
     return Estimate(fmean(values), *interval(values, samples))
 
 
 def difference(first: Estimate, second: Estimate) -> Estimate:
-    """`second` minus `first`, which are independent: Newcombe's hybrid score interval (Newcombe, 1998, method 10).
+    """Return `second` minus `first` with Newcombe's hybrid score interval (Newcombe, 1998, method 10).
 
-    Where both are of the same tasks, what these have in common makes the interval wider than it need be, not narrower.
+    The method assumes independent estimates. If both are over the same tasks, their positive correlation makes the
+    interval too wide, not too narrow.
     """
     value = second.value - first.value
     down = sqrt((second.value - second.low) ** 2 + (first.high - first.value) ** 2)

@@ -1,4 +1,4 @@
-"""Keeps torch out of processes that need only tokenizers: the environments and the gateway."""
+"""Keep torch out of processes that need only tokenizers: the environments and the gateway."""
 
 import logging
 import os
@@ -12,7 +12,7 @@ def keep_torch_out() -> None:
         return
     disabled = logging.root.manager.disable
     logging.disable(logging.WARNING)  # transformers warns that it has no models.
-    sys.modules["torch"] = None  # type: ignore[assignment]  # How Python is told that a module can't be imported.
+    sys.modules["torch"] = None  # type: ignore[assignment]  # None makes Python refuse the import.
     try:
         import_module("transformers")
     finally:

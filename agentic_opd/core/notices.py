@@ -1,4 +1,4 @@
-"""Warnings about something that lasts: said when it begins and when it ends, not at each attempt in between."""
+"""Warnings about lasting conditions: logged when the condition begins and ends, not at each attempt in between."""
 
 import logging
 
@@ -6,19 +6,19 @@ logger = logging.getLogger(__name__)
 
 
 class Notices:
-    """Remembers what was said."""
+    """Remembers the active warnings."""
 
     def __init__(self) -> None:
         self._said: set[str] = set()
 
     def say_once(self, what: str, why: str = "") -> None:
-        """Warn of `what`, unless it was said and not forgotten."""
+        """Warn of `what`, unless it is active already."""
         if what not in self._said:
             self._said.add(what)
             logger.warning("%s%s", what, f": {why}" if why else "")
 
     def forget(self, what: str) -> None:
-        """Say that it is over, if it was said before."""
+        """Log the end of `what`, if it was active."""
         if what in self._said:
             self._said.discard(what)
             logger.warning("no longer %s", what)

@@ -1,4 +1,4 @@
-"""Differences between readings of the same tokens by the same weights, and how large they may be in each precision."""
+"""Differences between log-probabilities of the same tokens under the same weights, and tolerances by precision."""
 
 import math
 from collections.abc import Iterable
@@ -13,27 +13,27 @@ class Noise:
     """Differences of log-probabilities, in nats."""
 
     rms: float
-    """Root mean square: what a hint's gaps are compared with."""
+    """Root mean square; the gaps of a hint are compared with it."""
     largest: float
-    """Grows with the number of tokens, and is that of the least likely ones."""
+    """Largest absolute difference. It grows with the number of tokens and comes from the least likely ones."""
 
     @classmethod
     def of(cls, differences: ArrayLike) -> "Noise":
-        """Measure it over differences of any shape, at least one."""
+        """Measure differences of any shape, at least one."""
         sizes = np.abs(np.asarray(differences, np.float64))
         return cls(root_mean_square(sizes), float(sizes.max()))
 
     def exceeds(self, tolerance: "Noise") -> bool:
-        """Whether either number is above its tolerance; what is not a number is."""
+        """Return whether either number is above its tolerance or NaN."""
         return not (self.rms <= tolerance.rms and self.largest <= tolerance.largest)
 
     def __str__(self) -> str:
-        """Both numbers as a person reads them."""
+        """Return both numbers for a message."""
         return f"{self.rms:.2g} nats (root mean square), {self.largest:.2g} at most"
 
 
 def root_mean_square(values: ArrayLike) -> float:
-    """Of at least one value."""
+    """Return the root mean square of at least one value."""
     return float(np.sqrt(np.mean(np.square(np.asarray(values, np.float64)))))
 
 
@@ -42,16 +42,16 @@ TOLERANCES = {
     "float16": Noise(rms=0.04, largest=0.25),
     "bfloat16": Noise(rms=0.3, largest=2.0),
 }
-"""By torch's names. SmolLM2-135M in bfloat16 is up to 0.12 (root mean square) and 0.55 nats away from float32, and both
-sides may compute in it. For float16 an eighth: it keeps three bits more."""
+"""Tolerances by torch's name of the precision. SmolLM2-135M in bfloat16 differs from float32 by up to 0.12 (root mean
+square) and 0.55 nats, and both sides may compute in bfloat16. float16 gets an eighth, for three more mantissa bits."""
 
 
 def tolerance_for(*precisions: str | None, largest: float | None = None) -> Noise:
-    """The noise that is expected where these precisions are involved: that of the coarsest.
+    """Return the expected noise of a comparison that involves these precisions: that of the coarsest.
 
     Args:
-        precisions: What servers name. A server that names none may compute in any.
-        largest: Bound of the largest difference that a person has set, in place of the table.
+        precisions: Precisions that the servers report. None counts as bfloat16, the coarsest.
+        largest: User-defined bound of the largest difference; replaces the table.
     """
     if largest is not None:
         return Noise(rms=math.inf, largest=largest)
@@ -59,6 +59,6 @@ def tolerance_for(*precisions: str | None, largest: float | None = None) -> Nois
 
 
 def coarsest(precisions: Iterable[str | None]) -> str | None:
-    """The one with the most noise of those that are named; None if none is."""
+    """Return the named precision with the most noise; None if no precision is named."""
     named = {name for name in precisions if name is not None}
     return max(named, key=lambda name: (tolerance_for(name).rms, name), default=None)

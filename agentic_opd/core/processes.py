@@ -1,4 +1,4 @@
-"""Child processes: they end with the process that started them, and say why they ended."""
+"""Child processes: end them with their parent, and read the end of their logs."""
 
 import ctypes
 import signal
@@ -10,12 +10,12 @@ _PR_SET_PDEATHSIG = 1
 
 
 def end_with_parent() -> None:
-    """For `preexec_fn`: the kernel asks this process to end if the thread that started it is gone, killed or not."""
+    """Ask the kernel to send SIGTERM to this process when its parent thread ends, even by SIGKILL; for `preexec_fn`."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def end_of(log: Path, lines: int = 40) -> str:
-    """The last lines of a log that say something; nothing if there is no log."""
+    """Return the last `lines` lines of a log that are not blank; empty if the log cannot be read."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - 65536))

@@ -1,4 +1,4 @@
-"""What a server says of itself, and whether that fits the settings (I/O)."""
+"""Ask a server for its model and caps, and check them against the settings (I/O)."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from agentic_opd.core.http import JsonClient, ModelT, read_answer
 
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
-    """A vLLM server's model and caps. Without the plugin, the caps that only it tells are None."""
+    """A vLLM server's model and caps. Caps that only the plugin reports are None without it."""
 
     model: str
     max_model_len: int
@@ -24,20 +24,20 @@ class ServerInfo:
     plugin_version: str | None = None
     vllm_version: str | None = None
     score_route: int = 1
-    """What the plugin's `/v1/opd/score` understands; see `serving/score.py`."""
+    """Version of the plugin's `/v1/opd/score` route; see `serving/score.py`."""
     generate_route: int = 1
-    """What the plugin's `/generate` understands; see `serving/generate.py`."""
+    """Version of the plugin's `/generate` route; see `serving/generate.py`."""
     max_adapters: int = 0
-    """LoRA adapters that it keeps at a time; 0: it takes none."""
+    """Maximum number of LoRA adapters kept at a time; 0 if the server takes none."""
     max_lora_rank: int = 0
     weight_transfer: str | None = None
-    """The backend by which it takes weights over a process group; None: it does not."""
+    """Backend by which the server receives weights over a process group; None if it does not."""
     workers: int = 1
-    """Its ends in such a group."""
+    """The server's ranks in such a process group."""
     dtype: str | None = None
-    """What it computes in, by torch's name: `bfloat16`."""
+    """Precision of the computation by torch's name, such as `bfloat16`."""
     tied_embeddings: bool = False
-    """Its output head is its embedding matrix, and takes no weights of its own."""
+    """The output head shares the embedding matrix and receives no separate weights."""
 
 
 class _PluginInfo(BaseModel):
@@ -80,12 +80,12 @@ class _Text(BaseModel):
 
 
 async def fetch_server_info(client: JsonClient) -> ServerInfo:
-    """Ask the plugin, or vLLM's own model list if there is no plugin.
+    """Ask the plugin, or vLLM's model list if there is no plugin.
 
     Raises:
-        ServerUnreachableError: nobody answers.
+        ServerUnreachableError: no server answers.
         ServerRequestError: the key is refused (401, 403).
-        ServerMismatchError: something answers, but it is not a vLLM server.
+        ServerMismatchError: the server that answers is not a vLLM server.
     """
     try:
         answer = await client.get("/v1/opd/info")
@@ -102,18 +102,18 @@ async def fetch_server_info(client: JsonClient) -> ServerInfo:
 
 
 async def fetch_model_path(client: JsonClient) -> str:
-    """The model as the server was told to load it: a hub name, or a folder.
+    """Return the model as given to the server: a hub name, or a folder.
 
     Raises:
         ServerRequestError: the key is refused (401, 403).
-        ServerMismatchError: the server does not say.
+        ServerMismatchError: the server does not report it.
     """
     problem = "does not say which model it serves: name it in openai.model_name"
     return (await _listed_model(client, _Loaded, problem)).root
 
 
 async def _listed_model(client: JsonClient, entry: type[ModelT], problem: str) -> ModelT:
-    """The first entry of the server's model list."""
+    """Return the first entry of the server's model list."""
     try:
         models = read_answer(_Models, await client.get("/v1/models"), client.base_url, "a list of models")
         return read_answer(entry, models.data[0], client.base_url, "vLLM's entry for a model")
@@ -124,22 +124,22 @@ async def _listed_model(client: JsonClient, entry: type[ModelT], problem: str) -
 
 
 async def ask_token_ids(client: JsonClient, body: dict[str, Any]) -> list[int]:
-    """The ids that the server makes of a prompt or of messages.
+    """Return the server's token ids for a prompt or for messages.
 
     Raises:
-        ServerRequestError: the server refuses them.
-        ServerMismatchError: it answers something else than ids.
+        ServerRequestError: the server refuses the prompt or the messages.
+        ServerMismatchError: the response is not a list of ids.
     """
     answer = await client.post("/tokenize", body)
     return read_answer(_Tokens, answer, f"{client.base_url}/tokenize", "vLLM's tokenizer").tokens
 
 
 async def ask_text(client: JsonClient, model: str, token_ids: Sequence[int]) -> str:
-    """The text that the server reads the ids as.
+    """Return the server's decoding of the ids.
 
     Raises:
-        ServerRequestError: the server refuses them.
-        ServerMismatchError: it answers something else than a text.
+        ServerRequestError: the server refuses the ids.
+        ServerMismatchError: the response is not a text.
     """
     answer = await client.post("/detokenize", {"model": model, "tokens": list(token_ids)})
     return read_answer(_Text, answer, f"{client.base_url}/detokenize", "vLLM's tokenizer").prompt
@@ -151,7 +151,7 @@ async def check_tokenizer(
     """Refuse a server whose tokenizer maps a probe text to other ids than ours.
 
     Raises:
-        ServerMismatchError: the ids differ, and the message holds both; or the server does not say its ids.
+        ServerMismatchError: the ids differ (the message holds both), or the server does not return ids.
     """
     probe = f"def f(x):\n    return x * 2  # é, 数, 🙂{special}"
     body = {"model": info.model, "prompt": probe, "add_special_tokens": False}
@@ -165,17 +165,17 @@ async def check_tokenizer(
 
 
 def check_caps(base_url: str, info: ServerInfo, *, context: int, vocab_size: int, top_k: int | None) -> None:
-    """Refuse a server whose context, vocabulary or logprobs cap is too small; all that is wrong is said at once.
+    """Refuse a server whose context, vocabulary or logprobs cap is too small; one message lists every problem.
 
     Args:
         base_url: The server, for the message.
-        info: What it said.
+        info: The server's caps.
         context: Tokens that a request may hold.
-        vocab_size: Tokens that our tokenizer knows.
-        top_k: Logprobs that will be asked for at each position; None if no logprobs are.
+        vocab_size: Size of the local tokenizer's vocabulary.
+        top_k: Logprobs to be requested at each position; None if no logprobs are.
 
     Raises:
-        ServerMismatchError: with what to restart the server, or what to set.
+        ServerMismatchError: a cap is too small; the message says how to restart the server, or what to set.
     """
     wrong: list[str] = []
     if info.max_model_len < context:

@@ -1,7 +1,7 @@
-r"""Text of models, servers, files and people as text of this package, and back. Pure.
+r"""Convert text of models, servers, files and people to well-formed text, and back. Pure.
 
-In: JSON and text of others, which may hold halves of surrogate pairs, terminal escapes and control tokens. Out: text
-that every encoder, tokenizer, database and terminal takes. A line ends at `\n` and nowhere else.
+In: untrusted JSON and text, which may hold unpaired surrogates, terminal escapes and control tokens. Out: text that
+every encoder, tokenizer, database and terminal accepts. Lines end at `\n` only.
 """
 
 import json
@@ -13,13 +13,13 @@ ValueT = TypeVar("ValueT")
 
 _HALF_PAIR = re.compile("[\ud800-\udfff]")
 _TERMINAL_CONTROL = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-"""C0 but tab and newline, DEL, C1, other ends of lines, marks that turn the direction of text, halves of pairs."""
+"""C0 except tab and newline, DEL, C1, other line ends, marks for the direction of text, surrogates."""
 _OTHER_LINE_ENDS = re.compile("[\x85\u2028\u2029]")
-"""Ends of lines, by `str.splitlines`, that JSON does not escape."""
+"""Line ends of `str.splitlines` that JSON does not escape."""
 
 
 def well_formed(text: str) -> str:
-    """Return `text` with its surrogate pairs joined, and U+FFFD for each half of one, which no encoding can write."""
+    """Return `text` with surrogate pairs joined, and U+FFFD for each unpaired one, which no encoding can write."""
     if _HALF_PAIR.search(text) is None:
         return text
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
@@ -29,7 +29,7 @@ def well_formed_json(value: ValueT) -> ValueT:
     """Return JSON data with `well_formed` keys and texts.
 
     Raises:
-        ValueError, RecursionError: an integer is too long, or the data nested too deeply, to be written as JSON.
+        ValueError, RecursionError: an integer is too long, or the data is nested too deeply, to be written as JSON.
     """
     text = json.dumps(value, ensure_ascii=False)
     return value if _HALF_PAIR.search(text) is None else json.loads(well_formed(text))
@@ -41,24 +41,26 @@ def read_json(
     parse_constant: Callable[[str], Any] | None = None,
     parse_float: Callable[[str], Any] | None = None,
 ) -> Any:
-    """Read JSON of a model, a server, a client or a file: the one way in, behind which all text is `well_formed`.
+    """Read JSON of a model, a server, a client or a file; all text in the result is `well_formed`.
+
+    All external JSON enters the package through this function.
 
     Args:
         data: One JSON text.
         parse_constant: Reads NaN and the infinities; see `json.loads`.
-        parse_float: Reads numbers that are no integers; see `json.loads`.
+        parse_float: Reads numbers that are not integers; see `json.loads`.
 
     Raises:
-        ValueError, RecursionError: it is not JSON, or nested too deeply.
+        ValueError, RecursionError: the data is not JSON, or is nested too deeply.
     """
     text = data if isinstance(data, str) else data.decode(json.detect_encoding(data), "surrogatepass")
     value = json.loads(well_formed(text), parse_constant=parse_constant, parse_float=parse_float)
-    # An escaped half is ASCII until it is read.
+    # An escaped surrogate is ASCII until it is decoded.
     return well_formed_json(value) if "\\ud" in text or "\\uD" in text else value
 
 
 def json_line(value: Any) -> bytes:
-    r"""Return `value` as one line of JSON, which ends at its `\n` for readers that know other ends of lines too.
+    r"""Return `value` as one line of JSON; its `\n` is the only line end for every reader.
 
     Raises:
         ValueError: a number is not finite.
@@ -68,17 +70,17 @@ def json_line(value: Any) -> bytes:
 
 
 def text_lines(text: str) -> Sequence[str]:
-    r"""Return the lines of `text`, without the `\n` that ends each."""
+    r"""Return the lines of `text`, without the `\n` at the end of each."""
     return text.removesuffix("\n").split("\n") if text else ()
 
 
 def printable(text: str) -> str:
-    r"""Return `text` of others for a terminal: what would control it is written as `\u001b`, as JSON escapes it."""
+    r"""Return untrusted `text` for a terminal: control characters are escaped as in JSON, such as `\u001b`."""
     return _TERMINAL_CONTROL.sub(_escaped, text)
 
 
 def printable_line(text: str) -> str:
-    """Return `printable` text that stays on its line and in its column."""
+    """Return `printable` text with newlines and tabs escaped too, for one cell of one line."""
     return printable(text).replace("\n", "\\u000a").replace("\t", "\\u0009")
 
 
@@ -87,10 +89,10 @@ def _escaped(found: re.Match[str]) -> str:
 
 
 def cut_middle(text: str, max_chars: int) -> str:
-    """Return `text` with at most `max_chars` of its characters, the middle replaced by a line that counts what is gone.
+    """Return at most `max_chars` characters of `text`; a line with the number of cut characters replaces the middle.
 
-    Head and tail are kept in equal parts: a traceback's cause stands at its end, a command's context at its start.
-    The mark comes on top of `max_chars`.
+    Head and tail are equally long, because a traceback's cause is at its end and a command's context at its start.
+    The line in the middle is not counted in `max_chars`.
     """
     if len(text) <= max_chars:
         return text
@@ -101,10 +103,10 @@ def cut_middle(text: str, max_chars: int) -> str:
 
 
 def control_tokens(tokenizer: Any) -> dict[int, str]:
-    """Ids and spelling of the tokens that structure a conversation: special ones, and bracketed added ones.
+    """Return ids and spellings of the tokens that structure a conversation: special ones, and bracketed added ones.
 
-    Qwen3's `</tool_call>` and `</think>` are added tokens that are not marked special; runs of spaces, which some
-    tokenizers add too, are text.
+    Qwen3's `</tool_call>` and `</think>` are added tokens that are not marked special. Runs of spaces, which some
+    tokenizers add too, are not control tokens.
     """
     return {
         token_id: token.content
@@ -123,18 +125,18 @@ FOREIGN_CONTROL_TOKENS = (
     *("[gMASK]", "<sop>", "<eop>", "[THINK]", "[/THINK]"),  # GLM, Magistral
     *("<minimax:tool_call>", "</minimax:tool_call>", "]~b]", "[e~["),  # MiniMax
 )
-"""Spellings of control tokens of the common model families, for text that a model of any family will read."""
+"""Spellings of control tokens of the common model families, for text that any model may read."""
 
 
 def call_arguments(arguments: str | Mapping[str, Any] | None) -> str:
-    """A tool call's arguments as a text; `{}` where a client wrote none: nothing, an empty text or JSON's null."""
+    """Return a tool call's arguments as text; `{}` for None, an empty text or JSON's null."""
     if arguments is None or (isinstance(arguments, str) and arguments.strip() in ("", "null")):
         return "{}"
     return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
 
 
 def without_control_tokens(spellings: Collection[str], text: str) -> str:
-    """`text` with a space behind the first character of each control token that it spells out."""
+    """Return `text` with a space after the first character of each control token that it spells out."""
     while found := next((spelling for spelling in spellings if spelling in text), None):
         text = text.replace(found, f"{found[0]} {found[1:]}")
     return text

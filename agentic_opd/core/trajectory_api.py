@@ -1,6 +1,6 @@
-"""A client of Atropos' trajectory API (`run-api`), for environments and trainers: the one place that knows its routes.
+"""A client of Atropos' trajectory API (`run-api`), for environments and trainers; only this module knows its routes.
 
-Every call is one attempt; who calls decides what to wait for. An answer of another form is a ServerMismatchError.
+Every call is one attempt; the caller decides about retries. A malformed response raises ServerMismatchError.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ _WHAT = "a trajectory API of this version"
 
 
 class Registration(BaseModel):
-    """What the API answers when it takes an environment."""
+    """Response to an accepted registration of an environment."""
 
     env_id: int
     wandb_name: str
@@ -30,21 +30,21 @@ class Registration(BaseModel):
 
 
 class TrainerInfo(BaseModel):
-    """What the trainer asks for; -1 if no trainer has said it."""
+    """Sizes that the trainer requests; -1 before a trainer has registered."""
 
     batch_size: int
     max_token_len: int
 
 
 class QueueStatus(BaseModel):
-    """How far the trainer is, and how much waits for it. Sizes are in groups of the asking environment."""
+    """The trainer's step and the queue sizes, in groups of the asking environment's size."""
 
     current_step: int
     queue_size: int
     self_queue_size: int = 0
     env_weight: float = Field(default=1.0, ge=0.0)
     unallocated_fraction: float = 1.0
-    """Of each batch: what no environment was promised (`min_batch_allocation`)."""
+    """Share of each batch that is not promised to any environment (`min_batch_allocation`)."""
 
 
 class _Status(BaseModel):
@@ -61,16 +61,16 @@ class _Batch(_Status):
 
 
 class UnknownEnvError(Exception):
-    """The API does not know this environment: it was started again, or its data was reset."""
+    """The API does not know this environment: the API was restarted, or its data was reset."""
 
 
 class UnknownTrainerError(Exception):
-    """The API does not know of any trainer: it was started again, or its data was reset."""
+    """The API does not know any trainer: the API was restarted, or its data was reset."""
 
 
 @dataclass(frozen=True, slots=True)
 class EnvDescription:
-    """How an environment presents itself."""
+    """Registration of an environment."""
 
     name: str
     max_token_length: int
@@ -81,7 +81,7 @@ class EnvDescription:
 
 @dataclass(frozen=True, slots=True)
 class TrainerDescription:
-    """How a trainer presents itself; sizes are in sequences and tokens."""
+    """Registration of a trainer; sizes are in sequences and tokens."""
 
     wandb_group: str
     wandb_project: str
@@ -96,23 +96,23 @@ class TrainerDescription:
 class TrajectoryApi:
     """A client of one API.
 
-    Every method that asks it raises ServerUnreachableError if nobody answers, ServerRequestError if the API refuses
-    the request, and ServerMismatchError if the answer is not what a trajectory API says.
+    Every method that sends a request raises ServerUnreachableError if the API does not answer, ServerRequestError if it
+    refuses the request, and ServerMismatchError if the response is malformed.
     """
 
     def __init__(self, url: str) -> None:
-        """Make a client; nothing is asked yet."""
+        """Create a client; no request is sent yet."""
         self.url = url
         hint = "run-api --host 127.0.0.1 --port PORT starts a trajectory API."
         self._client = JsonClient(url, retry_s=0.0, timeout_s=120.0, hint=hint)
 
     @property
     def connections(self) -> int:
-        """Connections opened so far; while it stays the same, one process answers."""
+        """Number of connections opened so far; while it does not change, the same process answers."""
         return self._client.connections
 
     async def register(self, env: EnvDescription) -> Registration | None:
-        """Register an environment; None if no trainer has asked for a batch yet."""
+        """Register an environment; return None if no trainer has requested a batch yet."""
         body = asdict(env)
         body["desired_name"] = body.pop("name")
         answer = await self._client.post("/register-env", body)
@@ -121,39 +121,39 @@ class TrajectoryApi:
         return read_answer(Registration, answer, self.url, _WHAT)
 
     async def register_trainer(self, trainer: TrainerDescription) -> None:
-        """Register a trainer. The API takes it in only if it has no registration and no groups yet: see `info`."""
+        """Register a trainer. The API accepts it only while it has no registration and no groups; see `info`."""
         await self._client.post("/register", asdict(trainer))
 
     async def info(self) -> TrainerInfo:
-        """What the trainer asks for."""
+        """Return the sizes that the trainer requests."""
         return read_answer(TrainerInfo, await self._client.get("/info"), self.url, _WHAT)
 
     async def wandb_info(self) -> tuple[str | None, str | None]:
-        """The trainer's W&B project and group."""
+        """Return the trainer's W&B project and group."""
         answer = read_answer(_Wandb, await self._client.get("/wandb_info"), self.url, _WHAT)
         return answer.project, answer.group
 
     async def status(self, env_id: int | None = None) -> QueueStatus:
-        """How far the trainer is, as an environment is told; without `env_id` as a trainer is.
+        """Return the trainer's step and the queue sizes, from the trainers' route if `env_id` is None.
 
         Raises:
-            UnknownEnvError: the API is there but does not know `env_id`.
+            UnknownEnvError: the API answers but does not know `env_id`.
         """
         if env_id is None:
             return read_answer(QueueStatus, await self._client.get("/status"), self.url, _WHAT)
         try:
             answer = await self._client.request("GET", "/status-env", json.dumps({"env_id": env_id}).encode())
         except ServerUnreachableError as error:
-            # An API without its state answers this with 500; whether it is there at all, another route tells.
+            # An API that lost its state answers with 500; another route shows whether it is reachable.
             await self._client.get("/status")
             raise UnknownEnvError(str(error)) from error
         return read_answer(QueueStatus, answer, self.url, _WHAT)
 
     async def batch(self) -> list[Any] | None:
-        """The next batch, scored groups as JSON; None if there are not enough groups for one.
+        """Return the next batch, scored groups as JSON; None if there are not enough groups.
 
         Raises:
-            UnknownTrainerError: the API knows no trainer.
+            UnknownTrainerError: the API does not know any trainer.
         """
         answer = read_answer(_Batch, await self._client.get("/batch"), self.url, _WHAT)
         if answer.status == "error":
@@ -161,17 +161,17 @@ class TrajectoryApi:
         return answer.batch
 
     async def reset(self) -> None:
-        """Make the API forget the registrations and all groups."""
-        with suppress(ServerUnreachableError):  # What it answers is not JSON.
+        """Delete the API's registrations and all its groups."""
+        with suppress(ServerUnreachableError):  # The response is not JSON.
             await self._client.get("/reset_data")
 
     async def send(self, group: Mapping[str, Any], env_id: int) -> None:
-        """Send one scored group, as it is written."""
+        """Send one scored group in the wire format."""
         data = await asyncio.to_thread(_pack, {**group, "env_id": env_id})
         await self._client.request("POST", "/scored_data", data, {"Content-Encoding": "gzip"})
 
     async def disconnect(self, env_id: int) -> None:
-        """Say that this environment sends no more."""
+        """Announce that this environment sends no more groups."""
         await self._client.post("/disconnect-env", {"env_id": env_id})
 
     async def close(self) -> None:

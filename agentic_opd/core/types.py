@@ -1,4 +1,4 @@
-"""What crosses each arrow of the flow, as frozen dataclasses whose lengths are checked on construction.
+"""Data passed between the stages of the flow, as frozen dataclasses whose lengths are checked on construction.
 
     Task -> Episode -> HindsightPair -> Verdict -> TeacherRequest -> TeacherRows -> DistillArrays -> ScoredDataGroup
 
@@ -18,23 +18,23 @@ from numpy.typing import NDArray
 from agentic_opd.core.errors import AlignmentError
 
 Message = dict[str, Any]
-"""A chat message as OpenAI writes it: `role`, `content` (always there), `tool_calls`, `tool_call_id`, `name`."""
+"""A chat message in OpenAI's format: `role`, `content` (always present), `tool_calls`, `tool_call_id`, `name`."""
 
 IGNORED = -100
-"""The mask value of positions that the policy did not sample."""
+"""Mask value of positions that the policy did not sample."""
 
 PROMPT_LOGPROB = 1.0
-"""What `inference_logprobs` holds at positions that the policy did not sample, as ManagedServer writes it."""
+"""Value of `inference_logprobs` at positions that the policy did not sample, as in Atropos' ManagedServer."""
 
 MOST_NATS = 1000.0
-"""Largest size of a logprob. Engines write -9999 where they have none."""
+"""Largest absolute value of a logprob. Engines write -9999 for missing ones."""
 
 MOST_SCORE = 1e6
-"""Largest size of a score and of a reward; a group's statistics stay finite in float32."""
+"""Largest absolute value of a score or reward; keeps a group's statistics finite in float32."""
 
 
 def check_lengths(what: str, **lengths: int) -> None:
-    """Raise AlignmentError unless all `lengths` are equal; the message holds every one of them."""
+    """Raise AlignmentError unless all `lengths` are equal; the message holds each length."""
     if len(set(lengths.values())) > 1:
         pairs = ", ".join(f"{name}={length}" for name, length in lengths.items())
         raise AlignmentError(f"{what}: lengths differ ({pairs})")
@@ -45,13 +45,13 @@ def check_lengths(what: str, **lengths: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What an agent is asked to do.
+    """A task for the agent.
 
-    `files` (path -> text) lie in the agent's sandbox from the start; `hidden_tests` are only ever seen by the verifier.
-    They are None where nothing verifies what comes of it: a conversation that happened. `kind` chooses its teacher
-    where there is one for each kind (`DistillConfig.teachers`). `examples` are messages before the prompt that show how
-    such a task is done: user, assistant, tool. They are context, and never trained on. What OpenAI's form needs beside
-    roles, texts, and the calls' names and arguments may be left out.
+    `files` (path -> text) are in the agent's sandbox from the start. Only the verifier sees `hidden_tests`; they are
+    None if nothing verifies the result, as in recorded conversations. `kind` selects the teacher if there is one per
+    kind (`DistillConfig.teachers`). `examples` are messages before the prompt that demonstrate such a task: user,
+    assistant, tool. They are context and never trained on. They need only roles, texts, and the calls' names and
+    arguments; the other fields of OpenAI's format may be missing.
     """
 
     task_id: str
@@ -74,7 +74,7 @@ class Task:
 
 
 def _complete_examples(task_id: str, examples: Sequence[Any]) -> tuple[Message, ...]:
-    """The examples as whole messages: ids of calls, arguments as JSON, a content everywhere."""
+    """Return the examples as complete messages: call ids, arguments as JSON text, and a content everywhere."""
     done: list[Message] = []
     open_calls: list[dict[str, Any]] = []
     for index, one in enumerate(examples):
@@ -112,7 +112,7 @@ def _complete_call(call: Mapping[str, Any], call_id: str) -> dict[str, Any]:
 class ToolCall:
     """One tool call of a turn, as parsed from the sampled tokens.
 
-    `arguments` is None exactly when the call could not be parsed; `error` then says why, for the model to read.
+    `arguments` is None if and only if the call could not be parsed; `error` then tells the model why.
     """
 
     id: str
@@ -128,12 +128,12 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """What a tool gave back, as the model reads it; `is_error` counts into the tool-usage reward."""
+    """The result of a tool call, as the model reads it; errors lower the tool-usage reward."""
 
     content: str
     is_error: bool = False
     is_change: bool = False
-    """The call changed what the verdict will be about."""
+    """Whether the call changed the content that the verdict judges."""
 
 
 class StopReason(StrEnum):
@@ -144,31 +144,31 @@ class StopReason(StrEnum):
     MAX_TURNS = "max_turns"
     """`max_turns` assistant turns were sampled."""
     CONTEXT_FULL = "context_full"
-    """No room was left for another turn within `max_token_length`."""
+    """`max_token_length` left no room for another turn."""
     RENDER_ERROR = "render_error"
-    """A turn could not be parsed, or the prompt after it not be rendered."""
+    """A turn could not be parsed, or the prompt after it could not be rendered."""
     SANDBOX_DIED = "sandbox_died"
-    """The sandbox of its tools or of its hidden tests ended early; a fresh one works, so the episode earns nothing."""
+    """The sandbox of the tools or hidden tests ended early, while a fresh one works; the episode gets reward 0."""
     SERVER_ERROR = "server_error"
     """The policy server failed; the episode is not training data."""
     AGENT_FAILED = "agent_failed"
-    """The program of `agent_command` ended with an exit code other than 0, or was stopped for one of its limits."""
+    """The program of `agent_command` ended with a nonzero exit code, or was stopped at one of its limits."""
     AGENT_TIMEOUT = "agent_timeout"
     """The program of `agent_command` had not ended after `agent_timeout_s`."""
     CLOSED = "closed"
-    """A conversation: the client said that it is over."""
+    """A conversation that the client closed."""
     IDLE = "idle"
-    """A conversation: nothing was said in it for as long as it may be idle."""
+    """A conversation without a new message for its idle time limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One assistant turn: where its sampled tokens lie, and the two places where a hint may enter its prompt.
+    """One assistant turn: the span of its sampled tokens, and the two places where a hint may enter its prompt.
 
-    All are indices into the episode's tokens. `tokens[:start]` is the prompt the turn was sampled from,
-    `tokens[start:end]` what was sampled. `assistant_open <= start` is where the assistant's opening begins;
-    `last_user_end <= assistant_open` is where the content of the last user message ends.
-    `message_index` is the assistant message's place in the episode's messages.
+    All are indices into the episode's tokens. `tokens[:start]` is the turn's prompt, `tokens[start:end]` its sampled
+    tokens. `assistant_open <= start` is the start of the assistant's opening; `last_user_end <= assistant_open` is the
+    end of the last user message's content. `message_index` is the index of the assistant message in the episode's
+    messages.
     """
 
     start: int
@@ -177,13 +177,13 @@ class Turn:
     last_user_end: int
     message_index: int
     truncated: bool = False
-    """The turn was cut off (token limit) before the model ended it."""
+    """Whether the token limit cut the turn off."""
     weight_version: int | None = None
-    """Of the weights that sampled it; None if the server does not say."""
+    """Version of the weights that sampled the turn; None if the server does not report it."""
     reasoning_tokens: int = 0
-    """How many of its first sampled tokens are reasoning, the closing tag included."""
+    """Number of leading sampled tokens that are reasoning, including the closing tag."""
     branch: int = 0
-    """Which of the episode's sequences its places are indices of; see `Episode.earlier`."""
+    """Index of the sequence that the indices refer to; see `Episode.earlier`."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.reasoning_tokens <= self.end - self.start:
@@ -196,70 +196,69 @@ class Turn:
 
 
 WhyContext = Literal["not_sampled", "shared", "side", "altered_sampling"]
-"""Why an assistant's message is read and not learned from: the client wrote it, or wrote it back otherwise than it was
-sampled; it is learned from in another sequence of the group; it was asked for as a side turn; or it was sampled from a
-changed distribution."""
+"""Why an assistant message is context only, not a training target: the client wrote it, or returned it changed; another
+sequence of the group trains on it; it was requested as a side turn; or its sampling distribution was altered."""
 
 
 @dataclass(frozen=True, slots=True)
 class ContextTurn:
-    """An assistant's message of a conversation that is context only."""
+    """An assistant message of a conversation that is context only."""
 
     message_index: int
-    """Its place in the episode's messages."""
+    """Index of the message in the episode's messages."""
     why: WhyContext
     altered: tuple[str, ...] = ()
-    """The sampling parameters that changed the distribution, with `altered_sampling`."""
+    """Sampling parameters that changed the distribution, if `why` is `altered_sampling`."""
 
 
 StoppedFor = Literal["time", "output", "memory", "disk"]
-"""A limit that a program is stopped for."""
+"""A limit at which a program is stopped."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProgramRun:
-    """How the program of `agent_command` ended, and what it sampled beside the episode's sequence."""
+    """Exit of the program of `agent_command`, and the tokens it sampled outside the episode's sequence."""
 
     exit_code: int
-    """128 + n if signal n ended it."""
+    """Exit code; 128 + n if signal n ended the program."""
     stopped: StoppedFor | None
-    """None: it ended by itself."""
+    """The limit that stopped the program; None if it ended by itself."""
     output: str
-    """What it printed, cut in the middle."""
+    """Output of the program, cut in the middle."""
     other_sequences: int = 0
-    """Further sequences that could have been learned from."""
+    """Number of further sequences that could be trained on."""
     other_tokens: int = 0
-    """Sampled tokens in these."""
+    """Number of sampled tokens in these sequences."""
 
 
 class VerifyOutcome(StrEnum):
     """How the hidden tests ended."""
 
     RAN = "ran"
-    """All of them ran to their end; some may have failed."""
+    """All tests completed; some may have failed."""
     NO_SOLUTION = "no_solution"
     """The agent left no solution file."""
     CRASHED = "crashed"
-    """The solution could not be imported, left early, raised outside of a check, or took too much memory or disk."""
+    """The solution could not be imported, exited early, raised outside of a check, or used too much memory or disk."""
     TIMEOUT = "timeout"
-    """A check took too long, or all of them together did."""
+    """One check, or all of them together, exceeded the time limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """The hidden tests' verdict; `report` is for whoever may know the tests."""
+    """Result of the hidden tests; `report` is only for readers who may know the tests."""
 
     outcome: VerifyOutcome
     passed: int
     total: int
     report: str
     judge_report: str
-    """What the judge reads: which checks failed and how, with no value of the tests and no input not shown."""
+    """Report for the judge: which checks failed and how, without the tests' values or undisclosed inputs."""
     in_process: bool = False
-    """Tests and solution shared a process, because the tests need the solution's own classes: easier to cheat."""
+    """Whether tests and solution shared a process, because the tests need the solution's classes: easier to cheat."""
     made_by: frozenset[int] | None = None
-    """The episode's changes of what was judged (`Episode.changes`, all of them counted from 0) of which something was
-    left in it. None: not known."""
+    """Changes to the judged content (`Episode.changes`, counted from 0 over all turns) of which something was left.
+    None: unknown."""
 
     def __post_init__(self) -> None:
         if not (self.total > 0 and 0 <= self.passed <= self.total):
@@ -273,7 +272,7 @@ class Verification:
 
 @dataclass(frozen=True, slots=True)
 class Reward:
-    """The parts of the reward, each in [0, 1], and their weighted sum."""
+    """The parts of the reward and their weighted sum, each in [0, 1]."""
 
     correctness: float
     efficiency: float
@@ -283,8 +282,8 @@ class Reward:
 
 @dataclass(frozen=True, slots=True)
 class TokenRecord:
-    """One sequence: `masks_T` holds the token at sampled positions and -100 elsewhere, `logprobs_T` (nats) the
-    engine's logprob at sampled positions and 1.0 elsewhere.
+    """One sequence. `masks_T` holds the token at sampled positions and -100 elsewhere; `logprobs_T` (nats) the engine's
+    logprob at sampled positions and 1.0 elsewhere.
     """
 
     tokens_T: tuple[int, ...] = ()
@@ -297,10 +296,10 @@ class TokenRecord:
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """One rollout: what was sampled, what it was sampled from, and what came of it.
+    """One rollout: its messages, its tokens and their logprobs, and its verification and reward.
 
-    `tokens_T`, `masks_T` and `logprobs_T` are the sequence that it ended in; see `TokenRecord`. A chat template that
-    rewrites earlier messages makes a rollout of several sequences; `branches` has one episode for each.
+    `tokens_T`, `masks_T` and `logprobs_T` are its last sequence; see `TokenRecord`. If the chat template rewrites
+    earlier messages, a rollout has several sequences; `branches` returns one episode for each.
     """
 
     task: Task
@@ -313,23 +312,23 @@ class Episode:
     tool_calls: int = 0
     tool_errors: int = 0
     broken_turns: int = 0
-    """Turns in which a call came back as an error."""
+    """Number of turns with a call that returned an error."""
     error: Exception | None = None
-    """What the server failed with; given exactly if `stop_reason` is SERVER_ERROR."""
+    """Error of the policy server; given if and only if `stop_reason` is SERVER_ERROR."""
     verification: Verification | None = None
     reward: Reward | None = None
     weight_version: int | None = None
-    """The oldest of the policy's weights that sampled it; None if the server does not say."""
+    """Oldest version of the policy's weights that sampled a turn; None if the server does not report it."""
     changes: tuple[frozenset[int], ...] = ()
-    """For each turn, which of its tool calls (counted from 0) changed what the verdict is about. Empty: not known."""
+    """For each turn, the tool calls (counted from 0) that changed the judged content. Empty: unknown."""
     context_turns: tuple[ContextTurn, ...] = ()
-    """The assistant's messages that are none of `turns`."""
+    """Assistant messages that are not in `turns`."""
     requests: int = 0
-    """What its program asked of the policy, in this sequence and others; 0 without a program."""
+    """Number of requests to the policy from the episode's program, over all its sequences; 0 without a program."""
     program: ProgramRun | None = None
-    """The program that held the conversation; None: the package's own loop, or a client of a gateway."""
+    """Exit of the program that held the conversation; None for the built-in loop or a client of a gateway."""
     earlier: tuple[TokenRecord, ...] = ()
-    """The sequences before the one that it ended in, each up to its last turn."""
+    """Sequences before the last one, each up to its last turn."""
 
     def __post_init__(self) -> None:
         if self.changes:
@@ -350,13 +349,13 @@ class Episode:
 
     @property
     def sequences(self) -> tuple[TokenRecord, ...]:
-        """All its sequences, the one that it ended in last."""
+        """All sequences of the rollout, the last one at the end."""
         return (*self.earlier, TokenRecord(self.tokens_T, self.masks_T, self.logprobs_T))
 
     def branches(self) -> "list[Episode]":
-        """Each of its sequences as an episode: its own turns, and the messages up to what answered the last of them.
+        """Return one episode per sequence: its turns, and the messages before the first turn of the next sequence.
 
-        Turns of the other sequences are context in it, so that each sampled token is learned from once.
+        Turns of other sequences are context in it, so that each sampled token is trained on once.
 
             u a1 u a2        the template dropped the reasoning of a1 when the user spoke again:
             u a1' u a2       (u a1 u) has the turn a1; in (u a1' u a2) a1' is context, and a2 the turn
@@ -390,10 +389,10 @@ class Episode:
 
 
 class Session(Protocol):
-    """One episode's place in a world: where its tool calls act."""
+    """State of one episode in a world; its tool calls act on this state."""
 
     async def run_tool(self, call: ToolCall) -> ToolResult:
-        """Run one call; whatever the model does wrong is in the result.
+        """Run one call; report the model's mistakes in the result.
 
         Raises:
             SandboxError: the world itself does not work.
@@ -401,41 +400,41 @@ class Session(Protocol):
         ...
 
     async def user_reply(self, messages: Sequence[Message]) -> str | None:
-        """What a user says to the last of the messages, a turn without tool calls; None: nobody says anything."""
+        """Return the user's reply to the last message, a turn without tool calls; None if the user is silent."""
         ...
 
     async def collect(self) -> Any:
-        """What the agent leaves behind, for the world's own `verify`."""
+        """Return the final state of the episode, for the world's `verify`."""
         ...
 
 
 class World(Protocol):
-    """What an agent acts in: how it is told of its task, its tools, and the verdict on what it leaves behind."""
+    """An environment for agents: system prompt, tools, sessions, tasks, and verification."""
 
     @property
     def system_prompt(self) -> str:
-        """What the agent is told before its task."""
+        """System prompt of the agent."""
         ...
 
     @property
     def tools(self) -> Sequence[dict[str, Any]]:
-        """The tools as OpenAI writes them, for the chat template."""
+        """Tool specifications in OpenAI's format, for the chat template."""
         ...
 
     def session(self, task: Task) -> AbstractAsyncContextManager[Session]:
-        """A fresh place for one episode, with what the task starts from; gone when it is left."""
+        """Return a fresh session in the task's initial state; leaving the context deletes it."""
         ...
 
     async def train_and_eval_tasks(self) -> tuple[list[Task], list[Task]]:
-        """The tasks to train on and those to evaluate on; one list for both where there are few.
+        """Return the tasks for training and for evaluation; both are the same list if there are few tasks.
 
         Raises:
-            DatasetError, WorldError: there are none, or they are broken.
+            DatasetError, WorldError: there are no tasks, or they are invalid.
         """
         ...
 
     async def verify(self, task: Task, left: Any) -> Verification:
-        """Judge what `Session.collect` gave, apart from the session that it was made in; None: nothing is left.
+        """Judge the result of `Session.collect`, outside the session that produced it; None means that nothing is left.
 
         Raises:
             SandboxError: the verifier itself does not work.
@@ -443,7 +442,7 @@ class World(Protocol):
         ...
 
     async def check(self) -> None:
-        """Raise SandboxError, saying why and what to do, unless sessions work on this machine."""
+        """Check that sessions work on this machine; otherwise raise SandboxError with the cause and the remedy."""
         ...
 
 
@@ -451,44 +450,44 @@ class World(Protocol):
 
 
 class TurnOutcome(StrEnum):
-    """What became of a turn; every turn ends in exactly one."""
+    """Result of distilling a turn; every turn has exactly one."""
 
     SCORED = "scored"
-    """It had a hint, and the teacher's rows are written."""
+    """The turn had a hint, and the teacher's rows were written."""
     NO_NEXT_STATE = "no_next_state"
-    """Nothing answered the turn."""
+    """The turn has no next state."""
     VOTE_FAILED = "vote_failed"
-    """Too few votes said that the next state shows what the turn should have done."""
+    """Too few votes accepted the next state as evidence of what the turn should have done."""
     JUDGE_ERROR = "judge_error"
-    """The judge gave no answer, or no vote that could be read."""
+    """The judge returned no answer, or no readable vote."""
     LEAKED = "leaked"
-    """The hint repeated hidden test code."""
+    """The hint repeated code of the hidden tests."""
     TOO_LONG = "too_long"
-    """The hint and the turn together do not fit the teacher's context."""
+    """Hint and turn together do not fit the teacher's context."""
     SCORING_ERROR = "scoring_error"
-    """The teacher gave no rows, or rows that do not fit the turn."""
+    """The teacher returned no rows, or rows that do not fit the turn."""
 
 
 EvidenceKind = Literal["tool", "user", "later", "verdict"]
-"""What shows how a turn was: its own tool results, the user's reply to it, what came of it later, the verdict."""
+"""Source of evidence about a turn: its tool results, the user's reply, later turns, or the verdict."""
 
 StepScore = Literal[1, 0, -1]
-"""Whether a turn did what was wanted: yes, it can't be told, no."""
+"""Whether a turn did what was wanted: 1 yes, 0 unclear, -1 no."""
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """One thing that came after a turn, as text for the judge."""
+    """One observation after a turn, as text for the judge."""
 
     kind: EvidenceKind
     text: str
     later_turn: int | None = None
-    """Which turn it answered, for kind `later`; counted from 0."""
+    """Index of the turn that it answered, for kind `later`; counted from 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class HindsightPair:
-    """A turn and what came after it, both as text for the judge. Without evidence there is nothing to judge it by."""
+    """A turn and the evidence after it, as text for the judge. Without evidence the turn cannot be judged."""
 
     turn_index: int
     task_text: str
@@ -497,12 +496,12 @@ class HindsightPair:
 
     @property
     def kinds(self) -> tuple[EvidenceKind, ...]:
-        """The kinds of evidence, each once, in their order."""
+        """Distinct kinds of evidence, in order."""
         return tuple(dict.fromkeys(one.kind for one in self.evidence))
 
     @property
     def next_state_role(self) -> Literal["tool", "user", "verdict"] | None:
-        """Who said the last thing that answered it; where only later turns show how it was, that is a tool's word."""
+        """Role of the last direct answer to the turn; `tool` if there is only later evidence, None without evidence."""
         kinds: list[Literal["tool", "user", "verdict"]] = [kind for kind in self.kinds if kind != "later"]
         if kinds:
             return kinds[-1]
@@ -511,7 +510,7 @@ class HindsightPair:
 
 @dataclass(frozen=True, slots=True)
 class Vote:
-    """One answer of the judge. `decision` is None if it could not be read: the vote abstains."""
+    """One answer of the judge. `decision` is None (abstention) if the answer could not be parsed."""
 
     decision: Literal[1, -1] | None
     hint: str | None
@@ -524,7 +523,7 @@ class Vote:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """All votes on one pair and what follows: an accepted hint, or the outcome that ends the turn here."""
+    """All votes on one pair, and either the accepted hint or the outcome that ends the turn's distillation."""
 
     votes: tuple[Vote, ...]
     hint: str | None
@@ -537,9 +536,9 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class TeacherRequest:
-    """The ids that the teacher reads, `tokens[:insert_at] + hint_token_ids + tokens[insert_at:end]`.
+    """Ids of a teacher's input, `tokens[:insert_at] + hint_token_ids + tokens[insert_at:end]`.
 
-    Their last `num_scored` entries are the turn's sampled tokens.
+    The last `num_scored` entries are the turn's sampled tokens.
     """
 
     token_ids: tuple[int, ...]
@@ -547,7 +546,7 @@ class TeacherRequest:
     insert_at: int
     hint_token_ids: tuple[int, ...]
     weight_version: int | None = None
-    """The weights that sampled the turn, if that is known: while the server keeps them, they read it."""
+    """Version of the weights that sampled the turn, if known; they score it while the server keeps them."""
 
     def __post_init__(self) -> None:
         if not 0 < self.num_scored < len(self.token_ids):
@@ -558,7 +557,7 @@ class TeacherRequest:
 class TeacherRows:
     """The teacher's logprobs (nats) for one turn.
 
-    `actual_R` [R] of the sampled tokens; `top_ids_RK` [R, K] and `top_logprobs_RK` [R, K] of its most likely tokens,
+    `actual_R` [R]: of the sampled tokens. `top_ids_RK` [R, K] and `top_logprobs_RK` [R, K]: the most likely tokens,
     most likely first.
     """
 
@@ -576,7 +575,7 @@ class TeacherRows:
 
 @dataclass(frozen=True, slots=True)
 class DistillArrays:
-    """The distillation rows of one sequence, one entry per position; unscored rows are empty (see the wire format)."""
+    """Distillation rows of one sequence, one per position; unscored rows are empty (see the wire format)."""
 
     token_ids_TK: Sequence[Sequence[int]]
     logprobs_TK: Sequence[Sequence[float]]

@@ -1,13 +1,13 @@
 """The Atropos environments: `AgentEnv` rolls out and rewards, `AgenticOPDEnv` distills too.
 
 In: settings and policy servers. Out: scored groups for a trainer or a file, and evaluations.
-`python -m agentic_opd.env serve | process | evaluate` runs one. Nothing heavy is imported before an environment's
-class is asked for.
+`python -m agentic_opd.env serve | process | evaluate` runs one. Heavy imports happen only when an environment class is
+accessed.
 
-torch is kept out of the process: transformers loads it if it is installed, for 300 MB and 5 s, and an environment
-needs nothing but tokenizers of it. So transformers is imported here as if torch were not installed, and then has no
-models. `import torch` itself works as ever. An environment that needs transformers' models imports torch before this
-package, or is started with USE_TORCH=1. Importing a class from its own module (`agentic_opd.env.opd`) hides nothing.
+torch is kept out of the process, because transformers would load it if installed (300 MB, 5 s) and an environment needs
+only the tokenizers. transformers is therefore imported here as if torch were not installed, and then has no models.
+`import torch` still works afterwards. An environment that needs transformers' models must import torch before this
+package, or be started with USE_TORCH=1. Importing a class from its module (`agentic_opd.env.opd`) does not hide torch.
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""`python -m agentic_opd.env serve | process | evaluate`; and `live`, which is `agentic-opd gateway`."""
+"""Run `python -m agentic_opd.env serve | process | evaluate`; `live` runs `agentic-opd gateway`."""
 
 import sys
 

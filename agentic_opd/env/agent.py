@@ -1,6 +1,6 @@
-"""AgentEnv, the agent base environment: Atropos' BaseEnv, a world, a policy, an optional distiller, and the modes.
+"""AgentEnv, the base environment: Atropos' BaseEnv, a world, a policy, an optional distiller, and the modes.
 
-What each mode does stands in `runs`; how an episode is made in `rollout`; what is distilled from it in `distill`.
+The modes are implemented in `runs`, episodes in `rollout`, and distillation in `distill`.
 """
 
 import asyncio
@@ -48,17 +48,17 @@ logger = logging.getLogger(__name__)
 
 
 def name_of_tokenizer(config: AgentEnvConfig, server: PolicyServerConfig) -> str:
-    """The tokenizer that the settings name: the environment's, the server's, or that of the server's model."""
+    """Return the configured tokenizer name: the environment's, else the server's, else the server's model."""
     names = (config.tokenizer_name, server.tokenizer_name, server.model_name)
     return next((name for name in names if name not in ("", "none")), "")
 
 
 class AgentEnv(BaseEnv):
-    """Rolls out tasks of a world through vLLM servers and scores them: for a trainer, for a file, or to evaluate."""
+    """Rolls out tasks of a world on vLLM servers and scores them: for a trainer, for a file, or for evaluation."""
 
     name = "agent"
     shown_metrics: tuple[str, ...] = ("train/percent_correct", "train/reward")
-    """What a line about a training step says."""
+    """Metrics in the log line of a training step."""
     env_config_cls = AgentEnvConfig  # type: ignore[assignment]  # Atropos annotates the class as an instance
     server_cls = PolicyServer  # type: ignore[assignment]
     config: AgentEnvConfig
@@ -71,17 +71,17 @@ class AgentEnv(BaseEnv):
         slurm: bool = False,
         testing: bool = False,
     ) -> None:
-        """Load the tokenizer and make a client for each server; nothing is asked of them before `setup`.
+        """Load the tokenizer and create a client per server; no server is contacted before `setup`.
 
         Raises:
             ConfigError: the tokenizer can't be loaded.
         """
         output = config.data_path_to_save_groups
         tokenizer_name = name_of_tokenizer(config, server_configs[0])
-        # The base would open the file by itself, under another name if it exists.
+        # The base class would open the file itself, under another name if the file exists.
         config = config.model_copy(update={"tokenizer_name": tokenizer_name, "data_path_to_save_groups": None})
         with explained_tokenizer_errors(tokenizer_name):
-            # Each server's client loads a tokenizer too; a served model may have any name, which is no tokenizer's.
+            # Each server's client loads a tokenizer too, and the name of a served model need not be a tokenizer's.
             named = [server.model_copy(update={"tokenizer_name": tokenizer_name}) for server in server_configs]
             servers = [joined(server, APIServerConfig) for server in named]
             super().__init__(joined(config, BaseEnvConfig), servers, slurm, testing)
@@ -102,31 +102,31 @@ class AgentEnv(BaseEnv):
 
     @classmethod
     def config_init(cls) -> tuple[AgentEnvConfig, list[PolicyServerConfig]]:  # type: ignore[override]
-        """Default settings: a vLLM server on this machine."""
+        """Return the default settings, with a vLLM server on this machine."""
         return AgentEnvConfig(), [PolicyServerConfig()]
 
-    # ----------------------------------------------------------------------------------- what a subclass may replace
+    # ------------------------------------------------------------------------------------------- hooks of subclasses
 
     def make_world(self) -> World:
-        """What the agent acts in."""
+        """Return the world in which the agent acts."""
         return make_world(self.config.world, self.config, self.config.system_prompt)
 
     def make_distiller(self) -> Distiller | None:
-        """What distills the episodes; None: nothing does."""
+        """Return the distiller of the episodes; None: episodes are not distilled."""
         return None
 
     async def user_reply(self, task: Task, messages: Sequence[Message]) -> str | None:
-        """What the user says after a turn without tool calls; None ends the episode."""
+        """Return the user's reply to a turn without tool calls; None ends the episode."""
         return None
 
     # ------------------------------------------------------------------------------------------------------ set-up
 
     async def setup(self) -> None:
-        """Load tasks and check everything that a rollout needs, before the first one.
+        """Load the tasks and check the requirements of rollouts, before the first one.
 
         Raises:
-            DatasetError, WorldError, SandboxError, RendererError, ConfigError, ServerError: what is missing, and what
-                to do.
+            DatasetError, WorldError, SandboxError, RendererError, ConfigError, ServerError: a requirement is not met;
+                the message says what to do.
         """
         self.tasks, self.eval_tasks = await self.world.train_and_eval_tasks()
         await self.world.check()
@@ -143,10 +143,10 @@ class AgentEnv(BaseEnv):
         self.run_metrics.loop_lag.start()
 
     def _fitting_tasks(self) -> tuple[list[Task], list[Task]]:
-        """The tasks to train on and to evaluate on, without those too long to be begun.
+        """Return the training and evaluation tasks, without those whose first prompt is too long.
 
         Raises:
-            DatasetError: there are such tasks, and the settings do not say to leave them out.
+            DatasetError: there are too long tasks, and the settings do not leave them out; or all are too long.
         """
         limit = self.config.max_token_length
         every = {task.task_id: task for task in (*self.tasks, *self.eval_tasks)}
@@ -166,11 +166,11 @@ class AgentEnv(BaseEnv):
         return train, [task for task in self.eval_tasks if task.task_id not in long]
 
     async def _started_programs(self, renderer: Renderer) -> "Programs":
-        """What runs the program of `agent_command`.
+        """Return the runner of `agent_command`, started.
 
         Raises:
-            ConfigError: its libraries are not installed, or the world can run no program.
-            SandboxError: the temporary directory refuses a socket.
+            ConfigError: the gateway's dependencies are not installed, or the world can't run a program.
+            SandboxError: the temporary directory does not support a socket.
             ServerMismatchError: a server's plugin can't stream.
         """
         try:
@@ -185,7 +185,7 @@ class AgentEnv(BaseEnv):
         return programs
 
     async def _connect(self, server: PolicyServer) -> None:
-        """Ask a server what it is, refuse it if it does not fit, and connect who judges and scores its episodes."""
+        """Query a server's model and caps, refuse a server that does not fit, and connect its judge and teacher."""
         client, top_k = server.client, self.distiller.policy_top_k if self.distiller else None
         info = self._infos[client.base_url] = await fetch_server_info(client)
         server.has_plugin, server.config.model_name = info.has_plugin, info.model
@@ -202,7 +202,7 @@ class AgentEnv(BaseEnv):
     # ------------------------------------------------------------------------------------------- items and groups
 
     def items(self) -> Iterator[TaskItem]:
-        """Every task once, in an order drawn from the seed, then again in another order, without end."""
+        """Yield every task once, shuffled by the seed, then again in another order, without end."""
         epoch = 0
         while True:
             order = list(self.tasks)
@@ -211,20 +211,20 @@ class AgentEnv(BaseEnv):
             epoch += 1
 
     async def get_next_item(self) -> TaskItem:
-        """The next task to roll out."""
+        """Return the next task to roll out."""
         return next(self._items)
 
     async def collect_trajectories(self, item: TaskItem) -> tuple[dict[str, Any], list[TaskItem]]:  # type: ignore[override]
-        """Roll out one item, as Atropos asks for it; see `collect`."""
+        """Roll out one item, as Atropos' interface requires; see `collect`."""
         finished = await self.collect(item)
         self.run_metrics.add(finished)
         return finished.group.to_wire(), []
 
     async def collect(self, item: TaskItem) -> FinishedGroup:
-        """The group of one item: `group_size` episodes at the same time, each distilled as soon as it is verified.
+        """Return the group of one item: `group_size` concurrent episodes, each distilled as soon as it is verified.
 
         Raises:
-            ServerError: the policy server failed in one of them; a group that lacks a rollout is not a group.
+            ServerError: the policy server failed in one of them, so the group is incomplete.
         """
         if self.distiller is not None and self.distiller.needs_group:
             made = await self._finished_together(item.task, self.distiller)
@@ -255,14 +255,14 @@ class AgentEnv(BaseEnv):
                 return await self._sampled(task, server)
             policy_url = server.client.base_url
             async with TurnsUnderWay(self.distiller, policy_url) as turns:
-                # With `delayed`, what comes later belongs to a turn's evidence too.
+                # With `delayed`, later turns are evidence too.
                 is_next_state = self.distiller.config.hindsight == "next_state"
                 episode = await self._sampled(task, server, turns.begin if is_next_state else None)
                 await place.aclose()  # The next episode begins while this one is judged and scored.
                 return await self.distiller.distill(episode, policy_url, await turns.known())
 
     async def _finished_together(self, task: Task, distiller: Distiller) -> list[Episode | DistilledEpisode]:
-        """The episodes of a group, of which each is distilled with the others at hand."""
+        """Return the episodes of a group, each distilled with the others as siblings."""
 
         async def sampled() -> tuple[Episode, str]:
             async with self._slot() as server:
@@ -275,14 +275,14 @@ class AgentEnv(BaseEnv):
         )
 
     async def _sampled(self, task: Task, server: PolicyServer, on_answered: OnAnswered | None = None) -> Episode:
-        """An episode to train on; raises ServerError if the policy server failed in it."""
+        """Return an episode for training; raise ServerError if the policy server failed in it."""
         episode = await self._rollout(task, server, self.config.temperature, "train", on_answered)
         if episode.error is not None:
             raise episode.error
         return episode
 
     def _scored(self, made: Episode | DistilledEpisode, session_id: str | None) -> list[ScoredRollout]:
-        """The sequences of a rollout; `session_id` says that they are one's where a rollout has several."""
+        """Return the sequences of a rollout; `session_id` links them if a rollout of the group has several."""
         write = partial(ScoredRollout.of, include_messages=self.config.include_messages, session_id=session_id)
         if isinstance(made, Episode):
             return [write(branch) for branch in made.branches()]
@@ -290,7 +290,7 @@ class AgentEnv(BaseEnv):
 
     @asynccontextmanager
     async def _slot(self) -> AsyncGenerator[PolicyServer]:
-        """Wait until one more episode may run, and lend it the least busy server."""
+        """Wait for a free episode slot, then yield the server with the fewest active episodes."""
         async with self._slots:
             server = min(self.servers, key=lambda server: self._active[server.client.base_url])
             self._active[server.client.base_url] += 1
@@ -302,7 +302,7 @@ class AgentEnv(BaseEnv):
     async def _rollout(
         self, task: Task, server: PolicyServer, temperature: float, split: str, on_answered: OnAnswered | None = None
     ) -> Episode:
-        """Run the agent on `task` and let the world judge what it left behind."""
+        """Run the agent on `task`; the world verifies the result."""
         if self._programs is not None:
             url, is_eval = server.client.base_url, split == "eval"
             return await self._programs.run_episode(task, url, temperature=temperature, learn_from_altered=is_eval)
@@ -313,7 +313,7 @@ class AgentEnv(BaseEnv):
     # ------------------------------------------------------------------------------------------------------- modes
 
     async def env_manager(self) -> ServeCounts:  # type: ignore[override]
-        """The mode `serve`."""
+        """Run the mode `serve`."""
         try:
             await self.setup()
             self._need_training_tasks()
@@ -323,7 +323,7 @@ class AgentEnv(BaseEnv):
             await self.close()
 
     async def process_manager(self) -> RunSummary:  # type: ignore[override]
-        """The mode `process`: `total_steps` groups, or one of each task."""
+        """Run the mode `process`: `total_steps` groups, or one per task."""
         config = self.config
         try:
             await self.setup()
@@ -336,7 +336,7 @@ class AgentEnv(BaseEnv):
             await self.close()
 
     async def evaluate_manager(self) -> dict[str, float]:
-        """The mode `evaluate`."""
+        """Run the mode `evaluate`; return its metrics."""
         config = self.config
         folder = config.data_dir_to_save_evals = config.data_dir_to_save_evals or str(default_output_folder("evaluate"))
         try:
@@ -348,15 +348,15 @@ class AgentEnv(BaseEnv):
             await self.close()
 
     async def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """Evaluate beside the training, as the base asks; a failure is logged."""
+        """Evaluate during training, as the base class requires; log failures instead of raising them."""
         return await self.evaluation().beside_training()
 
     async def wandb_log(self, wandb_metrics: dict[str, Any] | None = None) -> None:
-        """Log what came in since the last time, as the base asks."""
+        """Log the metrics collected since the last call, as the base class requires."""
         self.run_metrics.flush(wandb_metrics)
 
     def evaluation(self) -> Evaluation:
-        """The held-out tasks, to be evaluated as the settings say; after `setup`."""
+        """Return the evaluation of the held-out tasks with the configured sampling; call `setup` first."""
         sampling = {"temperature": self.config.eval_temperature, "split": "eval"}
 
         async def roll_out(task: Task) -> Episode:
@@ -381,10 +381,10 @@ class AgentEnv(BaseEnv):
         return Evaluation(self.eval_tasks, roll_out, save, self.policy_versions, self.config, self.run_metrics)
 
     async def policy_versions(self) -> list[int]:
-        """Which weights the policy's servers have; without those that do not say.
+        """Return the weight versions of the policy's servers, without servers that do not report one.
 
         Raises:
-            ServerError: one does not answer.
+            ServerError: a server does not answer.
         """
         infos = await gather_all(fetch_server_info(server.client) for server in self.servers)
         return [info.weight_version for info in infos if info.weight_version is not None]
@@ -393,27 +393,27 @@ class AgentEnv(BaseEnv):
         if not self.tasks:
             raise ConfigError("every task is held out for evaluation: lower env.eval_fraction")
 
-    # ---------------------------------------------------------------------------------------- what a run says of itself
+    # --------------------------------------------------------------------------------------------- facts about the run
 
     def roles(self) -> dict[str, str]:
-        """Which model does what and where, for the first lines that a person reads."""
+        """Return role -> model and address, for the first lines of a run."""
         places = ", ".join(server.client.base_url for server in self.servers)
         others = self.distiller.roles() if self.distiller else {"hints": "none"}
         return {"policy": f"{self.servers[0].config.model_name} at {places}", **others}
 
     def line_settings(self) -> dict[str, Any]:
-        """The settings that a written line depends on, and the policy's model."""
+        """Return the settings that a written line depends on, and the policy's model."""
         return {**line_settings(self.config), "policy_model": self.servers[0].config.model_name}
 
     def default_line_settings(self) -> dict[str, Any]:
-        """The defaults of these settings."""
+        """Return the defaults of these settings."""
         return line_settings(self.config_init()[0])
 
     def _sample_seconds(self) -> list[float]:
         return [seconds for server in self.servers for seconds in server.request_timings]
 
     async def close(self) -> None:
-        """Finish the metrics, and close connections."""
+        """Finish the metrics and close all connections."""
         self.run_metrics.close()
         if self._programs is not None:
             await self._programs.close()

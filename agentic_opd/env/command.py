@@ -1,6 +1,6 @@
-"""The command line of an environment: `serve`, `process` and `evaluate`, with settings from YAML, then flags.
+"""Command line of an environment: `serve`, `process` and `evaluate`, with settings from YAML, then flags.
 
-It is read to its end before anything heavy is imported: help and errors come at once.
+The command line is parsed and validated before heavy imports, so that help and errors appear immediately.
 """
 
 import argparse
@@ -41,7 +41,7 @@ Conversations that happen, in place of tasks: agentic-opd gateway, or python -m 
 
 
 def build_parser(program: str, description: str, models: Mapping[str, BaseModel]) -> argparse.ArgumentParser:
-    """A parser with a sub-command for each mode and a flag for each field of `models` (prefix -> defaults)."""
+    """Return a parser with a sub-command per mode and a flag per field of `models` (prefix -> defaults)."""
     parser = argparse.ArgumentParser(
         prog=program,
         description=description,
@@ -57,7 +57,7 @@ def build_parser(program: str, description: str, models: Mapping[str, BaseModel]
 
 
 def main(env_class: Any = None, argv: Sequence[str] | None = None, program: str | None = None) -> int:
-    """Run one mode of `env_class`; None: of `AgenticOPDEnv`, which is imported once the settings are known to be right.
+    """Run one mode of `env_class`; None: of `AgenticOPDEnv`, imported after the settings are validated.
 
     Returns:
         The exit code: 0 done, 1 not all done, 2 wrong settings, 130 interrupted.
@@ -88,7 +88,7 @@ def _default_environment() -> Any:
 
 
 async def name_models(servers: list[Any], retry_s: float) -> list[Any]:
-    """Fill in the model of servers that the settings do not name a model for, by asking them."""
+    """Ask each server without a configured model for its model, and set it."""
     for server in servers:
         if server.model_name == "default":
             client = JsonClient(server.base_url, server.api_key, retry_s=retry_s)
@@ -104,7 +104,7 @@ async def _run(env_class: Any, settings: Settings, mode: Mode) -> int:
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     env = env_class(settings.env, await name_models(settings.servers, settings.env.server_retry_s))
-    gc.freeze()  # To look through all that was imported takes the collector, and the loop with it, a tenth of a second.
+    gc.freeze()  # Otherwise a collection scans all imported objects, and blocks the event loop for 0.1 s.
     if mode == "serve":
         counts = await env.env_manager()
         return EXIT_OK if counts.unsent == 0 else EXIT_FAILED
@@ -118,12 +118,12 @@ async def _run(env_class: Any, settings: Settings, mode: Mode) -> int:
 
 
 def _program() -> str:
-    """How this process was started, as a person types it."""
+    """Return the command that started this process, as typed in a shell."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     return f"python -m {spec.name.removesuffix('.__main__')}" if spec else f"python {sys.argv[0]}"
 
 
 def mode_parser(parser: argparse.ArgumentParser, mode: Mode) -> argparse.ArgumentParser:
-    """The sub-command's own parser, which knows its flags."""
+    """Return the parser of the mode's sub-command, which has the flags."""
     choices = next(action.choices for action in parser._actions if action.dest == "mode")
     return cast(dict[str, argparse.ArgumentParser], choices)[mode]

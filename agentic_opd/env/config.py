@@ -1,7 +1,7 @@
-"""The settings of the environments: the run's, the rollout's, the world's, Atropos' own, and distillation's, flat.
+"""Settings of the environments in one flat model: run, rollout, worlds, Atropos, and distillation.
 
-They are declared without atroposlib, whose import takes seconds, so that help and errors come at once. `joined` makes
-them objects of Atropos' own classes too when an environment is made.
+They are declared without atroposlib, whose import takes seconds, so that help and errors appear immediately. `joined`
+turns them into instances of Atropos' classes when an environment is created.
 """
 
 from functools import cache
@@ -20,7 +20,7 @@ from agentic_opd.worlds.sql.config import SqlConfig
 
 
 class AgentEnvConfig(RunConfig, RolloutConfig, CodingConfig, SqlConfig, IdleEnvSettings):
-    """All settings of `AgentEnv`; each of Atropos' BaseEnvConfig is among them."""
+    """All settings of `AgentEnv`, including each of Atropos' BaseEnvConfig."""
 
     tokenizer_name: Annotated[str, MOST_USED] = Field(
         default="", description="Tokenizer of the policy. Unset: that of the server's model."
@@ -61,12 +61,12 @@ class AgenticOPDEnvConfig(DistillConfig, AgentEnvConfig):
 
 
 def default_settings() -> tuple[AgenticOPDEnvConfig, list[PolicyServerConfig]]:
-    """Those of `AgenticOPDEnv`: a vLLM server on this machine."""
+    """Return the default settings of `AgenticOPDEnv`, with a vLLM server on this machine."""
     return AgenticOPDEnvConfig(), [PolicyServerConfig()]
 
 
 def joined(settings: Any, atropos: type[BaseModel]) -> Any:
-    """A copy of `settings` that is an instance of its own class and of `atropos`, with the values that it has."""
+    """Return a copy of `settings` with the same values that is also an instance of `atropos`."""
     if isinstance(settings, atropos):
         return settings
     copy = settings.model_copy()

@@ -1,4 +1,4 @@
-"""AgenticOPDEnv: coding-task rollouts distilled from hindsight, as an Atropos environment."""
+"""AgenticOPDEnv: rollouts of coding tasks distilled from hindsight, as an Atropos environment."""
 
 import sys
 from typing import NoReturn
@@ -23,16 +23,16 @@ class AgenticOPDEnv(AgentEnv):
 
     @classmethod
     def config_init(cls) -> tuple[AgenticOPDEnvConfig, list[PolicyServerConfig]]:  # type: ignore[override]
-        """Default settings: a vLLM server on this machine."""
+        """Return the default settings, with a vLLM server on this machine."""
         return default_settings()
 
     @classmethod
     def cli(cls) -> NoReturn:
-        """Run the command line and exit."""
+        """Run the command line, then exit with its exit code."""
         sys.exit(command.main(cls))
 
     def make_distiller(self) -> Distiller | None:
-        """Distills with the judge and the teacher of the settings, unless `opd_enabled` is off."""
+        """Return a distiller with the judge and the teacher of the settings; None if `opd_enabled` is off."""
         config = self.config
         if not config.opd_enabled:
             return None
@@ -44,6 +44,6 @@ class AgenticOPDEnv(AgentEnv):
         )
 
     def roles(self) -> dict[str, str]:
-        """The policy, and who judges and scores."""
+        """Return the policy, the judge and the teacher, for the first lines of a run."""
         off = {} if self.config.opd_enabled else {"hints": "none (env.opd_enabled is off)"}
         return {**super().roles(), **off}

@@ -1,6 +1,6 @@
-"""The policy behind Atropos' server classes, made token-in token-out (I/O).
+"""The policy behind Atropos' server classes, with token ids in and out (I/O).
 
-`PolicyServer` asks one vLLM server for sampled ids and their logprobs; `ServedPolicy` is what the agent loop asks.
+`PolicyServer` requests sampled ids and their logprobs from one vLLM server; the agent loop uses `ServedPolicy`.
 """
 
 import time
@@ -17,11 +17,11 @@ from agentic_opd.core.http import JsonClient
 from agentic_opd.rollout.conversation import Completion
 
 _TokenLogprobs = Annotated[list[Annotated[dict[int, float], Field(min_length=1)]], Field(min_length=1)]
-"""`[{id: logprob}]`, the token's own first."""
+"""`[{id: logprob}]`, the sampled token first."""
 
 
 class _Generated(BaseModel):
-    """What the plugin's `/generate` answers, a list with an entry for each choice."""
+    """Response of the plugin's `/generate`; each list has one entry per choice."""
 
     token_ids: list[list[int]]
     logprobs: list[list[_TokenLogprobs]]
@@ -47,7 +47,7 @@ class _Choice(BaseModel):
 
 
 class _Completed(BaseModel):
-    """What vLLM's `/v1/completions` answers; it does not say which weights sampled."""
+    """Response of vLLM's `/v1/completions`; it does not report the weight version."""
 
     choices: list[_Choice]
 
@@ -56,14 +56,14 @@ class _Completed(BaseModel):
 
 
 class PolicyServer(VLLMServer):
-    """One vLLM server. Asks the plugin's `/generate`, or `/v1/completions` if `has_plugin` is False.
+    """One vLLM server. Uses the plugin's `/generate`, or `/v1/completions` if `has_plugin` is False.
 
-    Unlike its base it keeps connections open, gives up after `client.retry_s`, and raises this package's errors.
+    Unlike its base class it keeps connections open, gives up after `client.retry_s`, and raises this package's errors.
     """
 
     def __init__(self, config: APIServerConfig, reasoning_config: ReasoningConfig | None = None) -> None:
         self.client = JsonClient(config.base_url or "", config.api_key, timeout_s=config.timeout)
-        # The base's OpenAI client, without a key, would send the one it finds in the environment to this server.
+        # Without a key, the base's OpenAI client would send the key of this process's environment to this server.
         config.api_key = config.api_key or "EMPTY"
         super().__init__(config, reasoning_config=reasoning_config)  # type: ignore[arg-type]
         self.has_plugin, self.has_adapters = True, False
@@ -76,12 +76,12 @@ class PolicyServer(VLLMServer):
         prefer_weight_version: int | None = None,
         **params: Any,
     ) -> list[Completion]:
-        """Sample `n` completions of a prompt (one without `n`); `params` are sampling parameters as vLLM names them.
+        """Sample `n` completions of a prompt (one without `n`); `params` are vLLM's sampling parameters.
 
-        Where new weights come as adapters, those of the preferred version sample while the server keeps them.
+        If the server receives new weights as adapters, the preferred version samples while the server keeps it.
 
         Raises:
-            ServerMismatchError: the answer does not hold what was sampled.
+            ServerMismatchError: the response does not hold the sampled ids and logprobs.
             ServerRequestError: the server refused the request.
             ServerUnreachableError: no usable answer within the retry window.
         """
@@ -96,7 +96,7 @@ class PolicyServer(VLLMServer):
         return completions
 
     async def tokens_and_logprobs_completion(self, **kwargs: Any) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
-        """Atropos' call: returns (prompt ids, ids, logprobs, finish reasons), the last three for each choice."""
+        """Implement Atropos' call: return (prompt ids, ids, logprobs, finish reasons), the last three per choice."""
         prompt_ids = list(kwargs.pop("input_ids"))
         kwargs.pop("model", None)
         got = await self.complete(prompt_ids, **kwargs)
@@ -132,9 +132,9 @@ class PolicyServer(VLLMServer):
 
 @dataclass(slots=True)
 class ServedPolicy:
-    """The policy as one server samples one episode, always with the same parameters; a `rollout.loop.Policy`.
+    """The policy for one episode: one server and fixed sampling parameters; a `rollout.loop.Policy`.
 
-    The weights that sampled its first turn sample the others too, as long as the server keeps them.
+    The weights that sampled the first turn sample the others too, as long as the server keeps them.
     """
 
     server: PolicyServer

@@ -1,5 +1,6 @@
-"""An OpenAI-compatible server before the policy's vLLM servers: conversations that happen become scored groups.
+"""An OpenAI-compatible server before the policy's vLLM servers that records live conversations as scored groups.
 
-In: chat requests of any agent. Out: what the policy sampled, answered as OpenAI writes it; and, when a session is over,
-a scored group of the very ids that vLLM read and sampled, judged and scored as the environment's episodes are.
+In: chat requests of any agent. Out: the policy's completions in OpenAI's format and, after a session ends, a scored
+group. The group holds exactly the token ids that vLLM read and sampled, judged and scored like the environment's
+episodes.
 """

@@ -1,15 +1,15 @@
-"""Programs that hold the conversations of episodes, as they are: the policy behind a Unix socket, a key for each (I/O).
+"""Episodes of unmodified agent programs, which reach the policy through a Unix socket with a key each (I/O).
 
     program in its sandbox -> 127.0.0.1 -> the socket -> its capture -> the policy's server
 
-What a program asks becomes a session, as with the gateway. A command that the policy writes runs where the program
-does, has its key, and may ask too. So the episode begins with what was asked before the policy had answered anything:
-of the session's branches that go on from there, it is the one with most turns (then tokens) that can be learned from.
-All requests count, in `max_turns` and in the reward. The environment decides how is sampled: a request's
-`temperature`, `top_p` and `seed` do not count, nor what it calls the model.
+The requests of a program form a session, as in the gateway. Commands written by the policy run in the same sandbox,
+have the same key and may send requests too. The episode therefore starts with a request sent before the policy's first
+answer. Of the session's branches with such a start, the one with the most learnable turns (then tokens) is the episode.
+All requests count, in `max_turns` and in the reward. The environment sets `temperature`, `top_p` and `seed`; the
+request's values and its model name are ignored.
 
-At each request the files that are judged are read from outside of the sandbox's processes: what differs from before is
-the work of the last turn of the episode before that.
+At each request the judged files are read from outside of the sandbox's processes. A difference is attributed to the
+last turn of the episode before the reading.
 """
 
 import asyncio
@@ -54,49 +54,49 @@ _SESSION = "episode"
 _MAX_BODY_BYTES = 8 * 2**20
 _MAX_CHOICES = 16
 _OURS = ("temperature", "top_p", "seed")
-"""Parameters of a request that the environment decides."""
+"""Request parameters that the environment overrides."""
 _ATTEMPTS = 2
-"""A program may fail to start; one that never asks anything is not started a third time."""
+"""Maximum number of starts: a program that ends without any request is started once more."""
 
 
 class ProgramSession(WorldSession, Protocol):
-    """One episode's place in a world in which a program can run."""
+    """The session of one episode in a world that can run programs."""
 
     async def run_program(self, program: Program) -> ProgramRun:
-        """Run a program to its end. Raises SandboxError if the place itself does not work."""
+        """Run a program to its end. Raises SandboxError if the sandbox itself fails."""
         ...
 
     async def collect(self) -> Mapping[str, bytes]:
-        """The files that are judged, as they are; the program may be running."""
+        """Return the judged files in their current state; the program may be running."""
         ...
 
 
 @runtime_checkable
 class ProgramWorld(World, Protocol):
-    """A world in which programs can run."""
+    """A world that can run programs."""
 
     def program_session(self, task: Task, mounts: Sequence[Mount]) -> AbstractAsyncContextManager[ProgramSession]:
-        """As `session`; `mounts` are what is seen of this machine besides."""
+        """Open a session as `session` does; `mounts` are additional paths of this machine that the program sees."""
         ...
 
 
 class _Files:
-    """Which turns of a program changed the files that are judged."""
+    """Attribution of changes of the judged files to the turns of a program."""
 
     def __init__(self, task: Task) -> None:
         self._authors = Authors(task.prompt)
         self._session: ProgramSession | None = None
         self._lock = asyncio.Lock()
         self._turns_before: list[int] = []
-        """For each change, the last turn before it was seen; 0: there was none."""
+        """For each change, the id of the last turn finished before it was seen; 0: no turn."""
 
     async def begin(self, session: ProgramSession) -> None:
-        """Read the files before the program starts."""
+        """Read the files before the program starts; later differences count as changes."""
         self._authors.given(await session.collect())
         self._session = session
 
     async def look(self, last_turn: int) -> None:
-        """Read the files; a difference was made after `last_turn`, which is 0 before the first turn."""
+        """Read the files, and record a difference as made after `last_turn` (0 before the first turn)."""
         if self._session is None:
             return
         async with self._lock:
@@ -105,14 +105,14 @@ class _Files:
                 self._turns_before.append(last_turn)
 
     def changes_of(self, turn_ids: Sequence[int], line: Collection[int]) -> tuple[list[int], frozenset[int] | None]:
-        """Return the turns that changed the files, and the places among them of those with something left.
+        """Return the turns that changed the files, and which of these changes are still in the files.
 
         Args:
-            turn_ids: The episode's turns.
-            line: These and the context turns of their sequence; a change belongs to the last one before it.
+            turn_ids: Ids of the episode's turns.
+            line: Ids of these and of their sequence's context turns; a change belongs to the last one before it.
 
         Returns:
-            Turn ids, and `Verification.made_by`: None without a change.
+            Turn ids, and `Verification.made_by` (indices into these ids); None without a change.
         """
         makers = [max((turn for turn in line if turn <= before), default=0) for before in self._turns_before]
         changing = [turn for turn in turn_ids if turn in makers]
@@ -123,50 +123,50 @@ class _Files:
 
 @dataclass(slots=True, eq=False)
 class _Capture:
-    """What one program has asked so far."""
+    """The requests of one program so far."""
 
     session: Session
     key: str
     sampling: Mapping[str, float]
-    """What the environment decides of it, as vLLM names it."""
+    """The environment's sampling parameters, by vLLM's names."""
     learn_from_altered: bool
-    """Turns that a request's own parameters drew from another distribution are part of the episode too."""
+    """Whether to learn also from turns whose request changed the sampling distribution."""
     files: _Files
     requests: int = 0
     refused: StopReason | None = None
-    """Why it got no further answer."""
+    """The limit that a refused request exceeded; None: no request exceeded a limit."""
     failure: ServerError | None = None
-    """Why its last request was not answered, if that was the policy's server's fault."""
+    """The policy server's error in the last request; None without one."""
     last_turn: int = 0
-    """The one that was finished last; 0: there is none."""
+    """Id of the turn finished last; 0 before the first."""
     made_by: frozenset[int] | None = None
-    """Of the episode that was taken; see `Verification.made_by`."""
+    """Of the last built episode; see `Verification.made_by`."""
     _roots: set[int] = field(default_factory=set[int])
-    """First turns of the sequences that may become the episode."""
+    """Ids of the first turns of the sequences that may become the episode."""
     _rooted: Counter[bytes] = field(default_factory=Counter[bytes])
-    """Prompts whose answers belong to `_roots`, and how many answers each may still have."""
+    """Remaining number of answers that belong to `_roots`, by digest of their prompt."""
 
     def asks(self, asked: Asked, path: TurnPath | tuple[()]) -> None:
-        """Note a request that continues the turns of `path`."""
+        """Record a request that continues the turns of `path`."""
         self.requests += 1
         if not self.last_turn or (path and path[0].turn_id in self._roots):
             self._rooted[_prompt(asked.tools, asked.messages)] += asked.n
 
     def finished(self, turn: RecordedTurn) -> None:
-        """A turn was finished."""
+        """Record a finished turn."""
         if turn.parent is None and self._rooted[prompt := _prompt(turn.tools, turn.messages[:-1])]:
             self._rooted[prompt] -= 1
             self._roots.add(turn.turn_id)
         self.last_turn = turn.turn_id
 
     def asked(self, asked: Asked, max_tokens: int) -> Asked:
-        """The request as the environment has it sampled, `max_tokens` long at most."""
+        """Return the request with the environment's sampling parameters and at most `max_tokens` per answer."""
         rest = {name: value for name, value in asked.sampling.items() if name not in _OURS}
         most = min(asked.max_tokens or max_tokens, max_tokens)
         return replace(asked, sampling={**rest, **self.sampling}, max_tokens=most, session=_SESSION, group=None)
 
     def episode(self, task: Task, stop: StopReason, run: ProgramRun | None = None) -> Episode | None:
-        """The sequence with most turns from the beginning as an episode; None if there is nothing to learn from."""
+        """Return the sequence with the most learnable turns as an episode; None if there is nothing to learn from."""
         tree, turns = self.session.tree, self.session.tree.turns
         found = branches(tree, task.task_id, stop, learn_from_altered=self.learn_from_altered, is_one_taken=True)
         rooted = [branch for branch in found if tree.path(branch.turn_ids[0])[0].turn_id in self._roots]
@@ -202,7 +202,7 @@ def _prompt(tools: Sequence[dict[str, Any]], messages: Sequence[Message]) -> byt
 
 
 class Programs:
-    """Runs programs on tasks, each before a capture of its own. `start` makes one that is ready."""
+    """A server that runs programs on tasks, with a separate capture for each. Call `start` before the first episode."""
 
     def __init__(
         self,
@@ -212,17 +212,17 @@ class Programs:
         renderer: Renderer,
         tokenizer: Any,
     ) -> None:
-        """Prepare.
+        """Check the world and the servers, and build the web application.
 
         Args:
-            config: The settings of the rollouts; `agent_command` is given.
-            world: Where programs run, and who verifies what they leave behind.
-            servers: The policy's.
-            renderer: Writes the conversations.
-            tokenizer: The policy's.
+            config: Settings of the rollouts; `agent_command` must be set.
+            world: World that runs the programs and verifies their files.
+            servers: The policy's servers.
+            renderer: Renderer of the conversations.
+            tokenizer: The policy's tokenizer.
 
         Raises:
-            ConfigError: no program can run in the world.
+            ConfigError: the world can't run programs.
             ServerMismatchError: a server can't stream.
         """
         if not isinstance(world, ProgramWorld):
@@ -242,15 +242,15 @@ class Programs:
         self._serving: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Listen.
+        """Start listening on the socket.
 
         Raises:
-            SandboxError: the temporary directory refuses a socket.
+            SandboxError: no socket can be created in the temporary directory.
         """
         listeners: list[socket.socket] = []
 
         def listen(folder: Path) -> None:
-            # Sandboxes see the inner folder as users of their own; the outer one keeps this machine's others out.
+            # Sandboxes open the inner folder under other user ids; the outer one keeps other users of this machine out.
             (folder / "door").mkdir(mode=0o755)
             listener = socket.socket(socket.AF_UNIX)
             listeners.append(listener)
@@ -273,22 +273,22 @@ class Programs:
     async def run_episode(
         self, task: Task, server_url: str, *, temperature: float, learn_from_altered: bool = False
     ) -> Episode:
-        """Run the program on `task`, verify what it left behind, and reward it.
+        """Run the program on `task`, verify the resulting files, and compute the reward.
 
-        Its one "tool call" is the program itself: it worked if the program ended by itself with exit code 0.
+        The program counts as the only tool call, without error if it ended by itself with exit code 0.
 
         Args:
-            task: What is to be done.
-            server_url: Which of the servers samples its turns.
-            temperature: How they are sampled, with the settings' `top_p`.
-            learn_from_altered: Take turns too that the program had sampled from a changed distribution.
+            task: Task of the episode.
+            server_url: Server that samples its turns.
+            temperature: Sampling temperature; `top_p` comes from the settings.
+            learn_from_altered: Also learn from turns for which a request changed the sampling distribution.
 
         Returns:
-            A verified and rewarded episode, or one whose `error` says how the policy server failed.
+            A verified and rewarded episode, or an unverified one with the policy server's failure in `error`.
 
         Raises:
-            AgentError: nothing that it did can be learned from.
-            SandboxError: the world itself does not work, which a fresh session has shown.
+            AgentError: the episode holds nothing to learn from.
+            SandboxError: the world itself fails, as a fresh session has shown.
         """
         mounts = [socket_mount(self._folder.path / "door")]
         mounts += [Mount(path.absolute(), str(path.absolute())) for path in self._config.agent_mounts]
@@ -312,8 +312,8 @@ class Programs:
         """Answer a program's request; see `Gateway.answer`.
 
         Raises:
-            RefusedError: it can't be answered, or the episode has had its turns.
-            ServerError: the policy's server did not do its part.
+            RefusedError: the request can't be answered, or the episode has used up its turns.
+            ServerError: the policy's server failed.
         """
         capture, config = self._captures.get(owner), self._config
         if capture is None:
@@ -330,7 +330,7 @@ class Programs:
         session.begin()
         try:
             self._sampler.check_size(asked, context)
-            with contextlib.suppress(SandboxError):  # `run_program` raises it.
+            with contextlib.suppress(SandboxError):  # `run_program` raises the same error.
                 await capture.files.look(capture.last_turn)
             talk, path = await self._sampler.prompted(place, asked)
             events = self._sampler.sampled(asked, session, server, talk, path, context=context)
@@ -354,10 +354,10 @@ class Programs:
         self._captures[session.row.owner].finished(turn)
 
     async def _owner(self, request: Request) -> str:
-        """Whose request it is, by its key.
+        """Return the digest of the request's key, which identifies its episode.
 
         Raises:
-            RefusedError: 401, it is nobody's.
+            RefusedError: 401, the key belongs to no running episode.
         """
         owner = digest_of_key(bearer(request))
         if owner not in self._captures:
@@ -385,17 +385,17 @@ class Programs:
 
 @dataclass(frozen=True, slots=True)
 class _ProgramRollout:
-    """A program as a `rollout.loop.Rollout`."""
+    """The run of a program as a `rollout.loop.Rollout`."""
 
     task: Task
     capture: _Capture
     program: Program
 
     async def run(self, session: ProgramSession) -> Episode:
-        """Run the program, and take what it asked as the episode.
+        """Run the program, and build the episode from its requests.
 
         Raises:
-            AgentError: there is nothing to take.
+            AgentError: its requests hold nothing to learn from.
         """
         capture = self.capture
         await capture.files.begin(session)
@@ -420,7 +420,7 @@ class _ProgramRollout:
 
 
 def _stop_of(run: ProgramRun, refused: StopReason | None) -> StopReason:
-    """Why the episode ended; what was refused is why the program ended as it did."""
+    """Return why the episode ended; a refused request takes precedence, because the program ended in reaction to it."""
     if refused is not None:
         return refused
     if run.stopped == "time":

@@ -1,8 +1,8 @@
-"""One choice of an answer in the making: sampled tokens in, the text that can be shown already out. Pure.
+"""Incremental output of one choice: sampled tokens in, text that is safe to stream out. Pure.
 
-A message is known for certain only when its last token is: what looks like text may become a tool call. So text is held
-back while it could still turn into something else, and what was shown is never taken back: if the finished message
-does not go on from it, the client's message is what it was shown, and `rewrote` says so.
+The message is certain only after its last token: apparent text may become a tool call. Text is therefore held back
+while later tokens could still change it, and streamed text is never retracted. If the finished message does not start
+with the streamed text, the client's message keeps the streamed text and `rewrote` is set.
 """
 
 import re
@@ -16,20 +16,20 @@ from agentic_opd.rollout.chat import Chat, ParsedTurn
 from agentic_opd.rollout.conversation import Completion
 
 _MAY_BE_TAG = re.compile(r"<(?![\s=0-9])")
-"""Not the sign of a comparison. At the end of a text it may be anything."""
+"""A `<` that is not a comparison sign. At the end of a text it matches too, because any character may follow."""
 _LONGEST_TAG = 32
-"""Characters from a `<` on that may be the beginning of a tag."""
+"""Maximum length (characters) of the start of a tag, from its `<` on."""
 _CALL_STARTS = ("{", "[", "`")
-"""With one of these a text may begin that is a tool call."""
+"""Characters with which a tool call written as text may begin."""
 _PARSED_AGAIN = 32
-"""A message of n tokens is parsed again when n / 32 more are there: often enough to be seen, and linear in all."""
+"""A message of n tokens is parsed again after n / 32 more: frequent enough for a reader, and linear work in total."""
 _HELD, _HELD_PARSED_AGAIN = 16, 4
-"""Likewise when so many tokens were held back, as in a tool call, which comes whole."""
+"""After more than 16 tokens without new text, parsing waits for n / 4 more. A tool call is sent only as a whole."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What can be shown of a choice since the last piece, and the tokens that were sampled since then."""
+    """New text of a choice that is safe to stream, and the tokens sampled since the last piece."""
 
     index: int
     content: str
@@ -39,53 +39,55 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A whole choice."""
+    """A finished choice."""
 
     index: int
     completion: Completion
     message: Message
-    """As the client is given it."""
+    """The message as the client receives it."""
     finish_reason: str
     """`stop`, `length` or `tool_calls`."""
     rest: Piece
-    """What was not shown yet; the tool calls stand in the message only."""
+    """The text that was not streamed yet; tool calls are only in `message`."""
     rewrote: bool = False
-    """The message does not go on from what was shown; it was kept as it was shown."""
+    """Whether the parsed message did not start with the streamed text, so that `message` keeps the streamed text."""
 
 
 class Choice:
-    """Collects what is sampled of one choice."""
+    """The state of one choice while it is sampled."""
 
     def __init__(self, index: int, chat: Chat, prompt_ids: list[int], message_index: int, keeps_stop: bool) -> None:
-        """Begin.
+        """Start without tokens.
 
         Args:
-            index: The choice's place in the answer.
-            chat: Parses what is sampled.
-            prompt_ids: What it is sampled from.
-            message_index: The place that its message will have in the conversation.
-            keeps_stop: A stop string that ends it stays in the text.
+            index: Index of the choice in the answer.
+            chat: Parser of the sampled tokens.
+            prompt_ids: Token ids of the prompt.
+            message_index: Index that the message will have in the conversation.
+            keeps_stop: Keep the stop string that ends the choice in the text.
         """
         self.index = index
         self._chat, self._prompt_ids, self._message_index = chat, prompt_ids, message_index
         self._keeps_stop = keeps_stop
         self._tokens: list[SampledToken] = []
         self._untold = 0
-        """From which token on the client was not told the logprobs."""
+        """Index of the first token that no piece contains yet."""
         self._versions: list[int] = []
         self._content, self._reasoning = "", ""
-        """What was shown."""
+        """The text streamed so far."""
         self._parse_at, self._shown_at = 1, 0
         self._is_plain = False
-        """It has begun as text, and without the space before it: what follows is text too, as long as nothing in it may
-        be a tag or a call."""
+        """Whether the parsed content equals the decoded tokens without leading space.
+
+        Later tokens then need no parsing, until one of them may belong to a tag or a call.
+        """
 
     def take(self, delta: Delta, stop: Sequence[str] = ()) -> Piece | None:
-        """Add what was sampled; what can be shown now, None if there is nothing new.
+        """Add sampled tokens, and return the text that is safe to stream now; None if nothing is new.
 
         Args:
-            delta: What was sampled.
-            stop: The strings that end the text, whose beginnings are held back.
+            delta: The sampled tokens.
+            stop: Strings that end the text. A possible beginning of one is held back.
         """
         self._tokens += delta.tokens
         if delta.weight_version is not None:
@@ -113,7 +115,7 @@ class Choice:
         return self._piece(content, _certain((reasoning or "").lstrip()))
 
     def finish(self, delta: Delta) -> Finished:
-        """The whole choice; `delta`, the last one, was taken.
+        """Return the finished choice; `take` must have added `delta`, the last one.
 
         Raises:
             AlignmentError: no token was sampled.
@@ -142,7 +144,10 @@ class Choice:
         return Finished(self.index, completion, message, reason, rest or Piece(self.index, "", "", ()), rewrote)
 
     def _as_text(self, completion: Completion, parsed: ParsedTurn | None) -> ParsedTurn:
-        """A turn with a call that is broken, for the agent to complain about, or that nobody asked for."""
+        """Return the completion as text, if parsing failed, a tool call is malformed or the request has no tools.
+
+        The agent can then report the malformed call.
+        """
         reasoning = None if parsed is None else parsed.message.get("reasoning_content")
         if self._chat.tools and not reasoning:
             return self._chat.unparsed(completion.token_ids)
@@ -155,7 +160,7 @@ class Choice:
 
     @property
     def tokens(self) -> Sequence[SampledToken]:
-        """All that was sampled so far."""
+        """The tokens sampled so far."""
         return self._tokens
 
     def _parsed(self) -> ParsedTurn | None:
@@ -166,7 +171,7 @@ class Choice:
             return None
 
     def _plain_text(self) -> str | None:
-        """What was sampled so far, as text; None if something in it may be more than text."""
+        """Return the decoded tokens so far; None if they may contain a tag or a tool call."""
         text = self._chat.text([token.token_id for token in self._tokens])
         tag = _MAY_BE_TAG.search(text)
         is_tag = tag is not None and tag.end() < len(text)
@@ -174,7 +179,7 @@ class Choice:
         return None if is_tag or is_call else text.lstrip()
 
     def _piece(self, content: str, reasoning: str) -> Piece | None:
-        """What of these texts was not shown yet; None if nothing was, and no token is untold."""
+        """Return the new part of these texts and the new tokens; None if there are neither."""
         new_content = content[len(self._content) :] if content.startswith(self._content) else ""
         new_reasoning = reasoning[len(self._reasoning) :] if reasoning.startswith(self._reasoning) else ""
         self._content, self._reasoning = self._content + new_content, self._reasoning + new_reasoning
@@ -186,12 +191,12 @@ class Choice:
 
 
 def held_back(content: str, stop: Sequence[str], *, has_tools: bool) -> str:
-    """The beginning of an unfinished text that will stay as it is, whatever follows.
+    """Return the beginning of an unfinished text that no later token can change.
 
     Args:
         content: The text so far.
-        stop: Strings that would end it, and not be part of it.
-        has_tools: A tool may be called; some families do that in text.
+        stop: Strings that end the text and are not part of it.
+        has_tools: Whether the model may call tools; some model families write calls as text.
     """
     certain = _certain(content)
     for string in stop:
@@ -205,5 +210,5 @@ def held_back(content: str, stop: Sequence[str], *, has_tools: bool) -> str:
 
 
 def _certain(text: str) -> str:
-    """Without a character that is not whole yet, and space that the end of the message may strip."""
+    """Strip an incomplete character and trailing whitespace, which the end of the message may remove."""
     return text.rstrip("\ufffd").rstrip()

@@ -1,4 +1,4 @@
-"""`agentic-opd gateway`: the command line. What is heavy is imported once the settings are found right."""
+"""`agentic-opd gateway`: the command line. Heavy imports wait until the settings are valid."""
 
 import argparse
 import asyncio
@@ -19,28 +19,30 @@ from agentic_opd.settings.read import Settings, read_settings
 from agentic_opd.settings.servers import PolicyServerConfig
 
 _SWITCH_S = 0.0005
-"""Seconds that the journal's thread waits for the interpreter at most; an answer ends when its turn is written."""
+"""Interpreter switch interval (seconds), which bounds how long the journal's thread waits for the interpreter.
+
+An answer ends only after its turn is written."""
 _DESCRIPTION = "An OpenAI-compatible server before the policy: conversations that happen become scored groups."
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The command line; its help lists the settings."""
+    """Build the command line; its help lists the settings."""
     parser = argparse.ArgumentParser(prog="agentic-opd gateway", description=_DESCRIPTION, allow_abbrev=False)
     add_settings(parser, {"env": default_config(), "openai": PolicyServerConfig()}, "gateway")
     return parser
 
 
 def default_config() -> GatewayConfig:
-    """The defaults, with the key that the environment holds."""
+    """Return the defaults, with the key from the environment variable if it is set."""
     key = os.environ.get(KEY_VARIABLE)
     return GatewayConfig(api_keys=(SecretStr(key),)) if key else GatewayConfig()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Serve until the process is told to end.
+    """Serve until SIGINT or SIGTERM.
 
     Returns:
-        The exit code: 0 done, 1 failed, 2 wrong settings, 130 interrupted.
+        The exit code: 0 success, 1 failure, 2 invalid settings, 130 interrupted.
     """
     parser = build_parser()
     arguments, unknown = parser.parse_known_args(argv)
@@ -56,18 +58,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(work: Coroutine[Any, Any, None]) -> None:
-    """Run it on uvloop, which takes half of asyncio's time to hand on a token, where that is installed."""
+    """Run `work` on uvloop where it is installed: it forwards a token in half of asyncio's time."""
     sys.setswitchinterval(_SWITCH_S)
     try:
         from uvloop import new_event_loop
-    except ModuleNotFoundError:  # It is not made for Windows.
+    except ModuleNotFoundError:  # uvloop does not support Windows.
         new_event_loop = asyncio.new_event_loop
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         runner.run(work)
 
 
 async def _serve(settings: Settings) -> None:
-    """Raises what `serve.serve` does, and ConfigError if its libraries are not installed."""
+    """Run `serve.serve`; raises its errors, and ConfigError if the libraries of the gateway are not installed."""
     try:
         from agentic_opd.gateway.serve import serve
     except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""Settings of the gateway: where it listens, who may ask, what it keeps, and its limits; and those of distillation."""
+"""Settings of the gateway (address, keys, files, limits) and of distillation."""
 
 import ipaddress
 from pathlib import Path
@@ -11,11 +11,11 @@ from agentic_opd.rollout.config import RendererConfig
 from agentic_opd.settings.fields import GATEWAY, MOST_USED, RUN_ONLY
 
 KEY_VARIABLE = "AGENTIC_OPD_GATEWAY_KEY"
-"""Holds the clients' key where the settings name none: what stands on a command line can be read by others."""
+"""Environment variable with the clients' key, for settings without `api_keys`. Other users can read a command line."""
 
 
 class GatewayConfig(DistillConfig, RendererConfig):
-    """All settings of the gateway but those of the policy's servers."""
+    """All settings of the gateway except those of the policy's servers."""
 
     model_config = ConfigDict(frozen=True)
     setting_group: ClassVar = GATEWAY
@@ -86,7 +86,7 @@ class GatewayConfig(DistillConfig, RendererConfig):
 
     @property
     def journal(self) -> Path:
-        """Where the journal is."""
+        """Path of the journal."""
         return self.journal_path or self.data_path_to_save_groups.with_name("journal.sqlite")
 
     @model_validator(mode="after")
@@ -105,7 +105,7 @@ class GatewayConfig(DistillConfig, RendererConfig):
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach an address."""
+    """Return whether only this machine can reach `host`."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -1,7 +1,7 @@
-"""Written groups -> the trajectory API, at least once, under one `group_id` (I/O).
+"""Deliver written groups to the trajectory API, at least once, under one `group_id` (I/O).
 
-Which groups the API took stands in the journal; a gateway that starts again offers it the others. The API makes batches
-from items of one size only, the one that was registered: see `outbox.parts`.
+The journal records which groups were sent; a restarted gateway sends the others. The API builds batches only from items
+of the registered group size: see `outbox.parts`.
 """
 
 import asyncio
@@ -21,21 +21,21 @@ from agentic_opd.runs.outbox import Outbox, SentCounts
 logger = logging.getLogger(__name__)
 
 _LOOK_S = 1.0
-"""Between two looks at the API, which may be another one meanwhile."""
+"""Maximum seconds between two status requests to the API, which may have been restarted in between."""
 _FAREWELL_S = 2.0
 
 
 class Delivery:
-    """Sends the groups of one gateway to one API, in the background."""
+    """A background task that sends the groups of one gateway to one API."""
 
     def __init__(self, url: str, env: EnvDescription, journal: Journal, telemetry: Telemetry) -> None:
-        """Begin with the groups that the journal says were not sent; the API need not be there.
+        """Start with the unsent groups of the journal; the API need not be reachable yet.
 
         Args:
-            url: The API's.
-            env: How the gateway presents itself; its `group_size` is that of the sessions' groups.
-            journal: Holds the groups.
-            telemetry: Is told of them.
+            url: Address of the API.
+            env: Description for the registration; its `group_size` is the number of sessions in a group.
+            journal: Journal that holds the groups.
+            telemetry: Metrics of sent, skipped and lost groups.
         """
         self._journal, self._telemetry = journal, telemetry
         self._waiting = deque(journal.unsent_groups())
@@ -51,13 +51,13 @@ class Delivery:
         self._sending.add_done_callback(_ended)
 
     def add(self, group_id: str) -> None:
-        """A group is written, and is to be sent."""
+        """Queue a written group for sending."""
         self._waiting.append(group_id)
         self._telemetry.unsent.set(len(self._waiting))
         self._news.set()
 
     async def close(self) -> None:
-        """Stop; what was not sent is sent by the next gateway."""
+        """Stop; the next gateway sends the groups that are still unsent."""
         self._sending.cancel()
         await asyncio.gather(self._sending, return_exceptions=True)
         with suppress(OPDError, TimeoutError):
@@ -85,7 +85,7 @@ class Delivery:
 
     async def _deliver(self, group_id: str) -> None:
         group = await self._journal.group(group_id)
-        if group is None:  # Its session was deleted.
+        if group is None:  # Its session was deleted from the journal.
             return
         self._outbox.add(group)
         await self._outbox.send_all()
@@ -93,7 +93,7 @@ class Delivery:
         self._tell()
 
     def _tell(self) -> None:
-        """What became of the items since it was told last."""
+        """Add the counts of sent and skipped items since the last call to the metrics."""
         self._telemetry.sent.inc(self._counts.sent)
         for reason, count in self._counts.skipped.items():
             self._telemetry.skipped.labels(reason).inc(count)

@@ -1,4 +1,4 @@
-"""What a client is refused with, as OpenAI's clients read it."""
+"""The error with which the gateway refuses a request, in OpenAI's format."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class RefusedError(Exception):
-    """A request that is not answered: `status` is the HTTP status, `param` the field that is wrong."""
+    """A refused request: `status` is the HTTP status, `param` the invalid field."""
 
     status: int
     message: str
@@ -14,6 +14,6 @@ class RefusedError(Exception):
     code: str | None = None
 
     def to_wire(self) -> dict[str, Any]:
-        """The body that OpenAI's clients read."""
+        """Return the response body in OpenAI's error format."""
         kind = "server_error" if self.status >= 500 else "invalid_request_error"
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}

@@ -1,4 +1,4 @@
-"""The gateway: requests of clients -> sampled turns of sessions, in the journal before their answers end (I/O)."""
+"""The gateway: client requests -> sampled turns of sessions, each journaled before its answer ends (I/O)."""
 
 import asyncio
 import logging
@@ -39,12 +39,12 @@ from agentic_opd.settings.servers import PolicyServerConfig
 logger = logging.getLogger(__name__)
 
 _CLEANING_S = 600.0
-"""Between two looks for sessions that are older than they are kept."""
+"""Minimum seconds between two removals of expired sessions from the journal."""
 
 
 @dataclass(frozen=True, slots=True)
 class SessionStatus:
-    """What a client may know of its session."""
+    """The status of a session, as shown to its client."""
 
     session_id: str
     name: str | None
@@ -53,7 +53,7 @@ class SessionStatus:
 
 
 class Gateway:
-    """Sessions before the policy's servers. `start` makes one that is ready."""
+    """The sessions of all clients, sampled by the policy's servers. `start` connects to the servers and creates one."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Gateway:
         writer: GroupWriter,
         telemetry: Telemetry,
     ) -> None:
-        """Join the parts, and go on with the sessions of the journal that are open or closed."""
+        """Restore the open and the closed sessions from the journal, and start closing idle sessions."""
         self.config, self.tokenizer, self.telemetry = config, tokenizer, telemetry
         self.model = servers[0].info.model
         self._servers = {server.url: server for server in servers}
@@ -81,10 +81,10 @@ class Gateway:
 
     @classmethod
     async def start(cls, config: GatewayConfig, servers: Sequence[PolicyServerConfig]) -> "Gateway":
-        """Connect to everything, and find out before the first request what would fail in every one.
+        """Connect to all servers, and detect before the first request errors that would fail every request.
 
         Raises:
-            ConfigError, OutputError, RendererError, ServerError: what is missing, and what to do.
+            ConfigError, OutputError, RendererError, ServerError: a requirement is not met; the message names the fix.
         """
         async with AsyncExitStack() as undo:
             clients = [
@@ -139,29 +139,29 @@ class Gateway:
             return gateway
 
     async def close(self) -> None:
-        """Stop. Open sessions stay open in the journal; what was not written is written by the next gateway."""
+        """Stop. Open sessions stay open in the journal; the next gateway writes the groups that are still missing."""
         self._idle.cancel()
         self._sampler.close()
         await self._undo.aclose()
 
     async def drained(self) -> None:
-        """Wait until the groups of all closed sessions are written."""
+        """Wait until all complete groups of closed sessions are written; see `GroupWriter.drained`."""
         await self._writer.drained()
 
     # ------------------------------------------------------------------------------------------------------ answers
 
     async def answer(self, asked: Asked, owner: str) -> Answer:
-        """Answer a request: `Begun`, then pieces of its choices as they are sampled, each choice's `Finished` last.
+        """Answer a request: yield `Begun`, then the choices' pieces as they are sampled, each choice's `Finished` last.
 
-        A choice's turn is in the journal before its `Finished` comes. Closing the generator ends the sampling.
+        A choice's turn is in the journal before its `Finished` is yielded. Closing the generator stops the sampling.
 
         Args:
             asked: The request.
-            owner: A digest of its client's key.
+            owner: Digest of the client's key.
 
         Raises:
-            RefusedError: it can't be answered; says why.
-            OutputError, ServerError: the disk, or the policy's server, did not do its part.
+            RefusedError: the request can't be answered; the message says why.
+            OutputError, ServerError: the disk or the policy's server failed.
         """
         if asked.model is not None and asked.model != self.model:
             raise RefusedError(
@@ -205,7 +205,7 @@ class Gateway:
             self._show_open()
 
     def _check_group(self, group: str | None, session: Session | None) -> None:
-        """Raises RefusedError if the session can't be in the group that its client names."""
+        """Refuse a group name that the session can't belong to, with a RefusedError."""
         if group is None:
             return
         if self.config.group_size == 1:
@@ -221,7 +221,7 @@ class Gateway:
         self._sessions.add(session, turn)
 
     def _with_server(self, row: SessionRow) -> SessionRow:
-        """The session at its server; at another one if that is not among the settings any more."""
+        """Return the session, moved to another server if its own is no longer in the settings."""
         return row if row.server in self._servers else replace(row, server=min(self._servers, key=self._load_of))
 
     def _load_of(self, url: str) -> int:
@@ -232,16 +232,17 @@ class Gateway:
     async def end(
         self, owner: str, name: str, reward: float | None = None, feedback: str | None = None
     ) -> SessionStatus:
-        """End a session when its answers under way are done.
+        """End a session after its pending answers.
 
         Args:
-            owner: A digest of its client's key.
-            name: What the client calls it, or its id.
-            reward: What it was worth; None: nothing is said.
-            feedback: What is said of it at the end, the next state of its last turn.
+            owner: Digest of the client's key.
+            name: The client's name of the session, or its id.
+            reward: The client's reward of the session; None: not given.
+            feedback: The client's final feedback, which is the next state of the last learnable turn.
 
         Raises:
-            RefusedError: 404, no open session of this client is called so.
+            RefusedError: 404, this client has no open session of this name.
+            OutputError: the end could not be written to the journal; the session stays open.
         """
         session = self._sessions.named(owner, name)
         if session is None or session.is_ending:
@@ -250,10 +251,10 @@ class Gateway:
         return SessionStatus(session.session_id, session.row.name, SessionState.CLOSED, turns)
 
     async def status(self, owner: str, name: str) -> SessionStatus:
-        """What became of a session.
+        """Return the status of an open or ended session.
 
         Raises:
-            RefusedError: 404, no session of this client was ever called so.
+            RefusedError: 404, the journal has no session of this client with this name or id.
         """
         session = self._sessions.named(owner, name)
         if session is not None:
@@ -267,7 +268,7 @@ class Gateway:
     async def _close(
         self, session: Session, stop: StopReason, reward: float | None = None, feedback: str | None = None
     ) -> int:
-        """Close a session when nothing of it is under way; returns its turns."""
+        """Close a session after its pending answers; returns its number of turns."""
         session.is_ending = True
         ending = Ending(stop, self._writer.join(session.row), reward, feedback)
         try:
@@ -280,7 +281,7 @@ class Gateway:
         return len(session.tree.turns)
 
     async def _closed(self, session: Session, ending: Ending) -> None:
-        """Raises OutputError if the disk refuses; then the session stays open."""
+        """Record the end, and submit the session for its group. On OutputError the session stays open."""
         row: SessionRow = replace(session.row, state=SessionState.CLOSED, ending=ending)
         await self._journal.run(lambda: self._journal.close_session(row.session_id, ending))
         self._sessions.remove(session)
@@ -319,12 +320,12 @@ def _unknown_session() -> RefusedError:
 
 
 async def _load_tokenizer(config: GatewayConfig, server: PolicyServerConfig, client: JsonClient) -> Any:
-    """The tokenizer that the settings name, or that of the server's model.
+    """Load the tokenizer of the settings; without one, that of the server's model.
 
     Raises:
-        ConfigError: it can't be loaded.
+        ConfigError: the tokenizer can't be loaded.
     """
-    from transformers import AutoTokenizer  # Seconds, and not needed to find wrong settings.
+    from transformers import AutoTokenizer  # The import takes seconds, and validating settings does not need it.
 
     names = (config.tokenizer_name, server.tokenizer_name, server.model_name)
     name = next((name for name in names if name not in ("", "none", "default")), None) or await fetch_model_path(client)
@@ -334,7 +335,7 @@ async def _load_tokenizer(config: GatewayConfig, server: PolicyServerConfig, cli
 
 
 async def _connected(client: JsonClient, tokenizer: Any) -> SamplingServer:
-    """Raises ServerMismatchError if the server does not fit."""
+    """Check a server; raises ServerMismatchError if its plugin or its tokenizer does not match."""
     info = await fetch_server_info(client)
     server = SamplingServer(client, info)
     server.check()

@@ -1,10 +1,11 @@
 """Closed sessions -> scored groups in a file: judged, scored, written once (I/O).
 
-A session is a group of its own, or its client says by a name which sessions belong together; then the group is made
-when `group_size` of them are closed, or when no other has come for as long as an idle session stays open. A session
-whose server is gone waits, and is tried again; one that can't be made a group of is counted and kept in the journal. A
-group is kept in the journal first, then written to the file, then noted; which groups stand in the file is read at the
-start, so a gateway that is killed in between neither makes nor writes one twice.
+A session without a group name forms a group by itself. Sessions with the same group name form one group as soon as
+`group_size` of them are closed, or if no further one closes within `session_idle_s`. If a server is unreachable, the
+group is retried until it answers. Sessions whose group fails are counted and stay in the journal.
+
+A group is stored in the journal first, then in the file; then its sessions are marked as written. The file is read at
+the start, so a gateway that was killed in between neither builds nor writes a group twice.
 """
 
 import asyncio
@@ -32,43 +33,43 @@ from agentic_opd.wire.group import GroupDistillation, ScoredGroup, ScoredRollout
 logger = logging.getLogger(__name__)
 
 Judged = Mapping[int, asyncio.Task[DistilledTurn]]
-"""Turns that are being judged, by their id."""
+"""Tasks that judge turns, by turn id."""
 
 RETRY_S = 10.0
-"""Between two attempts at a session whose server is gone."""
+"""Seconds between two attempts at a group whose server is unreachable."""
 
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """A session that is over."""
+    """A closed session."""
 
     row: SessionRow
     tree: TurnTree | None = None
-    """Its turns; None: they are read from the journal."""
+    """The session's turns; None: read them from the journal."""
     judged: Judged = field(default_factory=dict[int, asyncio.Task[DistilledTurn]])
-    """What `GroupWriter.judge` began, by the turn's id."""
+    """Tasks started by `GroupWriter.judge`, by turn id."""
 
     @property
     def ending(self) -> Ending:
-        """How it ended."""
+        """How the session ended."""
         assert self.row.ending is not None
         return self.row.ending
 
 
 @dataclass(slots=True, eq=False)
 class _Gathering:
-    """A named group of which not all sessions are closed."""
+    """A named group that waits for further sessions."""
 
     key: tuple[str, str]
-    """Its owner, and its name."""
+    """Owner and name of the group."""
     members: set[str] = field(default_factory=set[str])
-    """The sessions that are closed or being closed."""
+    """Ids of its closed sessions and of those that are being closed."""
     closed: list[Closed] = field(default_factory=list[Closed])
     timer: asyncio.TimerHandle | None = None
 
 
 class GroupWriter:
-    """Makes and writes the groups of closed sessions, a few at the same time."""
+    """The builder of scored groups, at most `max_concurrent_groups` at the same time."""
 
     def __init__(
         self,
@@ -79,15 +80,15 @@ class GroupWriter:
         telemetry: Telemetry,
         delivery: Delivery | None = None,
     ) -> None:
-        """Prepare.
+        """Start without sessions.
 
         Args:
-            config: The gateway's settings.
-            distiller: None: nothing is to be distilled.
-            file: Where groups are written.
-            journal: Where the sessions stand.
-            telemetry: Is told what became of them.
-            delivery: Sends written groups to a trajectory API; None: they stay in the file.
+            config: Settings of the gateway.
+            distiller: Distiller of the turns; None: groups hold no distillation targets.
+            file: Output file of the groups.
+            journal: Journal of the sessions.
+            telemetry: Metrics of sessions and turns.
+            delivery: Sender of written groups to a trajectory API; None: groups are only in the file.
         """
         self._config, self._distiller, self._file = config, distiller, file
         self._journal, self._telemetry, self._delivery = journal, telemetry, delivery
@@ -97,7 +98,7 @@ class GroupWriter:
         self._judging: set[asyncio.Task[DistilledTurn]] = set()
 
     def join(self, session: SessionRow) -> str:
-        """The id of the group of a session that is being closed: one that waits for others, or a new one."""
+        """Add a closing session to a waiting group of its name, or to a new group; returns the group id."""
         new_id = f"group-{uuid.uuid4().hex}"
         if session.group_name is None:
             return new_id
@@ -112,12 +113,12 @@ class GroupWriter:
         return group_id
 
     def leave(self, session: SessionRow, group_id: str) -> None:
-        """A session that had joined a group could not be closed."""
+        """Remove a session that could not be closed from its group."""
         if (gathering := self._gatherings.get(group_id)) is not None:
             gathering.members.discard(session.session_id)
 
     def judge(self, session: SessionRow, path: Path, new: Sequence[Message]) -> asyncio.Task[DistilledTurn] | None:
-        """Begin to judge the last turn of a path by the messages that answered it; None: there is nothing to judge."""
+        """Start to judge and score a path's last turn with its next state `new`; None if it is not judged now."""
         turn, config = path[-1], self._config
         is_learned = turn.turn_type == "main" and (config.learn_from_altered_sampling or not turn.altered)
         if self._distiller is None or not config.judge_at_once or not is_learned:
@@ -129,14 +130,14 @@ class GroupWriter:
         return judging
 
     def restore(self, sessions: Iterable[SessionRow]) -> None:
-        """Go on with the closed sessions of the journal; those of one group id are one group, however many they are."""
+        """Resume closed sessions of the journal. Sessions with one group id form one group, even above `group_size`."""
         for row in sessions:
             self._gather(Closed(row))
         for group_id in [*self._gatherings]:
             self._make_if_full(group_id)
 
     def submit(self, closed: Closed) -> None:
-        """Make the group of a closed session, when all sessions of the group are closed."""
+        """Add a closed session to its group, and build the group once it is complete."""
         self._gather(closed)
         self._make_if_full(closed.ending.group_id)
 
@@ -150,7 +151,7 @@ class GroupWriter:
         gathering.closed.append(closed)
 
     def _make_if_full(self, group_id: str) -> None:
-        """Make a group of which all sessions are closed; else wait for more, for as long as an idle session is open."""
+        """Build a group once `group_size` sessions are closed; otherwise wait `session_idle_s` for another one."""
         gathering = self._gatherings.get(group_id)
         if gathering is None:
             return
@@ -163,7 +164,7 @@ class GroupWriter:
             gathering.timer = loop.call_later(idle_s, self._make_without_more, group_id)
 
     def _make_without_more(self, group_id: str) -> None:
-        """No further session has come; one that is being closed, and so has joined already, is waited for."""
+        """Build an incomplete group after the wait; a session that is still being closed extends the wait."""
         gathering = self._gatherings[group_id]
         if len(gathering.members) > len(gathering.closed):
             self._make_if_full(group_id)
@@ -177,7 +178,7 @@ class GroupWriter:
         task.add_done_callback(self._ended)
 
     async def close(self) -> None:
-        """Stop; what is not written stays in the journal, and is made when a gateway goes on with it."""
+        """Stop; unwritten groups are built by the next gateway, from the journal."""
         for gathering in self._gatherings.values():
             if gathering.timer is not None:
                 gathering.timer.cancel()
@@ -187,7 +188,7 @@ class GroupWriter:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def drained(self) -> None:
-        """Wait until no closed session is without its group, but those that wait for others of their group."""
+        """Wait until all complete groups are finished. Groups that wait for further sessions are not included."""
         while self._under_way:
             await asyncio.wait(set(self._under_way))
 
@@ -222,11 +223,11 @@ class GroupWriter:
                 self._delivery.add(closed[0].ending.group_id)
 
     async def _kept_or_made(self, closed: Sequence[Closed]) -> ScoredGroup | None:
-        """The sessions' group, as the journal has it, or made and kept there; None if there is nothing to learn from.
+        """Return the group from the journal, or build and store it there; None if there is nothing to learn from.
 
         Raises:
-            ServerError: a server refuses what distilling asks of it.
-            OutputError: the disk refuses.
+            ServerError: a server refused a request of the distiller.
+            OutputError: the journal can't be read or written.
         """
         group_id = closed[0].ending.group_id
         group = await self._journal.group(group_id)
@@ -237,7 +238,7 @@ class GroupWriter:
         return group
 
     async def _made(self, closed: Sequence[Closed]) -> ScoredGroup | None:
-        """Raises ServerError if a server refuses what distilling asks of it."""
+        """Build the group, with retries while a server is unreachable; raises ServerError if one refuses a request."""
         found = {one.row.session_id: await self._branches(one) for one in closed}
         while any(found.values()):
             try:
@@ -297,7 +298,7 @@ class GroupWriter:
         )
 
     async def _write(self, group: ScoredGroup) -> None:
-        """Raises OutputError if the disk refuses."""
+        """Append the group to the file; raises OutputError if that fails."""
         await self._file.write(group)
         if group.distillation is not None:
             for outcome, count in group.distillation.outcomes.items():
@@ -309,13 +310,13 @@ def _name(session: SessionRow) -> str:
 
 
 def _names(sessions: Sequence[SessionRow]) -> dict[str, str]:
-    """What the sessions of a group are called, by their ids; those that have one name go by their ids."""
+    """Map the session ids of a group to unique names; sessions that share a name keep their id."""
     counts = Counter(map(_name, sessions))
     return {one.session_id: _name(one) if counts[_name(one)] == 1 else one.session_id for one in sessions}
 
 
 async def _known(branch: Branch, judged: Judged) -> dict[int, DistilledTurn]:
-    """What was judged of a branch's turns already, by their index; what failed is judged again."""
+    """Return the finished judgements of a branch by turn index; failed ones are omitted, to be judged again."""
     ids = {index: turn_id for index, turn_id in enumerate(branch.turn_ids) if turn_id in judged}
     done = await asyncio.gather(*(judged[turn_id] for turn_id in ids.values()), return_exceptions=True)
     return {index: one for index, one in zip(ids, done, strict=True) if isinstance(one, DistilledTurn)}

@@ -1,7 +1,7 @@
-"""Every finished turn on disk, before its answer ends: SQLite in WAL mode (I/O).
+"""The journal: every finished turn is on disk before its answer ends, in SQLite in WAL mode (I/O).
 
-A gateway that was killed reads its open and its closed sessions back from here. One process at a time writes a journal.
-The calls block; `Journal.run` makes them on a thread of their own, one after the other.
+A restarted gateway restores its open and its closed sessions from it. Only one process at a time can write a journal.
+Synchronous methods block; `Journal.run` calls them on a dedicated thread, in order.
 """
 
 import asyncio
@@ -45,31 +45,33 @@ CREATE INDEX IF NOT EXISTS sessions_of_state ON sessions (state);
 CREATE INDEX IF NOT EXISTS sessions_of_group ON sessions (group_id);
 """
 _VERSION = 2
-"""Of the tables, at `PRAGMA user_version`."""
+"""Version of the tables, stored in `PRAGMA user_version`."""
 _TURN = TypeAdapter(RecordedTurn)
 
 
 def turn_as_json(turn: RecordedTurn) -> str:
-    """A turn as it is kept: one line of JSON."""
+    """Return the stored form of a turn: one line of JSON."""
     return _TURN.dump_json(turn).decode()
 
 
 class SessionState(StrEnum):
-    """Where a session is on its way to a group."""
+    """Progress of a session towards its group."""
 
     OPEN = "open"
+    """It accepts requests."""
     CLOSED = "closed"
-    """It is over, and its group is not written yet."""
+    """It ended, and its group is not written yet."""
     WRITTEN = "written"
+    """Its group is in the file."""
     EMPTY = "empty"
-    """It is over, and holds nothing to learn from."""
+    """It ended, and holds nothing to learn from."""
     FAILED = "failed"
-    """Its group could not be made; `error` says why."""
+    """Its group could not be built; the column `error` holds the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a session ended, and what its client said of it."""
+    """How a session ended, with the client's reward and feedback."""
 
     stop: StopReason
     group_id: str
@@ -79,22 +81,23 @@ class Ending:
 
 @dataclass(frozen=True, slots=True)
 class SessionRow:
-    """A session as the journal knows it."""
+    """The journal's record of a session."""
 
     session_id: str
     owner: str
-    """A digest of its client's key."""
+    """Digest of the client's key."""
     name: str | None
-    """What its client calls it."""
+    """The client's name of the session; None: unnamed."""
     server: str
-    """Which of the policy's servers samples it."""
+    """URL of the policy server that samples its turns."""
     opened: float
-    """Seconds since 1970, as is `used`."""
+    """Time of opening, in seconds since 1970."""
     used: float
+    """Time of last use, in seconds since 1970."""
     state: SessionState = SessionState.OPEN
     ending: Ending | None = None
     group_name: str | None = None
-    """What its client calls the group that it is to be in; None: it is a group of its own."""
+    """The client's name of the session's group; None: the session forms a group by itself."""
 
 
 class _Unwritten(NamedTuple):
@@ -107,14 +110,14 @@ class Journal:
     """The journal of one gateway."""
 
     def __init__(self, path: Path, *, only_read: bool = False) -> None:
-        """Open it, or make it; nobody else of this machine's users can read it.
+        """Open the journal, or create it readable by the current user only.
 
         Args:
-            path: The file.
-            only_read: Read what is there, which a gateway may be writing.
+            path: The SQLite file.
+            only_read: Open for reading only; a gateway may be writing the file.
 
         Raises:
-            OutputError: another process writes it, it can't be opened, or another version of the package made it.
+            OutputError: another process writes the file, it can't be opened, or it has another schema version.
         """
         self.path = path
         self._lock: FileLock | None = None
@@ -145,10 +148,10 @@ class Journal:
         self._writing: asyncio.Task[None] | None = None
 
     async def run(self, call: Callable[[], Result]) -> Result:
-        """Make a call of this journal's on its thread; it is made even if who waits is cancelled.
+        """Call a method of this journal on its thread. The call completes even if the caller is cancelled.
 
         Raises:
-            OutputError: the disk refused.
+            OutputError: SQLite failed.
         """
         made = asyncio.get_running_loop().run_in_executor(self._thread, call)
         try:
@@ -157,12 +160,12 @@ class Journal:
             raise OutputError(f"cannot write the journal {str(self.path)!r}: {error}") from error
 
     async def add_turn(self, session: SessionRow, turn: RecordedTurn) -> None:
-        """Write a turn, and its session if it is the first one; it is written even if who waits is cancelled.
+        """Write a turn, and its session with the first turn. The write completes even if the caller is cancelled.
 
-        Turns that are finished while others are being written are written together, with one wait for the disk.
+        Turns that finish during a write form the next batch, with one disk sync for all of them.
 
         Raises:
-            OutputError: the disk refused.
+            OutputError: SQLite failed.
         """
         written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._unwritten.append(_Unwritten(session, turn, written))
@@ -176,10 +179,10 @@ class Journal:
             await self._write(turns)
 
     async def _write(self, turns: Sequence[_Unwritten]) -> None:
-        """Write turns and tell who waits for each; one that can't be written keeps no other from being written."""
+        """Write turns and resolve their futures. If the batch fails, each turn is written separately."""
         try:
             await self.run(partial(self.add_turns, [(one.session, one.turn) for one in turns]))
-        except Exception as error:  # noqa: BLE001 - told to whoever waits for the turn
+        except Exception as error:  # noqa: BLE001 - raised in the turn's `add_turn`
             if len(turns) > 1:
                 for one in turns:
                     await self._write([one])
@@ -190,7 +193,7 @@ class Journal:
                 one.written.set_result(None)
 
     def add_turns(self, turns: Iterable[tuple[SessionRow, RecordedTurn]]) -> None:
-        """Write turns of any sessions, all at once."""
+        """Write turns of any sessions in one transaction."""
         with self._db:
             self._db.execute("BEGIN IMMEDIATE")
             for session, turn in turns:
@@ -204,7 +207,7 @@ class Journal:
                 self._db.execute("INSERT INTO turns VALUES (?, ?, ?)", (turn.turn_id, session.session_id, body))
 
     def close_session(self, session_id: str, ending: Ending) -> None:
-        """A session is over: its group is to be made."""
+        """Mark an open session as closed, so that its group will be built."""
         self._db.execute(
             "UPDATE sessions SET state = 'closed', stop = ?, reward = ?, feedback = ?, group_id = ? "
             "WHERE session_id = ? AND state = 'open'",
@@ -212,7 +215,7 @@ class Journal:
         )
 
     def finish_sessions(self, states: Mapping[str, SessionState], error: str | None = None) -> None:
-        """What became of closed sessions, by their ids, all at once."""
+        """Record the final states of closed sessions, by session id, in one transaction."""
         with self._db:
             self._db.execute("BEGIN IMMEDIATE")
             self._db.executemany(
@@ -221,22 +224,20 @@ class Journal:
             )
 
     async def keep_group(self, group: ScoredGroup) -> None:
-        """Write a group that is made, before it is in the file; it is named by its `group_id`.
+        """Store a scored group under its `group_id`, before it is written to the file.
 
         Raises:
-            OutputError: the disk refused.
+            OutputError: SQLite failed.
         """
-        body = await asyncio.to_thread(
-            _packed, group
-        )  # Not on the journal's thread, where answers wait for their turns.
+        body = await asyncio.to_thread(_packed, group)  # Not on the journal's thread: it would delay answers.
         query = "INSERT OR REPLACE INTO groups (group_id, body) VALUES (?, ?)"
         await self.run(lambda: self._db.execute(query, (group.group_id, body)))
 
     async def group(self, group_id: str) -> ScoredGroup | None:
-        """A group that was made; None if it was not.
+        """Return a stored group; None if the journal does not hold it.
 
         Raises:
-            OutputError: it can't be read.
+            OutputError: the stored group can't be read.
         """
         query = "SELECT body FROM groups WHERE group_id = ?"
         row = await self.run(lambda: self._db.execute(query, (group_id,)).fetchone())
@@ -246,7 +247,7 @@ class Journal:
             raise OutputError(f"{str(self.path)!r} holds a group {group_id} that can't be read") from error
 
     def unsent_groups(self) -> list[str]:
-        """The ids of the groups in the file that no trajectory API has taken, oldest first."""
+        """Return the ids of the groups in the file that are not marked as sent, oldest first."""
         query = (
             "SELECT group_id FROM groups WHERE NOT is_sent AND EXISTS "
             "(SELECT 1 FROM sessions WHERE sessions.group_id = groups.group_id AND state = 'written') ORDER BY rowid"
@@ -254,11 +255,11 @@ class Journal:
         return [group_id for (group_id,) in self._db.execute(query)]
 
     def sent_group(self, group_id: str) -> None:
-        """The trajectory API took a group, or refused it for good."""
+        """Mark a group that the trajectory API accepted or permanently refused as sent."""
         self._db.execute("UPDATE groups SET is_sent = 1 WHERE group_id = ?", (group_id,))
 
     def delete(self, *session_ids: str) -> None:
-        """Remove sessions, all that was said in them, and their groups; the file's space is overwritten."""
+        """Delete sessions, their turns and their groups, and overwrite the space in the file."""
         with self._db:
             self._db.execute("BEGIN IMMEDIATE")
             for session_id in session_ids:
@@ -270,48 +271,48 @@ class Journal:
                 self._db.execute("DELETE FROM sessions WHERE session_id = ?", (session_id,))
 
     def delete_older(self, used_before: float) -> int:
-        """Remove sessions that were used last before this second since 1970, and whose group is made; how many."""
+        """Delete written and empty sessions last used before this time (seconds since 1970); returns their number."""
         done = [SessionState.WRITTEN, SessionState.EMPTY]
         old = [row.session_id for row in self.sessions(*done) if row.used < used_before]
         self.delete(*old)
         return len(old)
 
     def sessions(self, *states: SessionState) -> list[SessionRow]:
-        """The sessions in these states, in the order in which they were opened."""
+        """Return the sessions in these states, in order of opening."""
         marks = ", ".join("?" for _ in states)
         query = f"SELECT {_COLUMNS} FROM sessions WHERE state IN ({marks}) ORDER BY opened"
         return [_session(row) for row in self._db.execute(query, [state.value for state in states])]
 
     def latest(self, owner: str, name: str) -> SessionRow | None:
-        """The session that a client called so last, by its name or by its id."""
+        """Return the client's latest session with this name or id."""
         query = f"SELECT {_COLUMNS} FROM sessions WHERE owner = ? AND (name = ? OR session_id = ?) ORDER BY opened DESC"
         row = self._db.execute(query, (owner, name, name)).fetchone()
         return None if row is None else _session(row)
 
     def turns(self, session_id: str) -> list[RecordedTurn]:
-        """A session's turns, in the order in which they were finished.
+        """Return a session's turns, in order of completion.
 
         Raises:
-            OutputError: one can't be read.
+            OutputError: a stored turn can't be read.
         """
         rows = self._db.execute("SELECT body FROM turns WHERE session_id = ? ORDER BY turn_id", (session_id,))
         try:
             return [_TURN.validate_json(body) for (body,) in rows]
         except ValidationError as error:
-            # The error's own text would show what was said.
+            # Pydantic's message would quote the conversation.
             raise OutputError(f"{str(self.path)!r} holds a turn of {session_id} that can't be read") from error
 
     def count_turns(self, session_id: str) -> int:
-        """How many turns a session has."""
+        """Return the number of turns of a session."""
         return self._db.execute("SELECT count(*) FROM turns WHERE session_id = ?", (session_id,)).fetchone()[0]
 
     def last_turn_id(self) -> int:
-        """The largest id of a turn; 0 if there is none."""
+        """Return the largest turn id; 0 without turns."""
         (last,) = self._db.execute("SELECT coalesce(max(turn_id), 0) FROM turns").fetchone()
         return last
 
     def close(self) -> None:
-        """Wait for what is being written, close the file, and let others write it."""
+        """Write the pending turns, close the file and release its lock."""
         self._thread.shutdown()
         if self._unwritten:
             self.add_turns((one.session, one.turn) for one in self._unwritten)

@@ -1,7 +1,7 @@
-"""The policy as the gateway samples it: one vLLM server, token ids in and out, as they are sampled (I/O).
+"""Client of one vLLM server of the policy: prompt token ids in, a stream of sampled tokens out (I/O).
 
-The plugin's `POST /generate` is asked for a stream whether or not the client wants one: it takes every sampling
-parameter, and says ids, logprobs and the version of the weights with each step.
+It always streams from the plugin's `POST /generate`, whether or not the client streams. This route takes every sampling
+parameter, and returns ids, logprobs and the weight version.
 """
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -19,12 +19,12 @@ from agentic_opd.gateway.errors import RefusedError
 
 ROUTE = "/generate"
 _STREAMING_ROUTE, _INTERVAL_ROUTE = 2, 4
-"""What the plugin's `generate_route` must be at least to stream at all, and to stream in larger steps."""
+"""Minimum versions of the plugin's `generate_route` for streaming, and for streaming several tokens per event."""
 
 
 @dataclass(frozen=True, slots=True)
 class SampledToken:
-    """One sampled token: its logprob, and other likely tokens with theirs (nats), as many as were asked for."""
+    """One sampled token and, in `top`, the requested number of likely tokens, each with its logprob (nats)."""
 
     token_id: int
     logprob: float
@@ -33,24 +33,24 @@ class SampledToken:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What was sampled of one choice since the last delta."""
+    """Tokens of one choice sampled since its last delta."""
 
     index: int
     tokens: tuple[SampledToken, ...]
     finish_reason: str | None = None
-    """`stop` or `length` with the last delta of a choice, None before."""
+    """`stop` or `length` in the last delta of a choice, None before."""
     stop_string: str | None = None
-    """Which of the `stop` strings ended it."""
+    """The `stop` string that ended the choice, if any."""
     weight_version: int | None = None
-    """The oldest weights that sampled the choice, with its last delta; None before."""
+    """Version of the oldest weights that sampled the choice, in its last delta; None before."""
 
     def then(self, later: "Delta") -> "Delta":
-        """This and the choice's next one, as one."""
+        """Return this delta merged with the choice's next one."""
         return replace(later, tokens=self.tokens + later.tokens)
 
 
 _Row = Annotated[list[dict[int, float]], Field(min_length=1, max_length=1)]
-"""`[{id: logprob}]`, the token's own first."""
+"""`[{id: logprob}]`, the sampled token first."""
 
 
 class _Event(BaseModel):
@@ -62,7 +62,7 @@ class _Event(BaseModel):
     weight_version: int | None = None
 
     def delta(self, top_logprobs: int) -> Delta:
-        """Raises ValueError if the logprobs are not those of the ids."""
+        """Convert the event; raises ValueError if the logprobs do not match the ids."""
         tokens = tuple(
             SampledToken(token, own, tuple(sorted(row.items(), key=lambda entry: -entry[1])[:top_logprobs]))
             for token, (row,) in zip(self.token_ids, self.logprobs, strict=True)
@@ -74,14 +74,14 @@ class _Event(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class SamplingServer:
-    """One of the policy's vLLM servers, and what it says of itself."""
+    """One of the policy's vLLM servers, with its reported properties."""
 
     client: JsonClient
     info: ServerInfo
 
     @property
     def url(self) -> str:
-        """Where it is, without `/v1`."""
+        """Base URL, without `/v1`."""
         return self.client.base_url
 
     def check(self) -> None:
@@ -103,20 +103,21 @@ class SamplingServer:
         params: Mapping[str, Any],
         interval: int = 1,
     ) -> AsyncGenerator[Delta]:
-        """Sample `n` completions of a prompt; yields what comes, as it comes. Closing the generator ends the sampling.
+        """Sample `n` completions of a prompt; yields deltas as they arrive. Closing the generator stops the sampling.
 
         Args:
-            prompt_ids: The whole prompt.
-            n: Completions.
-            max_tokens: Tokens of each at most.
-            top_logprobs: Most likely tokens to be told at each position.
-            params: Further sampling parameters, as vLLM names them.
-            interval: Tokens of a choice that come together, after its first; older plugins send each by itself.
+            prompt_ids: Token ids of the whole prompt.
+            n: Number of completions.
+            max_tokens: Maximum number of tokens of each completion.
+            top_logprobs: Number of most likely tokens to return at each position.
+            params: Further sampling parameters, by vLLM's names.
+            interval: Tokens of a choice per event, after its first token; older plugins send one token per event.
 
         Raises:
-            RefusedError: a parameter is not one that vLLM can sample with; names it.
-            ServerMismatchError: what comes are not sampled ids and their logprobs.
-            ServerUnreachableError: no usable answer, or one that broke off.
+            RefusedError: vLLM rejects the prompt or a parameter, which `param` names.
+            ServerError: the server refuses the request for another reason.
+            ServerMismatchError: the events are not sampled ids with their logprobs.
+            ServerUnreachableError: the server gave no usable answer, or its stream broke off.
         """
         body = {
             "prompt": {"prompt_token_ids": list(prompt_ids)},
@@ -134,7 +135,7 @@ class SamplingServer:
             raise _as_refusal(error) from error
 
     def _deltas(self, events: Sequence[bytes], top_logprobs: int) -> Sequence[Delta]:
-        """One for each choice: what has come together is looked at together."""
+        """Return one merged delta per choice for events that arrived together."""
         by_choice = dict[int, Delta]()
         for event in events:
             delta = self._delta(event, top_logprobs)
@@ -143,7 +144,7 @@ class SamplingServer:
         return tuple(by_choice.values())
 
     def _delta(self, event: bytes, top_logprobs: int) -> Delta:
-        """Its errors do not quote the event, which holds what was said."""
+        """Parse an event. Errors do not quote it, because it holds conversation text."""
         where = f"{self.url}{ROUTE}"
         try:
             return _Event.model_validate_json(event).delta(top_logprobs)
@@ -164,7 +165,7 @@ def _own(token: int, row: Mapping[int, float]) -> float:
 
 
 def _as_refusal(error: ServerRequestError) -> Exception:
-    """Wrong (400) and too long (413) are the client's fault; what else the server refuses is the gateway's."""
+    """Map 400 (invalid) and 413 (too long) to a RefusedError for the client, other statuses to a ServerError."""
     if error.status not in (400, 413):
         return ServerError(str(error))
     try:

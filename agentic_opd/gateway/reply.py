@@ -1,4 +1,4 @@
-"""Sampled choices as OpenAI's clients read them: a completion, or the chunks of a stream. Pure."""
+"""Sampled choices in OpenAI's format: a completion, or the chunks of a stream. Pure."""
 
 import time
 import uuid
@@ -21,13 +21,13 @@ def _now() -> int:
 
 @dataclass(slots=True)
 class Reply:
-    """One answer in the making."""
+    """The state of one answer while it is sampled."""
 
     model: str
     decode: Callable[[Sequence[int]], str]
-    """Token ids to text, for the names of tokens in logprobs."""
+    """Function from token ids to text, for the tokens in logprobs."""
     top_logprobs: int | None
-    """None: the client asked for no logprobs."""
+    """Number of likely tokens per position; None: the client requested no logprobs."""
     reply_id: str = field(default_factory=_new_id)
     created: int = field(default_factory=_now)
     prompt_tokens: int = 0
@@ -38,7 +38,7 @@ class Reply:
     _tokens: dict[int, list[SampledToken]] = field(default_factory=dict[int, list[SampledToken]])
 
     def take(self, event: Begun | Piece | Finished) -> None:
-        """Add what came."""
+        """Add an event of the answer."""
         if isinstance(event, Begun):
             self.prompt_tokens, self.session_id = event.prompt_tokens, event.session_id
             return
@@ -49,7 +49,7 @@ class Reply:
             self.completion_tokens += len(event.completion.token_ids)
 
     def completion(self) -> dict[str, Any]:
-        """The whole answer."""
+        """Return the whole answer as a `chat.completion`."""
         choices = [
             {
                 "index": index,
@@ -62,7 +62,7 @@ class Reply:
         return {**self._head("chat.completion"), "choices": choices, "usage": self.usage()}
 
     def chunks(self, event: Begun | Piece | Finished) -> Iterator[dict[str, Any]]:
-        """What a stream says when this has come; `take` it too."""
+        """Yield the stream's chunks for an event; the event must also be given to `take`."""
         if isinstance(event, Begun):
             return
         piece = event.rest if isinstance(event, Finished) else event
@@ -80,11 +80,11 @@ class Reply:
             yield self._chunk(event.index, {}, finish_reason=event.finish_reason)
 
     def usage_chunk(self) -> dict[str, Any]:
-        """The last chunk of a stream whose client asked for the usage."""
+        """Return the last chunk of a stream with `include_usage`."""
         return {**self._head("chat.completion.chunk"), "choices": [], "usage": self.usage()}
 
     def usage(self) -> dict[str, int]:
-        """Tokens read and sampled."""
+        """Return the numbers of prompt and completion tokens."""
         total = self.prompt_tokens + self.completion_tokens
         return {
             "prompt_tokens": self.prompt_tokens,
@@ -125,7 +125,7 @@ class Reply:
 
 
 def _message(finished: Finished) -> dict[str, Any]:
-    """The message; without text its content is null where it calls tools, as OpenAI writes it."""
+    """Return the message; as in OpenAI's format, a tool call without text has a null content."""
     message = dict(finished.message)
     if not message["content"] and message.get("tool_calls"):
         message["content"] = None

@@ -1,7 +1,7 @@
-"""A chat request as OpenAI's clients write it -> what is asked of the policy, typed and checked. Pure.
+"""Validation of chat requests in OpenAI's format. Pure.
 
-In: JSON. Out: `Asked`, or a `RefusedError` that names the field. A field that is not known is refused, because a
-sampling parameter that is silently left out changes what is sampled.
+In: JSON. Out: `Asked`, or a `RefusedError` that names the field. Unknown fields are refused, because silently ignoring
+a sampling parameter would change the sampling distribution.
 """
 
 import json
@@ -19,21 +19,21 @@ from agentic_opd.gateway.errors import RefusedError
 from agentic_opd.rollout.conversation_index import identity
 
 _DEEPEST = 257
-"""Levels of objects and lists in a body; of one more, pydantic could not write the tools to the journal."""
+"""Maximum nesting of objects and lists in a body. With one more level, pydantic could not serialise the tools."""
 _MOST_VALUES = 2**16
-"""Values of objects and lists in a body, as messages, calls, names and numbers are; reading each takes microseconds."""
+"""Maximum number of values in the objects and lists of a body. Parsing takes microseconds per value."""
 
 TurnType = Literal["main", "side"]
 
 
 class _Open(BaseModel):
-    """Other fields are passed over: clients write back what they got."""
+    """A model that ignores unknown fields, because clients send back fields that they received."""
 
     model_config = ConfigDict(extra="ignore")
 
 
 class _Closed(BaseModel):
-    """Other fields are refused."""
+    """A model that refuses unknown fields."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -63,7 +63,7 @@ class _Message(_Open):
     tool_call_id: str | None = None
 
     def plain(self) -> Message:
-        """The message as the package writes them: its content a text, and always there."""
+        """Return the message in the package's form: its content is always a string."""
         content = self.content if isinstance(self.content, str) else "".join(p.text for p in self.content or ())
         message: Message = {"role": "system" if self.role == "developer" else self.role, "content": content}
         optional = {"name": self.name, "tool_call_id": self.tool_call_id, "reasoning_content": self.reasoning_content}
@@ -109,7 +109,7 @@ class _ResponseFormat(_Open):
 
 
 class _Sampling(_Closed):
-    """Sampling parameters that vLLM takes as they are, by its own names. None is vLLM's default."""
+    """Sampling parameters passed to vLLM unchanged, by vLLM's names. None means vLLM's default."""
 
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
@@ -151,7 +151,7 @@ class ChatRequest(_Sampling):
     store: Literal[False] | None = None
 
     def sampling(self) -> dict[str, Any]:
-        """The sampling parameters that were given, as vLLM names them; lengths, `n` and logprobs are not among them."""
+        """Return the given sampling parameters by vLLM's names, without maximum length, `n` and logprobs."""
         given = {name: getattr(self, name) for name in _Sampling.model_fields}
         if self.response_format is not None and self.response_format.type != "text":
             schema = (self.response_format.json_schema or {}).get("schema")
@@ -161,41 +161,41 @@ class ChatRequest(_Sampling):
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a client asks for, checked."""
+    """A validated chat request."""
 
     messages: tuple[Message, ...]
     tools: tuple[dict[str, Any], ...]
     sampling: dict[str, Any]
-    """As vLLM names them; without lengths, `n` and logprobs."""
+    """The given sampling parameters by vLLM's names, without maximum length, `n`, `stop` and logprobs."""
     stop: tuple[str, ...]
     n: int
     max_tokens: int | None
     top_logprobs: int | None
-    """Most likely other tokens to be told at each position; None: no logprobs are asked for."""
+    """Number of most likely tokens to return at each position; None: no logprobs are requested."""
     stream: bool
     include_usage: bool
     model: str | None
     session: str | None
-    """The client's name for the conversation; None: it is recognised by its messages."""
+    """The client's name of the session; None: the session is found by its messages."""
     turn_type: TurnType
     is_last: bool
-    """The session is over with this turn."""
+    """Whether the session ends with this turn."""
     group: str | None = None
-    """The client's name for the sessions that belong together; None: the session is a group of its own."""
+    """The client's name of the session's group; None: the session forms a group by itself."""
     identities: tuple[bytes, ...] = ()
-    """Of the messages; see `conversation_index.identity`."""
+    """Digests of the messages; see `conversation_index.identity`."""
     tools_key: bytes = b""
-    """Of the tools; see `tools_key`."""
+    """Digest of the tools; see `tools_key`."""
     parts: int = 0
-    """Messages, tool calls and tools: each is a token of a prompt, at least."""
+    """Number of messages, tool calls and tools. Each of them needs at least one prompt token."""
     size: int = 0
-    """Characters of all texts that a prompt holds."""
+    """Number of characters in all texts of the prompt."""
     earlier_reasoning: int = 0
-    """Characters of reasoning before the last user message, which some templates leave out; not part of `size`."""
+    """Characters of reasoning before the last user message, not part of `size`: some templates omit it."""
 
     @property
     def altered(self) -> tuple[str, ...]:
-        """The parameters by which the tokens are not drawn from the policy's own distribution."""
+        """Names of the parameters that change the sampling distribution."""
         return tuple(_altering(self.sampling))
 
 
@@ -208,18 +208,18 @@ def read_request(
     is_last: bool = False,
     group: str | None = None,
 ) -> Asked:
-    """Check a request.
+    """Validate a request.
 
     Args:
         body: The parsed JSON.
         max_choices: Largest `n`.
-        session: The session that the path or a header names; goes over the body's.
-        turn_type: What the header X-Turn-Type says.
-        is_last: What the header X-Session-Done says.
-        group: What the header X-Group-Id says.
+        session: The session's name in the path or in a header; it overrides the body's.
+        turn_type: Value of the header X-Turn-Type.
+        is_last: Value of the header X-Session-Done.
+        group: Value of the header X-Group-Id.
 
     Raises:
-        RefusedError: 400, naming the first field that is wrong.
+        RefusedError: 400, with the first invalid field.
     """
     if not isinstance(body, dict):
         raise RefusedError(400, f"the body must be a JSON object, got {type(body).__name__}")
@@ -269,7 +269,7 @@ def read_request(
 
 
 def tools_key(tools: Sequence[dict[str, Any]]) -> bytes:
-    """A digest of tools, in this order."""
+    """Return a digest of the tools, which depends on their order."""
     return _digest(json.dumps(tools, sort_keys=True))
 
 
@@ -288,12 +288,12 @@ def _reasoning(messages: Sequence[Message]) -> int:
 
 
 def _inline_reasoning(message: Message) -> int:
-    """Characters of reasoning that stands in the content of a turn, as clients write it back that do not tell it."""
+    """Count the characters of reasoning in an assistant's content, where some clients send it back."""
     return len("".join(message["content"].rpartition("</think>")[:2])) if message["role"] == "assistant" else 0
 
 
 def _check_shape(body: object) -> None:
-    """Raises RefusedError if a body takes long to read, whatever is in it, or can't be kept."""
+    """Refuse, with a RefusedError, a body with too many values to parse quickly or nested too deeply to store."""
     level, values = [body], 0
     for _ in range(_DEEPEST):
         level = [one for one in level if isinstance(one, dict | list)]
@@ -309,7 +309,7 @@ def _check_shape(body: object) -> None:
 
 
 def _contradictions(request: ChatRequest, max_choices: int) -> Iterator[RefusedError]:
-    """What is wrong with fields that are right by themselves."""
+    """Yield errors for fields that are valid separately but contradict each other."""
     for index, message in enumerate(request.messages):
         if message.content is None and message.role not in ("assistant", "tool"):
             yield RefusedError(400, f"a {message.role} message needs a content", f"messages.{index}.content")
@@ -340,7 +340,7 @@ _NEUTRAL: dict[str, Any] = {
     "logit_bias": {},
     "structured_outputs": None,
 }
-"""Parameters that change what is sampled, and the values with which they do not."""
+"""Parameters that can change the sampling distribution, with the values that leave it unchanged."""
 
 
 def _altering(sampling: dict[str, Any]) -> Iterator[str]:

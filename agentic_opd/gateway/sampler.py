@@ -1,6 +1,7 @@
-"""A request -> sampled turns: the prompt that goes on from a session's turns, its choices, each kept when it is whole.
+"""The sampler: render a request as the continuation of a session, sample its choices, and store each finished turn.
 
-Whoever keeps sessions (the gateway in a journal, an environment for one episode) hands in how a turn is kept.
+The caller provides the function that stores turns: the gateway writes a journal, an agent program's run keeps them for
+one episode.
 """
 
 import asyncio
@@ -32,64 +33,69 @@ from agentic_opd.rollout.conversation import Conversation
 logger = logging.getLogger(__name__)
 
 CONTEXT_FULL = "context_length_exceeded"
-"""The code of a request that is refused because its prompt leaves no room for an answer."""
+"""Error code of a request whose prompt leaves no room for an answer."""
 _RENDERED_AT_ONCE = 2**14
-"""Characters of a request that is rendered on the event loop, in some milliseconds."""
+"""Largest request (characters) that is rendered on the event loop, which takes a few milliseconds."""
 _MOST_CHARS = 16
-"""Characters of a token in the mean of a whole prompt, far more than any tokenizer reaches with the text of people or
-programs: what has more for each token of the context is refused before it is rendered."""
+"""Upper bound of the mean number of characters per token in a prompt, far above that of natural text or code.
+
+A request that would not fit into the context even at this density is refused before it is rendered.
+"""
 _MOST_TOGETHER = 8
-"""Tokens that go together to a client that reads along at most. It is half as many as there are streams under way, so
-that up to three streams get each token by itself: handing them on takes the processor from the engine."""
+"""Maximum tokens per event for a streaming client.
+
+The number used is half the number of open streams, so up to three streams receive every token separately. Forwarding
+single tokens of many streams would take CPU time from the engine.
+"""
 _UNSEEN_TOGETHER = 128
-"""Tokens that go together to a client that waits for the whole answer; seldom enough, and no connection is idle."""
+"""Tokens per event for a client that does not stream: few events, but frequent enough to keep the connection active."""
 _CHATS_KEPT = 64
-"""Sets of tools whose renderings are kept ready."""
+"""Number of tool sets whose `Chat` is cached."""
 
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """The first thing of an answer: its session, and how long its prompt is."""
+    """The first event of an answer: its session and the length of its prompt."""
 
     session_id: str
     prompt_tokens: int
 
 
 Answer = AsyncGenerator[Begun | Piece | Finished]
-"""`Begun`, then pieces of the choices as they are sampled, each choice's `Finished` last."""
+"""`Begun`, then pieces of the choices as they are sampled; the last event of a choice is its `Finished`."""
 
 Keep = Callable[[Session, RecordedTurn], Awaitable[None]]
-"""Keeps a finished turn; it is called before the turn's `Finished` comes, even if the client goes meanwhile."""
+"""Function that stores a finished turn. It is called before the turn's `Finished`, even if the client disconnects."""
 
 
 class Sampler:
-    """Prompts, samples, and hands on what was sampled."""
+    """The path from a request to stored turns: rendering, sampling, storing."""
 
     def __init__(
         self, renderer: Renderer, tokenizer: Any, telemetry: Telemetry, keep: Keep, first_turn_id: int = 1
     ) -> None:
-        """Prepare; turns are numbered from `first_turn_id` on."""
+        """Start without turns; ids count from `first_turn_id`."""
         self._telemetry, self._keep = telemetry, keep
         self._chats = _Chats(renderer, tokenizer)
         self._aside = ThreadPoolExecutor(1, "rendering")
         self._chats_aside: _Chats | None = None
         self._turn_ids = itertools.count(first_turn_id)
         self._streams = 0
-        """Under way, to clients that read along."""
+        """Number of open answers to streaming clients."""
 
     def close(self) -> None:
-        """Wait for nothing that is still being rendered."""
+        """Stop the rendering thread without waiting for requests that it still renders."""
         self._aside.shutdown(wait=False, cancel_futures=True)
 
     def check_size(self, asked: Asked, context: int) -> None:
-        """Refuse a request that is certain not to fit, before anything that takes long is done with it.
+        """Refuse a request that certainly exceeds the context, before any expensive work.
 
         Args:
             asked: The request.
-            context: Tokens that a sequence may hold.
+            context: Maximum tokens of a sequence.
 
         Raises:
-            RefusedError: 400, it is too long.
+            RefusedError: 400, the request is too long.
         """
         earlier = asked.earlier_reasoning
         size = asked.size + (earlier if earlier and self._keeps_reasoning else 0)
@@ -98,7 +104,7 @@ class Sampler:
 
     @cached_property
     def _keeps_reasoning(self) -> bool:
-        """Whether a prompt holds the reasoning of turns before the last user message, by itself or in their content."""
+        """Whether prompts include reasoning from before the last user message, as a field or in the content."""
         chat, user = self._chats.of((), tools_key(())), {"role": "user", "content": "u"}
         turn = {"role": "assistant", "content": "a"}
         by_itself = [{**turn, "reasoning_content": text} for text in ("r", "another")]
@@ -110,10 +116,10 @@ class Sampler:
         return any(first != second for first, second in pairs)
 
     async def prompted(self, place: Place, asked: Asked) -> tuple[Conversation, Path | tuple[()]]:
-        """The conversation with the request's prompt, and the turns that it goes on from.
+        """Return the conversation with the request's prompt, and the turns that it continues.
 
-        A template that rewrites earlier messages can't go on from them: then all is rendered from the beginning. A long
-        request is rendered on a thread, with a tokenizer of its own: they can't be used by two at the same time.
+        If the template rewrites earlier messages, the whole prompt is rendered anew and continues no turn. A long
+        request is rendered on a thread with a separate tokenizer, because tokenizers are not thread-safe.
 
         Raises:
             RefusedError: 400, the messages can't be rendered.
@@ -135,7 +141,7 @@ class Sampler:
             talk.answer(place.new)
             try:
                 talk.prompt()
-            except RendererError:  # Its text may quote the messages.
+            except RendererError:  # Not logged: its text may quote the messages.
                 logger.warning("the chat template rewrites earlier messages: a conversation goes on as a branch")
             else:
                 return talk, place.path
@@ -160,15 +166,15 @@ class Sampler:
 
         Args:
             asked: The request.
-            session: Whose turn it becomes.
-            server: Samples it.
-            talk: The conversation with its prompt, as `path` from `prompted`.
-            path: The turns that it goes on from.
-            context: Tokens that a sequence may hold.
+            session: Session that receives the turns.
+            server: Server that samples them.
+            talk: The conversation with its prompt, from `prompted`.
+            path: The turns that it continues, from `prompted`.
+            context: Maximum tokens of a sequence.
 
         Raises:
-            RefusedError: 400, there is no room for an answer, or vLLM refuses a parameter.
-            OutputError, ServerError: the turn could not be kept, or not be sampled.
+            RefusedError: 400 or 413, the prompt leaves no room for an answer, or vLLM refuses a parameter.
+            OutputError, ServerError: a turn could not be stored, or not be sampled.
         """
         prompt_ids = list(talk.prompt())
         room = _room(len(prompt_ids), context)
@@ -200,7 +206,7 @@ class Sampler:
                     if delta.finish_reason is not None:
                         open_choices.remove(delta.index)
                         finished = choices[delta.index].finish(delta)
-                        # Though the client goes meanwhile, the turn is finished.
+                        # The turn is stored even if the client disconnects meanwhile.
                         await to_its_end(self._record(asked, session, talk.fork(), path, finished))
                         yield finished
         finally:
@@ -211,7 +217,7 @@ class Sampler:
     async def _record(
         self, asked: Asked, session: Session, talk: Conversation, path: Path | tuple[()], finished: Finished
     ) -> None:
-        """Add a finished choice to its conversation, and have it kept."""
+        """Add a finished choice to its conversation, and store it as a turn."""
         talk.add(finished.completion, ParsedTurn(finished.message, ()))
         turn = recorded(
             talk,
@@ -231,10 +237,10 @@ class Sampler:
 
 
 def _room(prompt_tokens: int, context: int) -> int:
-    """Tokens that an answer may have.
+    """Return the maximum number of tokens of an answer.
 
     Raises:
-        RefusedError: 400, there are none.
+        RefusedError: 400, the prompt fills the context.
     """
     if prompt_tokens >= context:
         raise _too_long(f"{prompt_tokens} tokens", context)
@@ -247,7 +253,7 @@ def _too_long(length: str, context: int) -> RefusedError:
 
 
 def _parameters(asked: Asked, talk: Conversation, server: SamplingServer) -> dict[str, Any]:
-    """What the server samples with: its own parameters, a turn's ends, the weights that the conversation began with."""
+    """Return vLLM's parameters: the request's, the stop tokens and, with adapters, the last turn's weight version."""
     params = {**asked.sampling}
     params["stop_token_ids"] = [*talk.chat.stop_token_ids, *asked.sampling.get("stop_token_ids", ())]
     if asked.stop:
@@ -258,18 +264,18 @@ def _parameters(asked: Asked, talk: Conversation, server: SamplingServer) -> dic
 
 
 class _Chats:
-    """A renderer and its tokenizer, ready for the sets of tools that were used last."""
+    """Cache of `Chat` objects for the tool sets used last."""
 
     def __init__(self, renderer: Renderer, tokenizer: Any) -> None:
         self._renderer, self._tokenizer = renderer, tokenizer
         self._by_tools = OrderedDict[bytes, Chat]()
 
     def copy(self) -> "_Chats":
-        """Another one, which shares nothing with this one."""
+        """Return an empty cache with copies of the renderer and the tokenizer."""
         return _Chats(*deepcopy((self._renderer, self._tokenizer)))
 
     def of(self, tools: Sequence[dict[str, Any]], key: bytes) -> Chat:
-        """The chat with these tools, of which `key` is the `tools_key`."""
+        """Return the chat with these tools; `key` is their `tools_key`."""
         chat = self._by_tools.pop(key, None) or Chat(self._renderer, self._tokenizer, tools)
         self._by_tools[key] = chat
         while len(self._by_tools) > _CHATS_KEPT:

@@ -1,4 +1,4 @@
-"""The gateway behind uvicorn, from its start to the signal that ends it (I/O)."""
+"""Run the gateway with uvicorn, from its start to SIGINT or SIGTERM (I/O)."""
 
 import asyncio
 import signal
@@ -16,22 +16,25 @@ from agentic_opd.gateway.web import make_app
 from agentic_opd.settings.servers import PolicyServerConfig
 
 _GRACE_S = 5
-"""Seconds that answers under way have when the gateway is told to end."""
+"""Seconds that pending answers have at shutdown."""
 
 
 KEEP_ALIVE_S = 75
-"""Seconds that an idle connection stays open. A client that reuses one at the moment of its end sees a lost connection;
-uvicorn's 5 s are no longer than an agent thinks, or a busy machine takes."""
+"""Seconds that an idle connection stays open.
+
+A client that reuses a connection just as it closes sees a connection error. With uvicorn's default of 5 s that happens
+often, because agents pause that long between requests.
+"""
 
 
 class WebServer(uvicorn.Server):
-    """Serves an application on sockets that listen already.
+    """A uvicorn server for sockets that already listen, without signal handlers.
 
-    It leaves signals alone: uvicorn sends itself again those that it got, which would end the process too early.
+    Uvicorn's handlers raise captured signals again after the shutdown, which would end the process too early.
     """
 
     def __init__(self, app: FastAPI) -> None:
-        # No access log: a path holds what clients call their sessions.
+        # No access log: paths contain the clients' session names.
         config = uvicorn.Config(
             app,
             access_log=False,
@@ -44,7 +47,7 @@ class WebServer(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Generator[None]:
-        """Capture none."""
+        """Install no signal handlers."""
         yield
 
 
@@ -55,11 +58,11 @@ async def serve(
 
     Args:
         config: The gateway's settings.
-        servers: The policy's.
-        ready: Told of the address, ending in /v1, and the model when requests are taken.
+        servers: Settings of the policy's servers.
+        ready: Called with the address (ending in /v1) and the model once requests are accepted.
 
     Raises:
-        ConfigError: nothing can listen at the address.
+        ConfigError: the address can't be bound.
         OPDError: as `Gateway.start`.
     """
     listener = _listener(config)
@@ -78,7 +81,7 @@ async def serve(
 
 
 def _listener(config: GatewayConfig) -> socket.socket:
-    """A socket that takes connections from now on; they wait until the gateway is ready."""
+    """Open the listening socket; connections wait until the gateway is ready."""
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:

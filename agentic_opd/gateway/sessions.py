@@ -1,7 +1,7 @@
-"""Open sessions, and which of them a request belongs to.
+"""Open sessions, and the assignment of requests to them.
 
-A session is named by its client, or recognised by the messages that a request extends. Sessions of different owners
-never meet.
+A request finds its session by the client's name for it, or by the messages that it extends. A request never continues a
+session of another owner.
 """
 
 import asyncio
@@ -25,12 +25,12 @@ class Session:
 
     row: SessionRow
     used: float
-    """When it was last asked something, seconds since 1970."""
+    """Time of the last answer's end, or of opening, in seconds since 1970."""
     tree: TurnTree = field(default_factory=TurnTree)
     judged: dict[int, asyncio.Task[DistilledTurn]] = field(default_factory=dict[int, asyncio.Task[DistilledTurn]])
-    """What became of turns that were judged when their next state came, by their id."""
+    """Tasks that judge turns whose next state has arrived, by turn id."""
     is_ending: bool = False
-    """It takes no further request; it is closed when none is under way."""
+    """Whether the session refuses further requests and closes after the pending ones."""
     quiet: asyncio.Event = field(default_factory=asyncio.Event)
     """Set while no request is being answered."""
     _under_way: int = 0
@@ -40,21 +40,21 @@ class Session:
 
     @property
     def session_id(self) -> str:
-        """What the gateway calls it: no other session, of any time, has the id."""
+        """The gateway's id of the session, which is never reused."""
         return self.row.session_id
 
     @property
     def is_free(self) -> bool:
-        """No request is being answered, and nobody is ending it."""
+        """Whether no request is pending and the session is not being ended."""
         return self.quiet.is_set() and not self.is_ending
 
     def begin(self) -> None:
-        """A request is being answered."""
+        """Record the start of a request."""
         self._under_way += 1
         self.quiet.clear()
 
     def end(self, now: float) -> None:
-        """An answer is over."""
+        """Record the end of a request at time `now` (seconds since 1970)."""
         self._under_way -= 1
         self.used = now
         if not self._under_way:
@@ -62,16 +62,16 @@ class Session:
 
 
 class Place(NamedTuple):
-    """Where a request belongs."""
+    """The position of a request in a session."""
 
     session: Session | None
-    """None: a session is to be opened."""
+    """None: a new session must be opened."""
     path: Path | tuple[()]
-    """The turns that it goes on from; empty: it is rendered from the beginning."""
+    """The turns that the request continues; empty: its prompt is rendered anew."""
     new: Sequence[Message]
-    """The messages behind the path."""
+    """The messages after the path."""
     is_rewritten: bool = False
-    """The history of a known session came back with another text, or with other tools."""
+    """Whether the request changed the text or the tools of a known session's history."""
 
 
 class _TurnKey(NamedTuple):
@@ -80,7 +80,7 @@ class _TurnKey(NamedTuple):
 
 
 class Sessions:
-    """All open sessions, by name and by what was said in them."""
+    """All open sessions, indexed by name and by their messages."""
 
     def __init__(self, max_open: int) -> None:
         self._max_open = max_open
@@ -95,12 +95,12 @@ class Sessions:
         return len(self._by_id)
 
     def named(self, owner: str, name: str) -> Session | None:
-        """The open session that its client calls so, or whose id it is."""
+        """Return the client's open session with this name or id; None if there is none."""
         session = self._by_name.get((owner, name)) or self._by_id.get(name)
         return session if session is not None and session.row.owner == owner else None
 
     def place(self, owner: str, asked: Asked) -> Place:
-        """Where a request belongs; where two turns fit, the one that nothing goes on from yet is meant."""
+        """Find a request's position. If several turns fit, one without a continuation is preferred, then the newest."""
         named = None if asked.session is None else self.named(owner, asked.session)
         if asked.session is not None and named is None:
             return Place(None, (), asked.messages)
@@ -120,10 +120,10 @@ class Sessions:
         return Place(session, session.tree.path(key.turn_id), rest)
 
     def open(self, owner: str, name: str | None, server: str, now: float, group: str | None = None) -> Session:
-        """Open a session; `group` is what its client calls the group that it is to be in.
+        """Open a session; `group` is the client's name of its group.
 
         Raises:
-            RefusedError: 429, there are too many.
+            RefusedError: 429, too many sessions are open.
         """
         if len(self._by_id) >= self._max_open:
             raise RefusedError(
@@ -133,7 +133,7 @@ class Sessions:
         return self.restore(row, ())
 
     def restore(self, row: SessionRow, turns: Sequence[RecordedTurn]) -> Session:
-        """Take in an open session of the journal."""
+        """Add an open session with its turns, for example from the journal."""
         session = Session(row, row.used)
         self._by_id[row.session_id] = session
         if row.name is not None:
@@ -143,14 +143,14 @@ class Sessions:
         return session
 
     def add(self, session: Session, turn: RecordedTurn) -> None:
-        """A turn of a session was finished."""
+        """Add a finished turn to its session."""
         session.tree.add(turn)
         before = None if turn.parent is None else _TurnKey(session.session_id, turn.parent)
         scope = _scope(session.row.owner, tools_key(turn.tools))
         self._index.add(_TurnKey(session.session_id, turn.turn_id), turn.messages, before, scope=scope)
 
     def remove(self, session: Session) -> None:
-        """A session is over."""
+        """Remove a session from all indexes."""
         self._by_id.pop(session.session_id, None)
         name = (session.row.owner, session.row.name or "")
         if self._by_name.get(name) is session:
@@ -167,5 +167,5 @@ def _has_turn(messages: Sequence[Message]) -> bool:
 
 
 def _scope(owner: str, tools: bytes) -> bytes:
-    """A prompt begins with the tools, so other tools make another conversation."""
+    """Return the scope of an index look-up: the owner and the tools, because a prompt begins with its tools."""
     return tools + owner.encode()

@@ -1,4 +1,4 @@
-"""`agentic-opd sessions`: what a gateway's journal holds, listed, shown, exported, deleted (I/O)."""
+"""`agentic-opd sessions`: list, show, export and delete the sessions of a gateway's journal (I/O)."""
 
 import argparse
 import sys
@@ -15,7 +15,7 @@ from agentic_opd.gateway.journal import Journal, SessionRow, SessionState, turn_
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Build the command line."""
     parser = argparse.ArgumentParser(
         prog="agentic-opd sessions",
         description="List, show, export or delete what a gateway's journal holds. Groups stay in their file.",
@@ -41,7 +41,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; returns its exit code."""
+    """Run the command line, and return its exit code."""
     arguments = build_parser().parse_args(argv)
 
     def run() -> int:
@@ -84,10 +84,10 @@ def _delete(journal: Journal, arguments: argparse.Namespace) -> None:
 
 
 def _found(journal: Journal, name: str) -> SessionRow:
-    """The session of this id, or the last one that any client called so.
+    """Return the session with this id, or the latest session with this name.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: the journal holds no such session.
     """
     rows = [row for row in journal.sessions(*SessionState) if name in (row.session_id, row.name)]
     if not rows:

@@ -1,4 +1,4 @@
-"""The gateway's numbers, for Prometheus. They hold no text of any conversation, and no key."""
+"""The gateway's Prometheus metrics. They contain no conversation text and no keys."""
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -7,7 +7,7 @@ _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 60, 120, 300)
 
 
 class Telemetry:
-    """Counters of one gateway, in a registry of its own."""
+    """Metrics of one gateway, in a separate registry."""
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
@@ -42,5 +42,5 @@ class Telemetry:
         )
 
     def text(self) -> bytes:
-        """All of it, as Prometheus reads it."""
+        """Return all metrics in the Prometheus text format."""
         return generate_latest(self.registry)

@@ -1,9 +1,9 @@
 r"""A session's turns as a tree, and its branches as sequences. Pure.
 
-Each node is one sampled turn, with what was read since the turn that it goes on from. Nodes never change, so requests
-that go on from the same turn at the same time do not meet.
+Each node is one sampled turn, with the messages since its parent turn. Nodes are immutable, so concurrent requests that
+continue the same turn do not affect each other.
 
-    u a1 u a2        two requests went on from a1: a2 and a3 are its children, and the session has two branches,
+    u a1 u a2        two requests continued a1: a2 and a3 are its children, and the session has two branches,
          \ u a3      (u a1 u a2) and (u a1 u a3). a1 is learned from in the first; in the second it is context.
 """
 
@@ -31,29 +31,29 @@ from agentic_opd.rollout.conversation_index import identity
 
 @dataclass(frozen=True, slots=True)
 class RecordedTurn:
-    """One sampled turn, and what was read since the one before it."""
+    """One sampled turn, with the messages and the prompt tokens since its parent turn."""
 
     turn_id: int
-    """Grows in the order in which turns were finished."""
+    """Id that increases in order of completion."""
     parent: int | None
-    """The turn that it goes on from; None: its prompt was rendered from the beginning."""
+    """Id of the turn that it continues; None: its prompt was rendered anew."""
     messages: tuple[Message, ...]
-    """Since the parent's; the last one is the turn's own, as the client got it."""
+    """Messages after the parent's. The last one is the turn's message, as sent to the client."""
     prompt_ids: tuple[int, ...]
-    """Since the parent's last token."""
+    """Prompt tokens after the parent's last token."""
     completion: Completion
     place: Turn
-    """Counted from the beginning of its branch."""
+    """Token and message indices, counted from the start of its branch."""
     turn_type: TurnType
     tools: tuple[dict[str, Any], ...]
     sampling: Mapping[str, Any]
-    """What the client asked for, as vLLM names it."""
+    """The request's sampling parameters, by vLLM's names."""
     altered: tuple[str, ...] = ()
-    """The parameters by which it was not drawn from the policy's own distribution."""
+    """Names of the parameters that changed the sampling distribution."""
 
 
 Path = tuple[RecordedTurn, ...]
-"""Turns from a root on, each the parent of the next; never empty."""
+"""Turns from a root on, each the parent of the next. A path is never empty."""
 
 
 @dataclass(slots=True)
@@ -64,38 +64,38 @@ class TurnTree:
     _parents: set[int] = field(default_factory=set[int])
 
     def add(self, turn: RecordedTurn) -> None:
-        """Add a turn; its parent is there."""
+        """Add a turn whose parent, if it has one, is in the tree."""
         self.turns[turn.turn_id] = turn
         if turn.parent is not None:
             self._parents.add(turn.parent)
 
     def path(self, turn_id: int) -> Path:
-        """The turns from the root to this one."""
+        """Return the turns from the root to this one."""
         path = [self.turns[turn_id]]
         while (parent := path[-1].parent) is not None:
             path.append(self.turns[parent])
         return tuple(reversed(path))
 
     def is_extended(self, turn_id: int) -> bool:
-        """Whether another turn goes on from this one."""
+        """Return whether another turn continues this one."""
         return turn_id in self._parents
 
     def leaves(self) -> list[RecordedTurn]:
-        """The last turn of each branch, in the order of their turns."""
+        """Return the last turn of each branch, in order of their ids."""
         return [turn for turn_id, turn in sorted(self.turns.items()) if not self.is_extended(turn_id)]
 
 
 def conversation(chat: Chat, path: Path) -> Conversation:
-    """The conversation as it stood behind the last turn of a path, to go on from there."""
+    """Restore the conversation after the last turn of a path, to continue it."""
     return Conversation.restored(chat, _messages(path), [turn.place for turn in path], record_of(path))
 
 
 def record_of(path: Path, learned: Iterable[int] | None = None) -> TokenRecord:
-    """The tokens of a path.
+    """Return the tokens of a path, with masks and logprobs.
 
     Args:
-        path: A branch.
-        learned: The turns that are masked as sampled; None: all.
+        path: The turns of a branch.
+        learned: Ids of the turns whose tokens are learned from; None: all. The mask of other tokens is IGNORED.
     """
     wanted = None if learned is None else set(learned)
     tokens, masks, logprobs = list[int](), list[int](), list[float]()
@@ -115,7 +115,7 @@ class Branch:
 
     episode: Episode
     turn_ids: tuple[int, ...]
-    """Of the episode's turns."""
+    """Ids of the episode's turns."""
 
 
 def branches(
@@ -127,15 +127,15 @@ def branches(
     learn_from_altered: bool = False,
     is_one_taken: bool = False,
 ) -> list[Branch]:
-    """The session's branches that hold something to learn from; no turn is learned from in two of them.
+    """Return the session's branches with at least one turn to learn from. No turn is learned from in two branches.
 
     Args:
         tree: The session's turns.
-        session_id: Names the task that each episode is of.
+        session_id: Task id of the episodes.
         stop: How the session ended.
-        feedback: What the client said of the whole at its end: the next state of the turn that was finished last.
-        learn_from_altered: Learn from turns that were sampled from a changed distribution too.
-        is_one_taken: One branch alone will be learned from, so each has the turns that it shares with others.
+        feedback: The client's final feedback: the next state of the learnable turn finished last.
+        learn_from_altered: Also learn from turns for which the request changed the sampling distribution.
+        is_one_taken: The caller learns from a single branch. Shared turns are then learnable in every branch.
     """
     found: list[Branch] = []
     taken: set[int] = set()
@@ -145,7 +145,7 @@ def branches(
     def is_context(leaf: RecordedTurn) -> bool:
         return _why_context(leaf, taken, learn_from_altered) is not None
 
-    # Shared turns belong to a branch that goes on to be learned from: there the client's real answer follows them.
+    # Shared turns belong to a branch whose leaf is learned from: there the client's real reply follows them.
     for leaf in sorted(tree.leaves(), key=is_context):
         path = tree.path(leaf.turn_id)
         why = {turn.turn_id: _why_context(turn, taken, learn_from_altered) for turn in path}
@@ -162,7 +162,7 @@ def branches(
 
 
 def _why_context(turn: RecordedTurn, taken: set[int], learn_from_altered: bool) -> ContextTurn | None:
-    """Why a turn is not learned from; None: it is."""
+    """Return why a turn is context only; None: it is learned from."""
     index = turn.place.message_index
     if turn.turn_type == "side":
         return ContextTurn(index, "side")
@@ -172,10 +172,10 @@ def _why_context(turn: RecordedTurn, taken: set[int], learn_from_altered: bool) 
 
 
 def _answer_to(tree: TurnTree, turn: RecordedTurn) -> tuple[Message, ...]:
-    """What the client answered a turn with, where no turn that is learned from goes on from it.
+    """Return the client's reply to the last learned turn of a branch, up to the next assistant message.
 
-    Its messages up to the next one of the assistant's: from a context turn that goes on from this one; else from the
-    next request that goes on from the same prompt without the turn, or with another text in its place.
+    If a later turn continues this one, its messages are the reply. Otherwise the reply comes from the next request with
+    the same prompt in which this turn is left out or has another text. It is empty if there is no such request.
     """
     later = [one for turn_id, one in sorted(tree.turns.items()) if turn_id > turn.turn_id and one.turn_type == "main"]
     child = next((one for one in later if one.parent == turn.turn_id), None)
@@ -191,7 +191,7 @@ def _answer_to(tree: TurnTree, turn: RecordedTurn) -> tuple[Message, ...]:
         if [identity(message) for message in messages[: len(prompt)]] != prompt:
             continue
         if one.place.message_index == len(prompt):
-            return ()  # The same prompt once more: what follows may answer that.
+            return ()  # The same prompt was sampled again: later messages may reply to that turn.
         is_rewritten = messages[len(prompt)]["role"] == "assistant"
         behind = messages[len(prompt) + is_rewritten :]
         return tuple(takewhile(lambda message: message["role"] != "assistant", behind))
@@ -241,12 +241,12 @@ def _branch(
 
 
 def answered(path: Path, new: Sequence[Message], session_id: str) -> Episode:
-    """The last turn of a path as an episode of its own: what was read before it, it, and what answered it.
+    """Return an episode that learns from the last turn of a path only, with its context and its next state.
 
     Args:
-        path: The turns up to this one.
-        new: The messages behind it.
-        session_id: As for `branches`.
+        path: The turns up to and including this one.
+        new: The messages after it, which are its next state.
+        session_id: Task id of the episode.
     """
     why = {turn.turn_id: None if turn is path[-1] else _CONTEXT for turn in path}
     return _branch(path, why, session_id, StopReason.CLOSED, None, new).episode
@@ -266,16 +266,16 @@ def recorded(
     sampling: Mapping[str, Any],
     altered: tuple[str, ...],
 ) -> RecordedTurn:
-    """The turn that a conversation has just been given, as it is kept.
+    """Build the record of the turn just added to a conversation.
 
     Args:
-        talk: The conversation, the turn included.
-        path: The turns that it went on from; empty if it was rendered from the beginning.
-        turn_id: The new turn's.
-        completion: What was sampled.
-        given: The message as the client got it.
-        turn_type: What the client said of it.
-        sampling: What the client asked for.
+        talk: The conversation, including the new turn.
+        path: The turns that the new one continues; empty if its prompt was rendered anew.
+        turn_id: Id of the new turn.
+        completion: The sampled tokens.
+        given: The message as sent to the client.
+        turn_type: The client's type of the turn.
+        sampling: The request's sampling parameters.
         altered: See `RecordedTurn`.
     """
     place = talk.turns[-1]

@@ -1,4 +1,4 @@
-"""The gateway's routes: bodies, keys and headers in, OpenAI's JSON out. No text of a conversation reaches a log."""
+"""The gateway's HTTP routes: bodies, keys and headers in, OpenAI's JSON out. Logs contain no conversation text."""
 
 import asyncio
 import json
@@ -35,12 +35,12 @@ logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 Owner = Callable[[Request], Awaitable[str]]
-"""The digest of a client's key; raises RefusedError if that is none."""
+"""Function that returns the digest of a client's key, or raises RefusedError for an unknown key."""
 
 _PARSED_AT_ONCE = 2**16
-"""Bytes that are parsed on the event loop, in a few milliseconds."""
+"""Largest body (bytes) that is parsed on the event loop, which takes a few milliseconds."""
 _DISCARD_S = 10.0
-"""Seconds that a refused body is taken for: a client reads its answer when it has sent everything."""
+"""Maximum seconds for receiving a refused body: many clients read the answer only after sending the whole body."""
 
 
 class _Ending(BaseModel):
@@ -53,19 +53,19 @@ class _Ending(BaseModel):
 
 
 class Answers(Protocol):
-    """What answers requests: a gateway, or an environment that runs programs."""
+    """A source of answers: a gateway, or an environment that runs agent programs."""
 
     model: str
     tokenizer: Any
     telemetry: Telemetry
 
     def answer(self, asked: Asked, owner: str) -> Answer:
-        """Answer a request of the client with this key's digest."""
+        """Answer a request of the client whose key has the digest `owner`."""
         ...
 
 
 def make_app(gateway: Gateway) -> FastAPI:
-    """The web application before a gateway that is ready."""
+    """Build the web application of a started gateway."""
     keys = [key.get_secret_value() for key in gateway.config.api_keys]
     chat = ChatRoutes(
         gateway,
@@ -83,7 +83,7 @@ def make_app(gateway: Gateway) -> FastAPI:
 
 
 def chat_app(chat: "ChatRoutes", *prefixes: str) -> FastAPI:
-    """A web application with the routes of OpenAI's clients, below each prefix."""
+    """Build a web application with the routes of OpenAI's clients under each prefix."""
     app = FastAPI(title="agentic_opd gateway", docs_url=None, redoc_url=None, openapi_url=None)
     for prefix in prefixes:
         app.add_api_route(f"{prefix}/v1/chat/completions", chat.guarded(chat.chat), methods=["POST"])
@@ -102,15 +102,15 @@ async def _no_route(request: Request, error: Exception) -> Response:
 
 
 class ChatRoutes:
-    """The routes of OpenAI's clients, for clients of known keys."""
+    """The routes of OpenAI's clients, with authentication."""
 
     def __init__(self, answers: Answers, owner: Owner, *, max_body_bytes: int, max_choices: int) -> None:
-        """Prepare.
+        """Store the limits and start without requests.
 
         Args:
-            answers: Answers the requests.
-            owner: Whose request it is.
-            max_body_bytes: Longest body of a request.
+            answers: Source of the answers.
+            owner: Authentication of requests.
+            max_body_bytes: Largest body of a request, in bytes.
             max_choices: Largest `n` of a request.
         """
         self._answers, self._owner, self._telemetry = answers, owner, answers.telemetry
@@ -120,7 +120,7 @@ class ChatRoutes:
     def guarded(
         self, handler: Callable[[Request, str], Awaitable[Response]]
     ) -> Callable[[Request], Awaitable[Response]]:
-        """`handler` with the digest of the client's key, its errors as answers, all of them counted."""
+        """Wrap `handler`: authenticate the client, map errors to responses, and count all responses by status."""
 
         async def handle(request: Request) -> Response:
             try:
@@ -136,7 +136,7 @@ class ChatRoutes:
         return handle
 
     async def chat(self, request: Request, owner: str) -> Response:
-        """Sample an answer."""
+        """Answer `POST /v1/chat/completions`, as JSON or as a stream."""
         start, headers = time.monotonic(), request.headers
         body = await _body(request, self._max_body_bytes)
         read = partial(
@@ -153,7 +153,7 @@ class ChatRoutes:
         if not asked.stream:
             await _unless_gone(request, _whole(events, reply))
             return JSONResponse(reply.completion(), headers={"X-Session-Id": reply.session_id})
-        # What is wrong with a request shows before its first token, while there is still a status to say it by.
+        # Request errors occur before the first token, while the HTTP status can still report them.
         first = await _unless_gone(request, _until_sampled(events))
         return StreamingResponse(
             _stream(first, events, reply, asked, self._telemetry),
@@ -162,33 +162,33 @@ class ChatRoutes:
         )
 
     async def parsed(self, body: bytes, read: Callable[[object], Result]) -> Result:
-        """What `read` makes of the body's JSON; a long one is read on a thread, one at a time.
+        """Parse the body's JSON and return `read` of it. Large bodies are parsed on a thread, one at a time.
 
         Raises:
-            RefusedError: 400, it is not JSON; and what `read` raises.
+            RefusedError: 400, the body is not JSON. Errors of `read` are raised too.
         """
         if len(body) <= _PARSED_AT_ONCE:
             return read(_json(body))
         return await asyncio.get_running_loop().run_in_executor(self._parser, lambda: read(_json(body)))
 
     async def models(self, request: Request, owner: str) -> Response:
-        """The policy's model."""
+        """Answer `GET /v1/models` with the policy's model."""
         card = {"id": self._answers.model, "object": "model", "created": 0, "owned_by": "agentic_opd"}
         return JSONResponse({"object": "list", "data": [card]})
 
 
 class _Routes:
-    """What a gateway says of itself and of sessions, and how a session is ended."""
+    """The gateway's routes for metrics and sessions."""
 
     def __init__(self, gateway: Gateway, chat: ChatRoutes) -> None:
         self._gateway, self._chat = gateway, chat
 
     async def metrics(self, request: Request, owner: str) -> Response:
-        """The gateway's numbers."""
+        """Answer `GET /metrics`."""
         return Response(self._gateway.telemetry.text(), headers={"Content-Type": CONTENT_TYPE})
 
     async def end(self, request: Request, owner: str) -> Response:
-        """End a session."""
+        """Answer `POST /sessions/{name}/end`: end the session and return its status."""
         body = await _body(request, self._gateway.config.max_body_bytes, or_nothing=True)
         try:
             ending = await self._chat.parsed(body, _Ending.model_validate)
@@ -200,7 +200,7 @@ class _Routes:
         return JSONResponse(_status(status))
 
     async def session(self, request: Request, owner: str) -> Response:
-        """What became of a session."""
+        """Answer `GET /sessions/{name}` with the session's status."""
         return JSONResponse(_status(await self._gateway.status(owner, request.path_params["name"])))
 
 
@@ -208,7 +208,7 @@ class _Routes:
 
 
 async def _timed(answer: Answer, telemetry: Telemetry, start: float) -> Answer:
-    """The answer; its times are measured."""
+    """Yield the events of the answer, and record the times to its first token and to its end."""
     is_first = True
     async with aclosing(answer):
         async for event in answer:
@@ -226,7 +226,7 @@ async def _whole(events: Answer, reply: Reply) -> None:
 
 
 async def _until_sampled(events: Answer) -> tuple[Begun, Piece | Finished]:
-    """The beginning, and the first thing that was sampled."""
+    """Return the first two events: `Begun`, and the first sampled piece or finished choice."""
     begun, first = await anext(events), await anext(events)
     assert isinstance(begun, Begun)
     assert not isinstance(first, Begun)
@@ -236,7 +236,7 @@ async def _until_sampled(events: Answer) -> tuple[Begun, Piece | Finished]:
 async def _stream(
     first: tuple[Begun, Piece | Finished], rest: Answer, reply: Reply, asked: Asked, telemetry: Telemetry
 ) -> AsyncGenerator[str]:
-    """The server-sent events of an answer; what fails under way is the last of them."""
+    """Yield the server-sent events of an answer; an error while sampling is sent as an event before `[DONE]`."""
     is_whole, last, left = False, "", asked.n
     try:
         async with aclosing(_all(first, rest)) as events:
@@ -246,7 +246,7 @@ async def _stream(
                 left -= isinstance(event, Finished)
                 if left:
                     yield text
-                else:  # Only the end of the stream comes after it, and one write is cheaper than three.
+                else:  # Send it together with the end of the stream: one write is cheaper than three.
                     last = text
         if asked.include_usage:
             last += _event(reply.usage_chunk())
@@ -269,7 +269,7 @@ async def _all(first: tuple[Begun, Piece | Finished], rest: Answer) -> Answer:
 
 
 def _event(data: dict[str, Any]) -> str:
-    # In ASCII: some clients take U+2028 for the end of a line.
+    # ASCII only: some clients treat U+2028 as a line end.
     return f"data: {json.dumps(data)}\n\n"
 
 
@@ -286,16 +286,16 @@ def _status(status: SessionStatus) -> dict[str, Any]:
 
 
 async def _owner(request: Request, keys: list[str]) -> str:
-    """A digest of the client's key: sessions of different keys never meet.
+    """Return a digest of the client's key, by which sessions of different clients are kept apart.
 
     Raises:
-        RefusedError: 401, the key is none of the gateway's; 403, it has none, and is called by a foreign name.
+        RefusedError: 401, the key is unknown; 403, the gateway has no keys and the host name is not a loopback address.
     """
     token = bearer(request)
     if not keys and not is_loopback(request.url.hostname or ""):
-        # A web page may have its own name lead to this machine, and then ask as if it were the gateway's.
+        # DNS rebinding: a web page's host name can resolve to this machine, which would make its requests same-origin.
         raise RefusedError(403, "without api_keys the gateway is asked by a loopback address, as 127.0.0.1")
-    # Every key is compared, so that the time taken does not tell which of them came close.
+    # All keys are compared, so that the time taken reveals nothing about a match.
     matches = [secrets.compare_digest(token.encode(), key.encode()) for key in keys]
     if keys and not any(matches):
         raise await no_key(request)
@@ -303,28 +303,28 @@ async def _owner(request: Request, keys: list[str]) -> str:
 
 
 def bearer(request: Request) -> str:
-    """The key that a request brings; empty if it brings none."""
+    """Return the request's bearer key; empty without one."""
     scheme, _, token = request.headers.get("Authorization", "").partition(" ")
     return token.strip() if scheme.lower() == "bearer" else ""
 
 
 def digest_of_key(key: str) -> str:
-    """What stands for a key wherever it is kept."""
+    """Return the digest that is stored in place of a key."""
     return sha256(key.encode()).hexdigest()[:32]
 
 
 async def no_key(request: Request) -> RefusedError:
-    """The refusal of a request without a key that is known; its body is taken, and thrown away."""
+    """Return the 401 error for a request without a known key, after discarding its body."""
     await _discard(request.stream())
     return RefusedError(401, "a key is needed: send 'Authorization: Bearer KEY'", None, "invalid_api_key")
 
 
 async def _body(request: Request, max_bytes: int, *, or_nothing: bool = False) -> bytes:
-    """A body of JSON, not yet read; `or_nothing`: an empty body is an empty object.
+    """Receive a JSON body, still unparsed; with `or_nothing`, an empty body is read as `{}`.
 
     Raises:
-        RefusedError: 413 or 415.
-        ClientDisconnect: the client went before it had sent all of it.
+        RefusedError: 413, the body is too long; 415, its content type is not JSON.
+        ClientDisconnect: the client disconnected before it had sent the whole body.
     """
     declared = request.headers.get("Content-Length", "")
     chunks, body = request.stream(), bytearray()
@@ -338,14 +338,14 @@ async def _body(request: Request, max_bytes: int, *, or_nothing: bool = False) -
         raise RefusedError(413, f"the body is longer than the {max_bytes} bytes that are read (env.max_body_bytes)")
     if or_nothing and not body:
         return b"{}"
-    # A web page of another origin may send text to a loopback address, but no JSON without being asked.
+    # A web page of another origin can post text to a loopback address, but JSON only after a CORS preflight.
     if request.headers.get("Content-Type", "").partition(";")[0].strip().lower() != "application/json":
         raise RefusedError(415, "the body must be JSON, with 'Content-Type: application/json'")
     return bytes(body)
 
 
 def _json(body: bytes) -> object:
-    """Raises RefusedError (400) if it is not JSON."""
+    """Parse JSON; raises RefusedError (400) if that fails."""
     try:
         return read_json(body, parse_constant=_finite, parse_float=_finite)
     except (ValueError, RecursionError) as error:
@@ -359,7 +359,7 @@ def _finite(spelled: str) -> float:
 
 
 async def _discard(chunks: AsyncGenerator[bytes]) -> None:
-    """Take the rest of a refused body, for a while, and keep none of it."""
+    """Receive and drop the rest of a refused body, for at most `_DISCARD_S`."""
     with suppress(TimeoutError):
         async with asyncio.timeout(_DISCARD_S):
             async for _ in chunks:
@@ -367,14 +367,14 @@ async def _discard(chunks: AsyncGenerator[bytes]) -> None:
 
 
 def _name(name: str | None, field: str) -> str | None:
-    """Raises RefusedError if a session, or a group, can't be called so."""
+    """Return the name of a session or group; raises RefusedError (400) if its length is not 1 to 256."""
     if name is not None and not 0 < len(name) <= 256:
         raise RefusedError(400, "a name has 1 to 256 characters", field)
     return name
 
 
 def _is_true(value: str | None) -> bool:
-    """Raises RefusedError if it is neither true nor false."""
+    """Parse `true` or `false`, None as false; raises RefusedError (400) for other values."""
     if value is not None and value.lower() not in ("true", "false"):
         raise RefusedError(400, f"X-Session-Done is {value[:40]!r}; expected true or false", "X-Session-Done")
     return value is not None and value.lower() == "true"
@@ -387,7 +387,7 @@ def _refusal(error: RefusedError | OPDError) -> Response:
 
 
 def _as_refused(error: RefusedError | OPDError) -> RefusedError:
-    """What a client is told: of the gateway's own troubles only their kind."""
+    """Map an error to one for the client; internal errors are logged and reveal only their kind."""
     if isinstance(error, RefusedError):
         return error
     logger.warning("a request failed: %s: %s", type(error).__name__, error)
@@ -397,10 +397,10 @@ def _as_refused(error: RefusedError | OPDError) -> RefusedError:
 
 
 async def _unless_gone(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
-    """The result of `work`, which is cancelled if the client goes first. The body must have been read.
+    """Return the result of `work`, and cancel it if the client disconnects. The body must have been read before.
 
     Raises:
-        ClientDisconnect: it did.
+        ClientDisconnect: the client disconnected first.
     """
     task, gone = asyncio.create_task(work), asyncio.create_task(_gone(request))
     try:

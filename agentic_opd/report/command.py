@@ -19,7 +19,7 @@ MOST_FILES = 2
 
 
 def report_run(path: Path, tokenizer: Any) -> None:
-    """Write the report of the groups in `path` beside them; where that fails, say so: the run itself is on disk."""
+    """Write the report of the groups in `path` beside them; log an `OutputError`, because the run itself is on disk."""
     output = report_path(path)
     try:
         write_report([ShownRun(read_run(path), tokenizer)], output)
@@ -49,16 +49,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def default_output(files: Sequence[Path]) -> Path:
-    """Where the report of `files` is written: beside the last of them."""
+    """Return the default path of the report of `files`, beside the last of them."""
     path = report_path(files[-1])
     return path if len(files) == 1 else path.with_name(f"{path.stem}.compared.html")
 
 
 def make_report(files: Sequence[Path], output: Path, tokenizer_name: str | None, console: Console) -> None:
-    """Read a file, or two to be compared, write the report to `output`, and say what became of it.
+    """Write the report of one file, or of two to be compared, to `output`, and print a summary and the warnings.
 
     Raises:
-        OutputError: one of them can't be read or written.
+        PlaceError: a file, or the lifts beside it, can't be read, or the file holds no valid group.
+        OutputError: the report can't be written.
         ConfigError: `tokenizer_name` can't be loaded.
     """
     shown: list[ShownRun] = []
@@ -79,7 +80,7 @@ def make_report(files: Sequence[Path], output: Path, tokenizer_name: str | None,
 
 
 def _names(files: Sequence[Path]) -> list[str]:
-    """What the files are called on the page: with their folder where the names alone are the same."""
+    """Return the files' names for the page, with their folders if two names are equal."""
     names = [file.name for file in files]
     return names if len(set(names)) == len(names) else [f"{file.resolve().parent.name}/{file.name}" for file in files]
 

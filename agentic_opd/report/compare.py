@@ -1,7 +1,7 @@
-"""Two runs -> how they differ: pass and hint rates with intervals, outcomes, tasks side by side, hints. Pure.
+"""Two runs -> their comparison: pass and hint rates with intervals, outcomes, tasks side by side, hints. Pure.
 
-Differences are those of the second run from the first. Tasks are what is drawn: where the runs have tasks in common,
-rates and their differences are over these, one value a task.
+A difference is the second run minus the first. The sampling unit is the task, with one value per task. If the runs have
+tasks in common, rates and their differences are over the common tasks only.
 """
 
 from collections import Counter, defaultdict
@@ -15,7 +15,7 @@ from agentic_opd.wire.counts import RolloutCounts
 
 
 class Rates(NamedTuple):
-    """A share in both runs and its change, each with its interval; None where a run does not say."""
+    """A share in both runs and its change, each with its 95% interval; None where a run lacks the data."""
 
     name: str
     first: Estimate | None
@@ -24,7 +24,7 @@ class Rates(NamedTuple):
 
 
 class TaskPair(NamedTuple):
-    """A task in both runs: rollouts passed and made, hints and turns; None in a run without the task."""
+    """A task in both runs; `first` and `second` hold its counts in each run, None in a run without the task."""
 
     task: str
     passed: Rates
@@ -33,7 +33,7 @@ class TaskPair(NamedTuple):
 
 
 class HintPair(NamedTuple):
-    """A hint in both runs: on how many turns, and how many tokens it moved."""
+    """A hint in both runs: the number of its turns, and of the tokens that it moved."""
 
     text: str
     turns: tuple[int, int]
@@ -41,11 +41,11 @@ class HintPair(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """How two runs differ; `settings` holds (name, first, second) of those that differ."""
+    """The differences of two runs; `settings` holds (name, first, second) of the settings that differ."""
 
     common_tasks: int
     only: tuple[int, int]
-    """Tasks that only the first, only the second run has."""
+    """Numbers of tasks that only the first, and only the second, run has."""
     rates: tuple[Rates, ...]
     outcomes: tuple[tuple[str, int, int], ...]
     tasks: tuple[TaskPair, ...]
@@ -54,7 +54,7 @@ class Comparison(NamedTuple):
 
 
 def compare(first: Run, second: Run) -> Comparison:
-    """Put two runs side by side."""
+    """Compare two runs."""
     counts = _by_task(first.rollouts), _by_task(second.rollouts)
     names = tuple(map(frozenset[str], counts))
     common = sorted(names[0] & names[1])

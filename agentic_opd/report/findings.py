@@ -1,4 +1,4 @@
-"""The overview and the turns -> sentences that say where something is off with the distillation. Pure."""
+"""The overview and the rollouts -> warnings about the distillation, as sentences. Pure."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -13,14 +13,15 @@ from agentic_opd.wire.counts import TurnCounts
 from agentic_opd.wire.group import TurnRecord
 
 ROUNDING = 5e-5
-"""Teacher's logprobs are written with an error of at most this many nats."""
+"""Largest rounding error (nats) of the teacher's logprobs in a file."""
 HIGH_NOISE = 0.05
+"""Noise floor (nats) above which a file without `noise_rms` gets a warning."""
 LIKE_NOISE = 1.5
-"""Gaps that are not larger than the noise by this factor (root mean squares) say nothing."""
+"""Ratio of root mean squares, gaps to noise, up to which the gaps count as noise."""
 REPEATED = 0.5
-"""A hint that is this share of all hints, over several tasks, does not answer what happened."""
+"""Share of all hints from which a single hint, accepted on several tasks, is reported as unspecific."""
 MANY = 0.1
-"""Share of the turns, or votes, from which a failure is worth a sentence."""
+"""Share of the turns, or votes, above which a failure is reported."""
 
 _TEST_CODE = re.compile(r"\bassert\s+\S|\w\([^()]*\)\s*==\s*\S")
 
@@ -33,7 +34,7 @@ _LOST_FOR = {
 
 
 def findings(numbers: Overview, rollouts: Sequence[Rollout]) -> list[str]:
-    """What a person should know before looking at anything else; empty if all is well."""
+    """Return the warnings of a run, one sentence each; empty if there is nothing to report."""
     turns, counts = [turn for rollout in rollouts for turn in rollout.records], TurnCounts()
     counts.add(turns)
     if not numbers.funnel and not numbers.scored_tokens:
@@ -94,7 +95,7 @@ def _gaps(numbers: Overview, rollouts: Sequence[Rollout]) -> Iterator[str]:
                 "hints change nothing for the teacher."
             )
         return
-    if noise is not None and noise > HIGH_NOISE:  # An earlier file, which has the largest gap only.
+    if noise is not None and noise > HIGH_NOISE:  # Files from earlier versions lack noise_rms.
         yield (
             f"Without a hint the teacher is up to {noise:.3g} nats away from the student (noise floor): smaller gaps "
             "mean nothing."

@@ -1,7 +1,7 @@
-"""Hinted turns -> the rows of the tables of hints: what each hint moved, and what came after its turn. Pure.
+"""Hinted turns -> the rows of the hint tables: the tokens that each hint moved, and the result of the next turn. Pure.
 
-A mean over all scored tokens says little of a hint, because most tokens stay where they are: nobody needs a hint to
-close a bracket. So a hint is measured by the tokens that *moved*; `Rollout.moved_from` says which those are.
+A mean over all scored tokens says little about a hint, because a hint leaves most tokens unchanged, such as a closing
+bracket. A hint is therefore measured by the tokens that *moved*, with a |gap| of at least `Rollout.moved_from`.
 """
 
 from collections import Counter, defaultdict
@@ -17,26 +17,29 @@ from agentic_opd.report.read import Rollout
 from agentic_opd.wire.group import TurnRecord
 
 MOST_ROWS = 500
-"""Hints that a report lists; those on the fewest turns are left out first."""
+"""Largest number of hints in a report; the hints with the fewest turns are left out."""
 
 
 class NextTurn(StrEnum):
-    """What the turn after a hinted one did. It had not read the hint, but it had read the evidence behind it."""
+    """Result of the turn after a hinted turn. That turn had read the evidence for the hint, but not the hint itself."""
 
     NO_FAULT = "no_fault"
-    """The judge found that it did what was wanted, or, without that question, nothing to say against it."""
+    """`step_score` is 1, or, without that question, too few votes were for a hint."""
     FAULT = "fault"
-    """The judge found that it did not, or, without that question, had a hint for it too."""
+    """`step_score` is -1, or, without that question, the turn has a hint too."""
     REPEATED = "repeated"
-    """It sampled the very same tokens again."""
+    """Its tokens are identical to those of the hinted turn."""
     UNCLEAR = "unclear"
-    """The judge could not tell, was not asked, or failed."""
+    """`step_score` is 0, or, without that question, the turn lacks a hint for a reason other than the votes."""
     NONE = "none"
-    """There was no further turn."""
+    """The hinted turn was the last."""
 
 
 class HintedTurn(NamedTuple):
-    """A turn with an accepted hint: where it is, and what the hint did; `total` is the sum of |gap| that moved."""
+    """A turn with an accepted hint, by the indices of its rollout and turn.
+
+    `moved` counts the tokens that moved; `largest` and `total` are the maximum and sum of their |gap| (nats).
+    """
 
     rollout: int
     turn: int
@@ -47,20 +50,20 @@ class HintedTurn(NamedTuple):
     total: float
     next_turn: NextTurn
     passed: bool | None
-    """Whether its rollout passed in the end; None if the file does not say."""
+    """Whether its rollout passed verification; None if it has none."""
     resampled: ResampledTurn | None
-    """What it did when it was sampled again, if it was."""
+    """Pass counts with and without the hint, if the turn was sampled again."""
 
 
 class HintRow(NamedTuple):
-    """Hinted turns that have a hint, or a kind of evidence, in common.
+    """Hinted turns with the same hint, or the same kinds of evidence.
 
-    `largest` and `mean_moved` are of |gap| (nats) over the `moved` tokens, None if none moved. `rollout` and `position`
-    say where the turn with the largest gap begins.
+    `largest` and `mean_moved` are the maximum and mean of |gap| (nats) over the `moved` tokens, None if no token moved.
+    `rollout` and `position` give the start of the turn with the largest gap.
     """
 
     key: str
-    """What they have in common; `text` is it as a person reads it."""
+    """`hint_key` or `evidence_key` of the turns; `text` is the readable form."""
     text: str
     wordings: int
     evidence: tuple[str, ...]
@@ -73,13 +76,13 @@ class HintRow(NamedTuple):
     verified: int
     passed: int
     lift: Lift | None
-    """What the hint does to the pass rate, where that was measured."""
+    """Change of the pass rate with the hint, if measured."""
     rollout: int
     position: int
 
 
 def hinted_turns(rollouts: Sequence[Rollout]) -> list[HintedTurn]:
-    """All turns that have a hint, in the order of the file."""
+    """Return all turns that have a hint, in the order of the file."""
     return [
         _hinted(index, rollout, at)
         for index, rollout in enumerate(rollouts)
@@ -89,12 +92,12 @@ def hinted_turns(rollouts: Sequence[Rollout]) -> list[HintedTurn]:
 
 
 def rows_by_hint(turns: Sequence[HintedTurn]) -> tuple[HintRow, ...]:
-    """One row a hint, the most frequent first; hints that differ only in spaces, case or the last stop are one."""
+    """Return one row per hint, by `hint_key`, the most frequent first, at most `MOST_ROWS`."""
     return tuple(_rows(turns, lambda one: hint_key(one.record.hint or "")))[:MOST_ROWS]
 
 
 def rows_by_evidence(turns: Sequence[HintedTurn]) -> tuple[HintRow, ...]:
-    """One row for what judges were shown together (`tool, later`), the most frequent first; its text is that."""
+    """Return one row per combination of evidence, such as `tool, later`, the most frequent first."""
     by_kinds = _rows(turns, lambda one: evidence_key(one.record.shown_evidence))
     return tuple(row._replace(text=row.key, wordings=1) for row in by_kinds)
 

@@ -1,7 +1,7 @@
-"""What hints are worth, measured: hinted turns that were sampled again with and without their hint (I/O: one file).
+"""Lifts: pass rates of hinted turns that were sampled again with and without their hint (I/O: one file).
 
-`scripts/measure_hints FILE --samples N` writes it beside the groups, as `groups.hints.json` beside `groups.jsonl`; the
-report reads it.
+`scripts/measure_hints FILE --samples N` writes the file beside the groups, as `groups.hints.json` beside
+`groups.jsonl`; the report reads it.
 """
 
 import json
@@ -20,9 +20,9 @@ from agentic_opd.core.text import read_json
 
 @dataclass(frozen=True, slots=True)
 class ResampledTurn:
-    """One turn of a file: how many of `samples` passed the world's verdict with its hint in the prompt, and without.
+    """One turn of a file: how many of `samples` passed verification with its hint in the prompt, and without.
 
-    `line` (from 1), `index` and `turn` (from 0) say where it stands.
+    `line` (from 1), `index` and `turn` (from 0) locate the turn in the file.
     """
 
     line: int
@@ -37,12 +37,12 @@ class ResampledTurn:
 
     @property
     def place(self) -> tuple[int, int, int]:
-        """Where it stands in the file."""
+        """`line`, `index` and `turn`."""
         return self.line, self.index, self.turn
 
 
 class Lift(NamedTuple):
-    """What hints do to the pass rate: the mean over turns with and without them, and the difference."""
+    """Mean pass rates over turns with and without hints, and their difference, with 95% intervals."""
 
     turns: int
     with_hint: Estimate
@@ -52,7 +52,7 @@ class Lift(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Lifts:
-    """The file: how it was measured, and each turn; `planned` turns were to be measured."""
+    """Contents of the file: the settings of the measurement, the number of `planned` turns, and the measured ones."""
 
     samples: int
     temperature: float
@@ -63,20 +63,19 @@ class Lifts:
 
 
 def hint_key(hint: str) -> str:
-    """What a hint says, whatever its spaces, its letters' case and its last stop."""
+    """Return the hint's text without differences in spaces, case and final stops."""
     return " ".join(hint.casefold().split()).rstrip(" .!")
 
 
 def evidence_key(evidence: Sequence[str]) -> str:
-    """What judges were shown together, as one name."""
+    """Return the kinds of evidence as one name."""
     return ", ".join(evidence) or "unknown"
 
 
 def lift_of(turns: Sequence[ResampledTurn]) -> Lift:
-    """The lift over at least one turn.
+    """Return the lift over at least one turn.
 
-    Turns are what is drawn (`mean_of_tasks`): the interval says how hints do on turns like these. For a single turn,
-    its samples are drawn, and it is about this turn.
+    The sampling unit of the intervals is the turn (`mean_of_tasks`); for a single turn it is the turn's samples.
     """
     samples = sum(turn.samples for turn in turns) / len(turns)
     with_hint = mean_of_tasks([turn.passed_with / turn.samples for turn in turns], samples)
@@ -85,7 +84,7 @@ def lift_of(turns: Sequence[ResampledTurn]) -> Lift:
 
 
 def lifts_by(turns: Iterable[ResampledTurn], key: Callable[[ResampledTurn], str]) -> dict[str, Lift]:
-    """The lift of the turns that have `key` in common, the largest first."""
+    """Return the lift for each value of `key`, the largest first."""
     groups: dict[str, list[ResampledTurn]] = defaultdict(list)
     for turn in turns:
         groups[key(turn)].append(turn)
@@ -94,15 +93,15 @@ def lifts_by(turns: Iterable[ResampledTurn], key: Callable[[ResampledTurn], str]
 
 
 def lifts_path(groups: Path) -> Path:
-    """Where the lifts of a file of groups lie."""
+    """Return the path of the lifts of a file of groups."""
     return (groups.with_suffix("") if groups.suffix == ".gz" else groups).with_suffix(".hints.json")
 
 
 def write_lifts(path: Path, lifts: Lifts) -> None:
-    """Write the file, whole or not at all.
+    """Write the file atomically.
 
     Raises:
-        OutputError: it can't be written.
+        OutputError: the file can't be written.
     """
     about = asdict(lifts)
     for name, key in (("by_hint", _hint), ("by_evidence", _evidence)):
@@ -119,10 +118,10 @@ _FILE = TypeAdapter(Lifts)
 
 
 def read_lifts(path: Path) -> Lifts | None:
-    """Read the file; None if there is none.
+    """Read the file; return None if it does not exist.
 
     Raises:
-        PlaceError: it can't be read.
+        PlaceError: the file can't be read.
     """
     try:
         return _FILE.validate_python(read_json(path.read_bytes()))

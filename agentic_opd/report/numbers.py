@@ -1,6 +1,6 @@
 """Rollouts -> the numbers of the report's overview. Pure.
 
-Gaps are teacher minus baseline (mostly the student) in nats, at scored tokens only; a number that can't be computed is
+A gap is teacher minus baseline (usually the student) in nats, at scored tokens only. A number that can't be computed is
 None, not 0.
 """
 
@@ -19,15 +19,15 @@ from agentic_opd.report.read import MOVED, Rollout
 from agentic_opd.wire.counts import RolloutCounts, TurnCounts
 
 NO_GAP = 0.01
-"""Gaps below this (nats) are next to 0: they say nothing of how far colours should reach, and no list shows them."""
+"""Size of a gap (nats) up to which it counts as zero: `colour_limit` ignores it, and no list shows it."""
 MOVED_EDGES = (MOVED, 0.1, 0.3, 1.0, 3.0, 10.0)
-"""Bins of the gaps of tokens that moved, in nats, on both sides of 0."""
+"""Bin edges (nats) for the gaps of tokens that moved, on both sides of 0."""
 
 
 class Distribution(NamedTuple):
-    """Counts of `n` things (`of`: rollouts, turns, tokens) in bins.
+    """A histogram of `n` values (`of`: rollouts, turns, tokens or hints).
 
-    `ticks` are the texts at the bins' edges, one more than bins; or, where each bin is one value, below the bins.
+    `ticks` are labels: of the bins' edges (one more than bins), or of the bins if each bin is a single value.
     """
 
     name: str
@@ -40,10 +40,10 @@ class Distribution(NamedTuple):
 
 
 def distributions_of(rollouts: Sequence[Rollout], moved: NDArray[np.float64]) -> Iterator[Distribution]:
-    """Yield the distributions of the `moved` tokens' gaps, scores, the reward's parts, votes and hints' lengths."""
+    """Yield histograms of the `moved` gaps (nats), the scores, the reward's parts, the votes and the hints' lengths."""
     if len(moved):
         edges = np.asarray([-np.inf, *(-edge for edge in reversed(MOVED_EDGES)), *MOVED_EDGES, np.inf])
-        # A gap of -0.05 itself has moved; numpy's bins end before their upper edge.
+        # A token with a gap of exactly -0.05 has moved, and numpy's bins exclude their upper edge.
         edges[len(MOVED_EDGES)] = np.nextafter(-MOVED, 0)
         counts = np.delete(np.histogram(moved, edges)[0], len(MOVED_EDGES))
         up = [f"{edge:g}" for edge in MOVED_EDGES[1:]]
@@ -98,11 +98,11 @@ _STAGES: tuple[tuple[str, tuple[TurnOutcome, ...]], ...] = (
     ("with a hint", (TurnOutcome.VOTE_FAILED, TurnOutcome.LEAKED)),
     ("scored", (TurnOutcome.TOO_LONG, TurnOutcome.SCORING_ERROR)),
 )
-"""The way of a turn: each stage, and the outcomes of the turns that did not reach it."""
+"""Stages of the funnel, each with the outcomes of the turns that did not reach it."""
 
 
 class Stage(NamedTuple):
-    """How many turns came as far as this, and how many were lost on the way here, by outcome."""
+    """Number of turns that reached a stage, and of those lost since the previous stage, by outcome."""
 
     name: str
     turns: int
@@ -110,7 +110,7 @@ class Stage(NamedTuple):
 
 
 class TaskRow(NamedTuple):
-    """One task; `passed` is None if the file says nothing of hidden tests, `mean_gap` if nothing was scored."""
+    """One task; `passed` is None without verifications, `mean_gap` (nats) is None without scored tokens."""
 
     task: str
     rollouts: int
@@ -124,7 +124,7 @@ class TaskRow(NamedTuple):
 
 
 class GapRow(NamedTuple):
-    """A token with one of the largest gaps, up or down: its rollout and which of its sampled tokens it is."""
+    """A token with one of the largest |gap| (nats): its rollout's index, and its index among the sampled tokens."""
 
     rollout: int
     sampled: int
@@ -133,7 +133,7 @@ class GapRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """All numbers of the overview; see the classes above."""
+    """All numbers of the overview."""
 
     groups: int
     rollouts: int
@@ -147,22 +147,23 @@ class Overview:
     mean_score: float
     mean_gap: float | None
     mean_gap_reasoning: float | None
-    """Of the scored tokens of reasoning; None if there are none."""
+    """Mean gap of the scored reasoning tokens."""
     mean_gap_answer: float | None
-    """Of the other scored tokens, where reasoning is scored too."""
+    """Mean gap of the other scored tokens; None if no reasoning token is scored."""
     mean_moved: float | None
     """Mean |gap| (nats) of the tokens that moved."""
     colour_limit: float
-    """A round number of nats that half of the gaps which are not next to 0 lie below: where colours start out full."""
+    """Initial |gap| (nats) of full colour: the median |gap| above `NO_GAP`, rounded up to a value of `_LIMITS`."""
     positive_gaps: float | None
-    """Share of the scored tokens that the teacher finds likelier."""
+    """Share of the scored tokens with a positive gap."""
     gap_rms: float | None
     """Root mean square (nats) of all gaps."""
     noise_floor: float | None
+    """Largest gap (nats) without a hint, over all groups."""
     noise_rms: float | None
-    """Root mean square (nats) of the gaps without a hint, each rollout's group with the same weight."""
+    """Root mean square (nats) of the gaps without a hint, over the values of the rollouts' groups, one per rollout."""
     precision: str | None
-    """What the teachers computed in: the coarsest, None if no file says."""
+    """The coarsest precision of the teachers; None if no group records one."""
     funnel: tuple[Stage, ...]
     """Empty if no turn has a record."""
     distributions: tuple[Distribution, ...]
@@ -170,11 +171,11 @@ class Overview:
     hint_rows: tuple[HintRow, ...]
     evidence_rows: tuple[HintRow, ...]
     gap_rows: tuple[GapRow, ...]
-    """The largest first, at most GAPS_SHOWN."""
+    """The largest positive gaps, then the largest negative ones, at most `GAPS_SHOWN` in all."""
 
 
 def overview(rollouts: Sequence[Rollout]) -> Overview:
-    """Add up `rollouts`, of which there must be at least one."""
+    """Compute the overview of at least one rollout."""
     gaps, counts = np.concatenate([rollout.gaps for rollout in rollouts]), _counts(rollouts)
     is_reasoning = np.concatenate([rollout.is_reasoning for rollout in rollouts])
     moved, hinted = np.concatenate([rollout.moved for rollout in rollouts]), hinted_turns(rollouts)

@@ -1,11 +1,11 @@
 """`Run` -> one HTML file: the template with the project's CSS and JS and the packed data in it (I/O).
 
-The page holds no markup but the template's: data are JSON in inert script elements, with `<`, `>` and `&` escaped, and
-the JS makes text nodes of them. A content security policy forbids everything but the page's own script and style.
+Data never become markup. They are JSON in inert script elements, with `<`, `>` and `&` escaped, and the JS makes text
+nodes of them. A content security policy allows only the page's own script and style.
 
-The data are one JSON object for the overview and the list (`head`), and a packed block for each rollout, which the page
-unpacks when the rollout is opened. A block is gzip, in base64, of: the length of its head (uint32, little-endian), the
-head (JSON, padded with spaces to a multiple of 4 bytes), and the arrays that `head["arrays"]` describes as
+The data consist of one JSON object for the overview and the list (`head`), and one packed block per rollout, which the
+page unpacks when the rollout is opened. A block is base64 of gzip of: the length of its head (uint32, little-endian),
+the head (JSON, padded with spaces to a multiple of 4 bytes), and the arrays, which `head["arrays"]` describes as
 [type, offset, length].
 """
 
@@ -48,12 +48,15 @@ _SCRIPTS = (
 )
 _MAIN = "main.js"
 LOGPROB_UNIT = 1e-4
-"""Teacher's logprobs are packed in units of this, which is how they are written in the file."""
+"""Unit (nats) in which the teacher's logprobs are packed; files of groups round to it."""
 MAX_TOKEN_CHARS = 2000
 
 
 def choose_tokenizer(run: Run, name: str | None) -> tuple[Any | None, list[str]]:
-    """Load the tokenizer `name`, or else the run's own; and what to tell the reader if there is no tokenizer.
+    """Load the tokenizer `name`, or by default the run's own.
+
+    Returns:
+        The tokenizer, or None and a note for the reader if the run names no tokenizer or its tokenizer can't be loaded.
 
     Raises:
         ConfigError: `name` can't be loaded.
@@ -72,7 +75,7 @@ def choose_tokenizer(run: Run, name: str | None) -> tuple[Any | None, list[str]]
 
 
 class ShownRun(NamedTuple):
-    """A run as a page shows it: with its tokenizer (None: ids), and `notes`, sentences for the top of its overview."""
+    """A run to be shown, its tokenizer (None: tokens are shown as ids), and `notes`, the overview's first sentences."""
 
     run: Run
     tokenizer: Any | None
@@ -80,15 +83,15 @@ class ShownRun(NamedTuple):
 
 
 def write_report(runs: Sequence[ShownRun], path: Path, packed: Callable[[int], None] = lambda count: None) -> int:
-    """Write the report of a run, or of two that are compared, to `path`, whole or not at all; returns its bytes.
+    """Write the report of one run, or the comparison of two, atomically to `path`; return its size in bytes.
 
     Args:
-        runs: What to show.
-        path: The HTML file; one that is there is replaced.
-        packed: Told how many rollouts are packed, after each.
+        runs: One run, or two.
+        path: The HTML file; an existing file is replaced.
+        packed: Called after each packed rollout with the number packed so far.
 
     Raises:
-        OutputError: it can't be written.
+        OutputError: the report can't be written.
     """
     return _write(path, _page(runs, packed))
 
@@ -109,7 +112,7 @@ def _write(path: Path, pieces: Iterable[str]) -> int:
 
 
 def _page(runs: Sequence[ShownRun], packed: Callable[[int], None]) -> Iterator[str]:
-    """The file piece by piece. The blocks come before the head, whose vocabularies they fill."""
+    """Yield the pieces of the file. The blocks come before the head, because packing them fills its vocabularies."""
     before, between, after = _template()
     yield before
     heads: list[dict[str, Any]] = []
@@ -128,7 +131,7 @@ def _page(runs: Sequence[ShownRun], packed: Callable[[int], None]) -> Iterator[s
 
 
 def _template() -> tuple[str, str, str]:
-    """The page before its data, between the blocks and the end of its script, and behind that."""
+    """Return the parts of the page: before the data, after the data up to the end of the script, and the rest."""
     style = _static("report.css")
     script = "(() => {\n'use strict';\n" + "".join(map(_static, (*_SCRIPTS, _MAIN))) + "})();\n"
     template = _static("template.html")
@@ -144,7 +147,7 @@ def _head_element(data: Mapping[str, Any]) -> str:
 
 
 def _as_data(value: Any) -> Any:
-    """Named tuples as objects, but for estimates, which stay [value, low, high]."""
+    """Convert named tuples to objects, except estimates, which remain [value, low, high]."""
     if isinstance(value, Estimate) or not isinstance(value, tuple):
         return value
     items: Any = cast(Any, value)
@@ -154,7 +157,7 @@ def _as_data(value: Any) -> Any:
 
 
 def _inert(data: Any) -> str:
-    """JSON that no HTML parser finds an end tag, a comment or an entity in. All but ASCII is escaped already."""
+    """Return ASCII JSON in which an HTML parser finds no end tag, comment or entity."""
     text = json.dumps(data, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
@@ -168,16 +171,16 @@ def _static(name: str) -> str:
 
 
 class Packer:
-    """Packs rollouts one after the other; `vocab` collects the tokens that they name."""
+    """Packs rollouts and collects the tokens that they use."""
 
     def __init__(self, texts: TokenTexts) -> None:
         self._texts = texts
         self._places: dict[int, int] = {}
         self.moved_in: dict[str, float] = dict.fromkeys(("call", "think", "say"), 0.0)
-        """Sum of |gap| (nats) that moved a token, by the part of its turn: `call`, `think`, or `say` for the rest."""
+        """Sum of |gap| (nats) over tokens that moved, by part of the turn: `call`, `think`, or `say` for the rest."""
 
     def block(self, rollout: Rollout) -> str:
-        """One rollout as the page unpacks it."""
+        """Return the packed block of a rollout."""
         stretches = split_messages(rollout.messages, len(rollout.spans), rollout.context)
         said = [assistant for assistant, _ in stretches[1:]]
         turns = zip(rollout.spans, rollout.records or [None] * len(said), said, strict=True)
@@ -205,7 +208,7 @@ class Packer:
         return base64.b64encode(gzip.compress(_container(head, arrays), 6, mtime=0)).decode()
 
     def vocab(self) -> dict[str, Any]:
-        """Every token that a packed rollout names: its id and its text; arrays hold places in these lists."""
+        """Return the ids and texts of all tokens in packed rollouts; the blocks' arrays index these lists."""
         texts = (self._texts.shown(token_id) for token_id in self._places)
         return {"ids": list(self._places), "texts": [_cut(text) for text in texts]}
 
@@ -252,7 +255,7 @@ class Packer:
 
 
 def _about(turn: TurnRecord | None) -> dict[str, Any]:
-    """What became of a turn, as far as the file says."""
+    """Return the fields of a turn's record that the page shows; None gives empty values."""
     about = {} if turn is None else turn.to_wire()
     return {
         **{name: about.get(name) for name in ("outcome", "hint", "error")},
@@ -266,12 +269,12 @@ def _about(turn: TurnRecord | None) -> dict[str, Any]:
 
 
 def head(shown: ShownRun, texts: TokenTexts, packer: Packer) -> dict[str, Any]:
-    """What the page reads first of a run: numbers, findings, settings, the list of rollouts, and the tokens' texts.
+    """Return the data of a run outside of its blocks: overview, findings, settings, list of rollouts, and vocabulary.
 
     Args:
-        shown: The run, whose rollouts `packer` has packed all.
-        texts: Looks up tokens.
-        packer: For its vocabulary.
+        shown: The run.
+        texts: Looks up the text of tokens.
+        packer: Has packed all rollouts of the run.
     """
     run = shown.run
     numbers = overview(run.rollouts)
@@ -342,7 +345,7 @@ def _quantised(logprobs: NDArray[np.float64]) -> NDArray[np.int32]:
 
 
 def _container(head: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> bytes:
-    """The head and the arrays behind each other, each array at a multiple of four bytes from the first one."""
+    """Concatenate the head and the arrays; each array's offset from the first is a multiple of 4 bytes."""
     places: dict[str, list[Any]] = {}
     body = b""
     for name, array in arrays.items():

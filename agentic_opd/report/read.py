@@ -1,7 +1,7 @@
-"""A JSONL of scored groups -> `Run`: what the report keeps of each rollout (I/O).
+"""A JSONL of scored groups -> `Run`, the data of the report (I/O).
 
-Every line is checked against the wire format first. A line that breaks it is left out, and the report says so; a file
-without a good line is an error. Shape suffixes as in core/types.py, and `_S` for the sampled positions, in order.
+Every line is checked against the wire format first. Invalid lines are left out and listed in the report; a file without
+a valid line is an error. Shape suffixes are those of core/types.py, and `_S` for the sampled positions, in order.
 """
 
 import gzip
@@ -24,15 +24,15 @@ from agentic_opd.wire.counts import RolloutCounts
 from agentic_opd.wire.group import ScoredGroup, ScoredRollout, TurnRecord, VerdictCounts
 
 TOP_SHOWN = 8
-"""Entries of a teacher's row that are kept at most."""
+"""Largest number of entries kept of a teacher's row."""
 MIN_SHOWN = 3
-"""Entries that are kept however small they are; of the others those from `MIN_PROBABILITY` on."""
+"""Number of entries kept regardless of their probability; further ones need at least `MIN_PROBABILITY`."""
 MIN_PROBABILITY = 1e-3
 _MIN_LOGPROB = math.log(MIN_PROBABILITY)
 MOVED = 0.05
-"""A token has moved if its gap is of at least so many nats, up or down,"""
+"""Smallest |gap| (nats) of a token that moved. The |gap| must also reach `NOISE_FACTOR` times the noise."""
 NOISE_FACTOR = 3.0
-"""and of at least so many times the noise (its root mean square), where that was measured."""
+"""Smallest ratio of |gap| to the measured noise (root mean square, else the noise floor) of a token that moved."""
 
 Wrap = Callable[[BinaryIO, int], BinaryIO]
 
@@ -41,8 +41,8 @@ Wrap = Callable[[BinaryIO, int], BinaryIO]
 class TeacherTop:
     """The teacher's entries at the sampled positions, cut to those that are shown.
 
-    `counts_S` says how many entries each sampled position has: 0 if it is not scored. `ids` and `logprobs` (nats)
-    hold the entries of all positions one after the other; the first of a position is the sampled token's.
+    `counts_S` is the number of entries per sampled position, 0 if unscored. `ids` and `logprobs` (nats) concatenate the
+    entries of all positions; the first entry of a position is the sampled token's.
     """
 
     counts_S: NDArray[np.uint8]
@@ -55,7 +55,7 @@ class TeacherTop:
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """One sequence of a group; `line` (from 1) and `index` (from 0) say where it stands in the file."""
+    """One sequence of a group; `line` (from 1) and `index` (from 0) locate it in the file."""
 
     line: int
     index: int
@@ -66,29 +66,29 @@ class Rollout:
     sampled_S: NDArray[np.int64]
     """The sampled positions."""
     student_S: NDArray[np.float64]
-    """The policy's logprob (nats) of each sampled token, when it was sampled."""
+    """The policy's logprobs (nats) of the sampled tokens at sampling time."""
     baseline_S: NDArray[np.float64]
-    """What its gap is measured from (nats): the same, or a second reading by the weights that scored it."""
+    """Logprobs (nats) that gaps are measured from: `student_S`, or a second reading without the hint."""
     teacher: TeacherTop
     spans: tuple[tuple[int, int], ...]
-    """Its turns, `[start, end)`; without records, the runs of sampled positions."""
+    """Turns as `[start, end)`; without records, the runs of sampled positions."""
     records: tuple[TurnRecord, ...]
-    """What became of each turn; empty if the run was not distilled, or another program wrote the file."""
+    """Records of the turns; empty if the run was not distilled, or another program wrote the file."""
     messages: Sequence[Message]
     context: Mapping[int, ContextTurn]
-    """The assistant's messages that are no turns, by their places: they were not learned from."""
+    """The assistant messages that are context, by their index in `messages`."""
     checks: VerdictCounts | None
     reward: Mapping[str, float] | None
     stop_reason: str | None
     tool_errors: int | None
     noise_floor: float | None
-    """The engine's noise (nats), measured once a group: the largest gap without a hint."""
+    """Largest gap (nats) without a hint, measured once per group."""
     noise_rms: float | None
-    """The root mean square of these gaps."""
+    """Root mean square (nats) of the gaps without a hint."""
     precision: str | None
-    """What the teacher computed in, as far as its server said."""
+    """Precision in which the teacher computed; None if its server did not report it."""
     resampled: Mapping[int, ResampledTurn] = field(default_factory=dict[int, ResampledTurn])
-    """Turns that were sampled again with and without their hint, where that was done, by their number from 0."""
+    """Turns that were sampled again with and without their hint, by the turn's index from 0."""
 
     def __post_init__(self) -> None:
         check_lengths(
@@ -101,12 +101,12 @@ class Rollout:
 
     @property
     def is_scored_S(self) -> NDArray[np.bool_]:
-        """Which sampled tokens have a teacher's row."""
+        """Whether each sampled token has a teacher's row."""
         return self.teacher.counts_S > 0
 
     @property
     def gaps(self) -> NDArray[np.float64]:
-        """Teacher minus baseline (nats) at the scored tokens, in order."""
+        """Gaps, teacher minus baseline (nats), of the scored tokens, in order."""
         counts = self.teacher.counts_S[self.is_scored_S].astype(np.int64)
         first = np.cumsum(counts) - counts
         gaps: NDArray[np.float64] = self.teacher.logprobs[first] - self.baseline_S[self.is_scored_S]
@@ -114,19 +114,19 @@ class Rollout:
 
     @property
     def moved_from(self) -> float:
-        """The size of a gap (nats) from which its token has moved."""
+        """Smallest |gap| (nats) of a token that moved."""
         noise = self.noise_floor if self.noise_rms is None else self.noise_rms
         return max(MOVED, NOISE_FACTOR * (noise or 0.0))
 
     @property
     def moved(self) -> NDArray[np.float64]:
-        """The gaps (nats) of the tokens that moved, in order."""
+        """Gaps (nats) of the tokens that moved, in order."""
         gaps = self.gaps
         return gaps[np.abs(gaps) >= self.moved_from]
 
     @property
     def is_reasoning(self) -> NDArray[np.bool_]:
-        """Which scored tokens are a turn's reasoning, in order."""
+        """Whether each scored token is reasoning, in order."""
         positions = self.sampled_S[self.is_scored_S]
         found = np.zeros(len(positions), np.bool_)
         for record in self.records:
@@ -135,17 +135,17 @@ class Rollout:
         return found
 
     def gaps_in(self, span: tuple[int, int]) -> NDArray[np.float64]:
-        """The gaps (nats) of the scored tokens in `[start, end)`."""
+        """Return the gaps (nats) of the scored tokens in `[start, end)`."""
         first, behind = np.searchsorted(self.sampled_S[self.is_scored_S], span)
         return self.gaps[first:behind]
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A file of scored groups as the report reads it, with the lifts of its hints where these lie beside it.
+    """The data of a file of scored groups, with the lifts of its hints if there is a file of them.
 
-    `settings` is what stands in the `.run.json` beside it, empty if there is no such file; `left_out` says
-    which lines are not in the report and why.
+    `settings` holds the contents of the `.run.json` beside the file, empty without one. `left_out` has one sentence per
+    invalid line.
     """
 
     name: str
@@ -159,10 +159,10 @@ def read_run(path: Path, wrap: Wrap = lambda file, size: file) -> Run:
 
     Args:
         path: The file.
-        wrap: Given the opened file and its size in bytes, returns what is read in its place, to show progress.
+        wrap: Replaces the opened file, given it and its size in bytes, by a reader that shows progress.
 
     Raises:
-        PlaceError: it can't be read, or holds no group that keeps to the wire format; or the lifts beside it can't.
+        PlaceError: the file or the lifts beside it can't be read, or the file holds no valid group.
     """
     left_out: list[str] = []
     try:
@@ -185,17 +185,17 @@ def read_run(path: Path, wrap: Wrap = lambda file, size: file) -> Run:
 
 
 def settings_path(path: Path) -> Path:
-    """Where `process` puts the settings of `path`."""
+    """Return the path of the settings that `process` writes beside `path`."""
     return _without_gz(path).with_suffix(".run.json")
 
 
 def report_path(path: Path) -> Path:
-    """Where the report of `path` is written unless told otherwise."""
+    """Return the default path of the report of `path`."""
     return _without_gz(path).with_suffix(".html")
 
 
 def read_settings(path: Path) -> Mapping[str, Any]:
-    """The settings in `path`; empty if there is no such file, or nothing that can be read in it."""
+    """Return the settings in `path`; empty if the file does not exist or can't be read."""
     try:
         settings = read_json(path.read_bytes(), parse_constant=str)
     except (OSError, ValueError, RecursionError):
@@ -204,7 +204,7 @@ def read_settings(path: Path) -> Mapping[str, Any]:
 
 
 def read_groups(lines: Iterable[bytes], left_out: list[str]) -> Iterator[Rollout]:
-    """Yield the rollouts of all good lines; of the others `left_out` gets a sentence each."""
+    """Yield the sequences of all valid lines; append one sentence per invalid line to `left_out`."""
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
@@ -252,7 +252,7 @@ def _rollout(group: ScoredGroup, one: ScoredRollout, line: int, index: int, *, i
 
 
 def _with_lifts(rollouts: Sequence[Rollout], lifts: Lifts) -> tuple[Rollout, ...]:
-    """The rollouts with their measured turns; what was measured of a file that was replaced since is not theirs."""
+    """Attach measured turns to their rollouts; ignore measurements of a file that has been replaced since."""
     measured = {turn.place: turn for turn in lifts.turns}
 
     def own(rollout: Rollout) -> Iterator[tuple[int, ResampledTurn]]:
@@ -265,7 +265,7 @@ def _with_lifts(rollouts: Sequence[Rollout], lifts: Lifts) -> tuple[Rollout, ...
 
 
 def _runs(sampled: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    """Runs of sampled positions, which are the turns as far as a file without records says."""
+    """Return the runs of sampled positions as `[start, end)`, the best estimate of turns without records."""
     runs: list[tuple[int, int]] = []
     for position in sampled:
         is_next = bool(runs) and runs[-1][1] == position
@@ -275,7 +275,7 @@ def _runs(sampled: Sequence[int]) -> tuple[tuple[int, int], ...]:
 
 
 def _teacher(one: ScoredRollout, sampled: Sequence[int]) -> TeacherTop:
-    """The teacher's rows, cut to what is shown."""
+    """Return the teacher's rows, cut to the entries that are shown."""
     counts, ids, logprobs = dict.fromkeys(sampled, 0), list[int](), list[float]()
     for position in one.row_positions:
         assert one.rows is not None
@@ -291,7 +291,7 @@ def _teacher(one: ScoredRollout, sampled: Sequence[int]) -> TeacherTop:
 
 
 def _shown(logprobs: Sequence[float]) -> int:
-    """How many entries of a row are kept; behind the sampled token they are in rank order."""
+    """Return the number of entries to keep of a row; after the sampled token they are in rank order."""
     likely = sum(logprob >= _MIN_LOGPROB for logprob in logprobs[1:TOP_SHOWN]) + 1
     return min(len(logprobs), max(likely, MIN_SHOWN))
 

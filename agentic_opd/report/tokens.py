@@ -1,7 +1,7 @@
-"""Token ids -> the text that each stands for, so that it can be shown. Pure, but for `load_tokenizer`.
+"""Token ids -> displayable text. Pure, except `load_tokenizer`.
 
-A token of a byte-level vocabulary may be part of a character. Such bytes are written as `⟨e2 80⟩` where the token is
-shown by itself, and put together where a text is made of several.
+A token of a byte-level vocabulary may be part of a character. Such bytes are shown as `⟨e2 80⟩` if the token is shown
+alone, and are joined if the text consists of several tokens.
 """
 
 import codecs
@@ -14,17 +14,17 @@ from agentic_opd.core.text import control_tokens
 
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _MIN_ALPHABET = 240
-"""A vocabulary that holds so many of the 256 letters that stand for bytes is a byte-level one; some leave out bytes
-that UTF-8 never uses."""
+"""Number of the 256 byte letters from which a vocabulary counts as byte-level; some vocabularies omit bytes that UTF-8
+never uses."""
 
 
 def load_tokenizer(name: str) -> Any:
-    """Load a tokenizer by its hub name or folder; nothing but the tokenizer is loaded, and no code that comes with it.
+    """Load a tokenizer by its hub name or folder, without a model and without code from the hub.
 
     Raises:
-        ConfigError: it can't be loaded.
+        ConfigError: the tokenizer can't be loaded.
     """
-    from transformers import AutoTokenizer  # takes seconds, and `--help` needs none of it
+    from transformers import AutoTokenizer  # Takes seconds, and `--help` does not need it.
 
     try:
         return AutoTokenizer.from_pretrained(name)
@@ -34,7 +34,7 @@ def load_tokenizer(name: str) -> Any:
 
 
 class TokenTexts:
-    """Looks up what tokens stand for; without a tokenizer their ids are all there is."""
+    """Looks up the text of tokens; without a tokenizer each token is shown as its id."""
 
     def __init__(self, tokenizer: Any | None) -> None:
         self._tokenizer = tokenizer
@@ -45,20 +45,20 @@ class TokenTexts:
         self._added = {token_id: str(token.content) for token_id, token in added.items()}
         self._ids = frozenset(vocab.values())
         self.control = () if tokenizer is None else tuple(control_tokens(tokenizer).values())
-        """How the tokens that structure a conversation are written."""
+        """Texts of the control tokens, which structure a conversation."""
 
     @property
     def has_tokenizer(self) -> bool:
-        """Whether there is more to show than ids."""
+        """Whether tokens can be shown as text."""
         return self._tokenizer is not None
 
     def shown(self, token_id: int) -> str:
-        """The token's text; bytes that are not a whole character as `⟨e2 80⟩`, an unknown token as its id, `⟨12⟩`."""
+        """Return the token's text; partial characters are shown as bytes, `⟨e2 80⟩`, unknown tokens as ids, `⟨12⟩`."""
         data = self._bytes(token_id)
         return f"⟨{token_id}⟩" if data is None else _with_bytes(data)
 
     def joined(self, token_ids: Iterable[int]) -> str:
-        """The text of several tokens in a row."""
+        """Return the text of consecutive tokens."""
         parts = ((token_id, self._bytes(token_id)) for token_id in token_ids)
         return _with_bytes(b"".join(f"⟨{token_id}⟩".encode() if data is None else data for token_id, data in parts))
 
@@ -81,7 +81,7 @@ class TokenTexts:
 
 
 def _byte_letters() -> dict[str, int]:
-    """The letters that stand for bytes in a byte-level vocabulary (GPT-2's): printable ones for themselves."""
+    """Return GPT-2's mapping of letters to bytes for byte-level vocabularies; printable ones map to themselves."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
@@ -95,7 +95,7 @@ def _with_bytes(data: bytes) -> str:
 
 
 def _as_hex(error: UnicodeError) -> tuple[str, int]:
-    assert isinstance(error, UnicodeDecodeError)  # it is only ever asked to decode
+    assert isinstance(error, UnicodeDecodeError)  # The handler is registered for decoding only.
     return f"⟨{error.object[error.start : error.end].hex(' ')}⟩", error.end
 
 

@@ -1,6 +1,6 @@
-"""What stands between the turns, and what a turn is made of, as labelled parts to be shown. Pure.
+"""Labels for the text between turns (by message) and within turns (tool calls, reasoning). Pure.
 
-The text is what the model read, decoded from its tokens; the messages only say which part of it is whose.
+The text is decoded from the tokens that the model read; the messages only determine the labels.
 """
 
 import json
@@ -13,8 +13,10 @@ from agentic_opd.core.types import ContextTurn, WhyContext
 
 
 class Part(NamedTuple):
-    """A piece of context: `role` is a message's, `template` for what the chat template put around it, `context` where
-    that can't be told apart; `unseen` if it came after the last token.
+    """A piece of context.
+
+    `role` is a message's role, `template` for text that the chat template added, or `context` if messages and template
+    can't be told apart. `unseen` marks a message after the last token.
     """
 
     role: str
@@ -40,7 +42,7 @@ _MARKS = (
     ("call", "[TOOL_CALLS]", None),
     ("call", "<|python_tag|>", None),
 )
-"""How the model families mark what they say: kind, opening, and closing (None: the turn's end)."""
+"""Markers of tool calls and reasoning in the model families: kind, opening, and closing (None: the turn's end)."""
 _REGION = re.compile(
     "|".join(f"{re.escape(a)}.*?(?:{re.escape(b)}|$)" if b else f"{re.escape(a)}.*$" for _, a, b in _MARKS), re.S
 )
@@ -55,7 +57,7 @@ _WHY: Mapping[WhyContext, str] = {
 
 
 def message_text(message: Mapping[str, Any]) -> str:
-    """A message's content as text; other content as JSON."""
+    """Return a message's content as text; content other than text as JSON."""
     content = message.get("content")
     return content if isinstance(content, str) else "" if content is None else json.dumps(content, ensure_ascii=False)
 
@@ -63,12 +65,17 @@ def message_text(message: Mapping[str, Any]) -> str:
 def split_messages(
     messages: Sequence[Mapping[str, Any]], num_turns: int, context: Mapping[int, ContextTurn] | None = None
 ) -> list[tuple[Mapping[str, Any] | None, list[Mapping[str, Any]]]]:
-    """The messages before each turn and those behind the last: `num_turns + 1` pairs of the assistant's message that
-    the stretch follows (None at the start) and the others.
+    """Split the messages into those before each turn and those after the last.
 
-    The assistant's messages at the places `context` are no turns, and stand among the others; the name that they have
-    there says why. Without messages, or with
-    another number of the assistant's than turns, all stretches are empty.
+    Args:
+        messages: The conversation.
+        num_turns: Number of the assistant messages that are turns.
+        context: The assistant messages that are context, by their index in `messages`. They are treated like messages
+            of other roles, and their `name` gives the reason.
+
+    Returns:
+        `num_turns + 1` pairs: the assistant message that the stretch follows (None for the first), and the stretch's
+        messages. All pairs are empty if the number of assistant messages does not match.
     """
     stretches: list[tuple[Mapping[str, Any] | None, list[Mapping[str, Any]]]] = [(None, [])]
     context = context or {}
@@ -88,11 +95,11 @@ def _why(turn: ContextTurn) -> str:
 
 
 def context_parts(text: str, messages: Sequence[Mapping[str, Any]], control: Collection[str] = ()) -> list[Part]:
-    """Label the pieces of `text`, the decoded tokens of one stretch, by the messages that it holds in their order.
+    """Label the pieces of `text`, the decoded tokens of one stretch, by the messages that it contains, in order.
 
-    Control tokens (`control`: how they are written) that a message spells out were broken for the model to read. Where
-    a message can't be found word for word, the whole text is one part. Without text (the stretch is behind
-    the last token) the messages are the parts.
+    Control tokens (texts in `control`) within a message's content are looked for in the broken form that the model
+    read. If a message can't be found verbatim, the whole text is one part. Without text (the stretch comes after the
+    last token) the messages are the parts.
     """
     if not text:
         return [Part(str(message.get("role")), message_text(message), _name(message), True) for message in messages]
@@ -112,14 +119,14 @@ def context_parts(text: str, messages: Sequence[Mapping[str, Any]], control: Col
 
 
 def called_names(message: Mapping[str, Any] | None) -> list[str]:
-    """The names of the tools that an assistant's message calls."""
+    """Return the names of the tools that an assistant message calls."""
     calls = message.get("tool_calls") if message is not None else None
     functions = [call.get("function") for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
     return [str(function.get("name")) for function in functions if isinstance(function, dict)]
 
 
 def regions(token_texts: Sequence[str]) -> list[Region]:
-    """Where tool calls and reasoning lie in a turn, by the marks that model families put around them."""
+    """Find tool calls and reasoning in a turn by the markers of the model families."""
     ends = [0]
     for text in token_texts:
         ends.append(ends[-1] + len(text))

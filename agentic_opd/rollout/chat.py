@@ -1,11 +1,12 @@
-"""Messages to token ids and back: prompts that extend what was sampled, and turns parsed from sampled ids.
+"""Messages to token ids and back: prompts that extend the sampled ids, and turns parsed from them.
 
-What a message says is text: a `<|im_end|>` that a program prints is broken by a space before it is rendered, so that it
-can't end a message or open one in another's name. In what assistants and system prompts say, and in the tools, those
-around reasoning and calls are left, for they may be meant. The messages themselves stay as they are.
+Message contents are rendered as text: a control token such as `<|im_end|>` in a program's output is broken by a space,
+so that it cannot end a message or open one in another role. In assistant and system messages and in tool
+specifications, the control tokens around reasoning and calls are kept, because they may be intended. The messages
+themselves do not change.
 
-In: a `renderers` renderer and chat messages. Out: `Prompt` (ids and the two places where a hint may enter) and
-`ParsedTurn`. Sampled ids are never rendered again: what follows them is added behind them.
+In: a renderer of the package `renderers`, and chat messages. Out: `Prompt` (ids and the two places where a hint may
+enter) and `ParsedTurn`. Sampled ids are never rendered again; new ids are appended to them.
 """
 
 import json
@@ -38,15 +39,15 @@ _PARSE_ERRORS = {
 
 
 _BETWEEN = -2
-"""The owner of tokens between two turns of the assistant's."""
+"""Owner index of tokens between two assistant turns."""
 _REASONING_END = "</think>"
 _INNER = re.compile("think|tool|arg_", re.IGNORECASE)
-"""Of the control tokens, those that stand inside of an assistant's turn: around its reasoning and its calls."""
+"""Matches the control tokens inside an assistant turn: around its reasoning and its calls."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What a turn's prompt adds to the ids before it (the first prompt: to none).
+    """The ids that a turn's prompt appends to the earlier ids (for the first prompt: all ids).
 
     `assistant_open` and `last_user_end` are indices into the whole conversation; see `types.Turn`.
     """
@@ -58,7 +59,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class ParsedTurn:
-    """A completion as the chat message it stands for, and its tool calls, broken ones included."""
+    """A completion parsed as a chat message, with its tool calls, including broken ones."""
 
     message: Message
     tool_calls: tuple[ToolCall, ...]
@@ -78,10 +79,10 @@ class Chat:
         self._special_ids: frozenset[int] = frozenset(getattr(tokenizer, "all_special_ids", ()))
 
     def first_prompt(self, messages: Sequence[Message]) -> Prompt:
-        """Render the messages before the first turn; at least one must be the user's.
+        """Render the messages before the first turn; at least one must have the role user.
 
         Raises:
-            RendererError: they can't be rendered.
+            RendererError: the messages can't be rendered.
         """
         with _renderer_errors("rendering the first prompt"):
             text, tools = self._as_text(messages), self._written_tools
@@ -99,19 +100,19 @@ class Chat:
         new: Sequence[Message],
         sampled_from: int = 0,
     ) -> Prompt:
-        """Extend a prompt and what was sampled from it by the messages that answered it.
+        """Extend a prompt and its completion by the messages that answered it.
 
         Args:
-            known_ids: The last prompt, whole, and its completion (with its stop token unless it was cut off).
-            start: Where the completion begins.
-            last_user_end: Where the content of the last user message ends.
+            known_ids: The last prompt and its completion (with its stop token unless it was cut off).
+            start: Index of the completion's first id.
+            last_user_end: End of the last user message's content.
             history: All messages up to and including the last turn's.
-            new: What answered it: tool results, user messages; nothing where the assistant goes on by itself.
-            sampled_from: From which message on the assistant's were sampled in `known_ids`.
+            new: The answers: tool results, user messages; empty if the assistant takes another turn directly.
+            sampled_from: Index of the first message whose assistant turns were sampled in `known_ids`.
 
         Raises:
-            RewrittenError: the chat template rewrites earlier messages, or drops reasoning that was sampled.
-            RendererError: it can't render the new ones.
+            RewrittenError: the chat template rewrites earlier messages, or drops sampled reasoning.
+            RendererError: the template can't render the new messages.
         """
         with _renderer_errors("rendering the next prompt"):
             text = self._as_text(new)
@@ -129,10 +130,10 @@ class Chat:
             return self._place(rendered, new, known=len(known_ids), last_user_end=last_user_end)
 
     def parse(self, prompt_ids: list[int], completion_ids: Sequence[int], message_index: int) -> ParsedTurn:
-        """Parse a completion into the assistant's message; a call that can't be parsed keeps its text and its error.
+        """Parse a completion into an assistant message; an unparsable call keeps its text and its error.
 
         Raises:
-            RendererError: the renderer fails on it.
+            RendererError: the renderer fails on the completion.
         """
         with _renderer_errors("parsing a turn"):
             parsed = self.renderer.parse_response(list(completion_ids), tools=self.tools, prompt_ids=prompt_ids)
@@ -145,14 +146,14 @@ class Chat:
         return ParsedTurn(message, calls)
 
     def text(self, token_ids: Sequence[int]) -> str:
-        """Ids as text, control tokens included."""
+        """Return the text of the ids, including control tokens."""
         backend = getattr(self.tokenizer, "backend_tokenizer", None)
         if backend is None or getattr(self.tokenizer, "clean_up_tokenization_spaces", False):
             return str(self.tokenizer.decode(token_ids, skip_special_tokens=False))
-        return str(backend.decode(token_ids, skip_special_tokens=False))  # Some five times faster.
+        return str(backend.decode(token_ids, skip_special_tokens=False))  # About five times faster.
 
     def reasoning_tokens(self, completion_ids: Sequence[int], message: Message) -> int:
-        """How many of a completion's first ids are the reasoning of the message that it stands for, with its tags."""
+        """Return the number of leading ids of a completion that hold its message's reasoning, including tags."""
         reasoning = (message.get("reasoning_content") or "").strip()
         text = self.text(completion_ids) if reasoning else ""
         at = text.find(reasoning)
@@ -164,15 +165,15 @@ class Chat:
         return bisect_left(range(len(completion_ids)), end, key=lambda n: len(self.text(completion_ids[:n])))
 
     def unparsed(self, completion_ids: Sequence[int]) -> ParsedTurn:
-        """A completion as a message that holds its text."""
+        """Return a completion as a message with its plain text and no calls."""
         text = self.tokenizer.decode(list(completion_ids), skip_special_tokens=True)
         return ParsedTurn({"role": "assistant", "content": well_formed(text)}, ())
 
     def written(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        """The ids that the last message, the assistant's, is written as behind its prompt, its stop token included.
+        """Return the ids of the last message, an assistant's, as rendered after its prompt, including its stop token.
 
         Raises:
-            RendererError: it can't be rendered, or not behind a prompt of the messages before it.
+            RendererError: the message can't be rendered, or not after a prompt of the messages before it.
         """
         prompt = self.first_prompt(messages[:-1])
         with _renderer_errors("rendering a turn"):
@@ -188,10 +189,10 @@ class Chat:
         return ids
 
     def _bridged(self, known_ids: list[int], start: int, new: list[Any]) -> RenderedTokens | None:
-        """What the renderer adds to the known ids; None if it can't without rendering all of them again.
+        """Return the ids that the renderer appends to the known ids; None if it would have to render all of them again.
 
-        Renderers refuse a turn that ended inside of its reasoning. What follows a turn depends on its end alone, so it
-        is taken from a turn that closes its reasoning and ends as this one did.
+        Renderers refuse a turn that ended inside its reasoning. The ids after a turn depend only on the turn's end, so
+        they are taken from a turn that closes its reasoning and has the same last token.
         """
         prompt, turn = known_ids[:start], known_ids[start:]
         rendered = self.renderer.bridge_to_next_turn(prompt, turn, new, tools=self._written_tools)
@@ -209,7 +210,7 @@ class Chat:
         )
 
     def _reopened(self, known_ids: list[int], start: int) -> RenderedTokens | None:
-        """The known ids and another opening of the assistant's: what a user's message adds, without that message."""
+        """Return the known ids and another assistant opening: the bridge of a user message, without that message."""
         rendered = self._bridged(known_ids, start, [{"role": "user", "content": "u"}])
         if rendered is None:
             return None
@@ -223,9 +224,9 @@ class Chat:
         )
 
     def _dropped_reasoning(self, history: Sequence[Message], new: Sequence[Message], first: int) -> int | None:
-        """The first message whose reasoning was sampled, if the template writes the next prompt as without it.
+        """Return the index of the first sampled reasoning if the next prompt is the same without it; else None.
 
-        Nothing is dropped where the renderer's `thinking_retention` was set: it says what is kept.
+        If the renderer's `thinking_retention` is set, it decides about reasoning, and nothing counts as dropped.
         """
         if not new:
             return None
@@ -247,7 +248,7 @@ class Chat:
     def _extend_by_template(
         self, known_ids: list[int], start: int, history: Sequence[Message], new: Sequence[Message]
     ) -> RenderedTokens:
-        """What the template adds after the last turn, taken from two full renders and put behind the known ids."""
+        """Append the template's text after the last turn, taken from two full renders, to the known ids."""
         tools = self._written_tools
         before_new = self.renderer.render(list(history), tools=tools)  # type: ignore[arg-type]
         old, last = before_new.token_ids, len(history) - 1
@@ -273,7 +274,7 @@ class Chat:
         )
 
     def _as_text(self, messages: Sequence[Message]) -> list[Message]:
-        """The messages, with no control token spelled out in them, and with arguments in every call."""
+        """Return the messages with their control tokens broken up, and with arguments in every call."""
         return [self._plain(message) for message in messages]
 
     def _plain(self, message: Message) -> Message:
@@ -294,7 +295,7 @@ class Chat:
         return {**message, **plain}
 
     def _plain_arguments(self, arguments: Any) -> Any:
-        """Arguments as they came, JSON text or an object; a text in which an escape hides a token is written again."""
+        """Return arguments unchanged, as text or object; re-encode a text in which an escape hides a control token."""
         if not isinstance(arguments, str | None):
             return arguments
         text = call_arguments(arguments)
@@ -307,7 +308,7 @@ class Chat:
         return text
 
     def _plain_json(self, data: dict[str, Any]) -> dict[str, Any]:
-        """JSON data with no control token spelled out in it: such a token stands inside of a text, if anywhere."""
+        """Return JSON data with its control tokens broken up. In JSON they can only occur inside texts."""
         text = json.dumps(data, ensure_ascii=False)
         plain = without_control_tokens(self._structural, well_formed(text))
         return data if plain == text else read_json(plain)
@@ -327,8 +328,8 @@ class Chat:
         return Prompt(tuple(ids[known:]), opening, last_user_end)
 
     def _placed_by_difference(self, ids: Sequence[int], messages: Sequence[Message]) -> Prompt:
-        """The places of a prompt whose renderer can't say which token is of which message, as where a chat template
-        writes a message otherwise when others follow: where the ids change if the last user message has a word more.
+        """Place a prompt for a renderer that does not attribute tokens to messages, as when a template writes a message
+        differently if others follow: compare with the ids of a prompt whose last user message has one word more.
         """
         users = [i for i, message in enumerate(messages) if message["role"] == "user"]
         if not users:
@@ -341,7 +342,7 @@ class Chat:
         return Prompt(tuple(ids), opening, min(opening, _first_difference(ids, longer)))
 
     def _content_end(self, rendered: RenderedTokens, message_index: int, known: int) -> int:
-        """Index behind the last content token of a message (behind its last visible token, without attribution)."""
+        """Return the end of a message's last content token; without attribution, of its last visible token."""
         own = [i for i in range(known, len(rendered.token_ids)) if rendered.message_indices[i] == message_index]
         content = [i for i in own if rendered.is_content[i]] if rendered.is_content else []
         if content:
@@ -356,12 +357,12 @@ class Chat:
 
 
 _REASONING_CLOSE = re.compile(r"\s*(</\w+>|\[/\w+\]|<\|end\|>)?\s*")
-"""What ends reasoning in a turn's text, with the space around it; `<|end|>` is that of gpt-oss."""
+"""Matches the end of reasoning in a turn's text, with surrounding space; `<|end|>` is that of gpt-oss."""
 
 
 @contextmanager
 def _renderer_errors(doing: str) -> Generator[None]:
-    """Turn whatever a renderer or a chat template raises into a RendererError that says what was being done."""
+    """Convert any exception of a renderer or a chat template to a RendererError that names the operation."""
     try:
         yield
     except RendererError:

@@ -9,7 +9,7 @@ from agentic_opd.settings.fields import AGENT, MOST_USED, REWARD
 
 
 class RendererConfig(BaseModel):
-    """Which renderer writes the conversations."""
+    """Settings of the renderer."""
 
     setting_group: ClassVar = AGENT
 
@@ -37,7 +37,7 @@ class RendererConfig(BaseModel):
 
 
 class RolloutConfig(RendererConfig):
-    """How episodes are sampled and rewarded, whatever their world."""
+    """Settings of sampling and reward that are common to all worlds."""
 
     setting_group: ClassVar = AGENT
 

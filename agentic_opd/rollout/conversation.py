@@ -1,8 +1,8 @@
-"""One conversation as ids: what was sampled stays as it was sampled, and what follows is added behind it.
+"""One conversation as token ids: sampled ids never change, and new ids are appended to them.
 
-In: the first messages, then in turn what a policy sampled (`Completion`) and the messages that answered it. Out: the
-ids that the next turn is sampled from, a `Sample` for each turn, and the record of all tokens. Where the chat template
-rewrites earlier messages, `branching_prompt` begins another sequence, rendered from the first message.
+In: the first messages, then alternately a policy's `Completion` and the messages that answered it. Out: the ids of the
+next turn's prompt, a `Sample` for each turn, and the record of all tokens. If the chat template rewrites earlier
+messages, `branching_prompt` starts another sequence, rendered from the first message.
 """
 
 from collections.abc import Sequence
@@ -24,14 +24,14 @@ from agentic_opd.rollout.chat import Chat, ParsedTurn, Prompt
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What a policy sampled in one turn: ids (the stop token included), their logprobs in nats, and why it stopped."""
+    """One sampled turn: ids (including the stop token), their logprobs in nats, and the reason why sampling stopped."""
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     finish_reason: str = "stop"
     """`length` if the turn was cut off at its token limit."""
     weight_version: int | None = None
-    """Of the weights that sampled it; None if the server does not say."""
+    """Version of the weights that sampled the turn; None if the server does not report it."""
 
     def __post_init__(self) -> None:
         check_lengths("completion", token_ids=len(self.token_ids), logprobs=len(self.logprobs))
@@ -45,7 +45,7 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One sampled turn: the message it stands for, its tool calls, and its place in the tokens."""
+    """One sampled turn: its message, its tool calls, and its place in the tokens."""
 
     message: Message
     tool_calls: tuple[ToolCall, ...]
@@ -53,37 +53,37 @@ class Sample:
 
 
 class Conversation:
-    """Grows in place: `prompt`, then `add` what was sampled from it, then `answer`, and so on.
+    """A conversation that grows in place: `prompt`, then `add` its completion, then `answer`, and so on.
 
-    `messages` and `turns` are there to be read. Each step costs what it adds, but for what a renderer and a request do
-    with the whole prompt.
+    `messages` and `turns` are read-only for callers. The cost of each step is proportional to what it adds, except for
+    the renderer's work on the whole prompt and the request that sends it.
     """
 
     def __init__(self, chat: Chat, messages: Sequence[Message]) -> None:
-        """Begin with the messages before the first turn; nothing is rendered yet."""
+        """Start with the messages before the first turn; nothing is rendered yet."""
         self.chat = chat
         self.messages: list[Message] = list(messages)
         self.turns: list[Turn] = []
         self.earlier: list[TokenRecord] = []
-        """The sequences before the present one; see `branching_prompt`."""
+        """Sequences before the current one; see `branching_prompt`."""
         self.weight_version: int | None = None
-        """The oldest weights that sampled a turn; None if no server said."""
+        """Oldest version of the weights that sampled a turn; None if no server reports it."""
         self._tokens: list[int] = []
         self._masks: list[int] = []
         self._logprobs: list[float] = []
         self._prompt: Prompt | None = None
-        """Its ids stand at the end of `_tokens`; masks and logprobs grow with the turn that is sampled from it."""
+        """Prompt whose ids are at the end of `_tokens`; masks and logprobs are extended when its turn is added."""
 
     @classmethod
     def restored(
         cls, chat: Chat, messages: Sequence[Message], turns: Sequence[Turn], record: TokenRecord
     ) -> "Conversation":
-        """A conversation as it stood behind its last turn, to go on from there.
+        """Return a conversation restored to the end of its last turn.
 
         Args:
-            chat: Renders and parses what follows.
-            messages: All up to and including the last turn's.
-            turns: Its turns, at least one.
+            chat: Renders and parses the following turns.
+            messages: All messages up to and including the last turn's.
+            turns: The conversation's turns, at least one.
             record: Its tokens up to the end of the last turn.
         """
         talk = cls(chat, messages)
@@ -93,7 +93,7 @@ class Conversation:
         return talk
 
     def prompt(self) -> list[int]:
-        """The ids that the next turn is sampled from. Not a copy: they grow with the conversation.
+        """Return the ids of the next turn's prompt. The list is not a copy: it grows with the conversation.
 
         Raises:
             RewrittenError: the chat template changes earlier ids.
@@ -114,9 +114,9 @@ class Conversation:
         return self._tokens
 
     def branching_prompt(self) -> list[int]:
-        """As `prompt`; where the chat template changes earlier ids, begin another sequence with the ids that it writes.
+        """Return `prompt()`; if the chat template changes earlier ids, start another sequence with the changed ids.
 
-        What was sampled stays where it was sampled; in the new sequence the earlier turns are context.
+        Sampled tokens stay in their sequence. In the new sequence the earlier turns are context.
 
         Raises:
             RendererError: the messages can't be rendered.
@@ -132,11 +132,11 @@ class Conversation:
         """Add the turn that was sampled from `prompt()`.
 
         Args:
-            completion: What was sampled.
-            parsed: The message that it stands for; None: it is parsed here.
+            completion: The sampled turn.
+            parsed: The completion's message; None: it is parsed here.
 
         Raises:
-            RendererError: it can't be parsed; the conversation stays as it was.
+            RendererError: the completion can't be parsed; the conversation does not change.
         """
         tokens, prompt = self.prompt(), self._prompt
         assert prompt is not None
@@ -165,13 +165,13 @@ class Conversation:
         return Sample(parsed.message, parsed.tool_calls, turn)
 
     def answer(self, messages: Sequence[Message]) -> None:
-        """Add what answers the last turn: tool results, a user's words."""
-        del self._tokens[len(self._masks) :]  # A prompt that no turn was sampled from.
+        """Add the answers to the last turn: tool results, or a user message."""
+        del self._tokens[len(self._masks) :]  # Drops a rendered prompt without a turn.
         self._prompt = None
         self.messages += messages
 
     def fork(self) -> "Conversation":
-        """A conversation of its own that goes on from here."""
+        """Return an independent conversation that continues from this point."""
         fork = Conversation(self.chat, self.messages)
         fork.earlier = self.earlier[:]
         fork.turns, fork.weight_version, fork._prompt = self.turns[:], self.weight_version, self._prompt
@@ -179,9 +179,9 @@ class Conversation:
         return fork
 
     def records(self) -> list[TokenRecord]:
-        """All sequences, each up to the end of its last turn; a later one that has no turn yet is left out."""
+        """Return all sequences, each up to the end of its last turn; a current one without a turn is left out."""
         return [*self.earlier, *([self.record()] if self._masks or not self.earlier else [])]
 
     def record(self) -> TokenRecord:
-        """The present sequence up to the end of its last turn."""
+        """Return the current sequence up to the end of its last turn."""
         return TokenRecord(tuple(self._tokens[: len(self._masks)]), tuple(self._masks), tuple(self._logprobs))

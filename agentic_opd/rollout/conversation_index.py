@@ -1,9 +1,9 @@
-"""Which of the known conversations do these messages continue? For clients that send all messages with each request.
+"""Look up the known conversation that a client's messages continue. Clients send all messages with each request.
 
-In: chat messages as a client writes them. Out: what is known under the longest beginning of them.
+In: chat messages as a client writes them. Out: the values stored for the longest known prefix.
 
-Agents write messages back otherwise than they got them: a null content, arguments in another order, text without the
-space around it, no reasoning, other call ids. None of that makes another conversation; another text does.
+Agents return messages changed: null content, arguments in another order, stripped whitespace, missing reasoning,
+other call ids. Such changes keep the conversation; a different text does not.
 """
 
 import json
@@ -18,16 +18,16 @@ Known = TypeVar("Known", bound=Hashable)
 
 
 class Match(NamedTuple, Generic[Known]):
-    """What is known under the first `length` of the messages asked about; `known` is empty if `length` is 0."""
+    """Values stored for the first `length` messages of the query; `known` is empty if `length` is 0."""
 
     length: int
     known: Sequence[Known]
 
 
 class ConversationIndex(Generic[Known]):
-    """Values by a hash of messages: a look-up reads the messages asked about, and no others.
+    """Values by a hash of message prefixes; a look-up reads only the messages of the query.
 
-    A value is anything that stands for a conversation up to some message. Those of different `scope`s never meet.
+    A value represents a conversation up to some message. Values of different `scope`s are separate.
     """
 
     def __init__(self) -> None:
@@ -44,19 +44,19 @@ class ConversationIndex(Generic[Known]):
         scope: bytes = b"",
         accept: Callable[[Known], bool] = lambda known: True,
     ) -> Match[Known]:
-        """The longest beginning of `messages`, shorter than all of them, that is known; and all that is known by it.
+        """Return the longest known proper prefix of `messages`, and all accepted values stored for it.
 
         Args:
-            messages: What a client sends.
-            scope: Which values may be found at all.
-            accept: Which of these are meant.
+            messages: Messages of the client's request.
+            scope: Restricts the look-up to values with this scope.
+            accept: Filters the values.
         """
         return self.find_by([*map(identity, messages)], scope=scope, accept=accept)
 
     def find_by(
         self, identities: Sequence[bytes], *, scope: bytes = b"", accept: Callable[[Known], bool] = lambda known: True
     ) -> Match[Known]:
-        """`find`, by the `identity` of each message."""
+        """Return the same as `find`, from the `identity` of each message."""
         found, so_far = Match[Known](0, ()), _start(scope)
         for length, one in enumerate(identities[:-1], start=1):
             so_far.update(one)
@@ -66,10 +66,10 @@ class ConversationIndex(Generic[Known]):
         return found
 
     def add(self, known: Known, messages: Sequence[Message], after: Known | None = None, *, scope: bytes = b"") -> None:
-        """Make `known` found by `messages`; if it goes on from `after`, by those of `after` and then `messages`.
+        """Store `known` under `messages`, or under the messages of `after` followed by `messages`.
 
         Raises:
-            KeyError: `after` is not known.
+            KeyError: `after` is not stored.
         """
         so_far = _start(scope) if after is None else self._hashes[after].copy()
         for message in messages:
@@ -78,7 +78,7 @@ class ConversationIndex(Generic[Known]):
         self._by_key.setdefault(so_far.digest(), []).append(known)
 
     def discard(self, known: Known) -> None:
-        """Forget a value, if it is known."""
+        """Remove a value, if it is stored."""
         if known in self._hashes:
             key = self._hashes.pop(known).digest()
             self._by_key[key].remove(known)
@@ -91,7 +91,7 @@ def _start(scope: bytes) -> blake2b:
 
 
 def identity(message: Message) -> bytes:
-    """A digest of what makes a message the same however a client wrote it back."""
+    """Return a digest of a message that ignores the changes that clients make when they return it."""
     calls = [
         (call["function"]["name"], _canonical(call["function"]["arguments"]))
         for call in message.get("tool_calls") or ()
@@ -103,7 +103,7 @@ def identity(message: Message) -> bytes:
 
 
 def _canonical(arguments: Any) -> str:
-    """A call's arguments, in one order; a text that is not JSON stays as it is."""
+    """Return a call's arguments in canonical order; text that is not JSON is only stripped."""
     if isinstance(arguments, str):
         try:
             return json.dumps(read_json(arguments), sort_keys=True)

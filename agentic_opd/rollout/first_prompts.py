@@ -1,4 +1,4 @@
-"""What an agent is told before its first turn, and the tasks whose first prompt leaves no room for one. Pure."""
+"""The messages before the first turn, and the tasks whose first prompt is too long. Pure."""
 
 from collections.abc import Iterable
 
@@ -7,7 +7,7 @@ from agentic_opd.rollout.chat import Chat
 
 
 def first_messages(world: World, task: Task) -> list[Message]:
-    """What an agent is told before its first turn."""
+    """Return the messages before the first turn: system prompt, examples, and the task."""
     return [{"role": "system", "content": world.system_prompt}, *task.examples, _user(task)]
 
 
@@ -18,20 +18,20 @@ def _user(task: Task) -> Message:
 def too_long(
     tasks: Iterable[Task], world: World, chat: Chat, max_token_length: int, *, by_program: bool = False
 ) -> dict[str, int]:
-    """Find the tasks whose first prompt does not fit, with room for one token of an answer.
+    """Find the tasks whose first prompt leaves no room for a sampled token.
 
-    A text is tokenised only if its size does not decide already: a token is a byte or more, and at most as long as the
-    longest one of the vocabulary. So megabytes are told apart at once.
+    A text is tokenised only if its size in bytes does not decide: a token has at least one byte, and at most as many as
+    the longest token of the vocabulary. Texts of megabytes are therefore decided immediately.
 
     Args:
-        tasks: What to look at.
-        world: What says what the agent is told.
-        chat: What renders it.
+        tasks: Tasks to check.
+        world: Provides the system prompt.
+        chat: Renders the messages.
         max_token_length: Tokens of a whole episode.
-        by_program: A program tells the policy of the task, with what else is its own affair: only the task counts.
+        by_program: A program prompts the policy with messages unknown here, so only the task's prompt is counted.
 
     Returns:
-        Task id -> tokens of its first prompt; of a text too large to be tokenised, how many it has at least.
+        Task id -> tokens of its first prompt; for a text too large to tokenise, a lower bound.
     """
     if by_program:
         chat = Chat(chat.renderer, chat.tokenizer, ())
@@ -54,7 +54,7 @@ def too_long(
 
 
 def described(long: dict[str, int], total: int, max_token_length: int) -> str:
-    """A sentence about tasks that are too long, with the numbers of the first three."""
+    """Return a sentence about the tasks that are too long, with the numbers of the first three."""
     shown = ", ".join(f"{task_id!r} has {tokens} tokens or more" for task_id, tokens in list(long.items())[:3])
     more = f", and {len(long) - 3} more" if len(long) > 3 else ""
     return (

@@ -1,4 +1,4 @@
-"""The agent loop: a task, a policy and a world in, an `Episode` out, verified and rewarded."""
+"""The agent loop. In: a task, a policy and a world. Out: a verified and rewarded `Episode`."""
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
@@ -31,28 +31,28 @@ logger = logging.getLogger(__name__)
 
 
 class Policy(Protocol):
-    """What the loop needs of a policy; `env.policy_server.ServedPolicy` is one."""
+    """The policy's interface to the loop; `env.policy_server.ServedPolicy` implements it."""
 
     async def sample(self, prompt_ids: Sequence[int], max_tokens: int) -> Completion:
         """Sample one turn.
 
         Raises:
-            ServerError: the server that samples did not do its part.
+            ServerError: the policy server failed.
         """
         ...
 
 
 UserReply = Callable[[Task, Sequence[Message]], Awaitable[str | None]]
-"""What a user says to the last of the messages, a turn without tool calls; None ends the episode."""
+"""Returns the user's reply to a turn without tool calls, the last of the messages; None ends the episode."""
 
 
 OnAnswered = Callable[[Episode, int], None]
-"""Told of an episode that goes on, when its turn of this index has been answered."""
+"""Called after each answered turn, with the episode so far and the turn's index."""
 
 
 @dataclass
 class AgentLoop:
-    """One episode in the making: `run` it once, or `take` turns that were sampled elsewhere until one ends it."""
+    """One episode in progress: `run` it once, or `take` turns sampled elsewhere until one of them ends it."""
 
     task: Task
     conversation: Conversation
@@ -66,10 +66,10 @@ class AgentLoop:
     changes: list[frozenset[int]] = field(default_factory=list[frozenset[int]])
 
     async def run(self, policy: Policy) -> Episode:
-        """Take turns until one ends the episode.
+        """Take turns until the episode ends.
 
-        A server that fails ends it as SERVER_ERROR; a renderer that fails on a turn, or on the prompt of a later one,
-        as RENDER_ERROR.
+        A server failure ends it as SERVER_ERROR. A renderer failure on a turn, or on the prompt of a later turn,
+        ends it as RENDER_ERROR.
 
         Raises:
             RendererError: the first prompt can't be rendered.
@@ -89,7 +89,7 @@ class AgentLoop:
         return self.episode(stop, failure)
 
     async def step(self, policy: Policy) -> StopReason | None:
-        """Sample one turn and answer it; returns why the episode ends, None if it goes on."""
+        """Sample one turn and answer it; return the reason if the episode ends, else None."""
         async with in_turn():
             prompt_ids = self.conversation.branching_prompt()
         room = self.config.max_token_length - len(prompt_ids)
@@ -98,7 +98,7 @@ class AgentLoop:
         return await self.take(await policy.sample(prompt_ids, min(room, self.config.max_tokens_per_turn)))
 
     async def take(self, completion: Completion) -> StopReason | None:
-        """Add a sampled turn and what answers it; returns why the episode ends, None if it goes on."""
+        """Add a sampled turn and its answers; return the reason if the episode ends, else None."""
         self.changes.append(frozenset())
         try:
             async with in_turn():
@@ -118,7 +118,7 @@ class AgentLoop:
         return StopReason.MAX_TURNS if len(self.conversation.turns) >= self.config.max_turns else None
 
     async def answers(self, sample: Sample) -> list[Message]:
-        """The tools' results in the order of the calls, or the user's reply, or nothing."""
+        """Return the tool results in the order of the calls, or the user's reply, or nothing."""
         if sample.tool_calls:
             results = [await self.session.run_tool(call) for call in sample.tool_calls]
             self.changes[-1] = frozenset(place for place, result in enumerate(results) if result.is_change)
@@ -136,7 +136,7 @@ class AgentLoop:
         return [] if reply is None else [{"role": "user", "content": well_formed(reply)}]
 
     def episode(self, stop: StopReason, failure: Exception | None = None) -> Episode:
-        """The conversation so far as an Episode."""
+        """Return the conversation so far as an Episode."""
         *earlier, last = self.conversation.records()
         messages = self.conversation.messages
         sampled = {turn.message_index for turn in self.conversation.turns}
@@ -168,24 +168,24 @@ SessionT = TypeVar("SessionT", bound=Session, contravariant=True)
 
 
 class Rollout(Protocol[SessionT]):
-    """An episode in the making; `verified` runs it once."""
+    """An episode in progress; `verified` runs it once."""
 
     async def run(self, session: SessionT) -> Episode:
-        """Make the episode in its place in the world.
+        """Produce the episode in its session.
 
         Raises:
-            SandboxError: the place died.
+            SandboxError: the session's sandbox died.
         """
         ...
 
     def so_far(self, stop: StopReason) -> Episode | None:
-        """The episode as it stands; None before its first turn."""
+        """Return the episode so far; None before its first turn."""
         ...
 
 
 @dataclass
 class _OwnLoop:
-    """The package's own loop as a Rollout."""
+    """The built-in loop as a Rollout."""
 
     task: Task
     policy: Policy
@@ -214,14 +214,14 @@ async def run_episode(
     user_reply: UserReply | None = None,
     on_answered: OnAnswered | None = None,
 ) -> Episode:
-    """Run the agent on `task`, verify what it left behind, and reward it.
+    """Run the agent on `task`, then verify and reward the result.
 
     Returns:
-        A verified and rewarded episode, or one whose `error` says how the policy server failed.
+        A verified and rewarded episode, or one whose `error` is the policy server's failure.
 
     Raises:
         RendererError: the first prompt can't be rendered.
-        SandboxError: the world itself does not work, which a fresh session has shown.
+        SandboxError: the world itself does not work, confirmed by a fresh session.
     """
     conversation = Conversation(chat, first_messages(world, task))
     rollout = _OwnLoop(task, policy, conversation, config, user_reply, on_answered)
@@ -235,17 +235,17 @@ async def verified(
     world: World,
     config: RolloutConfig,
 ) -> Episode:
-    """Run a rollout in its place, verify what it left behind, and reward it.
+    """Run a rollout in its session, then verify and reward the result.
 
     Args:
-        task: What is to be done.
-        rollout: Makes the episode.
-        place: Where; it is entered and left here.
-        world: Verifies, and says whether it works when a place dies.
-        config: What is rewarded.
+        task: The task.
+        rollout: Produces the episode.
+        place: Session of the world; entered and left here.
+        world: Verifies the result, and checks itself if the sandbox of a session dies.
+        config: Weights of the reward.
 
     Returns, Raises:
-        As `run_episode`, and what `rollout` raises.
+        As `run_episode`, and the errors of `rollout`.
     """
     try:
         async with place as session:
@@ -255,7 +255,7 @@ async def verified(
             left = await session.collect()
         verification = await world.verify(task, left)
     except SandboxError as error:
-        await world.check()  # A machine on which nothing works must not write zeros.
+        await world.check()  # On a machine where no sandbox works, raise instead of returning zero rewards.
         so_far = rollout.so_far(StopReason.SANDBOX_DIED)
         if so_far is None:
             raise
@@ -266,7 +266,7 @@ async def verified(
 
 
 async def _without_reward(episode: Episode, world: World, error: SandboxError) -> Episode:
-    """The episode of a sandbox that died: nothing is left to be verified, and nothing of it is rewarded."""
+    """Return the episode of a dead sandbox with reward 0: no result is left to verify."""
     task, turns = episode.task, len(episode.turns)
     logger.warning("an episode of %s earns nothing: its sandbox died after turn %d: %s", task.task_id, turns, error)
     verdict = await world.verify(task, None)

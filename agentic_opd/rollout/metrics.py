@@ -1,6 +1,6 @@
 """Episodes -> the train/ metrics of a logging step. Pure.
 
-`TRAIN_METRICS` says what each is. A metric is left out, not 0, if there is nothing to compute it from.
+`TRAIN_METRICS` describes each metric. A metric without data is left out instead of set to 0.
 """
 
 from collections.abc import Sequence
@@ -69,12 +69,12 @@ TRAIN_METRICS = (
 def train_metrics(
     episodes: Sequence[Episode], sample_s: Sequence[float] = (), lag_s: Sequence[float] = ()
 ) -> dict[str, float]:
-    """The metrics of verified and rewarded episodes.
+    """Return the metrics of verified and rewarded episodes.
 
     Args:
-        episodes: Since the last logging step.
+        episodes: Episodes since the last logging step.
         sample_s: Seconds of the latest sampling requests.
-        lag_s: By how many seconds the event loop was late.
+        lag_s: Delays of the event loop, in seconds.
     """
     if not episodes:
         return {}
@@ -86,7 +86,7 @@ def train_metrics(
 
 
 def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
-    """The metrics of `EPISODE_METRICS`; empty if no episode was verified and rewarded."""
+    """Return the metrics of `EPISODE_METRICS`; empty if no episode was verified and rewarded."""
     scored = [(e, e.reward, e.verification) for e in episodes if e.reward is not None and e.verification is not None]
     if not scored:
         return {}
@@ -109,6 +109,6 @@ def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
     programs = [e.program for e, _, _ in scored if e.program is not None]
     if programs:
         metrics["train/left_out_tokens"] = fmean(program.other_tokens for program in programs)
-    for reason in _STOPS:  # An episode that ended otherwise is not kept.
+    for reason in _STOPS:  # Episodes with other stop reasons are not kept.
         metrics[f"train/stop/{reason.value}"] = fmean(e.stop_reason is reason for e, _, _ in scored)
     return metrics

@@ -1,6 +1,6 @@
-"""Which renderer writes a model's conversations, and the proof at start-up that it keeps what was sampled.
+"""Choose the renderer of a model's conversations, and check at start-up that it preserves sampled turns.
 
-In: a tokenizer and the settings. Out: a `renderers` renderer for `chat.Chat`.
+In: a tokenizer and the settings. Out: a renderer of the package `renderers`, for `chat.Chat`.
 """
 
 import json
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 @contextmanager
 def explained_tokenizer_errors(name: str) -> Generator[None]:
-    """Turn what loading the tokenizer `name` can raise into a ConfigError that says what to do."""
+    """Convert errors of loading the tokenizer `name` to a ConfigError that says what to do."""
     try:
         yield
     except (OSError, ValueError) as error:
@@ -51,17 +51,17 @@ def load_renderer(
     tool_format: Literal["template", "text"] = "template",
     stop_tokens: Sequence[str] = (),
 ) -> Renderer:
-    """Make the renderer `name` for `tokenizer`, one that extends prompts also where a user speaks.
+    """Create the renderer `name` for `tokenizer`; it extends prompts after user messages too.
 
-    Whether the family drops earlier reasoning there is `Chat.next_prompt`'s to find out; an option
-    `thinking_retention` decides it instead.
+    `Chat.next_prompt` detects whether the model family drops earlier reasoning after user messages; the option
+    `thinking_retention` decides it instead, if set.
 
     Args, as the settings of `RendererConfig`:
         tokenizer: The policy's.
         name: `renderer`.
         options: `renderer_options`.
-        tool_format: Who tells the model of its tools.
-        stop_tokens: What ends a turn; empty: what the model's own files say.
+        tool_format: How tools are described to the model.
+        stop_tokens: Tokens that end a turn; empty: those of the model's own files.
 
     Raises:
         ConfigError: a name or an option is unknown, or no parser for tool calls is known. The message lists the names.
@@ -80,14 +80,14 @@ def load_renderer(
             renderer.effective_thinking_retention = "all"
     except ConfigError:
         raise
-    except Exception as error:  # A class of one's own raises whatever it likes.
+    except Exception as error:  # A custom class may raise any exception.
         raise ConfigError(f"{problem}: {error}") from error
     stopping: Any = StoppingAt(renderer, stop_ids)
     return stopping if stop_ids else renderer
 
 
 def configured_renderer(tokenizer: Any, config: RendererConfig) -> Renderer:
-    """Make the renderer of the settings; see `load_renderer`."""
+    """Create the renderer of the settings; see `load_renderer`."""
     return load_renderer(
         tokenizer,
         config.renderer,
@@ -98,10 +98,10 @@ def configured_renderer(tokenizer: Any, config: RendererConfig) -> Renderer:
 
 
 def _config(tokenizer: Any, name: str, options: Mapping[str, Any], tool_format: str) -> Any:
-    """The renderer's own settings.
+    """Return the renderer's config object.
 
     Raises:
-        ValueError, TypeError, ImportError: there is no such renderer, or it does not know an option.
+        ValueError, TypeError, ImportError: the renderer does not exist, or does not know an option.
     """
     if name == "auto":
         family = MODEL_RENDERER_MAP.get(getattr(tokenizer, "name_or_path", ""))
@@ -117,10 +117,10 @@ def _config(tokenizer: Any, name: str, options: Mapping[str, Any], tool_format: 
 def _template_renderer(
     tokenizer: Any, config: DefaultRendererConfig, tool_format: str, stop_token_ids: Sequence[int]
 ) -> TemplateRenderer:
-    """The tokenizer's chat template, with what reads tool calls.
+    """Return a renderer of the tokenizer's chat template, with a parser for tool calls.
 
     Raises:
-        ConfigError: no parser is named, or none of that name is known, or it can't write calls as text.
+        ConfigError: no parser is named, the name is unknown, or the parser's format can't be written as text.
     """
     name = config.tool_parser or ("hermes" if tool_format == "text" else None)
     if tool_format == "text" and name not in WRITTEN:
@@ -148,7 +148,7 @@ def _template_renderer(
 
 
 def _token_ids(tokenizer: Any, tokens: Sequence[str]) -> list[int]:
-    """Raises ConfigError where one is no token of the tokenizer."""
+    """Return the ids of the tokens; raise ConfigError if one is not in the vocabulary."""
     vocabulary = tokenizer.get_vocab() if tokens else {}
     if unknown := [token for token in tokens if token not in vocabulary]:
         known = ", ".join(control_tokens(tokenizer).values())
@@ -157,22 +157,22 @@ def _token_ids(tokenizer: Any, tokens: Sequence[str]) -> list[int]:
 
 
 def _stop_ids_of_files(tokenizer: Any) -> list[int]:
-    """The `eos_token_id` of the model's generation_config.json, and the tokenizer's own."""
-    from transformers import GenerationConfig  # Seconds, and not needed to find wrong settings.
+    """Return the `eos_token_id`s of the model's generation_config.json and of the tokenizer."""
+    from transformers import GenerationConfig  # Takes seconds to import, and is not needed to report wrong settings.
 
     name = getattr(tokenizer, "name_or_path", "")
     try:
         said: Any = GenerationConfig.from_pretrained(name).eos_token_id if name else None
-    except (OSError, ValueError):  # The folder or repository has none.
+    except (OSError, ValueError):  # The folder or repository has no such file.
         said = None
     listed = said if isinstance(said, list) else [said]
     return [token_id for token_id in (*listed, tokenizer.eos_token_id) if token_id is not None]
 
 
 class WithoutUnknown:
-    """A tokenizer that names no unknown token: the renderers take each token of that id for missing.
+    """A tokenizer without an unknown token, because the renderers treat every token with that id as missing.
 
-    In tokenizers of GPT-2's kind, such as SmolLM2's, `<|endoftext|>` is the unknown token too.
+    In GPT-2-style tokenizers, such as SmolLM2's, `<|endoftext|>` is also the unknown token.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -181,7 +181,7 @@ class WithoutUnknown:
         self.unk_token_id = None
 
     def convert_tokens_to_ids(self, tokens: Any) -> Any:
-        """Ids; None for what is no token."""
+        """Return ids; None for a text that is not a token."""
         if isinstance(tokens, str):
             return self._vocabulary.get(tokens)
         return [self._vocabulary.get(token) for token in tokens]
@@ -192,7 +192,7 @@ class WithoutUnknown:
         return getattr(self._tokenizer, name)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Encode, as the tokenizer does."""
+        """Encode with the wrapped tokenizer."""
         return self._tokenizer(*args, **kwargs)
 
     def __len__(self) -> int:
@@ -200,17 +200,17 @@ class WithoutUnknown:
 
 
 class StoppingAt:
-    """A renderer whose turns end at other tokens than its family's."""
+    """A renderer with other stop tokens than its family's."""
 
     def __init__(self, renderer: Renderer, stop_token_ids: list[int]) -> None:
         self._renderer, self._stop_token_ids = renderer, stop_token_ids
 
     def get_stop_token_ids(self) -> list[int]:
-        """What ends a turn."""
+        """Return the stop tokens."""
         return list(self._stop_token_ids)
 
     def parse_response(self, token_ids: list[int], **kwargs: Any) -> ParsedResponse:
-        """Read a turn without the token that ended it, unless its family knows that token."""
+        """Parse a turn; remove its last token first if that is a stop token unknown to the family."""
         foreign = {*self._stop_token_ids} - {*self._renderer.get_stop_token_ids()}
         ends = token_ids[-1:] and token_ids[-1] in foreign
         return self._renderer.parse_response(token_ids[:-1] if ends else token_ids, **kwargs)
@@ -225,17 +225,17 @@ _CALL = {"command": "ls"}
 
 
 def check_round_trip(chat: Chat) -> None:
-    """Render, parse and extend a small conversation, to find at start-up what would fail in every rollout.
+    """Render, parse and extend a small conversation, to find errors at start-up instead of in every rollout.
 
     Raises:
-        RendererError: a tool call does not survive the way to tokens and back, or what answers it can't be rendered.
+        RendererError: a tool call is not parsed back from its tokens, or its answer can't be rendered.
     """
     name = chat.tools[0]["function"]["name"]
     before: list[Message] = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
     call = {"id": "call00000", "type": "function", "function": {"name": name, "arguments": json.dumps(_CALL)}}
     plain: Message = {"role": "assistant", "content": "", "tool_calls": [call]}
     prompt, written = chat.first_prompt(before), ""
-    # Some families open reasoning in the prompt: a call without any is none of their turns.
+    # Some families open reasoning in the prompt, so a call without reasoning is not a turn of theirs.
     for turn in (plain, {**plain, "reasoning_content": "I look."}):
         completion = _completion(chat, prompt, [*before, turn])
         parsed = chat.parse([*prompt.token_ids], completion, 0) if completion else None
@@ -254,7 +254,7 @@ def check_round_trip(chat: Chat) -> None:
 
 
 def _unread(chat: Chat, name: str, written: str) -> RendererError:
-    """Why a call to `name` that was written so can't be read, and what to do."""
+    """Return the error for a written call to `name` that can't be parsed back, with what to do."""
     if name not in written:
         return RendererError(
             f"the chat template writes no tool calls: of one to {name} it makes {written!r}. Set tool_format: text, "
@@ -269,11 +269,11 @@ def _unread(chat: Chat, name: str, written: str) -> RendererError:
 
 
 def _completion(chat: Chat, prompt: Prompt, messages: Sequence[Message]) -> list[int]:
-    """The ids that the renderer writes the last message as, behind what it shares with the prompt before it."""
+    """Return the ids of the last message as the renderer writes it, after the prefix shared with its prompt."""
     whole = chat.renderer.render_ids(list(messages), tools=chat.tools)  # type: ignore[arg-type]
     pairs = enumerate(zip(prompt.token_ids, whole, strict=False))
     shared = next((i for i, (a, b) in pairs if a != b), min(len(prompt.token_ids), len(whole)))
     completion = whole[shared:]
     closes = [i for i, token in enumerate(completion) if token in chat.stop_token_ids]
-    # Some families close no turn of their own: the next message's role does.
+    # In some families the next message's role closes a turn.
     return completion[: closes[-1] + 1] if closes else completion

@@ -1,4 +1,4 @@
-"""The reward of an episode: a pure function of its verdict, of how it went, and of the settings."""
+"""The reward of an episode: a pure function of its verdict, its turns and calls, and the settings."""
 
 from agentic_opd.core.types import Reward, Verification
 from agentic_opd.rollout.config import RolloutConfig
@@ -10,20 +10,20 @@ def compute_reward(
     """Return the parts of the reward, each in [0, 1], and their weighted sum.
 
     - correctness: the share of hidden checks that passed.
-    - efficiency: correctness times the share of turns saved, (max_turns - turns_used) / (max_turns - 1): all of it
-      after one turn, none after `max_turns`.
+    - efficiency: correctness times the share of saved turns, (max_turns - turns_used) / (max_turns - 1): 1 after one
+      turn, 0 after `max_turns`.
     - tool_usage: correctness times the share of turns without a broken call, (max_turns - broken_turns) / max_turns; 0
-      if no call worked. A command that ran and failed (a test that found a fault) worked; a call that came back as
-      `Error:` did not.
+      if no call worked. A command that ran and failed (a test that found a bug) counts as working; a call that returned
+      `Error:` does not.
 
-    Both shares pay in proportion to correctness: an episode that solves nothing earns nothing. Both are relative to
-    `max_turns`, so further calls or turns raise neither.
+    Efficiency and tool_usage are proportional to correctness: an episode that solves nothing earns nothing. Both are
+    relative to `max_turns`, so further calls or turns raise neither.
 
     Args:
-        verification: The hidden tests' verdict.
-        turns_used: Assistant turns of the episode; of a program, all of its requests.
-        calls_that_worked: Tool calls of the episode, without those that came back as an error.
-        broken_turns: Turns in which a call came back as an error.
+        verification: Result of the hidden tests.
+        turns_used: Assistant turns of the episode; for a program, all of its requests.
+        calls_that_worked: Tool calls of the episode that did not return an error.
+        broken_turns: Turns with a call that returned an error.
         config: `max_turns`, and the weight of each part.
     """
     correctness, max_turns = verification.correctness, config.max_turns

@@ -1,8 +1,8 @@
-"""Conversations by a tokenizer's own chat template, whatever its model: `renderer: default`.
+"""Render conversations with a tokenizer's own chat template, for any model: `renderer: default`.
 
-The template writes the text, and a `ToolFormat` reads tool calls in what was sampled. Where the template has no place
-for tools (`tool_format: text`), they are told in the system prompt, calls are written into the assistant's text, and
-results come as the user's messages.
+The template writes the text, and a `ToolFormat` parses tool calls from sampled text. For a template without tools
+(`tool_format: text`), the system prompt describes the tools, calls are written into the assistant's text, and results
+become user messages.
 
 In: messages and tools. Out: `RenderedTokens`, and `ParsedResponse` of sampled ids.
 """
@@ -23,11 +23,11 @@ from agentic_opd.core.types import Message
 from agentic_opd.rollout.tool_formats import RESULT_CLOSE, RESULT_OPEN, ToolFormat, instructions, written_result
 
 _BEGIN, _END = "\ue000", "\ue001"
-"""Around each content while its place in the template's text is looked for."""
+"""Marks around each content, to locate it in the template's text."""
 
 
 class TemplateRenderer(DefaultRenderer):
-    """A chat template as a renderer that says which message each token belongs to, and where a turn ends."""
+    """A chat template as a renderer that attributes each token to a message and knows where a turn ends."""
 
     def __init__(
         self,
@@ -38,17 +38,17 @@ class TemplateRenderer(DefaultRenderer):
         in_text: bool,
         stop_token_ids: Sequence[int],
     ) -> None:
-        """Try the template on small conversations, to see what it can render.
+        """Probe the template with small conversations, to find out what it can render.
 
         Args:
-            tokenizer: With a chat template.
+            tokenizer: A tokenizer with a chat template.
             config: The template's variables, and the name of a parser of `renderers`.
-            tool_format: Reads tool calls. None: that parser does, or none can be read.
-            in_text: The template has no place for tools, and they are written in `tool_format`.
-            stop_token_ids: What ends a turn beside the token that the template closes it with.
+            tool_format: Parses tool calls. None: that parser does, or calls can't be parsed.
+            in_text: The template does not support tools, and they are written in `tool_format`.
+            stop_token_ids: Stop tokens in addition to the template's closing token.
 
         Raises:
-            RendererError: the template can't render a user's message.
+            RendererError: the template can't render a user message and an answer.
         """
         super().__init__(tokenizer, config)
         self._format, self._in_text = tool_format, in_text
@@ -62,11 +62,11 @@ class TemplateRenderer(DefaultRenderer):
 
     @property
     def supports_tools(self) -> bool:
-        """Whether tool calls can be read."""
+        """Whether tool calls can be parsed."""
         return self._format is not None or super().supports_tools
 
     def get_stop_token_ids(self) -> list[int]:
-        """What ends a turn; the template's own closing token comes first."""
+        """Return the stop tokens; the template's closing token comes first."""
         return list(self._stop_token_ids)
 
     # ------------------------------------------------------------------------------------------------- messages -> ids
@@ -74,7 +74,7 @@ class TemplateRenderer(DefaultRenderer):
     def render(
         self, messages: list[Any], *, tools: list[Any] | None = None, add_generation_prompt: bool = False
     ) -> RenderedTokens:
-        """Render the whole conversation; the template's text before a content belongs to the same message."""
+        """Render the whole conversation; template text before a content belongs to that content's message."""
         text = self._text(messages, tools, add_generation_prompt)
         if not getattr(self._tokenizer, "is_fast", False):
             return super().render(messages, tools=tools, add_generation_prompt=add_generation_prompt)
@@ -96,17 +96,17 @@ class TemplateRenderer(DefaultRenderer):
         return self._tokenizer.encode(self._text(messages, tools, add_generation_prompt), add_special_tokens=False)
 
     def _text(self, messages: Sequence[Any], tools: Sequence[Any] | None, add_generation_prompt: bool) -> str:
-        """What the template writes."""
+        """Return the template's text."""
         variables = {**(self.config.model_extra or {}), "add_generation_prompt": add_generation_prompt}
         if tools and not self._in_text:
             variables["tools"] = list(tools)
         return self._template(self._for_template(messages, tools), tokenize=False, **variables)
 
     def _content_spans(self, messages: Sequence[Any], tools: Sequence[Any] | None, text: str) -> list[tuple[int, int]]:
-        """Where the content of each message stands in the text; of one that is not there, where the one before ends."""
+        """Return each content's span in the text; a missing one is empty, at the previous span's end."""
         marked = self._text([_marked(message) for message in messages], tools, False)
         plain = marked.replace(_BEGIN, "").replace(_END, "")
-        found = text.startswith(plain)  # Otherwise the template looks into the contents.
+        found = text.startswith(plain)  # If not, the template's text depends on the contents.
         spans: list[tuple[int, int]] = []
         at = removed = 0
         for message in messages:
@@ -123,7 +123,7 @@ class TemplateRenderer(DefaultRenderer):
         return spans
 
     def _for_template(self, messages: Sequence[Any], tools: Sequence[Any] | None) -> list[Message]:
-        """The messages as the template can take them."""
+        """Return the messages in a form that the template supports."""
         taken: list[Message] = [
             self._as_text(one) if self._in_text else _with_parsed_arguments(one) for one in messages
         ]
@@ -142,7 +142,7 @@ class TemplateRenderer(DefaultRenderer):
         return taken if self._takes_users_in_a_row else _one_a_speaker(taken)
 
     def _as_text(self, message: Message) -> Message:
-        """A message without anything that only a template with tools knows."""
+        """Return a message without fields that need a template with tools."""
         if message["role"] == "tool":
             content = without_control_tokens((RESULT_OPEN, RESULT_CLOSE), message["content"] or "")
             return {"role": "user", "content": written_result(content)}
@@ -158,7 +158,7 @@ class TemplateRenderer(DefaultRenderer):
         assert self._format is not None
         assert self._format.example is not None
         arguments = _parsed_arguments(function["arguments"])
-        if not isinstance(arguments, dict):  # A call that could not be read stays as it was written.
+        if not isinstance(arguments, dict):  # An unparsable call keeps its text.
             return str(arguments)
         return self._format.example(function["name"], arguments)
 
@@ -167,7 +167,7 @@ class TemplateRenderer(DefaultRenderer):
     def parse_response(
         self, token_ids: list[int], *, tools: list[Any] | None = None, prompt_ids: list[int] | None = None
     ) -> ParsedResponse:
-        """Read a turn: reasoning, if its template or the model opened `<think>`, content, and calls."""
+        """Parse a turn: reasoning, if the prompt or the model opened `<think>`, content, and calls."""
         if self._format is None:
             return super().parse_response(token_ids, tools=tools, prompt_ids=prompt_ids)
         stops = set(self._stop_token_ids)
@@ -185,12 +185,12 @@ class TemplateRenderer(DefaultRenderer):
             content = content.replace(special, "")
         return ParsedResponse(content=content, reasoning_content=thought.text or None, tool_calls=calls)
 
-    # ------------------------------------------------------------------------------------------ what the template is
+    # -------------------------------------------------------------------------------------------- template properties
 
     def _can_render(self, *roles: str) -> bool:
         try:
             self._template([{"role": role, "content": "a"} for role in roles], tokenize=False)
-        except Exception:  # noqa: BLE001 - a chat template raises whatever it likes
+        except Exception:  # noqa: BLE001 - a chat template may raise any exception
             return False
         return True
 
@@ -205,7 +205,7 @@ class TemplateRenderer(DefaultRenderer):
         return True
 
     def _closing_token(self) -> int | None:
-        """The first control token that the template writes behind an assistant's content."""
+        """Return the first control token that the template writes after an assistant's content."""
         try:
             turn = [{"role": "user", "content": "u"}, {"role": "assistant", "content": _END}]
             after = str(self._template(turn, tokenize=False)).rpartition(_END)[2]
@@ -216,7 +216,7 @@ class TemplateRenderer(DefaultRenderer):
 
 
 def _marked(message: Message) -> Message:
-    """The message with marks around its content, inside the space that a template may strip."""
+    """Return the message with marks around its stripped content, because a template may strip whitespace."""
     content = message["content"]
     core = content.strip() if isinstance(content, str) else ""
     if not core:
@@ -235,7 +235,7 @@ def _parsed_arguments(arguments: Any) -> Any:
 
 
 def _with_parsed_arguments(message: Message) -> Message:
-    """Calls with their arguments as an object, which some templates need; text that is no JSON stays."""
+    """Return calls with their arguments as objects, which some templates need; invalid JSON text is kept."""
     calls = message.get("tool_calls")
     if not calls:
         return message
@@ -247,7 +247,7 @@ def _with_parsed_arguments(message: Message) -> Message:
 
 
 def _with_short_ids(message: Message) -> Message:
-    """The ids of calls as nine letters and digits, which Mistral's template demands."""
+    """Return call ids as nine letters and digits, which Mistral's template requires."""
     if "tool_call_id" in message:
         return {**message, "tool_call_id": _short_id(message["tool_call_id"])}
     calls = message.get("tool_calls")
@@ -259,7 +259,7 @@ def _short_id(call_id: str) -> str:
 
 
 def _one_a_speaker(messages: Sequence[Message]) -> list[Message]:
-    """The user's messages in a row as one, for templates in which the roles must alternate."""
+    """Merge consecutive user messages, for templates that require alternating roles."""
     joined: list[Message] = []
     for role, group in groupby(messages, key=itemgetter("role")):
         same = list(group)

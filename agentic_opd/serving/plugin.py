@@ -1,6 +1,6 @@
-"""The vLLM endpoint plugin: the routes that environments need beyond vLLM's own.
+"""The vLLM endpoint plugin: the routes that environments need in addition to vLLM's own.
 
-vLLM loads it if `VLLM_PLUGINS` names `agentic_opd`; `scripts/serve_vllm` sees to that.
+vLLM loads the plugin if `VLLM_PLUGINS` contains `agentic_opd`, which `scripts/serve_vllm` sets.
 """
 
 from argparse import Namespace
@@ -20,7 +20,7 @@ from agentic_opd.serving.web import guarded
 
 
 class OPDEndpointPlugin:
-    """Adds `/generate` and, below `/v1/opd`, `score`, `info` and what loads weights to vLLM's server."""
+    """Adds routes to vLLM's server: `/generate`, and below `/v1/opd` scores, server info and loading of weights."""
 
     name = "agentic_opd"
     required_tasks = ("generate",)
@@ -36,13 +36,13 @@ class OPDEndpointPlugin:
         app.add_api_route("/v1/opd/info", guarded(info), methods=["GET"])
 
     async def init_state(self, engine_client: EngineClient | None, state: State, args: Namespace) -> None:
-        """Put what the routes need at `app.state.agentic_opd`."""
-        assert engine_client is not None  # servers without an engine do not have the task "generate"
+        """Create the `PluginState` at `app.state.agentic_opd`."""
+        assert engine_client is not None  # A server without an engine lacks the task "generate".
         state.agentic_opd = PluginState.of_server(engine_client, args)
 
 
 async def info(state: PluginState, _raw: bytes) -> dict[str, str | int | None]:
-    """What the server serves, and its caps."""
+    """Return the served model's properties, the server's limits, and the versions of routes and packages."""
     newest = state.adapters.newest
     return {
         "model": state.model,

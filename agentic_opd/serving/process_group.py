@@ -1,5 +1,6 @@
-"""A process group of a trainer and the workers of its servers, through which whole weights go from the first to the
-others: NCCL between GPUs, as vLLM's own weight transfer has it, and gloo between CPUs.
+"""The process group through which a trainer (rank 0) sends whole weights to the workers of its servers.
+
+The backend is NCCL between GPUs, by vLLM's own weight transfer, and gloo between CPUs.
 """
 
 import socket
@@ -9,14 +10,14 @@ from typing import Any, Literal, Protocol
 
 Backend = Literal["nccl", "gloo"]
 PATIENCE = timedelta(seconds=120)
-"""How long one end waits for another."""
+"""Timeout of joining a gloo group and of each of its broadcasts."""
 
 
 class Group(Protocol):
-    """One end of the group; the trainer's has rank 0."""
+    """A member's handle of the group; the trainer has rank 0."""
 
     def broadcast(self, tensor: Any) -> None:
-        """Send the tensor from rank 0, or fill it with what rank 0 sends."""
+        """Send the tensor if this is rank 0, else receive into it."""
         ...
 
     def close(self) -> None:
@@ -25,16 +26,16 @@ class Group(Protocol):
 
 
 class GlooGroup:
-    """gloo over sockets of one address, apart from torch's own group of the process."""
+    """A gloo group on one network address, independent of torch's default process group."""
 
     def __init__(self, address: str, port: int, rank: int, world_size: int) -> None:
-        """Wait until all are there.
+        """Join the group, and wait until all members have joined.
 
         Args:
-            address: Where rank 0 listens; it listens nowhere else.
-            port: The port there.
-            rank: Of this end.
-            world_size: Ends in all.
+            address: The only address at which rank 0 listens.
+            port: The port of rank 0.
+            rank: This member's rank.
+            world_size: Number of members.
         """
         from torch import distributed as torch_distributed
 
@@ -63,10 +64,10 @@ class GlooGroup:
 
 
 class NcclGroup:
-    """The trainer's end of vLLM's own group."""
+    """The trainer's handle of vLLM's NCCL group."""
 
     def __init__(self, address: str, port: int, world_size: int) -> None:
-        """Wait until all are there; see `GlooGroup`."""
+        """Join as rank 0, and wait until all members have joined; arguments as `GlooGroup`."""
         from vllm.distributed.weight_transfer.nccl_common import trainer_init
 
         where = {"master_address": address, "master_port": port, "world_size": world_size}
@@ -86,32 +87,32 @@ class NcclGroup:
 
 
 def trainer_end(backend: Backend, address: str, port: int, world_size: int) -> Group:
-    """Open rank 0, and wait until all are there."""
+    """Open the group as rank 0, and wait until all members have joined."""
     if backend == "gloo":
         return GlooGroup(address, port, 0, world_size)
     return NcclGroup(address, port, world_size)
 
 
 def register_gloo() -> None:
-    """Let vLLM's workers find `gloo_transfer`; vLLM calls it in each process, as one of its general plugins."""
+    """Register `gloo_transfer` with vLLM, which calls this function in each process as a general plugin."""
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
-    with suppress(ValueError):  # It is there already.
+    with suppress(ValueError):  # The name is registered already.
         WeightTransferEngineFactory.register_engine(
             "gloo", "agentic_opd.serving.gloo_transfer", "GlooWeightTransferEngine"
         )
 
 
 def address_towards(host: str) -> str:
-    """The address of this machine that `host` is reached from."""
+    """Return this machine's address on the route to `host`."""
     found = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)
     with closing(socket.socket(found[0][0], socket.SOCK_DGRAM)) as probe:
-        probe.connect(found[0][4])  # Of a datagram socket this sends nothing.
+        probe.connect(found[0][4])  # Connecting a datagram socket sends nothing.
         return str(probe.getsockname()[0])
 
 
 def free_port(address: str) -> int:
-    """A port that nobody listens at."""
+    """Return a port of `address` that is free now."""
     with closing(socket.create_server((address, 0), family=_family(address))) as probe:
         return int(probe.getsockname()[1])
 

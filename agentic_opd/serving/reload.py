@@ -1,5 +1,7 @@
-"""New weights in the running engine: `POST /v1/opd/reload_weights` takes another checkpoint of its model, and
-`POST /v1/opd/load_adapter` an adapter beside the base weights.
+"""Routes that load new weights into the running engine.
+
+`POST /v1/opd/reload_weights` loads another checkpoint of the served model. `POST /v1/opd/load_adapter` loads a LoRA
+adapter on top of the base weights.
 """
 
 import asyncio
@@ -34,9 +36,13 @@ class ReloadBody(Body, frozen=True):
 
 
 async def reload_weights(state: PluginState, raw: bytes) -> dict[str, int]:
-    """Let the requests under way end, swap the weights, drop the prefix cache, and go on; one reload at a time.
+    """Wait for running requests, swap the weights, reset the prefix cache, and resume; one reload at a time.
 
-    Once begun it runs to its end, also when the client goes: half of it would leave new weights under an old version.
+    A reload that has begun completes even if the client disconnects. An interrupted one would leave new weights under
+    the old version.
+
+    Raises:
+        RefusedError: the path is not allowed, or the checkpoint does not match the model.
     """
     body = await read_body(state, raw, ReloadBody)
     checkpoint = allowed_checkpoint(body.path, state.weights_root)
@@ -53,7 +59,11 @@ class AdapterBody(Body, frozen=True):
 
 
 async def load_adapter(state: PluginState, raw: bytes) -> dict[str, int]:
-    """Load an adapter as a version of the policy; requests under way end with theirs."""
+    """Load an adapter as a new version of the policy, or of the teacher; running requests keep their adapter.
+
+    Raises:
+        RefusedError: the path is not allowed, or the engine can't hold the adapter.
+    """
     body = await read_body(state, raw, AdapterBody)
     folder = allowed_checkpoint(body.path, state.weights_root)
     await asyncio.to_thread(check_adapter, folder, state)
@@ -67,7 +77,7 @@ async def load_adapter(state: PluginState, raw: bytes) -> dict[str, int]:
 async def _load_adapter(state: PluginState, folder: Path, body: AdapterBody) -> int:
     engine = cast(AdapterEngine, state.engine)
     async with state.reload_lock:
-        check_files(folder, state.weights_root)  # Again: the lock may have taken minutes.
+        check_files(folder, state.weights_root)  # Again, because the wait for the lock may have taken minutes.
         await state.adapters.load(engine, folder, body.version, as_teacher=body.as_teacher)
     logger.info("Loaded adapter %s as %s version %d", folder, "teacher" if body.as_teacher else "weight", body.version)
     return body.version
@@ -77,7 +87,7 @@ def check_adapter(folder: Path, state: PluginState) -> None:
     """Refuse an adapter that the engine can't hold.
 
     Raises:
-        RefusedError: vLLM was started without LoRA; its rank is too high; or it is none.
+        RefusedError: vLLM was started without LoRA, the adapter's rank is too high, or its configuration can't be read.
     """
     if not state.adapters.most:
         message = "this server takes no adapters: restart it with scripts/serve_vllm --max-lora-rank N"
@@ -100,12 +110,12 @@ async def reload_checkpoint(state: PluginState, checkpoint: Path, version: int |
     """Load `checkpoint` as `version` (None: the next one) and return the version.
 
     Raises:
-        RefusedError: it does not fit the model.
-        Exception: the engine could not load it; the weights from before are loaded again.
+        RefusedError: the checkpoint does not match the model.
+        Exception: the engine could not load the checkpoint; the previous weights are loaded again.
     """
     await asyncio.to_thread(check_fits, checkpoint, state)
     async with swapped_weights(state, version) as known:
-        check_files(checkpoint, state.weights_root)  # Again: requests under way may have taken minutes.
+        check_files(checkpoint, state.weights_root)  # Again, because running requests may have taken minutes.
         try:
             await state.engine.collective_rpc("reload_weights", kwargs={"weights_path": str(checkpoint)})
         except BaseException:
@@ -120,10 +130,10 @@ async def reload_checkpoint(state: PluginState, checkpoint: Path, version: int |
 
 @asynccontextmanager
 async def swapped_weights(state: PluginState, version: int | None) -> AsyncGenerator[int]:
-    """Let the requests under way end, and have the block give the engine new weights, while nobody else does.
+    """Wait for running requests and pause the engine, so that the block can load new weights; hold the reload lock.
 
-    Yields the version that they get, the next one where none is named. A block that fails has to leave the weights and
-    their version as they were.
+    Yields the new weights' version, by default the next one. A block that fails must restore the previous weights and
+    their version.
     """
     async with state.reload_lock:
         if version is None:
@@ -144,11 +154,11 @@ async def _reset_cache(state: PluginState) -> None:
 
 
 def allowed_checkpoint(path: str, root: Path | None) -> Path:
-    """The directory that `path` (absolute, or relative to `root`) names, symbolic links resolved.
+    """Resolve `path` (absolute, or relative to `root`) to a checkpoint's directory, following symbolic links.
 
     Raises:
-        RefusedError: there is no root, the path leads out of it, or it is not a directory with safetensors that the
-            operating system lets us look at; or it holds something else than regular files and directories.
+        RefusedError: there is no root; the path leads out of it, or is not a readable directory with safetensors; or
+            the directory contains anything but regular files and directories.
     """
     if root is None:
         raise RefusedError(
@@ -178,11 +188,13 @@ def _checkpoint_in(root: Path, path: str) -> Path:
 
 
 def check_files(checkpoint: Path, root: Path | None) -> None:
-    """Refuse a directory in which a file is not a regular one of `root`: opening a FIFO or a device may never return,
-    and vLLM's loaders, which open more than weights, hold the interpreter's lock while they wait.
+    """Refuse a directory that contains anything but regular files of `root` and subdirectories.
+
+    Opening a FIFO or a device may block forever. vLLM's loaders open other files than weights too, and hold the
+    interpreter lock meanwhile.
 
     Raises:
-        RefusedError: names the file.
+        RefusedError: a file is not allowed; the message names it.
     """
     for file in sorted(checkpoint.iterdir()):
         try:
@@ -198,11 +210,11 @@ def check_files(checkpoint: Path, root: Path | None) -> None:
 
 @contextmanager
 def opened(file: Path) -> Generator[int]:
-    """A descriptor to read a regular file by, without waiting for anything else that may stand at its place.
+    """Open a regular file for reading, and yield its descriptor; never block on a FIFO or a device.
 
     Raises:
-        RefusedError: it is not a regular file.
-        OSError: it can't be opened.
+        RefusedError: `file` is not a regular file.
+        OSError: `file` can't be opened.
     """
     descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
@@ -214,21 +226,22 @@ def opened(file: Path) -> Generator[int]:
 
 
 def check_fits(checkpoint: Path, state: PluginState) -> None:
-    """Refuse a checkpoint that the engine would take without a word and then compute something else with.
+    """Refuse a checkpoint that the engine would load without an error but compute wrong results with.
 
     Raises:
-        RefusedError: its tensors are not those of the model, or the model is one that cannot be reloaded.
+        RefusedError: the tensors' names or shapes differ from the model's, or the model can't be reloaded.
     """
     check_shapes(tensor_shapes(checkpoint), state, "path")
 
 
 def check_shapes(found: Mapping[str, list[int]], state: PluginState, field: str) -> None:
-    """Refuse weights that are not those of the model, or a model that can't be given others.
+    """Refuse weights whose names or shapes differ from the served checkpoint's, or a model that can't be reloaded.
 
-    Where the model's embeddings are tied, the output head is no weight of its own: it need not be there.
+    If the model's embeddings are tied, the output head may be missing.
 
     Raises:
-        RefusedError: it names the first tensor that differs, and `field` as what is wrong.
+        RefusedError: the weights or the model are refused. The message names the first tensor that differs; the error's
+            field is then `field`.
     """
     if current_platform.is_cpu() and state.may_be_tied:
         raise RefusedError(
@@ -259,10 +272,10 @@ def _without_head(shapes: Mapping[str, list[int]]) -> dict[str, list[int]]:
 
 
 def tensor_shapes(directory: Path) -> dict[str, list[int]]:
-    """Name -> shape of all tensors of a checkpoint; only the files' headers are read.
+    """Return the shape of each tensor of a checkpoint by name; only the files' headers are read.
 
     Raises:
-        RefusedError: a file is broken, cut off, or not a regular one.
+        RefusedError: a file is corrupt, truncated, or not a regular file.
     """
     shapes: dict[str, list[int]] = {}
     for file in sorted(directory.glob("*.safetensors")):

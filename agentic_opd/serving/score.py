@@ -1,11 +1,12 @@
 """`POST /v1/opd/score`: the logprobs of the last tokens of given sequences.
 
-The prefix cache is read, which vLLM does not do for prompt logprobs unless told to: for a turn that was sampled on this
-server only the hint and the turn are computed. If the cache covers rows that were asked for, these were not computed
-and hold garbage; such a sequence is scored again without the cache.
+The prefix cache is enabled, which vLLM disables for prompt logprobs by default. For a turn that was sampled on this
+server, only the hint and the turn are computed. If the cache covers requested rows, those rows were not computed and
+contain garbage; such a sequence is scored again without the cache.
 
-A sequence with `unless_weight_version` is scored only if other weights score the whole body: so a client learns in one
-request how a turn looks to new weights, and nothing is computed where the weights are still those that sampled it.
+A sequence with `unless_weight_version` is skipped if the weights that score the body have that version. A client can
+thus request the logprobs of a turn under new weights, and nothing is computed if the weights are still those that
+sampled the turn.
 """
 
 import asyncio
@@ -34,24 +35,24 @@ from agentic_opd.serving.engine import (
 from agentic_opd.serving.web import Body, read_body
 
 SCORE_ROUTE = 3
-"""What this route understands, for clients to ask (`/v1/opd/info`): from 2 on a sequence's own `top_k` and
-`unless_weight_version`, from 3 on `prefer_weight_version` and `read_by`."""
+"""Version of the route, which `/v1/opd/info` reports: 2 added a sequence's `top_k` and `unless_weight_version`, 3 added
+`prefer_weight_version` and `read_by`."""
 MAX_SEQUENCES = 256
-"""Each is a request of its own to the engine; a turn has at most a handful."""
+"""Largest number of sequences of a body. Each is a separate engine request; a turn needs only a few."""
 
 Count = Annotated[int, Meta(ge=1)]
 Version = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 
 class ScoredSequence(Body, frozen=True):
-    """One sequence; the logprobs of its last `num_scored` tokens are wanted."""
+    """A sequence of which the last `num_scored` tokens are scored."""
 
     token_ids: Annotated[list[int], Meta(min_length=2)]
     num_scored: Count
     top_k: Count | None = None
-    """In place of the body's."""
+    """Overrides the body's `top_k`."""
     unless_weight_version: Version | None = None
-    """Its result is null if the weights have this version."""
+    """If the weights have this version, the sequence is not scored and its result is null."""
 
 
 class ScoreBody(Body, frozen=True):
@@ -60,43 +61,47 @@ class ScoreBody(Body, frozen=True):
     sequences: Annotated[list[ScoredSequence], Meta(min_length=1)]
     top_k: Count
     prefer_weight_version: Version | None = None
-    """Of the adapters, the one to read with while it is kept."""
+    """Version of the adapter to score with, if it is still loaded; otherwise the newest one scores."""
     read_by: Reader = "policy"
 
     def wanted(self, version: int) -> list[bool]:
-        """Which sequences are to be scored by the weights of this version."""
+        """Return for each sequence whether weights of this version should score it."""
         return [sequence.unless_weight_version != version for sequence in self.sequences]
 
 
 class SequenceAnswer(TypedDict):
-    """The rows of one sequence; arrays are base64 of little-endian elements, row by row."""
+    """The scores of one sequence; arrays are base64 of little-endian elements in row-major order."""
 
     num_scored: int
     top_k: int
     num_cached_tokens: int
     actual_logprobs: str
-    """float32 [num_scored], nats, of the sequence's own tokens."""
+    """float32 [num_scored]: logprobs (nats) of the sequence's own tokens."""
     top_token_ids: str
-    """int32 [num_scored, top_k]."""
+    """int32 [num_scored, top_k]: ids of the most probable tokens."""
     top_logprobs: str
-    """float32 [num_scored, top_k]."""
+    """float32 [num_scored, top_k]: logprobs (nats) of these."""
 
 
 class ScoreAnswer(TypedDict):
-    """The answer of `POST /v1/opd/score`, one result a sequence, all of the same weights; null if it was not wanted."""
+    """The response of `POST /v1/opd/score`: one result a sequence, all by the same weights; null for skipped ones."""
 
     weight_version: int
     results: list[SequenceAnswer | None]
 
 
 def encode(array: NDArray[Any], dtype: str) -> str:
-    """`array` as base64 of its elements, row by row."""
+    """Encode an array as base64 of its elements in row-major order."""
     return base64.b64encode(array.astype(dtype).tobytes()).decode("ascii")
 
 
 async def score(state: PluginState, raw: bytes) -> ScoreAnswer:
-    """Score every sequence of the body, all of them with the same weights."""
-    if raw.count(b"{") > 1 + MAX_SEQUENCES:  # no field is a text, so each brace is an object; far cheaper than parsing
+    """Score the sequences of the body, all with the same weights.
+
+    Raises:
+        RefusedError: the body is malformed, or exceeds a limit of this server.
+    """
+    if raw.count(b"{") > 1 + MAX_SEQUENCES:  # Each brace opens an object; counting is far cheaper than parsing.
         raise RefusedError(
             "sequences", f"the body holds too many objects: at most {MAX_SEQUENCES} sequences are scored"
         )
@@ -110,7 +115,7 @@ async def score(state: PluginState, raw: bytes) -> ScoreAnswer:
 
 
 async def _score_by_base(state: PluginState, body: ScoreBody) -> ScoreAnswer:
-    """By the weights that the engine holds, which may change meanwhile."""
+    """Score with the base weights; try again if they change in between."""
     assumed = state.last_version
     while True:
         scored = await score_all(state.engine, body, body.wanted(assumed))
@@ -120,15 +125,15 @@ async def _score_by_base(state: PluginState, body: ScoreBody) -> ScoreAnswer:
         version = state.last_version = versions.pop()
         if not versions and body.wanted(version) == body.wanted(assumed):
             return {"weight_version": version, "results": [result and result[1] for result in scored]}
-        # New weights came between two of the sequences, or since the last answer.
+        # New weights were loaded between two sequences, or since the last response.
         assumed = version
 
 
 def check_limits(body: ScoreBody, state: PluginState) -> None:
-    """Refuse what this server cannot score.
+    """Refuse sequences that this server can't score.
 
     Raises:
-        RefusedError: naming the field.
+        RefusedError: a limit is exceeded; the error names the field.
     """
     check_top_k("top_k", body.top_k, state)
     for index, sequence in enumerate(body.sequences):
@@ -145,10 +150,10 @@ def check_limits(body: ScoreBody, state: PluginState) -> None:
 
 
 def check_top_k(name: str, top_k: int, state: PluginState) -> None:
-    """Refuse more logprobs a position than there are.
+    """Refuse a `top_k` above the server's limit or the vocabulary's size.
 
     Raises:
-        RefusedError: with what to restart the server with.
+        RefusedError: `top_k` is too large; the message names the option that raises the limit.
     """
     most = min(state.max_logprobs, state.vocab_size)
     if top_k > most:
@@ -162,7 +167,14 @@ def check_top_k(name: str, top_k: int, state: PluginState) -> None:
 async def score_all(
     engine: EngineClient, body: ScoreBody, wanted: Sequence[bool], adapter: LoRARequest | None = None
 ) -> list[tuple[int, SequenceAnswer] | None]:
-    """The wanted sequences at once, in their order, None for the others; when one fails, the others are aborted."""
+    """Score the wanted sequences concurrently; if one fails, abort the others.
+
+    Returns:
+        Weight version and result of each sequence, in order; None for those that are not wanted.
+
+    Raises:
+        Exception: the first failure of a sequence.
+    """
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [
@@ -179,10 +191,13 @@ async def score_all(
 async def score_sequence(
     engine: EngineClient, sequence: ScoredSequence, top_k: int, adapter: LoRARequest | None = None
 ) -> tuple[int, SequenceAnswer]:
-    """Score one sequence, twice if the cache covered rows that are wanted. Returns the weights' version too.
+    """Score one sequence; score it again without the cache if the cache covered requested rows.
+
+    Returns:
+        The weights' version, and the scores.
 
     Raises:
-        VLLMServerError: the engine's rows do not fit the sequence.
+        VLLMServerError: the engine's rows do not match the sequence.
     """
     prompt = tokens_input(sequence.token_ids)
     tokens = sequence.token_ids[-sequence.num_scored :]
@@ -206,7 +221,7 @@ async def score_sequence(
 
 
 def scoring_params(top_k: int, *, skip_cache: bool) -> SamplingParams:
-    """Prompt logprobs and nothing else: the one token that has to be sampled is not looked at."""
+    """Build sampling parameters that request prompt logprobs; vLLM must sample one token, which is ignored."""
     return SamplingParams(
         prompt_logprobs=top_k,
         skip_reading_prefix_cache=skip_cache,
@@ -220,9 +235,9 @@ def scoring_params(top_k: int, *, skip_cache: bool) -> SamplingParams:
 
 
 def rows_fit(ids: NDArray[np.int32], logprobs: NDArray[np.float32], tokens: Sequence[int]) -> bool:
-    """Whether rows [R, 1 + K] can be those of `tokens` [R].
+    """Return whether rows [R, 1 + K] are plausible logprobs of `tokens` [R].
 
-    Rows that the engine read from its cache were never computed: they hold what the memory held before.
+    Rows covered by the prefix cache are not computed and contain uninitialised memory.
     """
     return (
         len(ids) == len(tokens)

@@ -1,5 +1,6 @@
-"""Whole weights from a trainer's memory, by vLLM's own weight transfer: `POST /v1/opd/join_transfer` joins its process
-group, and `POST /v1/opd/receive_weights` takes one push.
+"""Routes that receive whole weights from a trainer's memory, by vLLM's weight transfer.
+
+`POST /v1/opd/join_transfer` joins the trainer's process group. `POST /v1/opd/receive_weights` receives one push.
 """
 
 import asyncio
@@ -22,36 +23,40 @@ class JoinBody(Body, frozen=True):
     """The body of `POST /v1/opd/join_transfer`."""
 
     address: Annotated[str, Meta(min_length=1)]
-    """Where rank 0, the trainer, listens."""
+    """Address at which rank 0, the trainer, listens."""
     port: Annotated[int, Meta(ge=1, le=65535)]
     rank_offset: Annotated[int, Meta(ge=1, le=2**31 - 1)]
-    """The rank of this server's first worker."""
+    """Rank of this server's first worker."""
     world_size: Annotated[int, Meta(ge=2, le=2**31 - 1)]
 
 
 class ReceiveBody(Body, frozen=True):
-    """The body of `POST /v1/opd/receive_weights`: what rank 0 sends, in its order."""
+    """The body of `POST /v1/opd/receive_weights`: the weights that rank 0 sends, in order of sending."""
 
     names: list[str]
     dtypes: list[str]
-    """By torch's names: `bfloat16`."""
+    """torch's names of the dtypes: `bfloat16`."""
     shapes: list[list[int]]
     version: Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 
 def transfer_of(state: PluginState) -> WeightTransferConfig | None:
-    """How this server takes weights over a process group; None: not at all."""
+    """Return vLLM's weight-transfer configuration; None if the server was started without one."""
     return state.engine.vllm_config.weight_transfer_config
 
 
 def workers_of(state: PluginState) -> int:
-    """Ends that this server has in a trainer's group."""
+    """Return the number of this server's workers, each of which has a rank in the trainer's group."""
     parallel = state.engine.vllm_config.parallel_config
     return parallel.world_size * parallel.data_parallel_size
 
 
 async def join_transfer(state: PluginState, raw: bytes) -> dict[str, int]:
-    """Join a trainer's process group; one that was joined before is left."""
+    """Join a trainer's process group, after leaving any earlier one.
+
+    Raises:
+        RefusedError: the body is malformed, or the server was started without a weight transfer.
+    """
     body, engine = await read_body(state, raw, JoinBody), _engine(state)
     init = {"master_address": body.address, "master_port": body.port}
     async with state.reload_lock:
@@ -63,10 +68,13 @@ async def join_transfer(state: PluginState, raw: bytes) -> dict[str, int]:
 
 
 async def receive_weights(state: PluginState, raw: bytes) -> dict[str, int]:
-    """Let the requests under way end, take the weights that rank 0 sends, drop the prefix cache, and go on.
+    """Wait for running requests, receive the weights from rank 0, reset the prefix cache, and resume.
 
-    If the trainer goes on the way, a server on CPUs goes on with the weights that it had; one on GPUs, which has no
-    room for both, ends.
+    If the trainer fails during the transfer, a server on CPUs continues with the previous weights. A server on GPUs has
+    no memory for both copies, and ends.
+
+    Raises:
+        RefusedError: the weights do not match the model, or the server was started without a weight transfer.
     """
     body, engine = await read_body(state, raw, ReceiveBody), _engine(state)
     if not len(body.names) == len(body.dtypes) == len(body.shapes):
@@ -87,7 +95,11 @@ async def _receive(state: PluginState, engine: AsyncLLM, body: ReceiveBody) -> i
 
 
 def _engine(state: PluginState) -> AsyncLLM:
-    """Raises RefusedError if the server was not started for this."""
+    """Return the engine.
+
+    Raises:
+        RefusedError: the server was started without a weight transfer.
+    """
     if transfer_of(state) is None:
         message = "this server takes weights from files alone: restart it with scripts/serve_vllm --weight-transfer"
         raise RefusedError(None, message, 409)

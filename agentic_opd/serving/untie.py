@@ -1,7 +1,8 @@
-"""A model with tied embeddings -> a copy with an output head of its own, whose weights vLLM can replace on a CPU.
+"""Copy a checkpoint with tied embeddings to one with a separate output head, whose weights vLLM can replace on a CPU.
 
-There vLLM packs the head once, and a reload of tied embeddings leaves what it packed. The copy computes the same.
-Nothing heavy is imported: files are linked where the file system can, and the head is copied byte by byte.
+On a CPU vLLM packs the head once, and a reload of tied embeddings keeps the old packed head. The copy computes the same
+logprobs. Files are hard-linked if the file system allows it, and the head is copied byte by byte, so that no heavy
+import is needed.
 """
 
 import json
@@ -13,19 +14,19 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 HARD_TIED = ("gemma2", "gemma3n", "cohere", "cohere2")
-"""Families, by the beginning of `model_type`, for which vLLM has no head but the embedding matrix."""
+"""Prefixes of `model_type` whose vLLM models always use the embedding matrix as the head."""
 _OTHER_WEIGHTS = (".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx")
 _INDEX = "model.safetensors.index.json"
 _ORIGIN = "untied_from.json"
-"""Says of which files the copy is one: it is made again where these have changed."""
+"""Lists the files that the copy was made from; if they have changed, the copy is made again."""
 
 
 class CannotUntieError(Exception):
-    """The embeddings are tied and stay so; the message says why."""
+    """The embeddings are tied and can't be untied; the message gives the reason."""
 
 
 class _Tensor(NamedTuple):
-    """Where a tensor's bytes are."""
+    """Location of a tensor's bytes in a safetensors file."""
 
     file: Path
     dtype: str
@@ -34,18 +35,21 @@ class _Tensor(NamedTuple):
     size: int
 
     def read(self, most: int | None = None) -> bytes:
-        """Its first `most` bytes; None: all of them."""
+        """Return the tensor's first `most` bytes; None: all of them."""
         with self.file.open("rb") as file:
             file.seek(self.begin)
             return file.read(self.size if most is None else min(most, self.size))
 
 
 def untied_copy(model: Path, folder: Path) -> Path | None:
-    """Write the copy of a checkpoint below `folder`, unless it is there; None: the embeddings are not tied.
+    """Write the untied copy of a checkpoint below `folder`, unless an up-to-date copy exists.
+
+    Returns:
+        The copy's folder; None if the embeddings are not tied.
 
     Raises:
-        CannotUntieError: they are tied in a way that is not known here.
-        OSError: it can't be read or written.
+        CannotUntieError: the embeddings are tied in an unsupported way.
+        OSError: a file can't be read or written.
     """
     config: dict[str, Any] = json.loads((model / "config.json").read_text())
     tensors = _tensors_of(model)
@@ -74,7 +78,11 @@ def untied_copy(model: Path, folder: Path) -> Path | None:
 
 
 def _is_tied(config: Mapping[str, Any], embeddings: list[_Tensor], heads: list[_Tensor]) -> bool:
-    """What the configuration says; where it is silent, which is each family's default, what the weights show."""
+    """Return whether embeddings are tied.
+
+    The configuration decides. If it has no `tie_word_embeddings`, whose default depends on the family, the weights
+    decide: no head, or a head that begins with the same bytes as the embedding matrix.
+    """
     said = [part["tie_word_embeddings"] for part in _configs(config) if "tie_word_embeddings" in part]
     if said:
         return any(said)
@@ -82,7 +90,7 @@ def _is_tied(config: Mapping[str, Any], embeddings: list[_Tensor], heads: list[_
 
 
 def _configs(config: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The configuration, and that of the text model in it."""
+    """Return the configuration, and the text model's configuration inside it if there is one."""
     inner: object = config.get("text_config")
     return [dict(config), *([inner] if isinstance(inner, dict) else [])]
 
@@ -90,9 +98,9 @@ def _configs(config: Mapping[str, Any]) -> list[dict[str, Any]]:
 def _write(
     model: Path, fresh: Path, config: dict[str, Any], tensors: Mapping[str, _Tensor], embedding: _Tensor | None
 ) -> None:
-    """Link what stays, and write the configuration, the index and, from the embedding matrix, the missing head."""
+    """Link unchanged files; write configuration, index and, if `embedding` is given, the head as a copy of it."""
     files = sorted({tensor.file.name for tensor in tensors.values()})
-    # Not model.safetensors: transformers would read it alone, without the index.
+    # The name model.safetensors is avoided, because transformers would read that file alone, without the index.
     names = {file: f"model-{i:05}-of-{len(files) + 1:05}.safetensors" for i, file in enumerate(files, start=1)}
     written = {name: names[tensor.file.name] for name, tensor in tensors.items()}
     if embedding is not None:
@@ -112,12 +120,12 @@ def _write(
 def _link(source: Path, target: Path) -> None:
     try:
         os.link(source.resolve(), target)
-    except OSError:  # Another file system, or one without links.
+    except OSError:  # The target is on another file system, or hard links are not supported.
         shutil.copyfile(source, target)
 
 
 def _write_tensor(path: Path, name: str, tensor: _Tensor) -> None:
-    """A safetensors file: the header's length, the header, the bytes."""
+    """Write a safetensors file with one tensor: the header's length, the header, the tensor's bytes."""
     about = {"dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": [0, tensor.size]}
     header = json.dumps({"__metadata__": {"format": "pt"}, name: about}).encode()
     header += b" " * (-len(header) % 8)
@@ -125,7 +133,7 @@ def _write_tensor(path: Path, name: str, tensor: _Tensor) -> None:
 
 
 def _tensors_of(model: Path) -> dict[str, _Tensor]:
-    """The tensors of a checkpoint by their names; with an index, those of the files that it names."""
+    """Return the tensors of a checkpoint by name; if there is an index, only those of the files that it lists."""
     files = sorted(model.glob("*.safetensors"))
     if (model / _INDEX).is_file():
         named = set(json.loads((model / _INDEX).read_text())["weight_map"].values())

@@ -1,8 +1,8 @@
-"""What the plugin's routes share: reading a body, refusing it by field, the API key, and clients that go away.
+"""Shared parts of the plugin's routes: reading and validating bodies, API keys, and disconnected clients.
 
-Bodies are read by msgspec, which vLLM brings: it takes a tenth of pydantic's time, stops at the first thing that does
-not fit, where pydantic lists millions, and knows no NaN and no infinity. Of a key that stands twice in an object the
-last value counts, and both are checked.
+Bodies are parsed by msgspec, a dependency of vLLM. It takes a tenth of pydantic's time, stops at the first error where
+pydantic may list millions, and rejects NaN and infinity. If an object has a key twice, both values are validated and
+the last one counts.
 """
 
 import asyncio
@@ -26,32 +26,32 @@ from agentic_opd.serving.engine import MAX_BODY_VARIABLE, PluginState, RefusedEr
 Result = TypeVar("Result")
 Parsed = TypeVar("Parsed")
 Handler = Callable[[PluginState, bytes], Coroutine[Any, Any, Mapping[str, object] | AsyncGenerator[Any]]]
-"""Answers a request's body with JSON data, or with a stream of them."""
+"""Maps a request's body to JSON data, or to a stream of JSON data."""
 
 PARSED_AT_ONCE = 2**16
-"""Bytes that are parsed on the event loop, in less than a millisecond."""
+"""Largest body, in bytes, that is parsed on the event loop; that takes less than a millisecond."""
 DISCARD_S = 30.0
-"""Seconds that a refused body is taken for."""
+"""Seconds after which the server stops receiving a refused body."""
 OPEN_ROUTES = ("/health", "/metrics")
-"""What `KeyGuard` lets everybody ask: that the server is alive, and its numbers."""
+"""Routes that `KeyGuard` leaves open without a key."""
 MOST_SHOWN = 300
-"""Characters of a message, which may quote what the client sent."""
+"""Largest length, in characters, of an error message or field name, which may quote the client's input."""
 
 _PLACE = re.compile(r"(.*) - at (?:`\w+` in )?`\$\.?(.*)`", re.DOTALL)
-"""msgspec's message, and where in the body."""
+"""Splits msgspec's error into the message and the place in the body."""
 _FIELD = re.compile(r"Object (?:contains unknown|missing required) field `(.*)`", re.DOTALL)
 
 
 class Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A request body, or an object in it: nothing is coerced, and unknown fields are refused."""
+    """Base of request bodies and of objects inside them; values are not coerced, and unknown fields are refused."""
 
 
 async def receive_body(request: Request, max_bytes: int) -> bytes:
-    """The request's body; of one that is longer than `max_bytes` nothing is kept.
+    """Receive the request's body.
 
     Raises:
-        RefusedError: 413.
-        ClientDisconnect: the client went before it had sent all of it.
+        RefusedError: 413, the body is longer than `max_bytes`.
+        ClientDisconnect: the client disconnected before it had sent the whole body.
     """
     chunks = request.stream()
     declared = request.headers.get("Content-Length", "")
@@ -73,13 +73,13 @@ async def receive_body(request: Request, max_bytes: int) -> bytes:
 
 
 async def discard(request: Request, chunks: AsyncIterator[bytes]) -> None:
-    """Take the rest of a refused body, for a while, and keep none of it.
+    """Receive and discard the rest of a refused body, for at most `DISCARD_S` seconds.
 
-    A client reads its answer only when it has sent everything; if the server hung up before, it would see a broken
-    connection instead. One that waits for a go-ahead (`Expect`) gets its answer at once.
+    Many clients read the response only after sending the whole body, and would report a broken connection if the server
+    closed it earlier. Nothing is received from a client that waits for permission to send (`Expect`).
 
     Raises:
-        ClientDisconnect: the client went.
+        ClientDisconnect: the client disconnected.
     """
     if "Expect" not in request.headers:
         with suppress(TimeoutError):
@@ -89,10 +89,10 @@ async def discard(request: Request, chunks: AsyncIterator[bytes]) -> None:
 
 
 async def read_body(state: PluginState, body: bytes, model: type[Parsed]) -> Parsed:
-    """The body's JSON as `model`; a long one is parsed by the parser's thread.
+    """Parse a JSON body as `model`, in the parser's thread if it is longer than `PARSED_AT_ONCE`.
 
     Raises:
-        RefusedError: naming the first field that does not fit.
+        RefusedError: the body is not valid; the error names the first wrong field.
     """
     if len(body) <= PARSED_AT_ONCE:
         return parse(body, model)
@@ -100,10 +100,10 @@ async def read_body(state: PluginState, body: bytes, model: type[Parsed]) -> Par
 
 
 def parse(body: bytes, model: type[Parsed]) -> Parsed:
-    """JSON as `model`.
+    """Parse JSON as `model`.
 
     Raises:
-        RefusedError: naming the first field that does not fit.
+        RefusedError: the body is not valid; the error names the first wrong field.
     """
     try:
         return msgspec.json.decode(body, type=model)
@@ -123,10 +123,10 @@ def parse(body: bytes, model: type[Parsed]) -> Parsed:
 
 
 def guarded(handler: Handler) -> Callable[[Request], Awaitable[Response]]:
-    """`handler` behind the server's key, its refusals as `{"error": {"field", "message"}}`, ended when the client goes.
+    """Wrap a handler as a route: require the API key, return refusals as JSON, and cancel on a client's disconnect.
 
-    vLLM itself guards a few path prefixes only. What is not a refusal (a dead engine, a full queue) is left to vLLM's
-    own handlers, which answer 5xx and end a server whose engine is dead.
+    A refusal's body is `{"error": {"field", "message"}}`. Other errors (a dead engine, a full queue) are left to vLLM's
+    handlers, which respond with 5xx and shut down a server whose engine is dead.
     """
 
     async def route(request: Request) -> Response:
@@ -137,7 +137,7 @@ def guarded(handler: Handler) -> Callable[[Request], Awaitable[Response]]:
             answer = await unless_gone(request, handler(state, body))
             if isinstance(answer, AsyncGenerator):
                 stream = answer
-                # A refusal comes before the first event, and has a status of its own.
+                # Wait for the first event before the response starts, so that a refusal can still set the status.
                 first = await unless_gone(request, _first(stream))
                 return Response(status_code=499) if first is None else event_stream(first, stream)
         except ClientDisconnect:
@@ -156,7 +156,10 @@ async def _first(stream: AsyncGenerator[Any]) -> Any:
 
 
 def event_stream(first: Any, rest: AsyncGenerator[Any]) -> StreamingResponse:
-    """JSON data as server-sent events; what fails under way is the last event, `{"error": {"message"}}`."""
+    """Stream JSON data as server-sent events, ending with `[DONE]`.
+
+    An error after the first event becomes an event `{"error": {"field", "message"}}` before `[DONE]`.
+    """
 
     async def events() -> AsyncGenerator[bytes]:
         async with aclosing(rest):
@@ -176,23 +179,23 @@ def _event(data: Mapping[str, object]) -> bytes:
 
 
 def refused_response(refused: RefusedError) -> JSONResponse:
-    """The answer that the client reads."""
+    """Build the response to a refused request."""
     field = refused.field and shortened(refused.field)
     body = {"error": {"field": field, "message": shortened(refused.message)}}
     return JSONResponse(body, status_code=refused.status)
 
 
 def shortened(text: str) -> str:
-    """`text`, or its beginning and its end."""
+    """Shorten `text` to its beginning and end if it is longer than `MOST_SHOWN`."""
     half = MOST_SHOWN // 2
     return text if len(text) <= MOST_SHOWN else f"{text[:half]} ... {text[-half:]}"
 
 
 async def check_key(request: Request, keys: Sequence[str]) -> None:
-    """Compare a request's bearer token with the server's keys; without keys everybody may ask.
+    """Check a request's bearer token against the server's keys; without keys all requests are accepted.
 
     Raises:
-        RefusedError: 401.
+        RefusedError: 401, the token is missing or wrong.
     """
     if not _has_key(request.headers, keys):
         await discard(request, request.stream())
@@ -201,22 +204,22 @@ async def check_key(request: Request, keys: Sequence[str]) -> None:
 
 def _has_key(headers: Headers, keys: Sequence[str]) -> bool:
     scheme, _, token = headers.get("Authorization", "").partition(" ")
-    # Every key is compared, so that the time taken does not tell which of them came close.
+    # Compare with every key, so that timing does not reveal which one matched.
     matches = [secrets.compare_digest(token.encode(), key.encode()) for key in keys]
     return not keys or (scheme.lower() == "bearer" and any(matches))
 
 
 class KeyGuard:
-    """ASGI middleware of vLLM's server (`--middleware`): each route but `OPEN_ROUTES` needs the server's key.
+    """ASGI middleware for vLLM's server (`--middleware`) that requires an API key on all routes but `OPEN_ROUTES`.
 
-    vLLM itself guards a few path prefixes, and answers `/tokenize` and `/invocations` without a key.
+    vLLM itself protects only a few path prefixes, and serves `/tokenize` and `/invocations` without a key.
     """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or refuse it with 401; a web socket is closed before it is accepted."""
+        """Pass the request on, or refuse it with 401; an unauthorised web socket is closed before it is accepted."""
         if self._is_open(scope):
             await self._app(scope, receive, send)
         elif scope["type"] == "websocket":
@@ -231,7 +234,7 @@ class KeyGuard:
 
     @staticmethod
     def _is_open(scope: Scope) -> bool:
-        """Whether a request needs no key, or brings it; a browser asks for permission (OPTIONS) without one."""
+        """Return whether a request needs no key or has a valid one; browsers send preflights (OPTIONS) without keys."""
         if scope["type"] not in ("http", "websocket") or scope.get("method") == "OPTIONS":
             return True
         path = scope["path"].removeprefix(scope.get("root_path", "")).removesuffix("/")
@@ -239,9 +242,9 @@ class KeyGuard:
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, Result]) -> Result | None:
-    """The result of `work`, or None once the client has gone: `work` is cancelled then, and with it the engine's part.
+    """Await `work`, but cancel it and return None if the client disconnects; this aborts the engine's request too.
 
-    The body must have been read: after it, the only message that can come is that the client has gone.
+    The body must have been read before: then a disconnect is the only message that can still arrive.
     """
     task = asyncio.create_task(work)
     gone = asyncio.create_task(_wait_until_gone(request))

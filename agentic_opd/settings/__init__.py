@@ -1,4 +1,4 @@
-"""Flags and YAML files -> settings, with every wrong one named at once.
+"""Command lines and YAML files -> settings; one error lists every invalid setting.
 
-In: the models of settings that other rooms declare, a command line and a file. Out: validated settings, and help.
+In: settings models of other subpackages, a command line and a file. Out: validated settings, and help.
 """

@@ -1,7 +1,7 @@
-"""Settings of Atropos that do nothing here. They are taken, so that YAML files made for other environments load.
+"""Settings of Atropos without effect here. They are accepted, so that YAML files for other environments load.
 
-Those of Atropos' settings that do something are declared in env/config.py. A test compares both with atroposlib's own
-models, which cannot be imported here: that takes seconds.
+Settings of Atropos with an effect are declared in env/config.py. A test compares both with atroposlib's models, which
+are not imported here because their import takes seconds.
 """
 
 from typing import ClassVar, Literal
@@ -12,7 +12,7 @@ from agentic_opd.settings.fields import NO_EFFECT
 
 
 class IdleEnvSettings(BaseModel):
-    """Of atroposlib's BaseEnvConfig."""
+    """Fields of atroposlib's BaseEnvConfig."""
 
     setting_group: ClassVar = NO_EFFECT
 
@@ -29,7 +29,7 @@ class IdleEnvSettings(BaseModel):
 
 
 class IdleServerSettings(BaseModel):
-    """Of atroposlib's APIServerConfig."""
+    """Fields of atroposlib's APIServerConfig."""
 
     setting_group: ClassVar = NO_EFFECT
 

@@ -1,7 +1,7 @@
-"""Types that settings of several rooms share, and the marks of a field: `Annotated[int, MOST_USED] = Field(...)`.
+"""Types shared by settings of several subpackages, and field marks: `Annotated[int, MOST_USED] = Field(...)`.
 
-A `SettingGroup` says where --help and docs/configuration.md show the setting, `RUN_ONLY` that no written line depends
-on it. A model's `setting_group` is that of the fields that it declares without one.
+A `SettingGroup` places the setting in --help and docs/configuration.md. `RUN_ONLY` means that no written line
+depends on it. A model's `setting_group` applies to the fields that it declares without a mark.
 """
 
 from dataclasses import dataclass
@@ -13,25 +13,25 @@ from pydantic import BaseModel, Field
 Url = Annotated[str, Field(pattern=r"^https?://[^\s]+$")]
 
 HintSource = Literal["judge", "feedback", "sibling", "reference", "other_task", "none"]
-"""What the teacher reads: the judge's hint, what came after the turn, what a rollout of the group did that passed, the
-task's own solution; or, where there is a judge's hint, one of another task in its place, or none."""
+"""Source of the teacher's hint: the judge, the feedback after the turn, a sibling rollout of the group that passed, or
+the task's reference solution. For ablations of the judge's hint: a hint of another task in its place, or none."""
 
 Mode = Literal["serve", "process", "evaluate", "doctor", "hints", "gateway"]
 
 
 @dataclass(frozen=True, slots=True)
 class SettingGroup:
-    """Settings that are shown together. Every mode takes every setting, whatever its help shows."""
+    """A group of settings in the help. Every mode accepts every setting, including those its help omits."""
 
     place: int
-    """Groups are shown in this order."""
+    """Position of the group among the others."""
     title: str
     modes: tuple[Mode, ...] = get_args(Mode)
-    """The modes in whose help the group is shown."""
+    """Modes whose help shows the group."""
 
 
 RUN_ONLY = "run only"
-"""Marks a setting that only says how a run is run."""
+"""Mark of a setting that affects only the execution of a run, not its results."""
 
 _TRAINING: tuple[Mode, ...] = ("serve", "process", "doctor", "gateway")
 
@@ -51,13 +51,13 @@ CONCURRENCY = SettingGroup(12, "How much at once")
 LOGGING = SettingGroup(13, "What is logged and sent", _TRAINING)
 GATEWAY = SettingGroup(14, "Gateway", ("gateway",))
 OWN = SettingGroup(15, "This environment's own")
-"""What a subclass adds without a group."""
+"""Group of a subclass's settings without a mark."""
 NO_EFFECT = SettingGroup(16, "Without effect", ())
-"""Settings of Atropos that this package takes, so that its YAML files load, and does nothing with."""
+"""Settings of Atropos that are accepted, so that its YAML files load, but have no effect."""
 
 
 def group_of(model: type[BaseModel], name: str) -> SettingGroup:
-    """Where a setting is shown. One that is overridden without a mark stays where it was."""
+    """Return the group of a setting. An override without a mark stays in the overridden setting's group."""
     for base in declared_by(model, name):
         marks = (mark for mark in base.model_fields[name].metadata if isinstance(mark, SettingGroup))
         if group := next(marks, None) or vars(base).get("setting_group"):
@@ -66,18 +66,18 @@ def group_of(model: type[BaseModel], name: str) -> SettingGroup:
 
 
 def is_run_only(model: type[BaseModel], name: str) -> bool:
-    """Whether no written line depends on a setting."""
+    """Return whether no written line depends on the setting."""
     return any(RUN_ONLY in base.model_fields[name].metadata for base in declared_by(model, name))
 
 
 def declared_by(model: type[BaseModel], name: str) -> list[type[BaseModel]]:
-    """The classes that declare a field: the one that counts, then those whose field it overrides."""
+    """Return the classes that declare a field: the effective one first, then those it overrides."""
     bases = [base for base in model.__mro__ if issubclass(base, BaseModel)]
     return [base for base in bases if name in get_annotations(base)]
 
 
 def line_settings(config: BaseModel) -> dict[str, Any]:
-    """The settings that a written line depends on; secrets and what only says how a run is run are left out."""
+    """Return the settings that a written line depends on, without secrets and without `RUN_ONLY` settings."""
     dumped = config.model_dump(mode="json")
     left_out = {name for name in dumped if name.endswith("_key") or is_run_only(type(config), name)}
     return {name: value for name, value in dumped.items() if name not in left_out}

@@ -1,4 +1,4 @@
-"""YAML, of a file or of a flag: a key that stands twice in one mapping is an error."""
+"""YAML of files and flags; a key that occurs twice in one mapping is an error."""
 
 from pathlib import Path
 from typing import Any, cast
@@ -10,7 +10,7 @@ from agentic_opd.core.text import well_formed
 
 
 class _Loader(yaml.SafeLoader):
-    """Collects what is `twice`; PyYAML by itself silently takes the last value."""
+    """Collects duplicate keys in `twice`; PyYAML by itself silently keeps the last value."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -31,10 +31,10 @@ class _Loader(yaml.SafeLoader):
 
 
 def parse_yaml(text: str) -> Any:
-    """What a YAML text holds.
+    """Return the data of a YAML text.
 
     Raises:
-        yaml.YAMLError: it is not YAML, or a key stands twice in one mapping.
+        yaml.YAMLError: the text is not YAML, or a key occurs twice in one mapping.
     """
     loader = _Loader(text)
     data = loader.get_single_data()
@@ -44,10 +44,10 @@ def parse_yaml(text: str) -> Any:
 
 
 def read_yaml(path: Path, holds: str) -> dict[str, Any]:
-    """What a file of settings holds; `holds` is what the error says that it should.
+    """Return the data of a settings file; `holds` describes the expected content in the error.
 
     Raises:
-        ConfigError: it can't be read, or does not hold names and values.
+        ConfigError: the file can't be read, or does not hold names and values.
     """
     try:
         data = parse_yaml(path.read_text()) or {}

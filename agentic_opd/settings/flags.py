@@ -1,4 +1,4 @@
-"""A command line made of the settings' own fields: `--env.group_size 8`, `--openai.base_url http://127.0.0.1:8000/v1`."""
+"""A command line built from settings fields: `--env.group_size 8`, `--openai.base_url http://127.0.0.1:8000/v1`."""
 
 import argparse
 import difflib
@@ -21,7 +21,7 @@ from agentic_opd.settings.fields import Mode, SettingGroup, group_of
 from agentic_opd.settings.files import parse_yaml
 
 NO_VALUE = "<no value>"
-"""What a flag holds that was given without the value that it needs."""
+"""Value of a flag that was given without its required value."""
 
 _EPILOG = """\
 Flags go over the YAML file, the YAML file over the defaults. Values are read as YAML: 8, true, null, {key: value}.
@@ -29,7 +29,7 @@ Flags go over the YAML file, the YAML file over the defaults. Values are read as
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """A flag on one line, what it is below it; texts keep their line breaks, and long lines are folded."""
+    """One line per flag, its description below it; texts keep their line breaks, and long lines are wrapped."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=8, width=min(shutil.get_terminal_size().columns, 120))
@@ -39,16 +39,16 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
         return "\n".join(map(fill, text_lines(text)))
 
     def _format_args(self, action: argparse.Action, default_metavar: str) -> str:
-        """Brackets are for a value that may be left out."""
+        """Write brackets only around optional values."""
         if action.const == NO_VALUE:
             return str(action.metavar)
         return super()._format_args(action, default_metavar)
 
 
 def add_settings(parser: argparse.ArgumentParser, models: Mapping[str, BaseModel], mode: Mode | None = None) -> None:
-    """Give `parser` a flag for each field of `models`, which are defaults by the prefix of their flags.
+    """Add a flag to `parser` for each field of `models`, a mapping from flag prefix to default settings.
 
-    Help shows the settings that `mode` needs; None: all.
+    Help shows the settings that `mode` needs; None: all settings.
     """
     sections = f"the sections {' and '.join(models)}" if "" not in models else "settings"
     usage = " ".join(f"[--{_written(prefix, 'NAME')} VALUE ...]" for prefix in models)
@@ -72,18 +72,18 @@ def add_settings(parser: argparse.ArgumentParser, models: Mapping[str, BaseModel
 
 
 class GroupedSettings(NamedTuple):
-    """Settings that are shown together, and the defaults that they are a part of."""
+    """A group of settings, and the default settings that they belong to."""
 
     group: SettingGroup
     defaults: BaseModel
     written: dict[str, str]
-    """How each is written, prefix included, and its name among the defaults."""
+    """Flag with prefix -> field name."""
 
 
 def grouped_settings(models: Mapping[str, BaseModel]) -> list[GroupedSettings]:
-    """Every field of `models`, which are defaults by the prefix of their flags, once; the most used ones first.
+    """Return every field of `models` (flag prefix -> default settings) once, by group, the most used group first.
 
-    In a group, a subclass's own settings go before those that it inherits.
+    In a group, a subclass's own settings come before inherited ones.
     """
     groups: dict[tuple[SettingGroup, str], GroupedSettings] = {}
     for prefix, defaults in models.items():
@@ -101,7 +101,7 @@ def _written(prefix: str, name: str) -> str:
 
 
 def describe(defaults: BaseModel, name: str) -> str:
-    """What a setting is, and its default."""
+    """Return a setting's description and default."""
     text = (type(defaults).model_fields[name].description or "").rstrip(".")
     default = shown_default(defaults, name)
     if default == "needed":
@@ -110,7 +110,7 @@ def describe(defaults: BaseModel, name: str) -> str:
 
 
 def shown_default(defaults: BaseModel, name: str) -> str:
-    """The default as a person writes it; a secret is not shown."""
+    """Return the default as written on a command line; secrets are hidden."""
     if type(defaults).model_fields[name].is_required():
         return "needed"
     default = getattr(defaults, name)
@@ -128,7 +128,7 @@ def shown_default(defaults: BaseModel, name: str) -> str:
 
 
 def value_kind(annotation: Any) -> str:
-    """What a flag's value looks like."""
+    """Return the placeholder for a flag's value in help."""
     origin, kinds = get_origin(annotation), [kind for kind in get_args(annotation) if kind is not NoneType]
     if origin in (Union, UnionType):
         return value_kind(kinds[0])
@@ -147,7 +147,7 @@ def value_kind(annotation: Any) -> str:
 
 
 def flag_values(arguments: argparse.Namespace, prefix: str, model: type[BaseModel], wrong: list[str]) -> dict[str, Any]:
-    """The values of the flags that were given; what lacks its value is added to `wrong`."""
+    """Return the values of the given flags; add flags without their value to `wrong`."""
     given = {name: getattr(arguments, _written(prefix, name)) for name in model.model_fields}
     wrong += [f"--{_written(prefix, name)} needs a value" for name, value in given.items() if value == NO_VALUE]
     return {
@@ -158,7 +158,7 @@ def flag_values(arguments: argparse.Namespace, prefix: str, model: type[BaseMode
 
 
 def _flag_value(annotation: Any, text: str) -> Any:
-    """A flag's value: text where text is meant (a key may look like a number), else what YAML makes of it."""
+    """Return a flag's value: the text for text fields (a key may look like a number), else the parsed YAML."""
     kinds = get_args(annotation) or (annotation,)
     if text.lower() in ("null", "none") and type(None) in kinds:
         return None
@@ -170,7 +170,7 @@ def _flag_value(annotation: Any, text: str) -> Any:
 
 
 def misunderstood(unknown: Sequence[str], parser: argparse.ArgumentParser) -> list[str]:
-    """What is wrong with the arguments that `parser` did not understand; an unknown flag's value goes with its flag."""
+    """Return an error for each argument that `parser` did not recognise, but none for the value of an unknown flag."""
     known = [flag for action in parser._actions for flag in action.option_strings]  # pyright: ignore[reportPrivateUsage]
     example = "--env.NAME" if "--env.group_size" in known else "--NAME"
     wrong: list[str] = []
@@ -188,6 +188,6 @@ def misunderstood(unknown: Sequence[str], parser: argparse.ArgumentParser) -> li
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """`; did you mean 'group_size'?` if a real name is close, else nothing."""
+    """Return `; did you mean 'group_size'?` if a known name is close, else an empty text."""
     close = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
     return f"; did you mean {close[0]!r}?" if close else ""

@@ -1,4 +1,4 @@
-"""The settings of a run: defaults, then a YAML file, then flags. Every wrong one is named at once."""
+"""The settings of a run: defaults, overridden by a YAML file, then by flags. One error lists every invalid setting."""
 
 import argparse
 import os
@@ -17,9 +17,9 @@ from agentic_opd.settings.flags import flag_values, nearest
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a run is made of: the environment's settings and one server's or several servers'.
+    """A run's settings: the environment's, and those of one or several servers.
 
-    `without_effect` names what was set and does nothing.
+    `without_effect` names the given settings that have no effect.
     """
 
     env: Any
@@ -36,13 +36,13 @@ def read_settings(
     """Join defaults, YAML and flags.
 
     Args:
-        arguments: What the command line held.
-        env_defaults: The environment's own settings.
-        server_defaults: Its servers'; the first one's are the defaults of each in the file.
-        misunderstood: What was wrong with the command line already.
+        arguments: The parsed command line.
+        env_defaults: Default settings of the environment.
+        server_defaults: Default settings of its servers; the first entry applies to each server in the file.
+        misunderstood: Errors of the command line found earlier.
 
     Raises:
-        ConfigError: names every wrong setting, unreadable file or unknown name at once.
+        ConfigError: lists every invalid setting, unreadable file and unknown name.
     """
     wrong, first = list(misunderstood), server_defaults[0]
     env_file, rows = _sections(arguments.config, wrong)
@@ -64,7 +64,7 @@ def read_settings(
 
 
 def refuse(wrong: Sequence[str]) -> None:
-    """Name each thing that is wrong.
+    """Raise the collected errors, if there are any.
 
     Raises:
         ConfigError: `wrong` is not empty.
@@ -74,7 +74,7 @@ def refuse(wrong: Sequence[str]) -> None:
 
 
 def validated(model: type[BaseModel], section: str, values: dict[str, Any], wrong: list[str]) -> Any:
-    """`values` as a `model`; None if one is wrong or unknown to it, which is added to `wrong`."""
+    """Return `values` as a `model`, None if a value is invalid; add invalid values and unknown names to `wrong`."""
     nested = {name: info.annotation for name, info in model.model_fields.items()}
     known = [*nested, *(f"{outer}.{name}" for outer, inner in nested.items() for name in _fields(inner))]
     before = f"{section}." if section else ""
@@ -87,21 +87,21 @@ def validated(model: type[BaseModel], section: str, values: dict[str, Any], wron
 
 
 def _wrong_values(error: ValidationError, before: str, known: Sequence[str]) -> Iterable[str]:
-    """What is wrong with each setting and what it was; of secrets, only what is wrong."""
+    """Yield what is wrong with each setting and its value; for secrets, without the value."""
     for entry in error.errors(include_url=False, include_context=False):
         name = ".".join(str(part) for part in entry["loc"])
         where = f"{before}{name}" or "settings"
         if entry["type"] == "extra_forbidden":
             yield f"{where} is unknown{nearest(name, known)}"
             continue
-        # What is missing has all other settings as its input, keys among them.
+        # The input of a missing setting holds all other settings, including keys.
         is_shown = entry["loc"] and entry["type"] != "missing" and "key" not in where
         got = f", got {entry['input']!r}" if is_shown else ""
         yield f"{where.rstrip('.')}: {entry['msg'].removeprefix('Value error, ')}{got}"
 
 
 def _sections(path: Path | None, wrong: list[str]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The file's settings of the environment, and of each server: one without settings where the file names none."""
+    """Return the file's settings of the environment and of each server; without servers, one empty entry."""
     try:
         sections = read_yaml(path, "the sections env and openai") if path else {}
     except ConfigError as error:
@@ -120,7 +120,7 @@ def _sections(path: Path | None, wrong: list[str]) -> tuple[dict[str, Any], list
 
 
 def _urls(row: dict[str, Any]) -> list[dict[str, str]]:
-    """One address, or several with commas between them: servers that are alike otherwise."""
+    """Split an address with commas into the addresses of servers that are otherwise alike."""
     text = row.get("base_url")
     return [{"base_url": url.strip()} for url in text.split(",")] if isinstance(text, str) else [{}]
 
@@ -134,5 +134,5 @@ def _fields(annotation: Any) -> Iterable[str]:
 
 
 def _idle(section: str, defaults: BaseModel, values: dict[str, Any]) -> Iterable[str]:
-    """The settings among `values` that do nothing."""
+    """Return the settings among `values` that have no effect."""
     return (f"{section}.{name}" for name in values if group_of(type(defaults), name) is NO_EFFECT)

@@ -9,7 +9,7 @@ from agentic_opd.settings.fields import POLICY_SERVER, POLICY_SERVER_LIMITS
 
 
 class PolicyServerConfig(IdleServerSettings):
-    """Where one of the policy's vLLM servers is; it has each setting of Atropos' APIServerConfig."""
+    """Settings of one of the policy's vLLM servers; includes each setting of Atropos' APIServerConfig."""
 
     setting_group: ClassVar = POLICY_SERVER
 

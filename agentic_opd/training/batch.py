@@ -1,4 +1,4 @@
-"""The scored groups of a batch -> padded tensors whose alignment was checked."""
+"""Convert the scored groups of a batch to padded tensors, and check the alignment of their rows."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,47 +22,47 @@ class TrainBatch:
     tokens_BT: Tensor
     """int64; 0 if padded."""
     attended_BT: Tensor
-    """bool: not padded."""
+    """bool: False at padding."""
     sampled_BT: Tensor
     """bool: tokens that the policy sampled."""
     old_BT: Tensor
     """float32: `inference_logprobs` at sampled positions, else 0."""
     baseline_BT: Tensor
-    """float32: what the gap is measured from, `ScoredRollout.baseline_T` at sampled positions, else 0."""
+    """float32: baseline of the gap, `ScoredRollout.baseline_T`, at sampled positions, else 0."""
     hinted_BT: Tensor
     """float32: the teacher's logprob of the sampled token with the hint, at scored positions, else 0."""
     control_BT: Tensor
-    """float32: the same with the control hint; all 0 unless contrast is asked for."""
+    """float32: the teacher's logprob of the sampled token with the control hint; all 0 without contrast."""
     teacher_ids_BTK: Tensor
-    """int64: `distill_token_ids`; the sampled token first. 0 if there is no entry."""
+    """int64: `distill_token_ids`, the sampled token first; 0 where an entry is absent."""
     teacher_BTK: Tensor
-    """float32: `distill_logprobs`; 0 if there is no entry. `step.take_out_control` replaces them by its target."""
+    """float32: `distill_logprobs`; 0 where an entry is absent. `step.take_out_control` replaces them by its target."""
     entries_BTK: Tensor
-    """bool: which entries there are."""
+    """bool: which entries exist."""
     control_BTK: Tensor | None
-    """float32: the teacher's logprobs of the same ids with the control hint, until `step.take_out_control` has used
-    them; None unless contrast is asked for."""
+    """float32: the teacher's logprobs of the same ids with the control hint. None without contrast, and after
+    `step.take_out_control`."""
     start_BT: Tensor
-    """float32: logprob of the sampled token by the policy as the run starts from it, at sampled positions, from
-    `step.read_start`; all 0 before."""
+    """float32: logprob of the sampled token under the policy at the start of the run, at sampled positions; all 0 until
+    `step.read_start` sets it."""
     step_scores_BT: Tensor
-    """float32: the judge's score (1, 0, -1) of the turn, at its sampled positions; 0 without one."""
+    """float32: the judge's score (1, 0, -1) of the turn, at its sampled positions; 0 without a score."""
     scores_B: Tensor
-    """float32."""
+    """float32: score of the sequence's rollout."""
     rewarded_B: Tensor
-    """bool: somebody judged what came of the sequence; GRPO leaves out the others."""
+    """bool: whether the outcome of the sequence was judged; GRPO ignores the others."""
     groups_B: Tensor
-    """int64: the place of each sequence's group in the batch."""
+    """int64: index of the sequence's group in the batch."""
     compared_BS: Tensor
-    """float32: the scores of the rollouts that a sequence is compared with, each rollout once; NaN if padded."""
+    """float32: scores of the rewarded rollouts of the sequence's group, each rollout once; NaN at padding."""
 
     @property
     def scored_BT(self) -> Tensor:
-        """Positions that hold a distillation row, bool [B, T]."""
+        """Positions that have a distillation row, bool [B, T]."""
         return self.entries_BTK.any(-1)
 
     def before(self, ends_B: Tensor) -> "TrainBatch":
-        """The same with each sequence ending before its position in `ends_B`, int64 [B]; 0: nothing of it is left."""
+        """Return a copy in which each sequence ends before its position in `ends_B`, int64 [B]; 0 empties it."""
         kept_BT = torch.arange(self.tokens_BT.shape[1]) < ends_B[:, None]
         return replace(
             self,
@@ -72,15 +72,15 @@ class TrainBatch:
         )
 
     def rows(self, index: Sequence[int]) -> "TrainBatch":
-        """The sequences of these indices, cut to the longest of them."""
+        """Select sequences by index, and cut T to the longest of them."""
         length, kept = int(self.attended_BT[list(index)].sum(-1).max()), list(index)
         return self._changed(lambda name, t: t[kept] if name.endswith(("_B", "_BS")) else t[kept][:, :length])
 
     def parts(self, max_tokens: int, *, is_packed: bool) -> Iterator[list[int]]:
-        """Indices of the sequences that are computed together: about `max_tokens` a part, padding included.
+        """Yield the indices of the sequences of each forward pass, of about `max_tokens` tokens with padding.
 
-        Packed, those together that begin alike, and else those of like length. A part holds one sequence at least; a
-        sequence of which nothing is left is in none.
+        Sequences with a shared prefix are adjacent if packed, else sequences of similar length. Each part holds at
+        least one sequence. Empty sequences are left out.
         """
         if is_packed:
             yield from packed_parts(self.tokens_BT, self.attended_BT, max_tokens)
@@ -96,18 +96,18 @@ class TrainBatch:
             yield part
 
     def minibatches(self, count: int, order: torch.Generator) -> list["TrainBatch"]:
-        """All groups, shuffled and dealt into `count` parts of as equal a size as can be; fewer where groups are."""
+        """Shuffle the groups, and split them into `count` near-equal parts, or fewer if there are fewer groups."""
         groups = self.groups_B.unique()
         shuffled = groups[torch.randperm(len(groups), generator=order)]
         parts = (torch.isin(self.groups_B, part).nonzero()[:, 0] for part in shuffled.tensor_split(count) if len(part))
         return [self.rows(part.tolist()) for part in parts]
 
     def to(self, device: str | torch.device) -> "TrainBatch":
-        """The same on `device`."""
+        """Move all tensors to `device`."""
         return self._changed(lambda _, t: t.to(device))
 
     def _changed(self, change: Callable[[str, Tensor], Tensor]) -> "TrainBatch":
-        """Each tensor changed, by its name."""
+        """Apply `change` to each tensor and its name."""
         tensors: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
         tensors |= {name: change(name, tensor) for name, tensor in tensors.items() if tensor is not None}
         return TrainBatch(**tensors)
@@ -116,19 +116,19 @@ class TrainBatch:
 def make_batch(groups: Sequence[ScoredGroup], *, contrast: bool = False) -> TrainBatch:
     """Pad the sequences of all groups, in order.
 
-    If a sequence has turn records, only the spans of scored turns get entries: the K = 1 form fills all other sampled
-    positions with the student's own logprob, and nothing else tells those from scored ones.
+    If a sequence has turn records, only positions of scored turns get entries. The K = 1 form fills all other sampled
+    positions with the student's own logprob, and only the turn records distinguish these from scored positions.
 
     Args:
-        groups: At least one sequence.
-        contrast: Read the control readings too. An id that the control says nothing about leaves its row, and so
-            counts to the tail in every distribution.
+        groups: Scored groups with at least one sequence in all.
+        contrast: Read the control hint's logprobs too. An id without such a logprob is removed from its row, so its
+            probability counts towards the tail bin.
 
     Raises:
-        AlignmentError: a row is not at a sampled position, does not start with the sampled token, repeats one, or has
-            several entries outside of the scored turns; a turn's control reading does not fit its rows. It says which
-            group, sequence and position.
-        ConfigError: contrast is asked for, and a scored turn has no control reading.
+        AlignmentError: a row is not at a sampled position, does not start with the sampled token, repeats a token, or
+            has several entries outside of the scored turns; or a turn's control logprobs do not match its rows. The
+            message names group, sequence and position.
+        ConfigError: `contrast` is set, but a scored turn has no control logprobs.
     """
     rollouts = [one for group in groups for one in group.rollouts]
     if not rollouts:
@@ -183,17 +183,17 @@ def make_batch(groups: Sequence[ScoredGroup], *, contrast: bool = False) -> Trai
 
 
 class _Row(NamedTuple):
-    """A distillation row that is about a scored turn."""
+    """The distillation row of one position of a scored turn."""
 
     position: int
     ids: Sequence[int]
     logprobs: Sequence[float]
     control: Sequence[float] = ()
-    """With the control hint; nothing unless contrast is asked for."""
+    """Logprobs of the same ids with the control hint; empty without contrast."""
 
 
 def _rows(one: ScoredRollout, where: str, *, contrast: bool) -> Iterator[_Row]:
-    """Yield each row that is about a scored turn; all rows are checked."""
+    """Check all rows, and yield those of scored turns."""
     if one.rows is None:
         return
     scored, controls = one.scored_positions, _controls(one) if contrast else {}
@@ -202,7 +202,7 @@ def _rows(one: ScoredRollout, where: str, *, contrast: bool) -> Iterator[_Row]:
             continue
         token, is_scored = one.tokens_T[position], scored is None or position in scored
         if one.masks_T[position] == IGNORED:
-            if list(ids) == [token] and list(logprobs) == [0.0]:  # How the K = 1 form fills a prompt position.
+            if list(ids) == [token] and list(logprobs) == [0.0]:  # The K = 1 form's filler at prompt positions.
                 continue
             what = "is at a position that was not sampled"
         elif ids[0] != token:
@@ -220,7 +220,7 @@ def _rows(one: ScoredRollout, where: str, *, contrast: bool) -> Iterator[_Row]:
 
 
 def _controls(one: ScoredRollout) -> dict[int, Sequence[float | None]]:
-    """The control's row of each position of a scored turn that was read with a control hint."""
+    """Map each position of the scored turns that have control logprobs to its row of them."""
     rows: dict[int, Sequence[float | None]] = {}
     for turn in one.turns or ():
         if turn.is_scored and turn.control is not None:
@@ -229,7 +229,7 @@ def _controls(one: ScoredRollout) -> dict[int, Sequence[float | None]]:
 
 
 def _with_control(row: _Row, controls: Mapping[int, Sequence[float | None]], where: str) -> _Row:
-    """The row with the control's reading, without the ids that the control says nothing about."""
+    """Add the control logprobs to a row, and remove the ids that have none."""
     if row.position not in controls:
         raise ConfigError(
             f"{where}: loss.contrast is on, but this scored turn was not read with a control hint. Set env.control "

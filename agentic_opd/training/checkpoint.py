@@ -1,4 +1,4 @@
-"""What a training run resumes from: weights, optimizer, random state, step and recipe, whole or not at all."""
+"""Write and read checkpoints for resuming: weights, optimizer, random state, step and recipe, written atomically."""
 
 import json
 import shutil
@@ -21,22 +21,22 @@ _KEPT = 2
 
 
 class Resumed(NamedTuple):
-    """Where a run was when it was saved."""
+    """Progress and settings of a run at a checkpoint."""
 
     step: int
     total_steps: int
-    """What it was to end at then."""
+    """The run's `total_steps` at that time."""
     recipe: Mapping[str, Any] | None = None
-    """Its `TrainerConfig.recipe`; None in checkpoints of a version that did not keep it."""
+    """The run's `TrainerConfig.recipe`; None in checkpoints from earlier versions."""
 
 
 def save_checkpoint(folder: Path, at: Resumed, parts: Mapping[str, Any], world: World) -> Path:
-    """Write `step-NNNNNN` into `folder`: the state of each part (all have `state_dict`), and torch's random state.
+    """Write `step-NNNNNN` into `folder`: the `state_dict` of each part, and torch's random state.
 
-    Each process writes its shards, so that any other number of processes can read them.
+    Each process writes its shards; any number of processes can read them. The last `_KEPT` checkpoints are kept.
 
     Raises:
-        OutputError: it can't be written.
+        OutputError: the checkpoint can't be written.
     """
     target, fresh = folder / f"step-{at.step:06d}", folder / f"step-{at.step:06d}.new"
     try:
@@ -54,7 +54,7 @@ def save_checkpoint(folder: Path, at: Resumed, parts: Mapping[str, Any], world: 
             for old in _saved(folder)[:-_KEPT]:
                 shutil.rmtree(old, ignore_errors=True)
         world.share(None)
-    except (OSError, RuntimeError, CheckpointException) as error:  # torch may say with any of them that a disk is full.
+    except (OSError, RuntimeError, CheckpointException) as error:  # torch reports a full disk by any of the three.
         raise OutputError(f"cannot write {str(target)!r}: {error}") from error
     return target
 
@@ -64,7 +64,7 @@ def load_checkpoint(folder: Path, parts: Mapping[str, Any], world: World) -> Res
 
     Raises:
         PlaceError: there is no checkpoint.
-        OutputError: it does not fit.
+        OutputError: the checkpoint can't be read, or does not match the parts.
     """
     saved = _saved(folder)
     if not saved:
@@ -84,14 +84,14 @@ def load_checkpoint(folder: Path, parts: Mapping[str, Any], world: World) -> Res
 
 @contextmanager
 def _no_warning_of_one_process() -> Generator[None]:
-    """Torch warns where nothing is distributed, also if it was told so."""
+    """Suppress torch's warning that nothing is distributed, which it gives even with `no_dist`."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         yield
 
 
 def _state_of(parts: Mapping[str, Any]) -> dict[str, Any]:
-    """By the names of parameters, which do not depend on how they are sharded; an optimizer's by its model's."""
+    """Return the state of each part; model and optimizer by parameter names that do not depend on the sharding."""
     state = {name: part.state_dict() for name, part in parts.items() if name not in _together(parts)}
     if _together(parts):
         state["model"], state["optimizer"] = get_state_dict(parts["model"], parts["optimizer"])
@@ -99,7 +99,7 @@ def _state_of(parts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _together(parts: Mapping[str, Any]) -> set[str]:
-    """A model and its optimizer, which are one state; nothing where one of them is missing."""
+    """Return the names of model and optimizer, which are saved together; empty if one of them is missing."""
     names = {"model", "optimizer"}
     return names if names <= parts.keys() else set()
 

@@ -1,4 +1,4 @@
-"""The trainer's side of Atropos' trajectory API: register, then one batch after the other (I/O)."""
+"""The trainer's client of Atropos' trajectory API: register, then fetch batches (I/O)."""
 
 import asyncio
 import logging
@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 _POLL_S = 0.2
 _PATIENCE_S = 1.0
 _LONG_S = 60.0
-"""So long without a batch is worth a word."""
+"""Seconds without a batch after which the client logs a hint."""
 _WAITING = "waiting for the trajectory API"
 _NO_BATCH = "waiting for a batch"
 _NO_BATCH_HINT = (
@@ -24,23 +24,27 @@ _NO_BATCH_HINT = (
     "last batch; after that, a trainer or an API that was started again needs it to be started again too."
 )
 _REMEMBERED = 100_000
-"""Groups whose ids are kept, to know them again."""
+"""Number of group ids remembered to detect duplicates."""
 
 
 class TrainerClient:
-    """Waits for the API while it is away, and registers again with one that was restarted.
+    """Fetches batches; waits through an outage of the API, and registers again after its restart.
 
-    A group that comes twice is handed out once: if the API's answer to it was lost, `serve` sends it again, with the
-    same `group_overrides["group_id"]`, and the API can't tell. `duplicates` counts them; such a batch is smaller.
-    A batch whose answer was lost is gone, and the API has counted it: `lost_batches` counts it too, as an empty step.
+    Duplicate groups are dropped, which makes the batch smaller; `duplicates` counts them. If the API's response to a
+    group was lost, `serve` sends the group again with the same `group_overrides["group_id"]`, and the API does not
+    detect the repetition.
+
+    If the API's response with a batch was lost, the API has counted that batch and does not send it again. The batch
+    becomes an empty step; `lost_batches` counts them.
     """
 
     def __init__(self, config: TrainerConfig, *, is_known: bool = False) -> None:
-        """Make a client; nothing is asked yet.
+        """Create a client; no request is sent yet.
 
         Args:
-            config: What is registered.
-            is_known: Whether an API that is at our step already knows all of that, from the run that is resumed.
+            config: Settings to register.
+            is_known: Whether the run is resumed with the same `total_steps`. A registration at the API that matches
+                step and settings is then the run's own, and is kept.
         """
         self._config = config
         self._is_known = is_known
@@ -52,14 +56,14 @@ class TrainerClient:
         self._api = TrajectoryApi(config.api_url)
 
     async def register(self, step: int) -> None:
-        """Present this trainer, which is at `step`. The first request for a batch opens the API to environments.
+        """Register this trainer, which is at `step`. The first request for a batch opens the API to environments.
 
-        An API that holds another run's registration, or is at another step, is reset, and what it had queued is
-        dropped: it would tell environments the other run's last step, or count batches that no trainer has.
+        The API is reset, and its queue dropped, if it is registered for another run or is at another step. Otherwise it
+        would report the other run's last step to environments, or count batches that no trainer received.
 
         Raises:
-            ServerRequestError: the API refused it.
-            ServerMismatchError: what answers is not a trajectory API.
+            ServerRequestError: the API refused the registration.
+            ServerMismatchError: the server at this URL is not a trajectory API.
         """
         config = self._config
         trainer = TrainerDescription(
@@ -80,9 +84,7 @@ class TrainerClient:
                     self._is_known = self._is_registered = True
                     self._notices.forget(_WAITING)
                     return
-                await (
-                    self._api.reset()
-                )  # A group that came between the two keeps the API from taking a registration in.
+                await self._api.reset()  # The API ignores a registration if a group arrived between the reset and it.
             except ServerUnreachableError as error:
                 self._notices.say_once(_WAITING, str(error))
                 await asyncio.sleep(_PATIENCE_S)
@@ -91,7 +93,7 @@ class TrainerClient:
         status, info = await self._api.status(), await self._api.info()
         found = status.current_step, info.batch_size, info.max_token_len
         ours = step, self._config.batch_size, self._config.max_token_len
-        # Once we have registered, an API that is ahead of us holds batches for us, or lost one on the way.
+        # After our registration, an API that is ahead of us has batches for us, or a response of it was lost.
         is_same = found[1:] == ours[1:] and (found[0] >= step if self._is_registered else found[0] == step)
         if info.batch_size > 0 and not (is_same and self._is_known):
             logger.warning(
@@ -103,14 +105,14 @@ class TrainerClient:
             await self._api.reset()
 
     async def batch(self, step: int) -> list[ScoredGroup]:
-        """The next batch for the trainer's `step`.
+        """Wait for the next batch, for the trainer's `step`.
 
-        Empty if all groups came before, or if the API counts a batch for this step that was lost on its way.
+        The batch is empty if all its groups are duplicates, or if the API's response with it was lost.
 
         Raises:
-            ServerRequestError: the API refused it.
-            ServerMismatchError: what answers is not a trajectory API.
-            WireError: a group can't be read; says which one, and what is wrong.
+            ServerRequestError: the API refused the request.
+            ServerMismatchError: the server at this URL is not a trajectory API.
+            WireError: a group can't be read; the message names the group and the error.
         """
         start = time.monotonic()
         while True:
@@ -140,7 +142,7 @@ class TrainerClient:
             places = (f"group {number} of the batch for step {step + 1}" for number in range(len(batch)))
             groups = [read_group(value, place) for value, place in zip(batch, places, strict=True)]
             return [group for group in groups if self._is_fresh(group)]
-        # It has nothing in hand now, so what it counts more than we have seen went down with an answer.
+        # The API has no batch ready. If it is ahead of our step, a response with a batch was lost.
         if (await self._api.status()).current_step <= step:
             return None
         self.lost_batches += 1

@@ -1,4 +1,4 @@
-"""`agentic-opd train`: the command line of the reference trainer. torch is imported once it is found right."""
+"""`agentic-opd train`: the command line of the reference trainer. torch is imported after the settings are checked."""
 
 import argparse
 import asyncio
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The command line; its help lists the settings."""
+    """Build the parser; its help lists the settings."""
     parser = argparse.ArgumentParser(
         prog="agentic-opd train", description="Train on scored groups from the trajectory API.", allow_abbrev=False
     )
@@ -27,7 +27,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Train.
+    """Run the trainer.
 
     Returns:
         The exit code: 0 done, 1 failed, 2 wrong settings, 130 interrupted.
@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = build_parser()
     arguments, unknown = parser.parse_known_args(argv)
     set_up_logging(verbose=arguments.verbose)
-    if os.environ.get("RANK", "0") != "0":  # The first process says it for all that torchrun started.
+    if os.environ.get("RANK", "0") != "0":  # Only the first of torchrun's processes logs.
         logging.disable(logging.WARNING)
 
     def train() -> int:

@@ -1,4 +1,4 @@
-"""Settings of the reference trainer: what they are, and how a file and the command line give them. Without torch."""
+"""Settings of the reference trainer, read from a YAML file and the command line. Does not import torch."""
 
 import argparse
 import math
@@ -15,17 +15,17 @@ from agentic_opd.settings.flags import flag_values
 from agentic_opd.settings.read import refuse, validated
 
 PARTS = ("token_advantage", "forward_kl", "reverse_kl", "jensen_shannon", "grpo", "step_reward")
-"""The settings of the loss that are weights of its parts."""
+"""Names of the loss settings that are weights of parts."""
 MOST_SKIPPED_STEPS = 3
-"""Steps in a row of which every update is skipped, after which the run ends: the weights, or all data, are broken."""
+"""Consecutive steps of which every update is skipped, after which the run fails: the weights or the data are broken."""
 DEFAULT_PARTS: dict[str, float] = {"forward_kl": 1.0}
-"""The loss where no part has a weight: what docs/learning shows to learn. GRPO beside it made nothing better there."""
+"""Weights if no part is given one. In the experiments of docs/learning, adding GRPO did not improve on this loss."""
 
 
 class LossConfig(BaseModel):
     """Weights and bounds of the combined loss; a weight of 0 leaves a part out.
 
-    If any part is given a weight, all others have 0; if none is, the parts are `DEFAULT_PARTS`.
+    If any part is given a weight, the others default to 0. Otherwise the weights are `DEFAULT_PARTS`.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -74,17 +74,17 @@ class LossConfig(BaseModel):
 
     @property
     def has_divergence(self) -> bool:
-        """One of the divergences has a weight."""
+        """Whether one of the divergences has a weight."""
         return any((self.forward_kl, self.reverse_kl, self.jensen_shannon))
 
     @property
     def contrasts_with_start(self) -> bool:
-        """The target of the divergences moves the policy as the run starts from it."""
+        """Whether the contrast target of the divergences refers to the policy at the start of the run."""
         return self.contrast and self.has_divergence and self.contrast_reference == "start"
 
     @property
     def reads_start(self) -> bool:
-        """The policy as the run starts from it is needed in every step."""
+        """Whether every step needs the policy at the start of the run."""
         return self.contrasts_with_start or self.start_kl > 0
 
     @model_validator(mode="before")
@@ -104,7 +104,7 @@ class LossConfig(BaseModel):
 
 
 class TrainerConfig(BaseModel):
-    """What is trained, on what, and where the weights go."""
+    """Settings of a training run, except those of the loss's parts (`LossConfig`)."""
 
     model_config = ConfigDict(extra="forbid")
     setting_group: ClassVar = SettingGroup(0, "Training")
@@ -215,18 +215,22 @@ class TrainerConfig(BaseModel):
 
     @property
     def recipe(self) -> dict[str, Any]:
-        """What decides how a batch changes the weights, by the names of the flags, as plain JSON data."""
+        """The settings that determine how a batch changes the weights, by flag name, as JSON data."""
         kept = self.model_dump(mode="json", include=set(_RECIPE))
         return {**{f"loss.{name}": value for name, value in kept.pop("loss").items()}, **kept}
 
     def check_recipe(self, saved: Mapping[str, Any] | None) -> list[str]:
-        """Compare the recipe with that of a checkpoint to resume from; None: of a version that did not keep it.
+        """Compare the recipe with that of the checkpoint to resume from.
+
+        Args:
+            saved: The checkpoint's recipe; None for checkpoints from earlier versions, which lack it.
 
         Returns:
-            What goes on otherwise than before because these settings name it, a line each.
+            Lines to log: one for each value that these settings change explicitly; if `saved` is None, one about the
+            losses' divisor, which has changed since.
 
         Raises:
-            ConfigError: something would go on otherwise that they do not name: the defaults were others.
+            ConfigError: a value would change that these settings do not set, because its default has changed.
         """
         recipe, before = self.recipe, _EARLIER_DEFAULTS if saved is None else saved
         changed = [name for name, value in before.items() if recipe.get(name) != value]
@@ -241,7 +245,7 @@ class TrainerConfig(BaseModel):
         return [f"{name} was {before[name]} and is {recipe.get(name)} now" for name in changed]
 
     def lr_at(self, step: int) -> float:
-        """The learning rate of a step, counted from 0."""
+        """Return the learning rate of a step, counted from 0."""
         if step < self.warmup_steps:
             return self.lr * (step + 1) / (self.warmup_steps + 1)
         left = 1.0 - (step - self.warmup_steps) / (self.total_steps - self.warmup_steps)
@@ -261,25 +265,29 @@ _RECIPE = (
     *("loss", "epochs_per_batch", "minibatches", "lr", "warmup_steps", "lr_schedule"),
     *("weight_decay", "adam_betas", "max_grad_norm"),
 )
-"""A checkpoint says what these were."""
+"""Settings whose values are stored in each checkpoint."""
 _EARLIER_DEFAULTS: dict[str, Any] = {
     **{"loss.token_advantage": 1.0, "loss.forward_kl": 0.0, "loss.grpo": 1.0},
     "epochs_per_batch": 1,
     "minibatches": 1,
     "lr_schedule": "constant",
 }
-"""Of the version whose checkpoints do not keep their recipe, where they are not today's."""
+"""Defaults of the versions whose checkpoints lack a recipe, where they differ from the current ones."""
 
 
 DEFAULTS: dict[str, BaseModel] = {"": TrainerConfig(model=""), "loss": LossConfig()}
-"""By the prefix of their flags: `--lr`, `--loss.grpo`."""
+"""Default settings by the prefix of their flags: `--lr`, `--loss.grpo`."""
 
 
 def read_config(arguments: argparse.Namespace, misunderstood: Sequence[str] = ()) -> TrainerConfig:
-    """Join defaults, YAML and flags; `--loss.grpo 0.5` changes one part of what the file says of the loss.
+    """Merge defaults, YAML file and flags; `--loss.grpo 0.5` overrides one value of the file's `loss` section.
+
+    Args:
+        arguments: The parsed command line.
+        misunderstood: Errors of the command line, to report together with wrong settings.
 
     Raises:
-        ConfigError: names every wrong setting, and what was `misunderstood` of the command line.
+        ConfigError: the message lists every wrong setting and the `misunderstood` errors.
     """
     wrong = list(misunderstood)
     try:

@@ -1,4 +1,4 @@
-"""Log-probabilities of chosen tokens, without a log-softmax over the vocabulary being kept, or all logits being there.
+"""Log-probabilities of chosen tokens, without storing all logits or a log-softmax over the vocabulary.
 
 Dimensions: B sequences, T positions, W chosen positions, D hidden size, V vocabulary, K chosen tokens a position.
 """
@@ -10,22 +10,22 @@ from torch import Tensor
 from torch.nn import functional as F
 
 CHUNK_VALUES = 2**24
-"""Logits that are upcast and normalised at a time; bounds the extra memory to a few chunks of float32."""
+"""Number of logits upcast and normalised at a time; bounds the extra memory to a few float32 chunks."""
 
 
 def selected_logprobs(logits_BTV: Tensor, ids_BTK: Tensor) -> Tensor:
-    """The logprobs (nats) [B, T, K] that position p - 1's logits give to the tokens `ids_BTK[:, p]` at p.
+    """Compute the logprobs (nats) [B, T, K] of the tokens `ids_BTK[:, p]` at p from the logits of position p - 1.
 
-    Row 0 has no logits before it and is 0. Beyond the logits and their gradient, memory grows with K: the normaliser is
-    found chunk by chunk in the forward pass, and the softmax again in the backward pass. They are float64 for float64
-    logits and else float32.
+    Row 0 has no preceding logits and is 0. The result is float64 for float64 logits, else float32. Beyond the logits
+    and their gradient, memory grows with K: the normaliser is computed chunk by chunk in the forward pass, and the
+    softmax is recomputed in the backward pass.
 
     Args:
-        logits_BTV: [B, T, V] of the positions 0 to T - 1, any float dtype.
-        ids_BTK: [B, T, K] token ids in [0, V); rows that do not count may hold anything in that range.
+        logits_BTV: [B, T, V], positions 0 to T - 1, any float dtype.
+        ids_BTK: [B, T, K], token ids in [0, V); rows that the caller ignores may hold any id.
 
     Raises:
-        ValueError: shapes disagree.
+        ValueError: the shapes disagree.
     """
     if logits_BTV.ndim != 3 or ids_BTK.ndim != 3 or logits_BTV.shape[:2] != ids_BTK.shape[:2]:
         raise ValueError(f"expected logits [B, T, V] and ids [B, T, K], got {logits_BTV.shape} and {ids_BTK.shape}")
@@ -57,14 +57,14 @@ class _Selected(torch.autograd.Function):
 
 
 def head_logprobs(hidden_WD: Tensor, weight_VD: Tensor, ids_WK: Tensor, bias_V: Tensor | None = None) -> Tensor:
-    """The logprobs (nats) [W, K] that an output head gives to `ids_WK` after these hidden states.
+    """Compute the logprobs (nats) [W, K] of `ids_WK` from hidden states and an output head.
 
-    The logits of `CHUNK_VALUES // V` positions are there at a time, in the forward pass and, computed once more, in the
-    backward pass. Products are in the hidden states' precision (under autocast, in its own), sums in float32.
+    At most `CHUNK_VALUES // V` positions (at least one) have their logits in memory at a time. The backward pass
+    recomputes the logits. Products have the precision of the hidden states, or that of autocast; sums are in float32.
 
     Args:
         hidden_WD: The last hidden states.
-        weight_VD: The head's weight; no gradient is computed if it is not trained.
+        weight_VD: The head's weight; its gradient is computed only if it is trained.
         ids_WK: int64 in [0, V).
         bias_V: The head's bias, if it has one.
     """
@@ -120,7 +120,7 @@ def _logits(states: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def wide(values: Tensor) -> Tensor:
-    """In the precision that sums over a vocabulary need: float64 stays, anything else becomes float32."""
+    """Upcast to float32, the precision that sums over a vocabulary need; float64 is kept."""
     return values if values.dtype == torch.float64 else values.float()
 
 

@@ -1,8 +1,8 @@
 """Losses on scored groups: pure functions of tensors that are aligned with the tokens.
 
-Dimensions: B sequences, T positions, K entries of a distillation row. Row p is about the token at p. Every function
-takes a mask [B, T] and returns a value for each position [B, T] that is exactly 0, with a gradient of exactly 0, where
-the mask is False; `mean_of` makes a scalar of it. Logprobs are in nats. `student` carries the gradient.
+Dimensions: B sequences, T positions, K entries of a distillation row. Row p scores the token at p. Every function takes
+a mask [B, T] and returns a value for each position [B, T]. Where the mask is False, value and gradient are exactly 0.
+`mean_of` reduces the values to a scalar. Logprobs are in nats. `student` carries the gradient.
 
 Sources: OpenClaw-RL (arXiv 2603.10165), SDFT (2601.19897), SDPO (2601.20802), RLCSD (2606.11709) and G-OPD (2602.12125)
 for the contrast, GRPO (2402.03300), DAPO (2503.14476) for the two clip bounds, truncated importance sampling as V-trace
@@ -22,17 +22,17 @@ from agentic_opd.training.config import LossConfig
 from agentic_opd.training.logprobs import wide
 
 _LEAST_TAIL = 1e-6
-"""Probability that the tail bin holds at least: rows are rounded, so that their sum may reach 1."""
+"""Smallest probability of the tail bin. Rows are rounded, so their sum may reach 1."""
 _LEAST_CONTRASTED_TAIL = 1e-4
-"""The same where two tails are divided by each other: a hundred times what float32 leaves of 1 minus a sum, so that
-rounding is at most a hundredth of a nat in their ratio. Of a tail below it in both readings nothing is learned."""
+"""Smallest probability of a tail bin in a ratio of two tails. It is a hundred times the float32 error of 1 minus a sum,
+so that rounding changes the log ratio by at most 0.01 nats. A tail below it in both readings has a log ratio of 0."""
 
 
 def mean_of(values_BT: Tensor, count: float) -> Tensor:
-    """The sum of the values divided by `count`, the sampled positions of the whole update; 0 if nothing was sampled.
+    """Divide the sum of the values by `count`, the sampled positions of the whole update; 0 if nothing was sampled.
 
-    Every part of the loss is divided by the same count. If each were divided by the positions that it applies to, a
-    part would grow just because it applies to few.
+    All parts of the loss have the same divisor. A divisor of the part's own positions would enlarge parts that apply to
+    few positions.
     """
     return values_BT.sum() / max(count, 1.0)
 
@@ -43,8 +43,9 @@ def mean_of(values_BT: Tensor, count: float) -> Tensor:
 def token_advantage(hinted_BT: Tensor, baseline_BT: Tensor, mask_BT: Tensor, gap_clip: float) -> Tensor:
     """A_t = clip(hinted_t - baseline_t, -gap_clip, gap_clip) at the sampled token [B, T]; no gradient.
 
-    With the reading without a hint as the baseline it is OpenClaw-RL's advantage. With the reading under a control hint
-    it is RLCSD's evidence (eq. 7) e_t = log p(y_t | right hint) - log mean_k p(y_t | wrong hint k), for one control.
+    If the baseline is the logprob without a hint, this is OpenClaw-RL's advantage. If it is the logprob under a control
+    hint, this is RLCSD's evidence (eq. 7) e_t = log p(y_t | right hint) - log mean_k p(y_t | wrong hint k), for one
+    control hint.
 
     Args:
         hinted_BT: Logprob of the sampled token under the prompt with the hint.
@@ -92,7 +93,7 @@ def forward_kl(student_BTK: Tensor, teacher_BTK: Tensor, entries_BTK: Tensor) ->
     Args:
         student_BTK: The student's logprobs of the row's tokens.
         teacher_BTK: The teacher's, as `distill_logprobs` holds them, or `contrast_target`.
-        entries_BTK: Which entries there are. A position without entries is not scored and gives 0.
+        entries_BTK: bool, which entries exist. A position without entries is not scored and gives 0.
     """
     there = _bins_there(entries_BTK)
     p, q = _with_tail(teacher_BTK.detach(), there), _with_tail(student_BTK, there)
@@ -120,14 +121,14 @@ def jensen_shannon(student_BTK: Tensor, teacher_BTK: Tensor, entries_BTK: Tensor
 
 
 def _bins_there(entries_BTK: Tensor) -> Tensor:
-    """Which bins there are: the entries, and the tail of a row that has some, bool [B, T, K + 1]."""
+    """Return which bins exist, bool [B, T, K + 1]: the entries, and the tail of each row that has entries."""
     return torch.cat((entries_BTK, entries_BTK.any(-1, keepdim=True)), -1)
 
 
 def _with_tail(logprobs_BTK: Tensor, bins_there: Tensor, least: float = _LEAST_TAIL) -> Tensor:
-    """A row with the logprob of its tail bin appended, [B, T, K + 1]; the tail holds `least` at least.
+    """Append the logprob of the tail bin, whose probability is at least `least`, to each row, [B, T, K + 1].
 
-    Absent entries get the logprob 0, so that every term of theirs is 0 and so is its gradient.
+    Absent entries get the logprob 0, so that their terms and gradients are 0.
     """
     entries_BTK = bins_there[..., :-1]
     kept = torch.where(entries_BTK, wide(logprobs_BTK), 0.0)
@@ -146,30 +147,32 @@ def _masked(values_BT: Tensor, entries_BTK: Tensor) -> Tensor:
 def contrast_target(
     start_BTK: Tensor, teacher_BTK: Tensor, control_BTK: Tensor, entries_BTK: Tensor, gap_clip: float
 ) -> Tensor:
-    """A reference moved by what the hint says and a control hint does not; the divergences' target, [B, T, K], in nats.
+    """Shift a reference by the difference between hint and control hint; the divergences' target [B, T, K], in nats.
 
     log p*(k) = log q0(k) + clip(log p_h(k) - log p_c(k), -gap_clip, gap_clip) - log Z, over the row's K tokens and the
-    tail bin, where Z makes the probabilities add up to 1. q0 is the policy before it is trained at all, or before it is
-    trained on the batch (`contrast_reference`), p_h the teacher with the hint, p_c with the control hint. Without the
-    clip p* is the one distribution that maximises E_p[log p_h - log p_c] - KL(p || q0): G-OPD's objective (2602.12125)
-    with q0 as the reference and RLCSD's evidence as the reward. If the control says what the hint says, p* is q0; if it
-    says what the reference says, p* is p_h. No probability differs from q0's by more than a factor of exp(2 gap_clip).
+    tail bin, where Z normalises the probabilities. q0 is the policy at the start of the run, or before training on the
+    batch (`contrast_reference`); p_h is the teacher with the hint, p_c the teacher with the control hint.
+
+    Without the clip, p* is the one distribution that maximises E_p[log p_h - log p_c] - KL(p || q0). This is G-OPD's
+    objective (2602.12125) with q0 as the reference and RLCSD's evidence as the reward. If p_c equals p_h, p* is q0; if
+    p_c equals q0, p* is p_h. No probability differs from q0's by more than a factor of exp(2 gap_clip).
 
     Args:
-        start_BTK: The reference's logprobs of the row's tokens, q0.
-        teacher_BTK: The teacher's under the hint, as `distill_logprobs` holds them.
-        control_BTK: The teacher's under the control hint.
-        entries_BTK: Which entries there are.
-        gap_clip: Largest difference of the two readings that counts, in nats, above 0.
+        start_BTK: Logprobs of the row's tokens under the reference q0.
+        teacher_BTK: Logprobs under the teacher with the hint, as in `distill_logprobs`.
+        control_BTK: Logprobs under the teacher with the control hint.
+        entries_BTK: bool, which entries exist.
+        gap_clip: Largest shift before normalisation, in nats, above 0.
 
     Returns:
-        p* of the row's tokens, without a gradient, 0 if there is no entry. What they leave of 1 is that of the tail.
+        Logprobs p* of the row's tokens, without a gradient; 0 where an entry is absent. The tail has the remaining
+        probability.
     """
     there = _bins_there(entries_BTK)
     start = _with_tail(start_BTK.detach(), there)
     hinted, control = (_with_tail(row.detach(), there, _LEAST_CONTRASTED_TAIL) for row in (teacher_BTK, control_BTK))
     shift = (hinted - control).clamp(-gap_clip, gap_clip)
-    # The first of the sums is 1 but for rounding, which is how q0 without a shift stays what it is to the last bit.
+    # `before` is 0 up to rounding. Without a shift `after - before` is exactly 0, which keeps q0 bit by bit.
     before, after = (torch.where(there, bins, -math.inf).logsumexp(-1, keepdim=True) for bins in (start, start + shift))
     return torch.where(entries_BTK, (start + (shift - (after - before)))[..., :-1], 0.0)
 
@@ -189,12 +192,12 @@ def group_advantages(
 
     Args:
         scores_B: One score a sequence.
-        groups_B: Which group each belongs to, ints.
-        rewarded_B: bool: nobody judged the others, so their score says nothing: they get 0, and are compared with none.
-            None: all are rewarded.
-        compared_BS: The scores whose mean and deviation count, the same for each sequence of a group, NaN if padded: a
-            rollout of several sequences counts once. None: those of the group's sequences.
-        divide_by_std: False leaves the division out (Dr. GRPO, arXiv 2503.20783).
+        groups_B: int64, the group of each sequence.
+        rewarded_B: bool, whether a sequence was judged. The others get 0 and are left out of the group's statistics.
+            None: all were judged.
+        compared_BS: Scores for mean and deviation, equal for all sequences of a group, NaN at padding. A rollout of
+            several sequences counts once. None: the scores of the group's sequences.
+        divide_by_std: False omits the division (Dr. GRPO, arXiv 2503.20783).
     """
     advantages = torch.zeros_like(scores_B)
     rewarded = torch.ones_like(groups_B, dtype=torch.bool) if rewarded_B is None else rewarded_B
@@ -216,13 +219,13 @@ def group_advantages(
 
 
 def start_kl(student_BT: Tensor, start_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """exp(d) - d - 1 with d = start - student, an estimate of KL(student || start) by the sampled token, [B, T].
+    """exp(d) - d - 1 with d = start - student, an estimate of KL(student || start) at the sampled token, [B, T].
 
-    It is never negative, and its mean over tokens that the student sampled is the divergence.
+    The estimate is never negative, and unbiased for tokens that the student sampled.
 
     Args:
         student_BT: The policy's logprob of the sampled token now.
-        start_BT: That of the policy as the run starts from it.
+        start_BT: Its logprob under the policy at the start of the run.
         mask_BT: Where the loss applies.
     """
     less = torch.where(mask_BT, start_BT.detach() - student_BT, 0.0)
@@ -235,15 +238,15 @@ def start_kl(student_BT: Tensor, start_BT: Tensor, mask_BT: Tensor) -> Tensor:
 def importance_weights(student_BT: Tensor, old_BT: Tensor, mask_BT: Tensor) -> Tensor:
     """Product of min(exp(student - old), 1) over the turn's earlier tokens, no gradient, [B, T]; 1 outside of the mask.
 
-    What the divergences are weighted with, which are means over the states that the policy reaches: how much of its
-    chance to reach this one today's policy has kept. The position's own token has no part in it: with its ratio, the
-    loss would fade just where the policy learns to sample another token. Each ratio is truncated at 1, as in V-trace
-    (IMPALA), so that a product over hundreds of tokens stays bounded.
+    The divergences are means over states that the policy reaches. The weight corrects for the change in the policy's
+    probability of reaching a state since sampling. The ratio of the position's own token is left out: with it, the loss
+    would vanish where the policy learns to sample another token. Each ratio is truncated at 1, as in V-trace (IMPALA),
+    so that a product over hundreds of tokens stays bounded.
 
     Args:
         student_BT: The policy's logprob of the sampled token now.
         old_BT: The engine's logprob when it was sampled (`inference_logprobs`).
-        mask_BT: Scored positions; those that follow one another are a turn.
+        mask_BT: Scored positions; adjacent ones form a turn.
     """
     kept = torch.where(mask_BT, student_BT - old_BT, 0.0).detach().clamp_max(0.0)
     before = kept.cumsum(1) - kept
@@ -257,41 +260,40 @@ def importance_weights(student_BT: Tensor, old_BT: Tensor, mask_BT: Tensor) -> T
 
 @dataclass(frozen=True, slots=True)
 class LossInputs:
-    """What the combined loss reads, all aligned with the tokens.
-
-    `student_BTK` [B, T, K] are the student's logprobs of `distill_token_ids`; entry 0 of a row is the sampled token.
-    """
+    """Inputs of the combined loss, aligned with the tokens; logprobs in nats."""
 
     student_BT: Tensor
-    """Logprob of the token at each position now, with gradient."""
+    """The policy's logprob of the token at each position now, with gradient."""
     student_BTK: Tensor
+    """The policy's logprobs of `distill_token_ids` now, with gradient; entry 0 of a row is the sampled token."""
     old_BT: Tensor
-    """Its logprob when it was sampled: what the ratios are taken with."""
+    """Logprob of the token when it was sampled, the denominator of the ratios."""
     hinted_BT: Tensor
-    """The teacher's logprob of it with the hint."""
+    """The teacher's logprob of the token with the hint."""
     baseline_BT: Tensor
-    """What that is compared with: the logprob without a hint, or with the control hint."""
+    """Baseline of `hinted_BT`: the token's logprob without a hint, or with the control hint."""
     teacher_BTK: Tensor
-    """What the divergences pull towards: the teacher's rows, or what `contrast_target` made of them."""
+    """The divergences' target: the teacher's logprobs, or `contrast_target`."""
     entries_BTK: Tensor
+    """bool: which entries exist."""
     sampled_BT: Tensor
-    """True at tokens that the policy sampled."""
+    """bool: tokens that the policy sampled."""
     advantages_B: Tensor
-    """Of each sequence, from `group_advantages`."""
+    """Advantage of each sequence, from `group_advantages`."""
     step_scores_BT: Tensor
-    """1, 0 or -1: the judge's score of the turn that the token belongs to; 0 without one."""
+    """The judge's score of the token's turn: 1, 0 or -1; 0 without a score."""
     start_BT: Tensor
-    """Logprob of it by the policy as the run starts from it; read by `start_kl` alone."""
+    """Logprob of the token under the policy at the start of the run; used only by `start_kl`."""
 
 
 class Positions(NamedTuple):
-    """What decides where a part applies: bool [B, T] but for the advantages [B] and step scores [B, T]."""
+    """Masks (bool), advantages and step scores that determine where each part applies."""
 
     sampled_BT: Tensor
     scored_BT: Tensor
-    """Sampled, with a distillation row."""
+    """Sampled positions with a distillation row."""
     routed_BT: Tensor
-    """Where GRPO and `start_kl` apply: all sampled positions, or with `route_by_turn` those without a row."""
+    """Positions of GRPO and `start_kl`: all sampled ones, or with `route_by_turn` those without a row."""
     advantages_B: Tensor
     step_scores_BT: Tensor
 
@@ -299,20 +301,20 @@ class Positions(NamedTuple):
     def of(
         config: LossConfig, sampled_BT: Tensor, scored_BT: Tensor, advantages_B: Tensor, step_scores_BT: Tensor
     ) -> "Positions":
-        """Build them; `scored_BT` is restricted to sampled positions."""
+        """Build the masks; `scored_BT` is restricted to sampled positions."""
         scored_BT = scored_BT & sampled_BT
         routed_BT = sampled_BT & ~scored_BT if config.route_by_turn else sampled_BT
         return Positions(sampled_BT, scored_BT, routed_BT, advantages_B, step_scores_BT)
 
 
 class Part(NamedTuple):
-    """A part of the loss. Its weight is the setting of its name; a part without a weight is not computed."""
+    """A part of the loss. Its weight is the setting of the same name; a part of weight 0 is not computed."""
 
     name: str
     where: Callable[[Positions], Tensor]
-    """Where it applies, bool [B, T]."""
+    """Mask of the positions to which the part applies, bool [B, T]."""
     values: Callable[[LossInputs, LossConfig, Tensor], Tensor]
-    """Its value at each position [B, T], 0 where the mask (the last argument) is False."""
+    """Value of the part at each position [B, T]; 0 where the mask (the last argument) is False."""
 
 
 def _scored(at: Positions) -> Tensor:
@@ -352,7 +354,7 @@ def _start_kl(x: LossInputs, config: LossConfig, mask_BT: Tensor) -> Tensor:
 
 
 def _of_rows(divergence: Callable[..., Tensor]) -> Callable[[LossInputs, LossConfig, Tensor], Tensor]:
-    """A divergence of the rows, its positions weighted by `importance_weights`."""
+    """Build the `values` of a divergence whose positions are weighted by `importance_weights`."""
 
     def values(x: LossInputs, config: LossConfig, mask_BT: Tensor) -> Tensor:
         weights = importance_weights(x.student_BT, x.old_BT, mask_BT)
@@ -371,11 +373,11 @@ TABLE = (
     Part("step_reward", _sampled_with_step_score, _step_reward),
     Part("start_kl", _routed, _start_kl),
 )
-"""All parts of the loss, in the order in which they are added.
+"""All parts of the loss, in the order of addition.
 
 `step_reward` is OpenClaw-RL's binary reward (2603.10165): the score of a turn is the advantage of each of its tokens,
-without baseline or normalisation. There a turn has one surrogate with the sum of the two advantages; here it is the sum
-of two surrogates, which has the same gradient as long as no ratio is clipped.
+without baseline or normalisation. OpenClaw-RL uses one surrogate with the sum of this and the token advantage. Here the
+two surrogates are added, which gives the same gradient as long as no ratio is clipped.
 """
 
 
@@ -386,7 +388,7 @@ def _weighted_parts(config: LossConfig) -> Iterator[tuple[float, Part]]:
 def trained_positions(
     config: LossConfig, sampled_BT: Tensor, scored_BT: Tensor, advantages_B: Tensor, step_scores_BT: Tensor
 ) -> Tensor:
-    """Where the combined loss can have a gradient, bool [B, T]; everywhere else its gradient is 0."""
+    """Return the positions at which the combined loss can have a gradient, bool [B, T]; elsewhere it is 0."""
     at = Positions.of(config, sampled_BT, scored_BT, advantages_B, step_scores_BT)
     trained = torch.zeros_like(sampled_BT)
     for _, part in _weighted_parts(config):
@@ -397,12 +399,12 @@ def trained_positions(
 def combined_loss(
     inputs: LossInputs, config: LossConfig, sampled_count: float | None = None
 ) -> tuple[Tensor, dict[str, float]]:
-    """The weighted sum of the parts, a scalar, and each part's own mean by name, all of them over sampled positions.
+    """Compute the weighted sum of the parts, a scalar, and each part's unweighted mean by name.
 
     Args:
         inputs: Aligned tensors.
-        config: Weights and bounds. `contrast` is not read here: it decides what the inputs hold.
-        sampled_count: Sampled positions of the whole update, if this is a part of one.
+        config: Weights and bounds. `contrast` has no effect here; it determines the inputs.
+        sampled_count: Sampled positions of the whole update, the divisor of all means. None: those of `inputs`.
     """
     count = float(inputs.sampled_BT.sum()) if sampled_count is None else sampled_count
     at = Positions.of(config, inputs.sampled_BT, inputs.entries_BTK.any(-1), inputs.advantages_B, inputs.step_scores_BT)

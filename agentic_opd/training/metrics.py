@@ -1,4 +1,4 @@
-"""The reference trainer's metrics: what each is. They are computed in step.py, push.py and trainer.py."""
+"""Units and meanings of the reference trainer's metrics, which step.py, push.py and trainer.py compute."""
 
 from agentic_opd.core.metric import Metric
 from agentic_opd.training.config import MOST_SKIPPED_STEPS, PARTS

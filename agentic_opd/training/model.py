@@ -1,4 +1,4 @@
-"""The trained model: loading it, adapters, and a checkpoint that vLLM can read."""
+"""Load the trained model, add adapters, and write checkpoints that vLLM can read."""
 
 import json
 import os
@@ -17,14 +17,14 @@ from agentic_opd.core.errors import ConfigError, OutputError
 from agentic_opd.training.config import TrainerConfig
 
 _WEIGHTS = re.compile(r"\.(safetensors|bin|pt|pth|gguf|h5|msgpack|onnx)$|\.index\.json$")
-"""Names of files that hold weights, or say which file holds which; all else that lies beside them is small."""
+"""Names of weight files and their indices; all other files of a checkpoint are small."""
 
 
 def pick_device(name: str) -> str:
-    """`auto` resolved.
+    """Resolve `auto` to cuda or cpu, and check that cuda is available if it is named.
 
     Raises:
-        ConfigError: cuda was asked for and is not there.
+        ConfigError: `name` is a cuda device, but torch finds no GPU.
     """
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
@@ -34,27 +34,27 @@ def pick_device(name: str) -> str:
 
 
 def leave_cores_to_others() -> None:
-    """Let torch compute with half of the cores, unless OMP_NUM_THREADS says how many.
+    """Limit torch to half of the cores, unless OMP_NUM_THREADS is set.
 
-    OpenMP's threads wait for each other in a busy loop: with one for each core, and vLLM on the same cores, a step of
-    the demo policy took four times the processor time that it takes with half of them.
+    OpenMP threads wait for each other in a busy loop. With one thread for each core, and vLLM on the same cores, a step
+    of the demo policy took four times as much processor time.
     """
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // 2))
 
 
 def load_model(config: TrainerConfig, device: str, *, is_empty: bool = False) -> Any:
-    """The policy in float32 on `device`, with adapters where the settings ask for them.
+    """Load the model in float32 on `device`, with adapters if `lora_rank` is set.
 
-    If it is to be empty, its parameters have no values (torch's device "meta"), and no weights are read.
+    With `is_empty` no weights are read, and the parameters are on torch's device "meta".
 
     Raises:
-        ConfigError: it can't be loaded, or peft is needed and missing.
+        ConfigError: the model can't be loaded, or peft is needed and missing.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar
 
-    disable_progress_bar()  # A line for each weight, and one more each time that it is saved.
+    disable_progress_bar()  # It prints a line for each weight, and another for each save.
     model: Any
     try:
         if is_empty:
@@ -81,25 +81,29 @@ def _with_adapters(model: Any, rank: int) -> Any:
 
 
 class MovingAverage:
-    """The average of a model's trained parameters over its steps, each step weighing less the longer ago it was."""
+    """Exponential moving average of a model's trained parameters over its steps."""
 
     def __init__(self, model: Any, decay: float) -> None:
-        """Begin with the parameters as they are."""
+        """Start from the current parameters."""
         self._decay = decay
         self._model = model
         self._averages = {name: one.detach().clone() for name, one in _trained(model)}
 
     def update(self) -> None:
-        """Take in the parameters of today."""
+        """Set each average to decay * average + (1 - decay) * current parameter."""
         for name, parameter in _trained(self._model):
             self._averages[name].lerp_(parameter.detach(), 1.0 - self._decay)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """By the parameters' names."""
+        """Return the averages by parameter name."""
         return dict(self._averages)
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from a saved average."""
+        """Restore saved averages.
+
+        Raises:
+            ValueError: they belong to other parameters.
+        """
         if state.keys() != self._averages.keys():
             raise ValueError("the saved average is of other parameters")
         for name, value in state.items():
@@ -117,36 +121,37 @@ def save_weights(
     dtype: torch.dtype = torch.float32,
     state: Mapping[str, Tensor] | None = None,
 ) -> None:
-    """Write what vLLM and transformers read, adapters merged in and tied embeddings once.
+    """Write a checkpoint for vLLM and transformers, with adapters merged and tied embeddings stored once.
 
     Args:
         model: The trained model.
-        source: Where it came from: a local folder's tokenizer and configuration are copied along.
-        folder: The checkpoint's folder; one that is there is replaced.
-        dtype: What the weights are rounded to.
-        state: The model's state dict, if it is sharded: `World.whole` of it.
+        source: The model that training started from; if it is a local folder, its small files (tokenizer, ...) are
+            copied too.
+        folder: The checkpoint's folder; an existing one is replaced.
+        dtype: Precision that the weights are rounded to.
+        state: The model's unsharded state dict (`World.whole`); None if the model is not sharded.
 
     Raises:
-        OutputError: it can't be written.
+        OutputError: the folder can't be written.
     """
     weights = served_weights(model, model.state_dict() if state is None else state, dtype)
     write_weights(model, source, folder, without_aliases(model, weights))
 
 
 def served_weights(model: Any, state: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-    """Every weight of the model by the names of its checkpoint, adapters merged in and all floats rounded to `dtype`.
+    """Return all weights by checkpoint name, with adapters merged and floats rounded to `dtype`.
 
-    The matrix of tied embeddings is there under both of its names.
+    The matrix of tied embeddings appears under both of its names.
     """
     return {name: value.to(dtype) if value.is_floating_point() else value for name, value in merged(model, state)}
 
 
 def merged(model: Any, state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """Yield each weight by its name in a checkpoint, adapters merged in, in the precision in which it is trained.
+    """Yield each weight with its checkpoint name, with adapters merged, in the precision of training.
 
     Args:
         model: The trained model.
-        state: Its state dict, whole.
+        state: Its unsharded state dict.
     """
     base = base_of(model)
     if base is not model:
@@ -158,14 +163,14 @@ def merged(model: Any, state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tenso
         plain = plain_name(name)
         module_name = plain.removesuffix(".weight")
         if module_name in adapted and plain != module_name:
-            # Not by peft's own merging: that works in place, and what it takes back again is not what was there.
+            # peft merges in place, and its unmerging does not restore the exact values.
             a, b = (state[f"{module_name}.lora_{factor}.default.weight"] for factor in "AB")
             value = (value + adapted[module_name].scaling["default"] * (b @ a)).detach().cpu()
         yield plain, value
 
 
 def tied_names(model: Any) -> dict[str, str]:
-    """Further names of a weight that the model knows by another one: `lm_head.weight`, and what it is tied to."""
+    """Map each alias of a tied weight, such as `lm_head.weight`, to the weight's first name."""
     first, tied = dict[int, str](), dict[str, str]()
     for name, one in base_of(model).named_parameters(remove_duplicate=False):
         plain = plain_name(name)
@@ -175,31 +180,31 @@ def tied_names(model: Any) -> dict[str, str]:
 
 
 def without_aliases(model: Any, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Each matrix once: tied embeddings without the output head."""
+    """Drop the aliases of tied weights, such as the output head."""
     tied = tied_names(model)
     return {name: value for name, value in weights.items() if name not in tied}
 
 
 def base_of(model: Any) -> Any:
-    """The model below its adapters."""
+    """Return the model without its adapter wrapper."""
     return model.get_base_model() if hasattr(model, "merge_adapter") else model
 
 
 def plain_name(name: str) -> str:
-    """The name of a parameter of `base_of(model)` in a checkpoint."""
+    """Return the checkpoint name of a parameter of `base_of(model)`."""
     return name.replace(".base_layer.", ".")
 
 
 def save_adapter(model: Any, folder: Path, state: Mapping[str, Tensor]) -> None:
-    """Write adapters as peft does; the folder appears when it is whole.
+    """Write the adapters in peft's format; the folder appears once it is complete.
 
     Args:
         model: A model with adapters.
-        folder: Where to; one that is there is replaced.
+        folder: The adapters' folder; an existing one is replaced.
         state: The adapters' values by the names of the model's parameters.
 
     Raises:
-        OutputError: it can't be written.
+        OutputError: the folder can't be written.
     """
     with _whole(folder) as fresh:
         model.save_pretrained(fresh, state_dict=dict(state))
@@ -207,7 +212,7 @@ def save_adapter(model: Any, folder: Path, state: Mapping[str, Tensor]) -> None:
 
 @contextmanager
 def _whole(folder: Path) -> Generator[Path]:
-    """A fresh folder, which takes the place of `folder` once it is written."""
+    """Yield a fresh folder, which replaces `folder` when the block ends without an error."""
     fresh = folder.with_name(folder.name + ".new")
     try:
         shutil.rmtree(fresh, ignore_errors=True)
@@ -219,21 +224,21 @@ def _whole(folder: Path) -> Generator[Path]:
 
 
 def write_weights(model: Any, source: str, folder: Path, weights: Mapping[str, Tensor]) -> None:
-    """Write a checkpoint of these weights, all in one precision, which its configuration then names.
+    """Write a checkpoint of these weights, all in one precision, and name that precision in its configuration.
 
-    Embeddings are tied there if only the matrix of a tied model is given, and untied if its head is given too.
+    If the model's embeddings are tied and `weights` contains the output head too, the checkpoint is untied.
 
     Raises:
-        OutputError: it can't be written.
+        OutputError: the folder can't be written.
     """
     tied = tied_names(model)
     has_head = bool(tied) and tied.keys() <= weights.keys()
-    # A tensor that shares its memory with another one would be left out.
+    # `save_pretrained` omits a tensor that shares its memory with another one.
     state = {name: value.clone() if has_head and name in tied else value for name, value in weights.items()}
     dtype = next(value.dtype for value in weights.values() if value.is_floating_point())
     with _whole(folder) as fresh:
         base_of(model).save_pretrained(fresh, state_dict=state, safe_serialization=True)
-        said = json.loads((fresh / "config.json").read_text())  # transformers describes the trained model.
+        said = json.loads((fresh / "config.json").read_text())  # It describes the model in float32.
         said["dtype"] = str(dtype).removeprefix("torch.")
         if has_head:
             said["tie_word_embeddings"] = False

@@ -1,9 +1,10 @@
-"""Sequences laid one after the other in one row without padding, and what they begin with alike only once.
+"""Packing: sequences concatenated in one row without padding, with shared prefixes computed once.
 
     sequences   a b c d e      a b c x      q r        row   a b c | d e | x | q r
 
-A row is made of spans. A token sees the span that it is in, up to itself, and the spans that this one follows: `d` sees
-`a b c`, `x` does not see `d`. The model's attention is replaced for it (`ATTENTION`), by transformers' own registry.
+A row consists of spans. A token attends to the earlier tokens of its span and to the spans that precede its span in its
+sequences: `d` attends to `a b c`, `x` does not attend to `d`. The attention implementation (`ATTENTION`) is registered
+with transformers.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,46 +16,48 @@ from torch import Tensor
 from torch.nn import functional as F
 
 WORTH_SHARING = 32
-"""Tokens that sequences have to begin with alike, or go on alike, to be computed together: each span is an attention
-call of its own."""
+"""Shortest shared prefix, in tokens, that is computed once. Each span costs a separate attention call."""
 ATTENTION = "agentic_opd_packed"
-"""Its name among transformers' implementations of attention."""
+"""Name of the attention implementation in transformers' registry."""
 ROW_ARGUMENT = "packed_row"
-"""Of the model's forward pass, which hands it down to each layer's attention."""
+"""Name of the forward argument that carries the `PackedRow` to each layer's attention."""
 
 Place = tuple[int, int]
-"""The first token in the row, and the one after the last."""
+"""Start and end (exclusive) of a span in the row."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Tokens of one or more sequences that stand together in the row."""
+    """Contiguous tokens of the row that belong to the same sequences."""
 
     place: Place
     before: tuple[Place, ...]
-    """The spans that it follows, in their order."""
+    """The spans that precede this one in its sequences, in order."""
 
     @property
     def context(self) -> int:
-        """How many tokens come before it in its sequences."""
+        """Number of tokens before the span in its sequences."""
         return sum(end - start for start, end in self.before)
 
 
 @dataclass(frozen=True, slots=True)
 class PackedRow:
-    """N tokens of B sequences of up to T."""
+    """A row of N tokens that holds B sequences of at most T tokens."""
 
     tokens_N: Tensor
     positions_N: Tensor
-    """Of each token in its sequence, from 0."""
+    """Position of each token in its sequence, from 0."""
     spans: tuple[Span, ...]
-    """From the row's beginning to its end."""
+    """All spans, in the order of the row."""
     places_BT: Tensor
-    """Where each token of each sequence is in the row; -1 if padded."""
+    """int64: index in the row of each token of each sequence; -1 if padded."""
     _masks: dict[tuple[Span, int | None], Tensor] = field(default_factory=dict, repr=False)
 
     def mask(self, span: Span, window: int | None) -> Tensor | None:
-        """What the tokens of a span see of its context and itself, bool [S, context + S]; None: plainly causal."""
+        """Return the attention mask of a span over its context and itself, bool [S, context + S].
+
+        None if the span has no context and no effective window, so that a causal mask suffices.
+        """
         before, size = span.context, span.place[1] - span.place[0]
         if window is not None and window >= before + size:
             window = None
@@ -67,11 +70,11 @@ class PackedRow:
 
 
 def pack(tokens_BT: Tensor, attended_BT: Tensor) -> PackedRow:
-    """Lay out right-padded sequences.
+    """Pack right-padded sequences into one row.
 
     Args:
         tokens_BT: int64 [B, T].
-        attended_BT: bool [B, T]: not padded.
+        attended_BT: bool [B, T], False at padding.
     """
     device = tokens_BT.device
     rows: list[list[int]] = [
@@ -97,9 +100,9 @@ def pack(tokens_BT: Tensor, attended_BT: Tensor) -> PackedRow:
 
 
 def packed_parts(tokens_BT: Tensor, attended_BT: Tensor, max_tokens: int) -> Iterator[list[int]]:
-    """Indices of sequences that a row of about `max_tokens` holds, those that begin alike together.
+    """Yield the indices of the sequences of each row, of about `max_tokens` tokens; a shared prefix counts once.
 
-    A part holds one sequence at least; a sequence of which nothing is left is in none.
+    Sequences with a shared prefix are adjacent. Each part holds at least one sequence. Empty sequences are left out.
     """
     lengths: list[int] = attended_BT.sum(1).tolist()
     rows = {i: row[: lengths[i]] for i, row in enumerate(tokens_BT.tolist()) if lengths[i]}
@@ -117,7 +120,7 @@ def packed_parts(tokens_BT: Tensor, attended_BT: Tensor, max_tokens: int) -> Ite
 
 
 def _runs(members: Sequence[int], rows: Sequence[Sequence[int]], depth: int) -> Iterator[list[int]]:
-    """Members in their order, those together that are alike for `depth` tokens at least."""
+    """Group adjacent members whose first `depth` tokens are equal."""
     run = list[int]()
     for member in members:
         if run and _alike(rows[run[0]], rows[member]) < depth:
@@ -129,13 +132,13 @@ def _runs(members: Sequence[int], rows: Sequence[Sequence[int]], depth: int) -> 
 
 
 def _alike(first: Sequence[int], second: Sequence[int]) -> int:
-    """How many tokens both begin with alike."""
+    """Return the length of the common prefix."""
     shorter = min(len(first), len(second))
     return next((i for i in range(shorter) if first[i] != second[i]), shorter)
 
 
 def use_packed_attention(model: Any) -> None:
-    """Let a transformers model read packed rows; all its other calls stay what they were with SDPA."""
+    """Enable packed rows in a transformers model; calls without `ROW_ARGUMENT` use SDPA."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
 
@@ -145,8 +148,8 @@ def use_packed_attention(model: Any) -> None:
 
 
 def packed_arguments(row: PackedRow) -> dict[str, Any]:
-    """What a model's forward pass gets, whose layers attend by `ATTENTION`."""
-    no_mask = torch.zeros(1, 1, 1, 1, device=row.tokens_N.device)  # A mask of four dimensions is handed on as it is.
+    """Return the forward arguments for a packed row; the model must use `ATTENTION`."""
+    no_mask = torch.zeros(1, 1, 1, 1, device=row.tokens_N.device)  # transformers passes a 4-D mask through unchanged.
     tokens = {"input_ids": row.tokens_N[None], "position_ids": row.positions_N[None]}
     return {**tokens, "attention_mask": no_mask, "use_cache": False, ROW_ARGUMENT: row}
 
@@ -154,7 +157,11 @@ def packed_arguments(row: PackedRow) -> dict[str, Any]:
 def _attend(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, None]:
-    """Attention of each span, as transformers calls it: query [1, H, N, D], key and value [1, H / G, N, D]."""
+    """Attend span by span. Shapes as in transformers: query [1, H, N, D], key and value [1, H / G, N, D].
+
+    Returns:
+        The attention output [1, N, H, D], and None for the attention weights.
+    """
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     row: PackedRow | None = options.pop(ROW_ARGUMENT, None)
@@ -166,7 +173,7 @@ def _attend(
         seen = (*span.before, span.place)
         keys, values = (torch.cat([whole[:, :, start:end] for start, end in seen], 2) for whole in (key, value))
         mask = row.mask(span, options.get("sliding_window"))
-        if mask is not None:  # With a mask and grouped queries torch has no fast kernel.
+        if mask is not None:  # torch has no fast kernel for a mask with grouped queries.
             keys, values = (one.repeat_interleave(groups, 1) for one in (keys, values))
         found.append(
             F.scaled_dot_product_attention(

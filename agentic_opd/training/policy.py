@@ -1,4 +1,4 @@
-"""The trained model as the losses read it: logprobs of chosen tokens at chosen positions, and never all logits.
+"""The trained model as a function to logprobs of chosen tokens at chosen positions, without all logits in memory.
 
 policy = load_policy(config, world)
 chosen_BTK = policy(tokens_BT, attended_BT, ids_BTK, wanted_BT)
@@ -22,33 +22,33 @@ from agentic_opd.training.world import World
 logger = logging.getLogger(__name__)
 
 _TOLERANCE = 1e-3
-"""Nats between two ways to compute the same in float32."""
+"""Largest difference (nats) in float32 between a shortcut and the full computation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ways:
-    """What of a model may be computed in a shorter way, with the same result."""
+    """Shortcuts that give the same logprobs as the model's full forward pass."""
 
     by_head: bool = True
-    """The output head is all that comes after the last hidden state, so that it can be applied to some positions."""
+    """Apply the output head to the wanted positions only; the logits must depend on the last hidden state alone."""
     is_packed: bool = True
-    """Its layers read packed rows; needs `by_head`."""
+    """Pack sequences into one row; needs `by_head`."""
 
 
 class Reading(NamedTuple):
-    """What a forward pass gave."""
+    """Result of a forward pass."""
 
     chosen_BTK: Tensor
     """Logprobs (nats) in float32."""
     computed_tokens: int
-    """Tokens that went through the layers, without padding."""
+    """Tokens computed by the layers, without padding."""
 
 
 class Policy(nn.Module):
-    """A transformers model, perhaps with adapters."""
+    """A transformers model, with or without adapters."""
 
     def __init__(self, model: Any, precision: str = "fp32", *, pack: bool = True) -> None:
-        """Wrap it; `pack` replaces what its layers attend by."""
+        """Wrap a model; `pack` replaces its attention implementation by the packed one."""
         super().__init__()
         self.model = model
         self.ways = Ways(is_packed=pack)
@@ -57,13 +57,13 @@ class Policy(nn.Module):
             use_packed_attention(self._causal)
 
     def forward(self, tokens_BT: Tensor, attended_BT: Tensor, ids_BTK: Tensor, wanted_BT: Tensor) -> Reading:
-        """The logprobs [B, T, K] that the position before gives to each of `ids_BTK`.
+        """Compute the logprobs [B, T, K] of `ids_BTK` at each position, given the tokens before it.
 
         Args:
             tokens_BT: int64, right-padded.
-            attended_BT: bool: not padded.
+            attended_BT: bool, False at padding.
             ids_BTK: int64 in [0, V).
-            wanted_BT: bool: where they are wanted; anywhere else, and at position 0, they are 0.
+            wanted_BT: bool, True where logprobs are wanted; the others, and position 0, get 0.
         """
         B, T, K = ids_BTK.shape
         wanted_BT = wanted_BT.clone()
@@ -90,7 +90,7 @@ class Policy(nn.Module):
 
     @torch.no_grad()
     def find_ways(self) -> None:
-        """Compute a little in each way, and keep to those that give what the model itself gives."""
+        """Test each shortcut on a small input, and disable those that differ from the full forward pass."""
         device = next(self.parameters()).device
         drawn = torch.Generator().manual_seed(0)
         tokens_BT = torch.randint(self._causal.config.vocab_size, (2, WORTH_SHARING + 8), generator=drawn).to(device)
@@ -122,30 +122,30 @@ class Policy(nn.Module):
 
     @property
     def _causal(self) -> Any:
-        """The model below its adapters."""
+        """The model without its adapter wrapper."""
         return self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
 
 
 class StartingPolicy:
-    """The policy as it is before it is trained: a second one, or, with adapters, the same one without them."""
+    """The policy at the start of the run: a second copy, or, with adapters, the same model with them disabled."""
 
     def __init__(self, policy: Policy, load: Callable[[], Policy]) -> None:
-        """Keep it; the model's adapters, if it has any, have not been trained. `load` gives a second one."""
+        """Call `load` for a second copy, unless `policy` has adapters."""
         self._has_adapters = hasattr(policy.model, "disable_adapter")
         self._policy = policy if self._has_adapters else load().requires_grad_(requires_grad=False)
 
     @contextmanager
     def reading(self) -> Generator[Policy]:
-        """The policy to read with."""
+        """Yield the starting policy; adapters are disabled inside the block."""
         with self._policy.model.disable_adapter() if self._has_adapters else nullcontext():
             yield self._policy
 
 
 def load_policy(config: TrainerConfig, world: World) -> Policy:
-    """The model of the settings, sharded over the processes; only the first one reads its weights.
+    """Load the model and shard it over the processes; only the first process reads the weights.
 
     Raises:
-        ConfigError: it can't be loaded, or peft is needed and missing.
+        ConfigError: the model can't be loaded, or peft is needed and missing.
     """
     model = load_model(config, world.device if world.size == 1 else "cpu", is_empty=not world.is_first)
     policy = Policy(model, config.precision, pack=config.pack)

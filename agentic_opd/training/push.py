@@ -1,4 +1,4 @@
-"""New weights into running vLLM servers, each push proved by a probe (I/O)."""
+"""Push new weights to running vLLM servers and verify each push with a probe (I/O)."""
 
 import asyncio
 import logging
@@ -32,24 +32,27 @@ _PROBE_TOKENS = 512
 
 
 class PushMismatchError(ServerMismatchError):
-    """A server took the weights and computes something else than the trainer."""
+    """A server loaded the weights, but its logprobs differ from the trainer's."""
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Token ids whose logprobs server and trainer compare."""
+    """Token ids on which the logprobs of server and trainer are compared."""
 
     token_ids: tuple[int, ...]
 
     @classmethod
     def of(cls, batch: TrainBatch) -> "Probe":
-        """The beginning of the batch's longest sequence."""
+        """Take the first tokens of the batch's longest sequence, at most `_PROBE_TOKENS`."""
         longest = int(batch.attended_BT.sum(-1).argmax())
         tokens: list[int] = batch.tokens_BT[longest][batch.attended_BT[longest]].tolist()
         return cls(tuple(tokens[:_PROBE_TOKENS]))
 
     def own_logprobs(self, policy: Policy, device: str) -> list[float]:
-        """What the trainer's policy gives to every token but the first; if it is sharded, all processes must ask."""
+        """Return the trainer's logprobs (nats) of every token but the first.
+
+        If the policy is sharded, all processes must call this.
+        """
         tokens = torch.tensor([self.token_ids], device=device)
         there = torch.ones_like(tokens, dtype=torch.bool)
         was_training = policy.training
@@ -61,36 +64,36 @@ class Probe:
 
 
 class Pushed(NamedTuple):
-    """What a push was."""
+    """Result of a push."""
 
     size_bytes: int
-    """Of the weights that every server read."""
+    """Bytes of weights that each server read."""
     difference: float | None
-    """The largest one of the probe, in nats; None without a probe."""
+    """Largest difference of the probe's logprobs between server and trainer, in nats; None without a probe."""
     difference_rms: float | None
-    """Their root mean square."""
+    """Root mean square of these differences, in nats; None without a probe."""
     rounded_share: float
-    """Of the update, what rounding keeps back: `Rounded.share`."""
+    """Share of the update that rounding withholds: `Rounded.share`."""
 
 
 class _Receivers(NamedTuple):
-    """What a push has to be like for the servers to take it."""
+    """The format of weights that the servers accept."""
 
     dtype: torch.dtype
     has_head: bool
-    """A server has an output head of its own, also where the trained model has none."""
+    """Whether any server has a separate output head; the trained model may have none."""
     takes_adapters: bool
 
 
 class WeightPusher:
-    """Writes weights where the servers may read them, lets them load these, and compares.
+    """Pushes weights to all servers, and compares the logprobs of servers and trainer afterwards.
 
-    They are adapters where the model has some and every server takes them, and else whole weights: checkpoints, or sent
-    from memory where the settings say so.
+    Adapters are pushed alone if the model has adapters and every server accepts them. Otherwise whole weights are
+    pushed, as checkpoints or, with `weight_transfer`, from memory.
     """
 
     def __init__(self, config: TrainerConfig, world: World) -> None:
-        """Make a client for each server; nothing is asked yet."""
+        """Create a client for each server; no request is sent yet."""
         self._config, self._world = config, world
         self._kept = config.pushes_kept
         self._rounding, self._averages_rounding = Rounding(), Rounding()
@@ -103,24 +106,24 @@ class WeightPusher:
     async def push(
         self, policy: Policy, version: int, probe: Probe | None, average: MovingAverage | None = None
     ) -> Pushed | None:
-        """Write the weights as `version`, in the precision of the servers, load them on all of them, and probe them.
+        """Write the weights as `version` in the servers' precision, load them on every server, and run the probe.
 
-        All processes call it, and the first one writes and asks.
+        All processes must call this; the first one writes files and sends requests.
 
         Args:
-            policy: Whose weights.
-            version: What they are called from then on.
-            probe: What servers and model are compared on; None: they are not.
-            average: Becomes the teacher's adapter.
+            policy: The trained policy.
+            version: The version number of the pushed weights.
+            probe: Tokens to compare servers and trainer on; None skips the comparison.
+            average: Moving average to load as the teacher's adapter.
 
         Returns:
-            What was pushed; None if there is no server, and in other processes than the first.
+            Result of the push; None without servers, and in all processes but the first.
 
         Raises:
-            ConfigError: there is an average, and a server takes no adapters; or the model has an output head of its
-                own, and a server's is its embedding matrix.
-            PushMismatchError: a server's logprobs are not the trainer's.
-            ServerError: a server can't load them.
+            ConfigError: there is an average, but a server accepts no adapters; or the model has a separate output
+                head, but a server's head is tied to its embedding matrix.
+            PushMismatchError: a server's logprobs differ from the trainer's.
+            ServerError: a server can't load the weights.
         """
         if not self._clients:
             return None
@@ -166,7 +169,7 @@ class WeightPusher:
         return _size_bytes(folder)
 
     def _warn_of_rounding(self, share: float, dtype: torch.dtype) -> None:
-        """Say once that the servers hardly get what is learned, and what to do."""
+        """Warn once if rounding withholds more than `MUCH` of the update."""
         if share <= MUCH or self._has_warned:
             return
         self._has_warned = True
@@ -201,7 +204,7 @@ class WeightPusher:
         await asyncio.gather(*(client.post(route, body) for client in self._clients))
 
     async def _receivers(self, model: Any) -> _Receivers:
-        """Ask the servers what they take."""
+        """Query the servers for the format that they accept."""
         infos = await asyncio.gather(*(fetch_server_info(client) for client in self._clients))
         takes_adapters = self._takes_adapters(infos)
         if not takes_adapters and model.get_output_embeddings() is not None and not tied_names(model):
@@ -216,7 +219,7 @@ class WeightPusher:
         return _Receivers(common_dtype(info.dtype for info in infos), has_head, takes_adapters)
 
     def _takes_adapters(self, infos: Sequence[ServerInfo]) -> bool:
-        """Whether the model has adapters, and every server takes them."""
+        """Return whether the model has adapters and every server accepts them."""
         rank = self._config.lora_rank
         if rank is None:
             return False
@@ -226,7 +229,7 @@ class WeightPusher:
             if not info.max_adapters or info.max_lora_rank < rank
         ]
         if not without:
-            # A server that has an adapter under way may read its files again.
+            # A server may read the files of an adapter again while requests use it.
             most = max(info.max_adapters for info in infos)
             self._kept = max(self._config.pushes_kept, 1 + most)
             return True
@@ -239,10 +242,13 @@ class WeightPusher:
         return False
 
     async def compare(self, own: Sequence[float], probe: Probe, version: int | None = None) -> Noise:
-        """Compare the servers' logprobs of the probe with the model's `own`; returns the largest difference of any.
+        """Compare the servers' logprobs of the probe with the trainer's `own`.
+
+        Returns:
+            The noise of the server with the largest difference.
 
         Raises:
-            PushMismatchError: it is more than `probe_tolerance`, or than the server's precision explains.
+            PushMismatchError: a difference exceeds `probe_tolerance`, or what the server's precision explains.
         """
         infos = await asyncio.gather(*(fetch_server_info(client) for client in self._clients))
         both = zip(self._clients, infos, strict=True)
@@ -264,14 +270,14 @@ class WeightPusher:
         return max(found, key=lambda one: one.largest)
 
     async def close(self) -> None:
-        """Leave the servers' group, and close pooled connections."""
+        """Leave the weight transfer's process group, and close pooled connections."""
         if self._sender is not None:
             self._sender.group.close()
         for client in self._clients:
             await client.close()
 
     def _forget_old(self, newest: Path) -> None:
-        """Remove what was pushed long ago; later steps, which another run left here, do not count."""
+        """Remove all but the last `_kept` pushes up to `newest`; keep later steps, which another run wrote."""
         pushed: Sequence[Path] = sorted(newest.parent.glob("step-??????"))
         for folder in pushed[: pushed.index(newest) + 1][: -self._kept]:
             shutil.rmtree(folder, ignore_errors=True)
@@ -284,7 +290,7 @@ def _pushed(model: Any, *, adapters_only: bool) -> dict[str, torch.Tensor]:
 
 
 def _size_bytes(folder: Path) -> int:
-    """Of the weights in it."""
+    """Return the size of the safetensors files in `folder`."""
     return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
 
 

@@ -1,5 +1,6 @@
-"""Trained weights -> what a push sends: rounded to what the servers compute in. Also what that loses, and the policy
-with the weights that were sent, for the probe.
+"""Round trained weights to the servers' precision for a push, and measure the share of the update that rounding loses.
+
+`as_sent` gives the policy the rounded weights temporarily, for the probe.
 """
 
 from collections.abc import Generator, Iterable, Mapping
@@ -15,27 +16,27 @@ from agentic_opd.training.policy import Policy
 from agentic_opd.training.world import World
 
 MUCH = 0.5
-"""The share of an update from which a run is warned that rounding keeps it back."""
+"""Share of an update lost to rounding above which the trainer warns."""
 
 
 class Rounded(NamedTuple):
-    """Weights in the precision of a push."""
+    """Weights rounded for a push."""
 
     weights: dict[str, Tensor]
     share: float
-    """What rounding keeps back, of what the trainer has and the servers had not before this push:
-    sum |trained - sent| / sum |trained - sent before|. 0 for the first weights that are sent."""
+    """Share of the update since the last push that rounding withholds from the servers:
+    sum |trained - sent| / sum |trained - sent before|. 0 for the first push."""
 
 
 @dataclass
 class Rounding:
-    """Rounds push after push, and compares each with the one before."""
+    """Rounds the weights of successive pushes, and compares each push with the previous one."""
 
     _before: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
-    """What was sent last, on the CPU."""
+    """The weights of the last push, on the CPU."""
 
     def weights(self, trained: Iterable[tuple[str, Tensor]], dtype: torch.dtype) -> Rounded:
-        """Round whole weights."""
+        """Round whole weights, given as (name, value) pairs."""
         sent, kept, lacking = dict[str, Tensor](), 0.0, 0.0
         for name, value in trained:
             sent[name] = value.to(dtype) if value.is_floating_point() else value
@@ -48,7 +49,7 @@ class Rounding:
         return Rounded(sent, kept / lacking if lacking else 0.0)
 
     def adapters(self, factors: Mapping[str, Tensor], dtype: torch.dtype) -> Rounded:
-        """Round adapters; the update is what the products of their factors add to the weights."""
+        """Round the adapters' factors; `share` compares the products B A, which are added to the weights."""
         sent, kept, lacking = {name: value.to(dtype) for name, value in factors.items()}, 0.0, 0.0
         if dtype == torch.float32:
             return Rounded(sent, 0.0)
@@ -63,12 +64,12 @@ class Rounding:
 
 
 def _distance(a: Tensor, b: Tensor) -> float:
-    """The sum of all differences' sizes."""
+    """Return sum |a - b|."""
     return float((a.detach().float() - b.to(a.device).float()).abs().sum(dtype=torch.float64))
 
 
 def common_dtype(names: Iterable[str | None]) -> torch.dtype:
-    """What all servers compute in; float32 where they differ, or where one does not say."""
+    """Return the dtype of all servers by torch's name; float32 if they differ or one does not report it."""
     found = set(names)
     dtype = getattr(torch, found.pop() or "", None) if len(found) == 1 else None
     return dtype if isinstance(dtype, torch.dtype) else torch.float32
@@ -76,16 +77,17 @@ def common_dtype(names: Iterable[str | None]) -> torch.dtype:
 
 @contextmanager
 def as_sent(policy: Policy, sent: Mapping[str, Tensor] | None, dtype: torch.dtype, world: World) -> Generator[None]:
-    """The policy with the weights that the servers get, while the block runs; then it is as it was, to the last bit.
+    """Give the policy the weights that the servers receive, inside the block; restore it bit by bit afterwards.
 
-    All processes call it. What is trained waits on the CPU meanwhile, unless nothing is rounded.
+    All processes must call this. The trained weights are kept on the CPU meanwhile. With float32 nothing is rounded and
+    the policy stays unchanged.
 
     Args:
         policy: The trained policy.
-        sent: Whole weights with adapters merged in, in the first process, and anything else than None in the others.
-            None: adapters are pushed by themselves.
-        dtype: What they are rounded to, which the servers do to the weights below adapters too.
-        world: The processes.
+        sent: In the first process, whole weights with adapters merged; in the others, any value but None. None in all
+            processes if adapters are pushed alone; base weights and adapters are then rounded in place.
+        dtype: The servers' precision.
+        world: The training processes.
     """
     if dtype == torch.float32:
         yield

@@ -1,7 +1,7 @@
 """One optimizer step on one batch: forward passes of its parts, the combined loss, the gradient.
 
-What another policy says comes first, once a batch, for all updates: with contrast `take_out_control` makes what the
-divergences pull towards, and for `start_kl` `read_start` reads where the policy is held.
+Two functions run once a batch, before its first update. With contrast, `take_out_control` computes the divergences'
+target. For `start_kl`, `read_start` computes the logprobs of the policy at the start of the run.
 """
 
 import logging
@@ -28,21 +28,23 @@ from agentic_opd.training.world import World, unsharded
 logger = logging.getLogger(__name__)
 
 SKIPPED = "skipped_updates"
-"""The metric that counts updates whose loss or gradient norm was not finite."""
+"""Name of the metric that counts updates whose loss or gradient norm was not finite."""
 
 
 def train_step(
     policy: Policy, optimizer: torch.optim.Optimizer, batch: TrainBatch, config: TrainerConfig, world: World
 ) -> dict[str, float]:
-    """Update the policy once. What no gradient can come from is not computed: sequences that the loss leaves alone, and
-    the end of a sequence after its last trained token. A batch without any leaves the policy as it is.
+    """Update the policy once.
 
-    Each process gets the whole batch, and computes its share. An update whose loss or gradient norm is not finite is
-    skipped: weights and optimizer stay as they are. Both numbers are of all processes, so all of them skip it.
+    Only tokens that can receive a gradient are computed: sequences without trained tokens are left out, and the others
+    end at their last trained token.
+
+    Each process receives the whole batch and computes its share. An update whose loss or gradient norm is not finite is
+    skipped, and weights and optimizer stay unchanged. Both numbers are summed over all processes, so all of them skip.
 
     Returns:
         Metrics of the update, as metrics.py describes them: loss and its parts, grad_norm, gap_mean, contrast_mean,
-        logprob_drift, skipped_updates, and the counts of tokens. A skipped update has its counts only.
+        logprob_drift, skipped_updates, and token counts. A skipped update returns only counts.
     """
     divide = config.loss.divide_by_std
     advantages_B = group_advantages(
@@ -81,10 +83,10 @@ def train_step(
 
 
 def take_out_control(reference: Policy, batch: TrainBatch, config: TrainerConfig, world: World) -> TrainBatch:
-    """The batch with `contrast_target` in the teacher's place, q0 being the reference; for the divergences.
+    """Replace the teacher's logprobs by `contrast_target`, with q0 from the reference policy.
 
-    Call it once before the first update on a batch, so that the target stays what it is over all updates. It costs a
-    forward pass, without the model's dropout. A loss without divergences needs no target and no pass.
+    Call this once, before the first update on a batch, so that the target is fixed over all updates. It costs a forward
+    pass, without dropout; without divergences in the loss there is no pass and no target.
     """
     if batch.control_BTK is None or not config.loss.has_divergence:
         return replace(batch, control_BTK=None)
@@ -94,9 +96,9 @@ def take_out_control(reference: Policy, batch: TrainBatch, config: TrainerConfig
 
 
 def read_start(start: Policy, batch: TrainBatch, config: TrainerConfig, world: World) -> TrainBatch:
-    """The batch with `start_BT`: what the policy that the run starts from gives each sampled token.
+    """Fill in `start_BT`: logprobs of the sampled tokens under the policy at the start of the run.
 
-    Call it once before the first update on a batch. It costs a forward pass, without the model's dropout.
+    Call this once, before the first update on a batch. It costs a forward pass, without dropout.
     """
     chosen_BTK = _reading_of(start, batch, batch.sampled_BT, config, world)
     return replace(batch, start_BT=torch.where(batch.sampled_BT, chosen_BTK[..., 0], 0.0))
@@ -105,7 +107,10 @@ def read_start(start: Policy, batch: TrainBatch, config: TrainerConfig, world: W
 def _reading_of(
     other: Policy, batch: TrainBatch, wanted_BT: torch.Tensor, config: TrainerConfig, world: World
 ) -> torch.Tensor:
-    """What another policy gives the sampled tokens and the ids of their rows, [B, T, 1 + K], as far as it is wanted."""
+    """Compute another policy's logprobs of each sampled token and of the ids of its row, [B, T, 1 + K].
+
+    Each sequence is computed up to its last wanted position; all other values are 0.
+    """
     chosen_BTK = batch.teacher_BTK.new_zeros((*batch.tokens_BT.shape, 1 + batch.teacher_BTK.shape[-1]))
     was_training = other.training
     other.eval()
@@ -119,21 +124,21 @@ def _reading_of(
 
 
 class _Part(NamedTuple):
-    """Sequences that are computed together."""
+    """Sequences of one forward pass."""
 
     indices: list[int]
     batch: TrainBatch
-    """On the device."""
+    """The sequences, on the device."""
     counts: bool = True
-    """False: it is another process's, and is computed because all processes have to compute equally many."""
+    """False for a copy of the last part, computed because all processes must run equally many forward passes."""
 
 
 def _parts(
     batch: TrainBatch, wanted_BT: torch.Tensor, config: TrainerConfig, world: World, *, is_packed: bool
 ) -> Iterator[_Part]:
-    """What this process has to compute for the positions that are wanted: nothing behind a sequence's last one.
+    """Yield this process's parts of the batch, with each sequence cut after its last wanted position.
 
-    With several processes parts are so small that there is one for each, as far as there are sequences.
+    With several processes, parts are small enough that each process has one, if there are enough sequences.
     """
     wanted = batch.before((wanted_BT * torch.arange(1, wanted_BT.shape[1] + 1)).amax(1))
     size = -(-int(wanted.attended_BT.sum()) // world.size) if world.size > 1 else config.micro_tokens
@@ -145,7 +150,7 @@ def _parts(
 
 
 def _gap_means(batch: TrainBatch, scored_BT: torch.Tensor, *, contrast: bool) -> dict[str, float]:
-    """gap_mean, and with contrast contrast_mean, over the scored positions; nothing if there are none."""
+    """Return gap_mean, and with contrast contrast_mean, over the scored positions; empty if there are none."""
     if not scored_BT.any():
         return {}
     baselines = {"gap_mean": batch.baseline_BT} | ({"contrast_mean": batch.control_BT} if contrast else {})
@@ -153,9 +158,10 @@ def _gap_means(batch: TrainBatch, scored_BT: torch.Tensor, *, contrast: bool) ->
 
 
 def mean_metrics(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The metrics of several updates as one: counts are added up, `gap_mean` and `contrast_mean` are those of all
-    scored tokens together, `logprob_drift` the mean over the updates that have one, and all else the mean over all
-    updates that were not skipped.
+    """Combine the metrics of several updates.
+
+    Counts are summed. `gap_mean` and `contrast_mean` are averaged over all scored tokens. `logprob_drift` is averaged
+    over the updates that have one, and all other metrics over the updates that were not skipped.
     """
     taken = [update for update in updates if not update.get(SKIPPED)]
     result = {
@@ -174,7 +180,14 @@ def mean_metrics(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
 def loss_inputs(
     chosen_BTK: torch.Tensor, part: TrainBatch, advantages_B: torch.Tensor, config: TrainerConfig
 ) -> LossInputs:
-    """Line up what the loss reads with what the policy says of each token and, after it, of the ids of its row."""
+    """Assemble the inputs of the loss.
+
+    Args:
+        chosen_BTK: The policy's logprobs [B, T, 1 + K]: the token at the position, then the ids of its row.
+        part: The sequences.
+        advantages_B: One advantage a sequence.
+        config: `loss.contrast` decides which baseline is used.
+    """
     return LossInputs(
         student_BT=chosen_BTK[..., 0],
         student_BTK=chosen_BTK[..., 1:],
@@ -191,6 +204,6 @@ def loss_inputs(
 
 
 def _read(policy: Policy, part: TrainBatch) -> Reading:
-    """The policy's logprobs [B, T, 1 + K] of each sampled token and of the ids of its row."""
+    """Compute the policy's logprobs [B, T, 1 + K] of each sampled token and of the ids of its row."""
     ids_BTK = torch.cat((part.tokens_BT[..., None], part.teacher_ids_BTK), -1)
     return policy(part.tokens_BT, part.attended_BT, ids_BTK, part.sampled_BT | part.scored_BT)

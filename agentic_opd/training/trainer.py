@@ -1,9 +1,9 @@
-"""The reference trainer: batches from the trajectory API, the combined loss, new weights into the running vLLM.
+"""The reference trainer: take batches from the trajectory API, minimise the combined loss, push weights to vLLM.
 
 agentic-opd train --config configs/train_demo.yaml
 """
 
-if __name__ == "__main__":  # Before torch is imported: help and wrong settings need none of it.
+if __name__ == "__main__":  # Before torch is imported: help and errors in settings do not need it.
     import sys
 
     from agentic_opd.training.command import main
@@ -43,24 +43,22 @@ logger = logging.getLogger(__name__)
 
 
 class Trainer:
-    """Trains one model, alone or with the other processes that torchrun started; `run` takes it from its first batch to
-    its last weights.
-    """
+    """Trains one model, in one process or in all processes that torchrun started."""
 
     def __init__(self, config: TrainerConfig) -> None:
-        """Load the model, and the last checkpoint if the settings say so.
+        """Load the model, and with `resume` the last checkpoint.
 
         Raises:
-            ConfigError: the model can't be loaded, the device is not there, or the checkpoint's run had other defaults.
-            PlaceError: there is no checkpoint to resume from; or an earlier run's output is there, and neither `resume`
-                nor `overwrite` is set.
-            OutputError: the checkpoint does not fit.
+            ConfigError: the model can't be loaded, the device is missing, or the checkpoint's run had other defaults.
+            PlaceError: there is no checkpoint to resume from; or `output_dir` holds an earlier run, and neither
+                `resume` nor `overwrite` is set.
+            OutputError: the checkpoint does not match the model.
         """
         self.config = config
         self.checkpoints, self.metrics = config.output_dir / "checkpoints", config.output_dir / "metrics.jsonl"
         self._check_room()
         self.world = join_world(pick_device(config.device))
-        self.world.share(None)  # Nobody writes there before all have looked.
+        self.world.share(None)  # A barrier: every process has checked `output_dir` before one of them writes there.
         torch.manual_seed(config.seed)
         if self.world.device == "cpu":
             leave_cores_to_others()
@@ -79,15 +77,15 @@ class Trainer:
         for change in config.check_recipe(earlier.recipe) if earlier else ():
             logger.warning("resumed with other settings: %s", change)
         self.step = self._saved_step = earlier.step if earlier else 0
-        self._unpushed: Probe | None = None  # What proves the next push, if there is something to push.
-        self._skipped_steps = 0  # In a row.
+        self._unpushed: Probe | None = None  # The probe of the next push; None if no update awaits a push.
+        self._skipped_steps = 0  # Consecutive steps of which every update was skipped.
         self._is_busy = self._is_stopping = False
         self._running: asyncio.Task[Any] | None = None
         self._lines: JsonLines | None = None
         self.client = TrainerClient(config, is_known=earlier is not None and earlier.total_steps == config.total_steps)
         self.pusher = WeightPusher(config, self.world)
         is_replaced = config.overwrite and not config.resume
-        if is_replaced and self.world.is_first:  # Last of all: a model that can't be loaded costs no earlier run.
+        if is_replaced and self.world.is_first:  # Last: if the model can't be loaded, the earlier run is kept.
             shutil.rmtree(self.checkpoints, ignore_errors=True)
             self.metrics.unlink(missing_ok=True)
 
@@ -95,16 +93,17 @@ class Trainer:
         return load_policy(self.config, self.world)
 
     async def run(self) -> None:
-        """Train until the last step; the final weights are in `output_dir/final`, in float32 as they were trained.
+        """Train until the last step, and write the final float32 weights to `output_dir/final`.
 
-        The servers get today's weights before the first batch: they may hold another run's, or the first ones again.
-        When `stop` ends it, it saves a checkpoint first, and is cancelled.
+        The current weights are pushed before the first batch, because the servers may hold those of another run or
+        may have restarted with the initial ones. After `stop`, a checkpoint is saved and the task is cancelled.
 
         Raises:
-            AlignmentError, WireError: a batch is misaligned, or holds what is not a scored group.
-            TrainingError: losses or gradients are not finite, step after step.
-            PushMismatchError: a server does not compute what the trainer does.
-            ServerError, OutputError: as their clients say.
+            AlignmentError, WireError: a batch is misaligned, or contains a malformed scored group.
+            TrainingError: in `MOST_SKIPPED_STEPS` consecutive steps no update had a finite loss and gradient norm.
+            PushMismatchError: a server's logprobs differ from the trainer's.
+            ServerError: a request to the trajectory API or to a server failed.
+            OutputError: a file can't be written.
         """
         config = self.config
         config.output_dir.mkdir(parents=True, exist_ok=True)
@@ -134,7 +133,7 @@ class Trainer:
             await self.pusher.close()
 
     async def _next_batch(self) -> list[ScoredGroup] | None:
-        """The next batch, which the first process asks for; None: the run is to stop."""
+        """Return the next batch, which the first process requests; None if the run was stopped."""
         groups = None
         if self.world.is_first and not self._is_stopping:
             try:
@@ -145,9 +144,9 @@ class Trainer:
         return await asyncio.to_thread(self.world.share, groups)
 
     def stop(self) -> None:
-        """End `run`: at once, or after the step under way. A second call ends that one too.
+        """Stop `run`: after the current step if one is running, else at once. A second call interrupts the step too.
 
-        Of several processes the first decides, and the others follow it.
+        Only the first process reacts; the others follow it.
         """
         if not self.world.is_first:
             return
@@ -165,7 +164,7 @@ class Trainer:
             self._saved_step = self.step
 
     def _check_room(self) -> None:
-        """Refuse to mix the lines and checkpoints of two runs."""
+        """Refuse an `output_dir` that holds an earlier run, unless `resume` or `overwrite` is set."""
         config = self.config
         if not (config.resume or config.overwrite) and (self.metrics.exists() or self.checkpoints.exists()):
             raise PlaceError(
@@ -174,7 +173,10 @@ class Trainer:
             )
 
     async def _step(self, groups: Sequence[ScoredGroup]) -> None:
-        """Train on a batch. One without groups is a step too: the API counts it, and environments end by its count."""
+        """Train on a batch, push if due, and log.
+
+        An empty batch counts as a step too, because the API counts it and environments end by that count.
+        """
         config = self.config
         metrics = await self._train(groups) if groups else {}
         metrics |= {"groups": len(groups), "duplicates": self.client.duplicates}
@@ -225,7 +227,7 @@ class Trainer:
         return metrics | {"step_s": time.monotonic() - start}
 
     async def _epoch(self, batch: TrainBatch, order: torch.Generator) -> dict[str, float]:
-        """One pass over the batch; each of its minibatches is an update."""
+        """Make one pass over the batch, with one update for each minibatch."""
         parts = batch.minibatches(self.config.minibatches, order)
         updates = [
             await asyncio.to_thread(train_step, self.policy, self.optimizer, part, self.config, self.world)
@@ -240,7 +242,7 @@ class Trainer:
         if wrong := [name for name, value in metrics.items() if not math.isfinite(value)]:
             logger.warning("step %d: %s is not a number, and is left out", self.step, ", ".join(wrong))
             metrics = {name: value for name, value in metrics.items() if name not in wrong}
-        if self._lines is None:  # Not before: a file of an earlier run keeps a new one from starting.
+        if self._lines is None:  # Created with the first line: `_check_room` refuses to start where the file exists.
             self._lines = JsonLines(self.metrics, is_continued=True)
         self._lines.write({"step": self.step, **metrics})
         if self.config.use_wandb:
@@ -256,7 +258,7 @@ class Trainer:
 
 
 def _staleness(groups: Sequence[ScoredGroup], version: int) -> dict[str, float]:
-    """Mean number of weight versions that the batch's sequences are behind; nothing if no group says."""
+    """Return the mean number of steps by which the sequences' weights are behind; empty if no group has a version."""
     known = [
         (version - group.weight_version, len(group.rollouts)) for group in groups if group.weight_version is not None
     ]

@@ -1,4 +1,4 @@
-"""Whole weights into servers without a file: the trainer's end of vLLM's weight transfer (I/O)."""
+"""Send whole weights to servers without files: the trainer's end of vLLM's weight transfer (I/O)."""
 
 import asyncio
 from collections.abc import Awaitable, Mapping, Sequence
@@ -18,7 +18,7 @@ from agentic_opd.serving.process_group import Backend, Group, address_towards, f
 
 @dataclass(frozen=True, slots=True)
 class WeightSender:
-    """A process group of this process, which is rank 0, and the workers of all servers."""
+    """The process group of this process (rank 0) and the workers of all servers."""
 
     clients: Sequence[JsonClient]
     group: Group
@@ -28,17 +28,17 @@ class WeightSender:
     async def joined(
         cls, backend: Backend, clients: Sequence[JsonClient], infos: Sequence[ServerInfo], device: str
     ) -> "WeightSender":
-        """Have all servers join.
+        """Open the group and let all servers join.
 
         Args:
-            backend: Of the group.
-            clients: The servers.
-            infos: What each said of itself.
-            device: Where the trained weights are.
+            backend: The group's backend.
+            clients: One client a server.
+            infos: The info of each server, in the same order.
+            device: The device that weights are sent from.
 
         Raises:
-            ConfigError: a server was not started for this.
-            ServerError: a server can't join, or does not reach this process.
+            ConfigError: a server was started without `--weight-transfer` of this backend.
+            ServerError: a server can't join, or can't reach this process.
         """
         for client, info in zip(clients, infos, strict=True):
             if info.weight_transfer != backend:
@@ -57,17 +57,20 @@ class WeightSender:
         opened = asyncio.to_thread(trainer_end, backend, address, port, world_size)
         try:
             group, *_ = await gather_all([opened, *joins])
-        except RuntimeError as error:  # torch's, for a peer that does not come or goes.
+        except RuntimeError as error:  # torch raises it if a peer does not arrive or leaves.
             raise ServerUnreachableError(
                 f"the servers did not join the trainer at {address}:{port}: {error}"
             ) from error
         return cls(clients, group, device)
 
     async def send(self, weights: Mapping[str, Tensor], version: int) -> int:
-        """Give all servers these weights under a version; returns the bytes that each got.
+        """Send the weights to all servers as `version`.
+
+        Returns:
+            Bytes that each server received.
 
         Raises:
-            ServerError: a server did not take them.
+            ServerError: a server failed to receive them.
         """
         body = {
             "names": list(weights),

@@ -1,9 +1,9 @@
-"""The processes that train together: one, or as many as torchrun started, with the model sharded over them (FSDP2).
+"""Distributed training: one process, or those that torchrun started, with the model sharded over them (FSDP2).
 
     torchrun --nproc-per-node 4 -m agentic_opd.training.trainer --config FILE
 
-Each process knows the whole batch and computes its share of it. Gradients are summed, and every process takes the same
-step on its shard. With one process nothing is sharded and nothing is sent.
+Each process receives the whole batch and computes its share. Gradients are summed, and each process updates its shard
+with the same step. With one process nothing is sharded or communicated.
 """
 
 import os
@@ -20,12 +20,12 @@ from torch import distributed as dist
 Value = TypeVar("Value")
 
 _PATIENCE = timedelta(days=30)
-"""A batch may take that long; processes that are gone are noticed by torchrun."""
+"""Timeout of collectives: longer than any wait for a batch. torchrun detects processes that died."""
 
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """A process among those that train together."""
+    """This process's rank and device, and the collectives over all training processes."""
 
     device: str
     rank: int = 0
@@ -33,11 +33,11 @@ class World:
 
     @property
     def is_first(self) -> bool:
-        """The process that talks to the trajectory API and the servers, and writes files."""
+        """Whether this process talks to the trajectory API and the servers, and writes files."""
         return self.rank == 0
 
     def share(self, value: Value) -> Value:
-        """The first process's value, in all of them."""
+        """Broadcast the first process's value to all processes; also serves as a barrier."""
         if self.size == 1:
             return value
         box = [value if self.is_first else None]
@@ -45,7 +45,7 @@ class World:
         return cast(Value, box[0])
 
     def sum(self, values: Mapping[str, float]) -> dict[str, float]:
-        """The sums over all processes, which give the same names."""
+        """Sum values by name over all processes; all must pass the same names in the same order."""
         if self.size == 1:
             return dict(values)
         total = torch.tensor([*values.values()], dtype=torch.float64, device=self.device)
@@ -53,7 +53,7 @@ class World:
         return dict(zip(values, total.tolist(), strict=True))
 
     def sum_tensor(self, value: Tensor) -> Tensor:
-        """The sum of the processes' tensors, all on the CPU."""
+        """Sum a CPU tensor over all processes."""
         if self.size > 1:
             on_device = value.to(self.device)
             dist.all_reduce(on_device)
@@ -61,11 +61,10 @@ class World:
         return value
 
     def shard(self, module: Any, precision: str) -> Any:
-        """The module with each process holding its part of every parameter in float32; gradients are summed.
+        """Shard the float32 parameters of a module over all processes; gradients are summed.
 
-        Only the first process's values count: they are handed out one tensor at a time, and the others' module may be
-        on torch's device "meta". With bf16 the parameters are gathered in bfloat16, and gradients are reduced in
-        float32.
+        The first process's values are distributed one tensor at a time. The module of the others may be on torch's
+        device "meta". With bf16, parameters are gathered in bfloat16 and gradients are reduced in float32.
         """
         if self.size == 1:
             return module
@@ -85,17 +84,17 @@ class World:
         for one in module.modules():
             if isinstance(one, FSDPModule):
                 one.set_gradient_divide_factor(1.0)
-                one.set_force_sum_reduction_for_comms(True)  # gloo knows no other.
+                one.set_force_sum_reduction_for_comms(True)  # gloo supports no other reduction.
         return module
 
     def _hand_out(self, module: nn.Module, given: dict[str, Tensor]) -> None:
-        """Give every process its part of the first one's parameters, and all of its buffers."""
+        """Distribute the first process's parameters as shards, and its buffers whole."""
         with torch.no_grad():
             for name, one in _tensors(module):
                 self.put(one, given.pop(name) if self.is_first else None)
 
     def put(self, one: Tensor, value: Tensor | None) -> None:
-        """Overwrite a tensor, or this process's part of it, by the first process's value; the others give None."""
+        """Overwrite a tensor, or this process's shard of it, with the first process's value; the others pass None."""
         from torch.distributed.tensor import DTensor, distribute_tensor
 
         if value is not None:
@@ -104,7 +103,7 @@ class World:
             assert value is not None
             one.copy_(value)
             return
-        # What is never written takes no memory.
+        # An uninitialised tensor that is never written takes no physical memory.
         source = torch.empty(one.shape, dtype=one.dtype, device=self.device) if value is None else value
         if isinstance(one, DTensor):
             part = distribute_tensor(source, one.device_mesh, one.placements)
@@ -114,7 +113,7 @@ class World:
             one.copy_(source)
 
     def parts_of(self, module: nn.Module) -> dict[str, Tensor]:
-        """This process's part of each parameter, in the parameter's own memory, once nothing is gathered."""
+        """Reshard the module, and return this process's shard of each parameter as a view of its memory."""
         from torch.distributed.fsdp import FSDPModule
         from torch.distributed.tensor import DTensor
 
@@ -125,9 +124,9 @@ class World:
         return {name: one.to_local() if isinstance(one, DTensor) else one for name, one in detached.items()}
 
     def whole(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The tensors of a state dict without their sharding, on the first process's CPU; the others get nothing.
+        """Gather the tensors of a state dict, one at a time, to the first process's CPU; the others return {}.
 
-        One tensor is gathered at a time. Without sharding they are those of the model itself.
+        With one process, return the tensors as they are, without copying.
         """
         if self.size == 1:
             return dict(state)
@@ -140,10 +139,10 @@ class World:
 
 
 def join_world(device: str) -> World:
-    """Join the processes that torchrun started with this one; by itself it is a world of one.
+    """Join the process group of torchrun; without torchrun, return a world of one process.
 
     Args:
-        device: cpu, or cuda, of which each process takes the one that torchrun gives it.
+        device: cpu or cuda. With several processes, cuda becomes the device of this process's LOCAL_RANK.
     """
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
@@ -158,18 +157,18 @@ def join_world(device: str) -> World:
 
 
 def unsharded(value: Tensor) -> Tensor:
-    """The whole tensor of which a process holds a part; all processes must ask."""
+    """Gather a sharded tensor; all processes must call this."""
     from torch.distributed.tensor import DTensor
 
     return value.full_tensor() if isinstance(value, DTensor) else value
 
 
 def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Parameters and buffers, each once."""
+    """Iterate over parameters and buffers, each once."""
     return chain(module.named_parameters(), module.named_buffers())
 
 
 def _layers(model: nn.Module) -> list[nn.Module]:
-    """The blocks of a transformers model that are gathered one at a time."""
+    """Return the transformer blocks, which are gathered one at a time."""
     names = {name for module in model.modules() for name in getattr(module, "_no_split_modules", None) or ()}
     return [module for module in model.modules() if type(module).__name__ in names]

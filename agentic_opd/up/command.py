@@ -1,4 +1,4 @@
-"""`agentic-opd up`: the command line of a whole loop."""
+"""`agentic-opd up`: command line of a whole loop."""
 
 import argparse
 import asyncio
@@ -26,7 +26,7 @@ docs/closing_the_loop.md says what the file holds. Ctrl-C ends all: the trainer 
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Return the parser of the command line."""
     parser = argparse.ArgumentParser(
         prog="agentic-opd up",
         description=_DESCRIPTION,
@@ -72,10 +72,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def read(path: Path) -> UpConfig:
-    """Read the file.
+    """Read and validate the settings file.
 
     Raises:
-        ConfigError: it names every wrong setting.
+        ConfigError: lists every invalid setting.
     """
     wrong: list[str] = []
     config = validated(UpConfig, "", read_yaml(path, "settings"), wrong)
@@ -84,7 +84,7 @@ def read(path: Path) -> UpConfig:
 
 
 def _check_room(config: UpConfig, start: Start) -> None:
-    """Say at once what the trainer would say once the servers run."""
+    """Refuse an unusable output folder before the servers start, as the trainer would later."""
     folder = config.output_dir
     is_used = (folder / "metrics.jsonl").exists() or (folder / "checkpoints").exists()
     if is_used and start == "new":

@@ -11,7 +11,7 @@ Port = Annotated[int, Field(ge=1, le=65535)]
 
 
 class PartConfig(BaseModel):
-    """What every part may say."""
+    """Settings common to all parts."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -34,7 +34,7 @@ class ServerConfig(PartConfig):
 
     @property
     def url(self) -> str:
-        """Where it answers, without `/v1`."""
+        """Address of the server, without `/v1`."""
         return f"http://127.0.0.1:{self.port}"
 
 
@@ -45,12 +45,12 @@ class ApiConfig(PartConfig):
 
     @property
     def url(self) -> str:
-        """Where it answers."""
+        """Address of the API."""
         return f"http://127.0.0.1:{self.port}"
 
 
 class EnvironmentConfig(PartConfig):
-    """What makes groups: `serve`, or the gateway."""
+    """A producer of groups: `serve`, or the gateway."""
 
     mode: Literal["serve", "gateway"] = Field(default="serve", description="Tasks, or conversations that happen.")
     script: Path | None = Field(

@@ -1,4 +1,4 @@
-"""A loop's settings -> its parts: the command line of each, when it is ready, and what it waits for."""
+"""A loop's settings -> its parts, each with its command line, port and readiness check."""
 
 import json
 import shlex
@@ -24,7 +24,7 @@ from agentic_opd.up.config import EnvironmentConfig, Flags, ServerConfig, UpConf
 
 Role = Literal["server", "api", "environment", "trainer"]
 Start = Literal["new", "resume", "overwrite"]
-"""What is done with what an earlier run left."""
+"""Handling of an earlier run's files in the output folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,21 +37,21 @@ class Part:
     arguments: tuple[str, ...]
     variables: Mapping[str, str] = field(default_factory=dict[str, str])
     port: int | None = None
-    """Where it listens, on this machine; None: nowhere."""
+    """Port on this machine; None if the part does not listen."""
     ready_url: str | None = None
-    """It is ready when this answers; None: as soon as it runs."""
+    """The part is ready when this URL answers; None: as soon as its process runs."""
 
     def written(self) -> str:
-        """Return its command as a person types it."""
+        """Return its command as typed in a shell."""
         variables = (f"{name}={shlex.quote(value)}" for name, value in self.variables.items())
         return " ".join([*variables, shlex.join((*self.program, *self.arguments))])
 
 
 def parts_of(config: UpConfig, start: Start = "new") -> list[Part]:
-    """The parts in the order in which they start.
+    """Return the parts in the order of their start.
 
     Raises:
-        ConfigError: a part would not understand its command line or its file; it names every part that is wrong.
+        ConfigError: a part would refuse its command line or its file; the message lists all such parts.
     """
     parts = [*_servers(config), _api(config), *_environments(config, start), _trainer(config, start)]
     wrong = [f"{part.name}: {text}" for part in parts for text in _misunderstood(part, config)]
@@ -105,7 +105,7 @@ def _environments(config: UpConfig, start: Start) -> Iterator[Part]:
 
 
 def _wiring(config: UpConfig, name: str) -> Flags:
-    """Where an environment finds the other parts, and where it writes."""
+    """Return the addresses of the other parts and the output file, as flags of an environment."""
     policies = [server for server in config.servers.values() if server.serves == "policy"]
     settings: Flags = {
         "openai.base_url": ",".join(f"{server.url}/v1" for server in policies),
@@ -141,7 +141,7 @@ def _trainer(config: UpConfig, start: Start) -> Part:
 
 
 def _earlier_run(start: Start, section: str = "") -> tuple[str, ...]:
-    """Return the flag that says what is done with the files of an earlier run."""
+    """Return the flag for the handling of an earlier run's files."""
     return () if start == "new" else (f"--{section}{start}", "true")
 
 
@@ -158,7 +158,7 @@ def _served_name(server: ServerConfig) -> str:
 
 
 def _options(flags: Flags) -> Iterator[str]:
-    """Flags as argparse writes them: `max_model_len: 4096` is `--max-model-len 4096`, `no_plugin: true` a switch."""
+    """Yield flags as argparse options: `max_model_len: 4096` as `--max-model-len 4096`, `no_plugin: true` as switch."""
     for name, value in flags.items():
         option = f"--{name.replace('_', '-')}"
         if value is True:
@@ -168,7 +168,7 @@ def _options(flags: Flags) -> Iterator[str]:
 
 
 def _flags(flags: Flags) -> Iterator[str]:
-    """Flags as this package's settings are written: values are YAML, of which JSON is a part."""
+    """Yield flags in the style of this package's settings: values are YAML, written as JSON."""
     for name, value in flags.items():
         is_text = isinstance(value, str | Path)
         yield from (f"--{name}", str(value) if is_text else json.dumps(value))
@@ -184,11 +184,11 @@ def _gateway_url(part: Part) -> str:
 
 
 def _misunderstood(part: Part, config: UpConfig) -> Iterator[str]:
-    """What the part's own command would say of its arguments, before anything is started."""
+    """Yield the errors that the part's command would report about its arguments, before anything is started."""
     given = part.arguments
     try:
         if part.role == "server":
-            # The folder of the weights is made when the loop starts.
+            # The weights folder does not exist before the loop starts.
             folder = str(config.output_dir / "weights")
             parse_server(["." if text == folder else text for text in given])
         elif part.role == "trainer":
@@ -204,7 +204,7 @@ def _misunderstood(part: Part, config: UpConfig) -> Iterator[str]:
 
 
 def _read_environment(one: EnvironmentConfig, given: tuple[str, ...]) -> None:
-    """An environment of your own has settings of its own: it reads them itself."""
+    """Check the environment's settings; a custom script checks its settings itself, so only its path is checked."""
     if one.script is not None:
         if not one.script.is_file():
             raise ConfigError(f"there is no script {str(one.script)!r} (the current folder is {Path.cwd()})")

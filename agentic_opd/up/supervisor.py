@@ -1,7 +1,7 @@
-"""Start the parts in order and end all of them when one part ends (I/O).
+"""Start the parts in order, and end all of them when one part ends (I/O).
 
-Each part is a process group of its own. If this process is killed, the kernel asks the parts to end; processes that a
-killed part left behind become children of this process and are killed with the rest.
+Each part runs in a separate process group. If this process is killed, the kernel asks the parts to end. Orphaned
+processes of a killed part become children of this process and are killed with the rest.
 """
 
 import asyncio
@@ -62,7 +62,7 @@ class Supervisor:
         Raises:
             ConfigError: a part refused its settings.
             PlaceError: a port is in use.
-            PartFailedError: a part did not get ready, or ended before the trainer.
+            PartFailedError: a part did not become ready or failed, or a server or the API ended before the trainer.
         """
         for folder in ("logs", "weights"):
             (self.config.output_dir / folder).mkdir(parents=True, exist_ok=True)
@@ -143,7 +143,7 @@ class Supervisor:
         return await process.wait()
 
     async def _is_ready(self, url: str, process: Process) -> bool:
-        """Wait until `url` answers; False if the process ended or `ready_s` passed."""
+        """Wait until `url` answers; return False if the process ended or `ready_s` passed."""
         deadline = time.monotonic() + self.config.ready_s
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as session:
             while process.returncode is None and time.monotonic() < deadline:

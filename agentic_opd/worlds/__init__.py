@@ -1,4 +1,4 @@
-"""What agents act in: one package a world, with its tools, tasks and verifier; and one's own, as a class.
+"""The environments that agents act in: one package per world with its tools, tasks and verifier, and custom worlds.
 
-In: a task and the policy's tool calls. Out: tool results, and a verdict on what was left behind.
+In: a task and the policy's tool calls. Out: tool results, and the verification of the final state.
 """

@@ -1,4 +1,4 @@
-"""The world that the settings name."""
+"""Construct the world that the settings name."""
 
 from typing import Any
 
@@ -9,16 +9,16 @@ from agentic_opd.worlds.sql.world import SqlWorld
 
 
 def make_world(name: str, config: Any, system_prompt: str | None) -> World:
-    """The world of `env.world`; nothing is started yet.
+    """Construct the world of `env.world` without starting anything.
 
     Args:
-        name: coding, sql, or where a class is.
-        config: A `CodingConfig` that is a `SqlConfig` too.
-        system_prompt: Replaces the world's own.
+        name: `coding`, `sql`, or the location of a class (see `load_own_world`).
+        config: A `CodingConfig` that is also a `SqlConfig`.
+        system_prompt: Replaces the world's system prompt; None keeps it.
 
     Raises:
-        ConfigError: there is no such world, or its class is not one.
-        SandboxError: the sandbox's extra is not installed.
+        ConfigError: The world does not exist, or the class is not a world.
+        SandboxError: The sandbox's extra is not installed.
     """
     if name == "coding":
         return CodingWorld(config, system_prompt)

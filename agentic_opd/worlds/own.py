@@ -1,10 +1,10 @@
-"""A world of one's own in one class: tasks, tools, what they act on, and the verdict.
+"""Custom worlds as one class: tasks, tools, the state they act on, and the verification.
 
-A person subclasses `OwnWorld`, whose methods are hooks; `HookedWorld` makes of it what the package needs of a world
-(`core.types.World`). docs/worlds.md has a whole one.
+The user subclasses `OwnWorld`, whose methods are hooks. `HookedWorld` adapts the subclass to `core.types.World`.
+docs/worlds.md has a complete example.
 
-Whatever else than `ToolError` a hook raises is the world's fault: a `WorldError` that names the hook. Its group is
-counted as failed, and the run goes on.
+A hook that raises anything other than `ToolError` or an `OPDError` causes a `WorldError` that names the hook. The group
+is counted as failed, and the run continues.
 """
 
 import asyncio
@@ -52,24 +52,24 @@ HookT = TypeVar("HookT", bound=Callable[..., Any])
 
 
 class ToolError(Exception):
-    """Raised by a tool: the policy did something wrong, and reads this text after `Error: `."""
+    """Raise in a tool to report an error of the policy, which reads this text after `Error: `."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checks:
-    """A verdict: how many of a task's checks passed, and what that looks like."""
+    """Result of a verification: the number of checks that passed, and reports about them."""
 
     passed: int
     total: int
     report: str = ""
-    """For whoever may know the task's secret. Empty: the counts."""
+    """Report for readers who may know the task's secret. Empty: the counts."""
     judge_report: str = ""
-    """For the judge, whose hints the policy learns from: nothing of the secret. Empty: the counts."""
+    """Report for the judge, whose hints the policy learns from; must not reveal the secret. Empty: the counts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """What an agent leaves behind."""
+    """The state and the sandbox's files at the end of an episode."""
 
     state: Any
     files: Mapping[str, bytes]
@@ -78,72 +78,74 @@ class Left:
 
 
 def tool(hook: HookT) -> HookT:
-    """Mark a method as a tool: `(self, state, ...) -> str`, perhaps async.
+    """Mark a method as a tool: `(self, state, ...) -> str`, optionally async.
 
-    Its parameters after the first two are what the policy gives; each has a type that pydantic can read from JSON. One
-    that is called `sandbox` is given the episode's sandbox instead. The docstring's first part is what the policy is
-    told of the tool, and its `Args:` what it is told of the parameters.
+    The policy provides the parameters after the first two. Each needs a type that pydantic can parse from JSON. A
+    parameter named `sandbox` receives the episode's sandbox instead. The docstring's text before its sections becomes
+    the tool's description, and its `Args:` section describes the parameters.
     """
     hook.is_tool = True  # type: ignore[attr-defined]
     return hook
 
 
 class OwnWorld:
-    """A world's hooks, to be subclassed; name it by `env.world: FILE.py:CLASS` or `package.module:CLASS`.
+    """Base class of custom worlds; `env.world` names a subclass by `FILE.py:CLASS` or `package.module:CLASS`.
 
-    A subclass needs `tasks`, `verify` and a tool. Any hook but the first two may be async. One that is not runs on a
-    thread of its own, beside those of other episodes: what it shares with them is its own affair.
+    A subclass needs `tasks`, `verify` and at least one tool. All hooks except `tasks` and `eval_tasks` may be async. A
+    synchronous hook runs in a worker thread, concurrently with those of other episodes: the subclass must make shared
+    state thread-safe.
     """
 
     system_prompt: str = "Work on the task with your tools until it is done. Then answer without a tool call."
 
     def tasks(self) -> Iterable[Task]:
-        """The tasks: an id, a prompt, perhaps files for the sandbox, and `hidden_tests`.
+        """Return the tasks, each with an id, a prompt, `hidden_tests`, and optionally files for the sandbox.
 
-        These are any text that only `verify` may know, such as the right answer. Hints that give it away are dropped.
+        `hidden_tests` is any text that only `verify` may know, such as the right answer. Hints that reveal it are
+        dropped.
         """
         raise NotImplementedError
 
     def eval_tasks(self) -> Iterable[Task] | None:
-        """The tasks to evaluate on. None: `env.eval_fraction` of `tasks`."""
+        """Return the tasks to evaluate on. None holds out `env.eval_fraction` of `tasks`."""
         return None
 
     def start(self, task: Task) -> Any:
-        """What the tools act on in one episode: any object, new for each."""
+        """Return the state of one episode that the tools act on: any object, new for each call."""
         return None
 
     def verify(self, task: Task, state: Any) -> Any:
-        """Judge what `start`'s object has become, as `Checks`.
+        """Judge the final state and return `Checks`.
 
-        With a parameter called `files` it is given those of the sandbox too (relative path -> bytes).
+        If the method has a parameter `files`, it receives the sandbox's files (relative path -> bytes).
         """
         raise NotImplementedError
 
     def judged(self, state: Any) -> Any:
-        """The part of the state that the verdict is about; it must be possible to pickle it.
+        """Return the part of the state that `verify` judges; it must support pickle.
 
-        Each turn of which something is left in it, or in the sandbox's files, is judged with the verdict.
+        The verification result is attributed to the turns whose changes survive in this part or in the sandbox's files.
         """
         return state
 
     def user_reply(self, task: Task, state: Any, messages: Sequence[Message]) -> Any:
-        """What the user says to a turn without a tool call, the last of `messages`. None: the episode is over."""
+        """Return the user's reply to the last of `messages`, a turn without a tool call. None ends the episode."""
         return None
 
 
 class HookedWorld:
-    """A person's hooks as a `core.types.World`."""
+    """Adapts the hooks of an `OwnWorld` to `core.types.World`."""
 
     def __init__(self, hooks: OwnWorld, config: CodingConfig, system_prompt: str | None = None) -> None:
-        """Read the tools; nothing is started yet.
+        """Read the tools without starting anything.
 
         Args:
-            hooks: The world.
-            config: Of a tool's limits, of the sandbox, and of what is held out.
-            system_prompt: Replaces that of the world.
+            hooks: The custom world.
+            config: Limits of a tool call, the sandbox, and the evaluation split.
+            system_prompt: Replaces the world's system prompt; None keeps it.
 
         Raises:
-            ConfigError: there is no tool, or one lacks types or descriptions.
+            ConfigError: The world has no tool, or a tool lacks types or descriptions.
         """
         self._hooks, self._config, self._name = hooks, config, type(hooks).__name__
         kind = type(hooks)
@@ -163,7 +165,7 @@ class HookedWorld:
         """See `core.types.World`.
 
         Raises:
-            WorldError: a hook failed, or gave something else than tasks with different ids.
+            WorldError: A hook failed, returned no task, or returned something other than tasks with distinct ids.
         """
         tasks, held_out = await self._tasks_of("tasks"), await self._tasks_of("eval_tasks")
         if not tasks:
@@ -190,7 +192,7 @@ class HookedWorld:
 
     @asynccontextmanager
     async def session(self, task: Task) -> AsyncGenerator["HookedSession"]:
-        """See `core.types.World`; there is a sandbox only where a tool asks for it."""
+        """See `core.types.World`; a sandbox is started only if a tool has a parameter for it."""
         state = await self._call("start", task)
         if self._new_sandbox is None:
             yield HookedSession(task, state, None, self._tools, self._call, self._config)
@@ -203,7 +205,7 @@ class HookedWorld:
         """See `core.types.World`.
 
         Raises:
-            WorldError: the hook failed, or gave something else than `Checks`.
+            WorldError: The hook failed, or returned something other than valid `Checks`.
         """
         if left is None:
             left = Left(await self._call("start", task), {})
@@ -213,7 +215,7 @@ class HookedWorld:
             raise WorldError(f"world {self._name}: verify gave {type(checks).__name__}, expected Checks")
         if not {type(checks.passed), type(checks.total)} <= {int, bool}:
             raise WorldError(f"world {self._name}: verify gave {checks.passed!r} of {checks.total!r}, expected counts")
-        passed, total = int(checks.passed), int(checks.total)  # True is a count of Python's, and none of JSON's.
+        passed, total = int(checks.passed), int(checks.total)  # A bool is an int in Python but not in JSON.
         counts = f"{passed} of {total} checks passed."
         try:
             return Verification(
@@ -233,11 +235,11 @@ class HookedWorld:
             await check_sandbox(self._new_sandbox)
 
     async def _call(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
-        """What a hook gives.
+        """Call a hook and return its result.
 
         Raises:
-            ToolError, OPDError: as the hook does.
-            WorldError: it raised anything else.
+            ToolError, OPDError: Raised by the hook.
+            WorldError: The hook raised any other exception.
         """
         return await self._guarded(name, getattr(self._hooks, name), *args, **kwargs)
 
@@ -262,7 +264,7 @@ def _well_formed_task(task: Task) -> Task:
 
 @dataclass
 class HookedSession:
-    """One episode in a person's world; see `core.types.Session`."""
+    """One episode in a custom world; see `core.types.Session`."""
 
     task: Task
     state: Any
@@ -275,7 +277,7 @@ class HookedSession:
         self._authors = Authors(self.task.prompt)
 
     async def run_tool(self, call: ToolCall) -> ToolResult:
-        """Run one call, and see whether what is judged is another after it."""
+        """Run one call and record whether it changed the judged state or files."""
         await asyncio.to_thread(self._authors.given, *await self._judged())
         is_error = False
         try:
@@ -303,7 +305,11 @@ class HookedSession:
         return answer
 
     async def _judged(self) -> tuple[dict[str, bytes], bytes]:
-        """What the verdict is about: the sandbox's files and the state's values, and the state as a whole."""
+        """Return the judged parts (the sandbox's files and the state's values as text), and the pickled state.
+
+        Raises:
+            WorldError: The judged state cannot be pickled.
+        """
         judged = await self.call_hook("judged", self.state)
 
         def read() -> tuple[bytes, bytes]:
@@ -317,24 +323,24 @@ class HookedSession:
         return {**({} if self.sandbox is None else await get_files(self.sandbox)), _STATE: values}, whole
 
     async def user_reply(self, messages: Sequence[Message]) -> str | None:
-        """What the user says to the last of the messages."""
+        """Return the user's reply to the last message; None ends the episode."""
         reply = await self.call_hook("user_reply", self.task, self.state, messages)
         if not isinstance(reply, str | None):
             raise WorldError(f"user_reply gave {type(reply).__name__}, expected text or None")
         return reply
 
     async def collect(self) -> Left:
-        """The state, and the sandbox's files."""
+        """Return the final state and the sandbox's files."""
         files = {} if self.sandbox is None else await get_files(self.sandbox)
         return Left(self.state, files, self._authors.left() if self._authors.changes else None)
 
 
 _STATE = "\0"
-"""A name that no file has."""
+"""Name of the state among the judged parts; no file can have it."""
 
 
 def _values(value: Any, path: str, depth: int = 20) -> Iterator[str]:
-    """The values that something is made of, a line each, under names that do not depend on their order in a list."""
+    """Yield a line for each value nested in `value`, under a path that omits indices of lists."""
     if is_dataclass(value) and not isinstance(value, type):
         value = {one.name: getattr(value, one.name) for one in fields(value)}
     if isinstance(value, str):
@@ -356,7 +362,7 @@ def _values(value: Any, path: str, depth: int = 20) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Tool:
-    """A tool method: what the policy is told of it, and what its arguments must be."""
+    """A tool method: its spec for the policy, and the pydantic model of its arguments."""
 
     spec: dict[str, Any]
     arguments: type[BaseModel]
@@ -367,7 +373,7 @@ class _Tool:
         """Read a bound method's signature and docstring.
 
         Raises:
-            ConfigError: `place` lacks a docstring, a type, or a parameter's description, or a type is none of JSON's.
+            ConfigError: The docstring, a type or a parameter's description is missing, or a type has no JSON schema.
         """
         try:
             types = get_type_hints(hook)
@@ -396,10 +402,10 @@ class _Tool:
         return _Tool({"type": "function", "function": function}, arguments, len(given) < len(parameters))
 
     def checked(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """The call's arguments in the types of the method.
+        """Return the call's arguments, converted to the method's types.
 
         Raises:
-            ToolError: they do not fit.
+            ToolError: The arguments do not match the parameters.
         """
         try:
             values = self.arguments.model_validate(arguments)
@@ -410,7 +416,7 @@ class _Tool:
 
 
 def _docstring(text: str) -> tuple[str, dict[str, str]]:
-    """What a docstring says before its sections, and of each parameter below `Args:`."""
+    """Return a docstring's text before its sections, and the description of each parameter in `Args:`."""
     about, _, rest = text.partition("\nArgs:\n")
     arguments = re.split(r"^\S", rest, maxsplit=1, flags=re.MULTILINE)[0]
     found = re.findall(r"^ {4}(\w+)(?: \([^)]*\))?: (.*(?:\n {5,}.*)*)", arguments, re.MULTILINE)
@@ -422,10 +428,11 @@ def _docstring(text: str) -> tuple[str, dict[str, str]]:
 
 
 def load_own_world(name: str) -> OwnWorld:
-    """The world that `env.world` names: `FILE.py:CLASS` or `package.module:CLASS`. Its code is run.
+    """Import and construct the world that `env.world` names: `FILE.py:CLASS` or `package.module:CLASS`.
 
     Raises:
-        ConfigError: there is no such file, module or class, it can't be imported, or it is no `OwnWorld`.
+        ConfigError: The file, module or class does not exist, importing or constructing it fails, or it is not an
+            `OwnWorld`.
     """
     place, _, class_name = name.rpartition(":")
     if not place or not class_name.isidentifier():
@@ -454,6 +461,6 @@ def _module(place: str) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = module_from_spec(spec)
-    sys.modules[spec.name] = module  # Dataclasses and pickle look their module up.
+    sys.modules[spec.name] = module  # Dataclasses and pickle look up their module.
     spec.loader.exec_module(module)
     return module

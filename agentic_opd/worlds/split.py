@@ -1,6 +1,6 @@
-"""Which tasks are held out for evaluation, decided by a task's id and the seed alone. Pure.
+"""Split tasks into training and evaluation by a hash of the task id and the seed. Pure.
 
-So every worker and every restart draws the same line, whatever the order of the tasks and however many are read.
+The split is the same in every worker and after every restart. It does not depend on the order or number of tasks.
 """
 
 from collections.abc import Iterable
@@ -10,13 +10,13 @@ from agentic_opd.core.types import Task
 
 
 def split_tasks(tasks: Iterable[Task], fraction: float, seed: int) -> tuple[list[Task], list[Task]]:
-    """Divide tasks into those to train on and those to evaluate on, each in the order given.
+    """Return the tasks to train on and those to evaluate on, each in the given order.
 
     Args:
-        tasks: What to divide.
-        fraction: Expected share of evaluation tasks, in [0, 1]; 0 holds out none, 1 holds out all. A larger fraction
-            only adds to those that a smaller one holds out.
-        seed: Another seed holds out others.
+        tasks: The tasks to split.
+        fraction: Expected share of evaluation tasks, in [0, 1]. A larger fraction holds out the tasks of a smaller one
+            and adds others.
+        seed: Seed of the hash.
     """
     train: list[Task] = []
     evaluation: list[Task] = []
@@ -26,7 +26,7 @@ def split_tasks(tasks: Iterable[Task], fraction: float, seed: int) -> tuple[list
 
 
 def split_position(task_id: str, seed: int) -> float:
-    """A number in [0, 1), evenly spread over ids, that only depends on the id and the seed."""
+    """Return a number in [0, 1), uniform over ids and determined by the id and the seed."""
     digest = blake2b(f"{seed}/{task_id}".encode(), digest_size=8).digest()
-    # 53 bits are what a float holds: with more of them the quotient could be rounded up to 1.
+    # A float holds 53 bits; with more bits the quotient could be rounded up to 1.
     return (int.from_bytes(digest, "big") >> 11) / 2**53

@@ -1,1 +1,1 @@
-"""`scripts/check_tasks`: solutions of a dataset's tasks, run through the verifier of training."""
+"""`scripts/check_tasks`: run solutions of a dataset's tasks through the verifier used in training."""

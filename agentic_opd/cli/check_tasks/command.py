@@ -1,4 +1,4 @@
-"""Run solutions of a dataset's tasks through the verifier of training: what `scripts/check_tasks` does (I/O).
+"""`scripts/check_tasks`: run solutions of a dataset's tasks through the verifier used in training (I/O).
 
 Exit code 0: all passed; 1: some failed, or a given solution belongs to no task; 2: the dataset, the solutions or the
 settings are wrong, or the sandbox does not work; 130: interrupted.
@@ -45,16 +45,16 @@ async def check_tasks(
     """Verify one solution of each task.
 
     Args:
-        tasks: What to check.
-        solutions: Task id -> files; a task that is not in it ends as `no_solution`.
-        new_sandbox: Makes the sandboxes.
-        done: Told of each verdict, with the task's place in `tasks`, in the order in which they come.
-        timeout_s: Seconds of processor time the tests of one task may take.
-        workers: How many run at the same time.
+        tasks: Tasks to check.
+        solutions: Task id -> files; a task without an entry ends as `no_solution`.
+        new_sandbox: Creates the sandboxes.
+        done: Called with each verdict and the task's index in `tasks`, in the order of completion.
+        timeout_s: Processor time for the tests of one task, in seconds.
+        workers: Number of concurrent verifications.
 
     Raises:
-        DatasetError: The hidden tests of a task check nothing.
-        SandboxError: The sandbox does not work.
+        DatasetError: the hidden tests of a task check nothing.
+        SandboxError: the sandbox does not work.
     """
     for task in tasks:
         checks_of(task)
@@ -71,7 +71,7 @@ async def check_tasks(
 
 
 def reference_solutions(tasks: Sequence[Task]) -> GivenSolutions:
-    """The tasks' own solutions."""
+    """Return the tasks' reference solutions."""
     files = {
         task.task_id: {SOLUTION_FILE: task.reference_solution.encode("utf-8", "surrogatepass")}
         for task in tasks
@@ -123,7 +123,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _count(text: str) -> int:
-    """A number of the command line that must be at least 1."""
+    """Parse a number of the command line that must be at least 1."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"must be a number, at least 1; got {text!r}")
     return int(text)
@@ -178,7 +178,7 @@ def _config(arguments: argparse.Namespace) -> CodingConfig:
         "dataset_format": arguments.format,
         "dataset_fields": fields,
         "dataset_skip_broken": arguments.skip_broken,
-        # Solutions may be for tasks beyond the limit, so their ids must be known.
+        # Solutions may refer to tasks beyond the limit, so all ids are loaded.
         "dataset_limit": arguments.limit if arguments.solutions is None else None,
         "verify_timeout_s": arguments.timeout,
         "sandbox_backend": arguments.sandbox,
@@ -190,7 +190,7 @@ def _config(arguments: argparse.Namespace) -> CodingConfig:
 
 
 def _check_out(arguments: argparse.Namespace) -> None:
-    """Raise ConfigError if the results would replace what is read."""
+    """Raise ConfigError if the output would replace an input file."""
     out: Path | None = arguments.out
     for read in (Path(arguments.dataset), arguments.solutions):
         if out is not None and read is not None and out.exists() and read.exists() and out.samefile(read):

@@ -1,4 +1,4 @@
-"""What a person and a program see of `check_tasks`: a bar or plain lines, and one JSON line a task (I/O)."""
+"""Output of `check_tasks`: a bar or plain lines for a person, and one JSON line per task (I/O)."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,7 @@ _SHOWN_LINES = 4
 
 @dataclass(frozen=True, slots=True)
 class CheckedTask:
-    """A task's verdict, and the seconds it took."""
+    """A task's verdict, and the duration of its verification in seconds."""
 
     task_id: str
     verification: Verification
@@ -24,18 +24,18 @@ class CheckedTask:
 
     @property
     def is_passed(self) -> bool:
-        """Whether the tests came to their end and every one of them passed."""
+        """Whether the tests ran to their end and all passed."""
         verdict = self.verification
         return verdict.outcome not in _NOT_PASSED and verdict.passed == verdict.total
 
     @property
     def outcome(self) -> str:
-        """How the tests ended: `ran`, or `ran, in_process` if they shared a process with the solution."""
+        """Outcome of the tests: `ran`, or `ran, in_process` if they shared a process with the solution."""
         verdict = self.verification
         return verdict.outcome.value + (", in_process" if verdict.in_process else "")
 
     def to_row(self) -> dict[str, Any]:
-        """The JSON line."""
+        """Return the JSON line's object."""
         verdict = self.verification
         return {
             "id": self.task_id,
@@ -47,7 +47,7 @@ class CheckedTask:
         }
 
     def to_text(self) -> str:
-        """The same for a person; a failure with the first lines of its report."""
+        """Return the result as text; a failure with the first lines of its report."""
         verdict = self.verification
         counts = f"{verdict.passed} of {verdict.total} passed ({self.seconds:.1f} s)"
         text = f"{printable_line(self.task_id)}: {counts}, {self.outcome}"
@@ -58,26 +58,26 @@ class CheckedTask:
 
 
 class ResultLines:
-    """Writes one JSON line a task, in the order of the tasks, to a file or to standard output.
+    """Writes one JSON line per task, in the order of the tasks, to a file or to standard output.
 
-    A task's line is written once those of all tasks before it are; `close` writes what is still waiting.
+    A line is written once the lines of all earlier tasks are; `close` writes the remaining ones.
     """
 
     def __init__(self, path: Path | None) -> None:
-        """Open `path` anew.
+        """Open `path`, replacing an existing file.
 
         Raises:
-            OutputError: It cannot be written.
+            OutputError: the file cannot be written.
         """
         self._next = 0
         self._waiting: dict[int, CheckedTask] = {}
         self._lines = JsonLines(path, hint="Choose another --out.")
 
     def add(self, number: int, checked: CheckedTask) -> None:
-        """The result of task `number`, counted from 0.
+        """Add the result of the task at index `number`.
 
         Raises:
-            OutputError: The disk, or the reader of standard output, refused.
+            OutputError: the line cannot be written to the disk or to standard output.
         """
         self._waiting[number] = checked
         while self._next in self._waiting:
@@ -85,7 +85,7 @@ class ResultLines:
             self._next += 1
 
     def close(self) -> None:
-        """Write what is waiting, in order, and close the file."""
+        """Write the remaining lines in order, and close the file."""
         for number in sorted(self._waiting):
             self._write(number)
         self._lines.close()
@@ -99,7 +99,7 @@ class ResultLines:
 
 
 class CheckProgress(LiveBar):
-    """A live bar in a terminal, with the failures above it; a line a task elsewhere."""
+    """A live bar in a terminal, with failures above it; elsewhere a line per task."""
 
     def __init__(self, total: int) -> None:
         super().__init__("tasks", total, console=PrintableConsole(stderr=True, highlight=False))
@@ -109,11 +109,11 @@ class CheckProgress(LiveBar):
 
     @property
     def counts(self) -> str:
-        """How many passed and failed so far."""
+        """Text with the numbers of passed and failed tasks so far."""
         return f"{self.passed} passed, {self.failed} failed"
 
     def done(self, checked: CheckedTask) -> None:
-        """A task is checked."""
+        """Count a checked task and show it."""
         self.passed += checked.is_passed
         self.failed += not checked.is_passed
         if not self.is_live:

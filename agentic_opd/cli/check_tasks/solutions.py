@@ -1,4 +1,4 @@
-"""A file of solutions -> what `check_tasks` verifies: rows `{"id": ..., "files": {"solution.py": ...}}` (I/O)."""
+"""Read the solutions for `check_tasks`: rows `{"id": ..., "files": {"solution.py": ...}}` (I/O)."""
 
 from collections.abc import Container
 from dataclasses import dataclass
@@ -14,18 +14,17 @@ Files = dict[str, bytes]
 
 @dataclass(frozen=True, slots=True)
 class GivenSolutions:
-    """Task id -> files; `unknown` names the rows whose id no task has."""
+    """Task id -> files; `unknown` lists the rows whose id belongs to no task."""
 
     files: dict[str, Files]
     unknown: list[str]
 
 
 def read_solutions(path: Path, task_ids: Container[str]) -> GivenSolutions:
-    """The solutions in a .jsonl (or .jsonl.gz, .parquet) file.
+    """Return the solutions in a .jsonl (or .jsonl.gz, .parquet) file.
 
     Raises:
-        DatasetError: It cannot be read, or a row is not of that form, or a second one for its task; the message has
-            its line.
+        DatasetError: the file cannot be read, a row has another form, or an id is repeated; the message names the line.
     """
     if not is_data_file(path):
         raise DatasetError(f"solutions {str(path)!r}: expected a file that ends in {', '.join(FILE_SUFFIXES)}")
@@ -61,7 +60,7 @@ def _row_files(row: Row) -> Files:
         )
     files: Files = {}
     for path, text in cast(dict[str, Any], found).items():
-        # A Parquet file has every name that any row has, with null if this row does not have it.
+        # In a Parquet file every row has the names of all rows, with null for missing files.
         if text is None:
             continue
         if not isinstance(text, str):

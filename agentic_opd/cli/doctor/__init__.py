@@ -1,1 +1,1 @@
-"""`agentic-opd doctor`: checks of a set-up, one line each, with what to do about what is wrong."""
+"""`agentic-opd doctor`: checks of a set-up, one line each, with a remedy for each problem."""

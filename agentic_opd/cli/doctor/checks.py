@@ -1,4 +1,4 @@
-"""Every check of `agentic-opd doctor`, and what a person or a program reads of them."""
+"""All checks of `agentic-opd doctor`, and their output as text or JSON."""
 
 import json
 from collections import Counter
@@ -52,7 +52,7 @@ _STYLES = {Status.OK: "green", Status.WARNING: "yellow", Status.FAILED: "red", S
 
 
 async def diagnose(settings: Settings, *, is_serve: bool, as_json: bool) -> int:
-    """Run all checks and print what they find; returns the exit code."""
+    """Run all checks and print their diagnoses; return the exit code."""
     setup = Setup(settings.env, settings.servers, is_serve)
     console, diagnoses = PrintableConsole(), list[Diagnosis]()
     try:
@@ -71,7 +71,7 @@ async def diagnose(settings: Settings, *, is_serve: bool, as_json: bool) -> int:
 
 
 def line(diagnosis: Diagnosis) -> Text:
-    """`ok       server       ...`."""
+    """Return the diagnosis as a line: `ok       server       ...`."""
     return Text.assemble(
         (f"{diagnosis.status.value:<8}", _STYLES[diagnosis.status]),
         f" {diagnosis.name:<{max(len(check.name) for check in CHECKS)}}  {diagnosis.text}",

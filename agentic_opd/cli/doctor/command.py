@@ -1,4 +1,4 @@
-"""`agentic-opd doctor`: the command line. What checks need is imported once it is found right."""
+"""`agentic-opd doctor`: the command line. Imports for the checks happen only after the settings are validated."""
 
 import argparse
 import asyncio
@@ -13,7 +13,7 @@ from agentic_opd.settings.read import read_settings
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The settings of the modes, and what only this command knows."""
+    """Return a parser with the settings of the modes and this command's own flags."""
     env, servers = default_settings()
     parser = argparse.ArgumentParser(
         prog="agentic-opd doctor",
@@ -28,7 +28,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run all checks; returns 0 where none failed, 1 where one did, 2 for wrong settings."""
+    """Run all checks; return 0 if none failed, 1 if one did, 2 for wrong settings."""
     parser = build_parser()
     arguments, unknown = parser.parse_known_args(argv)
     set_up_logging(verbose=arguments.verbose)

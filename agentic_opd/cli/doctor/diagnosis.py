@@ -1,4 +1,4 @@
-"""Checks to diagnoses: each check looks at a set-up. What it raises is a failure, and what needs it is skipped then."""
+"""Checks and their diagnoses. An error raised by a check is a failure; checks that depend on it are skipped."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -16,16 +16,16 @@ from agentic_opd.env.config import AgenticOPDEnvConfig
 from agentic_opd.rollout.chat import Chat
 
 PATIENCE_S = 60.0
-"""Seconds one check may take; tasks of the hub are loaded within them too."""
+"""Time limit of one check in seconds, including the download of tasks from the hub."""
 
 _RETRY_S = 2.0
 _TIMEOUT_S = 30.0
-"""A run waits longer; a person who asks what is wrong wants to know it now."""
+"""Time limits in seconds, shorter than a run's, for a quick diagnosis."""
 
 
 @dataclass
 class Setup:
-    """The settings, and what is known of the servers so far: `infos` has an entry for each of `clients`."""
+    """The settings, and the results of checks that later checks use: `infos` has one entry per client."""
 
     config: AgenticOPDEnvConfig
     servers: Sequence[Any]
@@ -41,45 +41,45 @@ class Setup:
 
     @property
     def retry_s(self) -> float:
-        """Seconds to go on asking a server that does not answer."""
+        """Seconds to keep asking a server that does not answer."""
         return min(self.config.server_retry_s, _RETRY_S)
 
     def client(self, url: str, key: str | None = None) -> JsonClient:
-        """A client that soon gives up."""
+        """Return a client with short time limits."""
         return JsonClient(url, key, timeout_s=_TIMEOUT_S, retry_s=self.retry_s)
 
     @property
     def policy(self) -> PolicyEndpoint:
-        """The first of the policy's servers; its model is the settings' as long as it has not said its own."""
+        """The first of the policy's servers; its model is the configured one until the server has reported its own."""
         key = SecretStr(self.servers[0].api_key) if self.servers[0].api_key else None
         model = self.infos[0].model if self.infos else self.servers[0].model_name
         return PolicyEndpoint(f"{self.clients[0].base_url}/v1", model, key)
 
     def known_chat(self) -> Chat:
-        """The chat that the renderer's check made."""
+        """Return the chat created by the renderer's check."""
         assert self.chat is not None
         return self.chat
 
     async def close(self) -> None:
-        """Close connections."""
+        """Close all connections."""
         for client in self.clients:
             await client.close()
 
 
 class Status(StrEnum):
-    """How a check ended."""
+    """Result of a check."""
 
     OK = "ok"
     WARNING = "warning"
-    """A run would start, but look at this first."""
+    """A run would start, but something needs attention."""
     FAILED = "failed"
-    """A run would not start, or would do nothing useful."""
+    """A run would not start, or would be useless."""
     SKIPPED = "skipped"
-    """Not looked at: something that it needs failed, or the settings do not use it."""
+    """Not checked: a check that it needs failed, or the settings do not use the feature."""
 
 
 class Note(NamedTuple):
-    """What a check that came to its end has to say."""
+    """Result of a check that did not raise."""
 
     text: str
     status: Status = Status.OK
@@ -87,7 +87,7 @@ class Note(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """One line for a person."""
+    """One line of output."""
 
     name: str
     status: Status
@@ -96,7 +96,7 @@ class Diagnosis:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Looks at one thing; may leave what it found in the set-up, for the checks that need it."""
+    """Checks one thing; may store results in the set-up for the checks that need it."""
 
     name: str
     run: Callable[[Setup], Awaitable[Note]]

@@ -1,4 +1,4 @@
-"""Checks of what distills: the judge keeps to the protocol, the teacher scores, without a hint it equals the policy."""
+"""Checks of distillation: the judge's protocol, the teacher's fit, the noise without a hint, and the trajectory API."""
 
 from collections.abc import Sequence
 
@@ -36,11 +36,11 @@ PAIR = HindsightPair(
         ),
     ),
 )
-"""A turn that any judge has something to say about."""
+"""A turn with an obvious mistake, about which any judge should give a hint."""
 
 
 async def check_judge(setup: Setup) -> Note:
-    """The judge answers, in the protocol."""
+    """Check that the judge answers in the protocol."""
     if not setup.config.opd_enabled:
         return Note("distillation is off", Status.SKIPPED)
     if not setup.config.asks_judge:
@@ -70,7 +70,7 @@ async def check_judge(setup: Setup) -> Note:
 
 
 async def check_teacher(setup: Setup) -> Note:
-    """Separate teachers fit the policy."""
+    """Check that separate teachers fit the policy."""
     config = setup.config
     separate = dict(config.teachers)
     if (usual := config.usual_teacher) is not None:
@@ -98,7 +98,7 @@ async def _separate_teacher(setup: Setup, server: TeacherServer) -> TeacherClien
 
 
 async def check_noise(setup: Setup) -> Note:
-    """Tokens sampled now have, scored without a hint, the logprobs that they were sampled with."""
+    """Check that scoring sampled tokens without a hint reproduces the logprobs of their sampling."""
     config = setup.config
     if not config.opd_enabled:
         return Note("distillation is off", Status.SKIPPED)
@@ -120,7 +120,7 @@ async def check_noise(setup: Setup) -> Note:
 
 
 def judged_noise(differences: Sequence[float], precision: str | None) -> Note:
-    """What two readings of sampled tokens (nats) say in the precision that their server names."""
+    """Judge the differences (nats) between two readings of sampled tokens by the server's precision."""
     noise, tolerance = Noise.of(differences), tolerance_for(precision)
     text = (
         f"{noise.largest:.1e} nats at most, {noise.rms:.1e} root mean square, over {len(differences)} sampled tokens "
@@ -136,7 +136,7 @@ def judged_noise(differences: Sequence[float], precision: str | None) -> Note:
 
 
 async def check_trajectories(setup: Setup) -> Note:
-    """The trajectory API is there, which only `serve` needs."""
+    """Check that the trajectory API answers; only `serve` needs it."""
     url = setup.config.rollout_server_url
     api = TrajectoryApi(url)
     try:

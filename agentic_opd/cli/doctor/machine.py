@@ -1,4 +1,4 @@
-"""Checks of this machine: Python, packages, where a run writes, tasks, sandbox, W&B."""
+"""Checks of this machine: Python, packages, output folders, tasks, sandbox, W&B."""
 
 import os
 import platform
@@ -25,7 +25,7 @@ _SHOWN = ("atroposlib", "renderers", "transformers", "openai", "wandb")
 
 
 async def check_python(setup: Setup) -> Note:
-    """The interpreter is one that the package is tested on."""
+    """Check that the package is tested on this version of Python."""
     if sys.version_info[:2] < _OLDEST:
         raise ConfigError(f"Python {platform.python_version()} is too old: 3.11 to 3.13 are tested")
     if sys.version_info[:2] > _NEWEST:
@@ -34,7 +34,7 @@ async def check_python(setup: Setup) -> Note:
 
 
 async def check_packages(setup: Setup) -> Note:
-    """The installed packages are those that this package asks for."""
+    """Check that the installed packages satisfy this package's requirements."""
     try:
         wanted = [Requirement(text) for text in requires("agentic-opd") or ()]
     except PackageNotFoundError:
@@ -56,7 +56,7 @@ async def check_packages(setup: Setup) -> Note:
 
 
 async def check_disk(setup: Setup) -> Note:
-    """The places that a run writes to can be written, and are not full."""
+    """Check that the output folders of a run are writable and not full."""
     config = setup.config
     groups = Path(config.data_path_to_save_groups or default_output_folder("process") / "groups.jsonl")
     evals = Path(config.data_dir_to_save_evals or default_output_folder("evaluate"))
@@ -77,10 +77,10 @@ def _holds_something(file: Path) -> bool:
 
 
 def _free_gib(folder: Path) -> float:
-    """What is free on the disk that `folder` is or will be on.
+    """Return the free space in GiB on the disk of `folder`, which need not exist.
 
     Raises:
-        OutputError: nothing can be written there.
+        OutputError: the folder is not writable.
     """
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     try:
@@ -94,7 +94,7 @@ def _free_gib(folder: Path) -> float:
 
 
 async def check_tasks(setup: Setup) -> Note:
-    """The tasks can be loaded."""
+    """Check that the tasks can be loaded."""
     config = setup.config
     tasks, held_out = await make_world(config.world, config, config.system_prompt).train_and_eval_tasks()
     origin = (config.dataset_name or "the built-in ones") if config.world == "coding" else config.world
@@ -105,7 +105,7 @@ async def check_tasks(setup: Setup) -> Note:
 
 
 async def check_isolation(setup: Setup) -> Note:
-    """Model-written code can run in the sandbox that the settings name."""
+    """Check that the configured sandbox can run model-written code."""
     backend = setup.config.sandbox_backend
     await check_sandbox(sandbox_factory(setup.config))
     limit = f"; {memory_limited()}" if backend == "bubblewrap" else ""
@@ -113,7 +113,7 @@ async def check_isolation(setup: Setup) -> Note:
 
 
 async def check_wandb(setup: Setup) -> Note:
-    """W&B knows who logs, if it is on."""
+    """Check the login of W&B, if it is used."""
     if not setup.config.use_wandb:
         return Note("off: metrics go to metrics.jsonl", Status.SKIPPED)
     mode = os.environ.get("WANDB_MODE", "online")

@@ -1,4 +1,4 @@
-"""Checks of the policy's servers: there, recent, large enough, with our tokenizer and renderer."""
+"""Checks of the policy's servers: reachable, recent, large enough, consistent with the local tokenizer and renderer."""
 
 import asyncio
 from functools import partial
@@ -40,7 +40,7 @@ FIRST_MESSAGES: list[Message] = [
 
 
 async def check_server(setup: Setup) -> Note:
-    """Every server answers, and is a vLLM server."""
+    """Check that every server answers and is a vLLM server."""
     setup.infos = [await fetch_server_info(client) for client in setup.clients]
     await name_models(list(setup.servers), setup.retry_s)
     return Note(
@@ -49,7 +49,7 @@ async def check_server(setup: Setup) -> Note:
 
 
 async def check_versions(setup: Setup) -> Note:
-    """The servers have the plugin, of this version, in a vLLM that it is tested with."""
+    """Check the servers for this version of the plugin and a tested version of vLLM."""
     doubts: list[str] = []
     for client, info in zip(setup.clients, setup.infos, strict=True):
         vllm = info.vllm_version or await _vllm_version(client)
@@ -86,7 +86,7 @@ def _is_older(vllm: str) -> bool:
 
 
 async def check_context(setup: Setup) -> Note:
-    """A whole episode fits each server's context."""
+    """Check that a whole episode fits each server's context."""
     needed = setup.config.max_token_length
     for client, info in zip(setup.clients, setup.infos, strict=True):
         check_caps(client.base_url, info, context=needed, vocab_size=0, top_k=None)
@@ -94,7 +94,7 @@ async def check_context(setup: Setup) -> Note:
 
 
 async def check_logprobs(setup: Setup) -> Note:
-    """The policy's servers return as many logprobs as a scored row holds."""
+    """Check that the policy's servers return as many logprobs as a scored row needs."""
     top_k = setup.config.logprobs_asked
     if not setup.config.opd_enabled or setup.config.teacher_base_url is not None:
         return Note("the policy's servers do not score", Status.SKIPPED)
@@ -106,7 +106,7 @@ async def check_logprobs(setup: Setup) -> Note:
 
 
 async def check_tokens(setup: Setup) -> Note:
-    """Our tokenizer gives the ids that each server gives."""
+    """Check that the local tokenizer returns the same ids as each server."""
     name = name_of_tokenizer(setup.config, setup.servers[0])
     with explained_tokenizer_errors(name):
         setup.tokenizer = AutoTokenizer.from_pretrained(name)
@@ -118,7 +118,7 @@ async def check_tokens(setup: Setup) -> Note:
 
 
 async def check_renderer(setup: Setup) -> Note:
-    """A tool call survives the way to ids and back, here and through the server; hints can be placed."""
+    """Check that a tool call round-trips through ids, locally and on the server, and that hints can be placed."""
     config = setup.config
     renderer = configured_renderer(setup.tokenizer, config)
     chat = Chat(renderer, setup.tokenizer, TOOL_SPECS)
@@ -130,7 +130,7 @@ async def check_renderer(setup: Setup) -> Note:
     await _check_ids_survive(client, info, chat)
     ours = list(chat.first_prompt(FIRST_MESSAGES).token_ids)
     options = {key: value for key, value in config.renderer_options.items() if key != "tool_parser"}
-    is_template_s = config.tool_format == "template"  # Otherwise its server knows nothing of the tools.
+    is_template_s = config.tool_format == "template"  # With text, the server's template does not write the tools.
     theirs = await _rendered_by(client, info, chat, options) if is_template_s else None
     if theirs is not None and theirs != ours:
         at = next(
@@ -146,7 +146,7 @@ async def check_renderer(setup: Setup) -> Note:
 
 
 async def check_prompts(setup: Setup) -> Note:
-    """Every task's first prompt leaves room for an answer."""
+    """Check that every task's first prompt leaves room for an answer."""
     config = setup.config
     world = make_world(config.world, config, config.system_prompt)
     train, held_out = await world.train_and_eval_tasks()
@@ -166,7 +166,7 @@ async def check_prompts(setup: Setup) -> Note:
 
 
 async def _check_ids_survive(client: JsonClient, info: ServerInfo, chat: Chat) -> None:
-    """The server reads the ids of a rendered tool call as the text that gives these ids again."""
+    """Check that the server decodes the ids of a rendered tool call to a text that encodes to the same ids."""
     call = {"id": "call_0_0", "type": "function", "function": {"name": "terminal", "arguments": '{"command": "ls"}'}}
     turn: Message = {"role": "assistant", "content": "I look.", "tool_calls": [call]}
     ids = chat.renderer.render_ids([*FIRST_MESSAGES, turn], tools=chat.tools)  # type: ignore[list-item]
@@ -181,7 +181,7 @@ async def _check_ids_survive(client: JsonClient, info: ServerInfo, chat: Chat) -
 
 
 async def _rendered_by(client: JsonClient, info: ServerInfo, chat: Chat, options: dict[str, Any]) -> list[int] | None:
-    """The ids of a first prompt by the server's own chat template; None if it has no template, or refuses tools."""
+    """Return the server's template rendering of a first prompt as ids; None if it has no template, or refuses tools."""
     body = {"model": info.model, "messages": FIRST_MESSAGES, "tools": chat.tools, "add_generation_prompt": True}
     try:
         return await ask_token_ids(client, {**body, "chat_template_kwargs": options})

@@ -1,8 +1,9 @@
-"""When the output of a program, or a value that JSON can hold, is the expected one.
+"""Compare a program's output, or a JSON value, with the expected one.
 
-The rules are those of the graders of APPS (hendrycks/apps, eval/testing_util.py) and LiveCodeBench (lcb_runner/
-evaluation/testing_util.py): text is compared word by word, without regard to white space and empty lines; integers
-exactly; other numbers within 1e-8 + 1e-5 * |expected|, the default of numpy.allclose; a tuple is equal to a list.
+The rules are those of the graders of APPS (hendrycks/apps, eval/testing_util.py) and LiveCodeBench
+(lcb_runner/evaluation/testing_util.py). Texts are compared word by word, ignoring white space and empty lines. A whole
+number equals an expected integer only exactly, any other number equals it within 1e-6. The tolerance for other expected
+numbers is 1e-8 + 1e-5 * |expected|, the default of numpy.allclose. A tuple equals a list of the same items.
 """
 
 

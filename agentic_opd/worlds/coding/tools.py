@@ -1,8 +1,8 @@
-"""The agent's tools: a parsed call in, the text that the model reads out.
+"""The agent's tools: a parsed call in, the text for the model out.
 
-Whatever the model does wrong comes back as a result that starts with `Error: ` and says what to do. The file tools act
-inside the sandbox, so a path reaches exactly what a terminal command reaches; plain files of a work directory on this
-machine are written without a command.
+An error by the model returns a result that starts with `Error: ` and says what to do. The file tools act inside the
+sandbox, so they resolve paths as terminal commands do. Plain files in a work directory on this machine are written
+directly, without a command.
 """
 
 import re
@@ -21,10 +21,10 @@ READING_TOOLS = frozenset({"read_file"})
 """Tools that can't change a file."""
 
 _MAX_COMMAND_CHARS = 30_000
-"""The kernel takes 128 KiB in one argument, and a character is up to four bytes."""
+"""Keeps a command below the kernel's 128 KiB for one argument, at up to four bytes per character."""
 
 _MAX_PATH_BYTES = 4095
-"""What the kernel takes as a path; a longer one names nothing."""
+"""Longest path that the kernel accepts."""
 
 _LINE_END = re.compile(rb"\r\n|\n|\r")
 
@@ -38,26 +38,26 @@ _BROKEN_READ = {
 
 @dataclass(frozen=True, slots=True)
 class ToolLimits:
-    """How long one tool call may take (seconds) and how much of its result the model reads (characters)."""
+    """Limits of one tool call: its duration (seconds) and the length of its result (characters)."""
 
     timeout_s: float = 30.0
     output_max_chars: int = 4000
 
     @staticmethod
     def from_config(config: CodingConfig) -> "ToolLimits":
-        """The limits that the settings name."""
+        """Return the limits from the settings."""
         return ToolLimits(config.tool_timeout_s, config.tool_output_max_chars)
 
 
 class _ToolError(Exception):
-    """A tool call that did not work; its text is for the model."""
+    """A failed tool call; the text is for the model."""
 
 
 async def run_tool(call: ToolCall, sandbox: Sandbox, limits: ToolLimits) -> ToolResult:
     """Run one tool call.
 
     Raises:
-        SandboxError: The sandbox itself does not work. Nothing that the model does raises.
+        SandboxError: The sandbox itself does not work. Errors by the model never raise.
     """
     try:
         if call.arguments is None:
@@ -68,7 +68,7 @@ async def run_tool(call: ToolCall, sandbox: Sandbox, limits: ToolLimits) -> Tool
         arguments = _check_arguments(call.name, call.arguments, tool)
         return ToolResult(await tool.run(sandbox, limits, **arguments))
     except _ToolError as error:
-        # What the model wrote may hold halves of surrogate pairs, which no tokenizer takes.
+        # The model's text may hold lone surrogates, which tokenizers reject.
         text = str(error).encode(errors="replace").decode()
         return ToolResult(f"Error: {cut_middle(text, limits.output_max_chars)}", is_error=True)
 
@@ -106,7 +106,7 @@ async def _write_file(sandbox: Sandbox, limits: ToolLimits, path: str, content: 
 async def _patch(sandbox: Sandbox, limits: ToolLimits, path: str, old: str, new: str) -> str:
     if not old:
         raise _ToolError("'old' is empty. Give the text to replace, or use write_file for a whole file.")
-    # Bytes, so that what surrounds the text stays as it is even if it is not UTF-8.
+    # Bytes keep the rest of the file unchanged even if it is not UTF-8.
     held, old_bytes = await _read(sandbox, limits, path), old.encode("utf-8", errors="replace")
     count = held.count(old_bytes)
     if count == 0:
@@ -126,7 +126,7 @@ async def _patch(sandbox: Sandbox, limits: ToolLimits, path: str, old: str, new:
 
 
 def _line_ends(text: bytes) -> str:
-    r"""Which ends of lines a text has, as `\r\n and \n`."""
+    r"""Return the line endings that occur in a text, as `\r\n and \n`."""
     found = dict.fromkeys(_LINE_END.findall(text))
     return " and ".join(repr(end.decode())[1:-1] for end in found)
 
@@ -159,14 +159,14 @@ async def _write(sandbox: Sandbox, limits: ToolLimits, path: str, content: bytes
     if result.timed_out or result.output_exceeded or result.memory_exceeded:
         raise _ToolError(_stopped(result, limits))
     if result.exit_code != 0:
-        # The shell says `bash: line 1: PATH: reason`.
+        # The shell's message has the form `bash: line 1: PATH: reason`.
         lines = text_lines(result.text.strip())
         reason = lines[-1].rpartition(": ")[2] if lines else f"exit code {result.exit_code}"
         raise _ToolError(f"{path!r} cannot be written: {reason}. Write below the current directory.")
 
 
 def _quote(path: str) -> str:
-    """The path for a shell line; `./` keeps a relative one from being taken for an option."""
+    """Quote a path for a shell; `./` prevents the shell from reading a relative path as an option."""
     if not path:
         raise _ToolError("'path' is empty. Give a file's path, for example 'solution.py'.")
     length = len(path.encode())
@@ -188,14 +188,14 @@ def _stopped(result: CommandResult, limits: ToolLimits) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Tool:
-    """A tool: what the model is told of it, and what runs. `parameters` maps each name to its description."""
+    """A tool: its description, its parameters (name -> description), and the function that runs it."""
 
     description: str
     parameters: dict[str, str]
     run: Callable[..., Awaitable[str]]
 
     def spec(self, name: str) -> dict[str, Any]:
-        """The tool in OpenAI's form."""
+        """Return the tool in OpenAI's format."""
         properties = {key: {"type": "string", "description": text} for key, text in self.parameters.items()}
         parameters = {
             "type": "object",
@@ -210,7 +210,13 @@ class _Tool:
 
 
 def _check_arguments(tool_name: str, arguments: dict[str, Any], tool: _Tool) -> dict[str, str]:
-    """The call's arguments, exactly the tool's parameters, each a string that a command line can hold."""
+    """Return the call's arguments, which must be exactly the tool's parameters, as strings.
+
+    `command` and `path` must not contain NUL or lone surrogates.
+
+    Raises:
+        _ToolError: The arguments break one of these rules.
+    """
     for name in tool.parameters:
         value = arguments.get(name)
         if not isinstance(value, str):
@@ -274,4 +280,4 @@ _TOOLS = {
 }
 
 TOOL_SPECS: list[dict[str, Any]] = [tool.spec(name) for name, tool in _TOOLS.items()]
-"""The tools as OpenAI writes them, for the chat template."""
+"""The tools in OpenAI's format, for the chat template."""

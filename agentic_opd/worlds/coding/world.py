@@ -1,4 +1,4 @@
-"""The coding world: a private directory with the task's files, four tools on it, hidden tests as the verdict (I/O)."""
+"""The coding world: a work directory with the task's files, four tools, and verification by hidden tests (I/O)."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -42,7 +42,7 @@ tool call. If you cannot find the fault, say so in one sentence."""
 
 
 class LeftFiles(dict[str, bytes]):
-    """What an agent left: files by relative path, and which of its changes something is left of in them."""
+    """Final files of an episode by relative path, and the changes that survive in them."""
 
     made_by: frozenset[int] | None = None
 
@@ -50,18 +50,19 @@ class LeftFiles(dict[str, bytes]):
 class CodingSession:
     """One episode's work directory; see `core.types.Session`.
 
-    What is judged is what `collect` gives: each regular file but caches, since a solution may run or read any of them.
+    The judged files are those of `collect`: all regular files except caches, since a solution may run or read any of
+    them.
     """
 
     def __init__(self, sandbox: Sandbox, limits: ToolLimits, task: Task) -> None:
-        """A session in a sandbox that holds the task's files."""
+        """Start a session in a sandbox that already holds the task's files."""
         self._sandbox, self._limits = sandbox, limits
         self._authors, self._has_begun = Authors(task.prompt), not task.files
 
     async def run_tool(self, call: ToolCall) -> ToolResult:
-        """Run one call in the sandbox, and see whether the files that are judged are others after it.
+        """Run one call in the sandbox and record whether it changed the judged files.
 
-        Whatever wrote them: the file tools, a heredoc, `sed`, a program.
+        Changes count no matter how they were made: by the file tools, a heredoc, `sed` or a program.
         """
         if not self._has_begun:
             self._authors.given(await get_files(self._sandbox))
@@ -73,15 +74,15 @@ class CodingSession:
         return replace(result, is_change=await asyncio.to_thread(self._authors.changed, files))
 
     async def run_program(self, program: Program) -> ProgramRun:
-        """Run a program that does the episode's work, to its end."""
+        """Run an agent program to its end."""
         return await run_program(self._sandbox, program)
 
     async def user_reply(self, messages: Sequence[Message]) -> str | None:
-        """Nobody replies to a coding agent."""
+        """Return None: a coding episode has no user."""
         return None
 
     async def collect(self) -> LeftFiles:
-        """The files in the work directory."""
+        """Return the files in the work directory."""
         left = LeftFiles(await get_files(self._sandbox))
         if self._authors.changes:
             left.made_by = self._authors.left()
@@ -94,10 +95,10 @@ class CodingWorld:
     tools: Sequence[dict[str, Any]] = TOOL_SPECS
 
     def __init__(self, config: CodingConfig, system_prompt: str | None = None) -> None:
-        """Prepare sessions; nothing is started yet.
+        """Store the settings; nothing is started yet.
 
         Raises:
-            SandboxError: the sandbox's extra is not installed.
+            SandboxError: The sandbox's extra is not installed.
         """
         self.system_prompt = system_prompt or SYSTEM_PROMPT
         self._config = config
@@ -105,19 +106,19 @@ class CodingWorld:
 
     @asynccontextmanager
     async def session(self, task: Task) -> AsyncGenerator[CodingSession]:
-        """A fresh sandbox that holds the task's files."""
+        """Open a session in a fresh sandbox that holds the task's files."""
         async with self.program_session(task, ()) as session:
             yield session
 
     @asynccontextmanager
     async def program_session(self, task: Task, mounts: Sequence[Mount]) -> AsyncGenerator[CodingSession]:
-        """As `session`; `mounts` are what the sandbox sees of this machine besides."""
+        """Open a session as `session` does, in a sandbox that also sees `mounts` of this machine."""
         async with sandbox_factory(self._config, mounts)() as sandbox:
             await put_files(sandbox, task.files)
             yield CodingSession(sandbox, ToolLimits.from_config(self._config), task)
 
     async def train_and_eval_tasks(self) -> tuple[list[Task], list[Task]]:
-        """The built-in tasks, or those of the dataset that the settings name."""
+        """Return the training and evaluation tasks: the built-in ones, or those of the configured dataset."""
         return await asyncio.to_thread(load_train_and_eval, self._config)
 
     async def verify(self, task: Task, left: Mapping[str, bytes] | None) -> Verification:

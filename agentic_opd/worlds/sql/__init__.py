@@ -1,1 +1,1 @@
-"""The SQL world: questions over small SQLite databases, answered by a query that hidden databases judge."""
+"""The SQL world: questions over small SQLite databases, answered by a query and judged on hidden databases."""

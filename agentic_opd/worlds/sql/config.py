@@ -1,4 +1,4 @@
-"""Settings of the SQL world: where its questions come from."""
+"""Settings of the SQL world: the source of its questions."""
 
 from typing import ClassVar
 

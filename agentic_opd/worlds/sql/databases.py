@@ -1,9 +1,9 @@
-"""Made-up SQLite databases: a schema of two or three tables, and any number of fillings of it. Pure, seeded.
+"""Generate SQLite databases: random schemas of two or three tables, filled with random rows. Pure, seeded.
 
-    schema = draw_schema(rng, TRAINING)            parents and their children, a link between them
-    image = filled(schema, seed, rows=20)          bytes that `Connection.deserialize` reads
+    schema = draw_schema(rng, TRAINING)            a parent table and its children, each linked to the parent
+    image = filled(schema, seed, rows=20)          bytes for `sqlite3.Connection.deserialize`
 
-Nouns of held-out schemas never name a table of the others.
+Tables of training schemas never use a noun of held-out schemas.
 """
 
 import sqlite3
@@ -22,7 +22,7 @@ def _words(text: str) -> list[str]:
 
 
 class Nouns(NamedTuple):
-    """What tables may be called, in the singular; no word is in both."""
+    """Nouns that name tables, in the singular; no word is in both lists."""
 
     parents: Sequence[str]
     children: Sequence[str]
@@ -79,7 +79,7 @@ _NAMES = _words("""
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A table's column; a nullable one has no value in some rows."""
+    """A table's column; a nullable column is NULL in some rows."""
 
     name: str
     kind: Kind
@@ -88,42 +88,42 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table and, if it has a link, the table that it points at."""
+    """A table and the name of its parent table, if it has one."""
 
     name: str
     thing: str
-    """What one row is."""
+    """Noun for one row, in the singular."""
     columns: tuple[Column, ...]
     parent: str | None = None
 
     def of_kind(self, *kinds: Kind) -> list[Column]:
-        """Its columns of these kinds, in order."""
+        """Return the columns of these kinds, in order."""
         return [column for column in self.columns if column.kind in kinds]
 
     @property
     def link(self) -> str:
-        """The column that points at the parent."""
+        """Name of the column that refers to the parent."""
         return self.of_kind("link")[0].name
 
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """Tables, each after the one that it points at."""
+    """Tables, with parents before their children."""
 
     tables: tuple[Table, ...]
 
     def table(self, name: str) -> Table:
-        """The table of that name."""
+        """Return the table of that name."""
         return next(table for table in self.tables if table.name == name)
 
     @property
     def children(self) -> list[Table]:
-        """The tables that point at another."""
+        """The tables that have a parent."""
         return [table for table in self.tables if table.parent is not None]
 
 
 def draw_schema(rng: Random, nouns: Nouns) -> Schema:
-    """A parent with one or two kinds of children, named by these nouns."""
+    """Draw a schema of a parent table with one or two child tables, named by `nouns`."""
     noun = rng.choice(nouns.parents)
     things = rng.sample(nouns.children, rng.choice((1, 1, 2)))
     parent = Table(f"{noun}s", noun, (Column("id", "id"), Column("name", "text"), *_columns(rng, (1, 2), (1, 1), 0.5)))
@@ -151,22 +151,24 @@ _FIRST_ID, _FEWER = 51, 3
 
 
 def filled(schema: Schema, seed: int | str, rows: int) -> bytes:
-    """Return a database whose tables have different numbers of rows, all below any id.
+    """Return the image of a database with random rows.
+
+    The tables differ in their number of rows, and every id is larger than any of these numbers.
 
     Args:
-        schema: Its tables.
-        seed: Another one gives other rows.
-        rows: Of the first child table; each further one has three fewer, a parent half as many.
+        schema: The tables to fill.
+        seed: Determines the rows.
+        rows: Number of rows of the first child table; each further child has three fewer, the parent half as many.
     """
     rng, rng_of_ids = Random(seed), Random(f"ids/{seed}")
     with closing(sqlite3.connect(":memory:")) as connection:
-        connection.execute("PRAGMA page_size = 512")  # Thousands of small ones are kept in memory.
+        connection.execute("PRAGMA page_size = 512")  # Small pages, since thousands of images are kept in memory.
         ids: dict[str, list[int]] = {}
         for table in schema.tables:
             connection.execute(_created(table))
             of_children = rows - _FEWER * sum(name != table.parent for name in ids)
             count = of_children if table.parent else max(3, rows // 2)
-            # With gaps, and above all counts: MAX(id) counts nothing.
+            # Ids have gaps and exceed all row counts, so that MAX(id) never equals a count.
             ids[table.name] = sorted(rng_of_ids.sample(range(_FIRST_ID, _FIRST_ID + 3 * count), count))
             names = rng.sample(_NAMES, count)
             for row_id, name in zip(ids[table.name], names, strict=True):
@@ -197,5 +199,5 @@ def _value(column: Column, row_id: int, name: str, parents: Sequence[int], rng: 
 
 
 def text_values(column: Column) -> Sequence[str]:
-    """What a text column may hold."""
+    """Return the values that a text column may hold."""
     return _NAMES if column.name == "name" else _TEXTS[column.name]

@@ -1,8 +1,8 @@
-"""Queries that a model wrote, on SQLite: they read, and take a bounded share of the machine.
+"""Run model-written queries on SQLite, read-only and with bounded resources.
 
-A query is one SELECT. It runs in a process that is kept for queries (query_process.py), on a connection that can do
-nothing else. SQLite's own steps are counted; what they do not bound, a step that takes long or rows that take memory,
-ends that process and not this one.
+A query must be one SELECT. It runs in a reused query process (query_process.py), on a connection that can only read.
+The number of SQLite's steps is limited. A single long step, or rows that need too much memory, end the query process
+but not this one.
 """
 
 import atexit
@@ -28,34 +28,35 @@ from agentic_opd.worlds.sql import query_process
 from agentic_opd.worlds.sql.query_process import MAX_RESULT_BYTES, QueryError
 
 MAX_SECONDS = 10.0
-"""On the clock. Processor time (`query_process.MAX_CPU_S`) ends a query before that, unless the machine is busy."""
+"""Wall-clock limit of a query. Unless the machine is busy, the limit of processor time (`query_process.MAX_CPU_S`) is
+reached first."""
 _PROGRAM = Path(query_process.__file__)
 _PROCESSES = max(2, os.cpu_count() or 1)
 
 Value = str | int | float | bytes | None
 Source = bytes | Path
-"""A database: what `Connection.serialize` gives, or a file."""
+"""A database: an image from `Connection.serialize`, or a file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a query gave; `rows` in SQLite's own order."""
+    """Result of a query; `rows` are in SQLite's order."""
 
     columns: tuple[str, ...]
     rows: tuple[tuple[Value, ...], ...]
 
     @staticmethod
     def of(answer: dict[str, Any]) -> "Result":
-        """What `query_process.run` returned."""
+        """Convert the return value of `query_process.run`."""
         rows = (tuple(bytes.fromhex(v["bytes"]) if isinstance(v, dict) else v for v in row) for row in answer["rows"])
         return Result(tuple(answer["columns"]), tuple(rows))
 
 
 def run_query(source: Source, sql: str) -> Result:
-    """Run one query in a process for it; any thread may.
+    """Run one query in a query process. Safe to call from any thread.
 
     Raises:
-        QueryError: it is no single SELECT, SQLite refuses it, or it takes too much.
+        QueryError: It is not a single SELECT, SQLite refuses it, or it exceeds a limit.
     """
     with _free:
         process = _taken()
@@ -82,7 +83,7 @@ class _QueryProcess:
         """Run one query.
 
         Raises:
-            QueryError: the query took too much; the process has ended, or is to be.
+            QueryError: The query exceeded a limit; the process has ended, or the caller must end it.
         """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -105,11 +106,11 @@ class _QueryProcess:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it can be asked."""
+        """Whether the process is running."""
         return self._process.poll() is None
 
     def end(self) -> None:
-        """End the process, whatever it does."""
+        """Kill the process."""
         self._process.kill()
         with self._process:
             pass
@@ -120,7 +121,7 @@ _idle = deque[_QueryProcess]()
 
 
 def _taken() -> _QueryProcess:
-    """A process that waits for a query, or a new one."""
+    """Return an idle process, or start one."""
     while True:
         try:
             process = _idle.pop()
@@ -140,19 +141,19 @@ def _end_all() -> None:
 # --------------------------------------------------------------------------------------------------------- comparing
 
 _RELATIVE, _ABSOLUTE = 1e-9, 1e-12
-"""How far two numbers that are equal may lie apart if one of them is a float (as `math.isclose`, PEP 485)."""
+"""Tolerances for the equality of two numbers of which at least one is a float (as `math.isclose`, PEP 485)."""
 
 
 def difference(got: Result, expected: Result, *, is_ordered: bool) -> str | None:
-    """How a result differs from the expected one, without a value of it; None: it does not.
+    """Describe how a result differs from the expected one, without its values; None if it does not.
 
-    Names of columns do not matter; their order does. Floats are equal if they lie close together, all other values if
-    they are the same.
+    Column names are ignored, but the order of columns matters. Floats are equal within a tolerance, all other values
+    only exactly.
 
     Args:
-        got: Of the answer.
-        expected: Of the right query.
-        is_ordered: The order of rows matters.
+        got: Result of the answer.
+        expected: Result of the right query.
+        is_ordered: Whether the order of rows matters.
     """
     if len(got.columns) != len(expected.columns):
         return f"{_counted(len(got.columns), 'column')}, expected {len(expected.columns)}"
@@ -169,7 +170,7 @@ def difference(got: Result, expected: Result, *, is_ordered: bool) -> str | None
 
 
 def _representatives(column: Sequence[Value]) -> dict[Value, Value]:
-    """For each value of a column, one that stands for it and for all that are equal to it."""
+    """Map each value of a column to a representative that all equal values share."""
     found: dict[Value, Value] = {value: value for value in column}
     numbers = sorted(value for value in found if isinstance(value, int | float))
     for before, value in itertools.pairwise(numbers):
@@ -187,7 +188,7 @@ def _counted(count: int, what: str) -> str:
 
 
 def shown(result: Result, max_rows: int = 6) -> str:
-    """A result as text: a line of columns, a line a row, and how many more there are."""
+    """Return a result as text: a line of column names, a line per row, and the number of omitted rows."""
     lines = [" | ".join(result.columns), *(" | ".join(map(_text, row)) for row in result.rows[:max_rows])]
     if len(result.rows) > max_rows:
         lines.append(f"({len(result.rows) - max_rows} more rows)")
@@ -203,6 +204,6 @@ def _text(value: Value) -> str:
 
 
 def schema_text(source: Source) -> str:
-    """The statements that made a database's tables, without SQLite's own."""
+    """Return the CREATE TABLE statements of a database, without SQLite's internal tables."""
     found = run_query(source, "SELECT sql FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'")
     return "\n".join(str(row[0]) for row in found.rows)

@@ -1,8 +1,8 @@
-"""Questions from files as Spider and BIRD have them: a JSON list, and a folder of SQLite databases.
+"""Read questions in the formats of Spider and BIRD: a JSON list, and a folder of SQLite databases.
 
 questions.json   [{"db_id": "shop", "question": "...", "query" or "SQL": "SELECT ...", "evidence"?: "...",
                    "examples"?: [messages]}, ...]
-databases/       shop/shop.sqlite, and perhaps more of its schema: shop/shop_2.sqlite
+databases/       shop/shop.sqlite, optionally more databases of its schema: shop/shop_2.sqlite
 """
 
 import re
@@ -22,13 +22,13 @@ from agentic_opd.worlds.sql.engine import QueryError, Source, run_query
 from agentic_opd.worlds.sql.query_process import decoded
 
 _MADE, _SHARE, _MAX_ROWS = 3, 0.6, 2000
-"""Hidden databases that are made of a shown one: how many, of which share of its rows, and at most so many a table."""
+"""Hidden databases sampled from a shown one: their number, the share of rows kept, and the maximum rows of a table."""
 _SUFFIXES = (".sqlite", ".db")
 
 
 @dataclass(frozen=True, slots=True)
 class FileQuestion:
-    """One entry; `number` is its place in the file."""
+    """One entry; `number` is its index in the file, counted from 0."""
 
     number: int
     database: str
@@ -38,10 +38,10 @@ class FileQuestion:
 
 
 def read_questions(path: Path, databases: Path) -> Iterator[FileQuestion]:
-    """Read a file of questions whose databases are there and answer their own queries.
+    """Yield the questions of a file; each one's own query must run on its shown database.
 
     Raises:
-        ConfigError: naming the entry and what is wrong with it.
+        ConfigError: The file cannot be read, a database is missing, or an entry is wrong; names the entry.
     """
     try:
         entries = read_json(path.read_text())
@@ -75,10 +75,10 @@ def _field(entry: Any, place: str, *names: str) -> str:
 
 
 def shown_database(folder: Path, name: str) -> Path:
-    """The database that a policy sees.
+    """Return the path of the database that the policy sees.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: The file does not exist.
     """
     for suffix in _SUFFIXES:
         if (path := folder / name / f"{name}{suffix}").is_file():
@@ -88,10 +88,13 @@ def shown_database(folder: Path, name: str) -> Path:
 
 @cache
 def hidden_databases(folder: Path, name: str) -> tuple[Source, ...]:
-    """The databases that judge: what else lies beside the shown one, or parts of it where nothing does.
+    """Return the databases that judge an answer.
+
+    These are the other databases in the folder of the shown one. If there are none, they are the shown one itself and
+    samples of its rows.
 
     Raises:
-        ConfigError: the shown one can't be copied.
+        ConfigError: The shown database does not exist or cannot be copied.
     """
     shown = shown_database(folder, name)
     others = sorted(path for path in shown.parent.iterdir() if path.suffix in _SUFFIXES and path != shown)
@@ -99,7 +102,7 @@ def hidden_databases(folder: Path, name: str) -> tuple[Source, ...]:
 
 
 def _part(path: Path, seed: int) -> bytes:
-    """A copy with some of each table's rows."""
+    """Return the image of a copy with a random sample of each table's rows."""
     rng = Random(f"{path.name}/{seed}")
 
     def is_kept() -> bool:
@@ -128,7 +131,7 @@ def _part(path: Path, seed: int) -> bytes:
 
 
 def is_ordered(sql: str) -> bool:
-    """Whether a query's outermost part orders its rows."""
+    """Whether a query orders its rows at the outermost level."""
     flat = re.sub(r"'[^']*'|\"[^\"]*\"", "", sql)
     while (inner := re.sub(r"\([^()]*\)", "", flat)) != flat:
         flat = inner

@@ -1,8 +1,8 @@
-"""Queries on SQLite databases, which read and nothing else: a program that engine.py starts for those of a model.
+"""Run read-only queries on SQLite databases: the program of engine.py's query processes.
 
-It is run as `python -I -S PATH`, so it imports nothing but the standard library. For each query a line of JSON comes on
-stdin, `{"sql", "path"}` or `{"sql", "image_bytes"}` with the database's image behind it, and a line goes to stdout:
-`{"columns", "rows"}` or `{"error"}`. A query that takes too much processor time or memory ends the process.
+It runs as `python -I -S PATH`, so it imports only the standard library. For each query it reads a line of JSON from
+stdin: `{"sql", "path"}`, or `{"sql", "image_bytes"}` followed by the database's image. It writes a line to stdout:
+`{"columns", "rows"}` or `{"error"}`. A query that exceeds the limit of processor time or memory ends the process.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from typing import Any
 
 MAX_STEPS = 20_000_000
-"""Steps of SQLite's virtual machine, about a second. The count does not depend on how busy the machine is."""
+"""Steps of SQLite's virtual machine, about a second of them. The count does not depend on the machine's load."""
 MAX_CPU_S = 3
-"""Processor seconds, up to one more: bounds single steps that take long."""
+"""Processor seconds of one query, plus at most one more; bounds single steps that take long."""
 MAX_MEMORY_BYTES = 2**29
 MAX_ROWS = 10_000
 MAX_RESULT_BYTES = 8 * 2**20
-"""Size of all rows together as JSON."""
+"""Size of all rows together, as JSON."""
 _STEPS_BETWEEN_LOOKS = 1000
 _LIMITS = {
     sqlite3.SQLITE_LIMIT_LENGTH: 50_000,
@@ -42,24 +42,24 @@ _LIMITS = {
 }
 _READING = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_RECURSIVE}
 _PRAGMAS = {"table_info", "table_list", "table_xinfo", "foreign_key_list", "index_list"}
-"""Which say what there is, and take no value to set."""
+"""Pragmas that describe the schema and take no value to set."""
 _REFUSED_FUNCTIONS = {"load_extension", "random", "randomblob", "fts3_tokenizer"}
-"""Others than load_extension: a query that rolls dice has no right answer."""
+"""load_extension and fts3_tokenizer reach native code. A query with random values has no right answer."""
 
 
 class QueryError(Exception):
-    """The query could not be run, or is not allowed; its text is for whoever wrote it."""
+    """The query failed or is not allowed; the text is for the query's author."""
 
 
 def run(source: bytes | Path, sql: str) -> dict[str, Any]:
-    """Run one query in this process, within all limits but those of a process.
+    """Run one query in this process, within all limits except those on processor time and memory.
 
     Returns:
-        `columns`, and `rows` in SQLite's own order: numbers, texts, None, and `{"bytes": HEX}`.
+        `columns`, and `rows` in SQLite's order: numbers, texts, None, and `{"bytes": HEX}`.
 
     Raises:
-        QueryError: it is no single SELECT, SQLite refuses it, or it takes too much.
-        MemoryError: it needs too much memory.
+        QueryError: It is not a single SELECT, SQLite refuses it, or it exceeds a limit.
+        MemoryError: It needs too much memory.
     """
     with closing(_opened(source)) as connection:
         looks = iter(range(MAX_STEPS // _STEPS_BETWEEN_LOOKS))
@@ -73,7 +73,7 @@ def run(source: bytes | Path, sql: str) -> dict[str, Any]:
         except sqlite3.Error as error:
             is_stopped = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_INTERRUPT
             raise QueryError("the query takes too long" if is_stopped else str(error)) from None
-        except (UnicodeError, ValueError) as error:  # Halves of surrogate pairs, zero bytes.
+        except (UnicodeError, ValueError) as error:  # Lone surrogates, NUL bytes.
             raise QueryError(f"the query can't be read: {error}") from None
 
 
@@ -104,7 +104,7 @@ def _opened(source: bytes | Path) -> sqlite3.Connection:
 
 
 def decoded(raw: bytes) -> str:
-    """What a text cell holds; databases of the field are not always UTF-8."""
+    """Decode a text cell; real databases are not always UTF-8."""
     return raw.decode(errors="replace")
 
 
@@ -126,7 +126,7 @@ def main() -> None:
     for line in sys.stdin.buffer:
         asked = json.loads(line)
         source = Path(asked["path"]) if "path" in asked else sys.stdin.buffer.read(asked["image_bytes"])
-        # Its signal ends the process.
+        # A query that exceeds this limit receives SIGXCPU, which ends the process.
         resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time()) + 1 + MAX_CPU_S, most_cpu_s))
         try:
             answer = run(source, asked["sql"])

@@ -1,8 +1,8 @@
-"""Questions over made-up databases, each with the query that answers it. Pure, seeded.
+"""Generate questions over generated databases, each with the query that answers it. Pure, seeded.
 
-A question is a `Query`: what it selects from where, by parts that can be put together. `sql` writes it in one way,
-`text` in many words. Which parts it has is its combination; some of these are held out, though each of their parts is
-in others.
+A question is a `Query`, built from independent parts such as a join or a limit. `sql` writes it in a fixed form, `text`
+in many phrasings. The set of its parts is its combination. Training never has the held-out combinations, although it
+has each of their parts.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -33,15 +33,15 @@ HELD_OUT = (
     frozenset({"distinct", "number"}),
     frozenset({"limit", "date"}),
 )
-"""Parts that meet in no question of training."""
+"""Pairs of parts that never occur together in a training question."""
 
 SHOWN_ROWS, HIDDEN_ROWS = 12, (20, 26, 32)
-"""Rows of the first child table in the database that is shown, and in each that is hidden."""
+"""Number of rows of the first child table: in the shown database, and in each hidden one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """A condition on a column of the question's table or, joined, of its parent."""
+    """A condition on a column of the query's table or, with a join, of its parent."""
 
     column: Column
     comparison: Comparison
@@ -50,7 +50,7 @@ class Filter:
 
     @property
     def part(self) -> str:
-        """Its name among the parts of a combination."""
+        """Name of this condition among the parts of a combination."""
         if self.comparison in ("null", "not null"):
             return "null"
         return "year" if self.comparison == "year" else self.column.kind
@@ -58,9 +58,9 @@ class Filter:
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """What is asked for.
+    """A query of one of three shapes.
 
-    One of three: rows (`columns`), one number (`function`), or a number for each value of a column (`group`).
+    It returns rows (`columns`), one number (`function`), or a number for each value of a column (`group`).
     """
 
     schema: Schema
@@ -68,26 +68,26 @@ class Query:
     columns: tuple[Column, ...] = ()
     function: Function | None = None
     of: Column | None = None
-    """What `function` is taken of; None: it counts rows."""
+    """Column that `function` aggregates; None counts rows."""
     filters: tuple[Filter, ...] = ()
     group: Column | None = None
     group_of_parent: bool = False
     having: int | None = None
-    """Groups of more than so many rows."""
+    """Keep only groups with more rows than this number."""
     order: Column | None = None
-    """Of rows; groups are ordered by their number."""
+    """Column that orders rows; groups are always ordered by their computed number."""
     is_descending: bool = True
     limit: int | None = None
     is_distinct: bool = False
 
     @property
     def is_joined(self) -> bool:
-        """Whether it needs the parent's columns."""
+        """Whether the query needs the parent's columns."""
         return self.group_of_parent or any(one.of_parent for one in self.filters)
 
     @property
     def parts(self) -> frozenset[str]:
-        """Its combination."""
+        """The query's combination: the names of its parts."""
         flags = {
             "rows": bool(self.columns),
             "number": self.function not in (None, "COUNT"),
@@ -102,7 +102,7 @@ class Query:
 
     @property
     def is_held_out(self) -> bool:
-        """Whether parts of it meet that training keeps apart."""
+        """Whether the query contains a held-out pair of parts."""
         return any(pair <= self.parts for pair in HELD_OUT)
 
 
@@ -110,12 +110,12 @@ class Query:
 
 
 def sql(query: Query) -> str:
-    """The query as it is written here."""
+    """Return the query as SQL."""
     return joined(clauses(query))
 
 
 def clauses(query: Query) -> dict[str, str]:
-    """Its clauses without their keywords, in their order; conditions are `filter 0`, `filter 1` and so on."""
+    """Return the query's clauses in order, without keywords; conditions are named `filter 0`, `filter 1` and so on."""
     names = _Names(query)
     selected = [names.own(column) for column in query.columns]
     if query.group is not None:
@@ -141,7 +141,7 @@ _KEYWORDS = {"select": "SELECT", "from": "FROM", "join": "JOIN", "on": "ON", "gr
 
 
 def joined(found: Mapping[str, str]) -> str:
-    """Clauses as one query."""
+    """Join the clauses of `clauses` into one query."""
     words = list[str]()
     for name, clause in found.items():
         if name.startswith("filter"):
@@ -153,7 +153,7 @@ def joined(found: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Names:
-    """How columns are written: with their table where there are two."""
+    """Column names as SQL, qualified by their table if the query has a join."""
 
     query: Query
 
@@ -193,7 +193,7 @@ _FUNCTIONS = {
 
 
 def text(query: Query, rng: Random) -> str:
-    """The question in words, which `rng` draws."""
+    """Return the question in words, in a phrasing that `rng` draws."""
     things = query.table.name
     where = _where(query, rng)
     if query.columns:
@@ -266,7 +266,7 @@ def _said(one: Filter, rng: Random) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question with its databases."""
+    """A question with its query, and the images of its shown and hidden databases."""
 
     query: Query
     text: str
@@ -275,13 +275,13 @@ class Question:
 
 
 def questions(seed: int | str, *, held_out: bool, nouns: Iterable[Nouns] = repeat(TRAINING)) -> Iterator[Question]:
-    """Endless questions.
+    """Yield questions, one for each item of `nouns`.
 
     Args:
-        seed: Another one gives others.
-        held_out: Of three, the first is over a schema that training never has, the second of a combination that it
-            never has, the third is both.
-        nouns: What the tables of each question are called, if nothing of its schema is held out.
+        seed: Determines the questions.
+        held_out: Yield evaluation questions. In every three, the first has a held-out schema, the second a held-out
+            combination, the third both.
+        nouns: Nouns for the tables of each question whose schema is not held out.
     """
     rng = Random(f"sql/{seed}/{held_out}")
     for number, named in enumerate(nouns):
@@ -294,7 +294,7 @@ _TRIES_A_SCHEMA = 20
 
 
 def _drawn(rng: Random, pair: frozenset[str] | None, nouns: Nouns) -> Question:
-    """A sound question: of this held-out combination, or of none."""
+    """Draw a sound question that contains the held-out `pair`, or no held-out pair if it is None."""
     while True:
         schema = draw_schema(rng, nouns)
         fillings = rng.randrange(2**32)
@@ -308,7 +308,7 @@ def _drawn(rng: Random, pair: frozenset[str] | None, nouns: Nouns) -> Question:
 
 
 def draw_query(schema: Schema, rng: Random) -> Query | None:
-    """A query that makes sense of its schema; None where the draw does not."""
+    """Draw a query over the schema; return None if no column is left for a filter."""
     table = rng.choice([*schema.tables, *schema.children])
     parent = None if table.parent is None else schema.table(table.parent)
     query = Query(schema, table)
@@ -353,7 +353,7 @@ def draw_query(schema: Schema, rng: Random) -> Query | None:
 
 
 def _repeated(table: Table) -> list[Column]:
-    """The columns in which rows share values."""
+    """Return the columns whose values repeat across rows."""
     return [column for column in table.of_kind("text") if column.name != "name"]
 
 
@@ -371,9 +371,10 @@ def _draw_filter(column: Column, of_parent: bool, rng: Random) -> Filter:
 
 
 def _sound_images(query: Query, fillings: int) -> list[bytes] | None:
-    """The shown database and the hidden ones.
+    """Return the shown database and the hidden ones; None if the query is not sound on them.
 
-    None unless each has an answer that no tie decides, they differ, and some hidden one needs each part of the query.
+    A sound query has a result other than NULL and 0 on each database, and no tie affects its order. At most two of the
+    results are equal. Removing a part of the query changes the result on some hidden database.
     """
     written = sql(query)
     images, results = list[bytes](), list[Result]()
@@ -394,7 +395,7 @@ def _sound_images(query: Query, fillings: int) -> list[bytes] | None:
 
 
 def _lesser(query: Query) -> Iterator[Query]:
-    """The query without one of its parts each, or with another bound."""
+    """Yield the query without each of its filters and DISTINCT, and with other bounds of HAVING."""
     for one in query.filters:
         yield replace(query, filters=tuple(other for other in query.filters if other != one))
     if query.having is not None:
@@ -405,7 +406,7 @@ def _lesser(query: Query) -> Iterator[Query]:
 
 
 def _is_untied(query: Query, image: bytes) -> bool:
-    """Whether those that are wanted, and the next one, all have different places in the order."""
+    """Whether the first `limit` rows and the next one have distinct order keys other than NULL."""
     assert query.limit is not None
     ordered = sql(replace(query, limit=1000))
     name = ordered.rpartition(" ORDER BY ")[2].rsplit(" ", 3)[0]

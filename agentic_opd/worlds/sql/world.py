@@ -1,4 +1,4 @@
-"""The SQL world: a question, a database to look at, and an answer that databases nobody sees must agree with.
+"""The SQL world: answer a question with a query, which is judged on hidden databases.
 
 schema() -> query(sql)* -> answer(sql)+         the last answer is run on each hidden database of the same schema
 """
@@ -21,7 +21,7 @@ from agentic_opd.worlds.sql.questions import Question, questions, sql
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What a task is judged by."""
+    """Databases and right query of a task."""
 
     shown: Source
     hidden: tuple[Source, ...]
@@ -31,14 +31,14 @@ class Case:
 
 @dataclass(slots=True)
 class Desk:
-    """What the tools act on."""
+    """State of one episode: the shown database and the last answer."""
 
     database: Source
     answer: str | None = None
 
 
 class SqlWorld(OwnWorld):
-    """Questions over SQLite databases; `docs/sql.md`."""
+    """Questions over SQLite databases; see `docs/sql.md`."""
 
     system_prompt = (
         "Answer the question with one SQLite query. Look at the schema, then give your query with answer. "
@@ -46,12 +46,12 @@ class SqlWorld(OwnWorld):
     )
 
     def __init__(self, config: SqlConfig | None = None, eval_fraction: float = 0.1, eval_seed: int = 0) -> None:
-        """Prepare; nothing is generated or read yet.
+        """Store the settings; nothing is generated or read yet.
 
         Args:
-            config: Where questions come from.
-            eval_fraction: Share of a file's questions that is held out.
-            eval_seed: Which.
+            config: Source of the questions.
+            eval_fraction: Share of a file's questions that is held out for evaluation.
+            eval_seed: Seed of that split.
         """
         self._config = config or SqlConfig()
         self._held_out = (eval_fraction, eval_seed)
@@ -59,15 +59,18 @@ class SqlWorld(OwnWorld):
         self._read: tuple[list[Task], list[Task]] | None = None
 
     def tasks(self) -> list[Task]:
-        """The questions to train on."""
+        """Return the questions to train on."""
         return self._of_file()[0] if self._config.sql_file else [*self._generated(held_out=False)]
 
     def eval_tasks(self) -> list[Task]:
-        """The questions to evaluate on; of generated ones none has a schema, or a combination, of training."""
+        """Return the questions to evaluate on.
+
+        The schema or the combination of a generated one never occurs in training.
+        """
         return self._of_file()[1] if self._config.sql_file else [*self._generated(held_out=True)]
 
     def start(self, task: Task) -> Desk:
-        """The shown database."""
+        """Return the shown database, without an answer."""
         return Desk(self._case(task).shown)
 
     @tool
@@ -76,7 +79,7 @@ class SqlWorld(OwnWorld):
         return schema_text(desk.database)
 
     @tool
-    def query(self, desk: Desk, sql: str) -> str:  # noqa: D417 - the policy reads it, and gives no desk
+    def query(self, desk: Desk, sql: str) -> str:  # noqa: D417 - the policy reads this and passes no desk
         """Run a SELECT query and see its first rows.
 
         Args:
@@ -95,11 +98,14 @@ class SqlWorld(OwnWorld):
         return shown(_run(desk, sql))
 
     def judged(self, state: Desk) -> str | None:
-        """The answer."""
+        """Return the last answer."""
         return state.answer
 
     def verify(self, task: Task, state: Desk) -> Checks:
-        """Run the answer on each hidden database; it is right where its rows are those of the right query."""
+        """Compare the answer's rows with those of the right query on each hidden database.
+
+        The one check passes if they agree on all of them.
+        """
         case = self._case(task)
         if state.answer is None:
             return Checks(0, 1, "No answer was given.", "No answer was given.")
@@ -140,7 +146,7 @@ class SqlWorld(OwnWorld):
         return self._read
 
     def task_of(self, task_id: str, one: Question) -> Task:
-        """A generated question as a task that this world can judge."""
+        """Return a generated question as a task that this world can judge."""
         return self._task(task_id, one.text, Case(one.shown, one.hidden, sql(one.query)))
 
     def _task(self, task_id: str, text: str, case: Case, examples: Sequence[Any] = ()) -> Task:
@@ -157,7 +163,7 @@ def _run(desk: Desk, written: str) -> Result:
 
 
 def _wrong(database: Source, answer: str, case: Case) -> str | None:
-    """How an answer differs from the right one on a database; None: it does not."""
+    """Describe how an answer differs from the right one on a database; None if it does not."""
     try:
         got = run_query(database, answer)
     except QueryError as error:

@@ -1,5 +1,5 @@
-"""Hidden tests as source text, before they run: which tests there are, what they take from the solution, their checks.
+"""Analyze hidden tests as source text: the tests, the names that they need from the solution, and their checks.
 
-All of it is pure. The host decides everything here from the tests alone, before a solution runs, so no solution can
-change it. verifier/ runs what comes out.
+All modules are pure. The host analyzes the tests before a solution runs, so a solution cannot change the result.
+verifier/ runs the instrumented tests.
 """

@@ -1,8 +1,9 @@
-"""Hidden tests as source text -> the same tests, in which everything that is checked is a counted check. Pure.
+"""Instrument hidden tests: each condition becomes part of a counted check. Pure.
 
-A plain script is counted assert by assert; a file for pytest or unittest test by test. Asserts of which a solution
-reaches one or another (in the branches of an `if` on its result, in `try` and `except`) are one check. A check that
-fails does not stop the rest. All other source runs as it is, but the names that come from the solution are spelled out.
+A plain script is counted per assert, a pytest or unittest file per test. If the solution decides which of several
+asserts is reached (in the branches of an `if` on its result, in `try` and `except`), these asserts are one check. A
+check that fails does not stop the others. All other source is unchanged, except that `from solution import *` becomes
+an import of explicit names.
 """
 
 import ast
@@ -20,7 +21,7 @@ from agentic_opd.worlds.coding.hidden_tests.one_process import needs_one_process
 
 _MAX_LABEL = 200
 _EXPECTED = ("Json", "Printed")
-"""Calls that hold an expected value."""
+"""Names of the calls that wrap an expected value."""
 _Place = Literal["script", "check", "test"]
 _Conditions = Literal["none", "in branches", "certain"]
 _Node = TypeVar("_Node", bound=ast.AST)
@@ -28,35 +29,35 @@ _Node = TypeVar("_Node", bound=ast.AST)
 
 @dataclass(frozen=True, slots=True)
 class Checks:
-    """Instrumented tests. `labels[i]` names check i for a reader: the call, the assert's source, or the test's name."""
+    """Instrumented tests. `labels[i]` describes check i: by its call, by the assert's source, or by the test's name."""
 
     source: str
     labels: tuple[str, ...]
     certain: frozenset[int]
-    """The checks that a right solution reaches for sure: those outside of branches. All of them if there is none."""
+    """Checks that every right solution reaches: those outside of branches. All checks if there are no such checks."""
     is_file: bool
-    """Counted test by test."""
+    """Whether checks are counted per test."""
     needs_pytest: bool
-    """pytest itself runs them."""
+    """Whether pytest must run the tests."""
     imports_solution: bool
     runs_program: bool
-    """The tests run solution.py as a program, see `complete.io_tests`."""
+    """Whether the tests run solution.py as a program; see `complete.io_tests`."""
     in_process: bool
-    """The tests need the solution's own objects, or see it from inside: both must run in one process."""
+    """Whether both must share a process, because the tests need the solution's objects or inspect its internals."""
     modules: tuple[str, ...]
-    """What else the tests import at their top."""
+    """Other modules that the tests import at the top level."""
 
 
 @lru_cache(maxsize=1024)
 def instrument(tests: str) -> Checks:
-    """Put each check of `tests` into a context of `_opd_check`, and its conditions into calls of _opd_equal, _opd_true.
+    """Wrap each check of `tests` in a context `_opd_check`, and its conditions in calls of `_opd_equal` or `_opd_true`.
 
-    `assert True` and `assert False` are not checks: the first says nothing of the solution, the second marks a place
-    that must not be reached, and still raises.
+    The tests of a file become arguments of `_opd_tests`. `assert True` and `assert False` are not checks. The first
+    does not depend on the solution. The second marks code that must not be reached, and still raises.
 
     Raises:
         SyntaxError: `tests` is not Python.
-        ValueError: Which names come from the solution cannot be told.
+        ValueError: It cannot be determined which names come from the solution.
     """
     with any_digits():
         tree = ast.parse(tests)
@@ -92,7 +93,7 @@ def checks_of(task: Task) -> Checks:
     """Return the task's hidden tests, instrumented.
 
     Raises:
-        DatasetError: There are none, they are not Python, or they check nothing.
+        DatasetError: The task has no hidden tests, they are not Python, or they contain no check.
     """
     if task.hidden_tests is None:
         raise DatasetError(f"task {task.task_id!r}: a coding task needs hidden tests, and this one has none")
@@ -135,7 +136,7 @@ class _Transformer(ast.NodeTransformer):
         self._in_branch = False
 
     def calls_of(self, tests: list[CollectedTest], conditions: list[_Conditions]) -> list[ast.stmt]:
-        """Return what runs the tests of a file."""
+        """Return the call that runs the tests of a file, if there are any, and add their labels."""
         rows: list[ast.expr] = []
         for test, known in zip(tests, conditions, strict=True):
             row = len(self.labels), test.cases, test.name, test.method, known == "none"
@@ -188,7 +189,7 @@ class _Transformer(ast.NodeTransformer):
         return self._alternatives(node, is_certain, bool(handlers)) if handlers else self.generic_visit(node)
 
     def _alternatives(self, node: ast.stmt, is_certain: bool, depends_on_solution: bool) -> ast.AST:
-        """Count a statement as one check if the solution decides which of the asserts in it are reached."""
+        """Make a statement one check if the solution decides which of its asserts are reached."""
         inner = [*ast.walk(node)]
         asserts = [one for one in inner if isinstance(one, ast.Assert) and not isinstance(one.test, ast.Constant)]
         if self._place != "script" or not depends_on_solution or not asserts:
@@ -205,7 +206,7 @@ class _Transformer(ast.NodeTransformer):
         return node
 
     def _check(self, body: ast.stmt, label: str, *, is_certain: bool) -> ast.stmt:
-        """A check of its own: whatever it raises fails it and nothing else, the solution leaving early too."""
+        """Wrap `body` in a separate check: any exception in it, SystemExit included, fails only this check."""
         number = len(self.labels)
         self.labels.append(label)
         if self._in_branch or not is_certain:
@@ -216,7 +217,7 @@ class _Transformer(ast.NodeTransformer):
 
 
 def _condition(test: ast.expr, *, is_labelled: bool = False) -> tuple[ast.stmt, str]:
-    """Return the call that says whether a condition holds, and its label."""
+    """Return the call that evaluates a condition, and the condition's label."""
     match test:
         case ast.Compare(left=left, ops=[ast.Eq()], comparators=[right]):
             call_is_left = _has_call(left) or not _has_call(right)
@@ -244,7 +245,7 @@ def _is_condition(node: ast.AST) -> bool:
 
 
 def _always(body: list[ast.stmt]) -> bool:
-    """Whether statements reach a condition, whatever the solution does that is right."""
+    """Whether the statements reach a condition with every right solution."""
     for node in body:
         match node:
             case ast.If(body=inner, orelse=other):

@@ -1,4 +1,4 @@
-"""The tests that pytest or unittest would find in a file, from its source alone. Pure."""
+"""Find the tests that pytest or unittest would collect from a file, from its source alone. Pure."""
 
 import ast
 import re
@@ -11,26 +11,27 @@ _SKIPS = frozenset({"skip", "skipif", "skipIf", "skipUnless", "xfail", "expected
 
 @dataclass(frozen=True, slots=True)
 class CollectedTest:
-    """One test. `cases` is how many sets of parameters it has; 1 if only running it could tell."""
+    """One test. `cases` is the number of its parameter sets; 1 if the source does not determine it."""
 
     name: str
-    """The function's name, or the class's."""
+    """Name of the function, or of the class."""
     method: str | None
     cases: int
     node: _Function
 
     @property
     def labels(self) -> list[str]:
-        """`test_add`, `TestStack.test_pop`; with the case if there are several: `test_add[2]`."""
+        """Labels such as `test_add` or `TestStack.test_pop`; with several cases `test_add[2]`."""
         label = self.name if self.method is None else f"{self.name}.{self.method}"
         return [label] if self.cases == 1 else [f"{label}[{case}]" for case in range(self.cases)]
 
 
 def collect(tree: ast.Module) -> list[CollectedTest]:
-    """The tests of a file, in its order; a plain script of asserts has none.
+    """Return the tests of a file, in order; a plain script of asserts has no tests.
 
-    A function counts that pytest would run and the file itself does not; so do the methods of classes that are derived
-    from `TestCase`, or named `Test...` without a base. What is marked to be skipped or to fail is left out.
+    Functions count if pytest would run them and the file itself does not use them. Methods count in classes that derive
+    from `TestCase`, or that are named `Test...` and have no base. Tests marked as skipped or as expected to fail are
+    left out.
     """
     nodes = [child for node in tree.body if not _is_main_block(node) for child in ast.walk(node)]
     used = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
@@ -49,7 +50,7 @@ def collect(tree: ast.Module) -> list[CollectedTest]:
 
 
 def needs_pytest(tree: ast.Module) -> bool:
-    """Whether a file of tests uses pytest, or what only pytest gives: arguments of tests, set-up by special names."""
+    """Whether a file uses pytest or its features: parameters and decorators of tests, set-up by special names."""
     for node in ast.walk(tree):
         match node:
             case ast.Name(id="pytest") | ast.alias(name="pytest", asname=str()) | ast.ImportFrom(module="pytest"):
@@ -66,7 +67,7 @@ def needs_pytest(tree: ast.Module) -> bool:
 
 
 def is_test_class(node: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> bool:
-    """Whether a class of the tests holds tests; `classes` are all of the file's."""
+    """Whether a class contains tests; `classes` are all classes of the file by name."""
     for one in _line_of(node, classes):
         bases = [_last_name(base) for base in one.bases]
         if any(base.endswith("TestCase") for base in bases) or (one.name.startswith("Test") and {*bases} <= {"object"}):
@@ -75,7 +76,7 @@ def is_test_class(node: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> bool:
 
 
 def _line_of(node: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> list[ast.ClassDef]:
-    """The class, and those of the file that it is derived from."""
+    """Return the class and its base classes in the file."""
     line = [node]
     for one in line:
         bases = [classes[name] for name in map(_last_name, one.bases) if name in classes]
@@ -84,7 +85,7 @@ def _line_of(node: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> list[ast.C
 
 
 def without_runners(tree: ast.Module) -> ast.Module:
-    """The file without what starts its tests: `if __name__ == "__main__":` and calls such as `unittest.main()`."""
+    """Return the file without `if __name__ == "__main__":` and runner calls such as `unittest.main()`."""
     kept = [node for node in tree.body if not (_is_main_block(node) or _is_runner_call(node))]
     return ast.Module(kept, tree.type_ignores)
 
@@ -110,7 +111,7 @@ def _is_skipped(node: _Function | ast.ClassDef) -> bool:
 
 
 def _cases(node: _Function | ast.ClassDef, tree: ast.Module) -> int:
-    """How many sets of parameters its decorators give it; 1 if one of them is not spelled out."""
+    """Return the number of parameter sets from the decorators; 1 if the source does not list them."""
     cases = 1
     assigned = {ast.unparse(one.targets[0]): one.value for one in tree.body if isinstance(one, ast.Assign)}
     for decorator in node.decorator_list:
@@ -127,7 +128,7 @@ def _cases(node: _Function | ast.ClassDef, tree: ast.Module) -> int:
 
 
 def _last_name(node: ast.expr) -> str:
-    """`c` of `c`, `a.b.c` and `a.b.c(...)`; empty for anything else."""
+    """Return `c` for `c`, `a.b.c` and `a.b.c(...)`; empty for other expressions."""
     match node:
         case ast.Call(func=func):
             return _last_name(func)

@@ -1,4 +1,4 @@
-"""Test code as datasets hold it -> hidden tests that run by themselves on a module `solution`. Pure."""
+"""Complete the test code of datasets, so that it runs on its own against a module `solution`. Pure."""
 
 import ast
 import math
@@ -11,14 +11,14 @@ from agentic_opd.worlds.coding.hidden_tests.names import import_lines, wanted_na
 
 
 def complete_tests(test_code: str, entry_point: str | None) -> str:
-    """Add what `test_code` takes for granted.
+    """Add the imports and the call that `test_code` takes for granted.
 
-    Names that it uses and nothing defines are imported, from `solution` or as modules. If it defines `check` and never
+    Names that it uses but does not define are imported, from `solution` or as modules. If it defines `check` and never
     calls it (as HumanEval's tests do), `check(entry_point)` is called.
 
     Raises:
-        ValueError: It is not Python; it checks nothing: it has neither an `assert` nor a test of pytest or unittest; or
-            which names come from the solution cannot be told.
+        ValueError: `test_code` is not Python; it has neither an `assert` nor a test of pytest or unittest; or it cannot
+            be determined which names come from the solution.
     """
     try:
         with any_digits():
@@ -37,9 +37,9 @@ def complete_tests(test_code: str, entry_point: str | None) -> str:
 
 
 def helpers_of(code: str, entry_point: str) -> str:
-    """The imports and the functions beside `entry_point` in a HumanEval prompt, which some tests use.
+    """Return the imports and the helper functions of a HumanEval prompt, which some tests use; empty without helpers.
 
-    Some of those tests call a helper on the solution's output, so it must not be the solution's own version of it.
+    Some tests call a helper on the solution's output, so they must not use the solution's version of it.
     """
     try:
         tree = ast.parse(code)
@@ -51,12 +51,12 @@ def helpers_of(code: str, entry_point: str) -> str:
 
 
 def io_tests(inputs: Sequence[str], outputs: Sequence[str]) -> str:
-    """Tests that run solution.py as a program on each input, in a fresh process, and compare what it prints.
+    """Return tests that run solution.py as a program, in a fresh process for each input, and compare its output.
 
-    When an output is the expected one, grading.py says.
+    grading.py defines when an output equals the expected one.
 
     Raises:
-        ValueError: There are none, or not as many outputs as inputs.
+        ValueError: There are no inputs, or not as many outputs as inputs.
     """
     _check_pairs(inputs, outputs)
     checks = [
@@ -67,12 +67,12 @@ def io_tests(inputs: Sequence[str], outputs: Sequence[str]) -> str:
 
 
 def call_tests(fn_name: str, inputs: Sequence[Sequence[Any]], outputs: Sequence[Any]) -> str:
-    """Tests that call `fn_name`, such as `f` or `Solution().f`, and compare what it returns.
+    """Return tests that call `fn_name`, such as `f` or `Solution().f`, and compare the returned value.
 
-    Arguments and outputs are JSON values; when two are equal, grading.py says.
+    Arguments and outputs are JSON values. grading.py defines when an output equals the expected one.
 
     Raises:
-        ValueError: There are none, or not as many outputs as inputs; or `fn_name` is not a name.
+        ValueError: There are no inputs, or not as many outputs as inputs; or `fn_name` is not a name.
     """
     _check_pairs(inputs, outputs)
     root = fn_name.partition(".")[0].removesuffix("()")
@@ -92,7 +92,7 @@ def _check_pairs(inputs: Sequence[object], outputs: Sequence[object]) -> None:
 
 
 def _literal(value: Any) -> str:
-    """The source of a JSON value."""
+    """Return the source of a JSON value."""
     match value:
         case list():
             return f"[{', '.join(map(_literal, cast(list[Any], value)))}]"

@@ -1,4 +1,4 @@
-"""Integers of any length in datasets: Python refuses more than 4,300 digits, to be safe from texts of strangers."""
+"""Allow integers of any length in datasets; Python's limit of 4,300 digits protects against untrusted text."""
 
 import sys
 from collections.abc import Generator
@@ -10,7 +10,7 @@ _LOCK = RLock()
 
 @contextmanager
 def any_digits() -> Generator[None]:
-    """Read and write integers of any length meanwhile. The limit is the whole process's: keep it short."""
+    """Lift the limit on the digits of integers in a context. The limit is process-wide: keep the context short."""
     with _LOCK:
         limit = sys.get_int_max_str_digits()
         sys.set_int_max_str_digits(0)

@@ -1,6 +1,7 @@
-"""What hidden tests do with the solution, from their source: where its functions and its results go. Pure.
+"""Trace the solution's functions and results through the source of hidden tests. Pure.
 
-Names are told apart, scopes are not; a parameter stands for every argument that a call in the tests gives it.
+Variables are identified by name, regardless of scope. A parameter has the values of all arguments that calls in the
+tests pass for it.
 """
 
 import ast
@@ -25,20 +26,20 @@ _PLAIN_FUNCTIONS = PLAIN_NAMES | {
     "run_program",
 }
 _COMPARATORS = {"Json", "Printed", "approx"}
-"""Make values of the tests' own that can be equal to plain data."""
+"""Callables of the tests whose values can equal plain data."""
 _PATHS = {"tmp_path", "tmpdir"}
-"""Arguments of tests that name files."""
+"""Parameters of tests whose values are file paths."""
 _PLAIN_MODULES = {
     *("math", "cmath", "random", "string", "itertools", "json", "copy", "operator", "statistics", "textwrap", "bisect"),
     *("heapq", "time", "posixpath", "os.path", "functools", "base64", "binascii", "zlib", "hashlib", "re"),
 }
-"""Modules whose functions return plain data of plain data; the exceptions are in _ENDLESS and _OTHERS."""
+"""Modules whose functions return plain data for plain arguments; the exceptions are in _OTHERS."""
 _OTHERS = {"count", "cycle", "repeat", "partial", "compile", "match", "search", "fullmatch", "finditer", "Random",
            "itemgetter", "attrgetter", "methodcaller", "sha256", "md5", "sha1", "cmp_to_key", "lru_cache"}  # fmt: skip
 
 
 def key_of(node: ast.AST) -> str | None:
-    """Return the name of a variable: `x`, or `self.x`."""
+    """Return the name of a variable, `x` or `self.x`; None for other expressions."""
     match node:
         case ast.Name(id=name):
             return name
@@ -49,9 +50,10 @@ def key_of(node: ast.AST) -> str | None:
 
 
 class Flow:
-    """The names of hidden tests: `functions` hold functions of the solution, `results` what these returned.
+    """The variables of hidden tests.
 
-    `derived` also holds what was computed from results.
+    `functions` hold functions of the solution, `results` hold their return values, and `derived` also hold values
+    computed from results.
     """
 
     def __init__(self, tree: ast.Module) -> None:
@@ -85,7 +87,7 @@ class Flow:
                     self._objects[alias.asname or alias.name] = found
 
     def _bindings(self) -> Iterator[tuple[str, ast.expr]]:
-        """Each name with what it is bound to."""
+        """Yield each variable with the expressions that it is bound to."""
         for node in self.nodes:
             match node:
                 case ast.Assign(targets=targets, value=value):
@@ -111,7 +113,7 @@ class Flow:
     def _parameters(
         self, node: ast.FunctionDef | ast.AsyncFunctionDef, decorators: list[ast.expr]
     ) -> Iterator[tuple[str, ast.expr]]:
-        """The parameters of a test: rows of `parametrize`, and what fixtures return."""
+        """Yield the parameters of a test with their values: rows of `parametrize`, fixtures' results, and defaults."""
         rows = [row for call in decorators if isinstance(call, ast.Call) for row in call.args[1:]]
         for arg in node.args.args:
             for row in rows:
@@ -122,7 +124,7 @@ class Flow:
             yield arg.arg, default
 
     def _spread(self) -> None:
-        """Follow functions and results from name to name until nothing is added."""
+        """Propagate functions and results from variable to variable until nothing changes."""
         found = self.functions, self.namespaces, self.results, self.derived
         before = -1
         while before != (before := sum(map(len, found))):
@@ -139,7 +141,7 @@ class Flow:
     # ------------------------------------------------------------------------------------------ what an expression is
 
     def is_function(self, node: ast.expr) -> bool:
-        """Whether it is a function of the solution."""
+        """Whether an expression is a function of the solution."""
         match node:
             case ast.Name(id=name):
                 return name in self.functions and name != NAMESPACE
@@ -167,7 +169,7 @@ class Flow:
                 return key_of(node) in self.namespaces
 
     def is_result(self, node: ast.expr) -> bool:
-        """Whether it is, or holds, what a function of the solution returned, as it is."""
+        """Whether an expression is or contains an unchanged return value of a function of the solution."""
         match node:
             case ast.Call(func=func):
                 if isinstance(func, ast.Name) and func.id in self._local:
@@ -185,14 +187,14 @@ class Flow:
                 return key_of(node) in self.results
 
     def involves_result(self, node: ast.AST) -> bool:
-        """Whether it is computed from what a function of the solution returned."""
+        """Whether a node is computed from a return value of a function of the solution."""
         return any(
             key_of(child) in self.derived or (isinstance(child, ast.expr) and self.is_result(child))
             for child in ast.walk(node)
         )
 
     def is_plain(self, node: ast.expr, seen: frozenset[str] = frozenset()) -> bool:
-        """Whether its value is sure to be plain data, which crosses between the processes."""
+        """Whether an expression's value is certainly plain data, which can cross between the processes."""
         match node:
             case ast.Constant(value=value):
                 return value is not ...
@@ -248,22 +250,22 @@ class Flow:
                 return False
 
     def _names_function(self, node: ast.expr) -> bool:
-        """Whether it is a function that a function of the tests' own is given, such as a key of sorted()."""
+        """Whether an expression names a function of the tests or a built-in one, such as a key of sorted()."""
         return isinstance(node, ast.Name) and (node.id in self._local or callable(getattr(builtins, node.id, None)))
 
     def _is_random(self, node: ast.expr) -> bool:
-        """Whether it is a `random.Random`, whose methods return plain data."""
+        """Whether an expression is a `random.Random`, whose methods return plain data."""
         values = self.values.get(key_of(node) or "", [node])
         return all(isinstance(v, ast.Call) and ast.unparse(v.func).endswith("Random") for v in values)
 
     @cached_property
     def calls(self) -> list[ast.Call]:
-        """The calls of functions of the solution."""
+        """The calls of functions of the solution in the tests."""
         return [node for node in self.nodes if isinstance(node, ast.Call) and self.is_function(node.func)]
 
 
 def _module(name: str) -> object:
-    """Return a module of the standard library; None for another."""
+    """Return a module of the standard library; None for other modules."""
     if name.partition(".")[0] not in sys.stdlib_module_names:
         return None
     try:
@@ -282,7 +284,7 @@ def _returns_plain(found: object) -> bool:
 
 
 def _item(value: ast.expr) -> ast.expr:
-    """The items of a display as one expression; else any item of the value."""
+    """Return an expression for the items of an iterable; the items of a display are joined by `or`."""
     match value:
         case ast.List(elts=[_, *_] as items) | ast.Tuple(elts=[_, *_] as items) | ast.Set(elts=[_, *_] as items):
             return items[0] if len(items) == 1 else ast.BoolOp(ast.Or(), items)
@@ -295,7 +297,7 @@ def _item(value: ast.expr) -> ast.expr:
 
 
 def _unpacked(target: ast.expr, value: ast.expr) -> Iterator[tuple[str, ast.expr]]:
-    """The names of a target, each with its part of the value if that is spelled out."""
+    """Yield the variables of a target, each with its part of the value, or the whole value if it is not a display."""
     match target:
         case ast.Tuple(elts=targets) | ast.List(elts=targets):
             for number, one in enumerate(targets):
@@ -312,7 +314,7 @@ def _unpacked(target: ast.expr, value: ast.expr) -> Iterator[tuple[str, ast.expr
 
 
 def _arguments(call: ast.Call, called: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[tuple[str, ast.expr]]:
-    """The parameters of a function of the tests with the arguments of one call."""
+    """Yield the parameters of a function in the tests with the arguments of one call."""
     parameters = [arg.arg for arg in (*called.args.posonlyargs, *called.args.args)]
     if parameters[:1] == ["self"]:
         parameters = parameters[1:]

@@ -1,7 +1,7 @@
-"""Names in Python source: which it reads and defines, and which of them hidden tests get from the solution. Pure.
+"""Find the names that Python source reads and defines, and those that hidden tests need from the solution. Pure.
 
-The host decides that before a solution runs, so no solution can give the tests anything else: not a built-in, not a
-module, not a helper of theirs.
+The host decides this before a solution runs, so a solution cannot replace anything else in the tests: no built-in,
+module or helper.
 """
 
 import ast
@@ -10,22 +10,23 @@ import sys
 from importlib import import_module
 
 _HARNESS = {"Json", "Printed", "run_program"}
-"""What the tests' process gives them."""
+"""Names that the tests' process provides."""
 
 
 def undefined_names(source: str) -> list[str]:
-    """Names that `source` reads but neither defines, imports, nor finds among the built-ins, sorted."""
+    """Return the names that `source` reads but does not define or import, except built-ins, sorted."""
     tree = ast.parse(source)
     return sorted(_loaded(tree) - _defined(tree) - set(dir(builtins)))
 
 
 def wanted_names(tree: ast.Module, entry_point: str | None = None) -> tuple[list[str], list[str]]:
-    """What the tests read and nothing gives them: names of the solution, and modules that they forget to import.
+    """Return the undefined names that the tests read: names of the solution, and modules that they forget to import.
 
-    `entry_point` is the solution's, even if it is named like a built-in. A module's name that they call is no module's.
+    `entry_point` belongs to the solution even if it is named like a built-in. A name that the tests call is not taken
+    for a module.
 
     Raises:
-        ValueError: They import everything from a module whose names are not known here.
+        ValueError: The tests import everything from a module whose names are unknown here.
     """
     loaded = _loaded(tree)
     missing = loaded - _defined(tree) - set(dir(builtins)) - _HARNESS
@@ -39,7 +40,7 @@ def wanted_names(tree: ast.Module, entry_point: str | None = None) -> tuple[list
 
 
 def import_lines(names: list[str], modules: list[str]) -> str:
-    """The source that imports what `wanted_names` has found."""
+    """Return the import statements for the result of `wanted_names`."""
     lines = [f"from solution import {', '.join(names)}\n"] if names else []
     return "".join([*lines, *(f"import {module}\n" for module in modules)])
 
@@ -54,7 +55,7 @@ def _loaded(tree: ast.AST) -> set[str]:
 
 
 def _defined(tree: ast.AST) -> set[str]:
-    """Names that are assigned, defined, imported or parameters anywhere; scopes are not told apart."""
+    """Return the names that are assigned, defined, imported or parameters anywhere, regardless of scope."""
     names = {"__name__", "__file__", "__doc__"}
     for node in ast.walk(tree):
         match node:
@@ -70,7 +71,11 @@ def _defined(tree: ast.AST) -> set[str]:
 
 
 def _from_stars(tree: ast.AST) -> set[str]:
-    """The names that `import *` brings from modules other than the solution."""
+    """Return the names that `import *` brings from modules other than the solution.
+
+    Raises:
+        ValueError: A module is not in the standard library, or cannot be imported.
+    """
     names: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.names[0].name == "*" and not is_star(node):

@@ -1,7 +1,8 @@
-"""Whether hidden tests must share a process with the solution, where it is easier to cheat. Pure.
+"""Decide whether hidden tests must share a process with the solution, which makes cheating easier. Pure.
 
-Decided by the tests alone, so that no solution can bring it about. Tests run apart if plain data is all that crosses:
-copies of arguments one way, results and exceptions the other. What is not understood shares the process.
+The decision depends on the tests alone, so a solution cannot influence it. Tests run in a separate process if only
+plain data crosses: copies of arguments one way, results and exceptions the other. Tests that cannot be analyzed share
+the process.
 """
 
 import ast
@@ -16,24 +17,24 @@ _INSIDE = {
     *("patch", "monkeypatch", "capsys", "capfd", "caplog", "recwarn", "warns"),
     *("setattr", "getattr", "hasattr", "vars", "callable", "next", "islice", "takewhile", "iscoroutine"),
 }
-"""Tests that use one of these look at the solution from inside (its output, its source, its globals), or take the
-first items of an iterable that may be endless."""
+"""Names whose use in tests inspects the solution's internals (its output, source or globals), or takes the first items
+of an iterable that may be endless."""
 
 _FILES = {
     *("open", "chdir", "Path", "run_path", "run_module", "exec_module", "load_module"),
     *("SourceFileLoader", "spec_from_file_location", "FileFinder"),
 }
-"""Tests that use one of these load code, or share files with the solution by their names."""
+"""Names whose use in tests loads code, or shares files with the solution."""
 
 _NAMES_FILE = re.compile(r"\bsolution\.py\b|^\.py$")
 _MODULES = {"inspect", "pandas", "asyncio", "types", "dataclasses", "enum", "gc", "weakref", "threading"}
-"""Tests that import one of these look at more than plain data."""
+"""Modules whose use in tests involves more than plain data."""
 
 
 def needs_one_process(tree: ast.Module, flow: Flow, names: list[str], *, imports_solution: bool) -> bool:
-    """Return whether the tests need the solution's file, its objects, its changes of arguments, or what is inside it.
+    """Whether the tests need the solution's file, its objects, its changes of arguments, or its internals.
 
-    `names` are those that they get from it without naming them in an import.
+    `names` are the names that the tests need from the solution without an explicit import.
     """
     docs = {id(node.value) for node in flow.nodes if isinstance(node, ast.Expr)}
     if any(_reaches_files(node) for node in flow.nodes if id(node) not in docs):
@@ -57,7 +58,7 @@ def _reaches_files(node: ast.AST) -> bool:
 
 
 def _sees_inside(node: ast.AST) -> bool:
-    """Whether `node` is something that plain data over a pipe cannot stand for, such as a class of the solution."""
+    """Whether plain data over a pipe cannot replace `node`, such as a class of the solution."""
     match node:
         case ast.ImportFrom(module="solution", names=aliases):
             return any(_is_class_name(alias.name) for alias in aliases)
@@ -76,13 +77,13 @@ def _sees_inside(node: ast.AST) -> bool:
 
 
 def _is_class_name(name: str) -> bool:
-    """Whether `name` is written as classes are, like `TreeNode` or `P`, and not like `solve`, `LIMIT`, `Do_it`."""
+    """Whether `name` is spelled like a class (`TreeNode`, `P`), unlike `solve`, `LIMIT` and `Do_it`."""
     name = name.lstrip("_")
     return name != NAMESPACE and name[:1].isupper() and "_" not in name and (len(name) == 1 or name != name.upper())
 
 
 def _needs_objects(node: ast.AST, flow: Flow) -> bool:
-    """Whether an argument, a result, or what a result is compared with is more than plain data."""
+    """Whether an argument, a result, or a value compared with a result is more than plain data."""
     match node:
         case ast.Attribute(value=value, attr=name):
             return flow.is_function(value) or (flow.is_result(value) and name not in PLAIN_ATTRIBUTES)
@@ -124,7 +125,7 @@ def _names(node: ast.expr) -> Iterator[str]:
 
 
 def _seeds_solution(flow: Flow) -> bool:
-    """Whether the tests seed random numbers that they do not draw themselves."""
+    """Whether the tests seed `random` without drawing from it themselves."""
     attributes = [node for node in flow.nodes if isinstance(node, ast.Attribute)]
     used = {node.attr for node in attributes if isinstance(node.value, ast.Name) and node.value.id == "random"}
     return used == {"seed"}
@@ -134,7 +135,7 @@ def _seeds_solution(flow: Flow) -> bool:
 
 
 def _sees_changes(flow: Flow) -> bool:
-    """Whether a condition is about an argument after its call, and not about a result: `f(xs); assert xs == [1]`."""
+    """Whether a condition depends on an argument after its call and not on a result: `f(xs); assert xs == [1]`."""
     changed = dict[str, tuple[int, int]]()
     for call in flow.calls:
         for name in (name for part in _parts(call) for name in _held(part)):
@@ -142,7 +143,7 @@ def _sees_changes(flow: Flow) -> bool:
     known = -1
     while known != (known := len(changed)):
         for name, value in ((name, value) for name, values in flow.values.items() for value in values):
-            if name in changed:  # `grid = [row]`: who changes the grid may change the row.
+            if name in changed:  # `grid = [row]`: a call that changes the grid may change the row.
                 changed |= {other: changed[name] for other in _held(value) if other not in changed}
             elif not flow.involves_result(value):
                 later = [changed[other] for other in _held(value) if other in changed]
@@ -157,7 +158,7 @@ def _sees_changes(flow: Flow) -> bool:
 
 
 def _held(node: ast.expr) -> Iterator[str]:
-    """The variables that a value is or holds: `xs`, and `row` of `[row, [1]]` and `grid[0]`."""
+    """Yield the variables that a value is or contains: `xs`, and `row` of `[row, [1]]` and `grid[0]`."""
     match node:
         case ast.List(elts=items) | ast.Tuple(elts=items) | ast.Dict(values=items):
             for item in items:
@@ -170,7 +171,7 @@ def _held(node: ast.expr) -> Iterator[str]:
 
 
 def _conditions(node: ast.AST, flow: Flow) -> Iterator[ast.expr]:
-    """What tests check or pass on without a result of the solution in it."""
+    """Yield the parts of an assert or a returned value that do not involve a result of the solution."""
     match node:
         case ast.Assert(test=test):
             yield from _without_result(test, flow)
@@ -183,7 +184,7 @@ def _conditions(node: ast.AST, flow: Flow) -> Iterator[ast.expr]:
 
 
 def _without_result(test: ast.expr, flow: Flow) -> Iterator[ast.expr]:
-    """The parts of a condition that can hold or fail by themselves, and are not about a result."""
+    """Yield the parts of a condition that can hold or fail separately and do not involve a result."""
     match test:
         case ast.BoolOp(values=parts):
             yield from (found for part in parts for found in _without_result(part, flow))
@@ -205,7 +206,7 @@ def _without_result(test: ast.expr, flow: Flow) -> Iterator[ast.expr]:
 
 
 def _mentioned(node: ast.expr, changed: Mapping[str, tuple[int, int]]) -> list[tuple[int, int]]:
-    """Where the variables that `node` reads may have been changed first."""
+    """Return the positions after which the variables read by `node` may have changed."""
     names = [name for child in ast.walk(node) if (name := key_of(child)) is not None]
     return [changed[name] for name in names if name in changed]
 

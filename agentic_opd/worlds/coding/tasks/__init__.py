@@ -1,1 +1,1 @@
-"""Where tasks come from: the built-in ones and datasets, their formats, and the split for evaluation."""
+"""Sources of tasks: the built-in tasks and datasets, their formats, and the evaluation split."""

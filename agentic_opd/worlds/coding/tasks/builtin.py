@@ -9,7 +9,7 @@ from agentic_opd.worlds.coding.tasks.example_files import TEST_FILE, builtin_fil
 
 @dataclass(frozen=True, slots=True)
 class BuiltinSpec:
-    """A task as it is written down here; examples and hidden checks are `call == expected`."""
+    """A task in short form; examples and hidden checks are expressions `call == expected`."""
 
     signature: str
     statement: str
@@ -18,7 +18,7 @@ class BuiltinSpec:
     reference: str
 
     def to_task(self, *, with_examples: bool) -> Task:
-        """The task; with its examples and the file that runs them, or with neither."""
+        """Return the task, with its examples and the file that runs them, or without both."""
         entry_point = self.signature.partition("(")[0]
         examples = text_lines(self.examples.strip())
         hidden = "".join(f"assert {check.strip()}\n" for check in text_lines(self.hidden.strip().replace(";", "\n")))
@@ -35,7 +35,7 @@ class BuiltinSpec:
 
 
 def builtin_tasks(*, with_examples: bool = True) -> list[Task]:
-    """The eight tasks, always in the same order; without examples there is nothing to run before the end."""
+    """Return the eight tasks in a fixed order; without examples the agent has no tests to run."""
     return [spec.to_task(with_examples=with_examples) for spec in _SPECS]
 
 

@@ -1,6 +1,7 @@
-"""A task's public examples -> the source of `test_solution.py`, which lies in the agent's sandbox. Pure.
+"""Build the source of `test_solution.py`, which runs a task's public examples in the agent's sandbox. Pure.
 
-It prints a line for each example, with what was expected and what came, and exits with 1 unless all of them pass.
+The file prints a line for each example, with the expected and the actual value of a failure. It exits with 1 unless all
+examples pass.
 """
 
 import ast
@@ -65,13 +66,13 @@ sys.exit(0 if passed == len(EXAMPLES) else 1)
 
 
 def _grading() -> str:
-    """Return the rules by which the verifier compares too."""
+    """Return the source of grading.py without its docstring, so that examples are compared as in verification."""
     source = (resources.files("agentic_opd.worlds.coding") / "grading.py").read_text(encoding="utf-8")
     return source.partition('"""\n\n\n')[2]
 
 
 def builtin_file(entry_point: str, examples: Sequence[str]) -> str:
-    """Test file for `call == expected` lines about one function."""
+    """Return a test file for `call == expected` lines about one function."""
     pairs = [line.strip().rpartition(" == ") for line in examples]
     rows = _examples(f"({call!r}, {expected})" for call, _, expected in pairs)
     run = _RUN_CALLS.replace("EVALUATE", "got = eval(call)")
@@ -79,12 +80,12 @@ def builtin_file(entry_point: str, examples: Sequence[str]) -> str:
 
 
 def calls_file(setup: str, checks: Sequence[str], *, as_json: bool = False) -> str:
-    """Test file for some calls.
+    """Return a test file for calls of the solution.
 
     Args:
-        setup: Runs first, and imports from solution.
+        setup: Source that runs first and imports from solution.
         checks: Sources of one `assert` each.
-        as_json: What a call returns is compared as grading.py says.
+        as_json: Compare the returned values by the rules of grading.py.
     """
     before = setup.strip() + "\n" + (f"\n\n{_grading()}\n" if as_json else "")
     with any_digits():
@@ -95,7 +96,7 @@ def calls_file(setup: str, checks: Sequence[str], *, as_json: bool = False) -> s
 
 
 def program_file(examples: Sequence[tuple[str, str]]) -> str:
-    """Test file for (input, output) texts of a program."""
+    """Return a test file for a program, from its (input, expected output) texts."""
     return "\n".join([_PROGRAM_DOC, "", _grading(), "", _examples(map(repr, examples))]) + _RUN_PROGRAM + _END
 
 
@@ -104,7 +105,7 @@ def _examples(rows: Iterable[str]) -> str:
 
 
 def _pairs(check: str) -> list[tuple[str, str]]:
-    """The call and the expected value of each `assert` in `check`, as sources."""
+    """Return the call and the expected value of each `assert` in `check`, as sources."""
     asserts = [node.test for node in ast.walk(ast.parse(check)) if isinstance(node, ast.Assert)]
     return [_pair(test) for test in asserts]
 

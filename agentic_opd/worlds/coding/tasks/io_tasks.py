@@ -1,11 +1,11 @@
-"""A row of APPS, LiveCodeBench or the like -> a Task: a program from input to output, or a function to call. Pure.
+"""Convert a row of APPS, LiveCodeBench or the like to a task: a program with input and output, or a function. Pure.
 
-The first test is public (LiveCodeBench: its public ones), shown in the prompt if it is short and run by
-`test_solution.py`, unless it is the only test there is. The others count, and none of them is seen.
+The first test is public (LiveCodeBench: its public tests), unless it is the only test. `test_solution.py` runs the
+public tests, and the prompt shows the first one if it is short. The other tests are hidden, and only these count.
 
-Tests come in three forms: `input_output`, an object with `inputs`, `outputs` and perhaps `fn_name`; the same three as
-fields of the row; and `public_test_cases` with `private_test_cases`, lists of `{input, output, testtype}`. Each may be
-JSON text.
+Tests come in three forms: `input_output`, an object with `inputs`, `outputs` and optionally `fn_name`; the same three
+as fields of the row; and `public_test_cases` with `private_test_cases`, lists of `{input, output, testtype}`. Each may
+be JSON text.
 """
 
 import base64
@@ -30,9 +30,9 @@ TEST_NAMES = ("input_output", "inputs", "outputs", "public_tests", "private_test
 
 @dataclass(frozen=True, slots=True)
 class IoTests:
-    """Tests of a program (`fn_name` is None; texts) or of a function (argument lists; values).
+    """Tests of a program (`fn_name` is None, pairs of texts) or of a function (argument lists and values).
 
-    The first `shown` of them are public. They do not count: `hidden` are the others that differ from all of them.
+    The first `shown` tests are public and do not count. `hidden` has the others that differ from all public tests.
     """
 
     fn_name: str | None
@@ -42,27 +42,27 @@ class IoTests:
 
     @property
     def pairs(self) -> list[tuple[Any, Any]]:
-        """Inputs with their outputs."""
+        """Pairs of an input and its output."""
         return [*zip(self.inputs, self.outputs, strict=True)]
 
     @property
     def hidden(self) -> tuple[list[Any], list[Any]]:
-        """The inputs and the outputs that count; all of them if no other is left."""
+        """Inputs and outputs of the tests that count; those of all tests if no other test is left."""
         pairs = self.pairs
         hidden = [pair for pair in pairs[self.shown :] if pair not in pairs[: self.shown]] or pairs
         return [text for text, _ in hidden], [output for _, output in hidden]
 
 
 def read_tests(values: RowValues, *, unwrap: bool) -> IoTests:
-    """The tests of a row.
+    """Return the tests of a row.
 
     Args:
         values: The row.
-        unwrap: Outputs of a function that all are lists of one element stand for that element, as in APPS' rows
-            of plain functions.
+        unwrap: If all outputs of a function are lists of one element, replace each by its element, as APPS' rows of
+            plain functions need.
 
     Raises:
-        DatasetError: There are none, or they are not of one of the three forms.
+        DatasetError: The row has no tests, or they do not have one of the three forms.
     """
     if values.has("public_tests") or values.has("private_tests"):
         return _listed_cases(values)
@@ -95,7 +95,7 @@ def read_tests(values: RowValues, *, unwrap: bool) -> IoTests:
 
 
 def _texts(found: Sequence[Any], values: RowValues, name: str) -> list[str]:
-    """Inputs or outputs of a program; a list of lines is joined."""
+    """Return a program's inputs or outputs as texts; a list of lines is joined."""
     texts = ["\n".join(one) if _is_lines(one) else one for one in found]
     for text in texts:
         if not isinstance(text, str):
@@ -111,7 +111,7 @@ def _is_lines(value: Any) -> bool:
 
 
 def _int_keys(value: Any) -> Any:
-    """JSON's keys are texts: a mapping whose keys all look like integers had integers there."""
+    """Convert the keys of a mapping to integers if all of them look like integers: JSON has only text keys."""
     if not isinstance(value, dict):
         return value
     mapping = cast(dict[str, Any], value)
@@ -146,7 +146,7 @@ def _listed_cases(values: RowValues) -> IoTests:
 
 
 def _cases(values: RowValues, name: str) -> list[dict[str, str]]:
-    """The cases of a field: a list, JSON, or JSON that LiveCodeBench packed (pickle, zlib, base64)."""
+    """Return the cases of a field: a list, JSON text, or LiveCodeBench's packed text (pickle, zlib, base64)."""
     raw = values.raw(name)
     is_packed = isinstance(raw, str) and raw.strip()[:1] not in ("", "[", "{")
     found = _unpacked(raw, values, name) if is_packed else values.data(name)
@@ -162,7 +162,7 @@ def _cases(values: RowValues, name: str) -> list[dict[str, str]]:
 
 
 class _TextUnpickler(pickle.Unpickler):
-    """Unpickles built-in values only: what a dataset holds must not run code here."""
+    """Unpickler for built-in values only: a dataset must not run code here."""
 
     def find_class(self, module_name: str, global_name: str, /) -> NoReturn:
         raise pickle.UnpicklingError(f"it names {module_name}.{global_name}, and only plain text is accepted")
@@ -194,7 +194,7 @@ IO_FIELDS = FieldMap(
 )
 
 _SHOWN_CHARS = 1000
-"""Longer examples are only in test_solution.py."""
+"""Maximum length of an example in the prompt, in characters; `test_solution.py` runs longer ones too."""
 
 _USUAL_MODULES = (
     "collections", "typing", "itertools", "functools", "heapq", "bisect", "math", "operator", "string", "random", "re",
@@ -203,7 +203,7 @@ _USUAL_MODULES = (
 
 
 def io_task(task_id: str, values: RowValues) -> Task:
-    """The task of a row with inputs and outputs.
+    """Convert a row with inputs and outputs to a task.
 
     Raises:
         DatasetError: A field is missing or broken, or there is no test.
@@ -238,7 +238,7 @@ def io_task(task_id: str, values: RowValues) -> Task:
 
 
 def _program_examples(tests: IoTests, prompt: list[str]) -> dict[str, str]:
-    """The test file of the public examples, if there are any; the first is added to `prompt`."""
+    """Return the test file of the public examples, if there are any, and append the first example to `prompt`."""
     shown = tests.pairs[: tests.shown]
     if not shown:
         return {}
@@ -248,7 +248,7 @@ def _program_examples(tests: IoTests, prompt: list[str]) -> dict[str, str]:
 
 
 def _call_examples(tests: IoTests, call: str, prompt: list[str]) -> dict[str, str]:
-    """As `_program_examples`, for the calls of a function."""
+    """Return the same as `_program_examples`, for the calls of a function."""
     with any_digits():
         checks = [
             f"assert {call}({', '.join(map(repr, arguments))}) == {output!r}"
@@ -271,7 +271,7 @@ def _say(example: str, prompt: list[str]) -> None:
 
 
 def _solution(values: RowValues) -> str | None:
-    """The first of the row's solutions, with the imports that such datasets take for granted."""
+    """Return the row's first solution, with the imports that such datasets take for granted."""
     raw = values.raw("reference_solution")
     is_list = not isinstance(raw, str) or raw.lstrip().startswith(("[", '"'))
     first = next(iter(values.texts("reference_solution")), None) if is_list else raw
@@ -279,14 +279,14 @@ def _solution(values: RowValues) -> str | None:
 
 
 def _starter_with_imports(starter: str) -> str:
-    """Starter code ends in an open function, so it gets a body while its names are looked at."""
+    """Add imports to starter code, which needs a body to be parsed since it ends in an open function."""
     body = " pass"
     code = _with_imports(f"{starter.rstrip()}{body}")
     return code.removesuffix(body)
 
 
 def _with_imports(code: str) -> str:
-    """`code` with imports for the names of usual modules that it neither defines nor imports, such as `List`."""
+    """Return `code` with imports for names of usual modules, such as `List`, that it neither defines nor imports."""
     try:
         names = undefined_names(code)
     except (SyntaxError, RecursionError):

@@ -1,4 +1,4 @@
-"""Settings -> tasks: the built-in ones or rows of a dataset, in its format; and those held out for evaluation (I/O)."""
+"""Load the tasks that the settings name, and split them into training and evaluation (I/O)."""
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,16 +23,18 @@ _log = logging.getLogger(__name__)
 
 
 def load_train_and_eval(config: CodingConfig) -> tuple[list[Task], list[Task]]:
-    """The tasks to train on and those to evaluate on, which never overlap unless they are the built-in ones.
+    """Return the tasks to train on and those to evaluate on; only the built-in tasks are in both.
 
-    With a dataset to evaluate on (`eval_dataset_name` or `eval_dataset_split`) all other tasks are for training. Else
-    `eval_fraction` of the dataset's tasks is held out. Without any dataset both lists hold the built-in tasks. The
-    evaluation list is empty at `eval_fraction` 0, and may be in a small dataset, which is logged as a warning; the
-    training list is empty at 1. `dataset_in_process` is about the training list.
+    With a dataset to evaluate on (`eval_dataset_name` or `eval_dataset_split`), all tasks of the other one are for
+    training. Otherwise `eval_fraction` of the dataset's tasks is held out. Without any dataset, both lists hold the
+    built-in tasks.
+
+    The evaluation list is empty at `eval_fraction` 0. It can be empty for a small dataset too, which is logged as a
+    warning. The training list is empty at 1. `dataset_in_process` applies only to the training list.
 
     Raises:
         DatasetError: As `load_tasks`; the two datasets share tasks; all tasks of a small one are held out; or
-            `dataset_in_process` refuses tasks, or leaves none.
+            `dataset_in_process` refuses tasks, or leaves no task.
     """
     tasks = load_tasks(config)
     if config.eval_dataset_name is not None or config.eval_dataset_split is not None:
@@ -60,12 +62,12 @@ def load_train_and_eval(config: CodingConfig) -> tuple[list[Task], list[Task]]:
 
 
 def load_tasks(config: CodingConfig) -> list[Task]:
-    """All tasks of `dataset_name`, in the dataset's order; the built-in tasks if it is unset.
+    """Return the tasks of `dataset_name` in its order, at most `dataset_limit`; the built-in tasks if it is unset.
 
-    A row without an id is known by its number, counted from 0.
+    The id of a row without one is its number, counted from 0.
 
     Raises:
-        DatasetError: The dataset is missing, empty or broken, a row lacks a field, or two rows have one id.
+        DatasetError: The dataset is missing, empty or broken, a row lacks a field, or two rows have the same id.
     """
     if config.dataset_name is None:
         return builtin_tasks(with_examples=config.builtin_examples)[: config.dataset_limit]
@@ -103,7 +105,7 @@ def _to_train_on(tasks: list[Task], config: CodingConfig) -> list[Task]:
 
 
 def _make_tasks(rows: Iterable[Row], config: CodingConfig) -> tuple[list[Task], list[DatasetError]]:
-    """The tasks of rows, and what is wrong with the rows that cannot become tasks."""
+    """Convert rows to tasks; return the tasks, and the errors of the rows that cannot become tasks."""
     preset = PRESETS[config.dataset_format]
     fields = FieldMap({**preset.fields.candidates, **BESIDE}).mapped_by(config.dataset_fields)
     tasks: dict[str, Task] = {}
@@ -126,7 +128,7 @@ def _make_tasks(rows: Iterable[Row], config: CodingConfig) -> tuple[list[Task], 
 
 
 def _examples(task_id: str, values: RowValues) -> Sequence[Message]:
-    """The messages before the task's prompt; none where a field of that name holds something else than messages."""
+    """Return the messages before the task's prompt; empty if the field holds anything other than messages."""
     given = values.raw("examples")
     if isinstance(given, str) and given.lstrip().startswith("["):
         given = values.data("examples")
@@ -139,7 +141,7 @@ def _examples(task_id: str, values: RowValues) -> Sequence[Message]:
 
 
 def _eval_config(config: CodingConfig) -> CodingConfig:
-    """Settings under which `load_tasks` loads the dataset to evaluate on."""
+    """Return settings with which `load_tasks` loads the dataset to evaluate on."""
     is_same = config.eval_dataset_format == "same"
     changes = {
         "dataset_name": config.eval_dataset_name or config.dataset_name,
@@ -151,7 +153,7 @@ def _eval_config(config: CodingConfig) -> CodingConfig:
 
 
 def _check_disjoint(train: list[Task], evaluation: list[Task]) -> None:
-    """Raise DatasetError if a task is in both lists: two datasets may use the same ids for different tasks."""
+    """Raise DatasetError if a task is in both lists, by content: two datasets may use the same ids."""
     trained = {(task.prompt, task.hidden_tests) for task in train}
     shared = [task.task_id for task in evaluation if (task.prompt, task.hidden_tests) in trained]
     if shared:
@@ -171,7 +173,7 @@ class Preset:
 
     fields: FieldMap
     make_task: Callable[[str, RowValues], Task]
-    """Task id and row -> task; raises DatasetError if the row lacks something."""
+    """(task id, row) -> task; raises DatasetError if the row lacks a field."""
 
 
 def _generic_task(task_id: str, values: RowValues) -> Task:
@@ -204,7 +206,7 @@ def _humaneval_task(task_id: str, values: RowValues) -> Task:
 
 
 BESIDE: Mapping[str, tuple[str, ...]] = {"kind": ("kind",), "examples": ("examples",)}
-"""What a row of any format may say beside its task."""
+"""Optional fields of a row in any format."""
 
 PRESETS: Mapping[DatasetFormat, Preset] = {
     "generic": Preset(
@@ -235,4 +237,4 @@ PRESETS: Mapping[DatasetFormat, Preset] = {
     "mbpp": Preset(MBPP_FIELDS, mbpp_task),
     "apps": Preset(IO_FIELDS, io_task),
 }
-"""`dataset_format` -> what it means."""
+"""`dataset_format` -> its preset."""

@@ -1,8 +1,8 @@
-"""A row of MBPP -> a Task. Pure.
+"""Convert a row of MBPP to a task. Pure.
 
-The first of `test_list` is the public example, shown in the prompt and run by `test_solution.py`, unless it is the only
-test there is: then only the function's name and its number of arguments are shown. The others of `test_list` and
-`challenge_test_list` count, and none of them is seen.
+The first test of `test_list` is public: the prompt shows it, and `test_solution.py` runs it. If it is the only test, it
+is hidden, and the prompt has only the function's name and number of arguments. The other tests of `test_list` and
+`challenge_test_list` are hidden, and only these count.
 """
 
 import ast
@@ -28,7 +28,7 @@ MBPP_FIELDS = FieldMap(
 
 
 def mbpp_task(task_id: str, values: RowValues) -> Task:
-    """The task of a row of MBPP, in its full or its sanitized form.
+    """Convert a row of MBPP, in the full or the sanitized form, to a task.
 
     Raises:
         DatasetError: A field is missing or broken, or there is no test.
@@ -71,12 +71,12 @@ def mbpp_task(task_id: str, values: RowValues) -> Task:
 
 
 def _newlines(code: str) -> str:
-    """MBPP's code has DOS line ends."""
+    """Replace the DOS line endings of MBPP's code."""
     return code.replace("\r\n", "\n")
 
 
 def _wanted(entry_point: str | None, names: list[str], calls: list[ast.Call] | None) -> str:
-    """What is asked for, in words; with the number of arguments if `calls` show it and no example does."""
+    """Describe the requested code in words, with the number of arguments that `calls` show (None with an example)."""
     if entry_point is None:
         return "your code"
     count = next((len(call.args) + len(call.keywords) for call in calls or () if _name(call) == entry_point), None)
@@ -86,12 +86,12 @@ def _wanted(entry_point: str | None, names: list[str], calls: list[ast.Call] | N
 
 
 def _calls(test: str) -> list[ast.Call]:
-    """The calls of plain names in `test`, the outer ones first."""
+    """Return the calls of plain names in `test`, outer calls first."""
     return [node for node in ast.walk(ast.parse(test)) if isinstance(node, ast.Call) and _name(node)]
 
 
 def _called(calls: list[ast.Call], solution: str | None) -> str | None:
-    """The function that a test is about: one that the solution defines, else the first that is not built in."""
+    """Return the tested function: the first that the solution defines, or else the first that is not built in."""
     names = [name for call in calls if (name := _name(call))]
     defined = _functions(solution or "")
     return next(

@@ -1,4 +1,4 @@
-"""A dataset row read by our own names of what it may hold: texts, lists of texts, and JSON. Pure."""
+"""Read a dataset's row by this package's names: texts, lists of texts, and JSON. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,18 +14,18 @@ from agentic_opd.worlds.coding.tasks.rows import Row
 
 @dataclass(frozen=True, slots=True)
 class FieldMap:
-    """Which field of a row holds what."""
+    """The fields of a row that hold the values of this package's names."""
 
     candidates: Mapping[str, tuple[str, ...]]
-    """Our name -> the fields that may hold it; the first that is there and not null counts."""
+    """Our name -> the fields that may hold its value; the first field that is present and not null counts."""
     mapped: frozenset[str] = frozenset()
-    """Names that the settings mapped: their field must be there."""
+    """Names that the settings map; their fields must be present."""
 
     def mapped_by(self, mapping: Mapping[str, str]) -> "FieldMap":
-        """This map with `mapping` (our name, or a field's usual name -> the row's field) on top.
+        """Return this map overridden by `mapping` (our name, or a field's usual name -> the row's field).
 
         Raises:
-            DatasetError: A name is unknown, or two of them mean the same.
+            DatasetError: A name is unknown, or two names mean the same.
         """
         candidates, mapped = dict(self.candidates), set[str]()
         for given, field in mapping.items():
@@ -47,23 +47,23 @@ class FieldMap:
 
 @dataclass(frozen=True, slots=True)
 class RowValues:
-    """A row by our names. What is missing or of another kind than asked for is a DatasetError with the row's place."""
+    """A row by our names. A missing value, or one of another type, raises DatasetError with the row's place."""
 
     row: Row
     fields: FieldMap
 
     def has(self, name: str) -> bool:
-        """Whether the row holds something under `name`."""
+        """Whether the row holds a non-empty value under `name`."""
         value = self.raw(name)
         return bool(value.strip() if isinstance(value, str) else value)
 
     def raw(self, name: str) -> Any:
-        """The value as the row holds it; None if it holds none."""
+        """Return the row's value unchanged; None if the row lacks it."""
         field = self._field(name)
         return None if field is None else self.row.fields[field]
 
     def text(self, name: str) -> str | None:
-        """A text; None if the row holds none, or a blank one."""
+        """Return a text; None if the row lacks it or it is blank. An integer task_id becomes a text."""
         value = self.raw(name)
         if name == "task_id" and type(value) is int:
             value = str(value)
@@ -72,7 +72,7 @@ class RowValues:
         return value if value is not None and value.strip() else None
 
     def need(self, name: str) -> str:
-        """A text that every row must have."""
+        """Return a text that every row must have."""
         if self._field(name) is None:
             raise self.missing(name)
         text = self.text(name)
@@ -82,7 +82,7 @@ class RowValues:
         return text
 
     def texts(self, name: str) -> list[str]:
-        """A list of texts, as a list or as JSON; empty if the row holds none."""
+        """Return a list of texts, stored as a list or as JSON; empty if the row lacks it."""
         value = self.data(name)
         if value is None:
             return []
@@ -91,7 +91,7 @@ class RowValues:
         return cast(list[str], value)
 
     def data(self, name: str) -> Any:
-        """A value of any kind; a text is read as JSON. None if the row holds none, or a blank text."""
+        """Return a value of any type; a text is parsed as JSON. None if the row lacks it or it is blank."""
         value = self.raw(name)
         if not isinstance(value, str):
             return value
@@ -104,22 +104,22 @@ class RowValues:
             raise self.wrong(name, f"is not valid JSON: {error}") from error
 
     def hidden_tests(self, test_code: str, entry_point: str | None) -> str:
-        """`complete_tests`, with the row's place in its error."""
+        """Return the result of `complete_tests`; an error gets the row's place."""
         try:
             return complete_tests(test_code, entry_point)
         except ValueError as error:
             raise self.error(f"the hidden tests {error}") from error
 
     def wrong(self, name: str, what: str) -> DatasetError:
-        """The error that the field of `name` is not as it must be."""
+        """Return an error about the field of `name`."""
         return self.error(f"field {self._field(name)!r} ({name}) {what}")
 
     def error(self, what: str) -> DatasetError:
-        """An error with the row's place."""
+        """Return an error with the row's place."""
         return DatasetError(f"{self.row.place}: {what}")
 
     def missing(self, *names: str) -> DatasetError:
-        """The error that the row has none of the fields of `names`; lists what it has."""
+        """Return the error that the row lacks every field of `names`; it lists the row's fields."""
         wanted = " or ".join(repr(field) for name in names for field in self.fields.candidates[name])
         there = there_is((*self.row.fields,), self.fields.candidates[names[0]][0])
         return self.error(
@@ -135,6 +135,6 @@ class RowValues:
 
 
 def there_is(names: tuple[str, ...], wanted: str) -> str:
-    """`there is a, b, c (did you mean b?)`."""
+    """Return `there is a, b, c (did you mean b?)`."""
     close = get_close_matches(wanted, names, n=1)
     return f"there is {', '.join(names) or 'nothing'}" + (f" (did you mean {close[0]!r}?)" if close else "")

@@ -1,12 +1,12 @@
-"""A dataset's name -> its rows as plain dicts, each with the place it came from. Nothing is made of them here.
+"""Read a dataset's rows as plain dicts, each with its place for messages; the rows are not interpreted here.
 
-A name is one of these, the first that fits:
+A name is the first of these that applies:
 
     tasks.jsonl, .jsonl.gz, .parquet    a file
     a folder of such files              all of them in sorted order; if files are named after splits (`test.jsonl`,
-                                        `x-test-00000-of-00002.parquet`), those of the split asked for
+                                        `x-test-00000-of-00002.parquet`), those of the requested split
     a folder of `save_to_disk`          as `datasets` wrote it
-    any other folder                    whatever `datasets.load_dataset` reads: a copy of a dataset on the hub
+    any other folder                    a copy of a dataset on the hub, read by `datasets.load_dataset`
     OWNER/NAME, OWNER/NAME:CONFIG       a dataset on the hub, and one of its configurations
 """
 
@@ -27,19 +27,19 @@ FILE_SUFFIXES = (".jsonl", ".jsonl.gz", ".parquet")
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row; `place` says where it stands, for messages: `tasks.jsonl, line 3`."""
+    """One row; `place` is its location for messages, for example `tasks.jsonl, line 3`."""
 
     place: str
     fields: dict[str, Any]
 
 
 def is_data_file(path: Path) -> bool:
-    """Whether `path` is a file that `read_file` reads, by its name."""
+    """Whether `path` is a file with a suffix that `read_file` supports."""
     return path.name.endswith(FILE_SUFFIXES) and path.is_file()
 
 
 def read_file(path: Path) -> Iterator[Row]:
-    """The rows of a .jsonl, .jsonl.gz or .parquet file.
+    """Return the rows of a .jsonl, .jsonl.gz or .parquet file.
 
     Raises:
         DatasetError: It cannot be read, or a line is not a JSON object.
@@ -90,14 +90,14 @@ _SHOWN = 20
 
 
 def read_rows(name: str, split: str) -> Iterator[Row]:
-    """The rows of a dataset.
+    """Return the rows of a dataset.
 
     Args:
-        name: A file, a folder or a name on the hub; the module says which.
-        split: The split to read, if the dataset has splits. A file has none.
+        name: A file, a folder or a name on the hub; see the module's docstring.
+        split: The split to read, if the dataset has splits; ignored for a file.
 
     Raises:
-        DatasetError: There is no such dataset or split, or it cannot be read.
+        DatasetError: The dataset or the split does not exist, or it cannot be read.
     """
     path = Path(name).expanduser()
     if path.is_dir():
@@ -130,7 +130,7 @@ def _read_folder(folder: Path, split: str) -> Iterator[Row]:
 
 
 def _files_of(files: Sequence[Path], split: str, folder: Path) -> list[Path]:
-    """The files of `split` if files are named after splits, else all of them."""
+    """Return the files of `split` if files are named after splits, else all files."""
     named = {path: match[0] for path in files if (match := _SPLIT_NAME.search(path.name))}
     if not named:
         return list(files)
@@ -144,7 +144,7 @@ def _files_of(files: Sequence[Path], split: str, folder: Path) -> list[Path]:
 
 
 def _has_hub_card(folder: Path) -> bool:
-    """Whether a README.md says which files belong to which split."""
+    """Whether README.md assigns files to splits."""
     card = folder / "README.md"
     return card.is_file() and "data_files:" in card.read_text(encoding="utf-8", errors="replace")
 
@@ -184,7 +184,7 @@ def _read_hub(name: str, config: str | None, split: str, in_folder: str = "") ->
 def _load(load: Callable[[], Any], what: str, there_is: str) -> Any:
     try:
         return load()
-    except Exception as error:  # Network, hub, cache, parsing: the library's errors have no common root.
+    except Exception as error:  # The library's errors have no common base class.
         reason = str(error).partition("\n")[0] or type(error).__name__
         raise DatasetError(f"{what}: {reason.rstrip('.')}. {there_is}") from error
 

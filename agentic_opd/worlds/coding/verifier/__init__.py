@@ -1,1 +1,1 @@
-"""The hidden tests and their verdict: tests as counted checks, run apart from the solution; harness/ runs inside."""
+"""Verification by hidden tests: counted checks, run apart from the solution; harness/ runs in the sandbox."""

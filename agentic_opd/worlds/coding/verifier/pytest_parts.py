@@ -1,4 +1,4 @@
-"""pytest and what it imports, packed for the tests' process, which need not have it (I/O)."""
+"""Pack pytest and its dependencies for the tests' process, which may lack them (I/O)."""
 
 import io
 import marshal
@@ -12,17 +12,17 @@ from agentic_opd.core.errors import SandboxError
 
 _PACKAGES = ("pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "pygments")
 _PARTS_OF_MANY = {"__init__", "_mapping", "python", "diff", "default"}
-"""What pytest takes of the hundreds of languages and styles of pygments."""
+"""The modules that pytest needs of the hundreds of languages and styles of pygments."""
 _UNCHECKED = b"\1\0\0\0" + bytes(8)
-"""The head of compiled code that is used without a look at its source (PEP 552)."""
+"""Flags and hash of compiled code that is used without checking its source (PEP 552)."""
 
 
 @cache
 def packed_pytest() -> bytes:
-    """A zip file of the modules, compiled, and as source for a Python of another version.
+    """Return a zip file of the modules, compiled, and as source for other versions of Python.
 
     Raises:
-        SandboxError: pytest is not installed here.
+        SandboxError: pytest or one of its dependencies is not installed here.
     """
     packed = io.BytesIO()
     with ZipFile(packed, "w", ZIP_DEFLATED) as archive:

@@ -1,9 +1,9 @@
-"""The hidden tests' verdict: a task and the agent's files in, a Verification out.
+"""Verify an agent's files by a task's hidden tests: task and files in, a Verification out.
 
-The tests run in a fresh sandbox that gets only the agent's files, in a process of their own; harness/ is what runs
-there. Every `assert` counts by itself, in files for pytest or unittest every test: correctness is passed / due. Due are
-the checks that the task's own solution reaches; a solution that does not reach one does not pass it. Tests that do not
-come to their end earn nothing. Processor time limits the tests, wall-clock time only bounds them.
+The tests run in a fresh sandbox that receives only the agent's files, in a separate process whose code is harness/.
+Each `assert` counts as one check, or each test in a pytest or unittest file: correctness is passed / due. Due checks
+are those that the task's reference solution reaches. A check that a solution does not reach is not passed. Tests that
+do not finish earn nothing. The limit is on processor time; wall-clock time has only a far higher bound.
 """
 
 import binascii
@@ -33,13 +33,13 @@ SOLUTION_FILE = "solution.py"
 
 _NOT_IMPORTED = "solution.py could not be imported"
 _MISSING_NAME = re.compile(r"cannot import name '\w+'")
-_MAX_LINE = 200  # Characters of a line of solution.py that the judge is shown.
+_MAX_LINE = 200  # Maximum characters of a line of solution.py in the judge's report.
 
 _SOLUTION_MODULES = ("pipe", "solution_side")
 _TEST_MODULES = ("grading", "pipe", "clock", "counter", "programs", "test_side", "test_cases", "runner")
 _COMMAND = "exec python -I -S -c 'import sys; exec(sys.stdin.buffer.readline())'"
 
-# Starting without `site` saves 40 ms and more: it runs every .pth file there is. The packages stay importable.
+# Starting without `site`, which runs every .pth file, saves at least 40 ms. The packages stay importable.
 _PATHS = """
 import os, sys
 version = "python%d.%d" % sys.version_info[:2]
@@ -47,7 +47,7 @@ for path in (f"{sys.prefix}/lib/{version}/site-packages", "/usr/lib/python3/dist
     if os.path.isdir(path):
         sys.path.append(path)
 """
-# Compiling the sources takes longer than all else that is done before the first check: 13 ms of a processor.
+# Compiling the sources takes 13 ms of processor time, more than all other work before the first check.
 _BOOT = """
 import binascii, marshal, _frozen_importlib_external
 is_alike = _frozen_importlib_external.MAGIC_NUMBER == {magic!r}
@@ -70,14 +70,14 @@ exec(file)
 
 
 def wall_s(timeout_s: float) -> float:
-    """Return the seconds by the clock that tests with so much processor time may take: others may share the cores."""
+    """Return the wall-clock limit (s) for this limit of processor time (s): other work may share the cores."""
     return 20 * timeout_s + 10
 
 
 async def verify(
     task: Task, sandbox_factory: SandboxFactory, solution_files: Mapping[str, bytes], timeout_s: float
 ) -> Verification:
-    """Run the task's hidden tests on the agent's files (path -> content), in `timeout_s` of processor time at most.
+    """Run the task's hidden tests on the agent's files (path -> content), in at most `timeout_s` s of processor time.
 
     Raises:
         DatasetError: As `checks_of`.
@@ -92,13 +92,14 @@ async def verify(
     return _verdict(task, checks, due, ended, solution_files[SOLUTION_FILE])
 
 
-_known_due: dict[tuple[str, str], frozenset[int]] = {}  # Hidden tests and reference solution -> what it reaches.
+_known_due: dict[tuple[str, str], frozenset[int]] = {}  # (hidden tests, reference solution) -> due checks.
 
 
 async def _due(task: Task, checks: Checks, sandbox_factory: SandboxFactory, timeout_s: float) -> frozenset[int]:
-    """Return the checks that count: those that the task's own solution reaches; without one, those outside of branches.
+    """Return the due checks: those that the reference solution reaches.
 
-    The solution is run, once, only where the source of the tests does not tell.
+    The reference solution runs, once, only if the source of the tests does not determine them. The checks outside of
+    branches are due if there is no reference solution, or if its run does not finish or passes no check.
     """
     if len(checks.certain) == len(checks.labels) or task.reference_solution is None or task.hidden_tests is None:
         return checks.certain
@@ -114,7 +115,7 @@ async def _due(task: Task, checks: Checks, sandbox_factory: SandboxFactory, time
 async def _run(
     checks: Checks, sandbox_factory: SandboxFactory, files: Mapping[str, bytes], timeout_s: float
 ) -> tuple[CommandResult, "Report | None"]:
-    """Run the tests in a fresh sandbox; the report is None if they did not come to write one."""
+    """Run the tests in a fresh sandbox; the report is None if the tests' process wrote no valid one."""
     is_apart = checks.imports_solution and not checks.in_process
     job: Job = {
         "secret": secrets.token_bytes(32),
@@ -144,35 +145,38 @@ class Failure(NamedTuple):
     """A check that failed."""
 
     check: int  # Counted from 0.
-    text: str  # What was expected and what came.
-    manner: str  # The same without any value of the tests.
-    line: int  # Of solution.py, where it raised; 0 if it did not.
+    text: str  # Expected and actual value, or the error.
+    manner: str  # The same without values of the tests.
+    line: int  # Line of solution.py that raised the error; 0 if there is no such line.
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What the tests' process said of the checks: once when it started, and once when the tests had come to an end."""
+    """Results of the checks, written by the tests' process at its start and again when the tests have ended."""
 
     done: bool = False
-    passed: frozenset[int] = frozenset()  # Checks that were reached and true each time.
-    failed: frozenset[int] = frozenset()  # Checks that were false, or raised.
-    lost: int = 0  # How often the solution's process ended.
-    late: int = 0  # How often a check was over its time.
+    passed: frozenset[int] = frozenset()  # Checks that were reached and true every time.
+    failed: frozenset[int] = frozenset()  # Checks that were false or raised an error.
+    lost: int = 0  # Number of times the solution's process ended.
+    late: int = 0  # Number of times a check exceeded its time.
     failures: tuple[Failure, ...] = ()  # The first few.
-    error: str | None = None  # Why the tests ended early, if they did.
+    error: str | None = None  # Reason why the tests ended early; None if they did not.
 
 
 _Ended = tuple[VerifyOutcome, str | None, Report | None]
 
 
 def last_report(secret: bytes, output: bytes, num_checks: int) -> Report | None:
-    """The report in `output` that is signed and can be one of `num_checks` checks; the final one if it is there."""
+    """Return the last valid report in `output`, the final one if there is one; None if no report is valid.
+
+    A valid report has the right signature and only numbers of `num_checks` checks.
+    """
     last = None
     for line in output.split(b"\n"):
         try:
             raw = bytes.fromhex(line.decode("ascii"))
             fields: object = decode(raw[16:]) if raw[:16] == sign(secret, raw[16:]) else None
-        except (ValueError, NoAnswer):  # A solution that shares the tests' process may have signed anything.
+        except (ValueError, NoAnswer):  # A solution in the tests' process can sign anything.
             continue
         match fields:
             case (bool(done), [*passed], [*failed], int(lost), int(late), [*found], None | str() as error):
@@ -188,7 +192,7 @@ def last_report(secret: bytes, output: bytes, num_checks: int) -> Report | None:
 
 
 def _outcome(result: CommandResult, report: Report | None, timeout_s: float) -> tuple[VerifyOutcome, str | None]:
-    """The outcome, and the line that says why it is not RAN."""
+    """Return the outcome, and a line that explains an outcome other than RAN."""
     if result.memory_exceeded:
         return VerifyOutcome.CRASHED, "The solution took more memory than is allowed."
     if result.timed_out:
@@ -209,9 +213,10 @@ def _outcome(result: CommandResult, report: Report | None, timeout_s: float) -> 
 
 
 def _verdict(task: Task, checks: Checks, due: frozenset[int], ended: _Ended, solution: bytes = b"") -> Verification:
-    """Tests that did not come to their end have earned nothing: what follows may be what the solution does not pass.
+    """Build the Verification; tests that did not finish earn nothing.
 
-    A check that fails counts even where the task's own solution does not reach it.
+    The solution may fail exactly the checks that did not run. A failed check is due even if the reference solution does
+    not reach it.
     """
     outcome, why, report = ended
     report = report or Report()
@@ -228,7 +233,10 @@ def _verdict(task: Task, checks: Checks, due: frozenset[int], ended: _Ended, sol
 
 
 def _without_data(why: str | None) -> list[str]:
-    """Why the tests ended early; an error's text only if none of them had run, or if it names what they import."""
+    """Return the reason why the tests ended early, without values of the tests.
+
+    An error's text stays only if importing the solution failed, or in part if it names a missing import.
+    """
     if why is None or why.startswith(_NOT_IMPORTED):
         return [why] if why else []
     missing = _MISSING_NAME.search(why)
@@ -236,7 +244,7 @@ def _without_data(why: str | None) -> list[str]:
 
 
 def _told(checks: Checks, failure: Failure, public: str, source: Sequence[str]) -> str:
-    """A failure by its test's name, by its call if the task shows that, or by its number."""
+    """Describe a failure for the judge: by its test's name, by its call if the task shows that, or by its number."""
     label, where = checks.labels[failure.check], ""
     label = label if checks.is_file or label in public else f"check {failure.check + 1}"
     if 0 < failure.line <= len(source):
@@ -246,9 +254,9 @@ def _told(checks: Checks, failure: Failure, public: str, source: Sequence[str]) 
 
 @cache
 def _program(*modules: str) -> str:
-    """One source text that brings the named modules of harness/ along and runs `main` of the last.
+    """Return one source text that contains the named modules of harness/ and runs `main` of the last.
 
-    They come as compiled code too, for a Python of the sandbox that is of this one's version.
+    It also contains them as compiled code, for a Python of the same version in the sandbox.
     """
     brought = list[tuple[str, str, str]]()
     for name in modules:

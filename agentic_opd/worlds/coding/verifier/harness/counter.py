@@ -1,7 +1,7 @@
-"""Counts the checks of the hidden tests and reports the result, signed, so that only this process can have written it.
+"""Count the checks of the hidden tests and report the results, signed to prove that this process wrote them.
 
-The tests alone decide the numbers of the checks. A check passes if it is reached and is true each time; so no solution
-can add checks that it passes.
+The tests alone determine the numbers of the checks. A check passes if it is reached and is true every time. So a
+solution cannot add checks that it passes.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ _MAX_TEXT = 200
 
 
 class CheckFailed(AssertionError):
-    """A condition of a check is false; `manner` says how without any value of the tests."""
+    """A condition of a check is false; `manner` describes the failure without values of the tests."""
 
     manner = "an assertion of the test failed"
 
 
 class Check:
-    """A context in which one check of the tests runs; whatever is raised there fails it and nothing else."""
+    """Context of one check of the tests; any exception in it fails only this check."""
 
     def __init__(self, counter: Counter, number: int, *, is_reached: bool = False) -> None:
         self._counter, self.number = counter, number
-        self.is_reached = is_reached  # A condition was reached: it passes if it ends.
-        self.false: CheckFailed | None = None  # Its condition that is false, even if the tests caught the error.
+        self.is_reached = is_reached  # A condition was reached: the check passes if it ends without an error.
+        self.false: CheckFailed | None = None  # Error of a false condition, even if the tests caught it.
         self.losses = 0
 
     def __enter__(self) -> None:
@@ -50,7 +50,7 @@ class Check:
 
 
 class Counter:
-    """The results of the checks; verify.py reads its reports."""
+    """Results of the checks; verify.py reads the reports."""
 
     def __init__(self, out_fd: int, secret: bytes, clock: Clock) -> None:
         self._out_fd, self._secret, self._clock = out_fd, secret, clock
@@ -58,14 +58,18 @@ class Counter:
         self._open: list[Check] = []
         self._lost = self._late = 0
         self._failures: list[tuple[int, str, str, int]] = []
-        self.process: SolutionProcess | None = None  # The solution's, if it has one of its own.
+        self.process: SolutionProcess | None = None  # The solution's process, if it is a separate one.
 
     def check(self, number: int) -> Check:
-        """Return a check that passes if it reaches conditions and all hold."""
+        """Return a check that passes if it reaches conditions and all of them hold."""
         return Check(self, number)
 
     def equal(self, left: object, right: object, call_is_left: bool, label: str = "") -> None:
-        """A condition is `left == right`; the one that is not the call is the expected value."""
+        """Check the condition `left == right`; the side that is not the call is the expected value.
+
+        Raises:
+            CheckFailed: The values differ.
+        """
         self.reached()
         if left == right:
             return
@@ -78,18 +82,22 @@ class Counter:
         self._fail(text, manner, label)
 
     def true(self, value: object, label: str = "") -> None:
-        """A condition is that `value` is true."""
+        """Check the condition that `value` is true.
+
+        Raises:
+            CheckFailed: It is false.
+        """
         self.reached()
         if not value:
             self._fail("is not true", "it is not true", label)
 
     def reached(self) -> None:
-        """The check that began last reaches a condition."""
+        """Record that the innermost open check has reached a condition."""
         if self._open:
             self._open[-1].is_reached = True
 
     def alternative(self) -> None:
-        """A handler of the tests has conditions of its own, in place of the one that was false."""
+        """Forget the open check's false condition: a handler of the tests checks other conditions in its place."""
         if self._open:
             self._open[-1].false = None
 
@@ -101,14 +109,14 @@ class Counter:
         raise error
 
     def begin(self, check: Check) -> None:
-        """A check begins; the time of one that runs inside another is the outer one's."""
+        """Begin a check; a nested check uses the time of the outer one."""
         if not self._open:
             self._clock.start_share()
         self._open.append(check)
         check.losses = self.process.losses if self.process else 0
 
     def end(self, check: Check, error: BaseException | None) -> None:
-        """A check ends, or is ended by an error."""
+        """End a check, with the error that ended it, if any."""
         if len(self._open) == 1:
             self._clock.start_share()
         self._open.pop()
@@ -126,12 +134,12 @@ class Counter:
                 self._failures.append((check.number, error_text(error), _manner(error), solution_line(error)))
 
     def note(self, error: BaseException) -> None:
-        """Remember an error that is the end of the solution's process."""
+        """Count an error if it ended the solution's process."""
         self._late += isinstance(error, TookTooLong)
         self._lost += isinstance(error, NoAnswer) and not isinstance(error, TookTooLong)
 
     def report(self, *, done: bool = False, error: str | None = None) -> None:
-        """Write the results, signed, as one line; `error` is why the tests ended early, if they did."""
+        """Write the results as one signed line; `error` is the reason why the tests ended early, if they did."""
         numbers = [[number for number, is_true in self._is_true.items() if is_true is kind] for kind in (True, False)]
         body = encode((done, *numbers, self._lost, self._late, self._failures, error))
         os.write(self._out_fd, b"\n" + (sign(self._secret, body) + body).hex().encode() + b"\n")
@@ -148,13 +156,16 @@ def _shorten(text: str) -> str:
 
 
 def error_text(error: BaseException) -> str:
-    """Return `IndexError: list index out of range` in one short line; the text alone for what this module raises."""
+    """Return an error as one short line, such as `IndexError: list index out of range`.
+
+    Errors of this package are shown by their text alone.
+    """
     text, name = str(error), type(error).__name__
     return _shorten(text if isinstance(error, (NoAnswer, CheckFailed)) else f"{name}: {text}" if text else name)
 
 
 def _manner(error: BaseException) -> str:
-    """Return what an error is, without its text, which may hold values of the tests."""
+    """Describe an error without its text, which may hold values of the tests."""
     if isinstance(error, NoAnswer):
         return "it does not end in time" if isinstance(error, TookTooLong) else "the solution's process ended"
     if isinstance(error, AssertionError):
@@ -165,5 +176,5 @@ def _manner(error: BaseException) -> str:
 def _shown(value: object) -> str:
     try:
         return repr(value)
-    except Exception as error:  # noqa: BLE001 - an object of the solution
+    except Exception as error:  # noqa: BLE001 - the solution's __repr__ may be broken
         return f"a {type(value).__name__} that cannot be shown ({type(error).__name__})"

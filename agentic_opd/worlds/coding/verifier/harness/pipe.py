@@ -1,9 +1,9 @@
-"""Plain data over a pipe between two processes that do not trust each other.
+"""Exchange plain data over a pipe between two processes that do not trust each other.
 
-Only exact built-in types cross, as copies. Nothing received is executed, and what is decoded has the methods of its
-built-in type: no `__eq__` of the other side's making. Bytes, items and depth of a message are bounded.
+Only exact built-in types cross, as copies. Received data is never executed. Decoded values have the methods of their
+built-in types, so the other side cannot provide an `__eq__`. The bytes, items and depth of a message are bounded.
 
-A value is a tag, a 32-bit size, and a body of so many bytes (scalars) or so many values (containers).
+An encoded value is a tag, a 32-bit size, and a body of that many bytes (scalars) or values (containers).
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ MAX_BYTES, MAX_ITEMS, MAX_DEPTH = 64 * 2**20, 2**20, 200
 
 
 class NoAnswer(BaseException):
-    """The other process ended, or sent something that is not a message.
+    """The other process ended, or sent an invalid message.
 
-    Not an Exception: tests that expect an error of the solution (`pytest.raises(Exception)`) must not catch it.
+    This is not an Exception: tests that expect an error of the solution (`pytest.raises(Exception)`) must not catch it.
     """
 
 
@@ -49,21 +49,29 @@ _CONTAINERS: dict[type, tuple[bytes, Callable[[Any], Any], Callable[[Any], Any]]
     dict: (b"d", lambda value: value.items(), dict),
     complex: (b"c", lambda value: (value.real, value.imag), lambda items: complex(*items)),
     range: (b"r", lambda value: (value.start, value.stop, value.step), lambda items: _short_range(*items)),
-    type(iter([])): (b"g", list, iter),  # Stands for any iterator.
+    type(iter([])): (b"g", list, iter),  # Represents any iterator.
 }
-"""Type -> its tag, how it is taken apart, and how it is made again."""
+"""Type -> its tag, the function that takes a value apart, and the function that rebuilds it."""
 _MAKE_SCALAR = {tag: make for tag, _, make in _SCALARS.values()}
 _MAKE_CONTAINER = {tag: make for tag, _, make in _CONTAINERS.values()}
 _HEAD = struct.Struct("<cI")
 
 
 def refuse(value: object) -> object:
-    """The `as_plain` of what sends nothing but plain data."""
+    """Refuse a value that is not plain data; the default `as_plain`.
+
+    Raises:
+        TypeError: Always.
+    """
     raise TypeError(f"a {type(value).__name__} is not plain data, and does not cross between the processes")
 
 
 def encode(value: object, as_plain: Callable[[Any], object] = refuse) -> bytes:
-    """Return the bytes of `value`; `as_plain` replaces each part of another type, or raises."""
+    """Encode `value`; `as_plain` replaces each part of another type, or raises.
+
+    Raises:
+        ValueError: The data is too large, or nested too deep.
+    """
     out = bytearray()
     _put(out, value, as_plain, 0)
     if len(out) > MAX_BYTES:
@@ -88,7 +96,7 @@ def _put(out: bytearray, value: Any, as_plain: Callable[[Any], object], depth: i
 
 
 def decode(data: bytes) -> Any:
-    """Return the value that `encode` wrote; raise NoAnswer if the bytes are not one, or one beyond the bounds."""
+    """Decode what `encode` wrote; raise NoAnswer if the bytes are invalid or exceed the bounds."""
     at = items = 0
 
     def value(depth: int) -> object:
@@ -116,7 +124,7 @@ def decode(data: bytes) -> Any:
 
 
 def send(fd: int, data: bytes) -> None:
-    """Write one message; raise NoAnswer if nobody reads."""
+    """Write one message; raise NoAnswer if the other process has closed its end."""
     rest = memoryview(struct.pack("<Q", len(data)) + data)
     try:
         while rest:
@@ -126,7 +134,7 @@ def send(fd: int, data: bytes) -> None:
 
 
 def receive(fd: int) -> Any:
-    """Read one value; raise NoAnswer if the pipe is closed, or the message is none or larger than MAX_BYTES."""
+    """Read one value; raise NoAnswer if the pipe is closed, or the message is invalid or larger than MAX_BYTES."""
     (size,) = struct.unpack("<Q", _read(fd, 8))
     if size > MAX_BYTES:
         raise NoAnswer(f"the solution's process sent {size} bytes, at most {MAX_BYTES} are read")
@@ -144,7 +152,10 @@ def _read(fd: int, size: int) -> bytes:
 
 
 def solution_line(error: BaseException) -> int:
-    """Return the line of solution.py that the other process named, or the last in the traceback; 0 if there is none."""
+    """Return the line of solution.py where an error was raised; 0 if it is unknown.
+
+    The line is the last in the traceback, or else the one that the other process reported.
+    """
     line, traceback = getattr(error, "opd_line", 0), error.__traceback__
     while traceback is not None:
         if traceback.tb_frame.f_code.co_filename.endswith("solution.py"):

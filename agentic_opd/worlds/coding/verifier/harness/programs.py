@@ -1,4 +1,4 @@
-"""Child processes of the tests' one; and solution.py as a program: an input text in, what it prints out."""
+"""Run child processes of the tests' process, and solution.py as a program: input text in, printed text out."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ _PYTHON = [sys.executable, "-s", "-S", "-P", "-Xint_max_str_digits=0", "-c"]
 
 
 def spawn(folder: str, source: str, arguments: list[str], fds: tuple[int, int, int]) -> int:
-    """Start a child in `folder`, with `fds` as descriptors 0 to 2 and what is inheritable; return its id."""
+    """Start a child in `folder` and return its id; `fds` become its descriptors 0 to 2.
+
+    The child also inherits all inheritable descriptors.
+    """
     return os.posix_spawn(
         sys.executable,
         [*_PYTHON, f"import os\nos.chdir({folder!r})\n{source}", *arguments],
@@ -26,7 +29,7 @@ def spawn(folder: str, source: str, arguments: list[str], fds: tuple[int, int, i
 
 
 def end_child(pid: int) -> None:
-    """Kill a child and its group, and reap it."""
+    """Kill a child and its process group, and reap it."""
     for kill in (os.killpg, os.kill):
         try:  # noqa: SIM105 - contextlib takes time to import
             kill(pid, 9)
@@ -36,20 +39,24 @@ def end_child(pid: int) -> None:
 
 
 class ProgramError(Exception):
-    """The program failed, or printed what is not text."""
+    """The program failed, or its output is too long or not UTF-8."""
 
 
 class Programs:
-    """Runs solution.py, which `source` starts in `folder`, within the time of the current check.
+    """Runs solution.py within the time of the current check; `source` starts it in `folder`.
 
-    A program gets three descriptors and nothing else: files in memory for its input, its output and its errors.
+    A program receives only three descriptors: files in memory for its input, its output and its errors.
     """
 
     def __init__(self, folder: str, source: str, clock: Clock) -> None:
         self._folder, self._source, self._clock = folder, source, clock
 
     def run_program(self, text: str) -> str:
-        """Return what the program prints; raise ProgramError if its exit code is not 0, or that is not short text."""
+        """Return the program's output.
+
+        Raises:
+            ProgramError: The exit code is not 0, or the output is too long or not UTF-8.
+        """
         fds = os.memfd_create("input"), os.memfd_create("output"), os.memfd_create("errors")
         try:
             with open(fds[0], "wb", closefd=False) as file:
@@ -58,7 +65,7 @@ class Programs:
             pid = spawn(self._folder, self._source, [], fds)
             try:
                 self._clock.watch(pid)
-                ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # Its id stays taken until `end_child`.
+                ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # The id stays taken until `end_child`.
                 assert ended is not None
             finally:
                 end_child(pid)
@@ -77,7 +84,7 @@ class Programs:
 
 
 def _tail(errors: int) -> str:
-    """Return the last line that was written, after a colon."""
+    """Return the last non-blank line of the program's errors, after a colon; empty if there is none."""
     size = os.fstat(errors).st_size
     lines = os.pread(errors, _TAIL_BYTES, max(0, size - _TAIL_BYTES)).decode("utf-8", "replace").split("\n")
     return next((f": {line.strip()}" for line in lines[::-1] if line.strip()), "")

@@ -1,12 +1,13 @@
-"""The tests' process: runs the instrumented hidden tests, each check in its time, and reports the results.
+"""The tests' process: run the instrumented hidden tests, each check within its time, and report the results.
 
-Its input is a marshalled `Job`, read to the end before anything of the solution runs; its output are the lines of
-counter.py. The solution's process can reach the same output pipe, so each report carries a keyed hash that only the
-host and this process can make, and this process's memory is closed to others (PR_SET_DUMPABLE).
+The input is a marshalled `Job`, read completely before any code of the solution runs. The output is the reports of
+counter.py. The solution's process can write to the same output pipe. So each report carries a keyed hash that only the
+host and this process can compute, and other processes cannot read this process's memory (PR_SET_DUMPABLE).
 
-If tests and solution share this process, none of that holds: the solution can find the expected values, the counter and
-the secret in its own memory, and its objects decide what they are equal to. Still protected are the number of checks
-(the host knows it), leaving early (which earns nothing) and all outside. So the verdict says `in_process`.
+If tests and solution share this process, these protections fail. The solution can find the expected values, the counter
+and the secret in memory, and its objects decide what they are equal to. Three things remain protected: the number of
+checks (the host knows it), early exits (they earn nothing), and everything outside the process. Therefore the
+Verification reports `in_process`.
 """
 
 from __future__ import annotations
@@ -25,20 +26,20 @@ if TYPE_CHECKING:
     from typing import Any, TypedDict
 
     class Job(TypedDict):
-        """What this process is to do."""
+        """Input of this process."""
 
-        secret: bytes  # The key of the reports' hash.
-        cpu_s: float  # Processor time of all checks.
+        secret: bytes  # Key of the reports' hash.
+        cpu_s: float  # Processor time of all checks, in seconds.
         num_checks: int
         tests: str  # Instrumented source.
-        is_file: bool  # The tests are those of a pytest or unittest file.
+        is_file: bool  # Whether the tests are those of a pytest or unittest file.
         in_process: bool
         imports_solution: bool
-        modules: Sequence[str]  # What else the tests import at their top.
-        files: Mapping[str, bytes]  # The agent's: relative path -> content.
-        solution_program: str | None  # Source of the solution's own process.
-        program: str | None  # Source that runs solution.py as a program, if the tests do so.
-        pytest: bytes | None  # pytest's modules as a zip file, if it is to run the tests.
+        modules: Sequence[str]  # Other modules that the tests import at the top level.
+        files: Mapping[str, bytes]  # The agent's files: relative path -> content.
+        solution_program: str | None  # Source of the solution's process, if it is a separate one.
+        program: str | None  # Source that runs solution.py as a program, if the tests do that.
+        pytest: bytes | None  # pytest's modules as a zip file, if pytest runs the tests.
 
 
 def main() -> None:
@@ -66,7 +67,7 @@ def main() -> None:
 
 
 def _run(counter: Counter, job: Job, clock: Clock) -> str | None:
-    """Run the tests. Return what made them end early, None if nothing did."""
+    """Run the tests. Return the reason why they ended early; None if they did not."""
     folder = os.getcwd()  # noqa: PTH109 - pathlib takes 5 ms to import
     names: dict[str, Any] = {
         "__name__": "__main__",
@@ -78,7 +79,7 @@ def _run(counter: Counter, job: Job, clock: Clock) -> str | None:
     if job["is_file"]:
         from agentic_opd.worlds.coding.verifier.harness.test_cases import run_by_pytest, run_tests
 
-        sys.modules.setdefault("pytest", type(sys)("pytest"))  # For files that import it and use nothing of it.
+        sys.modules.setdefault("pytest", type(sys)("pytest"))  # For files that import pytest without using it.
         run = run_tests if job["pytest"] is None else run_by_pytest
 
         def run_all(*tests: Any) -> None:
@@ -96,7 +97,7 @@ def _run(counter: Counter, job: Job, clock: Clock) -> str | None:
             counter.process = SolutionProcess(folder, job["solution_program"], clock)
             counter.process.start()
             sys.modules["solution"] = SolutionModule(counter.process)
-    except BaseException as error:  # noqa: BLE001 - whatever the solution does when it is imported
+    except BaseException as error:  # noqa: BLE001 - the import of the solution may raise anything
         counter.note(error)
         return f"solution.py could not be imported: {error_text(error)}"
     if job["program"] is not None:
@@ -112,11 +113,11 @@ def _run(counter: Counter, job: Job, clock: Clock) -> str | None:
 
 
 def _import_here(folder: str, job: Job) -> None:
-    """Import the solution; before that what the tests import, as its folder may hold something of that name."""
+    """Import the solution, after the tests' modules: its folder may contain modules of the same names."""
     for module in job["modules"]:
         try:  # noqa: SIM105 - contextlib takes time to import
             __import__(module)
-        except ImportError:  # The tests will say so.
+        except ImportError:  # The tests will raise it again.
             pass
     sys.path.insert(0, folder)
     if job["imports_solution"]:
@@ -124,19 +125,20 @@ def _import_here(folder: str, job: Job) -> None:
 
 
 def _leave_folder() -> None:
-    """Go where no file of the solution's is, and import only from where this process can import now: not from folders
-    that the tests put on the path, in which the solution can write.
+    """Leave the solution's folder, and restrict imports to the current `sys.path`.
+
+    Folders that the tests add to the path are excluded, since the solution can write to them.
     """
     os.chdir("/")
     known = tuple(sys.path)
     sys.path_hooks[:] = [
-        lambda path, hook=hook: hook(path if path.startswith(known) else os.devnull)  # Which raises ImportError.
+        lambda path, hook=hook: hook(path if path.startswith(known) else os.devnull)  # os.devnull raises ImportError.
         for hook in sys.path_hooks
     ]
 
 
 def _close_memory() -> None:
-    """Keep every other process of this user from this one's memory, descriptors and registers."""
+    """Deny the user's other processes access to this process's memory, descriptors and registers."""
     import ctypes
 
     if ctypes.CDLL(None, use_errno=True).prctl(4, 0, 0, 0, 0) != 0:  # 4 is PR_SET_DUMPABLE.

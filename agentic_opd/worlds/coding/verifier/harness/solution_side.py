@@ -1,7 +1,7 @@
-"""The solution's process: imports solution.py and answers what the tests' process asks, with copies of plain data.
+"""The solution's process: import solution.py and answer the tests' process with copies of plain data.
 
-A question names a function by its path from the module, perhaps as a method of the n-th instance of the class
-`Solution`, and holds its arguments. The answer is what came back or what was raised.
+A question contains a function's path from the module, and the arguments. The function may be a method of the n-th
+instance of the class `Solution`. The answer is the returned value or the raised exception.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _BASES: tuple[Any, ...] = (int, float, complex, str, bytes, bytearray, list, tup
 
 
 def main() -> None:
-    """Serve on the two descriptors that the command line names."""
+    """Answer questions on the two descriptors given on the command line."""
     sys.path.insert(0, os.getcwd())  # noqa: PTH109 - pathlib takes 5 ms to import
     read_fd, write_fd = int(sys.argv[1]), int(sys.argv[2])
     os.set_inheritable(read_fd, False)
@@ -39,7 +39,7 @@ def main() -> None:
 
 
 def _perform(instances: dict[int, Any], path: tuple[str, ...], instance: int | None, call: Any) -> object:
-    """Return what a call returns; without a call a value of the module in a tuple, or None for a function."""
+    """Return the result of a call; without a call, a module's value in a tuple, or None for a function."""
     found: Any = sys.modules["solution"]
     for name in path:
         if instance is not None and found is not sys.modules["solution"]:
@@ -58,17 +58,21 @@ def _answer(perform: Callable[[], object]) -> bytes:
         return encode(("value", perform()), as_plain)
     except NoAnswer:
         raise
-    except BaseException as error:  # noqa: BLE001 - whatever it is, it belongs to who asked
+    except BaseException as error:  # noqa: BLE001 - every exception is an answer to the tests' process
         return encode(("raise", *describe(error)))
 
 
 def as_plain(value: Any) -> object:
-    """Return what crosses for a value of another type: a dict for a Counter, its items for a generator."""
+    """Return a plain substitute for a value of another type: a dict for a Counter, its items for a generator.
+
+    Raises:
+        TypeError: There is no substitute, or the value has too many items.
+    """
     for base in _BASES:
-        if issubclass(type(value), base):  # Not isinstance, which believes a `__class__` that says something else.
+        if issubclass(type(value), base):  # Not isinstance, which trusts an overridden `__class__`.
             return base(value)
     kind = type(value)
-    if hasattr(kind, "tolist"):  # Of NumPy.
+    if hasattr(kind, "tolist"):  # NumPy's arrays and scalars.
         return value.tolist()
     if kind.__name__ in ("Fraction", "Decimal") and float(value) == value:
         return float(value)
@@ -83,11 +87,11 @@ def as_plain(value: Any) -> object:
 
 
 def describe(error: BaseException) -> tuple[str, str, tuple[Any, ...], str, int]:
-    """Return an exception's name, its built-in base, its arguments, its text, and its line of solution.py."""
+    """Return an exception's name, built-in base class, arguments, text, and line of solution.py."""
     builtin = [cls.__name__ for cls in type(error).__mro__ if getattr(builtins, cls.__name__, None) is cls]
     try:
         text = str(error)
-    except Exception:  # noqa: BLE001 - the text is made by code that may be broken
+    except Exception:  # noqa: BLE001 - the exception's __str__ may be broken
         text = ""
     plain = all(type(item) in (str, int, float, bool, type(None)) for item in error.args)
     args = tuple(error.args) if plain else (text,)

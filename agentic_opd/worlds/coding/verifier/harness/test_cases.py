@@ -1,6 +1,6 @@
-"""Runs the tests of a pytest or unittest file, each counted as a check or, by its cases, several.
+"""Run the tests of a pytest or unittest file, each counted as one check or, by its cases, as several.
 
-pytest itself runs files that use it; it takes longer to import than most tests to run, so it comes along only for them.
+pytest is sent only for files that use it, since importing it takes longer than running most tests.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-    # Its first check, how many it has, its name or its class's, its method, and whether it passes if it
-    # reaches no condition.
+    # First check, number of checks, name of the function or class, method, and whether the test passes without
+    # reaching a condition.
     Test = tuple[int, int, str, str | None, bool]
 
 _PYTEST_OPTIONS = (
@@ -35,7 +35,7 @@ def load_pytest(packed: bytes) -> None:
 
 
 def run_tests(counter: Counter, names: dict[str, Any], *tests: Test) -> None:
-    """Run the tests of the file whose names are `names`, without pytest."""
+    """Run the tests without pytest; `names` is the namespace of their file."""
     for number, _, name, method, is_reached in tests:
         with Check(counter, number, is_reached=is_reached):
             if hasattr(names[name], "assertEqual"):
@@ -54,7 +54,11 @@ def _finish(result: Any) -> None:
 
 
 def run_by_pytest(counter: Counter, names: dict[str, Any], *tests: Test) -> None:
-    """As `run_tests`; a case beyond those that were counted before belongs to the last check of its test."""
+    """Run the tests with pytest; cases beyond the counted number belong to the last check of their test.
+
+    Raises:
+        RuntimeError: pytest could not run the tests.
+    """
     import pytest
 
     plugin = _Plugin(counter, names, tests)
@@ -67,7 +71,7 @@ def run_by_pytest(counter: Counter, names: dict[str, Any], *tests: Test) -> None
 
 
 class _Plugin:
-    """A plugin of pytest; its methods are pytest's hooks."""
+    """A pytest plugin; its methods are pytest's hooks."""
 
     def __init__(self, counter: Counter, names: dict[str, Any], tests: tuple[Test, ...]) -> None:
         self._counter = counter
@@ -76,7 +80,7 @@ class _Plugin:
         self.raised: BaseException | None = None
 
     def pytest_collection(self) -> bool:
-        return True  # They are here, and in no file.
+        return True  # The tests are in memory, not in a file.
 
     def pytest_runtestloop(self, session: Any) -> bool:
         from _pytest.runner import runtestprotocol
@@ -94,7 +98,7 @@ class _Plugin:
         return True
 
     def _items(self, session: Any) -> Iterator[tuple[Any, Any]]:
-        """The tests that count, each with its check."""
+        """Yield the counted tests, each as (check, pytest item)."""
         import pathlib
 
         import pytest

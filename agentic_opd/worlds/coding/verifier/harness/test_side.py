@@ -1,7 +1,7 @@
-"""The tests' process: starts the solution's process, and again if it ended, and asks it.
+"""The tests' side: start the solution's process, restart it after it ended, and send it questions.
 
-The tests hold functions of this module in place of the solution's. A call sends copies of its arguments; the other
-process can answer with plain data or an exception, and nothing else.
+The tests use functions of this module in place of the solution's. A call sends copies of its arguments. The other
+process can answer only with plain data or an exception.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
     from agentic_opd.worlds.coding.verifier.harness.clock import Clock
 
-NAMESPACE = "Solution"  # A class of functions, as LeetCode has it; its instances are numbered here, and live there.
-MAX_LIVES = 20  # How often the solution's process is started; each start takes some 30 ms.
+NAMESPACE = "Solution"  # LeetCode's class of functions; its instances are numbered here and exist in the other process.
+MAX_LIVES = 20  # Maximum starts of the solution's process; each takes about 30 ms.
 
 
 class SolutionModule(ModuleType):
-    """The module `solution` of the tests: functions that ask, and copies of values."""
+    """The module `solution` for the tests: functions that ask the other process, and copies of values."""
 
     def __init__(self, process: SolutionProcess) -> None:
         super().__init__("solution")
@@ -41,7 +41,7 @@ class SolutionModule(ModuleType):
 
 
 class Namespace:
-    """The class `Solution`, or one of its instances, which the other process makes when it is first used."""
+    """The class `Solution`, or an instance of it, which the other process creates on first use."""
 
     def __init__(self, process: SolutionProcess, number: int | None = None) -> None:
         self._process, self._number = process, number
@@ -64,17 +64,20 @@ def _function(process: SolutionProcess, path: tuple[str, ...], number: int | Non
 
 
 class SolutionProcess:
-    """A process that ends, or does not answer within the time of a check, costs that check; the next starts another."""
+    """The solution's process, which is started again after it has ended.
+
+    If it ends, or exceeds the time of a check, that check fails. The next check starts another process.
+    """
 
     def __init__(self, folder: str, program: str, clock: Clock) -> None:
         self._folder, self._program, self._clock = folder, program, clock
         self._pid: int | None = None
         self._read_fd = self._write_fd = -1
         self._lives = self.instances = 0
-        self.losses = 0  # How often a question remained without an answer.
+        self.losses = 0  # Number of questions without an answer.
 
     def start(self) -> None:
-        """Import the solution in a new process; raise as `ask`."""
+        """Import the solution in a new process; raises as `ask` does."""
         if self._lives >= MAX_LIVES:
             raise NoAnswer(f"the solution's process ended {MAX_LIVES} times")
         self._lives += 1
@@ -94,10 +97,12 @@ class SolutionProcess:
         self._answer(None)
 
     def ask(self, *question: object) -> object:
-        """Return the answer to a question, from a new process if the last one has ended, or raise what it raised.
+        """Return the answer to a question, or raise the solution's exception.
+
+        A new process is started if the last one has ended.
 
         Raises:
-            NoAnswer: The process ended, or took too long.
+            NoAnswer: The process ended or took too long.
             TypeError: An argument is not plain data.
         """
         message = encode(question, _argument)
@@ -128,12 +133,12 @@ class SolutionProcess:
 
 
 def _argument(value: Any) -> object:
-    """Iterators of the tests cross as iterators of their items."""
+    """Return an iterator over an iterator's items; refuse other values."""
     return iter([*value]) if hasattr(type(value), "__next__") else refuse(value)
 
 
 def rebuild(name: str, base: str, args: tuple[Any, ...], text: str, line: int) -> BaseException:
-    """Make the exception that the other process described, or the nearest to it; `opd_line` is its line."""
+    """Build the exception that the other process described, or the nearest possible one; `opd_line` is its line."""
     cls: Any = getattr(builtins, base, None)
     if not (isinstance(cls, type) and issubclass(cls, (Exception, SystemExit))) or issubclass(cls, StopIteration):
         # StopIteration would end a loop of the tests, such as that of all() and map(), as if it were complete.
@@ -142,7 +147,7 @@ def rebuild(name: str, base: str, args: tuple[Any, ...], text: str, line: int) -
         error: Any = cls(*args)
         if name != base or str(error) != text:
             error = type(name, (cls,), {"__str__": lambda _: text})(*args)  # type: ignore[reportUnknownLambdaType]
-    except Exception:  # noqa: BLE001 - some exceptions take arguments of their own kind only
+    except Exception:  # noqa: BLE001 - some exceptions accept only special arguments
         error = RuntimeError(f"{name}: {text}")
     error.opd_line = line
     return error
