@@ -36,20 +36,21 @@ def build_parser() -> argparse.ArgumentParser:
     env, servers = default_settings()
     parser = argparse.ArgumentParser(
         prog="agentic-opd distill FILE [--out OUT] [--keep-hints] [--tools TOOLS]",
-        description="Give what a file holds hints and the teacher's rows, without new rollouts. FILE is JSONL of "
-        "scored groups, of this package or of another Atropos environment, or of conversations in text, one a line: "
-        '{"messages": [...], "tools": [...]}. The turns of a group are found again by rendering its messages with the '
-        "policy's renderer; a group whose messages do not render to its tokens is counted as unmatched and left out. "
-        "Missing inference_logprobs are read from the policy server, and the group is marked as off-policy.",
+        description="Add hints and teacher rows to the groups or conversations of a file, without new rollouts. "
+        "FILE is JSONL of scored groups, of this package or of another Atropos environment, or of conversations in "
+        'text, one per line: {"messages": [...], "tools": [...]}. The turns of a group are recovered by '
+        "rendering its messages with the policy's renderer; a group whose messages do not render to its tokens is "
+        "counted as unmatched and left out. Missing inference_logprobs are read from the policy server, and the "
+        "group is marked as off-policy.",
         allow_abbrev=False,
     )
     parser.add_argument("file", type=Path, metavar="FILE", help="JSONL; .gz is unpacked")
-    parser.add_argument("--out", type=Path, metavar="OUT", help="where to write (default: FILE's name.distilled.jsonl)")
+    parser.add_argument("--out", type=Path, metavar="OUT", help="output file (default: FILE's name.distilled.jsonl)")
     parser.add_argument(
-        "--keep-hints", action="store_true", help="score the hints that FILE holds again; no judge is asked"
+        "--keep-hints", action="store_true", help="score the hints in FILE again, without asking a judge"
     )
     parser.add_argument(
-        "--tools", type=Path, metavar="TOOLS", help="JSON list of the tools that the prompts of FILE's groups name"
+        "--tools", type=Path, metavar="TOOLS", help="JSON list of the tools in the prompts of FILE's groups"
     )
     add_settings(parser, {"env": env, "openai": servers[0]}, "process")
     return parser

@@ -23,13 +23,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     parser = argparse.ArgumentParser(
         prog="agentic-opd hints",
-        description="List the hints of a file of scored groups: how many tokens each hint moved and how far, and where "
-        "scripts/measure_hints has written groups.hints.json, by how many points it changes the pass rate.",
+        description="List the hints of a file of scored groups: how many tokens each hint moved and how far, and, "
+        "if scripts/measure_hints has written groups.hints.json, by how many points it changes the pass rate.",
         epilog=EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("file", type=Path, metavar="FILE", help="JSONL that `process` wrote; .gz is unpacked")
+    parser.add_argument("file", type=Path, metavar="FILE", help="JSONL file written by `process`; .gz is unpacked")
     arguments = parser.parse_args(argv)
 
     def run() -> int:

@@ -16,15 +16,16 @@ COMMANDS = {
     "serve": "roll out for a trainer: scored groups to the trajectory API (run-api)",
     "process": "make a number of scored groups and write them to a JSONL file",
     "evaluate": "measure the policy on the held-out tasks",
-    "gateway": "serve the policy to any agent, as OpenAI does, and make groups of what is said (extra [gateway])",
-    "sessions": "list, show, export or delete what a gateway's journal holds",
+    "gateway": "serve the policy to any agent as an OpenAI-compatible API, and record conversations as groups "
+    "(extra [gateway])",
+    "sessions": "list, show, export or delete the sessions in a gateway's journal",
     "train": "train on scored groups with the reference trainer (extra [train])",
-    "doctor": "check a set-up in seconds, and say what to do",
+    "doctor": "check a set-up in seconds, and report what to fix",
     "validate": "check a file of scored groups against the wire format",
-    "report": "make an HTML page of a file of scored groups, or of two that are compared",
+    "report": "write an HTML report of a file of scored groups, or a comparison of two files",
     "hints": "list the hints of a file of scored groups",
-    "distill": "give a file of groups or of conversations hints and teacher's rows, without new rollouts",
-    "serve-vllm": "start a vLLM server with everything that the others need",
+    "distill": "add hints and teacher rows to a file of groups or conversations, without new rollouts",
+    "serve-vllm": "start a vLLM server with everything that the other commands need",
 }
 
 _MODULES = {
@@ -71,7 +72,7 @@ def help_text() -> str:
             *("usage: agentic-opd COMMAND ...", ""),
             *("On-policy distillation from hindsight for agents that use tools.", ""),
             *("commands:", *lines, ""),
-            "agentic-opd COMMAND --help says more of each; agentic-opd --version which version this is.",
+            "agentic-opd COMMAND --help describes a command; agentic-opd --version prints the version.",
             EXIT_CODES,
         ]
     )

@@ -74,23 +74,27 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="agentic-opd validate",
-        description="Check a file of scored groups against the wire format: lengths, masks, logprob conventions, turn "
-        "records and distillation rows. Works on files that this package did not write: without turn records only "
-        "the arrays are checked. With --server also its numbers: some scored turns are computed again.",
+        description="Check a file of scored groups against the wire format: lengths, masks, logprob conventions, "
+        "turn records and distillation rows. In files from other programs, without turn records, only the arrays "
+        "are checked. With --server, also check the numbers: some scored turns are computed again.",
         epilog="Exit code 0: no violation; 1: violations, the first of which are printed, or numbers that differ; 2: "
         "the file can't be read, or the server can't be compared with it.",
     )
     parser.add_argument("file", type=Path, metavar="FILE", help="JSONL of scored groups; .gz is unpacked")
-    parser.add_argument("--server", metavar="URL", help="the vLLM server whose weights scored the file")
-    parser.add_argument("--kind", metavar="KIND", help="it is that of env.teachers for this kind of task")
-    parser.add_argument("--api-key", metavar="KEY", help="its key (default: the variable VLLM_API_KEY, or none)")
-    parser.add_argument("--turns", type=int, default=20, metavar="N", help="turns to compute again (default: 20)")
+    parser.add_argument("--server", metavar="URL", help="vLLM server whose weights scored the file")
+    parser.add_argument("--kind", metavar="KIND", help="kind of task that the server scores in env.teachers")
+    parser.add_argument(
+        "--api-key", metavar="KEY", help="API key of the server (default: the variable VLLM_API_KEY, or none)"
+    )
+    parser.add_argument(
+        "--turns", type=int, default=20, metavar="N", help="number of turns to compute again (default: 20)"
+    )
     parser.add_argument(
         "--tolerance",
         type=float,
         metavar="NATS",
-        help="largest difference that is not an error (default: what the precision that the server names explains, as "
-        "root mean square and at most)",
+        help="largest difference that is not an error (default: the difference explained by the precision that the "
+        "server names, as root mean square and as maximum)",
     )
     return parser
 

@@ -1,4 +1,4 @@
-"""Distillation: an episode becomes hindsight hints, teacher rows and distillation arrays.
+"""Distillation: episodes -> hindsight hints, teacher rows and distillation arrays.
 
-In: a verified episode. Out: its arrays, one record a turn, and what the metrics are made of.
+In: a finished episode. Out: its arrays, one record per turn, and statistics for the metrics.
 """

@@ -1,8 +1,8 @@
 """TeacherRows of the scored turns + Episode -> DistillArrays, in the wire format (docs/wire_format.md). Pure.
 
-tokens      7  8  9 | 4  5 | 6  7 | 4  4         sampled: [3, 5) scored, [7, 9) not
+tokens      7  8  9 | 4  5 | 6  7 | 4  4         sampled: [3, 5) is scored, [7, 9) is not
 K > 1       .  .  .   x  x   .  .   .  .         x: K entries, the sampled token first; .: an empty row
-K = 1       0  0  0   x  x   0  0   s  s         one entry everywhere; 0: logprob 0.0, s: the student's own
+K = 1       0  0  0   x  x   0  0   s  s         one entry everywhere; 0: logprob 0.0, s: the student's logprob
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,25 +23,24 @@ from agentic_opd.core.types import (
 )
 
 LOGPROB_DECIMALS = 4
-"""Teacher logprobs are written with an error of at most 5e-5 nats, near the engine's noise."""
+"""Decimals of written teacher logprobs; the rounding error of at most 5e-5 nats is near the engine's noise."""
 
 LOGPROB_SLACK = 1e-3
-"""How far above 0 a logprob, and above 1 a sum of probabilities, may lie before it is an error and not rounding."""
+"""Rounding tolerance: above 0 for a logprob (nats), and above 1 for a sum of probabilities."""
 
 
 def check_rows(rows: TeacherRows, request: TeacherRequest, top_k: int, vocab_size: int | None) -> None:
     """Check that `rows` fit `request`.
 
     Args:
-        rows: What the teacher returned.
-        request: What it was asked.
-        top_k: Entries a row was asked for.
+        rows: The teacher's rows.
+        request: The request.
+        top_k: Entries requested per row.
         vocab_size: Size of the vocabulary, if known.
 
     Raises:
-        AlignmentError: wrong counts, a logprob that is not finite, below -MOST_NATS or above 0, an id out of range or
-            repeated, another logprob for the sampled token among the top than by itself, or probabilities that sum to
-            more than 1.
+        AlignmentError: wrong counts; a logprob that is not finite, below -MOST_NATS or above 0; an id out of range or
+            repeated; two different logprobs for one sampled token; or probabilities that sum to more than 1.
     """
     check_lengths("teacher rows", got=len(rows.actual_R), expected=request.num_scored)
     check_lengths("teacher top-k", got=rows.top_ids_RK.shape[1], expected=top_k)
@@ -64,21 +63,22 @@ def check_rows(rows: TeacherRows, request: TeacherRequest, top_k: int, vocab_siz
 def build_arrays(
     episode: Episode, scored: Mapping[int, TeacherRows], top_k: int, *, answers_only: bool = False
 ) -> DistillArrays:
-    """Write the rows of the scored turns into arrays as long as the episode, which has one sequence.
+    """Write the rows of the scored turns into arrays of the length of the episode, which has one sequence.
 
     Args:
         episode: The episode.
         scored: Turn index -> checked rows of that turn, [R] and [R, >= top_k].
         top_k: Entries of a written row.
-        answers_only: The rows are those of the tokens behind a turn's reasoning.
+        answers_only: Whether the rows cover only the tokens after a turn's reasoning.
 
     Returns:
-        One entry a position. A scored row holds the sampled token, then the teacher's most likely others in rank
-        order. An unscored row is empty, or, with `top_k` 1, holds the position's own token and a logprob that makes
-        consumers of rectangular arrays skip it: the student's own, so that the gap is 0; 0.0 at prompt positions.
+        One row per position. A scored row holds the sampled token, then the teacher's most likely other tokens in rank
+        order. An unscored row is empty. With `top_k` 1, an unscored row holds the position's token and a neutral
+        logprob for consumers of rectangular arrays: the student's, so that the gap is 0, or 0.0 at prompt positions.
 
     Raises:
-        AlignmentError: a turn has another number of rows than of tokens, or rows with fewer than `top_k` entries.
+        AlignmentError: the number of a turn's rows differs from that of its tokens, or rows have fewer than `top_k`
+            entries.
     """
     ids: list[list[int]] = [[] for _ in episode.tokens_T]
     logprobs: list[list[float]] = [[] for _ in episode.tokens_T]
@@ -97,17 +97,17 @@ def build_arrays(
 
 
 def gaps(baseline_R: Sequence[float], rows: TeacherRows) -> NDArray[np.float64]:
-    """The teacher's logprobs of a turn's sampled tokens minus what they are measured from, [R], in nats."""
+    """Return log p_teacher - baseline at a turn's scored tokens, [R], in nats."""
     check_lengths("gaps", baseline=len(baseline_R), rows=len(rows.actual_R))
     return rows.actual_R.astype(np.float64) - np.asarray(baseline_R, np.float64)
 
 
 def logprobs_of(ids_RK: Sequence[Sequence[int]], rows: TeacherRows) -> tuple[tuple[float | None, ...], ...]:
-    """The logprobs that `rows` hold of other rows' ids, [R, K] in nats; None for an id that is not among the top ones.
+    """Look up logprobs in `rows` by the ids of other rows, [R, K], in nats; None for an id outside of the top-k.
 
     Args:
-        ids_RK: The ids of each row, the sampled token first.
-        rows: Of the same sampled tokens, read in another context.
+        ids_RK: Ids of each row, the sampled token first.
+        rows: Rows of the same sampled tokens in another context.
     """
     check_lengths("logprobs of other rows", ids=len(ids_RK), rows=len(rows.actual_R))
     known = [
@@ -121,7 +121,7 @@ def logprobs_of(ids_RK: Sequence[Sequence[int]], rows: TeacherRows) -> tuple[tup
 def _rows(sampled_R: NDArray[np.int64], rows: TeacherRows, top_k: int) -> tuple[list[list[int]], list[list[float]]]:
     if rows.top_ids_RK.shape[1] < top_k:
         raise AlignmentError(f"teacher rows hold {rows.top_ids_RK.shape[1]} entries, expected at least {top_k}")
-    # The sampled token is among the top K or not; either way K - 1 others are left, the first of them in rank order.
+    # Keep the first K - 1 others in rank order, whether or not the sampled token is among the top K.
     is_other = rows.top_ids_RK != sampled_R[:, None]
     keep = is_other & (np.cumsum(is_other, axis=1) <= top_k - 1)
     shape = (len(sampled_R), top_k - 1)
@@ -131,7 +131,7 @@ def _rows(sampled_R: NDArray[np.int64], rows: TeacherRows, top_k: int) -> tuple[
 
 
 def rounded(logprobs: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Short in JSON, at most 0, and never -0.0."""
+    """Return logprobs rounded to `LOGPROB_DECIMALS` and clipped to at most 0, without -0.0."""
     clipped: NDArray[np.float64] = np.minimum(logprobs.astype(np.float64), 0.0)
     return clipped.round(LOGPROB_DECIMALS) + 0.0
 

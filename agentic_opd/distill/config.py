@@ -1,4 +1,4 @@
-"""Settings of distillation: the votes, the hint, the judge and the teacher."""
+"""Settings of distillation: votes, hints, judge and teacher."""
 
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -9,12 +9,12 @@ from agentic_opd.settings.fields import CONCURRENCY, DISTILLATION, JUDGE, RUN_ON
 
 
 def _names(value: object) -> object:
-    """`judge` and `sibling,judge` as lists."""
+    """Split comma-separated names (`sibling,judge`) into a list."""
     return [name.strip() for name in value.split(",")] if isinstance(value, str) else value
 
 
 class TeacherServer(BaseModel):
-    """A server that scores the turns of one kind of task."""
+    """A server that scores the tasks of one kind."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -24,180 +24,194 @@ class TeacherServer(BaseModel):
 
 
 class DistillConfig(BaseModel):
-    """How hints are found and turns are scored."""
+    """Settings for finding hints and scoring turns."""
 
     setting_group: ClassVar = DISTILLATION
 
     opd_enabled: bool = Field(
-        default=True, description="Distill from hindsight. Off: no judge is asked and no distillation field is written."
+        default=True,
+        description="Distill from hindsight. Off: the judge is not asked and no distillation fields are written.",
     )
     distill_topk: int = Field(
         default=50,
         ge=1,
         le=1000,
-        description="Entries of a scored row: the sampled token and the teacher's top others.",
+        description="Number of entries in a scored row: the sampled token and the teacher's most likely other tokens.",
     )
-    prm_votes: int = Field(default=3, ge=1, le=64, description="Votes the judge is asked for on each turn.")
+    prm_votes: int = Field(default=3, ge=1, le=64, description="Number of judge votes on each turn.")
     hint_max_next_state_chars: int = Field(
-        default=4000, ge=100, description="Characters of a next state shown to the judge; longer is cut in the middle."
+        default=4000,
+        ge=100,
+        description="Maximum number of characters of a next state that the judge reads; "
+        "longer ones are cut in the middle.",
     )
     hindsight: Literal["delayed", "next_state"] = Field(
         default="delayed",
-        description="What a turn is judged by. delayed: its next state, what later turns showed about what it changed, "
-        "and the verdict if something of it is left in the judged files. next_state (the published method): its next "
-        "state alone, and for the last turn the verdict.",
+        description="Evidence by which a turn is judged. delayed: its next state, what later turns showed about its "
+        "changes, and the verdict if any of its changes remain in the judged files; next_state (the published "
+        "method): only its next state, and for the last turn the verdict.",
     )
     hindsight_max_turns: int = Field(
-        default=4, ge=0, description="delayed: later turns whose results a turn is shown at most."
+        default=4, ge=0, description="delayed: maximum number of later turns whose results are evidence about a turn."
     )
     hindsight_max_chars: int = Field(
-        default=2000, ge=0, description="delayed: characters of all these results together, the earliest first."
+        default=2000,
+        ge=0,
+        description="delayed: maximum number of characters of all these later results together, the earliest first.",
     )
     hint_vote_rule: Literal["majority", "any"] = Field(
         default="majority",
-        description="When a hint is accepted: more than half of all votes are positive, or any vote is (OpenClaw-RL).",
+        description="Rule by which a hint is accepted: more than half of all votes are positive (majority), or at "
+        "least one is (any, as in OpenClaw-RL).",
     )
     hint_selection: Literal["longest", "shortest"] = Field(
-        default="longest", description="Which of the positive votes' hints is used."
+        default="longest", description="Which of the positive votes' hints is used: the longest or the shortest."
     )
     hint_placement: Literal["end", "last_user"] = Field(
         default="end",
-        description="Where the hint enters the teacher's prompt: a user message before the assistant's opening, or "
-        "appended to the last user message.",
+        description="Position of the hint in the teacher's prompt: a user message before the assistant's opening "
+        "(end), or appended to the last user message (last_user).",
     )
 
     score_reasoning: Literal["all", "answer"] = Field(
         default="all",
-        description="Which tokens of a turn that thinks are scored: all of them, or those behind its reasoning alone.",
+        description="Scored tokens of a turn with reasoning: all tokens, or only those after the reasoning (answer).",
     )
 
     step_votes: int = Field(
         default=0,
         ge=0,
         le=64,
-        description="Votes on a second question: did the turn do what was wanted (1, 0, -1)? Recorded as the turn's "
-        "step_score, which a trainer may take as a reward. 0: it is not asked.",
+        description="Number of votes on a second question: did the turn do what was wanted (1, 0, -1)? The result "
+        "is recorded as the turn's step_score, which a trainer may use as a reward; 0: the question is not asked.",
     )
     hint_source: Annotated[tuple[HintSource, ...], BeforeValidator(_names)] = Field(
         default=("judge",),
         min_length=1,
-        description="What the teacher reads: one source, or several in their order of preference ([sibling, judge]), "
-        "of which the first that has a hint for a turn is taken. judge: the hint that the judge wrote. feedback: what "
-        "came after the turn, word for word (SDPO). sibling: what another rollout of the group that passed did, "
-        "for the turn that made what failed (group_size above 1). reference: the task's own solution (OPSD). Only"
-        " for judge the judge is asked, for step_votes too; what holds hidden tests' data is dropped as leaked. "
-        "other_task, none (each alone): where the judge wrote a hint, an accepted one of another task in its "
-        "place (until there is one, the turn ends as vote_failed), or nothing; they show what a run learns "
-        "without the hint's content.",
+        description="Sources of the teacher's hint, of which the first with a hint for a turn is used ([sibling, "
+        "judge]): judge (the hint that the judge wrote), feedback (what came after the turn, verbatim; SDPO), "
+        "sibling (what a passing rollout of the group did, for the turn that caused the failure; group_size above "
+        "1), reference (the task's own solution; OPSD), or, each alone, to show what a run learns without the "
+        "hint's content, other_task or none (in place of the judge's hint an accepted one of another task, or "
+        "nothing; until there is one, the turn ends as vote_failed). Only judge, other_task and none ask the judge, "
+        "also for step_votes; hints with data of hidden tests are dropped as leaked.",
     )
     control: Literal["none", "neutral", "other", "same_task"] = Field(
         default="none",
-        description="Score each turn under a control hint too, in the same request, and record the logprobs: neutral "
-        "(control_neutral_hint), other (an accepted hint of another task), or same_task (another accepted hint of this "
-        "task). While none fits, the neutral one stands in. About doubles the scoring time.",
+        description="Score each turn also under a control hint in the same request, at about twice the scoring "
+        "time, and record the logprobs: neutral (control_neutral_hint), other (an accepted hint of another task), "
+        "or same_task (another accepted hint of this task). The neutral hint is used while none of the others fits.",
     )
     control_neutral_hint: str = Field(
         default="Take your time and think about the next step.",
         min_length=11,
-        description="A control hint that says nothing about any task.",
+        description="Control hint without information about any task.",
     )
 
     judge_base_url: Annotated[Url | None, JUDGE] = Field(
         default=None, description="OpenAI-compatible endpoint of the judge, ending in /v1. Unset: the policy server."
     )
     judge_model_name: Annotated[str | None, JUDGE] = Field(
-        default=None, description="The judge's model. Unset: the policy's."
+        default=None, description="Model of the judge. Unset: the policy's model."
     )
-    judge_api_key: Annotated[SecretStr | None, JUDGE] = Field(default=None, description="Key for judge_base_url.")
+    judge_api_key: Annotated[SecretStr | None, JUDGE] = Field(default=None, description="API key for judge_base_url.")
     judge_temperature: Annotated[float, JUDGE] = Field(
         default=0.7, ge=0.0, le=2.0, description="Sampling temperature of the votes."
     )
-    judge_max_tokens: Annotated[int, JUDGE] = Field(default=512, ge=16, description="Tokens one vote may take.")
+    judge_max_tokens: Annotated[int, JUDGE] = Field(
+        default=512, ge=16, description="Maximum number of tokens of one vote."
+    )
     judge_system_prompt: Annotated[str | None, JUDGE] = Field(
         default=None,
-        description="What the judge is told before a question. It must name the protocol: \\boxed{1}, \\boxed{-1}, "
+        description="System prompt of the judge, which must name the protocol: \\boxed{1}, \\boxed{-1}, "
         "[HINT_START] and [HINT_END]. Unset: the text in docs/judge.md.",
     )
     judge_reads_reasoning: Annotated[bool, JUDGE] = Field(
         default=False,
-        description="The judge reads a turn's reasoning before what it said, cut in the middle to "
+        description="Show the judge a turn's reasoning before its answer, cut in the middle to "
         "hint_max_next_state_chars.",
     )
     judge_step_prompt: Annotated[str | None, JUDGE] = Field(
         default=None,
-        description="The same for the second question; it must name \\boxed{1} and \\boxed{-1}. Unset: as in "
-        "docs/judge.md.",
+        description="System prompt of the judge for the second question (step_votes), which must name \\boxed{1} "
+        "and \\boxed{-1}. Unset: the text in docs/judge.md.",
     )
     judge_question: Annotated[str | None, JUDGE] = Field(
         default=None,
-        description="Template of the question, with {mark}, {task}, {turn} and {evidence}. Unset: as in docs/judge.md.",
+        description="Template of the question, with {mark}, {task}, {turn} and {evidence}. Unset: the template in "
+        "docs/judge.md.",
     )
     judge_timeout_s: Annotated[float, JUDGE] = Field(
         default=120.0,
         gt=0,
-        description="Seconds without an answer of the judge to any request after which those under way are given up: "
-        "they are asked again a quarter at a time, and one that is not answered alone ends its turn as judge_error.",
+        description="Seconds without any answer from the judge after which pending requests are cancelled. They are "
+        "retried a quarter at a time; a request that is not answered even alone ends its turn as judge_error.",
     )
     judge_extra_body: Annotated[dict[str, Any], JUDGE] = Field(
         default_factory=dict,
-        description="Further fields of the judge request, for example "
-        "{chat_template_kwargs: {enable_thinking: false}}.",
+        description="Additional fields of the judge request, for example {chat_template_kwargs: {enable_thinking: "
+        "false}}.",
     )
 
     teacher: Annotated[Literal["live", "frozen", "ema"], TEACHER] = Field(
         default="live",
-        description="Which weights of the policy's server score the turns: live, those that sampled them; frozen, "
-        "those that the server started with; ema, the moving average that the trainer keeps (its ema_decay). The last "
-        "two need a policy that is trained by adapters (docs/closing_the_loop.md). teacher_base_url is another server.",
+        description="Weights of the policy's server that score the turns: live (those that sampled them), frozen "
+        "(those that the server started with), or ema (the moving average of the trainer, its ema_decay). frozen "
+        "and ema need a policy that is trained with adapters (docs/closing_the_loop.md); teacher_base_url selects "
+        "another server.",
     )
     teacher_base_url: Annotated[Url | None, TEACHER] = Field(
         default=None,
-        description="A separate vLLM server, ending in /v1, that scores the turns. It must have the policy's "
+        description="Separate vLLM server, ending in /v1, that scores the turns; it must have the policy's "
         "vocabulary. Unset: the policy server.",
     )
     teacher_model_name: Annotated[str | None, TEACHER] = Field(
-        default=None, description="The teacher's model. Unset: what it serves."
+        default=None, description="Model of the teacher. Unset: the model that its server serves."
     )
-    teacher_api_key: Annotated[SecretStr | None, TEACHER] = Field(default=None, description="Key for teacher_base_url.")
+    teacher_api_key: Annotated[SecretStr | None, TEACHER] = Field(
+        default=None, description="API key for teacher_base_url."
+    )
     teachers: Annotated[dict[str, TeacherServer], TEACHER] = Field(
         default_factory=dict,
-        description="Servers that score the tasks of one kind, by the tasks' `kind` (a dataset's column of that name, "
-        "or dataset_fields): {sql: {base_url: http://127.0.0.1:8001/v1, model_name: ..., api_key: ...}}, the last two "
-        "as for teacher_base_url. Tasks of no such kind have the usual teacher.",
+        description="Servers that score the tasks of one kind, by the tasks' `kind` (the dataset's column of that "
+        "name, or dataset_fields): {sql: {base_url: http://127.0.0.1:8001/v1, model_name: ..., api_key: ...}}, with "
+        "model_name and api_key as for teacher_base_url. Tasks of all other kinds are scored by the usual teacher.",
     )
     gap_baseline: Annotated[Literal["student", "teacher"], TEACHER] = Field(
         default="student",
-        description="Whose reading without the hint gaps are measured from, if teacher_base_url or teachers name "
-        "another model: the policy's, or the teacher's own. Without them both are one.",
+        description="Reading without the hint from which gaps are measured, if teacher_base_url or teachers name "
+        "another model: the policy's (student), or the teacher's own. Without another model, both are the same.",
     )
     max_concurrent_judgements: Annotated[int, CONCURRENCY, RUN_ONLY] = Field(
-        default=64, ge=1, description="Judge requests under way at the same time; fewer where the judge is too slow."
+        default=64,
+        ge=1,
+        description="Number of judge requests in flight at the same time, reduced if the judge is too slow.",
     )
     max_concurrent_scores: Annotated[int, CONCURRENCY, RUN_ONLY] = Field(
-        default=32, ge=1, description="Scoring requests under way at the same time."
+        default=32, ge=1, description="Number of scoring requests in flight at the same time."
     )
 
     @property
     def logprobs_asked(self) -> int:
-        """Most logprobs a position that the teacher is asked for.
+        """Maximum of logprobs requested per position from the teacher.
 
-        A control's rows are asked for twice as many as the hinted ones: among them are most of the hinted rows' ids.
+        A control requests twice as many as a hinted row, so that its rows include most of the hinted row's ids.
         """
         return self.distill_topk if self.control == "none" else self.control_topk
 
     @property
     def asks_judge(self) -> bool:
-        """Whether any source of hints needs the judge."""
+        """Whether any hint source needs the judge."""
         return any(source in ("judge", "other_task", "none") for source in self.hint_source)
 
     @property
     def control_topk(self) -> int:
-        """Logprobs a position that a control is asked for."""
+        """Logprobs requested per position for a control."""
         return 1 if self.distill_topk == 1 else 2 * self.distill_topk
 
     @property
     def usual_teacher(self) -> TeacherServer | None:
-        """The server that scores where `teachers` names no other; None: the policy's own."""
+        """The server that scores tasks without an entry in `teachers`; None: the policy's server."""
         if self.teacher_base_url is None:
             return None
         return TeacherServer(

@@ -1,4 +1,4 @@
-"""Settings -> what distilling needs besides them: a judge, a teacher, a renderer, all checked to fit (I/O)."""
+"""Settings -> connected and checked servers for distillation: a judge and teachers (I/O)."""
 
 import logging
 import secrets
@@ -32,15 +32,15 @@ from agentic_opd.distill.teacher import (
 logger = logging.getLogger(__name__)
 
 READ_BY: dict[str, ReadBy] = {"live": "policy", "frozen": "base", "ema": "teacher"}
-"""Whose weights each `DistillConfig.teacher` is."""
+"""`DistillConfig.teacher` -> the weights that read."""
 
 
 @dataclass(frozen=True, slots=True)
 class DistillServers:
-    """Who judges and scores one policy's turns, and what writes its hints; `close` it when done.
+    """The judge and the teachers of one policy, and the renderer for hints; call `close` when done.
 
-    `judge_is_policy`: the judge is the policy's server, so that its silence stops the run.
-    `teacher_is_policy`: without a hint the teacher equals the student, so that a noise floor can be measured.
+    `judge_is_policy`: the judge is the policy's server, so the run stops if it is unreachable.
+    `teacher_is_policy`: without a hint the teacher equals the student, so a noise floor can be measured.
     """
 
     judge: Judge
@@ -51,10 +51,10 @@ class DistillServers:
     judge_is_policy: bool
     teacher_is_policy: bool
     teachers: Mapping[str, TeacherClient] = field(default_factory=dict[str, TeacherClient])
-    """Those of the tasks of one kind."""
+    """Teachers by kind of task."""
 
     def of(self, task: Task) -> "DistillServers":
-        """The same with the teacher of the task's kind."""
+        """Return these servers with the teacher of the task's kind, if there is one."""
         teacher = self.teachers.get(task.kind) if task.kind else None
         return self if teacher is None else replace(self, teacher=teacher, teacher_is_policy=False)
 
@@ -66,7 +66,7 @@ class DistillServers:
 
 @dataclass(frozen=True, slots=True)
 class PolicyEndpoint:
-    """Where the policy is served: judge and teacher are there too, unless settings name others."""
+    """The policy's server, which is also the judge and the teacher unless settings name others."""
 
     base_url: str
     model: str
@@ -82,21 +82,21 @@ async def connect(
     max_token_length: int,
     retry_s: float,
 ) -> DistillServers:
-    """Connect to judge and teacher, and find out before the first episode what would fail in every one.
+    """Connect to judge and teacher, and check before the first episode that they fit.
 
     Args:
         config: The distillation settings.
         policy: The policy's server.
         renderer: The policy's renderer.
         tokenizer: The policy's tokenizer.
-        max_token_length: Longest sequence of the rollouts.
-        retry_s: Seconds to go on asking a server that does not answer.
+        max_token_length: Tokens of the longest sequence.
+        retry_s: Seconds to retry a server that does not answer.
 
     Raises:
         RendererError: the chat template can't take a hint at `config.hint_placement`.
-        ServerMismatchError: the teacher does not fit; says what to restart it with.
-        ServerRequestError: a server refused a request, for example for a wrong key.
-        ServerUnreachableError: a server is not there.
+        ServerMismatchError: the teacher does not fit; the message says how to restart it.
+        ServerRequestError: a server refused a request, for example because of a wrong key.
+        ServerUnreachableError: a server is unreachable.
     """
     for hint in ("A plain hint.", config.control_neutral_hint):
         encode_hint(renderer, tokenizer, hint, as_message=config.hint_placement == "end")
@@ -139,11 +139,12 @@ async def connect(
 
 
 def questions_of(config: DistillConfig, tokenizer: Any) -> Questions:
-    """How the judge of these settings is asked.
+    """Build the judge's questions from the settings.
 
     Args:
         config: The distillation settings.
-        tokenizer: The policy's, whose control tokens are broken too, in case it judges itself; None: not at hand.
+        tokenizer: The policy's tokenizer; spellings of its control tokens are broken in questions, because the policy
+            may be the judge. None: only the control tokens of common model families are broken.
     """
     return Questions(
         secret=secrets.token_bytes(16),
@@ -165,16 +166,16 @@ async def connect_teacher(
     max_concurrent: int = 32,
     read_by: ReadBy = "policy",
 ) -> TeacherClient:
-    """Choose how to ask the server that scores, and check that it fits; `client` is closed if it does not.
+    """Choose the client for a scoring server and check that the server fits; on failure, close `client`.
 
     Args:
         client: The teacher's server.
-        tokenizer: The policy's; the teacher's must give the same ids.
-        top_k: Most logprobs a position that will be asked for.
-        max_token_length: Longest sequence of the rollouts.
-        model_name: The model it must serve; unset: any.
-        policy: What the policy's server says of itself, if the teacher is another one.
-        max_concurrent: Requests under way at the same time.
+        tokenizer: The policy's tokenizer; the teacher's must give the same ids.
+        top_k: Maximum of logprobs requested per position.
+        max_token_length: Tokens of the longest sequence.
+        model_name: The model that the server must serve; None: any.
+        policy: The policy server's info, if the teacher is another server.
+        max_concurrent: Maximum of concurrent requests.
         read_by: Which of the server's weights read.
 
     Raises:
@@ -200,7 +201,7 @@ async def connect_teacher(
             )
         check_caps(client.base_url, info, context=max_token_length, vocab_size=len(tokenizer), top_k=top_k)
         await _check_vocabulary(client, info, tokenizer)
-        # The policy can't learn about ids that it has no weights for.
+        # The policy can't learn ids outside of its vocabulary.
         sizes = [size for size in (info.vocab_size, policy.vocab_size if policy else None) if size is not None]
         teacher = make_teacher(client, replace(info, vocab_size=min(sizes, default=None)), max_concurrent, read_by)
         undo.pop_all()
@@ -210,10 +211,10 @@ async def connect_teacher(
 def make_teacher(
     client: JsonClient, info: ServerInfo, max_concurrent: int = 32, read_by: ReadBy = "policy"
 ) -> TeacherClient:
-    """The quickest way to have this server score.
+    """Return the fastest client that the server supports.
 
     Raises:
-        ServerMismatchError: its plugin is too old for what this package asks.
+        ServerMismatchError: the server's plugin is too old.
     """
     if info.has_plugin and info.score_route < SCORE_ROUTE:
         raise ServerMismatchError(
@@ -236,7 +237,7 @@ async def _policy_info(policy: PolicyEndpoint, retry_s: float) -> ServerInfo:
 
 
 def make_judge(config: DistillConfig, policy: PolicyEndpoint, retry_s: float) -> OpenAIJudge:
-    """The judge that the settings name: the policy itself if they name none."""
+    """Return the configured judge; without one, the policy's server is the judge."""
     return OpenAIJudge(
         config.judge_base_url or policy.base_url.rstrip("/").removesuffix("/v1") + "/v1",
         config.judge_model_name or policy.model,
@@ -251,10 +252,10 @@ def make_judge(config: DistillConfig, policy: PolicyEndpoint, retry_s: float) ->
 
 
 async def check_completions(client: JsonClient, info: ServerInfo, top_k: int) -> None:
-    """Try whether a server without the plugin returns `top_k` prompt logprobs: it can't be asked.
+    """Check with a test request that a server without the plugin returns `top_k` prompt logprobs.
 
     Raises:
-        ServerMismatchError: it does not.
+        ServerMismatchError: the server refuses the request.
     """
     try:
         await client.post("/v1/completions", completions_body(info.model, (0, 0), top_k))
@@ -276,7 +277,7 @@ async def _check_model(client: JsonClient, info: ServerInfo, model_name: str | N
 
 
 async def _check_vocabulary(client: JsonClient, info: ServerInfo, tokenizer: Any) -> None:
-    """Compare the server's ids of a probe text and of every added token with ours."""
+    """Compare the server's ids of a probe text and of all added tokens with those of `tokenizer`."""
 
     def encode(text: str) -> list[int]:
         return tokenizer.encode(text, add_special_tokens=False)

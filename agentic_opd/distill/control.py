@@ -1,7 +1,7 @@
-"""Accepted hints of other turns: what is read in a turn's place of its own hint, or beside it as a control. Pure.
+"""Accepted hints of other turns, which replace a turn's hint or serve as its control. Pure.
 
-A control hint stands where the turn's hint stands and says nothing about the turn: what it explains of a gap, any hint
-would have explained.
+A control hint takes the position of the turn's hint and does not concern the turn. It measures how much of a gap any
+hint would explain.
 """
 
 from collections import OrderedDict
@@ -13,33 +13,33 @@ from agentic_opd.distill.config import DistillConfig
 from agentic_opd.wire.group import ControlKind
 
 KEPT_HINTS = 64
-"""Different hints that are remembered of each task: the latest."""
+"""Number of distinct hints kept per task, the latest ones."""
 
 KEPT_TASKS = 512
-"""Tasks whose hints are remembered: those that had one last."""
+"""Number of tasks whose hints are kept, those with the latest hints."""
 
 
 class AcceptedHint(NamedTuple):
-    """A hint, and the task of the turn that it was accepted for."""
+    """An accepted hint and the task of its turn."""
 
     task_id: str
     text: str
 
     @property
     def words(self) -> str:
-        """Its text as far as two hints that differ in it are two."""
+        """The text in lower case with single spaces; hints are equal if this is equal."""
         return " ".join(self.text.lower().split())
 
 
 class HintPool:
-    """Accepted hints by task, the latest ones; drawn from at random, each task as likely, then each of its hints."""
+    """The latest accepted hints by task; a draw picks a task uniformly, then one of its hints uniformly."""
 
     def __init__(self, seed: int = 0) -> None:
         self._rng = Random(seed)
         self._by_task: OrderedDict[str, OrderedDict[str, AcceptedHint]] = OrderedDict()
 
     def add(self, hint: AcceptedHint) -> None:
-        """Remember a hint; one that is known already becomes the latest."""
+        """Add a hint; a known hint becomes the latest."""
         hints = self._by_task.setdefault(hint.task_id, OrderedDict())
         self._by_task.move_to_end(hint.task_id)
         hints[hint.words] = hint
@@ -50,13 +50,13 @@ class HintPool:
             self._by_task.popitem(last=False)
 
     def of_other_task(self, *known: AcceptedHint) -> AcceptedHint | None:
-        """A hint that has neither the task nor the text of a `known` one; None if there is no such hint."""
+        """Draw a hint that shares neither task nor text with any `known` hint; None if there is no such hint."""
         tasks = {hint.task_id for hint in known}
         fitting = [self._fitting(task, known) for task in self._by_task if task not in tasks]
         return self._drawn([hints for hints in fitting if hints])
 
     def of_same_task(self, task_id: str, *known: AcceptedHint) -> AcceptedHint | None:
-        """A hint of the task that has the text of no `known` one; None if there is no such hint."""
+        """Draw a hint of the task that shares its text with no `known` hint; None if there is no such hint."""
         fitting = self._fitting(task_id, known)
         return self._drawn([fitting] if fitting else [])
 
@@ -69,7 +69,7 @@ class HintPool:
 
 
 class ControlHint(NamedTuple):
-    """A hint that serves as a control."""
+    """A hint used as a control."""
 
     kind: ControlKind
     text: str
@@ -78,13 +78,13 @@ class ControlHint(NamedTuple):
 def control_hints(
     config: DistillConfig, pool: HintPool, own: AcceptedHint, read: AcceptedHint
 ) -> Iterator[ControlHint]:
-    """Yield what may serve as the control of a turn, the best first: none with `control: none`.
+    """Yield candidates for a turn's control, the preferred one first; nothing with `control: none`.
 
     Args:
         config: The distillation settings.
         pool: Hints accepted so far.
-        own: The hint that was accepted for the turn.
-        read: What the teacher reads: that, or one in its place. No control has the text of one of these.
+        own: The hint accepted for the turn.
+        read: The hint that the teacher reads, `own` or its replacement. Controls differ in text from both.
     """
     found = None
     if config.control == "other":

@@ -1,4 +1,4 @@
-"""The distiller: what the environment, or anyone else who has episodes, holds in order to have them distilled (I/O)."""
+"""The distiller: connects to judge and teacher, and distills the episodes of policy servers (I/O)."""
 
 import asyncio
 import logging
@@ -24,27 +24,27 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class DistilledGroup:
-    """What a group says of its distillation, and what the metrics of its episodes are made of."""
+    """A group's distillation metadata, and its episodes' statistics for the metrics."""
 
     about: GroupDistillation
     stats: tuple[EpisodeStats, ...]
 
 
 class TurnsUnderWay:
-    """The turns of one episode that are judged and scored while it goes on, as an async context manager."""
+    """Judges and scores the turns of one running episode, as an async context manager; leaving it cancels the rest."""
 
     def __init__(self, distiller: "Distiller", policy_url: str) -> None:
-        """Begin with none; `policy_url` is that of the server that samples the episode."""
+        """Begin without turns; `policy_url` is the URL of the server that samples the episode."""
         self._distiller, self._policy_url = distiller, policy_url
         self._tasks: dict[int, asyncio.Task[DistilledTurn]] = {}
 
     def begin(self, episode: Episode, turn_index: int) -> None:
-        """A turn has been answered: judge it by that."""
+        """Start to judge and score an answered turn in the background."""
         work = self._distiller.distill_turn(episode, turn_index, self._policy_url)
         self._tasks[turn_index] = asyncio.create_task(work)
 
     async def known(self) -> dict[int, DistilledTurn]:
-        """What came of them, by their index, when all are done; what failed is left out, to be tried again."""
+        """Wait for all turns and return the results by turn index; failed turns are omitted, to be retried later."""
         done = await asyncio.gather(*self._tasks.values(), return_exceptions=True)
         for error in (one for one in done if isinstance(one, Exception)):
             logger.warning("a turn is judged when its episode has ended: %s", error)
@@ -54,7 +54,7 @@ class TurnsUnderWay:
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        """End those that nobody will ask about."""
+        """Cancel the turns that are not finished."""
         for task in self._tasks.values():
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
@@ -64,13 +64,13 @@ class Distiller:
     """Distills the episodes of any number of policy servers: connect, distill, close each group, close."""
 
     def __init__(self, config: DistillConfig, *, max_token_length: int, retry_s: float, seed: int = 0) -> None:
-        """Prepare; nothing is asked yet.
+        """Store the settings; no server is contacted yet.
 
         Args:
             config: The distillation settings.
             max_token_length: Tokens of the longest episode.
-            retry_s: Seconds to go on asking a server that does not answer.
-            seed: Of the choice of other turns' hints.
+            retry_s: Seconds to retry a server that does not answer.
+            seed: Seed for drawing other turns' hints.
         """
         self.config, self.pool = config, HintPool(seed)
         self._max_token_length, self._retry_s = max_token_length, retry_s
@@ -79,14 +79,14 @@ class Distiller:
 
     @property
     def policy_top_k(self) -> int | None:
-        """Logprobs that a policy server is asked for at each position; None if a teacher scores in its place."""
+        """Logprobs requested per position from a policy server; None if a separate teacher scores."""
         return None if self.config.teacher_base_url else self.config.logprobs_asked
 
     async def connect(self, policy: PolicyEndpoint, renderer: Renderer, tokenizer: Any) -> None:
         """Connect to the judge and the teacher of one policy server's episodes; see `connect.connect`.
 
         Raises:
-            RendererError, ServerMismatchError, ServerRequestError, ServerUnreachableError: what does not fit.
+            RendererError, ServerMismatchError, ServerRequestError, ServerUnreachableError: as `connect.connect`.
         """
         self._servers[policy.base_url] = await connect(
             self.config,
@@ -98,13 +98,13 @@ class Distiller:
         )
 
     def check_kinds(self, kinds: Collection[str | None]) -> None:
-        """Refuse a teacher that no task would have.
+        """Refuse a teacher for a kind without tasks.
 
         Args:
-            kinds: Of all tasks.
+            kinds: Kinds of all tasks.
 
         Raises:
-            ConfigError: `teachers` names another kind.
+            ConfigError: `teachers` names a kind that is not in `kinds`.
         """
         unknown = [kind for kind in self.config.teachers if kind not in kinds]
         if unknown:
@@ -112,16 +112,16 @@ class Distiller:
             raise ConfigError(f"env.teachers names {', '.join(map(repr, unknown))}, but the tasks' kinds are: {known}")
 
     def servers_of(self, policy_url: str) -> DistillServers:
-        """Who judges and scores the episodes of this policy server."""
+        """Return the judge and the teachers of a connected policy server."""
         return self._servers[policy_url]
 
     async def distill_turn(self, episode: Episode, turn_index: int, policy_url: str) -> DistilledTurn:
-        """Judge and score a turn as soon as its next state is there; see `distill`.
+        """Judge and score a turn as soon as its next state exists; see `distill`.
 
         Args:
-            episode: The episode up to what answered the turn.
-            turn_index: Which of its turns, counted from 0.
-            policy_url: `PolicyEndpoint.base_url` of the server that sampled it.
+            episode: The episode up to the answer to the turn.
+            turn_index: Index of the turn, from 0.
+            policy_url: `PolicyEndpoint.base_url` of the server that sampled the episode.
 
         Raises:
             ServerUnreachableError: as `distill`.
@@ -131,7 +131,7 @@ class Distiller:
 
     @property
     def needs_group(self) -> bool:
-        """Whether an episode can only be distilled when those of its group are there too."""
+        """Whether distilling an episode requires the other episodes of its group."""
         return "sibling" in self.config.hint_source
 
     async def distill(
@@ -141,22 +141,22 @@ class Distiller:
         known: Mapping[int, DistilledTurn] | None = None,
         siblings: Sequence[Episode] = (),
     ) -> DistilledEpisode:
-        """Judge and score a finished episode, while its context is still in the policy server's cache.
+        """Judge and score a finished episode; soon after its end, its context is still in the policy server's cache.
 
         Args:
             episode: The episode.
-            policy_url: `PolicyEndpoint.base_url` of the server that sampled it.
-            known: What `distill_turn` gave of its turns, by their index.
-            siblings: The other episodes of its group, for the hint source of that name.
+            policy_url: `PolicyEndpoint.base_url` of the server that sampled the episode.
+            known: Results of `distill_turn`, by turn index.
+            siblings: The other episodes of the group, for the hint source `sibling`.
 
         Raises:
-            ServerUnreachableError: the teacher, or the judge if it is the policy's server, is gone.
+            ServerUnreachableError: the teacher, or a judge that is the policy's server, is unreachable.
         """
         servers = self.servers_of(policy_url).of(episode.task)
         return await distill_episode(episode, servers, self.config, self.pool, known, siblings)
 
     async def close_group(self, episodes: Sequence[DistilledEpisode]) -> DistilledGroup:
-        """Measure the engine's noise once for a group, and say what the group's distillation was made with."""
+        """Measure the engine's noise for a group and return the group's metadata and statistics."""
         servers = episodes[0].servers
         noise = await noise_floor([one.episode for one in episodes], servers, self.config)
         records = [record for one in episodes for record in one.records]
@@ -176,7 +176,7 @@ class Distiller:
         return DistilledGroup(about, tuple(one.stats for one in episodes))
 
     def roles(self) -> dict[str, str]:
-        """Who judges and who scores, for the first lines that a person reads."""
+        """Return the judge and the teacher in words, for the start screen."""
         config = self.config
         named = f"{config.judge_model_name} at {config.judge_base_url}" if config.judge_base_url else "the policy"
         judge = named if config.asks_judge else f"none (hints from {', '.join(config.hint_source)})"
@@ -185,7 +185,7 @@ class Distiller:
         return {"judge": judge, "teacher": (config.teacher_base_url or own[config.teacher]) + by_kind}
 
     async def close(self) -> None:
-        """Close all connections, and warn if a whole run distilled nothing."""
+        """Close all connections, and warn if the run scored no turn."""
         self._warn(self._inactivity.at_end())
         await gather_all(servers.close() for servers in self._servers.values())
 

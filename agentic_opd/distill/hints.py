@@ -1,4 +1,4 @@
-"""HindsightPair -> Verdict, without the asking: the judge's questions, the reading of its answers, the choice. Pure."""
+"""HindsightPair -> question, and judge's answers -> Verdict: parsing of votes and choice of the hint. Pure."""
 
 import re
 from collections import Counter
@@ -14,7 +14,7 @@ from agentic_opd.distill.leaks import leaks
 from agentic_opd.distill.prompts import JUDGE_QUESTION, JUDGE_STEP_PROMPT, JUDGE_SYSTEM_PROMPT, PLACEHOLDER
 
 MIN_HINT_CHARS = 10
-"""A hint must be longer than this to be one (OpenClaw-RL's bound)."""
+"""A hint must have more characters than this (OpenClaw-RL's bound)."""
 
 _EVIDENCE_NAMES = {"tool": "Next state: tool result", "user": "Next state: user reply", "verdict": "Verdict"}
 _HEADING = re.compile(
@@ -22,8 +22,8 @@ _HEADING = re.compile(
     r"(?=[#\uff03\ufe5f]+[\s\u200b-\u200f\u2060\ufeff]*(?:Task|Turn|Next\s+state|Later|Verdict|End)\b)",
     re.IGNORECASE,
 )
-"""The first sign of what a reader may take for a heading of the question, whatever ends the line before it, and however
-many signs and spaces it has."""
+"""Matches the first `#` of text that could pass for a heading of the question, after any line break and with any number
+of signs and spaces."""
 _PROTOCOL = ("\\boxed", "[HINT_START]", "[HINT_END]")
 _BOX = re.compile(r"\\boxed\{([^{}]*)\}")
 _Decision = Literal[1, -1]
@@ -36,11 +36,11 @@ _STEP_SCORES: dict[str, StepScore] = {"1": 1, "+1": 1, "0": 0, "-1": -1}
 
 @dataclass(frozen=True, slots=True)
 class Questions:
-    """How the judge is asked: its prompts, and what keeps what it reads from answering in its place.
+    """Builds the judge's messages, and protects them against injection by the text to be judged.
 
-    `secret` is the run's: the mark of a question is made from it and the task, so nothing that an agent, a program or
-    a user writes can hold it. `control_tokens` are spellings of control tokens of the judge's own tokenizer; those of
-    the common model families are always broken.
+    `secret` belongs to the run. The mark in a question's headings is derived from it and the task, so no agent, program
+    or user can write the mark. `control_tokens` are spellings of the judge tokenizer's control tokens; those of common
+    model families are always broken.
     """
 
     secret: bytes
@@ -50,10 +50,10 @@ class Questions:
     control_tokens: Collection[str] = ()
 
     def question(self, pair: HindsightPair) -> str:
-        """What the judge reads of `pair`, which must have evidence.
+        """Return the question about `pair`.
 
         Raises:
-            AlignmentError: it has none.
+            AlignmentError: the pair has no evidence.
         """
         if not pair.evidence:
             raise AlignmentError(f"nothing came after turn {pair.turn_index}, so there is nothing to judge it by")
@@ -68,15 +68,15 @@ class Questions:
         return PLACEHOLDER.sub(lambda found: fields.get(found[1], found[0]), self.template)
 
     def hint_messages(self, question: str) -> list[Message]:
-        """The chat that asks for one vote and a hint."""
+        """Return the messages that ask for a vote and a hint."""
         return [{"role": "system", "content": self.system_prompt}, {"role": "user", "content": question}]
 
     def step_messages(self, question: str) -> list[Message]:
-        """The chat that asks whether the turn did what was wanted."""
+        """Return the messages that ask whether the turn did what was wanted."""
         return [{"role": "system", "content": self.step_prompt}, {"role": "user", "content": question}]
 
     def _as_data(self, text: str) -> str:
-        """`text` without what could end its section or answer the question: a space breaks each such word."""
+        """Return `text` with a space inserted into each string that could end its section or answer the question."""
         spellings = (*_PROTOCOL, *FOREIGN_CONTROL_TOKENS, *self.control_tokens)
         return _HEADING.sub(r"\g<start> ", without_control_tokens(spellings, text))
 
@@ -91,10 +91,10 @@ def _title(evidence: Evidence) -> str:
 
 
 def parse_vote(text: str) -> Vote:
-    r"""Read one answer of the judge; what is not exactly in the protocol abstains (decision None).
+    r"""Parse one answer of the judge; an answer that violates the protocol abstains (decision None).
 
-    Reasoning up to the last `</think>` is dropped. Every `\boxed{...}` in the rest must hold the same 1 or -1.
-    Decision 1 needs exactly one `[HINT_START]...[HINT_END]`, holding more than `MIN_HINT_CHARS` characters.
+    Reasoning up to the last `</think>` is dropped. Every `\boxed{...}` in the rest must contain the same 1 or -1.
+    Decision 1 requires exactly one `[HINT_START]...[HINT_END]` with more than `MIN_HINT_CHARS` characters.
     """
     answer = text.rpartition("</think>")[2]
     boxed = _only_box(answer)
@@ -106,13 +106,13 @@ def parse_vote(text: str) -> Vote:
 
 
 def parse_step_vote(text: str) -> StepScore | None:
-    """Read one answer to the second question: 1, 0 or -1 in a box; None if it can't be read."""
+    """Parse one answer to the second question: 1, 0 or -1 in a box; None if it is unreadable."""
     boxed = _only_box(text.rpartition("</think>")[2])
     return None if boxed is None else _STEP_SCORES.get(boxed)
 
 
 def step_score_of(votes: Sequence[StepScore | None]) -> StepScore | None:
-    """What most readable votes say; 0 if two answers are equally frequent, None if no vote could be read."""
+    """Return the most frequent readable vote; 0 on a tie, None if no vote is readable."""
     counts = Counter(vote for vote in votes if vote is not None)
     if not counts:
         return None
@@ -130,20 +130,20 @@ def verdict_of(
     hidden_tests: str | None,
     public_text: str,
 ) -> Verdict:
-    """Join the votes on one turn into an accepted hint, or the outcome that ends the turn here.
+    """Combine the votes on one turn into an accepted hint, or the outcome that ends the turn.
 
-    A leaking hint counts as a positive vote, because its judge did see something; but only clean ones can be chosen.
+    A vote with a leaking hint counts as positive, because the judge found a mistake, but its hint can't be chosen.
 
     Args:
-        votes: The votes that came back, at most `prm_votes`.
-        prm_votes: The votes that were asked for; missing ones and abstentions count against a majority.
-        rule: `majority`: more than half of `prm_votes` are positive; `any`: at least one is.
-        selection: Which hint is used; of equally long ones the first.
-        hidden_tests: Source of the hidden tests; a hint that gives them away is dropped. None: there are none.
-        public_text: All that the agent was shown; saying that is not a leak.
+        votes: The votes received, at most `prm_votes`.
+        prm_votes: The number of votes requested; missing votes and abstentions count against a majority.
+        rule: `majority`: more than half of `prm_votes` must be positive; `any`: at least one.
+        selection: Which hint is used; the first of equally long ones.
+        hidden_tests: Source of the hidden tests; hints that leak them are dropped. None: there are no hidden tests.
+        public_text: All text that the agent read or wrote; repeating it is not a leak.
 
     Raises:
-        AlignmentError: there are more votes than were asked for.
+        AlignmentError: there are more votes than requested.
     """
     if len(votes) > prm_votes:
         raise AlignmentError(f"got {len(votes)} votes, expected at most {prm_votes}")
@@ -159,9 +159,9 @@ def verdict_of(
 
 
 def _only_box(answer: str) -> str | None:
-    """What all boxes of an answer hold; None if they differ or one can't be read.
+    """Return the common content of all boxes of an answer; None if they differ or one is unreadable.
 
-    An unclosed <think> means that the answer never began; an unclosed or nested box can't be told from a wrong one.
+    None as well for an unclosed <think>, because the answer never began, and for an unclosed or nested box.
     """
     boxes = _BOX.findall(answer)
     held = {box.strip() for box in boxes}

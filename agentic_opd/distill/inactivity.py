@@ -1,4 +1,4 @@
-"""Notices that distillation does nothing, and says why and what to do: outcomes of groups in, one warning out. Pure."""
+"""Detection of inactive distillation: outcomes of groups -> one warning with cause and advice. Pure."""
 
 from collections import Counter, deque
 from collections.abc import Sequence
@@ -7,8 +7,8 @@ from agentic_opd.core.types import TurnOutcome
 from agentic_opd.wire.group import TurnRecord
 
 QUIET_GROUPS = 8
-"""So many groups in a row without a scored row are one too many: with a judge and a policy that work, some turn of some
-rollout goes wrong and is answered."""
+"""Number of consecutive groups without a scored row that triggers the warning; with a working judge and policy, some
+turn in so many groups gets a hint."""
 
 ADVICE = {
     TurnOutcome.NO_NEXT_STATE: "nothing answers the turns: no tool result, no user, no verdict. Does the policy call "
@@ -25,18 +25,18 @@ ADVICE = {
     TurnOutcome.SCORING_ERROR: "the teacher gives no usable rows. `agentic-opd doctor` asks it for some; policy and "
     "teacher must have the same vocabulary",
 }
-"""What to do if most turns end like this."""
+"""Advice for the most frequent outcome."""
 
 
 class InactivityWatch:
-    """Is told of every group; answers with a warning when the last `quiet_groups` had no scored row, once a silence."""
+    """Returns a warning when the last `quiet_groups` groups had no scored row, once until a row is scored again."""
 
     def __init__(self, quiet_groups: int = QUIET_GROUPS) -> None:
         self._groups: deque[list[TurnRecord]] = deque(maxlen=quiet_groups)
         self._was_said = self._has_scored = False
 
     def saw(self, records: Sequence[TurnRecord]) -> str | None:
-        """Take in the turns of one more group; returns a warning if one is due."""
+        """Record the turns of one group, and return a warning if one is due."""
         if any(record.outcome is TurnOutcome.SCORED for record in records):
             self._groups.clear()
             self._was_said, self._has_scored = False, True
@@ -45,7 +45,7 @@ class InactivityWatch:
         return self._warning() if len(self._groups) == self._groups.maxlen else None
 
     def at_end(self) -> str | None:
-        """The warning of a run without a single scored row, too short for `saw` to have given one."""
+        """Return the warning for a run without any scored row, unless `saw` has returned it."""
         return None if self._has_scored else self._warning()
 
     def _warning(self) -> str | None:

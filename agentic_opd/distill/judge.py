@@ -1,4 +1,4 @@
-"""The judge: one chat in, several answers out, from any OpenAI-compatible endpoint (I/O)."""
+"""The judge: chat messages -> several sampled answers of an OpenAI-compatible endpoint (I/O)."""
 
 import asyncio
 import json
@@ -28,19 +28,19 @@ logger = logging.getLogger(__name__)
 AnswerT = TypeVar("AnswerT")
 
 _MAY_PASS = ("rate_limit", "too_many", "exhausted", "overload", "unavailable", "timeout", "server_error", "internal")
-"""Parts of error codes in words that say that the same request may be answered later."""
+"""Substrings of error codes of transient failures."""
 _TOO_LONG = re.compile(r"context|too (?:large|long)|exceed|greater than|reduce", re.IGNORECASE)
-"""What says that a request is refused for its length, and not for a parameter that the endpoint does not know."""
+"""Matches a refusal because of the request's length, as opposed to an unsupported parameter."""
 
 
 class _Form(NamedTuple):
-    """The parameters that a request is sent with; some endpoints refuse one or the other."""
+    """Optional parameters of a request; some endpoints refuse them."""
 
     limit: Literal["max_tokens", "max_completion_tokens"] | None = "max_tokens"
     has_temperature: bool = True
 
     def plainer(self, refusal: str) -> "_Form | None":
-        """The form without the parameter that a refusal names; None: it names none."""
+        """Return the form without the parameter named in `refusal`; None if it names no parameter of the form."""
         if self.has_temperature and re.search(r"\btemperature\b", refusal):
             return self._replace(has_temperature=False)
         if self.limit is not None and re.search(rf"\b{self.limit}\b", refusal):
@@ -54,23 +54,21 @@ _PLAINER_FORMS = (
     _Form("max_completion_tokens", has_temperature=False),
     _Form(None, has_temperature=False),
 )
-"""What an endpoint is asked with that refuses requests without a reason, in this order."""
+"""Forms to try, in order, if an endpoint refuses a request without naming a parameter."""
 
 
 class JudgeReply(NamedTuple):
-    """The answers to one question, and how long the endpoint took for all of them (waiting for a free slot not
-    counted).
-    """
+    """The answers to one question, and the endpoint's seconds for all of them, without waiting for a free slot."""
 
     texts: tuple[str, ...]
     latency_s: float
 
 
 class Judge(Protocol):
-    """What the pipeline needs of a judge; `OpenAIJudge` is one."""
+    """The judge interface of the pipeline; `OpenAIJudge` implements it."""
 
     async def ask(self, messages: Sequence[Message], num_votes: int) -> JudgeReply:
-        """Return `num_votes` answers to `messages`, each sampled by itself."""
+        """Return `num_votes` independently sampled answers to `messages`."""
         ...
 
     async def close(self) -> None:
@@ -79,22 +77,22 @@ class Judge(Protocol):
 
 
 class OpenAIJudge:
-    """Votes from `/chat/completions` of `base_url`, all asked for at once (`n`).
+    """Votes from `/chat/completions` of `base_url`, all in one request (`n`) if possible.
 
-    If the endpoint returns fewer choices than asked for, or refuses more than one, the rest is asked for one by one,
-    concurrently. If it refuses `max_tokens` or `temperature`, it is asked with `max_completion_tokens`, or without;
-    what it takes is found out by its first answer, and remembered.
+    If the endpoint returns fewer choices than requested, or refuses `n` above 1, single requests are sent concurrently
+    for the missing votes. If it refuses `max_tokens` or `temperature`, `max_completion_tokens` is sent instead, or the
+    parameter is omitted; the accepted form is remembered.
 
     Args:
         base_url: The endpoint, ending in /v1.
         model: The judge's model.
-        api_key: Its key; never part of an error or a log line.
+        api_key: The endpoint's key; never part of an error or a log line.
         temperature: Sampling temperature of the votes.
-        max_tokens: Tokens one vote may take.
-        timeout_s: Seconds without an answer to any request after which those under way are given up; see `Pace`.
-        retry_s: Seconds to go on asking an endpoint that refuses connections, resets them, times out or answers 5xx
-            or 429; see `RetryWindow`.
-        max_concurrent: Requests under way at the same time, at first.
+        max_tokens: Maximum of tokens per vote.
+        timeout_s: Seconds without any answer after which pending requests are cancelled; see `Pace`.
+        retry_s: Seconds to retry an endpoint that refuses or resets connections, times out, or answers 5xx or 429; see
+            `RetryWindow`.
+        max_concurrent: Initial maximum of concurrent requests.
         extra_body: Further fields of every request.
     """
 
@@ -113,7 +111,7 @@ class OpenAIJudge:
     ) -> None:
         self.base_url, self.model = base_url, model
         self._key = api_key.get_secret_value() if api_key else ""
-        # Without a key the client would look for one in the environment and send it wherever base_url points.
+        # Without a key the client would read one from the environment and send it to base_url.
         self._client = openai.AsyncOpenAI(base_url=base_url, api_key=self._key or "EMPTY", timeout=None, max_retries=0)
         self._temperature, self._max_tokens, self._extra_body = temperature, max_tokens, extra_body or None
         self._retry_s, self._window = retry_s, RetryWindow(f"the judge {base_url}")
@@ -121,12 +119,12 @@ class OpenAIJudge:
         self._takes_n, self._form, self._has_answered = True, _Form(), False
 
     async def ask(self, messages: Sequence[Message], num_votes: int) -> JudgeReply:
-        """Return exactly `num_votes` answers; "" stands for one that the endpoint did not give.
+        """Return exactly `num_votes` answers; "" replaces an answer that the endpoint did not return.
 
         Raises:
             ServerRequestError: the endpoint refused the request (4xx).
-            ServerUnreachableError: nothing usable within the retry window.
-            ServerTooSlowError: the endpoint runs, and answers nothing.
+            ServerUnreachableError: no usable answer within the retry window.
+            ServerTooSlowError: the endpoint runs but answers nothing in time.
             ServerMismatchError: the answer is not a chat completion.
         """
         first = await self._first(messages, num_votes)
@@ -138,16 +136,16 @@ class OpenAIJudge:
                 raise answer
             texts += answer.texts
             latency = max(latency, first.seconds + answer.seconds)
-        # An endpoint that gives no choice to a request for one has no more votes to give.
+        # An endpoint may return no choice at all, even for a single vote.
         texts += [""] * (num_votes - len(texts))
         return JudgeReply(tuple(texts[:num_votes]), latency)
 
     async def check(self) -> None:
-        """Ask which models there are, to find a wrong address or key before the first episode.
+        """List the endpoint's models, to find a wrong address or key before the first episode.
 
         Raises:
             ServerRequestError: the key is refused (401, 403).
-            ServerUnreachableError: nothing usable within the retry window.
+            ServerUnreachableError: no usable answer within the retry window.
         """
         try:
             await self._retried(self._client.with_options(timeout=self._pace.patience_s).models.list)
@@ -166,7 +164,7 @@ class OpenAIJudge:
             except ServerRequestError as error:
                 if error.status not in (400, 422):
                     raise
-            # Refused: for its n, or for something that a request for one choice will be refused for too.
+            # The refusal is because of n, or a single request is refused too.
             before = self._form
             answer = await self._request(messages, 1)
             self._takes_n = self._form != before
@@ -174,7 +172,7 @@ class OpenAIJudge:
         return await self._request(messages, 1)
 
     async def _request(self, messages: Sequence[Message], n: int) -> "_Answer":
-        """Ask in the form that the endpoint takes; a form is remembered if it is answered."""
+        """Send a request in a form that the endpoint accepts, and remember the form."""
         tried: dict[_Form, ServerRequestError] = {}
         form: _Form | None = self._form
         while form is not None:
@@ -191,8 +189,8 @@ class OpenAIJudge:
         raise next(iter(tried.values()))
 
     def _other_forms(self, form: _Form, refusal: ServerRequestError, n: int) -> Iterator[_Form]:
-        """What to ask with after a refusal, the likeliest first."""
-        yield self._form  # Another request may have found it out meanwhile.
+        """Yield the forms to try after a refusal, the most likely first."""
+        yield self._form  # A concurrent request may have changed it.
         if _TOO_LONG.search(refusal.answer):
             return
         if (plainer := form.plainer(refusal.answer)) is not None:
@@ -214,7 +212,7 @@ class OpenAIJudge:
         params |= {"temperature": self._temperature} if form.has_temperature else {}
 
         async def ask() -> _Answer:
-            await own_turn()  # The client takes milliseconds for a request, and many are made at once.
+            await own_turn()  # Building a request blocks the event loop for milliseconds.
             start = time.monotonic()
             answer = await self._retried(
                 lambda: create(model=self.model, messages=list(messages), extra_body=self._extra_body, **params)
@@ -249,7 +247,7 @@ class OpenAIJudge:
         return answer
 
     def _failure(self, reason: str, status: int) -> NoAnswerError | ServerRequestError:
-        """The error that a request came to, by its status; without the key."""
+        """Return the error for a failed request, by status, with the key masked."""
         reason = reason.replace(self._key, "***") if self._key else reason
         if may_pass(status):
             return NoAnswerError(reason[:300])
@@ -263,7 +261,7 @@ class _Answer(NamedTuple):
 
 
 def _error_in(answer: object) -> Any:
-    """What an answer holds in place of choices: `{"error": ...}`, in it or in each choice, or vLLM's form of before."""
+    """Return the error in an answer's body, or None: `error` at the top or in each choice, or vLLM's older form."""
     choices = getattr(answer, "choices", None)
     if isinstance(choices, list) and choices:
         errors = [getattr(choice, "error", None) for choice in cast(list[Any], choices)]
@@ -274,7 +272,7 @@ def _error_in(answer: object) -> Any:
 
 
 def _status_of(error: object) -> int:
-    """The HTTP status that an error in a body stands for, by its code; 400 where it says none."""
+    """Return the HTTP status for an error in a body, from its code, status or type; 400 if none of them is known."""
     fields = cast(Mapping[str, Any], error) if isinstance(error, Mapping) else {}
     for code in (fields.get("code"), fields.get("status"), fields.get("type")):
         text = str(code).lower()
@@ -286,7 +284,7 @@ def _status_of(error: object) -> int:
 
 
 def _texts(answer: Any, base_url: str) -> list[str]:
-    """The choices' texts; the client does not check what it was sent, so this does."""
+    """Return the choices' texts, after checking the answer's form, which the client does not check."""
     choices = getattr(answer, "choices", None)
     if not isinstance(choices, list):
         raise ServerMismatchError(f"{base_url} answered a judge request with something else than a chat completion")

@@ -1,7 +1,7 @@
 """EpisodeStats of many episodes -> the opd/ metrics of a logging step. Pure.
 
-`OPD_METRICS` says what each is. A metric that can't be computed (a mean gap without a scored token) is left out: it is
-not 0.
+`OPD_METRICS` describes each metric. A metric that can't be computed (a mean gap without a scored token) is omitted
+rather than set to 0.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,102 +18,109 @@ from agentic_opd.wire.group import ControlKind, ControlReading, GroupDistillatio
 
 _OUTCOMES = {
     TurnOutcome.SCORED: "turns with a hint whose tokens the teacher scored",
-    TurnOutcome.NO_NEXT_STATE: "turns that nothing answered, so that nobody was asked",
-    TurnOutcome.VOTE_FAILED: "turns without a quorum for a hint: mostly turns that nothing is wrong with",
-    TurnOutcome.JUDGE_ERROR: "turns whose judge failed, or gave no vote that could be read",
-    TurnOutcome.LEAKED: "turns whose hint repeated hidden test code, and was dropped",
-    TurnOutcome.TOO_LONG: "turns that together with their hint do not fit the teacher's context",
-    TurnOutcome.SCORING_ERROR: "turns with a hint that the teacher gave no usable rows for",
+    TurnOutcome.NO_NEXT_STATE: "turns without a next state, about which the judge is not asked",
+    TurnOutcome.VOTE_FAILED: "turns without a quorum for a hint: mostly turns without a mistake",
+    TurnOutcome.JUDGE_ERROR: "turns whose judge failed or returned no readable vote",
+    TurnOutcome.LEAKED: "turns whose hint was dropped because it repeated hidden test code",
+    TurnOutcome.TOO_LONG: "turns that exceed the teacher's context together with their hint",
+    TurnOutcome.SCORING_ERROR: "turns with a hint for which the teacher returned no usable rows",
 }
 
 OPD_METRICS = (
     *(Metric(f"opd/outcome/{outcome.value}", "turns", text) for outcome, text in _OUTCOMES.items()),
     Metric(
-        "opd/total_hints", "hints", "accepted hints: the quorum was reached and it does not leak a test, scored or not"
+        "opd/total_hints", "hints", "accepted hints, scored or not: the quorum was reached and the hint leaks no test"
     ),
     Metric("opd/total_scored_turns", "turns", "scored turns"),
-    Metric("opd/mean_hints_per_rollout", "hints", "accepted hints an episode"),
-    Metric("opd/mean_turns_scored", "turns", "scored turns an episode"),
-    Metric("opd/hint_rate", "share", "accepted hints of all turns"),
+    Metric("opd/mean_hints_per_rollout", "hints", "accepted hints per episode"),
+    Metric("opd/mean_turns_scored", "turns", "scored turns per episode"),
+    Metric("opd/hint_rate", "share", "turns with an accepted hint, of all turns"),
     Metric("opd/hint_chars", "characters", "mean length of an accepted hint"),
     Metric(
         "opd/vote_agreement",
         "share",
-        "of a judged turn's readable votes, the share that agrees with the majority of them; mean over the turns with "
-        "a readable vote. 1: all agree; 0.5: half of them each way",
+        "share of a judged turn's readable votes that agree with their majority, mean over the turns with a "
+        "readable vote. 1: all agree; 0.5: the votes are split evenly",
     ),
-    Metric("opd/votes_readable", "share", "votes that could be read, of all votes that came back"),
-    Metric("opd/scored_token_fraction", "share", "scored tokens of all sampled tokens"),
+    Metric("opd/votes_readable", "share", "readable votes, of all votes received"),
+    Metric("opd/scored_token_fraction", "share", "scored tokens, of all sampled tokens"),
     Metric(
         "opd/gap_mean",
         "nats",
-        "teacher minus student at the scored tokens, mean. The student is the policy without the hint, by the weights "
-        "that the teacher read with",
+        "mean of log p_teacher - log p_student at the scored tokens. The student is the policy without the hint, "
+        "with the weights that the teacher used",
     ),
-    Metric("opd/gap_std", "nats", "its standard deviation (of the tokens at hand, not of a sample)"),
-    Metric("opd/gap_positive_share", "share", "scored tokens that the teacher finds likelier than the student did"),
-    Metric("opd/gap_mean_reasoning", "nats", "mean of the gap at scored tokens of reasoning. Left out without any"),
-    Metric("opd/gap_mean_answer", "nats", "the same at all other scored tokens, where reasoning is scored too"),
+    Metric("opd/gap_std", "nats", "population standard deviation of the gap"),
+    Metric(
+        "opd/gap_positive_share", "share", "scored tokens that are likelier under the teacher than under the student"
+    ),
+    Metric("opd/gap_mean_reasoning", "nats", "mean gap at scored tokens of reasoning. Left out if there are none"),
+    Metric("opd/gap_mean_answer", "nats", "mean gap at all other scored tokens, if reasoning is scored too"),
     *(Metric(f"opd/gap_p{q}", "nats", f"{q}th percentile of the gap") for q in (5, 50, 95)),
-    Metric("opd/gap_distance_mean", "nats", "mean of the gap's absolute value"),
+    Metric("opd/gap_distance_mean", "nats", "mean absolute gap"),
     Metric(
         "opd/control_gap_mean",
         "nats",
-        "mean distance between the teacher's logprobs of a scored token under the hint and under the control hint: as "
-        "large as opd/gap_distance_mean or larger if what the hint says matters, near 0 if any hint would do. Left out "
-        "with control: none, as all control metrics",
+        "mean absolute difference between the teacher's logprobs of a scored token under the hint and under the "
+        "control hint: at least about opd/gap_distance_mean if the hint's content matters, near 0 if any hint would "
+        "do. Left out with control: none, like all control metrics",
     ),
     Metric(
         "opd/control_fallbacks",
         "turns",
-        "scored turns whose control is the neutral hint because no accepted hint fitted",
+        "scored turns with the neutral hint as control, because no accepted hint fitted",
     ),
     Metric(
         "opd/control_missing_share",
         "share",
-        "entries of scored rows that are not among the control's most likely tokens, and have no logprob there (null)",
+        "entries of scored rows without a control logprob (null), because they are not among the control's most "
+        "likely tokens",
     ),
     Metric(
         "opd/rebased_share",
         "share",
-        "scored turns whose gap is measured from a second reading, because the weights changed since they were "
-        "sampled, or with gap_baseline: teacher",
+        "scored turns whose gap is measured from a second reading, because the weights changed after sampling, or "
+        "with gap_baseline: teacher",
     ),
-    Metric("opd/gap_rms", "nats", "root mean square of the gap: what to compare with opd/noise_rms"),
+    Metric("opd/gap_rms", "nats", "root mean square of the gap, for comparison with opd/noise_rms"),
     Metric(
-        "opd/noise_rms", "nats", "root mean square of the gaps without a hint, over the groups where they were measured"
+        "opd/noise_rms",
+        "nats",
+        "root mean square of the gaps without a hint, over the groups in which they were measured",
     ),
     Metric(
-        "opd/noise_floor", "nats", "the largest of these gaps: it grows with their number, and is an unlikely token's"
+        "opd/noise_floor",
+        "nats",
+        "largest gap without a hint: it grows with the number of gaps and belongs to an unlikely token",
     ),
     Metric(
         "opd/teacher_entropy",
         "nats",
-        "entropy of a scored row: its entries, and one tail bin for the rest of the vocabulary (so it is a lower bound "
-        "of the whole distribution's); mean over the scored rows",
+        "mean entropy of the scored rows, with one tail bin for the rest of the vocabulary: a lower bound of the "
+        "whole distribution's entropy",
     ),
-    Metric("opd/teacher_topk_mass", "share", "probability that the entries of a scored row hold together; mean"),
-    *(Metric(f"opd/judge_s_p{q}", "seconds", f"one turn's votes, {q}th percentile") for q in (50, 95)),
-    *(Metric(f"opd/score_s_p{q}", "seconds", f"one turn's teacher rows, {q}th percentile") for q in (50, 95)),
+    Metric("opd/teacher_topk_mass", "share", "mean total probability of a scored row's entries"),
+    *(Metric(f"opd/judge_s_p{q}", "seconds", f"time for one turn's votes, {q}th percentile") for q in (50, 95)),
+    *(Metric(f"opd/score_s_p{q}", "seconds", f"time for one turn's teacher rows, {q}th percentile") for q in (50, 95)),
     Metric(
         "opd/scored_tokens_per_s",
         "tokens/s",
-        "scored tokens, by the seconds in which at least one of the step's scoring requests was under way",
+        "scored tokens per second in which at least one of the step's scoring requests was in flight",
     ),
     Metric(
         "opd/prefix_cache_hit_share",
         "share",
-        "tokens of the scoring requests that the server had in its cache. Left out without the plugin",
+        "tokens of the scoring requests that were in the server's cache. Left out without the plugin",
     ),
 )
 
 
 @dataclass(frozen=True, slots=True)
 class ControlStats:
-    """What a turn's control adds to the metrics: a distance (nats) a token, and the row entries without a logprob."""
+    """Statistics of a turn's control: a distance (nats) per token, and its row entries (all; without a logprob)."""
 
     fell_back: bool
-    """It is another control than the settings ask for."""
+    """Whether the control is of another kind than the settings name."""
     distances: tuple[float, ...]
     entries: int
     missing: int
@@ -121,9 +128,9 @@ class ControlStats:
 
 @dataclass(frozen=True, slots=True)
 class ScoreStats:
-    """What scoring a turn adds to the metrics: a gap, an entropy (nats) and a mass a token; what was read, and when.
+    """Statistics of a scored turn: per token a gap, an entropy (both nats) and a mass; tokens read, and times.
 
-    `start_s` is on a clock of its own (monotonic); `cached_tokens` is None if the server does not say.
+    `start_s` is on the monotonic clock; `cached_tokens` is None if the server does not report it.
     """
 
     gaps: tuple[float, ...]
@@ -134,14 +141,14 @@ class ScoreStats:
     start_s: float
     seconds: float
     control: ControlStats | None = None
-    """None if the settings ask for none."""
+    """None with `control: none`."""
     reasoning_tokens: int = 0
-    """How many of the first entries are reasoning."""
+    """Number of reasoning tokens among the first entries."""
 
 
 @dataclass(frozen=True, slots=True)
 class TurnStats:
-    """What one turn adds to the metrics; None if it did not come so far."""
+    """Statistics of one turn; `judge_s` is None if it was not judged, `scored` if it was not scored."""
 
     record: TurnRecord
     judge_s: float | None = None
@@ -150,16 +157,16 @@ class TurnStats:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeStats:
-    """What one episode adds to the metrics."""
+    """Statistics of one episode."""
 
     sampled_tokens: int
     turns: tuple[TurnStats, ...]
 
 
 def row_stats(logprobs_RK: Sequence[Sequence[float]]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Entropy (nats) and mass of each written row, [R] and [R], from the logprobs of its K entries.
+    """Return the entropy (nats) and mass of each written row, [R] and [R], from the logprobs of its K entries.
 
-    The entropy is that of K + 1 bins: the entries, and the tail that is left of 1.
+    The entropy is over K + 1 bins: the entries and one tail bin for the remaining mass.
     """
     logprobs = np.asarray(logprobs_RK, np.float64)
     masses_R = np.minimum(np.exp(logprobs).sum(axis=1), 1.0)
@@ -170,7 +177,7 @@ def row_stats(logprobs_RK: Sequence[Sequence[float]]) -> tuple[tuple[float, ...]
 
 
 def control_stats(control: ControlReading, logprobs_RK: Sequence[Sequence[float]], wanted: ControlKind) -> ControlStats:
-    """What the control of a scored turn adds; `logprobs_RK` are the teacher's rows, `wanted` what was asked for."""
+    """Return a control's statistics; `logprobs_RK` are the teacher's hinted rows, `wanted` is the configured kind."""
     both = zip(logprobs_RK, control.logprobs_RK, strict=True)
     return ControlStats(
         fell_back=control.kind != wanted,
@@ -181,7 +188,7 @@ def control_stats(control: ControlReading, logprobs_RK: Sequence[Sequence[float]
 
 
 def aggregate(episodes: Sequence[EpisodeStats], groups: Sequence[GroupDistillation] = ()) -> dict[str, float]:
-    """Return the metrics of `OPD_METRICS` over the `episodes` of these groups."""
+    """Return the metrics of `OPD_METRICS` over `episodes`, and the noise over `groups`."""
     turns, counts = [turn for episode in episodes for turn in episode.turns], TurnCounts()
     counts.add(turn.record for turn in turns)
     floors = [group.noise_floor for group in groups if group.noise_floor is not None]
@@ -212,7 +219,7 @@ def aggregate(episodes: Sequence[EpisodeStats], groups: Sequence[GroupDistillati
 
 
 def _vote_metrics(judged: Sequence[Sequence[Vote]]) -> dict[str, float]:
-    """Metrics of the votes, those of each judged turn together."""
+    """Return the vote metrics; `judged` has one sequence of votes per judged turn."""
     decisions = [[vote.decision for vote in votes if vote.decision is not None] for votes in judged]
     agreements = [max(row.count(1), row.count(-1)) / len(row) for row in decisions if row]
     asked = sum(map(len, judged))

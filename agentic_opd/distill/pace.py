@@ -1,7 +1,7 @@
-"""How many requests a slow server is sent at a time, and how long they are waited for.
+"""Adaptive concurrency and timeout for requests to a slow server.
 
-Requests that are computed together finish late, all at about the same time. So a request is given up only when the
-server has answered none of them for a whole `patience_s`; and then it is asked again with fewer beside it.
+Requests in one batch finish late and at about the same time. A request is therefore cancelled only if the server has
+answered no request for `patience_s`. It is then retried with lower concurrency.
 """
 
 import asyncio
@@ -19,19 +19,19 @@ _NARROWED_BY = 4
 
 
 class StalledError(Exception):
-    """The server answered nothing for `patience_s`, not even a request by itself."""
+    """The server answered no request for `patience_s`, even with a concurrency of 1."""
 
 
 class Pace:
-    """Sends at most `limit` requests at a time, fewer once the server turns out to be too slow for that.
+    """Runs at most `limit` concurrent requests, and lowers `limit` if the server is too slow.
 
-    A server that does not even answer one request is asked one every `patience_s`; the others fail at once.
+    If the server does not answer even a single request, one request per `patience_s` is sent; all others fail at once.
 
     Args:
-        server: What is asked, for the log.
-        limit: Requests at a time, at first.
-        patience_s: Seconds without any answer after which requests are given up.
-        setting: Sets `limit`, for the log.
+        server: Name of the server, for the log.
+        limit: Initial maximum of concurrent requests.
+        patience_s: Seconds without any answer after which requests are cancelled.
+        setting: Name of the setting of `limit`, for the log.
     """
 
     def __init__(self, server: str, limit: int, patience_s: float, setting: str) -> None:
@@ -42,10 +42,10 @@ class Pace:
         self._answered_at = self._stalled_at = float("-inf")
 
     async def ask(self, request: Callable[[], Awaitable[AnswerT]]) -> AnswerT:
-        """Make a request, again with fewer beside it where the server is too slow.
+        """Make a request; retry it with lower concurrency if the server is too slow.
 
         Raises:
-            StalledError: the server answers nothing.
+            StalledError: the server does not answer, even with a concurrency of 1.
         """
         while True:
             async with self._slot() as limit:
@@ -59,7 +59,7 @@ class Pace:
 
     @asynccontextmanager
     async def _slot(self) -> AsyncGenerator[int]:
-        """Wait for a place among the requests under way; gives how many may be."""
+        """Wait for a free slot, and yield the limit at that time."""
         async with self._changed:
             await self._changed.wait_for(lambda: self._under_way < self.limit)
             if time.monotonic() < self._stalled_at + self.patience_s:

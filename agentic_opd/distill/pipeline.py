@@ -1,9 +1,9 @@
-"""Episode -> DistilledEpisode: every turn judged, and scored as soon as its hint is there, all at the same time (I/O).
+"""Episode -> DistilledEpisode: all turns are judged and scored concurrently (I/O).
 
     turn --judge--> votes --quorum, leaks--> hint --one insertion--> request --teacher--> rows --> arrays, record, stats
 
-Each step may end the turn; where it ended is the turn's one `TurnOutcome`. A dead policy or teacher server is not
-an outcome: it stops the run (ServerUnreachableError), and nothing half done is kept.
+Each step may end the turn; the turn's `TurnOutcome` names the step. An unreachable policy or teacher server is not an
+outcome: it stops the run (ServerUnreachableError), and partial results are dropped.
 """
 
 import asyncio
@@ -52,20 +52,20 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class DistilledEpisode:
-    """An episode with its arrays, one record a turn, and what the metrics are made of; and who distilled it."""
+    """An episode with its arrays, one record per turn, its statistics, and the servers that distilled it."""
 
     episode: Episode
     arrays: DistillArrays
-    """Of the sequence that it ended in."""
+    """Arrays of the last sequence."""
     records: tuple[TurnRecord, ...]
-    """Of all turns."""
+    """Records of all turns, in order."""
     stats: EpisodeStats
     servers: DistillServers
     earlier_arrays: tuple[DistillArrays, ...] = ()
-    """Of its earlier sequences."""
+    """Arrays of the earlier sequences, in order."""
 
     def branches(self) -> "list[DistilledBranch]":
-        """Each sequence with what belongs to it."""
+        """Return each sequence with its arrays and records."""
         pairs = list(zip(self.episode.turns, self.records, strict=True))
         return [
             DistilledBranch(branch, arrays, tuple(record for turn, record in pairs if turn.branch == number))
@@ -76,7 +76,7 @@ class DistilledEpisode:
 
 
 class DistilledBranch(NamedTuple):
-    """One sequence of a distilled episode, as an episode of its own."""
+    """One sequence of a distilled episode, as a separate episode."""
 
     episode: Episode
     arrays: DistillArrays
@@ -85,7 +85,7 @@ class DistilledBranch(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Control:
-    """A control hint, what the teacher reads with it in the hint's place, and its rows once they are there."""
+    """A control hint, the request with it in the hint's position, and its rows once they are scored."""
 
     hint: ControlHint
     request: TeacherRequest
@@ -94,49 +94,49 @@ class _Control:
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """One turn's way through the pipeline so far."""
+    """The state of one turn in the pipeline."""
 
     record: TurnRecord
     judge_s: float | None = None
     reply: TeacherReply | None = None
     read_tokens: int = 0
-    """Of all that the teacher read."""
+    """Tokens of all sequences that the teacher read."""
     replied_s: float = 0.0
-    """When the reply was there, on the monotonic clock."""
+    """Arrival of the reply, in seconds of the monotonic clock."""
     control: _Control | None = None
 
     def ended(self, outcome: TurnOutcome, error: object = None, **fields: Any) -> "_Turn":
-        """This turn with its outcome, and whatever else is known of it."""
+        """Return this turn with its outcome, its error and further `fields`."""
         message = None if error is None else str(error)
         return replace(self, record=replace(self.record, outcome=outcome, error=message), **fields)
 
 
 @dataclass(frozen=True, slots=True)
 class DistilledTurn:
-    """A turn that was judged, and scored if there was a hint, by what was known of it then."""
+    """A turn that was judged, and scored if it has a hint, with the evidence that existed at that time."""
 
     pair: HindsightPair
     way: _Turn
 
     def is_of(self, pair: HindsightPair) -> bool:
-        """Whether the judge would be asked the same."""
+        """Whether `pair` has the same text and evidence, so that the result is still valid."""
         return replace(self.pair, turn_index=pair.turn_index) == pair
 
 
 async def distill_turn(
     episode: Episode, turn_index: int, servers: DistillServers, config: DistillConfig, pool: HintPool
 ) -> DistilledTurn:
-    """Judge and score one turn of an episode that may still go on; see `distill_episode`.
+    """Judge and score one turn of an episode that may be unfinished; see `distill_episode`.
 
     Args:
-        episode: The episode up to what answered the turn.
-        turn_index: Which of its turns, counted from 0.
-        servers: Who judges and scores.
+        episode: The episode up to the answer to the turn.
+        turn_index: Index of the turn, from 0.
+        servers: The judge and the teacher.
         config: The distillation settings.
-        pool: Accepted hints of other turns; this turn's is added.
+        pool: Accepted hints of other turns; this turn's hint is added.
 
     Raises:
-        ServerUnreachableError: the teacher, or the judge if it is the policy's server, is gone.
+        ServerUnreachableError: the teacher, or a judge that is the policy's server, is unreachable.
     """
     pair = _pairs(episode, config)[turn_index]
     way = await _distill_turn(episode, pair, shown_text(episode), servers, config, pool)
@@ -166,14 +166,14 @@ async def distill_episode(
 
     Args:
         episode: The episode.
-        servers: Who judges and scores.
+        servers: The judge and the teacher.
         config: The distillation settings.
-        pool: Accepted hints of other turns; this episode's are added.
-        known: Turns that were distilled before, by their index; one is taken if the judge would be asked the same now.
-        siblings: The other episodes of its group.
+        pool: Accepted hints of other turns; this episode's hints are added.
+        known: Turns distilled earlier, by index; a turn is reused if its evidence has not changed.
+        siblings: The other episodes of the group.
 
     Raises:
-        ServerUnreachableError: the teacher, or the judge if it is the policy's server, is gone.
+        ServerUnreachableError: the teacher, or a judge that is the policy's server, is unreachable.
     """
     public_text = shown_text(episode)
 
@@ -191,7 +191,7 @@ async def distill_episode(
 def _put_together(
     episode: Episode, turns: Sequence[_Turn], servers: DistillServers, config: DistillConfig
 ) -> DistilledEpisode:
-    """The arrays, records and figures of an episode whose turns are judged and scored."""
+    """Build the arrays, records and statistics of an episode from its judged and scored turns."""
     every, records, stats = list[DistillArrays](), dict[int, TurnRecord](), dict[int, TurnStats]()
     for number, branch in enumerate(episode.branches()):
         own = [index for index, turn in enumerate(episode.turns) if turn.branch == number]
@@ -217,7 +217,7 @@ def _put_together(
 
 
 def _record(turn: Turn, way: _Turn, arrays: DistillArrays) -> TurnRecord:
-    """The turn's record, with the control's logprobs of the ids that the arrays hold."""
+    """Return the turn's record, with the control's logprobs for the ids in the arrays."""
     control = None
     if way.control is not None and way.control.rows is not None:
         control = ControlReading(
@@ -259,15 +259,18 @@ def _control_stats(
 
 
 async def noise_floor(episodes: Sequence[Episode], servers: DistillServers, config: DistillConfig) -> Noise | None:
-    """Score one turn of a group without a hint and return its gaps: the engine's noise.
+    """Score one turn of a group without a hint and return the gaps' noise (nats), which is the engine's.
 
-    The first turn is used: its prompt is the shortest, and reading it again, which the prefix cache can't help with,
-    costs the least. Where the gap is measured from a second reading, by new weights or by a separate teacher, it is the
-    difference of two such readings. None if it is measured from another model's, if there is no turn, or if the server
-    refuses.
+    The first turn is scored: its prompt is the shortest, so rereading it without the prefix cache costs the least. If
+    the gap's baseline is a second reading (by new weights or by a separate teacher), the noise is the difference of two
+    such readings.
+
+    Returns:
+        The noise; None if the baseline is another model's, if there is no turn or it does not fit the teacher's
+        context, or if the server refuses the request.
 
     Raises:
-        ServerUnreachableError: the teacher is gone.
+        ServerUnreachableError: the teacher is unreachable.
     """
     episode = next((episode for episode in episodes if episode.turns), None)
     if episode is None or not (servers.teacher_is_policy or config.gap_baseline == "teacher"):
@@ -318,15 +321,15 @@ async def _distill_turn(
 
 
 _GRAVEST = (TurnOutcome.JUDGE_ERROR, TurnOutcome.LEAKED, TurnOutcome.VOTE_FAILED)
-"""Of several sources without a hint the turn tells the gravest end: a judge that is gone must be seen."""
+"""If all sources fail, the first of these outcomes is recorded, so that a failing judge stays visible."""
 
 
 async def _given(way: _Turn, source: HintSource, known: Known, public_text: str) -> _Turn:
-    """The turn with a hint that no judge wrote, unless this source has none for it."""
+    """Return the turn with a hint of a source that needs no judge, or with the outcome if there is no hint."""
     found = SOURCES[source](known)
     if isinstance(found, Lack):
         return way.ended(TurnOutcome.VOTE_FAILED, f"hint_source {source}: {found.why}")
-    # Hidden tests may be megabytes, and what they say is looked for in each hint: not on the event loop.
+    # Hidden tests may be megabytes, so the leak check runs in a thread.
     hidden_tests = known.episode.task.hidden_tests
     for text in found.texts:
         if hidden_tests is None or not await asyncio.to_thread(leaks, text, hidden_tests, public_text):
@@ -337,7 +340,7 @@ async def _given(way: _Turn, source: HintSource, known: Known, public_text: str)
 async def _by_judge(
     way: _Turn, known: Known, public_text: str, servers: DistillServers, config: DistillConfig
 ) -> _Turn:
-    """The turn with the judge's votes, and the hint if they agree on one."""
+    """Return the turn with the judge's votes and, if they accept one, the hint."""
     question = servers.questions.question(known.pair)
     way = replace(way, record=replace(way.record, question=question))
     judged = await _judged(question, servers, config)
@@ -368,7 +371,7 @@ async def _by_judge(
 
 
 class _Judged(NamedTuple):
-    """The judge's answers to its first question, and to the second if that is asked."""
+    """The judge's answers to the first question and, if it is asked, to the second."""
 
     hints: JudgeReply
     step: JudgeReply | None
@@ -427,7 +430,7 @@ async def _scored(
         hinted,
         record=replace(hinted.record, hint_token_ids=hint_ids, insert_at=place.insert_at if hint_ids else None),
     )
-    # The server samples one token after what it reads, so that one must fit too.
+    # The server samples one token after the request, which must fit too.
     limit = servers.teacher.info.max_model_len - 1
     if len(request.token_ids) > limit:
         return ready.ended(TurnOutcome.TOO_LONG, f"{len(request.token_ids)} tokens, the teacher reads at most {limit}")
@@ -438,11 +441,11 @@ async def _scored(
 
 
 def _control(hints: Iterable[ControlHint], with_hint: Callable[[str], TeacherRequest], limit: int) -> _Control | None:
-    """The first of `hints` that can be rendered in the hint's place and fits the teacher's context."""
+    """Return the first of `hints` that renders at the hint's position and fits the teacher's context."""
     for hint in hints:
         try:
             request = with_hint(hint.text)
-        except RendererError:  # Another place than that of the turn it was written for.
+        except RendererError:  # The hint was written for a turn with another kind of place.
             continue
         if len(request.token_ids) <= limit:
             return _Control(hint, request)
@@ -450,13 +453,13 @@ def _control(hints: Iterable[ControlHint], with_hint: Callable[[str], TeacherReq
 
 
 def without_hint(request: TeacherRequest, servers: DistillServers) -> Reading | None:
-    """A reading without the hint by the weights that read with it; None if only the sampling weights' is to be had.
+    """Return a reading without the hint by the weights that read with it; None if the server can't select by version.
 
-    If the teacher is the policy, nothing is read where the weights are known to be those that sampled the turn.
+    If the teacher is the policy, the server skips the reading when its weights are those that sampled the turn.
 
     Args:
-        request: The turn with no hint before it.
-        servers: Who reads.
+        request: The turn without a hint.
+        servers: The judge and the teacher.
     """
     if not servers.teacher_is_policy:
         return Reading(request, 1)
@@ -493,7 +496,7 @@ def scored_by(
     servers: DistillServers,
     config: DistillConfig,
 ) -> TurnRecord:
-    """The record with the version that gave the rows, and with the reading without the hint under its name."""
+    """Return the record with the rows' weight version and the reading without the hint in the matching field."""
     record = replace(record, scored_version=version)
     if without_hint is None:
         return record

@@ -1,4 +1,4 @@
-"""What the judge is told and asked unless the settings say otherwise, and what such texts must hold. Pure."""
+"""Default prompts and question of the judge, and checks of configured ones. Pure."""
 
 import re
 from collections import Counter
@@ -40,16 +40,16 @@ JUDGE_QUESTION = """\
 
 VOTE_PROTOCOL = ("\\boxed{1}", "\\boxed{-1}", "[HINT_START]", "[HINT_END]")
 STEP_PROTOCOL = ("\\boxed{1}", "\\boxed{-1}")
-"""What a prompt must say, so that the answers to it can be read."""
+"""Strings that a prompt must contain, so that its answers can be parsed."""
 
 QUESTION_FIELDS = ("mark", "task", "turn", "evidence")
-"""What a template of the question must hold, each as `{name}`."""
+"""Placeholders that a question template must contain, each as `{name}`."""
 
 PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
 
 
 def template_problems(template: str) -> list[str]:
-    """What is wrong with a template of the question: placeholders that are missing, repeated or unknown."""
+    """Return the problems of a question template: missing, repeated or unknown placeholders."""
     found = Counter(PLACEHOLDER.findall(template))
     problems = [f"{{{name}}} is missing" for name in QUESTION_FIELDS if name not in found]
     problems += [f"{{{name}}} occurs {found[name]} times" for name in QUESTION_FIELDS[1:] if found[name] > 1]

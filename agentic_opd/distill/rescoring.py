@@ -1,10 +1,10 @@
-"""Episode tokens + hint -> TeacherRequest: one insertion, nothing else is rendered or tokenised again. Pure.
+"""Episode tokens + hint -> TeacherRequest by one insertion; the other tokens are not rendered again. Pure.
 
-    tokens     P P P P P P P P | R R R          P: the prompt the turn was sampled from, R: what was sampled
+    tokens     P P P P P P P P | R R R          P: prompt of the turn, R: sampled tokens
     request    P P P P P H H P P P | R R R      H: the hint, inserted at `insert_at`
 
-With placement "end" the hint is a user message of its own just before the assistant's opening, or, if the last
-message is already the user's, appended to it. With "last_user" it is always appended to the last user message.
+With placement "end", the hint is a separate user message just before the assistant's opening; if the last message is
+already a user message, the hint is appended to it. With "last_user", it is always appended to the last user message.
 """
 
 from typing import Any, Literal, NamedTuple
@@ -21,14 +21,14 @@ _PROBE = "A plain hint."
 
 
 class HintPlace(NamedTuple):
-    """Where a hint goes: an index into the episode's tokens, and whether it is a message or text of an earlier one."""
+    """Position of a hint: an index into the turn's sequence, and whether it is a message or appended text."""
 
     insert_at: int
     as_message: bool
 
 
 def hint_place(episode: Episode, turn: Turn, placement: Literal["end", "last_user"]) -> HintPlace:
-    """Return where the hint for `turn` enters its prompt."""
+    """Return the position of the hint in the prompt of `turn`."""
     before = episode.messages[turn.message_index - 1]["role"] if turn.message_index else None
     if placement == "end" and before != "user":
         return HintPlace(turn.assistant_open, as_message=True)
@@ -36,23 +36,24 @@ def hint_place(episode: Episode, turn: Turn, placement: Literal["end", "last_use
 
 
 def encode_hint(renderer: Renderer, tokenizer: Any, hint: str, *, as_message: bool) -> tuple[int, ...]:
-    """Return the tokens that stand for `hint` in the teacher's prompt.
+    """Return the tokens of `hint` in the teacher's prompt.
 
     Args:
         renderer: The policy's renderer.
         tokenizer: The policy's tokenizer.
-        hint: The hint's text. Control tokens spelled out in it (`<|im_end|>`, `</tool_call>`) are broken by a space:
-            the judge wrote them about the conversation, and must not change its structure.
-        as_message: A rendered user message after a tool result; otherwise text, to be appended to a user message.
+        hint: The hint's text. Spelled-out control tokens (`<|im_end|>`, `</tool_call>`) are broken by a space, so that
+            a hint can't change the structure of the conversation.
+        as_message: Whether to render a user message after a tool result; otherwise the tokens are text to be appended
+            to a user message.
 
     Raises:
-        RendererError: the template does not let a user message follow a tool result, or the hint brought control
-            tokens with it.
+        RendererError: the template does not allow a user message after a tool result, or the hint encodes to control
+            tokens.
     """
     encode = _encode_message if as_message else _encode_text
     control = control_tokens(tokenizer)
     ids = encode(renderer, tokenizer, HINT_HEADER + without_control_tokens(control.values(), hint))
-    # The message's own opening and close may hold control tokens: a harmless hint shows which.
+    # The message's opening and close may contain control tokens; a harmless hint shows which.
     allowed = [i for i in encode(renderer, tokenizer, HINT_HEADER + _PROBE) if i in control]
     found = [i for i in ids if i in control]
     if found != allowed:
@@ -67,14 +68,14 @@ def insert_hint(
     hint_token_ids: tuple[int, ...],
     scored_from: int | None = None,
 ) -> TeacherRequest:
-    """Return what the teacher reads for `turn`; without hint tokens that is what the student read (the noise floor).
+    """Return the teacher's request for `turn`; without hint tokens it equals the student's context (noise floor).
 
     Args:
         tokens_T: The turn's sequence.
         turn: The turn.
-        insert_at: Where the hint enters.
-        hint_token_ids: The hint.
-        scored_from: The first position whose row is asked for; None: the turn's first.
+        insert_at: Index of the hint in `tokens_T`.
+        hint_token_ids: Tokens of the hint; may be empty.
+        scored_from: The first position to score; None: the first of the turn.
     """
     token_ids = tokens_T[:insert_at] + hint_token_ids + tokens_T[insert_at : turn.end]
     scored = turn.end - (turn.start if scored_from is None else scored_from)
@@ -86,19 +87,19 @@ def _encode_text(_renderer: Renderer, tokenizer: Any, content: str) -> list[int]
 
 
 def _encode_message(renderer: Renderer, tokenizer: Any, content: str) -> list[int]:
-    """What a template adds to a conversation that ends in a tool result when a user message follows it."""
+    """Return the tokens that the template adds for a user message after a tool result."""
     call = {"id": "call00000", "type": "function", "function": {"name": "terminal", "arguments": '{"command": "ls"}'}}
     before: list[Any] = [
         {"role": "user", "content": "u"},
         {"role": "assistant", "content": "a", "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "call00000", "name": "terminal", "content": "t"},
     ]
-    # Where the roles must alternate, as in Gemma's, a user speaks after an answer only.
+    # If roles must alternate, as in Gemma's template, a user message must follow an answer.
     after_answer: list[Any] = [before[0], {"role": "assistant", "content": "a"}]
     said = "it rewrites earlier messages then"
     try:
         added = _added_message(renderer, before, content) or _bridged_message(renderer, tokenizer, before, content)
-    except Exception as error:  # noqa: BLE001 - a chat template raises whatever it likes
+    except Exception as error:  # noqa: BLE001 - a chat template may raise anything
         added, said = None, str(error)
     try:
         added = added or _added_message(renderer, after_answer, content)
@@ -112,9 +113,10 @@ def _encode_message(renderer: Renderer, tokenizer: Any, content: str) -> list[in
 
 
 def _added_message(renderer: Renderer, before: list[Any], content: str) -> list[int] | None:
-    """What the template adds for a user message behind these; None if it changes what is before.
+    """Return the tokens that the template adds for a user message after `before`; None if earlier tokens change.
 
-    DeepSeek V3's opens the assistant's turn behind a user message, but not behind a tool result: that is added too.
+    DeepSeek V3's template opens the assistant's turn after a user message but not after a tool result; that opening is
+    then part of the added tokens.
     """
     after: list[Any] = [*before, {"role": "user", "content": content}]
     without, whole = renderer.render(before).token_ids, renderer.render(after).token_ids
@@ -128,10 +130,10 @@ def _added_message(renderer: Renderer, before: list[Any], content: str) -> list[
 
 
 def _bridged_message(renderer: Renderer, tokenizer: Any, before: list[Any], content: str) -> list[int] | None:
-    """The same where the template drops earlier reasoning then: what a prompt that keeps sampled ids is extended by.
+    """Return the added tokens if the template drops earlier reasoning, by extending a prompt with sampled ids.
 
-    before     P P | R | T T A            P: a prompt, R: what was sampled, T: the tool result, A: the opening
-    with it    P P | R | T T H H A        H: what is returned; None if the rest is not the same
+    without    P P | R | T T A            P: prompt, R: sampled tokens, T: tool result, A: the assistant's opening
+    with       P P | R | T T H H A        H: the returned tokens; None if the other tokens differ
     """
     user, _, result = before
     prompt = renderer.render([user], add_generation_prompt=True).token_ids

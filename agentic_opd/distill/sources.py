@@ -1,6 +1,6 @@
-"""Where a hint comes from when no judge writes it: what came after, the task's solution, a rollout that passed. Pure.
+"""Hint sources that need no judge: the turn's evidence, the reference solution, a sibling rollout that passed. Pure.
 
-A source has a hint for a turn, or says why it has none.
+A source returns hints for a turn (`Told`), or the reason why it has no hint (`Lack`).
 """
 
 from collections.abc import Callable, Sequence
@@ -18,47 +18,48 @@ SIBLING = "Another attempt at this task, which passed in the end, did this, in t
 
 @dataclass(frozen=True, slots=True)
 class Lack:
-    """Why a source has no hint for a turn."""
+    """The reason why a source has no hint for a turn."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What the sources may draw on."""
+    """Inputs of the sources."""
 
     episode: Episode
     pair: HindsightPair
     siblings: Sequence[Episode] = ()
     """The other rollouts of the group."""
     max_chars: int = 4000
-    """Of what is told of a sibling."""
+    """Maximum length of a sibling's text, in characters."""
 
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What a source has for a turn: one hint, or several of which the first that tells no secret is taken."""
+    """One or more hints of a source for a turn; the first one that leaks no hidden test is used."""
 
     what: str
-    """The sentence that each begins with."""
+    """Sentence at the beginning of each hint."""
     texts: tuple[str, ...]
 
 
 def feedback(known: Known) -> Told | Lack:
-    """What came after the turn, word for word (SDPO)."""
+    """Return the turn's evidence verbatim (SDPO)."""
     return Told(FEEDBACK, ("\n\n".join(one.text for one in known.pair.evidence),))
 
 
 def reference(known: Known) -> Told | Lack:
-    """The task's own solution (OPSD)."""
+    """Return the task's reference solution (OPSD)."""
     solution = (known.episode.task.reference_solution or "").strip()
     return Told(REFERENCE, (solution,)) if solution else Lack("the task has no solution of its own")
 
 
 def sibling(known: Known) -> Told | Lack:
-    """How a rollout of the group that passed made what is judged, for each turn that made it wrong in this one.
+    """Return how sibling rollouts that passed made the judged result; only for turns that made the failed result.
 
-    Of several the shortest is told, by all its calls that changed what is judged: nobody says which of them counted.
+    A text holds all calls of a sibling that changed the judged result, because it is unknown which of them mattered.
+    The shortest text comes first.
     """
     if _passed(known.episode):
         return Lack("this rollout passed itself")

@@ -1,4 +1,4 @@
-"""The teacher: the ids of a `TeacherRequest` in, `TeacherRows` out, from a vLLM server (I/O)."""
+"""The teacher: `TeacherRequest` -> `TeacherRows`, scored by a vLLM server (I/O)."""
 
 import asyncio
 import base64
@@ -18,18 +18,18 @@ from agentic_opd.core.types import TeacherRequest, TeacherRows, check_lengths
 from agentic_opd.distill.arrays import check_rows
 
 SCORE_ROUTE = 3
-"""What the plugin's scoring route must understand; see `serving/score.py`."""
+"""Required version of the plugin's scoring route; see `serving/score.py`."""
 
 
 ReadBy = Literal["policy", "base", "teacher"]
-"""Which weights of the server read: a version of the policy, those that it started with, or the teacher's adapter."""
+"""Which weights of the server read: a policy version, the initial weights, or the teacher's adapter."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Ids that a teacher is to read, and how many logprobs of each position are wanted.
+    """A sequence for the teacher, with `top_k` logprobs per scored position.
 
-    With `unless_weight_version` they are read only if the weights are not of that version.
+    With `unless_weight_version`, the sequence is read only if the weights are of another version.
     """
 
     request: TeacherRequest
@@ -38,35 +38,35 @@ class Reading:
 
 
 class TeacherReply(NamedTuple):
-    """The rows of one turn, how long the server took (waiting for a free slot not counted), and what it had cached."""
+    """The rows of one turn, the server's seconds without waiting for a free slot, and its cached tokens."""
 
     rows: TeacherRows
     latency_s: float
     cached_tokens: int | None = None
-    """Tokens of all that was read which came from the prefix cache; None if the server does not say."""
+    """Tokens from the prefix cache, over all readings; None if the server does not report them."""
     weight_version: int | None = None
-    """Of the weights that gave all rows; None if the server does not say."""
+    """Version of the weights that produced all rows; None if the server does not report it."""
     also: tuple[TeacherRows | None, ...] = ()
-    """The rows of the further readings; None for one that was not read."""
+    """Rows of the further readings; None for a skipped one."""
 
 
 class TeacherClient(Protocol):
-    """What the pipeline needs of a teacher; its rows are checked against the request."""
+    """The teacher interface of the pipeline; implementations check the rows against the request."""
 
     @property
     def info(self) -> ServerInfo:
-        """What the server said of itself."""
+        """The server's info."""
         ...
 
     async def score(self, request: TeacherRequest, top_k: int, also: Sequence[Reading] = ()) -> TeacherReply:
-        """Return the teacher's logprobs of the last `request.num_scored` tokens, and its `top_k` most likely ones.
+        """Return the teacher's logprobs of the last `request.num_scored` tokens, and of its `top_k` most likely ones.
 
-        What else is to be read goes in the same request, and is read by the same weights: where they are adapters, by
-        those of the request's `weight_version` while the server keeps them.
+        The further readings `also` are scored by the same weights. If the weights are adapters, those of the request's
+        `weight_version` are preferred while the server keeps them.
 
         Raises:
             AlignmentError: the rows do not fit the request.
-            ServerRequestError: the server refused it.
+            ServerRequestError: the server refused the request.
             ServerUnreachableError: no usable answer within the retry window.
         """
         ...
@@ -77,7 +77,7 @@ class TeacherClient(Protocol):
 
 
 class PluginTeacher:
-    """Scores through `/v1/opd/score`: only the turn's rows come back, in binary, and the prefix cache is read."""
+    """Scores through `/v1/opd/score`, which returns only the turn's rows, in binary, and uses the prefix cache."""
 
     def __init__(
         self, client: JsonClient, info: ServerInfo, max_concurrent: int = 32, read_by: ReadBy = "policy"
@@ -102,7 +102,7 @@ class PluginTeacher:
         for reading, found in zip(readings, (rows, *others), strict=True):
             if found is not None:
                 check_rows(found, reading.request, reading.top_k, self.info.vocab_size)
-        assert rows is not None  # it was asked for whatever the weights are
+        assert rows is not None  # the first reading does not depend on the weights' version
         cached = [_whole_or_none(result.get("num_cached_tokens")) for result in answer["results"] if result is not None]
         known = [tokens for tokens in cached if tokens is not None]
         version = _whole_or_none(answer.get("weight_version"))
@@ -114,9 +114,9 @@ class PluginTeacher:
 
 
 class CompletionsTeacher:
-    """Scores through `/v1/completions`, for servers without the plugin: all rows of the prompt come back, as JSON.
+    """Scores through `/v1/completions`, for servers without the plugin; all rows of the prompt are returned as JSON.
 
-    Such a server does not say which weights read: what depends on their version is not read.
+    Such a server does not report its weight version, so readings that depend on it are skipped.
     """
 
     def __init__(self, client: JsonClient, info: ServerInfo, max_concurrent: int = 32) -> None:
@@ -128,7 +128,7 @@ class CompletionsTeacher:
         """See `TeacherClient.score`."""
         readings = (Reading(request, top_k), *also)
         first, *others = await gather_all(self._read(reading) for reading in readings)
-        assert first is not None  # it does not depend on the weights' version
+        assert first is not None  # the first reading does not depend on the weights' version
         latency = max(read.latency_s for read in (first, *others) if read is not None)
         return TeacherReply(first.rows, latency, also=tuple(read and read.rows for read in others))
 
@@ -150,7 +150,7 @@ class CompletionsTeacher:
 
 
 def completions_body(model: str, token_ids: Sequence[int], top_k: int) -> dict[str, Any]:
-    """The `/v1/completions` request that returns the logprobs of a prompt given as ids."""
+    """Return the body of a `/v1/completions` request for the logprobs of a prompt given as ids."""
     return {
         "model": model,
         "prompt": list(token_ids),
@@ -162,7 +162,7 @@ def completions_body(model: str, token_ids: Sequence[int], top_k: int) -> dict[s
 
 
 def _sequence(reading: Reading, top_k: int) -> dict[str, Any]:
-    """A reading as the plugin takes it; `top_k` is what the request asks for where a sequence says nothing."""
+    """Return a reading in the plugin's format; `top_k` is the request's default for its sequences."""
     request = reading.request
     sequence: dict[str, Any] = {"token_ids": request.token_ids, "num_scored": request.num_scored}
     if reading.top_k != top_k:
@@ -173,7 +173,7 @@ def _sequence(reading: Reading, top_k: int) -> dict[str, Any]:
 
 
 def _plugin_rows(answer: Any, readings: Sequence[Reading]) -> list[TeacherRows | None]:
-    """The rows of each reading; None, which only a reading that depends on the weights can be, if it was not read."""
+    """Return the rows of each reading; None for a skipped one, which must depend on the weight version."""
     try:
         results = answer["results"]
         return [
@@ -194,7 +194,7 @@ def _result_rows(result: Any) -> TeacherRows:
 
 
 def _whole_or_none(said: object) -> int | None:
-    """What the plugin says of its cache or its weights; the rows are kept if it says nothing usable."""
+    """Return `said` if it is an integer, otherwise None; rows are valid without this metadata."""
     return said if isinstance(said, int) else None
 
 

@@ -1,17 +1,17 @@
-"""Episode -> HindsightPairs: each assistant turn, as text, with what came after it.
+"""Episode -> HindsightPairs: each assistant turn as text, with the evidence that followed it.
 
-In: an `Episode`. Out: one `HindsightPair` a turn, in order; it has no evidence if nothing came. Pure.
+In: an `Episode`. Out: one `HindsightPair` per turn, in order; its evidence is empty if nothing followed. Pure.
 
     turn 0: write   turn 1: run   turn 2: patch, run   turn 3: "Done."     verdict: failed
     |- tool         |- tool       |- tool              |- verdict (its first line: is the claim true?)
     |- later (1)                  |- verdict
     |- verdict (unless the patch replaced all of it)
 
-With `next_state` (the published method) a turn is judged by what directly answered it, and the last one by the verdict.
-With `delayed` it is judged by that and by what later turns showed about what it changed, up to the next change; and the
-verdict belongs to each turn of which something is left in what was judged. Where nobody says what is left, it belongs
-to the turn that made the last change; where nobody says what changed, as in a gateway's conversations, each tool call
-may have.
+With `next_state` (the published method), a turn's evidence is its next state, plus the verdict for the last turn.
+With `delayed`, the results of later turns up to the next change are added for a turn that made a change. Each turn
+whose change remains in the judged result also gets the verdict. If it is unknown which changes remain, the turn of the
+last change gets the verdict. If it is unknown which calls made changes, as in a gateway's conversations, every tool
+call counts as a change.
 """
 
 import json
@@ -33,15 +33,16 @@ def hindsight_pairs(
     max_later_chars: int = 2000,
     reads_reasoning: bool = False,
 ) -> list[HindsightPair]:
-    """Pair every turn of `episode` with what shows how it was.
+    """Pair every turn of `episode` with its evidence.
 
     Args:
         episode: A finished episode; its messages may lack `content`.
-        max_next_state_chars: A turn's own next state, and the verdict, are cut in the middle to so many characters.
-        hindsight: Which evidence belongs to a turn; see above.
-        max_later_turns: Later turns whose results a turn is shown at most.
-        max_later_chars: Characters of all of these together, the earliest first.
-        reads_reasoning: A turn's reasoning stands before what it said, cut as its next state is.
+        max_next_state_chars: Maximum length of a next state, a verdict and a reasoning; longer ones are cut in the
+            middle.
+        hindsight: Which evidence a turn gets; see the module's docstring.
+        max_later_turns: Maximum number of later turns whose results are evidence of a turn.
+        max_later_chars: Maximum length of all later results of a turn together, the earliest first.
+        reads_reasoning: Put a turn's reasoning before its text.
 
     Returns:
         One pair for each of `episode.turns`, in the same order.
@@ -67,14 +68,14 @@ def hindsight_pairs(
 
 
 def turn_text(message: Message) -> str:
-    """Write an assistant message for a reader: its text, then each tool call with its arguments line by line."""
+    """Return an assistant message as text: its content, then each tool call with one line per argument."""
     parts = [message_text(message).strip()]
     parts += [_call_text(call) for call in message.get("tool_calls") or ()]
     return "\n\n".join(part for part in parts if part) or "[empty turn]"
 
 
 def message_text(message: Message) -> str:
-    """Return a message's content as text: "" if it is missing or null, the text parts if it is a list."""
+    """Return a message's content as text: "" if it is missing or null, the joined text parts if it is a list."""
     content: Any = message.get("content")
     if isinstance(content, list):
         return "".join(part.get("text", "") for part in content if isinstance(part, dict))
@@ -82,7 +83,7 @@ def message_text(message: Message) -> str:
 
 
 def shown_text(episode: Episode) -> str:
-    """Everything that the agent read or wrote: prompts, the files it was given, tool results, its own turns."""
+    """Return all text that the agent read or wrote: prompt, task files, messages, turns and reasoning."""
     parts = [episode.task.prompt, *episode.task.files.values()]
     parts += [turn_text(m) if m["role"] == "assistant" else message_text(m) for m in episode.messages]
     parts += [thought for m in episode.messages if (thought := m.get("reasoning_content"))]
@@ -90,14 +91,14 @@ def shown_text(episode: Episode) -> str:
 
 
 def makers(episode: Episode) -> list[int]:
-    """The turns that made what the verdict is about: all of which something is left in it; see the module."""
+    """Return the indices of the turns whose changes remain in the judged result; see the module's docstring."""
     changed = [index for index in range(len(episode.turns)) for _ in _changes(episode, index)]
     made_by = None if episode.verification is None else episode.verification.made_by
     return sorted({changed[number] for number in made_by}) if made_by else changed[-1:]
 
 
 def changing_calls(episode: Episode) -> list[str]:
-    """The calls that changed what is judged, in their order, as the judge reads calls."""
+    """Return the calls that changed the judged result, in order, as text for the judge."""
     return [
         _call_text(call)
         for index in range(len(episode.turns))
@@ -110,13 +111,13 @@ def changing_calls(episode: Episode) -> list[str]:
 
 
 def _next_state(episode: Episode, index: int, max_chars: int) -> list[Evidence]:
-    """The tool results and the user's reply between the turn and the next assistant message."""
+    """Return the tool results and the user's reply between the turn and the next assistant message."""
     texts: list[tuple[EvidenceKind, str]] = [("tool", _tool_text(episode, index)), ("user", _user_text(episode, index))]
     return [Evidence(kind, cut_middle(text, max_chars)) for kind, text in texts if text.strip()]
 
 
 def _later(episode: Episode, index: int, max_turns: int, max_chars: int) -> list[Evidence]:
-    """What answered later turns before the thing that this turn changed was changed again."""
+    """Return the results of later turns, up to the next change of the judged result."""
     found: list[Evidence] = []
     if not _changes(episode, index):
         return found
@@ -133,15 +134,15 @@ def _later(episode: Episode, index: int, max_turns: int, max_chars: int) -> list
 
 
 def _changes(episode: Episode, index: int) -> frozenset[int]:
-    """Which of a turn's calls changed what is judged; any of them, where the world does not say."""
+    """Return the indices of a turn's calls that changed the judged result; all of them if the world does not say."""
     return episode.changes[index] if episode.changes else frozenset(range(len(_calls(episode, index))))
 
 
 def _verdicts(episode: Episode, hindsight: Hindsight) -> dict[int, str]:
-    """Which turns are shown how much of the hidden tests' verdict.
+    """Return the verdict text per turn index.
 
-    A closing turn, which only ends the work of an earlier one, is shown the count alone, and only where tests failed:
-    enough to see whether its claim is refuted.
+    A last turn without calls and without a remaining change gets only the report's first line (the count), and only if
+    tests failed. That suffices to refute its claim.
     """
     if episode.verification is None or not episode.turns:
         return {}
@@ -159,7 +160,7 @@ def _calls(episode: Episode, index: int) -> Sequence[dict[str, Any]]:
 
 
 def _answers(episode: Episode, index: int, role: str) -> list[Message]:
-    """The messages of `role` between a turn and the next assistant message."""
+    """Return the messages of `role` between a turn and the next assistant message."""
     following: list[Message] = []
     for message in episode.messages[episode.turns[index].message_index + 1 :]:
         if message["role"] == "assistant":
@@ -173,7 +174,7 @@ def _user_text(episode: Episode, index: int) -> str:
 
 
 def _tool_text(episode: Episode, index: int, before: int | None = None) -> str:
-    """A turn's tool results, each under its tool's name if there are several; those of the first `before` calls."""
+    """Return a turn's first `before` tool results as text, each under its tool's name if the turn has several."""
     results = _answers(episode, index, "tool")
     names = {call.get("id"): _call_name(call) for call in _calls(episode, index)}
     texts = [message_text(m) for m in results][:before]

@@ -34,9 +34,9 @@ MODES: dict[Mode, str] = {
 
 _DESCRIPTION = "Coding agents on vLLM, distilled token by token from hindsight hints."
 _EPILOG = """\
-{program} MODE --help lists the settings. A first run, beside a vLLM server at the usual place:
+{program} MODE --help lists the settings. A first run, with a vLLM server at its default address:
   {program} process --openai.base_url http://127.0.0.1:8000/v1 --env.total_steps 8
-Conversations that happen, in place of tasks: agentic-opd gateway, or python -m agentic_opd.env live
+For live conversations instead of tasks: agentic-opd gateway, or python -m agentic_opd.env live
 {exit_codes}"""
 
 

@@ -23,13 +23,13 @@ class AgentEnvConfig(RunConfig, RolloutConfig, CodingConfig, SqlConfig, IdleEnvS
     """All settings of `AgentEnv`, including each of Atropos' BaseEnvConfig."""
 
     tokenizer_name: Annotated[str, MOST_USED] = Field(
-        default="", description="Tokenizer of the policy. Unset: that of the server's model."
+        default="", description="Tokenizer of the policy. Unset: the tokenizer of the server's model."
     )
 
     world: Annotated[str, MOST_USED] = Field(
         default="coding",
-        description="What the agent acts in: coding (Python tasks with hidden tests), sql (questions over databases, "
-        "docs/sql.md), or a class of your own as FILE.py:CLASS or package.module:CLASS (docs/worlds.md).",
+        description="World in which the agent acts: coding (Python tasks with hidden tests), sql (questions over "
+        "databases, docs/sql.md), or a custom class as FILE.py:CLASS or package.module:CLASS (docs/worlds.md).",
     )
 
     @model_validator(mode="after")

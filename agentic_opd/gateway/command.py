@@ -22,7 +22,7 @@ _SWITCH_S = 0.0005
 """Interpreter switch interval (seconds), which bounds how long the journal's thread waits for the interpreter.
 
 An answer ends only after its turn is written."""
-_DESCRIPTION = "An OpenAI-compatible server before the policy: conversations that happen become scored groups."
+_DESCRIPTION = "An OpenAI-compatible server in front of the policy that records conversations as scored groups."
 
 
 def build_parser() -> argparse.ArgumentParser:

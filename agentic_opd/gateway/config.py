@@ -21,67 +21,71 @@ class GatewayConfig(DistillConfig, RendererConfig):
     setting_group: ClassVar = GATEWAY
 
     tokenizer_name: Annotated[str, MOST_USED] = Field(
-        default="", description="Tokenizer of the policy. Unset: that of the server's model."
+        default="", description="Tokenizer of the policy. Unset: the tokenizer of the server's model."
     )
     data_path_to_save_groups: Annotated[Path, MOST_USED, RUN_ONLY] = Field(
         default=Path("runs/gateway/groups.jsonl"),
-        description="JSONL file of scored groups. A file of before is continued.",
+        description="JSONL file of scored groups. If the file exists, groups are appended.",
     )
     host: Annotated[str, MOST_USED, RUN_ONLY] = Field(
-        default="127.0.0.1", description="Address to listen at. Any but a loopback address needs api_keys."
+        default="127.0.0.1", description="Address to listen on. Any address but a loopback one requires api_keys."
     )
     port: Annotated[int, MOST_USED, RUN_ONLY] = Field(
-        default=8080, ge=0, le=65535, description="Port to listen at; 0: a free one."
+        default=8080, ge=0, le=65535, description="Port to listen on; 0 picks a free one."
     )
     api_keys: Annotated[tuple[SecretStr, ...], MOST_USED, RUN_ONLY] = Field(
         default=(),
-        description=f"Keys that clients may use; sessions of different keys never meet. Unset: the variable "
-        f"{KEY_VARIABLE}, or, on a loopback address, any key.",
+        description="Keys that clients may use; sessions of different keys are isolated from each other. Unset: the "
+        f"key in the variable {KEY_VARIABLE}, or, on a loopback address, any key.",
     )
     rollout_server_url: Annotated[str | None, MOST_USED, RUN_ONLY] = Field(
         default=None,
-        description="Trajectory API (run-api) that groups are sent to. Unset: they go to the file alone.",
+        description="Trajectory API (run-api) that receives the groups. Unset: groups are only written to the file.",
     )
     group_size: int = Field(
         default=1,
         ge=1,
-        description="Sessions that form one group, if a client gives them the same X-Group-Id: GRPO compares them.",
+        description="Number of sessions that form a group, which GRPO compares. Clients give the sessions of a "
+        "group the same X-Group-Id.",
     )
     journal_path: Annotated[Path | None, RUN_ONLY] = Field(
         default=None,
-        description="SQLite file that holds every turn until its group is written, and after. Unset: "
-        "journal.sqlite beside the groups.",
+        description="SQLite file that stores every turn, also after its group is written. Unset: journal.sqlite "
+        "beside the groups.",
     )
     keep_sessions_days: Annotated[float | None, RUN_ONLY] = Field(
         default=None,
         gt=0,
-        description="Days after which a session whose group is written is removed from the journal. Unset: it is kept.",
+        description="Days after which a session whose group is written is removed from the journal. Unset: sessions "
+        "are kept.",
     )
     learn_from_altered_sampling: bool = Field(
         default=False,
-        description="Learn from turns that a client sampled greedily, under a grammar, with a logit bias, or from a "
-        "truncated or penalised distribution, too. Off: they are context only.",
+        description="Also learn from turns that a client sampled greedily, under a grammar, with a logit bias, or "
+        "from a truncated or penalised distribution. Off: such turns are context only.",
     )
     judge_at_once: Annotated[bool, RUN_ONLY] = Field(
         default=True,
-        description="Judge and score a turn as soon as its next state arrives, while the next answer is sampled. Off: "
-        "when its session has ended.",
+        description="Judge and score a turn as soon as its next state arrives, while the next answer is sampled. "
+        "Off: judge and score turns when their session has ended.",
     )
     session_idle_s: Annotated[float, RUN_ONLY] = Field(
-        default=1800.0, gt=0, description="Seconds without a request after which a session is over."
+        default=1800.0, gt=0, description="Seconds without a request after which a session ends."
     )
     max_open_sessions: Annotated[int, RUN_ONLY] = Field(
-        default=1024, ge=1, description="Sessions open at the same time; a request for one more is refused (429)."
+        default=1024, ge=1, description="Maximum number of open sessions; a request for another is refused (429)."
     )
     max_body_bytes: Annotated[int, RUN_ONLY] = Field(
-        default=8 * 2**20, ge=1024, description="Longest body of a request; a longer one is refused (413)."
+        default=8 * 2**20,
+        ge=1024,
+        description="Maximum size of a request body, in bytes; a larger one is refused (413).",
     )
-    max_choices: Annotated[int, RUN_ONLY] = Field(default=16, ge=1, description="Largest `n` of a request.")
+    max_choices: Annotated[int, RUN_ONLY] = Field(default=16, ge=1, description="Maximum `n` of a request.")
     max_concurrent_groups: Annotated[int, RUN_ONLY] = Field(
-        default=4, ge=1, description="Sessions that are judged and scored at the same time."
+        default=4, ge=1, description="Number of sessions that are judged and scored at the same time."
     )
     server_retry_s: Annotated[float, RUN_ONLY] = Field(
-        default=60.0, ge=0, description="Seconds to go on asking a server that does not answer before giving up."
+        default=60.0, ge=0, description="Seconds to retry a server that does not answer before giving up."
     )
 
     @property

@@ -18,7 +18,7 @@ def build_parser() -> argparse.ArgumentParser:
     """Build the command line."""
     parser = argparse.ArgumentParser(
         prog="agentic-opd sessions",
-        description="List, show, export or delete what a gateway's journal holds. Groups stay in their file.",
+        description="List, show, export or delete the sessions in a gateway's journal. Groups stay in their file.",
         allow_abbrev=False,
     )
     parser.add_argument(
@@ -29,14 +29,14 @@ def build_parser() -> argparse.ArgumentParser:
         help="the journal (default: %(default)s)",
     )
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    actions.add_parser("list", help="every session: its id, its state, its turns, when it was used last, its name")
+    actions.add_parser("list", help="list every session with its id, state, turns, time of last use and name")
     for action, text in (
-        ("show", "what was said, turn by turn"),
-        ("export", "its turns as JSON lines, with ids and logprobs"),
-        ("delete", "remove sessions for good, while no gateway runs"),
+        ("show", "show a session's conversation, turn by turn"),
+        ("export", "write a session's turns as JSON lines, with ids and logprobs"),
+        ("delete", "delete sessions permanently, while no gateway runs"),
     ):
         added = actions.add_parser(action, help=text)
-        added.add_argument("session", nargs="+" if action == "delete" else None, help="a session's id, or its name")
+        added.add_argument("session", nargs="+" if action == "delete" else None, help="id or name of a session")
     return parser
 
 

@@ -12,33 +12,47 @@ class Telemetry:
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
         name = "agentic_opd_gateway_"
-        self.requests = Counter(f"{name}requests", "answers by HTTP status", ["status"], registry=registry)
-        self.hung_up = Counter(f"{name}hung_up", "requests whose client went before the end", registry=registry)
+        self.requests = Counter(f"{name}requests", "responses by HTTP status", ["status"], registry=registry)
+        self.hung_up = Counter(
+            f"{name}hung_up", "requests whose client disconnected before the end of the response", registry=registry
+        )
         self.turns = Counter(f"{name}turns", "finished turns", ["type"], registry=registry)
         self.tokens = Counter(f"{name}tokens", "tokens of prompts and completions", ["kind"], registry=registry)
         self.rewritten = Counter(
-            f"{name}rewritten_histories", "requests that made a branch of a rewritten history", registry=registry
+            f"{name}rewritten_histories",
+            "requests that created a branch because the client rewrote the history",
+            registry=registry,
         )
         self.unlike = Counter(
-            f"{name}unlike_streams", "streamed turns that ended otherwise than they had begun", registry=registry
+            f"{name}unlike_streams",
+            "streamed turns whose final result differs from what was streamed first",
+            registry=registry,
         )
-        self.open = Gauge(f"{name}open_sessions", "sessions that are open", registry=registry)
-        self.waiting = Gauge(f"{name}sessions_to_write", "closed sessions without their group", registry=registry)
-        self.sessions = Counter(f"{name}sessions", "sessions by what became of them", ["state"], registry=registry)
-        self.unsent = Gauge(f"{name}groups_to_send", "groups that the trajectory API has not taken", registry=registry)
-        self.sent = Counter(f"{name}groups_sent", "items that the trajectory API took", registry=registry)
+        self.open = Gauge(f"{name}open_sessions", "open sessions", registry=registry)
+        self.waiting = Gauge(
+            f"{name}sessions_to_write", "closed sessions whose group is not written yet", registry=registry
+        )
+        self.sessions = Counter(f"{name}sessions", "closed sessions by final state", ["state"], registry=registry)
+        self.unsent = Gauge(
+            f"{name}groups_to_send", "groups that the trajectory API has not accepted yet", registry=registry
+        )
+        self.sent = Counter(f"{name}groups_sent", "items that the trajectory API accepted", registry=registry)
         self.skipped = Counter(
-            f"{name}groups_skipped", "items that the trainer can't take, by reason", ["reason"], registry=registry
+            f"{name}groups_skipped", "items that the trainer cannot accept, by reason", ["reason"], registry=registry
         )
-        self.lost = Counter(
-            f"{name}groups_lost", "groups that a trajectory API held which was started again", registry=registry
-        )
+        self.lost = Counter(f"{name}groups_lost", "groups lost by a restart of the trajectory API", registry=registry)
         self.outcomes = Counter(f"{name}turn_outcomes", "judged turns by outcome", ["outcome"], registry=registry)
         self.first_token_s = Histogram(
-            f"{name}first_token_seconds", "from a request to its first token", buckets=_SECONDS, registry=registry
+            f"{name}first_token_seconds",
+            "seconds from a request to its first token",
+            buckets=_SECONDS,
+            registry=registry,
         )
         self.answer_s = Histogram(
-            f"{name}answer_seconds", "from a request to the end of its answer", buckets=_SECONDS, registry=registry
+            f"{name}answer_seconds",
+            "seconds from a request to the end of its response",
+            buckets=_SECONDS,
+            registry=registry,
         )
 
     def text(self) -> bytes:

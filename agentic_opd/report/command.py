@@ -92,26 +92,26 @@ def _say(console: Console, line: str) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="agentic-opd report",
-        description="Make an HTML report of a file of scored groups: which turns got a hint, what the judge said, and "
-        "which tokens the hint moves. Of two files, a comparison with the tasks side by side, mostly before and after "
-        "training. One file that needs no network; open it in a browser.",
-        epilog="Exit code 0: the report is written; 2: the file can't be read, or the report can't be written. Lines "
-        "that break the wire format are left out, and the report says which. docs/report.md explains what is shown.",
+        description="Write an HTML report of a file of scored groups: which turns got a hint, the judge's text, and "
+        "which tokens the hint moves. For two files, such as before and after training, write a comparison with the "
+        "tasks side by side. The report is one file that needs no network; open it in a browser.",
+        epilog="Exit code 0: the report is written; 2: the file can't be read, or the report can't be written. "
+        "Lines that break the wire format are left out and listed in the report. docs/report.md explains the report.",
     )
     parser.add_argument(
         "files",
         type=Path,
         nargs="+",
         metavar="FILE",
-        help="JSONL that `process` wrote (.gz is unpacked), or two of them",
+        help="one or two JSONL files written by `process` (.gz is unpacked)",
     )
     parser.add_argument(
-        "-o", "--output", type=Path, metavar="FILE", help="where to write it (default: beside the last FILE, as .html)"
+        "-o", "--output", type=Path, metavar="FILE", help="path of the report (default: beside the last FILE, as .html)"
     )
     parser.add_argument(
         "--tokenizer",
         metavar="NAME",
-        help="the policy's tokenizer, a hub name or a folder (default: what the .run.json beside FILE names; without "
-        "one, tokens are shown as ids)",
+        help="the policy's tokenizer, a hub name or a folder (default: the tokenizer named in the .run.json beside "
+        "FILE; without one, tokens are shown as ids)",
     )
     return parser

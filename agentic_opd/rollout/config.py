@@ -15,24 +15,25 @@ class RendererConfig(BaseModel):
 
     renderer: Annotated[str, MOST_USED] = Field(
         default="auto",
-        description="Renderer of the `renderers` package: auto, qwen3, llama-3, glm-4.5, ...; default (the "
-        "tokenizer's chat template); or a class as package.module:CLASS or FILE.py:CLASS. Name it for a fine-tune or a "
-        "local path: auto knows exact model names only.",
+        description="Renderer of the `renderers` package (auto, qwen3, llama-3, glm-4.5, ...), default (the "
+        "tokenizer's chat template), or a class as package.module:CLASS or FILE.py:CLASS. Name it for a fine-tuned "
+        "or local model: auto recognises exact model names only.",
     )
     renderer_options: dict[str, Any] = Field(
         default_factory=dict,
-        description="Options of that renderer, for example {enable_thinking: false}. With default: the template's "
-        "variables, and tool_parser, which reads tool calls (hermes, llama3_json, mistral, pythonic, ...).",
+        description="Options of the renderer, for example {enable_thinking: false}. With renderer default: the "
+        "template's variables, and tool_parser, the parser of tool calls (hermes, llama3_json, mistral, pythonic, "
+        "...).",
     )
     tool_format: Literal["template", "text"] = Field(
         default="template",
-        description="Who tells the model of its tools: its chat template, or (text) the system prompt, for a template "
-        "that knows no tools. See docs/models.md.",
+        description="Place where the model's tools are described: its chat template (template), or the system "
+        "prompt (text), for a template without support for tools. See docs/models.md.",
     )
     stop_tokens: tuple[str, ...] = Field(
         default=(),
-        description="Tokens that end a turn. Unset: those of the model's generation_config.json and tokenizer. The "
-        "token with which the chat template closes a turn is always one.",
+        description="Tokens that end a turn, in addition to the token with which the chat template closes a turn. "
+        "Unset: the stop tokens of the model's generation_config.json and tokenizer.",
     )
 
 
@@ -41,15 +42,17 @@ class RolloutConfig(RendererConfig):
 
     setting_group: ClassVar = AGENT
 
-    system_prompt: str | None = Field(default=None, description="Replaces the agent's system prompt.")
+    system_prompt: str | None = Field(default=None, description="System prompt that replaces the agent's default one.")
     max_turns: Annotated[int, MOST_USED] = Field(
-        default=8, ge=1, le=1000, description="Assistant turns an episode may take."
+        default=8, ge=1, le=1000, description="Maximum number of assistant turns in an episode."
     )
     max_token_length: Annotated[int, MOST_USED] = Field(
-        default=8192, ge=16, description="Tokens of a whole episode, prompt and tool results included."
+        default=8192,
+        ge=16,
+        description="Maximum number of tokens in an episode, including the prompt and tool results.",
     )
     max_tokens_per_turn: Annotated[int, MOST_USED] = Field(
-        default=1024, ge=1, description="Tokens one assistant turn may sample."
+        default=1024, ge=1, description="Maximum number of tokens sampled in one assistant turn."
     )
     temperature: Annotated[float, MOST_USED] = Field(
         default=1.0, ge=0.0, le=2.0, description="Sampling temperature of training rollouts."
@@ -57,27 +60,35 @@ class RolloutConfig(RendererConfig):
     top_p: float = Field(default=1.0, gt=0.0, le=1.0, description="Nucleus sampling, in training and evaluation.")
     agent_command: Annotated[str | None, MOST_USED] = Field(
         default=None,
-        description="Shell command of a program that takes the place of the package's own loop: it runs in the "
-        "sandbox, in the work directory, is told of the task by the variable TASK and the file TASK_FILE, and asks the "
-        "policy at OPENAI_BASE_URL with OPENAI_API_KEY. Needs the extra [gateway].",
+        description="Shell command of a program that replaces the package's agent loop (needs the extra [gateway]). "
+        "It runs in the sandbox's work directory, reads the task from the variable TASK or from the file that "
+        "TASK_FILE names, and calls the policy at OPENAI_BASE_URL with OPENAI_API_KEY.",
     )
-    agent_timeout_s: float = Field(default=300.0, gt=0, description="Seconds that program may take for an episode.")
+    agent_timeout_s: float = Field(
+        default=300.0, gt=0, description="Time limit of agent_command for one episode, in seconds."
+    )
     agent_mounts: tuple[Path, ...] = Field(
         default=(),
-        description="Files and folders of this machine that the program needs, such as its virtual environment: the "
-        "sandbox sees them at the same place, and can't change them.",
+        description="Files and folders of this machine that agent_command needs, such as its virtual environment. "
+        "The sandbox mounts them read-only at the same path.",
     )
     agent_variables: dict[str, str] = Field(
-        default_factory=dict, description="Further environment variables of that program."
+        default_factory=dict, description="Additional environment variables of agent_command."
     )
     correctness_weight: Annotated[float, REWARD] = Field(
-        default=0.7, ge=0, le=1, description="Weight of hidden tests passed."
+        default=0.7, ge=0, le=1, description="Reward weight of the share of hidden tests passed."
     )
     efficiency_weight: Annotated[float, REWARD] = Field(
-        default=0.15, ge=0, le=1, description="Weight of turns saved, times the tests passed."
+        default=0.15,
+        ge=0,
+        le=1,
+        description="Reward weight of the share of turns saved, times the share of tests passed.",
     )
     tool_usage_weight: Annotated[float, REWARD] = Field(
-        default=0.15, ge=0, le=1, description="Weight of turns without a broken tool call, times the tests passed."
+        default=0.15,
+        ge=0,
+        le=1,
+        description="Reward weight of the share of turns without a broken tool call, times the share of tests passed.",
     )
 
     @model_validator(mode="after")

@@ -10,58 +10,68 @@ from agentic_opd.core.metric import Metric, percentiles
 from agentic_opd.core.types import Episode, StopReason
 
 _STOPS = {
-    StopReason.FINISHED: "because the model called no tool any more, or the program of agent_command was done",
+    StopReason.FINISHED: "because the model called no further tool, or the program of agent_command finished",
     StopReason.MAX_TURNS: "after max_turns turns",
     StopReason.CONTEXT_FULL: "because max_token_length left no room for another turn",
-    StopReason.RENDER_ERROR: "because the renderer failed on a turn or on the prompt after it; the log says how",
-    StopReason.AGENT_FAILED: "because the program of agent_command ended with another exit code than 0, or was stopped "
-    "for the memory, disk or output that it took",
-    StopReason.AGENT_TIMEOUT: "because the program of agent_command took longer than agent_timeout_s",
-    StopReason.SANDBOX_DIED: "because their sandbox did, while a fresh one works; the log says how. They earn nothing",
+    StopReason.RENDER_ERROR: "because the renderer failed on a turn or on the prompt after it; the log has the cause",
+    StopReason.AGENT_FAILED: "because the program of agent_command exited with a code other than 0, or was stopped "
+    "for its use of memory, disk or output",
+    StopReason.AGENT_TIMEOUT: "because the program of agent_command exceeded agent_timeout_s",
+    StopReason.SANDBOX_DIED: "because their sandbox died, while a fresh one works; the log has the cause. "
+    "Their reward is 0",
 }
 
 EPISODE_METRICS = (
     Metric("train/percent_correct", "share", "episodes whose hidden tests all passed"),
-    Metric("train/reward", "in [0, 1]", "mean score: the weighted sum of the three parts"),
+    Metric("train/reward", "in [0, 1]", "mean score: weighted sum of the three parts"),
     Metric("train/reward_correctness", "in [0, 1]", "mean share of hidden checks that passed, unweighted"),
-    Metric("train/reward_efficiency", "in [0, 1]", "mean of that part (turns saved, times correctness), unweighted"),
+    Metric(
+        "train/reward_efficiency",
+        "in [0, 1]",
+        "mean efficiency part (share of turns saved, times correctness), unweighted",
+    ),
     Metric(
         "train/reward_tool_usage",
         "in [0, 1]",
-        "mean of that part (turns without a broken tool call, times correctness), unweighted",
+        "mean tool usage part (share of turns without a broken tool call, times correctness), unweighted",
     ),
     Metric(
-        "train/in_process", "share", "episodes whose hidden tests shared a process with the solution: easier to cheat"
+        "train/in_process",
+        "share",
+        "episodes whose hidden tests ran in the solution's process, where cheating is easier",
     ),
-    Metric("train/turns", "turns", "mean assistant turns of an episode"),
-    Metric("train/tool_calls", "calls", "mean tool calls of an episode"),
-    Metric("train/tool_errors_count", "calls", "tool calls that came back as an error, in all"),
-    Metric("train/completion_lengths", "tokens", "mean sampled tokens of an episode"),
-    Metric("train/completion_lengths_std", "tokens", "their standard deviation (of the episodes at hand)"),
-    Metric("train/completion_lengths_min", "tokens", "fewest sampled tokens of an episode"),
-    Metric("train/completion_lengths_max", "tokens", "most sampled tokens of an episode"),
+    Metric("train/turns", "turns", "mean number of assistant turns per episode"),
+    Metric("train/tool_calls", "calls", "mean number of tool calls per episode"),
+    Metric("train/tool_errors_count", "calls", "total number of tool calls that returned an error"),
+    Metric("train/completion_lengths", "tokens", "mean number of sampled tokens per episode"),
+    Metric("train/completion_lengths_std", "tokens", "population standard deviation of sampled tokens per episode"),
+    Metric("train/completion_lengths_min", "tokens", "minimum number of sampled tokens in an episode"),
+    Metric("train/completion_lengths_max", "tokens", "maximum number of sampled tokens in an episode"),
     Metric(
         "train/left_out_tokens",
         "tokens",
-        "mean tokens that the program of agent_command sampled in other sequences than the episode's",
+        "mean number of tokens per episode that the program of agent_command sampled in sequences other than the "
+        "episode's",
     ),
     *(Metric(f"train/stop/{stop.value}", "share", f"episodes that ended {text}") for stop, text in _STOPS.items()),
 )
 
 TRAIN_METRICS = (
-    Metric("train/episodes", "episodes", "what the step's metrics are over"),
+    Metric("train/episodes", "episodes", "number of episodes that the step's metrics cover"),
     *EPISODE_METRICS,
     *(
-        Metric(f"train/sample_s_p{q}", "seconds", f"one turn's sampling, {q}th percentile of the latest requests")
+        Metric(f"train/sample_s_p{q}", "seconds", f"time to sample one turn, {q}th percentile of the latest requests")
         for q in (50, 95)
     ),
     *(
-        Metric(f"train/loop_lag_s_p{q}", "seconds", f"how late the event loop is, {q}th percentile of the last 20 s")
+        Metric(f"train/loop_lag_s_p{q}", "seconds", f"delay of the event loop, {q}th percentile of the last 20 s")
         for q in (50, 95, 99)
     ),
-    Metric("train/loop_lag_s_max", "seconds", "the same, at its worst"),
+    Metric("train/loop_lag_s_max", "seconds", "maximum delay of the event loop in the last 20 s"),
     Metric(
-        "train/rollouts", "table", "W&B only: rollouts with their task, score, hints and text, those with hints first"
+        "train/rollouts",
+        "table",
+        "W&B only: rollouts with their task, score, hints and text; those with hints come first",
     ),
 )
 

@@ -1,4 +1,4 @@
-"""What a mode does: process, evaluate and serve, with the files and metric logs that they write.
+"""The modes process, evaluate and serve, with their files and metric logs.
 
-In: items, and what makes a group or a sample of one. Out: files, groups at a trajectory API, and a summary.
+In: items and an environment that turns them into groups or samples. Out: files, groups at a trajectory API, a summary.
 """

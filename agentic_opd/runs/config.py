@@ -1,4 +1,4 @@
-"""Settings of a run: its order, how much of it happens at once, and whether it continues an earlier one."""
+"""Settings of a run: task order, concurrency, evaluation, outputs and logging."""
 
 import math
 from enum import Enum
@@ -10,7 +10,7 @@ from agentic_opd.settings.fields import CONCURRENCY, EVALUATION, LOGGING, MOST_U
 
 
 class EvalHandling(Enum):
-    """What training may use during an evaluation; the values of Atropos' EvalHandlingEnum."""
+    """Use of the servers by training during an evaluation; the values of Atropos' EvalHandlingEnum."""
 
     STOP_TRAIN = "STOP_TRAIN"
     LIMIT_TRAIN = "LIMIT_TRAIN"
@@ -18,16 +18,16 @@ class EvalHandling(Enum):
 
     @classmethod
     def _missing_(cls, value: object) -> "EvalHandling | None":
-        """Atropos' own members are taken too."""
+        """Accept members of Atropos' enum as well."""
         return cls(value.value) if isinstance(value, Enum) else None
 
 
 class RunConfig(BaseModel):
-    """How a run is run, and what it writes, sends and logs."""
+    """Settings of a run and its outputs."""
 
     seed: Annotated[int, TASKS] = Field(default=0, ge=0, description="Seed of the order in which tasks are drawn.")
     eval_samples: Annotated[int, EVALUATION, RUN_ONLY] = Field(
-        default=1, ge=1, description="Samples of each task in an evaluation, for pass@k."
+        default=1, ge=1, description="Number of samples per task in an evaluation, for pass@k."
     )
     eval_temperature: Annotated[float, EVALUATION, RUN_ONLY] = Field(
         default=0.0, ge=0.0, le=2.0, description="Sampling temperature of evaluations."
@@ -35,69 +35,79 @@ class RunConfig(BaseModel):
     max_concurrent_episodes: Annotated[int, CONCURRENCY, RUN_ONLY] = Field(
         default=64,
         ge=1,
-        description="Episodes that run at the same time; while one is judged and scored, the next begins.",
+        description="Number of episodes that run at the same time; the next one starts while an earlier one is "
+        "judged and scored.",
     )
     max_concurrent_groups: Annotated[int | None, CONCURRENCY, RUN_ONLY] = Field(
         default=None,
         ge=1,
-        description="Groups that run at the same time. Unset: serve has 8; process has half as many again as "
-        "max_concurrent_episodes takes, so that episodes of the next groups fill the places of those that end.",
+        description="Number of groups that run at the same time. Unset: 8 in serve; in process 1.5 times the groups "
+        "that max_concurrent_episodes holds, so that episodes of further groups fill free slots.",
     )
     server_retry_s: Annotated[float, CONCURRENCY, RUN_ONLY] = Field(
-        default=60.0, ge=0, description="Seconds to go on asking a server that does not answer before giving up."
+        default=60.0, ge=0, description="Seconds to retry a server that does not answer before giving up."
     )
     resume: Annotated[bool, MOST_USED, RUN_ONLY] = Field(
-        default=False, description="Continue the file of an earlier run; goes before overwrite."
+        default=False, description="Continue the file of an earlier run; takes precedence over overwrite."
     )
     overwrite: Annotated[bool, MOST_USED, RUN_ONLY] = Field(
         default=False, description="Replace the file of an earlier run."
     )
     group_size: Annotated[int, MOST_USED] = Field(
-        default=4, ge=1, description="Episodes of one task that form a group."
+        default=4, ge=1, description="Number of episodes of one task that form a group."
     )
     total_steps: Annotated[int, MOST_USED, RUN_ONLY] = Field(
         default=-1,
         ge=-1,
-        description="process: groups to make (-1: each task once). serve: training steps (-1: the trainer's).",
+        description="process: number of groups to make (-1: one per task). serve: number of training steps (-1: the "
+        "trainer's).",
     )
     rollout_server_url: Annotated[str, TRAINER] = Field(
-        default="http://127.0.0.1:8001", description="serve: the trajectory API (run-api), on another port than vLLM's."
+        default="http://127.0.0.1:8001",
+        description="serve: trajectory API (run-api); its port must differ from vLLM's.",
     )
     max_batches_offpolicy: Annotated[int, TRAINER] = Field(
         default=3,
         ge=0,
-        description="serve: batches that may wait for the trainer at most. 0: a batch is begun once the policy has "
-        "learned from all before it, so that none is a version old; sampler and trainer take turns, and each step is "
-        "pushed.",
+        description="serve: maximum number of batches that wait for the trainer. With 0, sampler and trainer "
+        "alternate and no batch is off-policy: a batch starts only when the policy has the weights of all steps "
+        "before it, so the trainer must push each step.",
     )
     eval_handling: Annotated[EvalHandling, TRAINER] = Field(
         default=EvalHandling.LIMIT_TRAIN,
-        description="serve: what training may use during an evaluation: nothing (STOP_TRAIN), eval_limit_ratio of its "
-        "groups (LIMIT_TRAIN), or all (NONE). Groups under way go on.",
+        description="serve: groups that training may start during an evaluation: none (STOP_TRAIN), the share "
+        "eval_limit_ratio of them (LIMIT_TRAIN), or all (NONE). Groups that have already started are finished.",
     )
     use_wandb: Annotated[bool, MOST_USED, RUN_ONLY] = Field(
         default=False, description="Log metrics to Weights & Biases."
     )
     ensure_scores_are_not_same: Annotated[bool, TRAINER] = Field(
-        default=False, description="Drop groups whose scores are all equal; such a group still has hints to learn from."
+        default=False,
+        description="Drop groups whose scores are all equal, although such a group may have hints to learn from.",
     )
     report: Annotated[bool, LOGGING, RUN_ONLY] = Field(
         default=True, description="process: write an HTML report beside the groups at the end of the run."
     )
     include_messages: Annotated[bool, LOGGING] = Field(
-        default=True, description="Send the messages along with the tokens."
+        default=True, description="Send the messages together with the tokens."
     )
     inference_weight: Annotated[float, TRAINER] = Field(
-        default=1.0, gt=0, description="serve: share of the trainer's batches, against other environments' weights."
+        default=1.0,
+        gt=0,
+        description="serve: weight of this environment in the trainer's batches, relative to the "
+        "weights of other environments.",
     )
     min_batch_allocation: Annotated[float | None, TRAINER] = Field(
-        default=None, ge=0, le=1, description="serve: least share of each batch that is this environment's."
+        default=None, ge=0, le=1, description="serve: minimum share of this environment in each batch."
     )
     steps_per_eval: Annotated[int, TRAINER, RUN_ONLY] = Field(
-        default=100, description="serve: training steps between two evaluations; 0 or less: none."
+        default=100, description="serve: training steps between two evaluations; 0 or less disables evaluations."
     )
     eval_limit_ratio: Annotated[float, TRAINER] = Field(
-        default=0.5, ge=0, le=1, description="serve: see eval_handling."
+        default=0.5,
+        ge=0,
+        le=1,
+        description="serve: share of the groups that run during an evaluation with eval_handling LIMIT_TRAIN.",
     )
     data_path_to_save_groups: Annotated[str | None, MOST_USED, RUN_ONLY] = Field(
         default=None,
@@ -106,21 +116,26 @@ class RunConfig(BaseModel):
     )
     data_dir_to_save_evals: Annotated[str | None, EVALUATION, RUN_ONLY] = Field(
         default=None,
-        description="Folder of metrics.json and samples.jsonl. Unset: evaluate writes to runs/evaluate, serve to none.",
+        description="Folder for metrics.json and samples.jsonl. Unset: evaluate writes to runs/evaluate, serve "
+        "writes neither.",
     )
     wandb_name: Annotated[str | None, LOGGING, RUN_ONLY] = Field(
         default=None, description="Name of the run on Weights & Biases."
     )
     num_rollouts_to_keep: Annotated[int, LOGGING] = Field(
-        default=32, ge=0, description="Rollouts in the table that each logging step sends to Weights & Biases."
+        default=32,
+        ge=0,
+        description="Number of rollouts in the table that each logging step sends to Weights & Biases.",
     )
     num_rollouts_per_group_for_logging: Annotated[int, LOGGING] = Field(
-        default=1, ge=-1, description="Of these, how many of each group at most; -1: all."
+        default=1,
+        ge=-1,
+        description="Maximum number of rollouts of one group in the table for Weights & Biases; -1: all.",
     )
 
     @property
     def groups_at_a_time(self) -> int:
-        """Groups under way where nobody waits for a batch: some are ready when episodes of others end."""
+        """Concurrent groups in `process`, enough that new episodes start as soon as others end."""
         return self.max_concurrent_groups or math.ceil(1.5 * self.max_concurrent_episodes / self.group_size)
 
     @model_validator(mode="after")

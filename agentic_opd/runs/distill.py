@@ -1,11 +1,11 @@
-"""Distilling what there is, without new rollouts: episodes, rollouts and messages in, rows and records out (I/O).
+"""Distillation of existing data without new rollouts: episodes, rollouts or messages -> rows and records (I/O).
 
     Episode                   -> distill        -> arrays and records
-    ScoredRollout + messages  -> episode_of     -> Episode, its turns found again by rendering the messages
+    ScoredRollout + messages  -> episode_of     -> Episode, its turns located by rendering the messages
     messages                  -> episode_said   -> Episode that this policy did not sample
-    ScoredRollout + hints     -> scored_again   -> ScoredRollout with the rows of the hints that it holds
+    ScoredRollout + hints     -> scored_again   -> ScoredRollout with new rows for its recorded hints
 
-`docs/distill.md` shows how to use it.
+See docs/distill.md for usage.
 """
 
 from collections.abc import AsyncGenerator, Sequence
@@ -49,25 +49,25 @@ from agentic_opd.wire.group import ScoredRollout, TurnRecord
 __all__ = ["DistillArrays", "DistillConfig", "Episode", "PolicyDistiller", "TurnRecord"]
 
 UNMATCHED = (AlignmentError, RendererError)
-"""What `episode_of` and `episode_said` raise where tokens and messages do not go together."""
+"""Errors of `episode_of` and `episode_said` if tokens and messages do not match."""
 
 
 def sampled_spans(masks_T: Sequence[int]) -> list[tuple[int, int]]:
-    """The runs `[start, end)` of positions that were sampled, in order."""
+    """Return the runs `[start, end)` of sampled positions, in order."""
     is_sampled = [False, *(mask != IGNORED for mask in masks_T), False]
     edges = [at for at in range(len(masks_T) + 1) if is_sampled[at] != is_sampled[at + 1]]
     return list(zip(edges[::2], edges[1::2], strict=True))
 
 
 def episode_of(rollout: ScoredRollout, chat: Chat, task_id: str) -> Episode:
-    """The episode that a rollout of any origin is: its turns are found by rendering its messages beside its tokens.
+    """Convert a rollout of any origin to an episode; its turns are located by rendering its messages.
 
-    Where fewer spans were sampled than the assistant wrote messages, they are its last ones; the others are context. A
-    stop token that stands once more behind the sampled one, as Atropos' ManagedServer writes it, is passed over.
+    If there are fewer sampled spans than assistant messages, the spans belong to the last messages, and the others are
+    context. An unsampled repetition of a turn's stop token, as Atropos' ManagedServer writes it, is skipped.
 
     Raises:
-        AlignmentError: it has no messages, or they do not render to its tokens; the message says where.
-        RendererError: they can't be rendered.
+        AlignmentError: the rollout has no messages, or they do not render to its tokens; the error names the position.
+        RendererError: the messages can't be rendered.
     """
     kept = [at for at in range(len(rollout.tokens_T)) if not _is_stop_again(rollout, at, chat.stop_token_ids)]
     tokens = tuple(rollout.tokens_T[at] for at in kept)
@@ -88,7 +88,7 @@ def episode_of(rollout: ScoredRollout, chat: Chat, task_id: str) -> Episode:
                 f"turn {number}: its messages render to {len(prompt)} tokens before it, the mask says {start}; they "
                 f"are the same up to position {min(same, start)}. Other tools, another renderer or another tokenizer?"
             )
-        # Some masks go on behind the stop token, over what the template writes after it.
+        # Some masks extend beyond the stop token, over tokens that the template adds.
         stop = next((i + 1 for i in range(start, end) if tokens[i] in chat.stop_token_ids), end)
         cut_off = tokens[stop - 1] not in chat.stop_token_ids
         ids = tokens[start:stop]
@@ -111,26 +111,26 @@ def episode_of(rollout: ScoredRollout, chat: Chat, task_id: str) -> Episode:
 
 
 def _is_stop_again(rollout: ScoredRollout, at: int, stop_ids: Sequence[int]) -> bool:
-    """Whether a stop token that nobody sampled follows the same one, which was sampled."""
+    """Whether the token at `at` is an unsampled repetition of a sampled stop token before it."""
     tokens, masks = rollout.tokens_T, rollout.masks_T
     is_prompt_behind_turn = at > 0 and masks[at] == IGNORED and masks[at - 1] != IGNORED
     return is_prompt_behind_turn and tokens[at] == tokens[at - 1] and tokens[at] in stop_ids
 
 
 def _moved(turn: Turn, kept: Sequence[int]) -> Turn:
-    """A turn whose places are those of `kept`, as places of the sequence."""
+    """Map a turn's positions from indices into `kept` to positions in the sequence."""
     places = {name: kept[getattr(turn, name)] for name in ("start", "assistant_open", "last_user_end")}
     return replace(turn, **places, end=kept[turn.end - 1] + 1)
 
 
 def _with_versions(turns: Sequence[Turn], records: Sequence[TurnRecord] | None) -> tuple[Turn, ...]:
-    """The turns with the versions of the weights that sampled them, where records of the same spans say so."""
+    """Return the turns with the weight versions from records with the same spans."""
     versions = {record.span: record.weight_version for record in records or ()}
     return tuple(replace(turn, weight_version=versions.get((turn.start, turn.end))) for turn in turns)
 
 
 def _learned_only(record: TokenRecord, turns: Sequence[Turn]) -> TokenRecord:
-    """Return the record with masks and log-probabilities outside of `turns` as in prompts."""
+    """Return the record with all positions outside of `turns` masked as prompt."""
     learned = {position for turn in turns for position in range(turn.start, turn.end)}
     places = range(len(record.tokens_T))
     return TokenRecord(
@@ -141,15 +141,15 @@ def _learned_only(record: TokenRecord, turns: Sequence[Turn]) -> TokenRecord:
 
 
 def episode_said(messages: Sequence[Message], chat: Chat, task_id: str) -> Episode:
-    """The episode of a conversation in text: its ids are those that the renderer writes, and no policy sampled them.
+    """Convert a conversation in text to an episode; its ids come from the renderer and were not sampled.
 
-    What the assistant says before any user, and a turn with a call whose arguments are no JSON object, is context: it
-    is read and not learned. Its `logprobs_T` say nothing yet: 0.0 at the assistant's tokens; see
+    Assistant messages before the first user message, and turns with a call whose arguments are not a JSON object, are
+    context and not trained on. `logprobs_T` is a placeholder of 0.0 at the assistant's tokens; see
     `PolicyDistiller.with_logprobs`.
 
     Raises:
-        AlignmentError: a message can't be read, or the assistant says nothing that can be learned.
-        RendererError: it can't be rendered.
+        AlignmentError: a message can't be read, or no assistant message can be trained on.
+        RendererError: the conversation can't be rendered.
     """
     messages = plain_messages(messages)
     first_user = next((i for i, message in enumerate(messages) if message["role"] == "user"), len(messages))
@@ -184,12 +184,12 @@ def episode_said(messages: Sequence[Message], chat: Chat, task_id: str) -> Episo
 
 
 def _complete(messages: Sequence[Message]) -> list[Message]:
-    """The messages, each with a content, which OpenAI leaves out beside tool calls."""
+    """Return the messages with a `content` each; OpenAI omits it beside tool calls."""
     return [{**message, "content": message.get("content") or ""} for message in messages]
 
 
 def without_rows(rollout: ScoredRollout, top_k: int) -> DistillArrays:
-    """Arrays in which nothing of a rollout is scored."""
+    """Return the arrays of a rollout without scored turns."""
     plain = Episode(
         Task("none", "", None),
         (),
@@ -204,13 +204,13 @@ def without_rows(rollout: ScoredRollout, top_k: int) -> DistillArrays:
 
 @dataclass(frozen=True, slots=True)
 class PolicyDistiller:
-    """One policy server, and who judges and scores its episodes; made by `connected`."""
+    """A policy server with its judge and teacher; created by `connected`."""
 
     chat: Chat
-    """Renders with the policy's renderer; without tools."""
+    """Chat of the policy's renderer, without tools."""
     distiller: Distiller
     policy: TeacherClient
-    """The policy itself, as what reads without a hint."""
+    """Scoring client of the policy's own weights."""
     policy_url: str
 
     @classmethod
@@ -229,25 +229,25 @@ class PolicyDistiller:
         retry_s: float = 60.0,
         seed: int = 0,
     ) -> "AsyncGenerator[PolicyDistiller]":
-        """Connect to the policy, and to the judge and the teacher that the settings name, while the block runs.
+        """Connect to the policy and to the configured judge and teacher, as an async context manager.
 
         Args:
             policy_url: The policy's vLLM server, with or without /v1.
-            config: The distillation settings; judge and teacher are the policy's server unless it names others.
+            config: The distillation settings; judge and teacher default to the policy's server.
             api_key: The policy server's key.
-            tokenizer_name: A hub name or a folder; "": that of the server's model.
+            tokenizer_name: A hub name or a folder; "": the tokenizer of the server's model.
             renderer: As the setting `renderer`.
             renderer_options: As the setting `renderer_options`.
             tool_format: As the setting `tool_format`.
             stop_tokens: As the setting `stop_tokens`.
-            retry_s: Seconds to go on asking a server that does not answer.
-            seed: Of the choice of other turns' hints.
+            retry_s: Seconds to retry a server that does not answer.
+            seed: Seed for drawing other turns' hints.
 
         Raises:
             ConfigError: the tokenizer or the renderer can't be loaded.
-            RendererError, ServerMismatchError, ServerRequestError, ServerUnreachableError: what does not fit.
+            RendererError, ServerMismatchError, ServerRequestError, ServerUnreachableError: as `Distiller.connect`.
         """
-        from transformers import AutoTokenizer  # Seconds, and not needed to find wrong settings.
+        from transformers import AutoTokenizer  # The import takes seconds.
 
         client = JsonClient(policy_url, api_key, retry_s=retry_s)
         load: Any = AutoTokenizer.from_pretrained
@@ -272,27 +272,27 @@ class PolicyDistiller:
             await client.close()
 
     def chat_with(self, tools: Sequence[dict[str, Any]]) -> Chat:
-        """What renders conversations in which there are these tools, as OpenAI writes them."""
+        """Return a chat of the policy's renderer with tools in OpenAI's format."""
         return Chat(self.chat.renderer, self.chat.tokenizer, tools)
 
     async def distill(self, episode: Episode) -> DistilledEpisode:
-        """Judge and score an episode; its `arrays` and `records` are what a trainer gets.
+        """Judge and score an episode; the result's `arrays` and `records` are the trainer's inputs.
 
         Raises:
-            ServerUnreachableError: the teacher, or the judge if it is the policy's server, is gone.
+            ServerUnreachableError: the teacher, or a judge that is the policy's server, is unreachable.
         """
         return await self.distiller.distill(episode, self.policy_url)
 
     async def close_group(self, episodes: Sequence[DistilledEpisode]) -> DistilledGroup:
-        """What a group's distillation was made with; see `Distiller.close_group`."""
+        """Return a group's distillation metadata and statistics; see `Distiller.close_group`."""
         return await self.distiller.close_group(episodes)
 
     async def logprobs_of(self, tokens_T: Sequence[int], masks_T: Sequence[int]) -> tuple[float, ...]:
-        """The policy's own logprobs (nats) where the mask says sampled, and 1.0 elsewhere, as `inference_logprobs`.
+        """Return the policy's logprobs (nats) at sampled positions and 1.0 elsewhere, like `inference_logprobs`.
 
         Raises:
-            AlignmentError: there are more tokens than it can read.
-            ServerError: it did not do its part.
+            AlignmentError: the tokens exceed the policy's context, or the first token is a sampled one.
+            ServerError: the policy server failed.
         """
         spans = sampled_spans(masks_T)
         if not spans:
@@ -309,29 +309,29 @@ class PolicyDistiller:
         )
 
     async def with_logprobs(self, episode: Episode) -> Episode:
-        """The episode with the policy's own logprobs; see `logprobs_of`."""
+        """Return the episode with the policy's logprobs; see `logprobs_of`."""
         *earlier, last = await gather_all(self.logprobs_of(one.tokens_T, one.masks_T) for one in episode.sequences)
         pairs = zip(episode.earlier, earlier, strict=True)
         return replace(episode, logprobs_T=last, earlier=tuple(replace(one, logprobs_T=read) for one, read in pairs))
 
     async def scored_again(self, rollout: ScoredRollout, *, reads_hints: bool = True) -> ScoredRollout:
-        """A rollout with the teacher's rows of the hints that its records hold; nobody is asked for new ones.
+        """Return a rollout with new teacher rows for its recorded hints, without asking the judge.
 
-        Controls are left out: they belong to the rows that they were read with.
+        Controls are dropped, because they belong to the replaced rows.
 
         Args:
-            rollout: One with records.
-            reads_hints: False: the teacher is not shown them (`hint_source: none`).
+            rollout: A rollout with records.
+            reads_hints: Whether the teacher reads the hints; False for `hint_source: none`.
 
         Raises:
-            AlignmentError: it has no records.
-            ServerUnreachableError: the teacher is gone.
+            AlignmentError: the rollout has no records.
+            ServerUnreachableError: the teacher is unreachable.
         """
         if rollout.turns is None:
             raise AlignmentError("it has no records of turns, so there are no hints to keep")
         read = await gather_all(self._read_again(rollout, record, reads_hints) for record in rollout.turns)
         at = {index: rows for index, (_, rows) in enumerate(read) if rows is not None}
-        # What builds arrays needs spans only.
+        # `build_arrays` uses only the spans.
         turns = [Turn(*record.scored_span, record.span[0], record.span[0], 0) for record in rollout.turns]
         episode = Episode(
             Task("none", "", None),

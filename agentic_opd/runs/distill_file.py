@@ -1,7 +1,7 @@
-"""The lines of a file -> distilled groups: of this package, of another environment, or of messages (I/O).
+"""Lines of a file -> distilled groups; a line is a scored group of any origin or a conversation in text (I/O).
 
-A line is a scored group, or a conversation in text (`{"messages": [...], "tools": [...]}`). It becomes one scored
-group, or is counted as unmatched (its messages do not render to its tokens) or failed; nothing in between is written.
+A conversation in text has the form `{"messages": [...], "tools": [...]}`. Each line yields one scored group, or is
+counted as unmatched (its messages do not render to its tokens) or failed and not written.
 """
 
 import gzip
@@ -21,15 +21,15 @@ from agentic_opd.wire.checks import read_group
 from agentic_opd.wire.group import GroupDistillation, ScoredGroup, ScoredRollout
 
 Became = Literal["distilled", "no hint", "unmatched"]
-"""What became of a line: written with rows, written without any, or not written."""
+"""Result of a line: written with rows, written without rows, or not written."""
 
 OFF_POLICY = "off_policy"
-"""The entry of `group_overrides` that says why `inference_logprobs` are not the sampling weights'."""
+"""Entry of `group_overrides` with the reason why `inference_logprobs` are not those of the sampling weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line that can be read, and a name for its group that no other line has."""
+    """A valid line with an `item_id` that is unique in the file."""
 
     number: int
     fields: dict[str, Any]
@@ -38,7 +38,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class DistilledLine:
-    """What became of a line; `group` is None if it is unmatched, `unmatched` says why for each such sequence."""
+    """Result of a line; `group` is None if the line is unmatched, `unmatched` has a reason per unmatched sequence."""
 
     became: Became
     group: ScoredGroup | None
@@ -47,22 +47,22 @@ class DistilledLine:
 
 @dataclass
 class Counts:
-    """How many lines became what."""
+    """Numbers of lines per result."""
 
     lines: Counter[str] = field(default_factory=Counter[str])
     unmatched_sequences: int = 0
 
     def said(self) -> str:
-        """All of them in one line."""
+        """Return the counts as one line of text."""
         names = ("distilled", "no hint", "unmatched", "failed")
         return ", ".join(f"{name} {self.lines[name]}" for name in names)
 
 
 def read_lines(path: Path) -> Iterator[Line]:
-    """The lines of a file, .gz unpacked.
+    """Yield the lines of a file, which may be gzipped (.gz).
 
     Raises:
-        PlaceError: a line can't be read; names its number and field.
+        PlaceError: a line can't be read; the message names its number and field.
     """
     seen: set[str] = set()
     opener: Any = gzip.open if path.suffix == ".gz" else open
@@ -91,7 +91,7 @@ def read_lines(path: Path) -> Iterator[Line]:
 
 
 def _messages_problem(fields: Mapping[str, Any]) -> str | None:
-    """What is wrong with a conversation in text."""
+    """Return the problem of a conversation in text, or None."""
     messages: Any = fields.get("messages")
     if not isinstance(messages, list) or not messages:
         return "tokens and messages: expected a scored group's tokens, or a conversation's list of messages"
@@ -104,7 +104,7 @@ def _messages_problem(fields: Mapping[str, Any]) -> str | None:
 
 
 def _group_problem(fields: dict[str, Any]) -> str | None:
-    """What is wrong with a group, which may lack `inference_logprobs`."""
+    """Return the problem of a group, which may lack `inference_logprobs`, or None."""
     try:
         read_group(_with_empty_logprobs(fields))
     except WireError as error:
@@ -113,7 +113,7 @@ def _group_problem(fields: dict[str, Any]) -> str | None:
 
 
 def _with_empty_logprobs(fields: dict[str, Any]) -> dict[str, Any]:
-    """The group with 1.0 as the logprob of what was not sampled, as validate wants it, and 0.0 where none was said."""
+    """Return the group with logprob 1.0 at unsampled positions, and 0.0 at sampled ones without a logprob."""
     masks: Any = fields.get("masks")
     said: Any = fields.get("inference_logprobs")
     if not isinstance(masks, list) or not all(isinstance(row, list) for row in cast(list[Any], masks)):
@@ -130,7 +130,7 @@ def _with_empty_logprobs(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _fits(said: Any, masks: Sequence[Sequence[int]]) -> bool:
-    """Whether it has one list a sequence, one entry a token; what does not, `read_group` names."""
+    """Whether `said` has one list per sequence with one entry per token; otherwise `read_group` reports it."""
     return (
         isinstance(said, list)
         and len(cast(list[Any], said)) == len(masks)
@@ -140,7 +140,7 @@ def _fits(said: Any, masks: Sequence[Sequence[int]]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class FileDistiller:
-    """Distills lines. `tools` are those of groups, which do not say any; `keep_hints`: no judge is asked."""
+    """Distills lines; `tools` are the default tools, `keep_hints` keeps recorded hints instead of asking the judge."""
 
     by: PolicyDistiller
     tools: Sequence[dict[str, Any]] = ()
@@ -150,8 +150,8 @@ class FileDistiller:
         """Distill one line.
 
         Raises:
-            AlignmentError: what it holds can't be scored.
-            ServerError: a server did not do its part.
+            AlignmentError: the line's contents can't be scored.
+            ServerError: a server failed.
         """
         if "tokens" not in line.fields:
             return await self._messages(line)

@@ -1,4 +1,4 @@
-"""What a mode needs of an environment, and what it gets from it."""
+"""The environment interface of the modes, and the groups that it returns."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from agentic_opd.wire.group import ScoredGroup, TaskItem
 
 @dataclass(frozen=True, slots=True)
 class FinishedGroup:
-    """A scored group, and what the metrics of its logging step are made of."""
+    """A scored group, with its episodes and distillation for the metrics."""
 
     group: ScoredGroup
     episodes: tuple[Episode, ...]
@@ -20,16 +20,16 @@ class FinishedGroup:
 
 
 class Environment(Protocol):
-    """Makes groups of items."""
+    """Interface of an environment that makes groups of items."""
 
     @property
     def name(self) -> str | None:
-        """What it is called at the trajectory API and at W&B."""
+        """Name at the trajectory API and at W&B."""
         ...
 
     @property
     def config(self) -> RunConfig:
-        """How the run is run."""
+        """Settings of the run."""
         ...
 
     @property
@@ -38,33 +38,33 @@ class Environment(Protocol):
         ...
 
     def items(self) -> Iterator[TaskItem]:
-        """Every task once, in an order drawn from the seed, then again in another order, without end."""
+        """Yield items endlessly: passes over all tasks, each in a new order drawn from the seed."""
         ...
 
     async def collect(self, item: TaskItem) -> FinishedGroup:
-        """Roll out one item, and distill it if that is on.
+        """Roll out one item, and distill it if distillation is on.
 
         Raises:
-            ServerError: the policy server failed in one of its rollouts.
+            ServerError: the policy server failed during a rollout.
         """
         ...
 
     async def policy_versions(self) -> list[int]:
-        """Which weights the policy's servers have; without those that do not say.
+        """Return the weight versions of the policy's servers that report one.
 
         Raises:
-            ServerError: one does not answer.
+            ServerError: a server does not answer.
         """
         ...
 
     def roles(self) -> dict[str, str]:
-        """Which model does what and where, for the first lines that a person reads."""
+        """Return role -> model and server, for the start screen."""
         ...
 
     def line_settings(self) -> dict[str, Any]:
-        """The settings that a written line depends on, and the policy's model."""
+        """Return the settings that written lines depend on, including the policy's model."""
         ...
 
     def default_line_settings(self) -> dict[str, Any]:
-        """The defaults of these settings."""
+        """Return the defaults of the settings in `line_settings`."""
         ...

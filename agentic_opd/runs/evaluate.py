@@ -1,6 +1,6 @@
-"""The `evaluate` mode: tasks to samples, several at a time, and samples to the eval/ metrics (I/O).
+"""The `evaluate` mode: rolls out samples of tasks concurrently, and computes the eval/ metrics (I/O).
 
-`EVAL_METRICS` says what each metric is.
+`EVAL_METRICS` describes each metric.
 """
 
 import asyncio
@@ -33,13 +33,21 @@ from agentic_opd.runs.progress import start_screen
 logger = logging.getLogger(__name__)
 
 EVAL_METRICS = (
-    Metric("eval/pass@<k>", "share", "tasks that one of k samples solves: the unbiased estimate, mean over tasks"),
-    Metric("eval/pass@<k>_low", "share", "lower end of its 95% interval: Wilson's, with tasks as what is drawn"),
-    Metric("eval/pass@<k>_high", "share", "upper end of it"),
-    Metric("eval/tasks", "tasks", "what was evaluated"),
-    Metric("eval/samples", "episodes", "what the metrics are over"),
-    Metric("eval/weight_version", "version", "oldest weights of the policy's servers when the evaluation began"),
-    Metric("eval/weight_version_after", "version", "newest weights when it ended; another one: they changed meanwhile"),
+    Metric("eval/pass@<k>", "share", "tasks that at least one of k samples solves: unbiased estimate, mean over tasks"),
+    Metric(
+        "eval/pass@<k>_low",
+        "share",
+        "lower end of the 95% Wilson interval of eval/pass@<k>, with tasks as the sampled units",
+    ),
+    Metric("eval/pass@<k>_high", "share", "upper end of the 95% Wilson interval of eval/pass@<k>"),
+    Metric("eval/tasks", "tasks", "number of evaluated tasks"),
+    Metric("eval/samples", "episodes", "number of episodes that the metrics cover"),
+    Metric("eval/weight_version", "version", "oldest weight version of the policy's servers when the evaluation began"),
+    Metric(
+        "eval/weight_version_after",
+        "version",
+        "newest weight version when the evaluation ended; if it differs, the weights changed meanwhile",
+    ),
     *(Metric(m.name.replace("train/", "eval/"), m.unit, f"as {m.name}") for m in EPISODE_METRICS),
 )
 
@@ -53,30 +61,30 @@ class EvalSample:
 
     @property
     def task(self) -> Task:
-        """Whose sample it is."""
+        """The sample's task."""
         return self.episode.task
 
     @property
     def verification(self) -> Verification:
-        """The hidden tests' verdict."""
+        """The sample's verification."""
         if self.episode.verification is None:
             raise AlignmentError(f"a sample of {self.task.task_id!r} was never verified")
         return self.episode.verification
 
     @property
     def reward(self) -> Reward:
-        """The score and its parts."""
+        """The sample's reward: the score and its components."""
         if self.episode.reward is None:
             raise AlignmentError(f"a sample of {self.task.task_id!r} has no reward")
         return self.episode.reward
 
     @property
     def passed(self) -> bool:
-        """All hidden tests passed."""
+        """Whether all hidden tests passed."""
         return self.verification.passed == self.verification.total
 
     def to_row(self) -> dict[str, Any]:
-        """The line of samples.jsonl."""
+        """Return the sample's row of samples.jsonl."""
         return {
             "task_id": self.task.task_id,
             "sample": self.index,
@@ -99,13 +107,13 @@ class EvalSample:
 
 
 def eval_metrics(samples: Sequence[EvalSample]) -> dict[str, float]:
-    """The metrics of a whole evaluation.
+    """Return the metrics of a whole evaluation.
 
     Args:
-        samples: The same number of samples of every task, at least one.
+        samples: The same number of samples for every task, at least one.
 
     Raises:
-        AlignmentError: There are none, or tasks differ in their number of samples.
+        AlignmentError: there are no samples, or tasks differ in their number of samples.
     """
     passed: dict[str, list[bool]] = {}
     for sample in samples:
@@ -125,7 +133,7 @@ def eval_metrics(samples: Sequence[EvalSample]) -> dict[str, float]:
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
-    """The probability that k samples drawn from n, of which c passed, hold one that passed (Chen et al., 2021, eq. 1).
+    """Return the probability that k of n samples, of which c passed, include a passing one (Chen et al., 2021, eq. 1).
 
     Raises:
         ValueError: not 0 <= c <= n, or not 1 <= k <= n.
@@ -136,7 +144,7 @@ def pass_at_k(n: int, c: int, k: int) -> float:
 
 
 def _ks(n: int) -> list[int]:
-    """1, 2, 4, ... below n, and n."""
+    """Return the powers of 2 below n, and n."""
     return sorted({*(2**i for i in range(n.bit_length()) if 2**i < n), n})
 
 
@@ -144,7 +152,7 @@ _MOST_TASK_ROWS = 40
 
 
 class Evaluated(NamedTuple):
-    """A whole evaluation: its samples by task and then by index, and their eval/ metrics."""
+    """A finished evaluation: its samples, sorted by task and index, and the eval/ metrics."""
 
     samples: list[EvalSample]
     metrics: dict[str, float]
@@ -152,15 +160,15 @@ class Evaluated(NamedTuple):
 
 @dataclass
 class Evaluation:
-    """Evaluates the policy: as a mode of its own, or beside the training.
+    """Evaluates the policy, in the `evaluate` mode or during training.
 
     Args:
-        tasks: What is evaluated.
-        roll_out: Rolls out one task; it bounds how many run at the same time.
-        save: Writes metrics.json and samples.jsonl, given the whole evaluation and when it began (seconds since 1970).
-        versions: Asks the policy's servers which weights they have; without those that do not say.
-        config: How many samples, how often, and what training may use meanwhile.
-        metrics: Where the eval/ metrics are logged.
+        tasks: The tasks to evaluate.
+        roll_out: Rolls out one task; it limits the concurrency.
+        save: Writes metrics.json and samples.jsonl, given the evaluation and its start (seconds since 1970).
+        versions: Returns the weight versions of the policy's servers that report one.
+        config: Number of samples, interval, and the fraction of servers that training may use meanwhile.
+        metrics: Logs the eval/ metrics.
     """
 
     tasks: Sequence[Task]
@@ -172,10 +180,10 @@ class Evaluation:
     _running: asyncio.Task[dict[str, float]] | None = None
 
     async def measure(self, done: Callable[[EvalSample], None] = lambda sample: None) -> Evaluated:
-        """Roll out every task `eval_samples` times; `done` is told of each sample. Training data is untouched.
+        """Roll out every task `eval_samples` times, and call `done` with each sample; training data is unaffected.
 
         Raises:
-            ServerError: the policy server failed. `done` was told of every sample that was finished by then.
+            ServerError: the policy server failed; `done` was called with every sample finished before.
         """
         start, before = time.time(), await self.versions()
 
@@ -196,7 +204,7 @@ class Evaluation:
         return evaluated
 
     async def beside_training(self) -> dict[str, float]:
-        """Evaluate while training goes on: a failure is logged, and has no metrics."""
+        """Evaluate during training; a failure is logged and returns no metrics."""
         step = self.metrics.step
         try:
             metrics = (await self.measure()).metrics
@@ -208,7 +216,7 @@ class Evaluation:
         return metrics
 
     def at_step(self, before: int, now: int) -> None:
-        """Start an evaluation if `steps_per_eval` steps went by since the last one; the steps are the trainer's."""
+        """Start an evaluation if the trainer passed a multiple of `steps_per_eval` between the two steps."""
         every = self.config.steps_per_eval
         if every > 0 and self.tasks and now // every > before // every:
             if self._is_running:
@@ -217,18 +225,18 @@ class Evaluation:
                 self._running = asyncio.create_task(self.beside_training())
 
     def share(self) -> float:
-        """Which part of the servers training may use now, in [0, 1]."""
+        """Return the fraction of the servers that training may use now, in [0, 1]."""
         if not self._is_running or self.config.eval_handling.value == "NONE":
             return 1.0
         return 0.0 if self.config.eval_handling.value == "STOP_TRAIN" else self.config.eval_limit_ratio
 
     async def finish(self) -> None:
-        """Wait for the evaluation that is under way, if any is."""
+        """Wait for the running evaluation, if there is one."""
         if self._running is not None:
             await self._running
 
     def cancel(self) -> None:
-        """End the evaluation that is under way, if any is."""
+        """Cancel the running evaluation, if there is one."""
         if self._running is not None:
             self._running.cancel()
 
@@ -238,7 +246,7 @@ class Evaluation:
 
 
 def _of_weights(before: Sequence[int], after: Sequence[int]) -> dict[str, float]:
-    """Which weights were measured; a change in between is said."""
+    """Return the weight versions before and after the evaluation, and warn if they changed."""
     if not before or not after:
         return {}
     if {*before, *after} != {before[0]}:
@@ -253,13 +261,13 @@ def _of_weights(before: Sequence[int], after: Sequence[int]) -> dict[str, float]
 async def evaluate(
     evaluation: Evaluation, folder: Path, roles: Mapping[str, str], console: Console | None = None
 ) -> dict[str, float]:
-    """The mode `evaluate`: with a progress bar, every sample on disk as it comes, and a closing table.
+    """Run the `evaluate` mode: show progress, write each sample when it is finished, and print a summary table.
 
     Args:
-        evaluation: What is evaluated.
-        folder: Where samples.jsonl and metrics.json are written.
-        roles: Which model does what and where.
-        console: Where a person reads; standard error by default.
+        evaluation: The evaluation to run.
+        folder: Folder of samples.jsonl and metrics.json.
+        roles: Role -> model and server, for the start screen.
+        console: Console for the output; standard error by default.
 
     Raises:
         ConfigError: no task is held out for evaluation.
@@ -296,25 +304,25 @@ async def evaluate(
 
 
 def sample_file(folder: Path) -> JsonLines:
-    """A new samples.jsonl in `folder`, for a line of each sample as it comes.
+    """Open a new samples.jsonl in `folder`, and delete an earlier metrics.json.
 
     Raises:
-        PlaceError: it can't be written.
+        PlaceError: samples.jsonl can't be written.
     """
     file = JsonLines(folder / "samples.jsonl", hint="Choose another env.data_dir_to_save_evals.")
-    (folder / "metrics.json").unlink(missing_ok=True)  # An earlier run's would not go with these samples.
+    (folder / "metrics.json").unlink(missing_ok=True)  # It would not match the new samples.
     return file
 
 
 class EvalProgress(LiveBar):
-    """Shows samples as they come in: a live bar in a terminal, a line for each tenth elsewhere."""
+    """Progress of an evaluation: a live bar in a terminal, otherwise a line per tenth of the samples."""
 
     def __init__(self, total: int, console: Console | None = None) -> None:
         super().__init__("samples", total, console=console)
         self.total, self.done, self.passed = total, 0, 0
 
     def sample_done(self, sample: EvalSample) -> None:
-        """A sample is finished."""
+        """Count a finished sample and update the display."""
         tenths = 10 * self.done // self.total
         self.done += 1
         self.passed += sample.passed
@@ -324,7 +332,7 @@ class EvalProgress(LiveBar):
 
 
 def show_evaluation(samples: Sequence[EvalSample], metrics: dict[str, float], console: Console) -> None:
-    """Print pass@k with its interval, and a row for each task if they fit on a screen or two."""
+    """Print pass@k with its interval, and a row per task if there are at most `_MOST_TASK_ROWS` tasks."""
     by_task: dict[str, list[EvalSample]] = {}
     for sample in samples:
         by_task.setdefault(sample.task.task_id, []).append(sample)

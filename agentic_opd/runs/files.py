@@ -1,4 +1,4 @@
-"""Files of JSON lines, whole lines only; and the file of scored groups, from which a run can be continued (I/O)."""
+"""JSON lines files that contain whole lines only, and the resumable file of scored groups (I/O)."""
 
 import asyncio
 import fcntl
@@ -18,18 +18,18 @@ from agentic_opd.wire.group import ScoredGroup
 
 
 class JsonLines:
-    """Appends JSON lines to a file, or to standard output; a line is there, whole, when `write` returns."""
+    """Appends JSON lines to a file or standard output; `write` returns after the whole line is written."""
 
     def __init__(self, path: Path | None, *, is_continued: bool = False, hint: str = "") -> None:
-        """Open `path` anew, or continue it behind its last whole line.
+        """Open `path`: replace it, or append after its last whole line.
 
         Args:
             path: The file; None: standard output.
-            is_continued: Whether what it holds stays.
-            hint: What to do if it can't be written; ends the error's message.
+            is_continued: Whether to keep the lines of the file.
+            hint: Advice at the end of the error message.
 
         Raises:
-            PlaceError: it can't be written.
+            PlaceError: the file can't be written.
         """
         self.path = path
         self._where = "standard output" if path is None else repr(str(path))
@@ -39,10 +39,10 @@ class JsonLines:
             raise PlaceError(f"cannot write {self._where}: {error.strerror or error}.{hint and ' ' + hint}") from error
 
     def write(self, row: Mapping[str, Any], *, durable: bool = False) -> None:
-        """Append one line; `durable` lines survive a power cut too.
+        """Append one line; with `durable`, it is synced to disk.
 
         Raises:
-            OutputError: the disk refused; what was there before stays readable.
+            OutputError: the write failed; earlier lines stay readable.
             ValueError: a number in `row` is not finite.
         """
         line = json_line(row)
@@ -54,12 +54,12 @@ class JsonLines:
             if durable:
                 os.fsync(self._file.fileno())
         except OSError as error:
-            with suppress(OSError):  # It tries once more to write what the disk has just refused.
+            with suppress(OSError):  # close() retries the failed write.
                 self._file.close()
             raise OutputError(f"cannot write to {self._where}: {error.strerror or error}") from error
 
     def close(self) -> None:
-        """Close the file; standard output stays open."""
+        """Close the file, but not standard output."""
         if self.path is not None:
             self._file.close()
 
@@ -72,7 +72,7 @@ def _opened(path: Path, is_continued: bool) -> IO[bytes]:
 
 
 def whole_lines(path: Path) -> Iterator[tuple[bytes, int]]:
-    """Each line that ends in a newline, and the offset behind it; a torn last line is left out."""
+    """Yield each line that ends in a newline, and the offset after it; an incomplete last line is skipped."""
     end = 0
     with path.open("rb") as file:
         for line in file:
@@ -83,16 +83,16 @@ def whole_lines(path: Path) -> Iterator[tuple[bytes, int]]:
 
 
 class FileLock:
-    """Keeps other processes from writing a file; released by the system if its holder dies.
+    """Lock against other writers of a file; the system releases it if the holder dies.
 
-    The lock is held on `FILE.lock` beside the file, which names the holder for a process that is refused.
+    The lock is on `FILE.lock` beside the file, which contains the holder's name for error messages.
     """
 
     def __init__(self, path: Path, setting: str = "env.data_path_to_save_groups") -> None:
-        """Take the lock of `path`; `setting` names another file.
+        """Lock `path`; `setting` is the setting of the path, for the error message.
 
         Raises:
-            OutputError: another process has it; the message says which.
+            OutputError: another process holds the lock; the message names it.
             OSError: the folder can't be written.
         """
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -111,7 +111,7 @@ class FileLock:
         self._file.flush()
 
     def release(self) -> None:
-        """Let others write; the empty lock file stays, because another process may be opening it."""
+        """Release the lock; the empty lock file is kept, because another process may be opening it."""
         if not self._file.closed:
             self._file.truncate(0)
             self._file.close()
@@ -120,8 +120,8 @@ class FileLock:
 class GroupFile:
     """Appends scored groups to a JSONL file; a group is on disk when `write` returns.
 
-    Beside `groups.jsonl` lies `groups.run.json` with the settings that its lines depend on, so that a continued run
-    can't mix two kinds of lines; and no other process can write it meanwhile.
+    The settings that the lines depend on are stored in `groups.run.json` beside `groups.jsonl`, so that a resumed run
+    can't mix lines of different settings. The file is locked against other processes.
     """
 
     def __init__(
@@ -139,17 +139,17 @@ class GroupFile:
 
         Args:
             path: The file of groups.
-            settings: What its lines depend on.
-            defaults: Settings that an earlier run need not have named: there were fewer of them in earlier versions.
-            resume: Continue what an earlier run wrote.
-            overwrite: Replace it.
-            seen: Told of every group in the file, those of an earlier run first.
-            setting: What names the file.
+            settings: Settings that the lines depend on.
+            defaults: Values for settings that are missing from a file of an earlier version.
+            resume: Append to the file of an earlier run.
+            overwrite: Replace the file of an earlier run; `resume` takes precedence.
+            seen: Called with every group in the file, those of an earlier run first.
+            setting: Name of the setting of `path`, for error messages.
 
         Raises:
-            PlaceError: it can't be written; it holds lines already and neither `resume` nor `overwrite` is set (if both
-                are, it is continued); or it was written with other settings.
-            OutputError: another process writes it.
+            PlaceError: the file can't be written; it has lines, and neither `resume` nor `overwrite` is set; or it was
+                written with other settings.
+            OutputError: another process writes the file.
         """
         self.path = path
         self._seen, self._defaults, self._setting = seen, defaults or {}, setting
@@ -175,12 +175,12 @@ class GroupFile:
         return self.path.with_suffix(".run.json")
 
     async def write(self, group: ScoredGroup) -> None:
-        """Append one group, one after the other; a thread makes the line and waits for the disk.
+        """Append one group; writes are serialised and run in a thread.
 
-        It is written whole even if the caller is cancelled.
+        The line is completed even if the caller is cancelled.
 
         Raises:
-            OutputError: the disk refused; what was on it before stays readable.
+            OutputError: the write failed; earlier lines stay readable.
         """
         await to_its_end(self._write(group))
 
@@ -190,7 +190,7 @@ class GroupFile:
         self._seen(group)
 
     def close(self) -> None:
-        """Close the file, and let others write it."""
+        """Close the file and release its lock."""
         self._lines.close()
         self._lock.release()
 
@@ -238,5 +238,5 @@ def _read_group(line: bytes, path: Path) -> ScoredGroup:
 
 
 def default_output_folder(mode: str) -> Path:
-    """Where `mode` writes unless told otherwise."""
+    """Return the default output folder of `mode`."""
     return Path("runs") / mode

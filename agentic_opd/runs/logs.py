@@ -1,7 +1,7 @@
-"""A log's messages and tools, as clients and frameworks write them -> as this package writes them. Pure.
+"""Messages and tools in the formats of clients and frameworks -> this package's format. Pure.
 
-Read are a content in parts of text, calls without arguments, the legacy `function_call`, `functions` and role
-`function`, and tools in JSON text. What can't be read is refused by its field.
+Supported are content in text parts, calls without arguments, the legacy `function_call`, `functions` and role
+`function`, and tools as JSON text. The error for unsupported input names the field.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,7 @@ class _Call(BaseModel):
 
 
 class _Said(BaseModel):
-    """What is read of a message; other fields stay as they are."""
+    """The parsed fields of a message; other fields stay unchanged."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | list[_Part] | None = None
@@ -41,7 +41,7 @@ class _Said(BaseModel):
     tool_call_id: str | None = None
 
     def plain(self, index: int, last_call: str) -> Message:
-        """The message; `index` names its legacy call, `last_call` the one that a legacy result answers."""
+        """Return the message; `index` gives ids to calls without one, `last_call` is the id for a legacy result."""
         content = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content or ())
         roles = {"developer": "system", "function": "tool"}
         message: Message = {"role": roles.get(self.role, self.role), "content": content}
@@ -65,7 +65,7 @@ def plain_messages(messages: object) -> list[Message]:
     """Read the messages of a conversation.
 
     Raises:
-        AlignmentError: there are none, or one can't be read; names the field, as in `messages[2].content`.
+        AlignmentError: there is no message, or one can't be read; the error names the field (`messages[2].content`).
     """
     if not isinstance(messages, list | tuple) or not messages:
         raise AlignmentError("messages: expected a list of at least one message")
@@ -86,10 +86,10 @@ def plain_messages(messages: object) -> list[Message]:
 
 
 def plain_tools(fields: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Read the tools of a conversation, from its `tools` or its legacy `functions`; none if it names none.
+    """Read the tools of a conversation from `tools` or the legacy `functions`; an empty list without them.
 
     Raises:
-        AlignmentError: one can't be read; names the field, as in `tools[1]`.
+        AlignmentError: a tool can't be read; the error names the field (`tools[1]`).
     """
     name = "tools" if fields.get("tools") else "functions"
     tools = _from_text(fields.get(name) or [], name)
@@ -106,7 +106,7 @@ def plain_tools(fields: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def has_arguments(message: Message) -> bool:
-    """Whether the arguments of every call of a message are a JSON object, as the template writes them."""
+    """Whether the arguments of every call of a message are a JSON object, which templates require."""
     return all(_is_object(call["function"]["arguments"]) for call in message.get("tool_calls") or ())
 
 
@@ -129,7 +129,7 @@ def _from_text(value: Any, name: str) -> Any:
 
 
 def _problem(where: str, error: ValidationError) -> str:
-    """One thing that is wrong, by its field: the innermost, for of a field of several kinds each kind has an error."""
+    """Return the message of the innermost error with its field; a field with a union type has an error per type."""
     wrong = error.errors(include_url=False, include_context=False, include_input=False)
     first = max(wrong, key=lambda one: len(one["loc"]))
     shown = [part for part in first["loc"] if part not in _UNION_NAMES]
@@ -138,4 +138,4 @@ def _problem(where: str, error: ValidationError) -> str:
 
 
 _UNION_NAMES = ("str", "list[_Part]", "dict[str,any]")
-"""What pydantic adds to a place for each kind that a field may be of."""
+"""Names of union members that pydantic adds to an error's location."""

@@ -1,4 +1,4 @@
-"""How late the event loop is: what takes it long keeps every other episode of this process waiting."""
+"""Lag of the event loop; a long callback delays all episodes of this process."""
 
 import asyncio
 import time
@@ -10,22 +10,22 @@ _LATEST = 1000
 
 
 class LoopLag:
-    """Sleeps for a moment again and again, and keeps by how much too long it slept."""
+    """Samples the lag of the event loop as the excess duration of short sleeps."""
 
     def __init__(self) -> None:
         self._latest = deque[float](maxlen=_LATEST)
         self._looking: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Look from now on, at the loop that runs."""
+        """Start sampling the running event loop."""
         self._looking = asyncio.create_task(self._look())
 
     def latest(self) -> Sequence[float]:
-        """Seconds, of the last 20 seconds."""
+        """Return the latest lags in seconds, from about the last 20 seconds."""
         return tuple(self._latest)
 
     def stop(self) -> None:
-        """Look no more."""
+        """Stop sampling."""
         if self._looking is not None:
             self._looking.cancel()
 

@@ -1,10 +1,9 @@
-"""An environment's place at a trajectory API: taken, kept while the API is the same one, and then taken anew (I/O).
+"""An environment's registration at a trajectory API, renewed if the API may have restarted (I/O).
 
-The API hands out ids from 0 and keeps them in memory only. After a restart it may give ours to another environment, and
-would then answer for that one. So if it may be another API, because it was away or the connection to it is new, the
-environment registers again. Its name is its own, and the API numbers the registrations of a name. The first number
-says that the API is a new one. A later number says that it is not: then the place that was held before is given back,
-because it would still count in the weights.
+The API numbers environments from 0 and keeps the ids in memory only. After a restart it may give our id to another
+environment. The environment therefore registers again after every outage and on every new connection. Its name is
+unique, and the API counts the registrations per name. A count of 0 means that the API is new. A higher count means that
+it is the same API; the earlier registration is then removed, because it would still count in the weights.
 """
 
 import asyncio
@@ -32,20 +31,20 @@ logger = logging.getLogger(__name__)
 AnswerT = TypeVar("AnswerT")
 
 _PATIENCE_S = 1.0
-"""Pause between two attempts to reach an API that is away."""
+"""Pause in seconds between attempts to reach the API."""
 
 
 class Membership:
-    """One environment at one API; `registration` and `trainer` hold what the API said last."""
+    """One environment at one API; `registration` and `trainer` are the API's latest answers."""
 
     def __init__(self, api: TrajectoryApi, env: EnvDescription, notices: Notices) -> None:
-        """Choose a name of its own; nothing is asked yet."""
+        """Choose a unique name; the API is not contacted yet."""
         self.api = api
         self.env = replace(env, name=f"{env.name}-{secrets.token_hex(4)}")
         self.registration: Registration | None = None
         self.trainer = TrainerInfo(batch_size=-1, max_token_len=-1)
         self.new_apis = 0
-        """How often the API turned out to be another one, which knows nothing of the groups that it had."""
+        """Number of times that the API was found to be new, without the groups sent before."""
         self._notices = notices
         self._is_sure = False
         self._connections = 0
@@ -53,15 +52,15 @@ class Membership:
 
     @property
     def is_sure(self) -> bool:
-        """Whether the API is certainly the one that gave us our id."""
+        """Whether the API is certainly the one that issued our id."""
         return self._is_sure and self.api.connections == self._connections
 
     async def ensure(self) -> Registration:
-        """Register, unless the API is certainly the one that did already; waits for it, and for a trainer.
+        """Register unless the registration is certainly valid; wait for the API and for a trainer.
 
         Raises:
-            ConfigError: the trainer's batches can't hold a group.
-            ServerRequestError: what answers is not a trajectory API.
+            ConfigError: a group does not fit the trainer's batches.
+            ServerRequestError: the server is not a trajectory API.
         """
         waiting = f"waiting for a trainer to ask {self.api.url} for a batch"
         while self.registration is None or not self.is_sure:
@@ -101,7 +100,7 @@ class Membership:
             )
 
     async def status(self) -> QueueStatus:
-        """How far the trainer is, asked as our own environment; registers again if that is needed.
+        """Return the API's status for this environment; register again if needed.
 
         Raises:
             ConfigError, ServerRequestError: as `ensure`.
@@ -120,11 +119,11 @@ class Membership:
             self._is_sure = False
 
     async def send(self, group: ScoredGroup) -> None:
-        """One attempt to send a group; to be called only if `is_sure`.
+        """Try once to send a group; call only if `is_sure`.
 
         Raises:
-            ServerUnreachableError: no answer; the API may have the group nevertheless.
-            ServerRequestError: it refused the group.
+            ServerUnreachableError: no answer; the API may have received the group.
+            ServerRequestError: the API refused the group.
         """
         assert self.registration is not None
         try:
@@ -134,7 +133,7 @@ class Membership:
             raise
 
     async def leave(self) -> None:
-        """Give the place back.
+        """Unregister, if the registration is certainly valid.
 
         Raises:
             ServerUnreachableError, ServerRequestError: as `JsonClient.request`.

@@ -1,6 +1,6 @@
-"""A run's metrics: what came in since the last logging step, and where it goes (I/O).
+"""A run's metrics, collected per logging step and logged to Weights & Biases or to a metrics.jsonl (I/O).
 
-They go to Weights & Biases if that is on, else to a metrics.jsonl beside what the run writes.
+W&B is used if it is on; otherwise metrics.jsonl is written beside the run's other files.
 
 A line of metrics.jsonl is a logging step: `step`, `time` (seconds since 1970), and the metrics. Tables go to W&B only.
 """
@@ -30,7 +30,7 @@ ROLLOUT_COLUMNS = ("task", "score", "hints", "text")
 
 
 class MetricLog(Protocol):
-    """Takes the metrics of logging steps; `place` says where they end up."""
+    """Destination of metrics; `place` describes it."""
 
     place: str
 
@@ -39,12 +39,12 @@ class MetricLog(Protocol):
         ...
 
     def close(self) -> None:
-        """Make sure that all of it has arrived."""
+        """Wait until everything is written, and close."""
         ...
 
 
 class MetricFile:
-    """A metrics.jsonl that is begun, or continued behind its last whole line."""
+    """A metrics.jsonl, new or appended to after its last whole line."""
 
     def __init__(self, path: Path, *, is_continued: bool) -> None:
         """Open `path`.
@@ -56,7 +56,7 @@ class MetricFile:
         self._lines = JsonLines(path, is_continued=is_continued)
 
     def log(self, step: int, metrics: Mapping[str, float], rollouts: Sequence[Sequence[Any]] = ()) -> None:
-        """Append a line, without `rollouts`: they are in the file of groups.
+        """Append a line, without `rollouts`, which are in the file of groups.
 
         Raises:
             OutputError: the disk refused.
@@ -72,15 +72,15 @@ class WandbLog:
     """A run on Weights & Biases (or on disk, if WANDB_MODE is offline)."""
 
     def __init__(self, project: str, name: str | None, settings: Mapping[str, Any], group: str | None = None) -> None:
-        """Start the run; W&B's own chatter is left out, `place` holds what matters of it.
+        """Start the run without W&B's console output; `place` holds the run's URL or folder.
 
         Raises:
-            ConfigError: W&B refuses the run, for example because nobody is logged in.
+            ConfigError: W&B refuses the run, for example because of a missing login.
         """
-        import wandb  # Many megabytes and a second, for those who use it.
+        import wandb  # The import is slow, and needed only with W&B.
 
         quiet = wandb.Settings(silent=True)
-        wandb.setup(quiet)  # What it says before a run begins would not heed the run's own settings.
+        wandb.setup(quiet)  # Output before the run begins ignores the run's settings.
         try:
             self._run = wandb.init(project=project, name=name, group=group, config=dict(settings), settings=quiet)
         except wandb.Error as error:
@@ -99,13 +99,14 @@ class WandbLog:
         self._run.log({**metrics, **({"train/rollouts": table} if table is not None else {})}, step=step)
 
     def close(self) -> None:
-        """Wait until all of it has arrived."""
+        """Wait until everything is uploaded, and finish the run."""
         self._run.finish()
 
 
 def metrics_path(groups: Path | None, folder: Path) -> Path:
-    """metrics.jsonl beside a file of groups (with that file's name in front if it is not groups.jsonl), or in `folder`
-    if there is no such file.
+    """Return the path of metrics.jsonl: beside the file of groups, or in `folder` if `groups` is None.
+
+    Beside a file NAME.jsonl other than groups.jsonl, it is NAME.metrics.jsonl.
     """
     if groups is None:
         return folder / "metrics.jsonl"
@@ -114,14 +115,14 @@ def metrics_path(groups: Path | None, folder: Path) -> Path:
 
 @dataclass
 class RunMetrics:
-    """Takes in finished groups, and logs them at each logging step.
+    """Collects finished groups, and logs their metrics at each logging step.
 
     Args:
-        config: For W&B, and for how many rollouts its table shows.
-        decode: Token ids -> text, for that table.
-        sample_seconds: Seconds of the latest sampling requests.
-        shown: Metrics that a line about a step says.
-        loop_lag: Looks at the event loop, once it is started.
+        config: Settings of W&B and of its table of rollouts.
+        decode: Token ids -> text, for the table.
+        sample_seconds: Returns the durations (seconds) of the latest sampling requests.
+        shown: Names of the metrics in `line`.
+        loop_lag: Measures the lag of the event loop, once it is started.
     """
 
     config: RunConfig
@@ -132,15 +133,15 @@ class RunMetrics:
     step: int = 0
     log: MetricLog | None = None
     silent_rollouts: int = 0
-    """Rollouts without a tool call, of a run that has none with one; -1: some rollout called a tool."""
+    """Number of rollouts if no rollout of the run called a tool; -1 otherwise."""
     evaluation: Mapping[str, float] = field(default_factory=dict[str, float])
-    """Metrics of the last evaluation that is not logged yet."""
+    """Metrics of the latest evaluation, until they are logged."""
     _episodes: list[Episode] = field(default_factory=list[Episode])
     _distilled: list[DistilledGroup] = field(default_factory=list[DistilledGroup])
     _rows: list[tuple[str, float, str, str]] = field(default_factory=list[tuple[str, float, str, str]])
 
     def add(self, finished: FinishedGroup) -> None:
-        """Keep what the next logging step needs: not the arrays, many megabytes an episode."""
+        """Keep the data for the next logging step, without the arrays (many megabytes per episode)."""
         self._episodes += finished.episodes
         called = any(episode.tool_calls or episode.program for episode in finished.episodes)
         if called or self.silent_rollouts < 0:
@@ -155,40 +156,40 @@ class RunMetrics:
             del self._rows[: -self.config.num_rollouts_to_keep]
 
     def current(self) -> dict[str, float]:
-        """What came in since the last logging step."""
+        """Return the metrics since the last logging step."""
         stats = [one for group in self._distilled for one in group.stats]
         of_rollouts = train_metrics(self._episodes, self.sample_seconds(), self.loop_lag.latest())
         distilled = aggregate(stats, [group.about for group in self._distilled]) if stats else {}
         return {**of_rollouts, **self.evaluation, **distilled}
 
     def line(self) -> str:
-        """The same for a person."""
+        """Return the metrics `shown` since the last logging step as text."""
         metrics = self.current()
         shown = [f"{name} {metrics[name]:.3g}" for name in self.shown if name in metrics]
         return ", ".join([f"{len(self._episodes)} rollouts since the last one", *shown])
 
     def flush(self, further: Mapping[str, float] | None = None) -> None:
-        """Log what came in since the last time, and start the next logging step."""
+        """Log the metrics since the last logging step, and start the next one."""
         metrics, rows = {**(further or {}), **self.current()}, self._rows
         self._episodes, self._distilled, self._rows, self.evaluation = [], [], [], {}
         if self.log is not None and metrics:
             self.log.log(self.step, metrics, rows)
 
     def to_file(self, groups: GroupFile | None, folder: Path) -> None:
-        """Log to a metrics.jsonl from now on, beside `groups` or in `folder`; it is continued if the groups are."""
+        """Log to a metrics.jsonl beside `groups` or in `folder`; it is appended to if the groups are resumed."""
         path = metrics_path(groups.path if groups else None, folder)
         self.log = MetricFile(path, is_continued=bool(groups.finished) if groups else not self.config.overwrite)
 
     def to_wandb(self, project: str, settings: Mapping[str, Any], group: str | None = None) -> None:
-        """Log to a run on Weights & Biases from now on."""
+        """Log to a new run on Weights & Biases."""
         self.log = WandbLog(project, self.config.wandb_name, settings, group)
 
     def place(self) -> dict[str, str]:
-        """Where metrics go, for the first lines that a person reads."""
+        """Return the destination of metrics, for the start screen."""
         return {"metrics": self.log.place if self.log else "W&B, in the trainer's project"}
 
     def close(self) -> None:
-        """Make sure that all that was logged has arrived, and say so if the policy called no tool in the whole run."""
+        """Close the log, and warn if the policy called no tool in the whole run."""
         if self.silent_rollouts > 0:
             logger.warning(
                 "the policy made no tool call in all %d rollouts. Does it know how? `agentic-opd doctor` shows whether "

@@ -1,4 +1,4 @@
-"""Finished groups on their way to a trajectory API: sent oldest first, kept while it is away (I/O)."""
+"""Queue of finished groups for a trajectory API: sent oldest first, kept during outages (I/O)."""
 
 import logging
 from collections import Counter, deque
@@ -14,18 +14,18 @@ from agentic_opd.wire.group import ScoredGroup, ScoredRollout
 logger = logging.getLogger(__name__)
 
 _MANY_SKIPPED = 20
-"""Each time that so many more groups in a row were not sent, that is said."""
+"""Number of consecutive skipped groups per warning."""
 
 
 @dataclass
 class SentCounts:
-    """What became of finished groups; as a string, a line for a person."""
+    """Counts of finished groups by result; `str()` gives a summary line."""
 
     sent: int = 0
     repeated: int = 0
-    """Of these, sent again because the first answer was lost: the API may hold them twice, with one `group_id`."""
+    """Groups sent again because the answer was lost; the API may have them twice, with the same `group_id`."""
     skipped: Counter[str] = field(default_factory=Counter[str])
-    """Groups that were not sent, by reason: too_long, equal_scores, refused."""
+    """Skipped groups by reason: too_long, equal_scores, refused."""
 
     def __str__(self) -> str:
         skipped = "".join(f", {count} skipped ({reason})" for reason, count in sorted(self.skipped.items()))
@@ -33,15 +33,15 @@ class SentCounts:
 
 
 class Outbox:
-    """The finished groups of one environment that one API is to have."""
+    """Finished groups of one environment, waiting for one API."""
 
     def __init__(self, member: Membership, notices: Notices, counts: SentCounts) -> None:
         """Begin empty.
 
         Args:
-            member: The environment's place at the API.
-            notices: Says what goes wrong, once.
-            counts: Kept up to date.
+            member: The environment's registration at the API.
+            notices: Logs each problem once.
+            counts: Updated in place.
         """
         self._member, self._notices, self._counts = member, notices, counts
         self._groups: deque[ScoredGroup] = deque()
@@ -52,7 +52,7 @@ class Outbox:
         return len(self._groups)
 
     def add(self, group: ScoredGroup) -> None:
-        """A group is finished; what of it the trainer could not take is skipped."""
+        """Queue a finished group; skip parts with more tokens than the trainer accepts."""
         for part in parts(group, self._member.env.group_size):
             self._add(part)
 
@@ -64,7 +64,7 @@ class Outbox:
             self._groups.append(group)
 
     def skip(self, reason: str, why: str) -> None:
-        """A group is not sent."""
+        """Count a group that is not sent, and log the reason."""
         self._counts.skipped[reason] += 1
         self._skips_in_a_row += 1
         self._notices.say_once(f"groups that the trainer can't take are not sent ({reason})", why)
@@ -72,7 +72,7 @@ class Outbox:
             logger.warning("the last %d groups were all not sent: the trainer waits. %s", self._skips_in_a_row, why)
 
     async def send(self) -> None:
-        """Send what is finished, oldest first; what can't be sent now stays."""
+        """Send queued groups, oldest first; stop at the first one that can't be sent now."""
         while self._groups and self._member.is_sure:
             group = self._groups[0]
             self._counts.repeated += group is self._unanswered
@@ -90,9 +90,9 @@ class Outbox:
             self._groups.popleft()
 
     async def send_all(self) -> None:
-        """Send all, however long the API is away.
+        """Send all groups, and wait for the API as long as necessary.
 
-        A request that was cancelled took its connection along, so the API may be new.
+        A cancelled request closes its connection, so the registration may have to be renewed first.
         """
         while self._groups or not self._member.is_sure:
             await self._member.ensure()
@@ -100,15 +100,15 @@ class Outbox:
 
 
 def parts(group: ScoredGroup, group_size: int) -> Iterator[ScoredGroup]:
-    """A group as items that the API can make batches of: of `group_size` sequences, or of one.
+    """Split a group into items that the API can batch: of `group_size` sequences, or of one.
 
-    A group of as many sequences as rollouts is one item. Where rollouts have several branches, the item holds of each
-    the one with the most sampled tokens, and every other branch is an item by itself; each item says what all of them
-    are compared with (`rollout_scores`), so that the reward reaches every branch and each rollout counts once. Where
-    rollouts are missing, as in a group of conversations that was closed early, each sequence goes by itself.
+    A group with one sequence per rollout is one item. If rollouts have several branches, one item holds the branch with
+    the most sampled tokens of each rollout, and every other branch is a separate item. Each item carries the scores of
+    all rollouts (`rollout_scores`), so that the reward reaches every branch and each rollout counts once. If rollouts
+    are missing, as in a group of conversations that was closed early, each sequence is a separate item.
 
     Args:
-        group: The group of one item, of one session, or of several.
+        group: The group of one item, or of one or several sessions.
         group_size: Rollouts of a full group.
     """
     best: dict[int, ScoredRollout] = {}

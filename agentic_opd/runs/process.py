@@ -1,4 +1,4 @@
-"""The `process` mode: items to a file of scored groups, several at a time, with progress and an orderly end (I/O)."""
+"""The `process` mode: writes scored groups of items to a file, concurrently, with progress and a summary (I/O)."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -25,7 +25,7 @@ from agentic_opd.wire.group import TaskItem
 
 @dataclass
 class RunSummary:
-    """How a run went. `stopped` is what ended it early, if anything did."""
+    """Result of a run; `stopped` is the exception that ended it early, if any."""
 
     total: int
     skipped: int = 0
@@ -35,18 +35,18 @@ class RunSummary:
 
     @property
     def complete(self) -> bool:
-        """Every item is on disk."""
+        """Whether every item is on disk."""
         return self.skipped + self.done == self.total
 
 
 async def process(env: Environment, metrics: RunMetrics, count: int, held_out: str = "") -> RunSummary:
-    """Make the first `count` groups of `env` that its file does not hold yet, and the report at the end.
+    """Make those of the first `count` groups of `env` that are missing from its file, then write the report.
 
     Args:
-        env: What makes the groups.
-        metrics: What is told of each group.
-        count: Groups that the file is to hold in the end.
-        held_out: What to say about tasks that are not among them.
+        env: Makes the groups.
+        metrics: Receives and logs each group.
+        count: Number of groups in the complete file.
+        held_out: Note on held-out tasks, for the start screen.
 
     Raises:
         OutputError: the file can't be written.
@@ -72,7 +72,7 @@ async def process(env: Environment, metrics: RunMetrics, count: int, held_out: s
 
         async def write(finished: FinishedGroup) -> None:
             await file.write(finished.group)
-            metrics.step += 1  # A group is a logging step: there is no trainer whose steps it could wait for.
+            metrics.step += 1  # Without a trainer, each group is a logging step.
             metrics.add(finished)
             metrics.flush()
 
@@ -99,8 +99,8 @@ async def run_items(
 ) -> RunSummary:
     """Collect and write every item that is not `finished`, at most `concurrency` at a time.
 
-    A group that fails by itself is counted and the run goes on. A dead server or disk, a sandbox that
-    does not work, or a cancellation stops the run: groups under way are dropped, groups finished stay on disk.
+    The failure of a single group is counted, and the run continues. An unreachable server, a failing disk or sandbox,
+    or a cancellation stops the run: pending groups are dropped, and finished groups stay on disk.
     """
     todo = [item for item in items if item.item_id not in finished]
     summary = RunSummary(total=len(items), skipped=len(items) - len(todo))
@@ -135,7 +135,7 @@ async def run_items(
 
 
 class RunProgress(LiveBar):
-    """Shows groups as they come in; `counts` is kept by whoever writes them."""
+    """Progress of `process`; the caller updates `counts` when it writes a group."""
 
     def __init__(self, total: int, skipped: int, counts: RunCounts, console: Console | None = None) -> None:
         super().__init__("groups", total, skipped, console)
@@ -144,7 +144,7 @@ class RunProgress(LiveBar):
         self.show(skipped, counts_line(counts))
 
     def group_done(self, item_id: str, scores: Sequence[float]) -> None:
-        """A group is on disk."""
+        """Count a written group and update the display."""
         self.groups += 1
         counts = counts_line(self._counts)
         self.show(self.groups, counts)
@@ -153,13 +153,13 @@ class RunProgress(LiveBar):
             self.say(f"group {self.groups}/{self.total} {printable_line(item_id)}: scores {shown}; {counts}")
 
     def group_failed(self, item_id: str, error: Exception) -> None:
-        """A group failed; the run goes on."""
+        """Print the failure of a group."""
         self.console.print(Text(f"group {printable_line(item_id)} failed:", "red"), end=" ")
         self.say(str(error))
 
 
 def show_summary(counts: RunCounts, summary: RunSummary, path: Path, console: Console) -> None:
-    """Print what the file holds, and what is missing from it."""
+    """Print the contents of the file, and the missing groups."""
     lines: list[str] = []
     if counts.by_task:
         console.print(summary_table(counts), soft_wrap=True)
@@ -179,7 +179,7 @@ def show_summary(counts: RunCounts, summary: RunSummary, path: Path, console: Co
 
 
 def summary_table(counts: RunCounts) -> Table:
-    """What the file holds, a row a task and one for all of them."""
+    """Return a table of the counts, with a row per task and a total."""
     table = Table(title="Rollouts" + (" and what was distilled from them" if counts.distilled else ""))
     table.add_column("task", no_wrap=True)
     names = ["rollouts", "passed", "mean score", "turns"]
@@ -198,7 +198,7 @@ def summary_table(counts: RunCounts) -> Table:
 
 
 def closing_lines(summary: RunSummary, path: Path) -> list[str]:
-    """What a person needs to know at the end: what is on disk, what is missing, what to do."""
+    """Return the closing lines: groups on disk, failed groups, and how to complete the run."""
     lines = [f"{summary.skipped + summary.done} of {summary.total} groups in {path}"]
     if summary.skipped:
         lines[0] += f" ({summary.skipped} from an earlier run)"

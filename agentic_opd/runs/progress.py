@@ -1,4 +1,4 @@
-"""What a person reads of every run: what runs where, and what was made so far."""
+"""Start screen and progress line of a run."""
 
 from collections.abc import Mapping
 
@@ -9,14 +9,14 @@ from agentic_opd.wire.counts import RunCounts
 
 
 def start_screen(what: str, places: Mapping[str, str]) -> Text:
-    """What a run is, and below it a line for each of `places`: what runs where, and what is written."""
+    """Return the start screen: the run in words, then a line per entry of `places` (name -> server or file)."""
     width = max(map(len, places))
     lines = [f"agentic_opd {__version__}: {what}", *(f"  {name:<{width}}  {text}" for name, text in places.items())]
     return Text("\n".join(lines), no_wrap=True, overflow="ignore")
 
 
 def counts_line(counts: RunCounts) -> str:
-    """What was made so far, on one line."""
+    """Return the counts so far as one line."""
     total = counts.total
     text = f"{total.rollouts} rollouts"
     if total.rollouts:

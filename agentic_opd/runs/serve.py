@@ -1,9 +1,9 @@
-"""The `serve` mode: items to groups, groups to the trajectory API, for as long as the trainer wants them (I/O).
+"""The `serve` mode: makes groups of items and sends them to the trajectory API until the trainer's last step (I/O).
 
-Groups are made ahead of the trainer by `max_batches_offpolicy` batches at most: far enough that it never waits, and no
-further (`ServePlan`). With 0 none is: a batch is begun when the policy has learned from the one before. A server that
-goes away is waited for, the API as well as vLLM; what is finished is kept and sent when it is back. Nothing under way
-is thrown away before the end: if the queue is full, no new group is started.
+At most `max_batches_offpolicy` batches are made ahead of the trainer (`ServePlan`). With 0, a batch is started only
+when the policy has the weights of the trainer's step. After an outage of the API or of vLLM, `serve` reconnects;
+finished groups are kept and sent later. Pending groups are never dropped before the end: if the queue is full, no new
+group is started.
 """
 
 import asyncio
@@ -34,47 +34,47 @@ from agentic_opd.wire.counts import RunCounts
 from agentic_opd.wire.group import TaskItem
 
 SERVE_GROUPS = 8
-"""Groups under way, if max_concurrent_groups is unset: what is made further ahead is older when it is learned from."""
+"""Concurrent groups if max_concurrent_groups is unset; more would make groups staler at training time."""
 
 _LEAST_PART = 0.01
-"""The least part, if others were promised whole batches; the API does the same with weights."""
+"""Minimum share of groups if other environments were allocated whole batches; the API clips weights likewise."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServePlan:
-    """What one environment makes for one trainer."""
+    """Limits on the groups that one environment makes for one trainer."""
 
     env: EnvDescription
     max_groups: int
-    """Groups under way at the same time, if this environment has the servers to itself."""
+    """Maximum of concurrent groups if this environment is the only one."""
     max_batches_offpolicy: int
-    """Batches ahead of the trainer; 0: one, begun only while the policy has the weights of the trainer's step."""
+    """Maximum of batches ahead of the trainer; 0: one, started only while the policy has the trainer's weights."""
     total_steps: int | None
-    """The trainer's step at which to end; None: its own last one."""
+    """The trainer's step at which to end; None: the trainer's last step."""
     skip_equal_scores: bool
 
     def most_under_way(self, status: QueueStatus, *, batch_size: int, finished: int, share: float) -> int:
-        """How many groups may be under way now; 0 or less if the queue is full.
+        """Return the maximum of concurrent groups now; 0 or less if the queue is full.
 
         Args:
-            status: What the API said last.
-            batch_size: Sequences that the trainer takes a step.
-            finished: Groups of this environment that wait to be sent.
-            share: Which part of `max_groups` may be under way at all, in [0, 1].
+            status: The API's latest status.
+            batch_size: Sequences per training step.
+            finished: Finished groups of this environment that are not sent yet.
+            share: Usable fraction of `max_groups`, in [0, 1].
         """
-        # Sequences of all environments together, as groups of this one's size.
+        # Sequences of all environments together, in units of this environment's groups.
         ahead = max(1, self.max_batches_offpolicy) * batch_size // self.env.group_size
         part = self._part(status)
         own_room = math.ceil(part * ahead) - status.self_queue_size
         room = ahead - status.queue_size
-        if self.env.min_batch_allocation is not None:  # Others may fill the queue; this part of it is ours.
+        if self.env.min_batch_allocation is not None:  # A part of the queue is reserved for this environment.
             room = max(room, own_room)
-        elif status.unallocated_fraction < 1.0:  # A part of it is theirs.
+        elif status.unallocated_fraction < 1.0:  # A part of the queue is reserved for others.
             room = min(room, own_room)
         return min(math.ceil(min(self.max_groups, ahead) * part * share), room - finished)
 
     def _part(self, status: QueueStatus) -> float:
-        """Which part of all groups this environment should make: what it was promised, or its weight's part."""
+        """Return this environment's fraction of all groups, from its minimum allocation or its weight."""
         if self.env.min_batch_allocation is not None:
             return min(1.0, max(self.env.min_batch_allocation, status.env_weight))
         return min(1.0, status.env_weight, max(status.unallocated_fraction, _LEAST_PART))
@@ -84,21 +84,21 @@ logger = logging.getLogger(__name__)
 
 _POLL_S = 0.2
 _PATIENCE_S = 1.0
-"""Pause between two attempts to reach a vLLM server that is away."""
+"""Pause in seconds between attempts to reach a vLLM server."""
 _AWAY = "waiting for vLLM"
 _PUSH_S = 60.0
-"""So long the weights of a step may stay away before a person is told what is waited for."""
+"""Seconds to wait for the weights of a step before a notice is logged."""
 _FAREWELL_S = 10.0
-"""At the end, how long finished groups are still offered to the API."""
+"""Seconds for sending finished groups at the end."""
 _LEAVING_S = 2.0
-"""At the end, how long the API is asked to remove this environment, if no group is left to send."""
+"""Seconds for unregistering at the end, if no group is left to send."""
 _MOST_FAILURES = 20
-"""So many groups in a row that fail end the run."""
+"""Number of consecutive failed groups that ends the run."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServeLook:
-    """What one look at the API found: the trainer's step of `last_step`, and where groups are."""
+    """Progress at one poll of the API: the trainer's step of `last_step`, and counts of groups."""
 
     step: int
     last_step: int
@@ -106,18 +106,18 @@ class ServeLook:
     skipped: int
     under_way: int
     queued: int
-    """Groups that wait for the trainer, those of other environments included."""
+    """Groups in the API's queue, including those of other environments."""
 
 
 class ServeProgress(LiveBar):
-    """Shows how far a `serve` is: a live bar of the trainer's steps in a terminal; elsewhere its log lines are all."""
+    """Progress of `serve`: a live bar of the trainer's steps in a terminal, otherwise log lines only."""
 
     def __init__(self, counts: RunCounts, console: Console | None = None) -> None:
         super().__init__("steps", None, console=console)
         self._counts = counts
 
     def look(self, look: ServeLook) -> None:
-        """Show what the last look at the API found."""
+        """Show the progress at the latest poll of the API."""
         skipped = f"{look.skipped} skipped, " if look.skipped else ""
         groups = f"{look.sent} groups sent, {skipped}{look.under_way} under way, {look.queued} queued"
         self.show(look.step, f"{groups}; {counts_line(self._counts)}", look.last_step)
@@ -125,28 +125,28 @@ class ServeProgress(LiveBar):
 
 @dataclass
 class ServeCounts(SentCounts):
-    """What became of groups; as a string, a line for a person."""
+    """Counts of groups by result; `str()` gives a summary line."""
 
     failed: int = 0
     unsent: int = 0
-    """Finished groups that the API could not be given before the end."""
+    """Finished groups that could not be sent before the end."""
 
     def __str__(self) -> str:
         return f"{super().__str__()}, {self.failed} failed, {self.unsent} unsent"
 
 
 async def serve(env: Environment, metrics: RunMetrics, evaluation: Evaluation, *, max_token_length: int) -> ServeCounts:
-    """Serve groups of `env` to the trajectory API; also to a file if `data_path_to_save_groups` is set.
+    """Serve groups of `env` to the trajectory API, and write them to `data_path_to_save_groups` if it is set.
 
     Args:
-        env: What makes the groups.
-        metrics: What is told of each group, and logged at each step of the trainer.
-        evaluation: What evaluates every `steps_per_eval` steps.
-        max_token_length: Tokens of the longest sequence, which the API is told.
+        env: Makes the groups.
+        metrics: Receives each group; logged at each step of the trainer.
+        evaluation: Runs every `steps_per_eval` steps.
+        max_token_length: Tokens of the longest sequence, reported to the API.
 
     Raises:
-        ConfigError: the trainer's batches can't hold a group, or nobody says how many steps there are.
-        OPDError: too many groups in a row failed; or a finished one can't be written.
+        ConfigError: a group does not fit the trainer's batches, or the number of steps is unknown.
+        OPDError: too many consecutive groups failed, or a finished group can't be written.
     """
     config, counts, file = env.config, RunCounts(), None
     api, items = TrajectoryApi(config.rollout_server_url), env.items()
@@ -157,7 +157,7 @@ async def serve(env: Environment, metrics: RunMetrics, evaluation: Evaluation, *
             file = GroupFile(
                 path, env.line_settings(), defaults=defaults, resume=config.resume, overwrite=config.overwrite
             )
-        if not config.use_wandb:  # A run on W&B takes its project from the trainer, at the first step.
+        if not config.use_wandb:  # A W&B run gets its project from the trainer at the first step.
             metrics.to_file(file, default_output_folder("serve"))
 
         async def keep(finished: FinishedGroup) -> None:
@@ -167,7 +167,7 @@ async def serve(env: Environment, metrics: RunMetrics, evaluation: Evaluation, *
             metrics.add(finished)
 
         async def step(number: int) -> None:
-            """Log what came in since the last step, and evaluate if it is time to."""
+            """Log the metrics since the last step, and start an evaluation if one is due."""
             if config.use_wandb and metrics.log is None:
                 project, group = await api.wandb_info()
                 name = config.wandb_name or env.name
@@ -193,7 +193,7 @@ async def serve(env: Environment, metrics: RunMetrics, evaluation: Evaluation, *
             progress.console.print(screen, soft_wrap=True)
             done = await GroupServer(api, _plan(env, max_token_length), hooks).run()
             await evaluation.finish()
-            metrics.flush()  # What came in after the last step, and the last evaluation.
+            metrics.flush()  # Metrics after the last step, and those of the last evaluation.
         return done
     finally:
         evaluation.cancel()
@@ -221,28 +221,28 @@ def _plan(env: Environment, max_token_length: int) -> ServePlan:
 
 @dataclass(frozen=True, slots=True)
 class ServeHooks:
-    """What the environment does for `GroupServer`."""
+    """Callbacks of `GroupServer` into the environment."""
 
     next_item: Callable[[], TaskItem]
     collect: Callable[[TaskItem], Awaitable[FinishedGroup]]
     """Makes the group of an item."""
     on_group: Callable[[FinishedGroup], Awaitable[None]]
-    """Told of each finished group, before it is sent."""
+    """Called with each finished group, before it is sent."""
     on_step: Callable[[int], Awaitable[None]]
-    """Told of each new step of the trainer, the one at the start included."""
+    """Called with each new step of the trainer, including the first."""
     on_look: Callable[[ServeLook], None]
-    """Told what each look at the API found, for a person to see."""
+    """Called after each poll of the API, to show the progress."""
     share: Callable[[], float]
-    """Which part of `max_groups` may be under way now, in [0, 1]; an evaluation may want the servers for itself."""
+    """Returns the usable fraction of `max_groups`, in [0, 1]; below 1 during an evaluation."""
     policy_versions: Callable[[], Awaitable[list[int]]]
-    """Which weights the policy's servers have; asked only with `max_batches_offpolicy` 0."""
+    """Returns the weight versions of the policy's servers; called only with `max_batches_offpolicy` 0."""
 
 
 class GroupServer:
-    """Serves one trainer until it has taken its last batch, or until it is cancelled."""
+    """Serves one trainer until its last step, or until cancelled."""
 
     def __init__(self, api: TrajectoryApi, plan: ServePlan, hooks: ServeHooks) -> None:
-        """Prepare to serve; nothing is asked yet."""
+        """Store the arguments; the API is not contacted yet."""
         self.plan, self.hooks = plan, hooks
         self.counts = ServeCounts()
         self._notices = Notices()
@@ -251,14 +251,14 @@ class GroupServer:
         self._workers: set[asyncio.Task[None]] = set()
         self._failures_in_a_row = 0
         self._push_due = (-1, 0.0)
-        """A step whose weights were not there, and when that was first seen."""
+        """A step without its weights, and the monotonic time (s) of the first such check."""
 
     async def run(self) -> ServeCounts:
-        """Serve. When it is cancelled, groups under way end, and finished ones are still sent if the API answers.
+        """Serve. On cancellation, pending groups are cancelled, and finished ones are sent if the API answers.
 
         Raises:
-            ConfigError: the trainer's batches can't hold a group, or nobody says how many steps there are.
-            OPDError: too many groups in a row failed; or a finished one can't be written.
+            ConfigError: a group does not fit the trainer's batches, or the number of steps is unknown.
+            OPDError: too many consecutive groups failed, or a finished group can't be written.
         """
         try:
             await self._member.ensure()
@@ -266,7 +266,7 @@ class GroupServer:
             step = -1
             while True:
                 await self._outbox.send()
-                status = await self._member.status()  # After sending: what was sent counts as queued.
+                status = await self._member.status()  # After sending, so that sent groups count as queued.
                 if status.current_step != step:
                     step = status.current_step
                     await self.hooks.on_step(step)
@@ -300,10 +300,10 @@ class GroupServer:
                 self._workers.add(asyncio.create_task(self._make(self.hooks.next_item())))
 
     async def _is_on_policy(self, step: int) -> bool:
-        """Whether groups may begin: always, or only while the policy has the weights of the trainer's step.
+        """Whether groups may start: always, or with `max_batches_offpolicy` 0 only with the weights of `step`.
 
         Raises:
-            ConfigError: no server says which weights it has.
+            ConfigError: no server reports its weight version.
         """
         if self.plan.max_batches_offpolicy > 0:
             return True
@@ -374,7 +374,7 @@ class GroupServer:
             raise error
 
     async def _wait_a_little(self) -> None:
-        """Wait for a worker or for the next look at the API; a worker's error is raised."""
+        """Wait for a worker or for the next poll of the API; re-raise a worker's error."""
         if not self._workers:
             await asyncio.sleep(_POLL_S)
             return

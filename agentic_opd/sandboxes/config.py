@@ -14,36 +14,38 @@ class SandboxConfig(BaseModel):
 
     sandbox_backend: Literal["bubblewrap", "docker", "swerex"] = Field(
         default="bubblewrap",
-        description="Isolation in which model-written code runs: namespaces of this machine, containers of Docker or "
-        "podman, or a SWE-ReX server (extra [swerex]).",
+        description="Isolation of model-written code: bubblewrap (namespaces of this machine), docker (containers "
+        "of Docker or podman), or swerex (a SWE-ReX server, extra [swerex]).",
     )
     sandbox_container_command: str = Field(
         default="docker",
         min_length=1,
-        description="Command line of sandbox_backend docker: docker or podman, with its path and own options where it "
-        "needs them, for example `podman --runtime runc`.",
+        description="Command line for sandbox_backend docker: docker or podman, with its path and options if "
+        "needed, for example `podman --runtime runc`.",
     )
     sandbox_image: str = Field(
         default="python:3.11-slim",
         min_length=1,
-        description="Image of sandbox_backend docker, with Python 3.8 or later (`python`), a shell, coreutils, tar and "
-        "findutils. It is never pulled.",
+        description="Image for sandbox_backend docker, with Python 3.8 or later (`python`), a shell, coreutils, tar "
+        "and findutils. It is never pulled, so it must be present on this machine.",
     )
     sandbox_swerex_url: Url | None = Field(
-        default=None, description="Server of sandbox_backend swerex, for example http://127.0.0.1:8880."
+        default=None, description="Server for sandbox_backend swerex, for example http://127.0.0.1:8880."
     )
     sandbox_swerex_token: SecretStr | None = Field(
-        default=None, description="What that server was given as --auth-token."
+        default=None, description="Token of the SWE-ReX server, the value of its --auth-token."
     )
     sandbox_memory_mb: int = Field(
         default=1024,
         ge=64,
-        description="Memory of a sandbox as a whole, in MiB: its processes, what they share, and files that lie in "
-        "memory. With swerex it is the address space of each process.",
+        description="Memory limit of a whole sandbox in MiB, including its processes, their shared memory and files "
+        "in memory. With swerex, the limit applies to the address space of each process.",
     )
-    sandbox_file_mb: int = Field(default=64, ge=1, description="Size of each file a process writes, in MiB.")
+    sandbox_file_mb: int = Field(
+        default=64, ge=1, description="Maximum size of each file that a process writes, in MiB."
+    )
     sandbox_disk_mb: int = Field(
-        default=512, ge=1, description="Size of all files that a sandbox keeps, in MiB; swerex does not limit it."
+        default=512, ge=1, description="Maximum total size of a sandbox's files, in MiB; swerex does not enforce it."
     )
 
     @model_validator(mode="after")

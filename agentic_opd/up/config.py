@@ -15,8 +15,13 @@ class PartConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    flags: Flags = Field(default={}, description="Flags of its own command, without the dashes; they win.")
-    variables: dict[str, str] = Field(default={}, description="Environment variables on top of this process's own.")
+    flags: Flags = Field(
+        default={},
+        description="Flags of the part's command, without the dashes; they take precedence.",
+    )
+    variables: dict[str, str] = Field(
+        default={}, description="Environment variables of the part, in addition to this process's."
+    )
 
 
 class ServerConfig(PartConfig):
@@ -25,10 +30,12 @@ class ServerConfig(PartConfig):
     model: str = Field(description="Checkpoint: a folder or a name on the hub.")
     port: Port = Field(default=8000, description="Port on this machine.")
     serves: Literal["policy", "judge", "teacher"] = Field(
-        default="policy", description="The policy is sampled and gets new weights; the others keep theirs."
+        default="policy",
+        description="Role of the server: the policy is sampled and receives new weights, the others keep theirs.",
     )
     devices: str | None = Field(
-        default=None, description="GPUs that it sees, as CUDA_VISIBLE_DEVICES writes them: '0,1'. Unset: all."
+        default=None,
+        description="GPUs that the server may use, in the form of CUDA_VISIBLE_DEVICES: '0,1'. Unset: all.",
     )
     vllm_args: list[str] = Field(default=[], description="Arguments for vLLM itself.")
 
@@ -52,11 +59,14 @@ class ApiConfig(PartConfig):
 class EnvironmentConfig(PartConfig):
     """A producer of groups: `serve`, or the gateway."""
 
-    mode: Literal["serve", "gateway"] = Field(default="serve", description="Tasks, or conversations that happen.")
-    script: Path | None = Field(
-        default=None, description="An environment of your own, whose `serve` is run. Unset: this package's."
+    mode: Literal["serve", "gateway"] = Field(
+        default="serve", description="Source of groups: tasks (serve) or live conversations (gateway)."
     )
-    config: Path | None = Field(default=None, description="Its YAML file.")
+    script: Path | None = Field(
+        default=None,
+        description="Script of a custom environment whose `serve` is run. Unset: the package's environment.",
+    )
+    config: Path | None = Field(default=None, description="YAML file of the environment's settings.")
 
     @model_validator(mode="after")
     def _check_script(self) -> "EnvironmentConfig":
@@ -68,10 +78,12 @@ class EnvironmentConfig(PartConfig):
 class TrainerPartConfig(PartConfig):
     """The reference trainer."""
 
-    config: Path | None = Field(default=None, description="Its YAML file.")
-    devices: str | None = Field(default=None, description="GPUs that it sees. Unset: all.")
+    config: Path | None = Field(default=None, description="YAML file of the trainer's settings.")
+    devices: str | None = Field(
+        default=None, description="GPUs that the trainer may use, in the form of CUDA_VISIBLE_DEVICES. Unset: all."
+    )
     processes: int = Field(
-        default=1, ge=1, description="Processes that torchrun starts, each with a device of its own."
+        default=1, ge=1, description="Number of processes that torchrun starts, each with a separate device."
     )
 
 
@@ -81,14 +93,18 @@ class UpConfig(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     output_dir: Path = Field(
-        default=Path("runs/up"), description="Where logs, groups, metrics, checkpoints and weights are written."
+        default=Path("runs/up"), description="Folder for logs, groups, metrics, checkpoints and weights."
     )
     servers: dict[Name, ServerConfig] = Field(min_length=1, description="vLLM servers.")
-    api: ApiConfig = Field(default_factory=ApiConfig, description="The trajectory API.")
-    environments: dict[Name, EnvironmentConfig] = Field(min_length=1, description="What makes groups.")
-    trainer: TrainerPartConfig = Field(default_factory=TrainerPartConfig, description="What trains on them.")
-    ready_s: float = Field(default=900.0, gt=0, description="Seconds that a server may take until it answers.")
-    stop_s: float = Field(default=60.0, gt=0, description="Seconds that a part may take to end before it is killed.")
+    api: ApiConfig = Field(default_factory=ApiConfig, description="Trajectory API.")
+    environments: dict[Name, EnvironmentConfig] = Field(min_length=1, description="Producers of groups.")
+    trainer: TrainerPartConfig = Field(
+        default_factory=TrainerPartConfig, description="Trainer that learns from the groups."
+    )
+    ready_s: float = Field(
+        default=900.0, gt=0, description="Seconds that a server may take from its start until it answers."
+    )
+    stop_s: float = Field(default=60.0, gt=0, description="Seconds that a part may take to stop before it is killed.")
 
     @model_validator(mode="after")
     def _check_parts(self) -> "UpConfig":

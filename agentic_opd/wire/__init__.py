@@ -1,4 +1,4 @@
-"""The scored group as it is written and sent: typed records, to the wire and back, counts, and checks.
+"""Scored groups: typed records, conversion to and from wire JSON, counts and checks.
 
-In: finished episodes, or JSON of any origin. Out: groups, or what is wrong with them. docs/wire_format.md.
+In: finished episodes, or JSON of any origin. Out: groups, or a list of problems. See docs/wire_format.md.
 """

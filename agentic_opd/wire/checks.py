@@ -1,9 +1,8 @@
-"""JSON of any origin -> a scored group, or what is wrong with it; and counts of what a file holds. Pure.
+"""JSON of any origin -> a scored group or a list of problems, and counts of a file's contents. Pure.
 
-In two steps: what the JSON is (`form_problems`: its fields, their kinds and lengths, entries that are not ids or
-numbers), and what the group says that was read from it (`GroupChecker`). Both know the wire format
-(docs/wire_format.md) and nothing of how a group was made. What a group says of its turns is checked against its arrays;
-without records of turns the arrays are checked by themselves.
+The checks have two steps. `form_problems` checks the JSON: fields, types, lengths, and entries that are no ids or
+numbers. `GroupChecker` checks the contents of the parsed group. Both depend only on the wire format
+(docs/wire_format.md). Turn records are checked against the arrays; without records, the arrays are checked alone.
 """
 
 import math
@@ -30,7 +29,7 @@ from agentic_opd.wire.group import (
 )
 
 SUM_SLACK = 1e-3
-"""How far above 1 the probabilities of a row may sum: logprobs are written rounded."""
+"""Tolerance above 1 for the sum of a row's probabilities, because logprobs are written rounded."""
 
 _MOST_ID = 2**63 - 1
 _LOGPROB = f"a finite number from {-MOST_NATS:g}"
@@ -43,43 +42,47 @@ _READINGS = ("baseline_logprobs", "unhinted_logprobs")
 _OUTCOMES = frozenset(outcome.value for outcome in TurnOutcome)
 _ROLES = ("tool", "user", "verdict", None)
 _HINTED = frozenset({TurnOutcome.SCORED, TurnOutcome.TOO_LONG, TurnOutcome.SCORING_ERROR})
-"""Outcomes of a turn whose hint was accepted."""
+"""Outcomes of turns with an accepted hint."""
 
 
 class Problem(NamedTuple):
-    """What is wrong, and where: "" for the whole group, else as in `sequence 0, position 812`."""
+    """A problem and its location: "" for the whole group, otherwise for example `sequence 0, position 812`."""
 
     where: str
     message: str
 
     def at(self, place: str) -> str:
-        """The whole sentence, for a group that stands at `place`."""
+        """Return the full message for a group located at `place`."""
         return f"{place}{', ' if self.where else ''}{self.where}: {self.message}"
 
 
 class Checked(NamedTuple):
-    """A group, None if the JSON can't be read as one, and everything that is wrong with it, in order."""
+    """A group (None if the JSON can't be parsed as one) and all its problems, in order."""
 
     group: ScoredGroup | None
     problems: list[Problem]
 
 
 def read_group(value: object, place: str = "a group") -> ScoredGroup:
-    """Read a group of any origin, whatever it says, if the JSON is one; `place` says where it came from.
+    """Read a group of any origin; the contents are not checked beyond `form_problems`.
+
+    Args:
+        value: The JSON.
+        place: Where the JSON came from, for the error message.
 
     Raises:
-        WireError: a field is missing, or something in it is of another kind or length; names the first place.
+        WireError: a field is missing or has the wrong type or length; the message names the first such place.
     """
     for problem in form_problems(value):
         raise WireError(problem.at(place))
     return ScoredGroup.from_wire(value)
 
 
-# ----------------------------------------------------------------------------------------------------- what the JSON is
+# ----------------------------------------------------------------------------------------------- the form of the JSON
 
 
 def form_problems(value: object) -> Iterator[Problem]:
-    """Yield what keeps JSON from being read as a scored group."""
+    """Yield the problems that prevent `value` from being read as a scored group."""
     if not isinstance(value, dict):
         yield Problem("", f"expected a JSON object, got {type(value).__name__}")
         return
@@ -87,7 +90,7 @@ def form_problems(value: object) -> Iterator[Problem]:
     problems = list(_field_problems(fields))
     yield from problems
     if problems:
-        return  # what follows would only repeat them
+        return  # later checks would only repeat these problems
     columns = {name: fields[name] for name in (*_REQUIRED, *_OPTIONAL, *_DISTILL) if fields.get(name) is not None}
     for index in range(len(fields["tokens"])):
         for where, message in _sequence_form({name: column[index] for name, column in columns.items()}):
@@ -95,7 +98,7 @@ def form_problems(value: object) -> Iterator[Problem]:
 
 
 def _field_problems(fields: dict[str, Any]) -> Iterator[Problem]:
-    """Which fields there are, and whether each has one entry a sequence."""
+    """Yield missing fields, and fields without one entry per sequence."""
     tokens = fields.get("tokens")
     if not isinstance(tokens, list) or not tokens:
         yield Problem("", "tokens: expected a list of at least one sequence")
@@ -118,7 +121,7 @@ def _field_problems(fields: dict[str, Any]) -> Iterator[Problem]:
 
 
 def _opd_problems(opd: dict[str, Any]) -> Iterator[Problem]:
-    """What a group says of its distillation."""
+    """Yield problems of `group_overrides["opd"]`."""
     said = opd.get("outcomes")
     if said is not None and not (isinstance(said, dict) and all(map(is_int, said.values()))):
         yield Problem("", f"group_overrides: outcomes {said!r}, expected an object of counts")
@@ -212,7 +215,7 @@ def _reasoning_form(record: dict[str, Any], start: int, end: int) -> Iterator[st
 
 
 def _further_form(record: dict[str, Any], tokens: int) -> Iterator[str]:
-    """What is wrong with the fields of a record that may be missing; `tokens` is the length of its span."""
+    """Yield problems of a record's optional fields; `tokens` is the length of its scored span."""
     yield from (
         f"{name}: {record[name]!r}, expected {expected}"
         for name, (is_right, expected) in _OPTIONAL_OF_RECORD.items()
@@ -274,14 +277,14 @@ def _rows_form(length: int, ids: Any, logprobs: Any) -> Iterator[Problem]:
 
 
 def _are_ids(values: Any) -> bool:
-    """Whether this is a list of what could be token ids."""
+    """Whether `values` is a list of possible token ids."""
     if not isinstance(values, list) or not set(map(type, values)) <= {int}:
         return False
     return not values or (min(values) >= 0 and max(values) <= _MOST_ID)
 
 
 def _are_logprobs(values: Any) -> bool:
-    """Whether this is a list of logprobs, which rounding at most put above 0."""
+    """Whether `values` is a list of logprobs, at most `SUM_SLACK` above 0 (rounding)."""
     return isinstance(values, list) and all(is_number(value) and -MOST_NATS <= value <= SUM_SLACK for value in values)
 
 
@@ -313,11 +316,11 @@ _OPTIONAL_OF_RECORD: dict[str, tuple[Callable[[Any], bool], str]] = {
     "scored_version": (_is_version, "a whole number, at least 0"),
     "hint_source": (lambda value: value in get_args(HintSource), f"one of {', '.join(get_args(HintSource))}"),
 }
-"""Fields of a record that may be missing, and what they may hold."""
+"""Optional fields of a record, with a check and the expected value in words."""
 
 
 def _odd_one(values: list[Any], kind: type[int | float], least: float, most: float) -> int | None:
-    """The place of the first value that is not a number from `least` to `most`, or not a whole one if `kind` is int."""
+    """Return the index of the first value that is not a number (an integer if `kind` is int) from `least` to `most`."""
     is_of_kind = set(map(type, values)) <= {kind} and (kind is int or not any(map(math.isnan, values)))
     if is_of_kind and (not values or (least <= min(values) and max(values) <= most)):
         return None
@@ -341,19 +344,19 @@ def _size(values: Any) -> str:
     return str(len(values)) if isinstance(values, list) else type(values).__name__
 
 
-# -------------------------------------------------------------------------------------------------- what the group says
+# ------------------------------------------------------------------------------------------ the contents of the group
 
 
 class GroupChecker:
-    """Checks the groups of one file, one after the other; `counts` adds up what they hold."""
+    """Checks the groups of one file in order; `counts` sums up their contents."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
         self.top_k: int | None = None
-        """Entries of a scored row: what the first group says of itself, or its first row holds."""
+        """Entries of a scored row, from the first `distill_topk` or non-empty row in the file."""
 
     def read(self, value: object) -> Checked:
-        """Read a group, and find everything that is wrong with it."""
+        """Read a group and collect all its problems."""
         problems = list(form_problems(value))
         if isinstance(value, dict):
             fields = cast(dict[str, Any], value)
@@ -391,7 +394,7 @@ class GroupChecker:
             yield Problem("", f"group_overrides: outcomes {said!r}, but the turns' records say {dict(found)!r}")
 
     def _rollout(self, rollout: ScoredRollout, *, reads_hints: bool) -> Iterator[Problem]:
-        """Yield what is wrong with the arrays; if nothing is, with the records; if nothing is, with the rows."""
+        """Yield problems of the arrays; if there are none, of the records; if there are none, of the rows."""
         if problems := list(_array_problems(rollout)):
             yield from problems
             return
@@ -431,7 +434,7 @@ class GroupChecker:
     def _row_problem(
         self, rollout: ScoredRollout, at: int, ids: Sequence[int], logprobs: Sequence[float], is_scored: bool | None
     ) -> str | None:
-        """What is wrong with one row; `is_scored` is None if nothing says which turns were scored."""
+        """Return the problem of one row, or None; `is_scored` is None if the rollout has no records."""
         is_sampled, is_rectangle = rollout.masks_T[at] != IGNORED, self.top_k == 1
         if not ids and is_rectangle:
             return "empty, but rows of one entry are written at every position"
@@ -468,7 +471,7 @@ def _array_problems(rollout: ScoredRollout) -> Iterator[Problem]:
 
 
 def _control_problems(turn: TurnRecord, control: ControlReading, ids_TK: Sequence[Sequence[int]]) -> Iterator[Problem]:
-    """What is wrong with a control's rows beside the teacher's, whose ids their entries are about."""
+    """Yield problems of a control's rows, whose entries refer to the ids of the teacher's rows."""
     for position, row in enumerate(control.logprobs_RK, start=turn.scored_span[0]):
         total = sum(math.exp(logprob) for logprob in row if logprob is not None)
         if len(row) != len(ids_TK[position]):
@@ -481,9 +484,10 @@ def _control_problems(turn: TurnRecord, control: ControlReading, ids_TK: Sequenc
 
 
 def _turn_problems(rollout: ScoredRollout, *, reads_hints: bool) -> Iterator[Problem]:
-    """What is wrong with the records: in themselves, in their order, and against masks and messages.
+    """Yield problems of the records: each alone, their order, and against masks and messages.
 
-    Spans are in order, do not overlap, and cover exactly the sampled positions. `reads_hints`: the teacher read them.
+    Spans must be in order, must not overlap, and must cover exactly the sampled positions. `reads_hints`: the teacher
+    read the hints.
     """
     if rollout.turns is None:
         return

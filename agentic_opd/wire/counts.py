@@ -1,4 +1,4 @@
-"""How many rollouts, turns, hints and tokens groups hold: the one counter of runs, metrics and reports. Pure."""
+"""Counts of rollouts, turns, hints and tokens in groups, shared by runs, metrics and reports. Pure."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -11,7 +11,7 @@ from agentic_opd.wire.group import ScoredGroup, ScoredRollout, TurnRecord
 
 @dataclass(slots=True)
 class TurnCounts:
-    """Outcomes of turns, and the hints among them."""
+    """Numbers of turns, hints and outcomes."""
 
     turns: int = 0
     hints: int = 0
@@ -19,18 +19,18 @@ class TurnCounts:
 
     @property
     def scored(self) -> int:
-        """Turns whose tokens the teacher scored."""
+        """Number of turns scored by the teacher."""
         return self.outcomes[TurnOutcome.SCORED]
 
     def add(self, records: Iterable[TurnRecord]) -> None:
-        """Count some turns."""
+        """Count the turns of `records`."""
         for record in records:
             self.turns += 1
             self.hints += record.hint is not None
             self.outcomes[record.outcome] += 1
 
     def merge(self, other: "TurnCounts") -> None:
-        """Add what `other` counted."""
+        """Add the counts of `other`."""
         self.turns += other.turns
         self.hints += other.hints
         self.outcomes.update(other.outcomes)
@@ -38,11 +38,11 @@ class TurnCounts:
 
 @dataclass(slots=True)
 class RolloutCounts:
-    """Sums over rollouts; `score` is a sum too."""
+    """Sums over rollouts; `score` is the sum of scores."""
 
     rollouts: int = 0
     verified: int = 0
-    """Those of which the group says how many checks passed."""
+    """Rollouts with counts of passed checks."""
     passed: int = 0
     score: float = 0.0
     assistant_turns: int = 0
@@ -52,7 +52,7 @@ class RolloutCounts:
     records: TurnCounts = field(default_factory=TurnCounts)
 
     def add(self, rollout: ScoredRollout, *, is_first: bool = True) -> None:
-        """Count one sequence; of a rollout's branches the first counts as the rollout."""
+        """Count one sequence; only the first branch of a rollout (`is_first`) counts as a rollout."""
         if is_first:
             self.rollouts += 1
             self.verified += rollout.checks is not None
@@ -65,7 +65,7 @@ class RolloutCounts:
         self.scored_tokens += len(rollout.row_positions)
 
     def merge(self, other: "RolloutCounts") -> None:
-        """Add what `other` counted."""
+        """Add the counts of `other`."""
         for one in fields(self):
             if one.name != "records":
                 setattr(self, one.name, getattr(self, one.name) + getattr(other, one.name))
@@ -73,7 +73,7 @@ class RolloutCounts:
 
 
 class RunCounts:
-    """Adds up the groups of a run, by task and in all; `distilled` says whether any of them was."""
+    """Counts of a run's groups, per task and in total; `distilled` is True once a group was distilled."""
 
     def __init__(self) -> None:
         self.by_task: dict[str, RolloutCounts] = {}
@@ -97,16 +97,16 @@ class RunCounts:
 
     @property
     def noise_rms(self) -> float | None:
-        """Root mean square of the gaps without a hint (nats), each group with the same weight."""
+        """Root mean square of the gaps without a hint (nats), with equal weight per group; None if never measured."""
         return root_mean_square(self._noise_rms) if self._noise_rms else None
 
 
 def rollout_rows(
     group: ScoredGroup, decode: Callable[[Sequence[int]], str], most: int
 ) -> list[tuple[str, float, str, str]]:
-    """(task, score, hints, text) of at most `most` rollouts of a group, those with the most hints first.
+    """Return (task, score, hints, text) of at most `most` rollouts of a group, those with the most hints first.
 
-    Hints are a line a turn, `turn 2 (scored): ...`; turns without one are left out.
+    `hints` has one line per turn with a hint: `turn 2 (scored): ...`.
     """
     rows: list[tuple[int, tuple[str, float, str, str]]] = []
     for rollout in group.rollouts:

@@ -1,7 +1,7 @@
-"""The scored group: what the episodes of one item become, as typed values, to the wire and back. Pure.
+"""The scored group as typed values: the rollouts of one item, converted to and from wire JSON. Pure.
 
-docs/wire_format.md describes the JSON. `from_wire` reads groups of any origin: only the arrays are needed. What this
-package does not know of a group is kept as it came, in `other`, and written again by `to_wire`.
+docs/wire_format.md describes the JSON. `from_wire` reads groups of any origin and requires only the arrays. Unknown
+fields are kept unchanged in `other`, and `to_wire` writes them back.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -32,35 +32,35 @@ from agentic_opd.settings.fields import HintSource
 Role = Literal["tool", "user", "verdict"]
 
 ControlKind = Literal["neutral", "other", "same_task"]
-"""What a control hint is: a fixed sentence, an accepted hint of another task, one of this task about another fault."""
+"""Kinds of control hint: a fixed sentence, an accepted hint of another task, another accepted hint of this task."""
 
 GapBaseline = Literal["student", "teacher"]
 
 SAME_LOGPROB = 1e-6
-"""Logprobs that differ by this at most (nats) are one, written twice."""
+"""Two logprobs that differ by at most this much (nats) count as the same value."""
 
 
 Known = TypeVar("Known", bound=str)
 
 
 def is_int(value: object) -> TypeGuard[int]:
-    """Whether `value` is a whole number of 64 bits; JSON's true and false are not."""
+    """Whether `value` is a 64-bit integer; booleans are excluded."""
     return isinstance(value, int) and not isinstance(value, bool) and -(2**63) <= value < 2**63
 
 
 def is_number(value: object) -> TypeGuard[int | float]:
-    """Whether `value` is a number of at most `MOST_SCORE` in size."""
+    """Whether `value` is a number with an absolute value of at most `MOST_SCORE`; booleans are excluded."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= MOST_SCORE
 
 
 def is_text(value: object) -> TypeGuard[str]:
-    """Whether `value` is a text."""
+    """Whether `value` is a string."""
     return isinstance(value, str)
 
 
 @dataclass(frozen=True, slots=True)
 class TaskItem:
-    """One task to roll out, in one pass over the tasks; `item_id` is the same in a continued run."""
+    """One task to roll out in one pass over the tasks; `item_id` stays the same when a run is resumed."""
 
     task: Task
     epoch: int
@@ -73,16 +73,19 @@ class TaskItem:
 
 @dataclass(frozen=True, slots=True)
 class ControlReading:
-    """The scored turn read once more, with a control hint where the hint stood: what any hint would explain."""
+    """A second teacher pass over a scored turn, with a control hint in the hint's position.
+
+    The control measures how much of the gap any hint would explain.
+    """
 
     kind: ControlKind
     hint: str
     hint_token_ids: tuple[int, ...]
     logprobs_RK: tuple[tuple[float | None, ...], ...]
-    """Of the row's tokens (`distill_token_ids` in the turn's span), in nats; None where the engine did not say."""
+    """Logprobs (nats) of the row's ids (`distill_token_ids` in the scored span); None where the engine gave none."""
 
     def to_wire(self) -> dict[str, Any]:
-        """The reading as plain JSON data."""
+        """Return the reading as plain JSON data."""
         return {
             "kind": self.kind,
             "hint": self.hint,
@@ -92,7 +95,11 @@ class ControlReading:
 
     @classmethod
     def from_wire(cls, value: Mapping[str, Any]) -> "ControlReading":
-        """Read it; what does not fit raises KeyError, TypeError or ValueError, which `TurnRecord.from_wire` expects."""
+        """Read the JSON object.
+
+        Raises:
+            KeyError, TypeError, ValueError: the object is malformed; `TurnRecord.from_wire` catches these.
+        """
         return cls(
             kind=value["kind"],
             hint=value["hint"],
@@ -103,10 +110,10 @@ class ControlReading:
 
 @dataclass(frozen=True, slots=True)
 class TurnRecord:
-    """What became of one assistant turn: `overrides[i]["opd"]["turns"][t]`.
+    """The distillation record of one assistant turn: `overrides[i]["opd"]["turns"][t]`.
 
     The teacher read `tokens[:insert_at] + hint_token_ids + tokens[insert_at:end]`, where `span` is `[start, end)`.
-    Fields from `evidence` on are written only where there is something to write.
+    Fields from `evidence` on are omitted when they are empty or None.
     """
 
     span: tuple[int, int]
@@ -118,29 +125,29 @@ class TurnRecord:
     insert_at: int | None = None
     error: str | None = None
     evidence: tuple[EvidenceKind, ...] = ()
-    """What the judge was shown, in its order."""
+    """Kinds of evidence shown to the judge, in order."""
     question: str | None = None
-    """What the judge read, word for word, behind its system prompt."""
+    """The judge's user message, verbatim."""
     step_votes: tuple[StepScore | None, ...] = ()
-    """Answers to the second question, whether the turn did what was wanted; None if one could not be read."""
+    """Votes on the second question (did the turn do what was wanted?); None for an unreadable vote."""
     step_score: StepScore | None = None
     truncated: bool = False
-    """The turn was cut off at a token limit."""
+    """Whether the turn was cut off at a token limit."""
     weight_version: int | None = None
-    """Of the weights that sampled it."""
+    """Version of the weights that sampled the turn."""
     scored_version: int | None = None
-    """Of the weights that gave the rows."""
+    """Version of the weights that produced the rows."""
     baseline_logprobs: tuple[float, ...] | None = None
-    """What the gap is measured from, one a token of the span, in nats; None where `inference_logprobs` are."""
+    """Logprobs (nats) subtracted for the gap, one per scored token; None: `inference_logprobs` are subtracted."""
     unhinted_logprobs: tuple[float, ...] | None = None
-    """A separate teacher's reading without the hint, where the gap is not measured from it."""
+    """Logprobs (nats) of a separate teacher without the hint, if they are not the gap's baseline."""
     control: ControlReading | None = None
     hint_source: HintSource | None = None
-    """Where the hint came from; None in files of before."""
+    """The source of the hint; None in files from earlier versions."""
     reasoning_tokens: int = 0
-    """How many of the first tokens of the span are reasoning, the closing tag included."""
+    """Number of reasoning tokens at the start of the span, including the closing tag."""
     scored_from: int | None = None
-    """Where the rows begin if not at the beginning of the span: `score_reasoning: answer` leaves reasoning out."""
+    """First position with a row; None: the start of the span. `score_reasoning: answer` skips the reasoning."""
 
     def __post_init__(self) -> None:
         lengths = {
@@ -153,22 +160,22 @@ class TurnRecord:
 
     @property
     def scored_span(self) -> tuple[int, int]:
-        """The part of the span that rows and readings are about, `[start, end)`; all of it, but for `scored_from`."""
+        """The part `[start, end)` of the span covered by rows and readings; it begins at `scored_from` if set."""
         start, end = self.span
         return (start if self.scored_from is None else self.scored_from, end)
 
     @property
     def is_scored(self) -> bool:
-        """The teacher's rows are written in its span."""
+        """Whether the teacher's rows are written in the span."""
         return self.outcome is TurnOutcome.SCORED
 
     @property
     def shown_evidence(self) -> tuple[str, ...]:
-        """The kinds of evidence that the judge was shown; a record of before names only the last one."""
+        """Kinds of evidence shown to the judge; records from earlier versions name only `next_state_role`."""
         return self.evidence or ((self.next_state_role,) if self.next_state_role else ())
 
     def to_wire(self) -> dict[str, Any]:
-        """The record as plain JSON data."""
+        """Return the record as plain JSON data."""
         return {
             "span": list(self.span),
             "outcome": self.outcome.value,
@@ -187,7 +194,7 @@ class TurnRecord:
         """Read a record.
 
         Raises:
-            WireError: it is not an object with the fields above.
+            WireError: `value` is not an object with the fields above.
         """
         try:
             row = cast(Mapping[str, Any], value)
@@ -220,11 +227,11 @@ class TurnRecord:
 
 
 def gap_baseline_T(logprobs_T: Sequence[float], turns: Iterable[TurnRecord]) -> Sequence[float]:
-    """What gaps are measured from [T], in nats: a scored row's first entry minus this is the token's gap.
+    """Return the gap's baseline logprobs [T], in nats. A token's gap is its scored row's first entry minus this.
 
     Args:
         logprobs_T: The sampling weights' logprobs, `inference_logprobs`.
-        turns: The records, of which those that have `baseline_logprobs` say so for the tokens of their scored spans.
+        turns: Records; `baseline_logprobs` of a record replace `logprobs_T` in its scored span.
     """
     baseline_T = list(logprobs_T)
     for turn in turns:
@@ -250,7 +257,7 @@ _WRITTEN_IF_KNOWN = ("question", "step_score", "weight_version", "scored_version
 
 
 def hint_sources_of(value: object) -> tuple[HintSource, ...] | None:
-    """`group_overrides["opd"]["hint_source"]`: a name, or several in a list; None if it is neither."""
+    """Read `group_overrides["opd"]["hint_source"]`, a known name or a list of them; None if `value` is neither."""
     names = cast(list[Any], value if isinstance(value, list) else [value])
     return tuple(names) if names and all(name in get_args(HintSource) for name in names) else None
 
@@ -262,7 +269,7 @@ def _one_or_list(names: Sequence[str]) -> str | list[str] | None:
 
 
 def context_turn_to_wire(turn: ContextTurn) -> dict[str, Any]:
-    """An entry of `overrides[i]["opd"]["context_turns"]` as plain JSON data."""
+    """Return an entry of `overrides[i]["opd"]["context_turns"]` as plain JSON data."""
     return {
         "message": turn.message_index,
         "why": turn.why,
@@ -271,10 +278,10 @@ def context_turn_to_wire(turn: ContextTurn) -> dict[str, Any]:
 
 
 def context_turn_from_wire(value: object) -> ContextTurn:
-    """Read such an entry.
+    """Read an entry of `overrides[i]["opd"]["context_turns"]`.
 
     Raises:
-        WireError: it is not an object with the fields above.
+        WireError: `value` is not an object with the fields that `context_turn_to_wire` writes.
     """
     row = _object(value)
     why = _one_of(row.get("why"), *get_args(WhyContext))
@@ -286,7 +293,7 @@ def context_turn_from_wire(value: object) -> ContextTurn:
 
 @dataclass(frozen=True, slots=True)
 class VerdictCounts:
-    """The hidden tests' verdict in numbers."""
+    """Verification outcome: counts of hidden checks."""
 
     outcome: str
     passed: int
@@ -300,10 +307,10 @@ class VerdictCounts:
 
 @dataclass(frozen=True, slots=True)
 class ScoredRollout:
-    """One sequence of a group: its arrays, one entry a position, and what its numbers came from.
+    """One sequence of a group: its arrays, one entry per position, and its metadata.
 
-    `masks_T` holds the token at sampled positions and -100 elsewhere, `logprobs_T` (nats) the sampling weights' logprob
-    there and 1.0 elsewhere. Everything from `messages` on may be missing in a group of another origin.
+    `masks_T` holds the token at sampled positions and -100 elsewhere. `logprobs_T` (nats) holds the sampling weights'
+    logprob at sampled positions and 1.0 elsewhere. Groups of another origin may lack the fields from `messages` on.
     """
 
     tokens_T: Sequence[int]
@@ -313,25 +320,24 @@ class ScoredRollout:
     messages: Sequence[Message] | None = None
     rows: DistillArrays | None = None
     turns: tuple[TurnRecord, ...] | None = None
-    """One record an assistant turn; None if the rollout was not distilled."""
+    """One record per assistant turn; None if the rollout was not distilled."""
     num_turns: int | None = None
     stop_reason: str | None = None
     tool_calls: int | None = None
     tool_errors: int | None = None
     reward: Mapping[str, float] | None = None
-    """The parts of the score, by name."""
+    """Components of the score, by name."""
     is_rewarded: bool = True
-    """False: nobody judged what came of it, so its score of 0.0 says nothing. Written as `reward: null`."""
+    """False: the rollout was not rewarded, and its score of 0.0 is a placeholder. Written as `reward: null`."""
     context_turns: tuple[ContextTurn, ...] = ()
-    """The assistant's messages that have no record, because they are context only."""
+    """Assistant messages without a record: they are context only."""
     session_id: str | None = None
-    """The conversation, or the rollout, that it is of, where a group holds several: those with the same one are its
-    branches."""
+    """Id of the conversation or rollout, in a group of several; sequences with the same id are its branches."""
     checks: VerdictCounts | None = None
     program: ProgramRun | None = None
-    """How the program of `agent_command` ended, if one held the conversation."""
+    """Exit of the `agent_command` program, if such a program ran the conversation."""
     other: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Entries of its `overrides` that this package does not know."""
+    """Unknown entries of the sequence's `overrides`."""
 
     def __post_init__(self) -> None:
         lengths = {"tokens": len(self.tokens_T), "masks": len(self.masks_T)}
@@ -344,22 +350,22 @@ class ScoredRollout:
 
     @property
     def scored_positions(self) -> frozenset[int] | None:
-        """The positions inside scored turns; None without records."""
+        """Positions in the scored spans of scored turns; None without records."""
         if self.turns is None:
             return None
         return frozenset(position for turn in self.turns if turn.is_scored for position in range(*turn.scored_span))
 
     @property
     def baseline_T(self) -> Sequence[float]:
-        """What a gap is measured from at each sampled position, in nats; see `gap_baseline_T`."""
+        """The gap's baseline logprobs [T], in nats; see `gap_baseline_T`."""
         return gap_baseline_T(self.logprobs_T, self.turns or ())
 
     @property
     def row_positions(self) -> list[int]:
-        """The positions of the teacher's rows, in order.
+        """Positions of the teacher's rows, in ascending order.
 
-        Records tell which those are. Without records, a row of one entry that repeats the sampling weights' logprob is
-        not the teacher's: with K = 1 it stands at every sampled position that was not scored.
+        With records, these are the non-empty rows of scored turns. Without records, a one-entry row that repeats the
+        sampling weights' logprob is excluded: with K = 1, every unscored sampled position holds such a row.
         """
         if self.rows is None:
             return []
@@ -382,14 +388,14 @@ class ScoredRollout:
         turns: tuple[TurnRecord, ...] | None = None,
         session_id: str | None = None,
     ) -> "ScoredRollout":
-        """The rollout of a verified and rewarded episode, or of one of its branches.
+        """Build the rollout of a verified and rewarded episode, or of one of its branches.
 
         Args:
             episode: The episode, of one sequence.
             include_messages: Whether its messages are written.
             rows: The teacher's rows; None if nothing was distilled.
             turns: The records of the turns; None if nothing was distilled.
-            session_id: Stands for the whole rollout in its group, where it has several branches.
+            session_id: Id shared by the branches of one rollout; None if the rollout has one branch.
 
         Raises:
             AlignmentError: the episode lacks tokens, a verification or a reward.
@@ -426,14 +432,14 @@ class ScoredRollout:
         turns: tuple[TurnRecord, ...] | None = None,
         session_id: str | None = None,
     ) -> "ScoredRollout":
-        """The rollout of a conversation that happened, which nothing verified.
+        """Build the rollout of a recorded conversation, which was not verified.
 
         Args:
             episode: One branch of the conversation.
-            given_reward: What its client said that it was worth; None: nothing.
+            given_reward: The reward that the client sent; None: no reward.
             rows: The teacher's rows; None if nothing was distilled.
             turns: The records of the turns; None if nothing was distilled.
-            session_id: The conversation, where its group holds several.
+            session_id: Id of the conversation, if the group holds several conversations.
         """
         return cls(
             tokens_T=episode.tokens_T,
@@ -452,7 +458,7 @@ class ScoredRollout:
         )
 
     def overrides(self) -> dict[str, Any]:
-        """Its entry of `overrides`; what is None is left out."""
+        """Return the sequence's entry of `overrides`, without fields that are None."""
         opd: dict[str, Any] = {} if self.turns is None else {"turns": [turn.to_wire() for turn in self.turns]}
         if self.context_turns:
             opd["context_turns"] = [context_turn_to_wire(turn) for turn in self.context_turns]
@@ -474,24 +480,24 @@ class ScoredRollout:
 
 @dataclass(frozen=True, slots=True)
 class GroupDistillation:
-    """What a group's distillation was made with: `group_overrides["opd"]`."""
+    """Settings and statistics of a group's distillation: `group_overrides["opd"]`."""
 
     distill_topk: int
     hint_placement: str | None = None
     outcomes: Mapping[str, int] = field(default_factory=dict[str, int])
-    """How many turns ended in each outcome."""
+    """Number of turns per outcome."""
     gap_baseline: GapBaseline | None = None
-    """Whose reading without the hint the gap is measured from; None in files of before, which means the student's."""
+    """Model whose logprobs without the hint are the gap's baseline; None (files from earlier versions): the student."""
     hint_sources: tuple[HintSource, ...] = ()
-    """In their order of preference; empty in files of before, which means the judge."""
+    """Hint sources in order of preference; empty (files from earlier versions): the judge."""
     noise_floor: float | None = None
-    """The largest gap (nats) without a hint: the engine's noise. None if it was not measured."""
+    """Largest gap without a hint (nats), the engine's noise; None if it was not measured."""
     noise_rms: float | None = None
-    """The root mean square of the same gaps, with which a hint's are compared."""
+    """Root mean square of the gaps without a hint (nats), to be compared with the gaps of hints."""
     precision: str | None = None
-    """What the teacher computed in, by torch's name: `bfloat16`. None if its server does not say."""
+    """Torch dtype of the teacher, such as `bfloat16`; None if its server does not report one."""
     teacher: str | None = None
-    """Its entry of `DistillConfig.teachers`, the task's kind; None for the usual teacher."""
+    """Key of the teacher in `DistillConfig.teachers`, the task's kind; None: the default teacher."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -502,18 +508,18 @@ class ScoredGroup:
     item_id: str | None = None
     task_id: str | None = None
     weight_version: int | None = None
-    """The oldest of the weights that sampled it: a trainer measures from it how stale the group is."""
+    """Oldest weight version that sampled the group; a trainer computes staleness from it."""
     group_id: str | None = None
-    """Given by `serve` and by the gateway, so that a group that is sent twice is known again."""
+    """Id assigned by `serve` and the gateway, so that a group sent twice is recognised."""
     session_id: str | None = None
-    """The conversation that it is, if a gateway made it."""
+    """Id of the conversation, if a gateway recorded the group."""
     distillation: GroupDistillation | None = None
     rollout_scores: tuple[float, ...] | None = None
-    """The scores of all rollouts that these are compared with, each once, where the group is a part of a larger one."""
+    """Scores of all rollouts of the full group, one per rollout, if this group is a part of a larger one."""
     other: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Fields of the group that this package does not know."""
+    """Unknown fields of the group."""
     other_overrides: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Entries of its `group_overrides` that this package does not know."""
+    """Unknown entries of `group_overrides`."""
 
     def __post_init__(self) -> None:
         if not self.rollouts:
@@ -525,12 +531,12 @@ class ScoredGroup:
 
     @property
     def scores(self) -> list[float]:
-        """The rewards, one a sequence."""
+        """Scores, one per sequence."""
         return [rollout.score for rollout in self.rollouts]
 
     @property
     def is_first_of_rollout(self) -> list[bool]:
-        """For each sequence, whether no other branch of the same rollout comes before it: a rollout counts once."""
+        """For each sequence, whether it is the first branch of its rollout, so that a rollout counts once."""
         if self.session_id is not None:
             return [index == 0 for index in range(len(self.rollouts))]
         ids = [rollout.session_id for rollout in self.rollouts]
@@ -538,14 +544,14 @@ class ScoredGroup:
 
     @property
     def compared_scores(self) -> tuple[float, ...]:
-        """What GRPO compares: the score of each rewarded rollout, once."""
+        """Scores that GRPO compares: one per rewarded rollout."""
         if self.rollout_scores is not None:
             return self.rollout_scores
         pairs = zip(self.rollouts, self.is_first_of_rollout, strict=True)
         return tuple(rollout.score for rollout, is_first in pairs if is_first and rollout.is_rewarded)
 
     def to_wire(self) -> dict[str, Any]:
-        """The group as plain JSON data, one entry a rollout in every list."""
+        """Return the group as plain JSON data; every list has one entry per sequence."""
         rollouts = self.rollouts
         about = {
             "item_id": self.item_id,
@@ -590,10 +596,10 @@ class ScoredGroup:
 
     @classmethod
     def from_wire(cls, value: object) -> "ScoredGroup":
-        """Read a group of any origin. What its entries hold beyond their lengths is checks.py's to judge.
+        """Read a group of any origin. Only types and lengths are checked here; checks.py checks the contents.
 
         Raises:
-            WireError: a field is missing, is of another kind, or has another number of entries than `tokens`.
+            WireError: a field is missing, has the wrong type, or differs in length from `tokens`.
         """
         if not isinstance(value, dict):
             raise WireError(f"a group must be a JSON object, got {type(value).__name__}")
@@ -646,7 +652,7 @@ def _group(fields: dict[str, Any]) -> ScoredGroup:
 
 
 def _column(fields: dict[str, Any], name: str, size: int, *, optional: bool = False) -> Any:
-    """One entry a sequence; None if an optional field is missing."""
+    """Remove and return a field with one entry per sequence; None if an optional field is missing."""
     column: Any = fields.pop(name, None) if optional else fields.pop(name)
     if (column is None and optional) or (isinstance(column, list) and len(cast(list[Any], column)) == size):
         return column
@@ -654,7 +660,7 @@ def _column(fields: dict[str, Any], name: str, size: int, *, optional: bool = Fa
 
 
 def _about_rollout(overrides: dict[str, Any]) -> dict[str, Any]:
-    """What a sequence's overrides say that this package knows; an entry of another form stays among the others."""
+    """Return the known fields of a sequence's overrides; malformed and unknown entries go into `other`."""
     found: dict[str, Any] = {}
     opd = _object(overrides.get("opd"))
     turns, context = opd.get("turns"), opd.get("context_turns")
@@ -694,7 +700,7 @@ def _program(value: object) -> ProgramRun | None:
 
 
 def _taken(entries: dict[str, Any], **kinds: Callable[[object], bool]) -> dict[str, Any]:
-    """Take out of `entries` those that are of the kind that is expected of them."""
+    """Remove and return the entries that have the expected type."""
     return {name: entries.pop(name) for name, is_kind in kinds.items() if is_kind(entries.get(name))}
 
 
@@ -711,5 +717,5 @@ def _known(**entries: object) -> dict[str, object]:
 
 
 def _object(value: object) -> dict[str, Any]:
-    """A copy of a JSON object; an empty one if it is something else."""
+    """Return a copy of a JSON object; an empty dict if `value` is not one."""
     return dict(cast(dict[str, Any], value)) if isinstance(value, dict) else {}

@@ -91,34 +91,54 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="scripts/check_tasks",
-        description="Run each task's reference solution, or the given ones, through the verifier of training. Prints "
-        "one JSON line a task (id, correctness, passed, total, outcome, seconds), then 'N passed, M failed'.",
+        description="Run each task's reference solution, or the given solutions, through the verifier of training. "
+        "Print one JSON line per task (id, correctness, passed, total, outcome, seconds), then 'N passed, M failed'.",
         epilog="Exit code 0: all passed; 1: some failed, or a given solution belongs to no task; 2: the dataset, the "
         "solutions or the settings are wrong, or the sandbox does not work.",
         allow_abbrev=False,
     )
     settings = CodingConfig.model_fields
-    parser.add_argument("dataset", metavar="FILE", help="a file, folder or name on the hub, as dataset_name")
-    parser.add_argument("--format", choices=get_args(DatasetFormat), default="generic", help="preset of its fields")
-    parser.add_argument("--solutions", type=Path, metavar="FILE", help="JSONL of {id, files: {solution.py: ...}}")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="where the JSON lines go (default: standard output)")
+    parser.add_argument("dataset", metavar="FILE", help="file, folder or name on the hub, in the form of dataset_name")
     parser.add_argument(
-        "--fields", nargs="+", action="extend", default=[], metavar="NAME=FIELD", help="fields named otherwise"
+        "--format", choices=get_args(DatasetFormat), default="generic", help="preset of the dataset's fields"
     )
-    parser.add_argument("--split", default=settings["dataset_split"].default, help="split, if there are any")
-    parser.add_argument("--skip-broken", action="store_true", help="leave out rows that cannot become tasks")
+    parser.add_argument("--solutions", type=Path, metavar="FILE", help="JSONL of {id, files: {solution.py: ...}}")
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="output file of the JSON lines (default: standard output)"
+    )
+    parser.add_argument(
+        "--fields",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="NAME=FIELD",
+        help="fields with other names than the preset's",
+    )
+    parser.add_argument(
+        "--split", default=settings["dataset_split"].default, help="split of the dataset, if it has splits"
+    )
+    parser.add_argument("--skip-broken", action="store_true", help="skip rows that cannot become tasks")
     parser.add_argument("--limit", type=_count, metavar="N", help="only the first N tasks")
     parser.add_argument(
-        "--workers", type=_count, metavar="N", default=len(os.sched_getaffinity(0)), help="tasks checked at once"
+        "--workers",
+        type=_count,
+        metavar="N",
+        default=len(os.sched_getaffinity(0)),
+        help="number of tasks checked at the same time",
     )
     parser.add_argument(
         "--timeout",
         type=float,
         metavar="SECONDS",
         default=settings["verify_timeout_s"].default,
-        help="processor time for the tests of one task (default: %(default)g)",
+        help="processor seconds for the tests of one task (default: %(default)g)",
     )
-    parser.add_argument("--sandbox", metavar="BACKEND", default=settings["sandbox_backend"].default, help="isolation")
+    parser.add_argument(
+        "--sandbox",
+        metavar="BACKEND",
+        default=settings["sandbox_backend"].default,
+        help="backend of the sandbox, as in sandbox_backend",
+    )
     return parser
 
 

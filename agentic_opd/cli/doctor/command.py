@@ -17,12 +17,12 @@ def build_parser() -> argparse.ArgumentParser:
     env, servers = default_settings()
     parser = argparse.ArgumentParser(
         prog="agentic-opd doctor",
-        description="Check a set-up, with the settings of a run, in seconds. One line a check: ok, warning, failed "
-        "(with what to do), or skipped. The exit code is 1 where a check failed.",
+        description="Check a set-up with the settings of a run, in seconds. Each check prints one line: ok, "
+        "warning, failed (with what to do), or skipped. The exit code is 1 if a check failed.",
         allow_abbrev=False,
     )
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
-    parser.add_argument("--serve", action="store_true", help="the set-up is for serve: it needs the trajectory API")
+    parser.add_argument("--serve", action="store_true", help="check a set-up for serve, which needs the trajectory API")
     add_settings(parser, {"env": env, "openai": servers[0]}, "doctor")
     return parser
 

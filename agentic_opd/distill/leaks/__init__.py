@@ -1,11 +1,11 @@
-"""Does a hint give hidden test data away? Pure.
+"""Detection of hidden test data in hints. Pure.
 
     hidden tests --hidden_data--> numbers, strings, containers, checks (the inputs of one test with its result)
-    hint, public text --reading--> which of them a text holds; a hint leaks what it holds and the public text does not
+    hint, public text --reading--> data in each text; a hint leaks data that are missing from the public text
     hint, hidden tests, public text --pieces--> numbers and unusual words of the tests' longer strings
-    hint, hidden tests --quotations--> the tests' own tokens, data or not
+    hint, hidden tests, public text --quotations--> verbatim token runs of the tests
 
-A datum is recognised in code and in words: `[[1, 3], [3, 5]]` is also "1 to 3 and 3 to 5", 98 is "ninety-eight", and
+Data are recognised in code and in words: `[[1, 3], [3, 5]]` is also "1 to 3 and 3 to 5", 98 is "ninety-eight", and
 the check `f('') == True` is "an empty string should give True".
 """
 
@@ -17,27 +17,27 @@ from agentic_opd.distill.leaks.reading import tells
 
 
 def leaks(hint: str, hidden_tests: str, public_text: str) -> bool:
-    """Tell whether `hint` gives away data of the hidden tests that `public_text` does not show.
+    """Return whether `hint` gives away data of the hidden tests that `public_text` does not show.
 
-    A hint leaks if it holds one of these, and the public text, read in the same way, does not:
+    A hint leaks if it contains one of the following and the public text, parsed in the same way, does not:
 
-    - a quotation: an asserted expression, or six code tokens in a row that hold enough of numbers and strings;
-    - a number, string or container of the tests, in code or in words, reordered or reformatted. None, booleans,
-      one-digit integers and empty or one-character values are trivial, and so are numbers that state a rule or count
-      something (`n % 15`, "divisible by 15", `i + 10`, "26 letters") and strings that are ordinary words, unless they
-      are quoted;
-    - two unusual words or numbers of one string, or a telling one: "75.25" of a line of a table, "well-known";
-    - the values of a container of four or more in their order, whatever stands between them: a table, a drawing;
-    - all of the hidden text, where that is short: the answer itself, in a world without tests;
-    - all the values of a check, its inputs and its result, in a sentence or two, be they trivial or described: "for 0
-      it must return FizzBuzz". Of a check with an empty input that input and the result are enough.
+    - a quotation: an asserted expression, or six consecutive code tokens with enough numbers and strings;
+    - a number, string or container of the tests, in code or in words, reordered or reformatted. Exempt are None,
+      booleans, one-digit integers, empty and one-character values, numbers that state a rule or count something
+      (`n % 15`, "divisible by 15", `i + 10`, "26 letters"), and ordinary words without quotes;
+    - two unusual words or numbers of one string, or one distinctive piece: "75.25" of a line of a table, "well-known";
+    - the values of a container of four or more in order, in any layout: a table, a drawing;
+    - the whole hidden text, if it is no longer than the hint: the answer itself, in a world without tests;
+    - all values of a check (inputs and result) in one or two consecutive sentences, even if they are trivial or
+      described: "for 0 it must return FizzBuzz". For a check with an empty input, that input and the result suffice.
 
-    Of tests beyond 200,000 characters only runs of tokens are compared in all, and values and calls of the first part.
+    If the tests exceed 200,000 characters, token runs are compared in full, but values and calls only in the first
+    part.
 
     Args:
         hint: The judge's hint.
-        hidden_tests: Source of the hidden tests. If they are not Python, numbers, strings and runs of tokens count.
-        public_text: Everything that the agent read or wrote.
+        hidden_tests: Source of the hidden tests. If it is not Python, only numbers, strings and token runs count.
+        public_text: All text that the agent read or wrote.
     """
     texts = (hint, hidden_tests, public_text)
     return _says_all(*texts) or quotes(*texts) or tells(*texts) or tells_pieces(*texts)

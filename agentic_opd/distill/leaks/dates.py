@@ -20,7 +20,7 @@ _TIME = re.compile(
 
 
 def in_iso(text: str) -> str:
-    """Write dates and times as ISO does. 6/8/2021 may be either day, so both are written."""
+    """Replace dates and times by their ISO form; an ambiguous date (6/8/2021) by both dates."""
     return _TIME.sub(_time, _DATE.sub(_date, text))
 
 

@@ -1,8 +1,8 @@
 """Source of hidden tests --ast--> their data: numbers, strings, containers and checks.
 
-A leaf is a string that says what it is: `#5` a number (also the string '5'), `=True` a constant, `'ab` a string in
-small letters and without spaces, `!valueerror` an exception. A container is known by its leaves in any order, and one
-with a single leaf by that: "[5]", "a list of just five".
+A leaf is a string whose first character is its type: `#5` a number (also the string '5'), `=True` a constant, `'ab` a
+string in lower case without spaces, `!valueerror` an exception. The key of a container is its leaves in any order; a
+container with a single leaf has that leaf as its key: "[5]", "a list of just five".
 """
 
 import ast
@@ -19,9 +19,9 @@ from agentic_opd.distill.leaks.numerals import in_digits
 from agentic_opd.distill.leaks.symbols import in_symbols
 
 KEPT_TEXTS = 8
-"""Public texts that are kept as they were read: the turns of an episode share one."""
+"""Number of parsed public texts in the cache; the turns of an episode share one text."""
 KEPT_SOURCES = 32
-"""Tests whose data are kept, for those of one task are asked about again and again; they may be megabytes."""
+"""Number of parsed tests in the cache; the tests of a task are used repeatedly and may be megabytes."""
 DATA = re.compile(r"'[^'\n]*'|\"[^\"\n]*\"|\b\d+")
 NUMBER = re.compile(r"-?(?:0|[1-9][\d_]*)(?:\.\d+)?")
 
@@ -30,44 +30,44 @@ EMPTY_BOX = "[]"
 BOX_OF_EMPTY = "[[]]"
 
 _MOST_LEAVES = 30
-"""The values in a longer container are no data one by one: half of all numbers would be. Its runs of tokens are."""
+"""Maximum of leaves in a container that counts as data; longer ones are covered by token runs only."""
 _MOST_SOURCE = 200_000
-"""So many characters of a test file are read for values and calls; runs of tokens are compared in all of it."""
+"""Characters of a test file that are parsed for values and calls; token runs are compared in all of it."""
 _LONGEST_LINE = 10_000
-"""In a larger file longer lines are left out, so that one huge input does not hide the small ones."""
+"""Longest line that is parsed in a file above `_MOST_SOURCE`, so that one huge input does not displace the others."""
 IGNORED = re.compile(r"(?<=\w\w),| (?:and|then)\b|[\s'\"`]", re.IGNORECASE)
-"""What does not count in a string: "the cat the dog" is "the, cat, the and dog"."""
+"""Ignored characters and words in a string: "the cat the dog" equals "the, cat, the and dog"."""
 LAID_LEAVES = 4
 LAID_IGNORED = re.compile(r"[\s,;:/|()\[\]{}'\"`]|[-=]>|=|\b(?:and|then)\b", re.IGNORECASE)
-"""What does not count between the values of a container that has so many: it may be a table, or a drawing."""
+"""Ignored between the values of a container with `LAID_LEAVES` or more values, such as a table or drawing."""
 
 Leaves = tuple[str, ...]
 
 
 @dataclass(slots=True)
 class HiddenData:
-    """What a text is searched for."""
+    """Data of hidden tests for which texts are searched."""
 
     numbers: set[str] = field(default_factory=set[str])
     strings: dict[str, str] = field(default_factory=dict[str, str])
-    """A string, `squashed` -> its leaf."""
+    """`squashed` string -> its leaf."""
     exact: set[str] = field(default_factory=set[str])
-    """The strings as they are but for white space."""
+    """Strings with normalised white space."""
     texts: set[str] = field(default_factory=set[str])
-    """The strings as they are."""
+    """Strings, unchanged."""
     boxes: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]])
     """The `sum_key` of containers."""
     tuples: set[str] = field(default_factory=set[str])
     """The `box_key` of tuples."""
     laid: set[str] = field(default_factory=set[str])
-    """The `laid_key` of containers of some length."""
+    """The `laid_key` of containers with `LAID_LEAVES` or more values, and the digits of long numbers."""
     checks: dict[str, list[Leaves]] = field(default_factory=dict[str, list[Leaves]])
-    """The longest key of a check -> the keys of its values."""
+    """Longest key of a check -> the keys of its values, for each such check."""
 
 
 @lru_cache(maxsize=KEPT_SOURCES)
 def hidden_data(source: str) -> HiddenData:
-    """Read the data of hidden tests."""
+    """Return the data of hidden tests; if `source` is not Python, its quoted strings and integers."""
     source = head(source)
     data, reader, tree = HiddenData(), _Reader(), parsed(source)
     try:
@@ -86,7 +86,7 @@ def hidden_data(source: str) -> HiddenData:
 
 
 def head(source: str) -> str:
-    """The part of a test file that is read for values: all of it, unless it is huge."""
+    """Return the part of a test file that is parsed for values: all of it, up to `_MOST_SOURCE` characters."""
     if len(source) <= _MOST_SOURCE:
         return source
     lines = [f"{line}\n" for line in text_lines(source) if len(line) <= _LONGEST_LINE]
@@ -96,7 +96,7 @@ def head(source: str) -> str:
 
 @lru_cache(maxsize=1)
 def parsed(source: str) -> ast.Module | None:
-    """The syntax tree of `source`, or None if it is no Python."""
+    """Return the syntax tree of `source`, or None if it can't be parsed as Python."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # invalid escapes in other people's tests
@@ -106,7 +106,7 @@ def parsed(source: str) -> ast.Module | None:
 
 
 def number_leaf(text: str) -> str | None:
-    """The leaf of a number that is written in digits."""
+    """Return the leaf of a number in digits; None if `text` is not a finite number."""
     try:
         value = float(text.replace("_", ""))
         return f"#{int(value)}" if value == int(value) else f"#{value!r}"
@@ -115,32 +115,32 @@ def number_leaf(text: str) -> str | None:
 
 
 def plain(text: str) -> str:
-    """The text with numbers in digits, symbols as themselves, and dates and times as ISO writes them."""
+    """Return the text with number words as digits, named symbols as symbols, and dates and times in ISO form."""
     return in_iso(in_digits(in_symbols(text)))
 
 
 def squashed(text: str) -> str:
-    """The text in small letters and without what does not count in a string."""
+    """Return the text in lower case, without the matches of `IGNORED`."""
     return IGNORED.sub("", text).casefold()
 
 
 def is_trivial(key: str) -> bool:
-    """Whether a value is everywhere: a digit, a constant, a letter, nothing."""
+    """Whether a value is too common to be data: one digit, one letter, a constant, an empty value."""
     return len(key) <= 2 or key[0] == "=" or key == "#-1"
 
 
 def box_key(leaves: Sequence[str]) -> str:
-    """By what a container is mentioned, or the leaf that it holds."""
+    """Return the key of a container: its sorted leaves, or `EMPTY_BOX`."""
     return "|".join(sorted(leaves)) if leaves else EMPTY_BOX
 
 
 def laid_key(leaves: Iterable[str]) -> str:
-    """The values of a container one after the other, without what does not count between them."""
+    """Return the values of a container in order, without the matches of `LAID_IGNORED`."""
     return LAID_IGNORED.sub("", "".join(leaf[1:] for leaf in leaves))
 
 
 def sum_key(leaves: Sequence[str]) -> tuple[int, int]:
-    """What containers with the same leaves have in common."""
+    """Return the number of leaves and the sum of their hashes, which is independent of order."""
     return len(leaves), sum(map(hash, leaves))
 
 
@@ -151,12 +151,12 @@ class _Value:
     leaves: Leaves
     children: tuple["_Value", ...] = ()
     text: str = ""
-    """The string itself, of a string."""
+    """The original string, if the literal is a string."""
     is_tuple: bool = False
 
 
 class _Reader(ast.NodeVisitor):
-    """Collects the literals of a test file, and those that stand in one check."""
+    """Collects the literals of a test file, and the literals of each check."""
 
     def __init__(self) -> None:
         self.values: list[_Value] = []
@@ -164,7 +164,7 @@ class _Reader(ast.NodeVisitor):
         self._names: dict[str, ast.expr] = {}
 
     def generic_visit(self, node: ast.AST) -> None:
-        """Keep the largest literals, and look into all else. The tuples in a list are rows of inputs and result."""
+        """Keep the largest literals, and visit all other nodes. Tuples in a sequence are rows of inputs and result."""
         if isinstance(node, ast.List | ast.Tuple):
             for row in (element for element in node.elts if isinstance(element, ast.Tuple)):
                 self._check(row.elts, [])
@@ -175,7 +175,7 @@ class _Reader(ast.NodeVisitor):
             self.values.append(value)
 
     def visit_Expr(self, node: ast.Expr) -> None:
-        """A string that stands alone is a docstring; a call may be an assertion of unittest."""
+        """Skip docstrings; read assertions of unittest as checks."""
         if isinstance(node.value, ast.Call) and (name := _name(node.value.func)).startswith("assert"):
             result = {"assertTrue": [True], "assertFalse": [False], "assertIsNone": [None]}.get(name, [])
             self._check(node.value.args, [_constant(value) for value in result])
@@ -183,23 +183,23 @@ class _Reader(ast.NodeVisitor):
             self.visit(node.value)
 
     def visit_Assign(self, node: ast.Assign) -> None:
-        """Remember what a name stands for."""
+        """Record the value of each assigned name."""
         names = [target.id for target in node.targets if isinstance(target, ast.Name)]
-        if "METADATA" not in names:  # HumanEval's, which is about the task
+        if "METADATA" not in names:  # HumanEval's metadata of the task
             self._names.update(dict.fromkeys(names, node.value))
             self.visit(node.value)
 
     def visit_Assert(self, node: ast.Assert) -> None:
-        """The message is no datum."""
+        """Read the test of an assertion as a check, without its message."""
         self._asserted(node.test, True)
 
     def visit_Call(self, node: ast.Call) -> None:
-        """The names of pytest's parameters are no data."""
+        """Skip the names of pytest's parameters."""
         for part in node.args[1:] if _name(node.func) == "parametrize" else ast.iter_child_nodes(node):
             self.visit(part)
 
     def visit_For(self, node: ast.For) -> None:
-        """The body may say that all that the loop runs over raises."""
+        """Read each value of the loop's literal as a check that raises, if the body expects exceptions."""
         raising = [inner for inner in ast.walk(node) if isinstance(inner, ast.ExceptHandler | ast.withitem)]
         table = _literal(node.iter)
         for error in (error for inner in raising for error in self._literals(inner, 0)):
@@ -207,7 +207,7 @@ class _Reader(ast.NodeVisitor):
         self.generic_visit(node)
 
     def visit_With(self, node: ast.With | ast.Try) -> None:
-        """What is tried, or called under `raises(ValueError)`, has the error for a result."""
+        """Read each statement of a `try`, or under `raises(ValueError)`, as a check with the error as its result."""
         errors = node.items if isinstance(node, ast.With) else [error.type for error in node.handlers if error.type]
         for statement in node.body:
             self._check([statement, *errors], [])
@@ -225,7 +225,7 @@ class _Reader(ast.NodeVisitor):
         self.checks.append([*(value for node in nodes for value in self._literals(node, 3)), *results])
 
     def _literals(self, node: ast.AST, names: int) -> Iterator[_Value]:
-        """The largest literals in a check, names read so many times. An index of the result is none, nor is a bound."""
+        """Yield the largest literals in a check, without indices and upper bounds; names are resolved `names` times."""
         if (value := _literal(node)) is not None:
             yield value
         elif isinstance(node, ast.Name) and node.id in self._names and names:
@@ -269,7 +269,7 @@ def _constant(value: object) -> _Value:
         words = value.split()[: _MOST_LEAVES + 1]
         numbers = [leaf for word in words if NUMBER.fullmatch(word) and (leaf := number_leaf(word))]
         children = tuple(_Value((leaf,)) for leaf in numbers)
-        if words and len(numbers) == len(words):  # what a program reads: often a count, and then as many numbers
+        if words and len(numbers) == len(words):  # program input: often a count, followed by as many numbers
             at = int(len(words) > 1 and numbers[0] == f"#{len(words) - 1}")
             return _Value(tuple(numbers[at:]), children[at:])
         return _Value((f"'{squashed(value)}",), children, value)
@@ -279,7 +279,7 @@ def _constant(value: object) -> _Value:
 
 
 def _add(data: HiddenData, value: _Value) -> None:
-    """Add a literal's own data: its numbers and strings, its containers and their parts."""
+    """Add a literal's data: numbers, strings, containers and their parts."""
     if len(value.leaves) > _MOST_LEAVES:
         return
     for child in value.children:
@@ -310,5 +310,5 @@ def _add_check(data: HiddenData, values: Sequence[_Value]) -> None:
             BOX_OF_EMPTY if value.children and not value.leaves else box_key(value.leaves) for value in values
         )
         empty = [key for key in check[:-1] if key in (EMPTY_STRING, EMPTY_BOX)]
-        for keys in {check, (*empty[:1], check[-1])} if empty else {check}:  # be the others what they may
+        for keys in {check, (*empty[:1], check[-1])} if empty else {check}:  # for any other inputs
             data.checks.setdefault(max(keys, key=len), []).append(keys)

@@ -21,9 +21,9 @@ _NUMBER_AFTER = re.compile(rf"(?:,| to| and| or)+ (?:{_WORD}|-?\d)", re.IGNORECA
 
 
 def in_digits(text: str) -> str:
-    """Write number words in digits: "minus five" -> "-5", "three fives" -> "5, 5, 5". A lone "one" is an article.
+    """Replace number words by digits: "minus five" -> "-5", "three fives" -> "5, 5, 5". A lone "one" stays a word.
 
-    What is there twice is written so: "[1, 2] twice" -> "[1, 2], [1, 2]".
+    Repetitions are written out: "[1, 2] twice" -> "[1, 2], [1, 2]".
     """
 
     def digits(match: re.Match[str]) -> str:
@@ -41,10 +41,10 @@ def in_digits(text: str) -> str:
 
 
 def _numbers(words: str) -> list[int]:
-    """The numbers of a run of number words: "twenty one two" has two."""
+    """Return the numbers in a run of number words: "twenty one two" -> [21, 2]."""
     numbers: list[int] = []
     total = part = 0
-    room = -1  # the next word must be below it to go on with the number
+    room = -1  # a following word below this continues the number
     for word in re.split(r"[ -]", words):
         if word in ("a", "an", "and"):
             continue

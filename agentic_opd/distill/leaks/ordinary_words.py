@@ -1,4 +1,4 @@
-"""Words of advice on code."""
+"""Ordinary words of advice on code."""
 
 ORDINARY = frozenset(
     """
@@ -22,4 +22,4 @@ ORDINARY = frozenset(
     what when where which while white whole will with without word words work write wrong year yes yet you your zero ...
     """.split()  # noqa: SIM905
 )
-"""Words of advice on code: without quotes they are no strings of the tests."""
+"""Words that count as strings of the tests only in quotes or after words like "such as"."""

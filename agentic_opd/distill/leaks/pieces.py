@@ -1,6 +1,6 @@
-"""Hint, hidden tests and public text -> whether the hint tells pieces of a string of the tests.
+"""Hint, hidden tests and public text -> whether the hint contains pieces of a string of the tests.
 
-A line of a table, of a log or of prose is seldom told as it is. Its numbers and its unusual words are.
+A hint rarely repeats a line of a table, log or prose verbatim, but may repeat its numbers and unusual words.
 """
 
 import builtins
@@ -20,11 +20,11 @@ _COMMON_NUMBERS = frozenset(("12", "16", "24", "26", "32", "64", "128", "256", "
 _ENDINGS = ("s", "es", "d", "ed", "ing", "ly")
 _ENOUGH = 2
 _MORE_OF_LONG = 8
-"""Of a string with so many pieces one more must be told, with twice as many two more, and so on."""
+"""The required weight grows by 1 per this many pieces of a string."""
 
 
 def tells_pieces(hint: str, hidden_tests: str, public_text: str) -> bool:
-    """Tell whether `hint` has enough pieces of one string, or line of it, that the public text does not have."""
+    """Return whether `hint` has enough pieces of one string, or of one line of it, that the public text lacks."""
     index, needed = _pieces(hidden_tests)
     told: Counter[int] = Counter()
     for word in words(hint) - words(public_text):
@@ -35,14 +35,14 @@ def tells_pieces(hint: str, hidden_tests: str, public_text: str) -> bool:
 
 @lru_cache(maxsize=KEPT_TEXTS)
 def words(text: str) -> frozenset[str]:
-    """The words and numbers of a text in small letters, and the parts of those with a hyphen or point in them."""
+    """Return the words and numbers of a text in lower case, and the parts of those joined by `-`, `'`, `.` or `:`."""
     tokens = {token.casefold() for token in _TOKEN.findall(plain(text))}
     return frozenset(tokens.union(*map(_INNER.split, tokens)))
 
 
 @lru_cache(maxsize=KEPT_SOURCES)
 def _pieces(source: str) -> tuple[dict[str, list[int]], list[int]]:
-    """Each piece -> the units in which it stands, and how much of each unit must be told."""
+    """Return piece -> indices of its units (strings and their lines), and the weight required per unit."""
     index: dict[str, list[int]] = defaultdict(list)
     needed: list[int] = []
     for unit in {line for text in hidden_data(source).texts for line in (text, *text_lines(text))}:
@@ -54,7 +54,7 @@ def _pieces(source: str) -> tuple[dict[str, list[int]], list[int]]:
 
 
 def _weight(word: str) -> int:
-    """How much a piece says: 2 that of a string it is enough, 1 that it takes another one, 0 that it is anywhere."""
+    """Return the weight of a piece: 2 suffices for a short string, 1 needs a second piece, 0 is a common word."""
     if word.replace(".", "").isdecimal():
         digits = word.replace(".", "").strip("0")
         return 0 if len(digits) < 2 or word in _COMMON_NUMBERS else 1 if len(word) == 2 else 2

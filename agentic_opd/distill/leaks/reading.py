@@ -1,7 +1,7 @@
-"""Text, data of hidden tests -> the data that the text holds, in code or in words, and whether a hint tells more.
+"""Text, data of hidden tests -> the data in the text, in code or in words, and whether a hint has more than is public.
 
-A text is read sentence by sentence as the values that stand in it. What stands around a value says whether it is one:
-`n % 15` is a rule, "26 letters" is a count, and a 0 is an input or a result only where it is said to be one.
+A text is parsed sentence by sentence into values. The context of a value decides whether it counts: `n % 15` is a rule
+and "26 letters" is a count, so neither number is a value.
 """
 
 import re
@@ -31,11 +31,11 @@ from agentic_opd.distill.leaks.ordinary_words import ORDINARY
 from agentic_opd.distill.leaks.pieces import words
 
 _Evidence = tuple[str, ...]
-"""What was found: the kind of the datum, and then the datum."""
+"""The kind of a datum, followed by the datum."""
 
 
 def tells(hint: str, hidden_tests: str, public_text: str) -> bool:
-    """Tell whether `hint` holds data of the tests that the public text does not hold."""
+    """Return whether `hint` contains data of the tests that the public text does not contain."""
     told = _evidence(hint, hidden_data(hidden_tests), words(public_text), public=False)
     return bool(told) and not told <= _shown(public_text, hidden_tests)
 
@@ -48,7 +48,7 @@ def _shown(public_text: str, hidden_tests: str) -> frozenset[_Evidence]:
 _TYPOGRAPHY = str.maketrans("“”„«»‘’−–—→⇒", '"""""\'\'--->>')  # noqa: RUF001
 _END = re.compile(r"(?<=[.!?;])(?<!e\.g\.)(?<!i\.e\.)['\")]?\s+(?=[A-Z(\[`'\"\d])|\n+")
 _LONGEST, _OVERLAP = 2_000, 200
-"""A longer line is read in parts, which share some characters, so that the time grows with its length alone."""
+"""Longer lines are parsed in overlapping parts, so that the time is linear in their length."""
 
 
 def _sentences(text: str) -> Iterator[str]:
@@ -61,17 +61,17 @@ def _sentences(text: str) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Mention:
-    """A value in a text."""
+    """A value in a text, at `[start, end)`."""
 
     key: str
     start: int
     end: int
     is_part: bool = False
-    """Whether it is one of several in a list, and trivial: no input or result."""
+    """Whether it is a trivial value inside a list, and therefore no input or result."""
 
 
 def _evidence(text: str, data: HiddenData, nouns: frozenset[str], *, public: bool) -> set[_Evidence]:
-    """All data of the tests that `text` holds. What the `nouns`, the words of the public text, name may be empty."""
+    """Return all data of the tests in `text`; `nouns`, the words of the public text, may name empty values."""
     text = plain(text.translate(_TYPOGRAPHY))
     found: set[_Evidence] = set(_laid_out(text, data, public))
     squashed_text = squashed(text)
@@ -85,7 +85,7 @@ def _evidence(text: str, data: HiddenData, nouns: frozenset[str], *, public: boo
 
 
 def _squeezed(text: str, ignored: re.Pattern[str]) -> tuple[str, list[int]]:
-    """The text in small letters without what is ignored, and where each of its characters stands."""
+    """Return the text in lower case without the matches of `ignored`, and the original index of each character."""
     kept = bytearray(b"\1") * len(text)
     for match in ignored.finditer(text):
         kept[match.start() : match.end()] = bytes(len(match.group()))
@@ -94,7 +94,7 @@ def _squeezed(text: str, ignored: re.Pattern[str]) -> tuple[str, list[int]]:
 
 
 def _laid_out(text: str, data: HiddenData, public: bool) -> Iterator[_Evidence]:
-    """Containers whose values follow each other in any layout, and in the public text strings as well."""
+    """Yield containers whose values occur in order in any layout; in the public text, strings as well."""
     line, at = _squeezed(text, LAID_IGNORED)
     for kind, value in (*(("laid", v) for v in data.laid), *(("string", v) for v in data.strings if public)):
         start = line.find(value)
@@ -107,7 +107,7 @@ def _laid_out(text: str, data: HiddenData, public: bool) -> Iterator[_Evidence]:
 
 
 def _checks(mentions: Sequence[_Mention], data: HiddenData) -> Iterator[_Evidence]:
-    """The checks all of whose values are mentioned, each in a place of its own."""
+    """Yield the checks whose values are all mentioned, in more than one place."""
     places: dict[str, set[tuple[int, int]]] = defaultdict(set)
     for mention in (mention for mention in mentions if not mention.is_part):
         places[mention.key].add((mention.start, mention.end))
@@ -145,7 +145,7 @@ _BOXES = frozenset(
     list array sequence collection tuple dict dictionary mapping object set item items element elements entry entries
     """.split()  # noqa: SIM905
 )
-"""What is no text, or is in none."""
+"""Nouns of containers and their parts: an empty one is not an empty string."""
 _ASSIGNED = re.compile(r"\w ?= ?$|\.\w+\([^()]*$")
 _THOUSANDS = re.compile(r"(?<![\d,.])\d{1,3}(?:([, ])\d{3})(?:\1\d{3})*(?![\d,]*\d)")
 
@@ -166,7 +166,7 @@ _RULE_AFTER = re.compile(
 )
 _LIKE = re.compile(r"\b(?:like|such as|as in|e\.g\.|for example|word|string|letter|character|key),? $", re.IGNORECASE)
 _VARIABLE = re.compile(r"(?:\b[b-hj-z] is|[!=]=) ['\"`]?$")
-"""What stands after it is a constant of the code: `if c == ')'`."""
+"""Matches before a constant of the code: `if c == ')'`."""
 _SPACE = " \n\t'\"`"
 _QUOTES = ("''", '""', "``")
 _AROUND = (*_QUOTES, "[]", "()", "{}")
@@ -180,7 +180,7 @@ _BRACKETS = re.compile(r"\[\]|\(\)|\{\}")
 
 
 class _Sentence:
-    """One sentence, or line, of a text: its values, and what they tell."""
+    """One sentence or line of a text: the values in it, and the data found."""
 
     def __init__(
         self, text: str, data: HiddenData, strings: Sequence[str], nouns: frozenset[str], public: bool
@@ -225,7 +225,7 @@ class _Sentence:
                 start = line.find(string, start + 1)
 
     def _read_string(self, string: str, start: int, end: int) -> None:
-        """A string between word boundaries. An ordinary word, or a sign, may just be one."""
+        """Record a string between word boundaries; skip an ordinary word or sign unless quoted or an example."""
         before, after = self._text[start - 1 : start] or " ", self._text[end : end + 1] or " "
         starts = not re.match(r"\w", before) if string[0].isalnum() else before in _SPACE
         ends = not re.match(r"\w", after) if string[-1].isalnum() else after in _SPACE + ".,;:?!)"
@@ -248,7 +248,7 @@ class _Sentence:
         self._taken[start:end] = b"\1" * (end - start)
 
     def _keys(self, match: re.Match[str]) -> Iterator[str]:
-        """The keys of a value that is no string with text in it: "empty lists" may be one, or a list of such."""
+        """Yield the keys of a value other than a non-empty string; "empty lists" may be one list or a list of them."""
         kind, text = match.lastgroup or "", match.group()
         before, after = self._around(*match.span())
         plain_keys = {"constant": f"={text.title()}", "error": f"!{text.casefold()}", "string": EMPTY_STRING}
@@ -268,12 +268,12 @@ class _Sentence:
                 yield EMPTY_STRING
 
     def _is_noun(self, word: str) -> bool:
-        """Whether what the word names may be an input or a result."""
+        """Whether the word may name an input or a result."""
         forms = {word, word.removesuffix("s"), word.removesuffix("es"), f"{word}s"}
         return not forms.isdisjoint(_NOUNS) or (len(word) > 3 and not forms.isdisjoint(self._nouns))
 
     def _read_boxes(self) -> None:
-        """Containers, by their leaves in any order and notation."""
+        """Record containers by their leaves, in any order and notation."""
         atoms = sorted((m for m in self.mentions if m.key not in (EMPTY_BOX, BOX_OF_EMPTY)), key=lambda m: m.start)
         gaps = [self._text[a.end : b.start] for a, b in pairwise(atoms)]
         breaks = (_BREAK.search(gap) is not None or len(_WORD.findall(gap)) > _LOOSE_WORDS for gap in gaps)
@@ -288,7 +288,7 @@ class _Sentence:
                     box = _Mention(key, atoms[first].start, atoms[last].end)
                     is_tuple = self._text[: box.start].endswith("(") or "tuple" in self._text.casefold()
                     self.mentions.append(box)
-                    # two may stand together by chance
+                    # two values may be adjacent by chance
                     if self._public or length > 2 or _RANGE.fullmatch(gaps[first]) or self._is_enclosed(box):
                         self.found.add(("values", key))
                     if is_tuple and key in self._data.tuples:
@@ -297,7 +297,7 @@ class _Sentence:
                         self.found.add(("laid", laid))
 
     def _is_whole(self, start: int, end: int) -> bool:
-        """Whether brackets that the span does not close, or open, are closed right after it, or opened before."""
+        """Whether a bracket left open in the span closes right after it, and an unopened one opens right before it."""
         rest, shorter = "", _NO_BRACKET.sub("", self._text[start:end])
         while shorter != rest:
             rest, shorter = shorter, _BRACKETS.sub("", shorter)

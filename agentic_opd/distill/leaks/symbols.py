@@ -16,7 +16,7 @@ _ONE_NAME = re.compile(_NAME, re.I)
 
 
 def in_symbols(text: str) -> str:
-    """Write symbols that are named as themselves, in quotes. Lone signs and brackets of no kind stay names."""
+    """Replace names of symbols by the quoted symbols; a single sign, or a bracket without a kind, stays a name."""
     return _NAMES.sub(_symbols, text)
 
 

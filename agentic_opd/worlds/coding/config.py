@@ -17,67 +17,74 @@ class CodingConfig(SandboxConfig):
 
     dataset_name: Annotated[str | None, MOST_USED] = Field(
         default=None,
-        description="Where tasks come from: a local .jsonl, .jsonl.gz or .parquet file, a folder (of such files, or "
+        description="Source of the tasks: a local .jsonl, .jsonl.gz or .parquet file, a folder (of such files, or "
         "saved by `datasets`), or a name on the hub (OWNER/NAME or OWNER/NAME:CONFIG). Unset: the built-in tasks.",
     )
-    dataset_split: str = Field(default="train", description="Split to load, where the dataset has splits.")
+    dataset_split: str = Field(default="train", description="Split to load, if the dataset has splits.")
     dataset_format: Annotated[DatasetFormat, MOST_USED] = Field(
         default="generic",
-        description="Preset that says which field of a row holds what; apps is for LiveCodeBench and other sets of "
-        "inputs and outputs too.",
+        description="Preset that maps the fields of a row; apps also fits LiveCodeBench and other datasets of "
+        "inputs and outputs.",
     )
     dataset_fields: dict[str, str] = Field(
         default_factory=dict,
-        description="Overrides of the preset: our name -> the row's field, for example {prompt: question}.",
+        description="Overrides of the preset, from the package's field name to the row's, for example {prompt: "
+        "question}.",
     )
     dataset_limit: int | None = Field(default=None, ge=1, description="Use only the first N tasks of a dataset.")
     builtin_examples: bool = Field(
         default=True,
-        description="The built-in tasks show examples and a file that runs them; off: nothing but the hidden tests, "
-        "after the end, says whether a solution is right.",
+        description="Show examples, and a file that runs them, in the built-in tasks. Off: only the hidden tests, "
+        "after the episode, tell whether a solution is right.",
     )
     dataset_skip_broken: bool = Field(
-        default=False, description="Leave out rows that cannot become tasks, and say how many, instead of stopping."
+        default=False, description="Skip rows that cannot become tasks, and report their number, instead of failing."
     )
     dataset_skip_too_long: bool = Field(
         default=False,
-        description="Leave out tasks whose first prompt does not fit max_token_length, and say so, instead of ending.",
+        description="Skip tasks whose first prompt does not fit max_token_length, and report them, instead of failing.",
     )
     dataset_in_process: Literal["keep", "skip", "refuse"] = Field(
         default="skip",
-        description="Training tasks whose hidden tests must share a process with the solution, where it is easier to "
-        "cheat: keep them with a warning, leave them out, or stop. Evaluation keeps them, and marks and counts them.",
+        description="Training tasks whose hidden tests run in the solution's process, where cheating is easier: "
+        "keep them with a warning, skip them, or refuse to start. Evaluation keeps them, marks them and counts them.",
     )
     eval_fraction: float = Field(
         default=0.1,
         ge=0,
         le=1,
-        description="Share of the dataset's tasks that is held out for evaluation, by a hash of the task's id. The "
-        "built-in tasks, being only eight, are used for both.",
+        description="Share of the dataset's tasks held out for evaluation, by a hash of the task's id. The eight "
+        "built-in tasks are used for both training and evaluation.",
     )
-    eval_seed: int = Field(default=0, ge=0, description="Seed of that hash: which tasks are held out.")
+    eval_seed: int = Field(default=0, ge=0, description="Seed of the hash that selects the held-out tasks.")
     eval_dataset_name: str | None = Field(
-        default=None, description="A dataset to evaluate on, named as in dataset_name; nothing is held out then."
+        default=None, description="Dataset for evaluation, in the form of dataset_name; with it, no tasks are held out."
     )
     eval_dataset_split: str | None = Field(
         default=None,
-        description="Split to evaluate on, of eval_dataset_name (unset: dataset_split) or else of dataset_name.",
+        description="Split for evaluation, of eval_dataset_name (unset: dataset_split), or of dataset_name if "
+        "eval_dataset_name is unset.",
     )
     eval_dataset_format: Literal["same", DatasetFormat] = Field(
-        default="same", description="Preset of the dataset to evaluate on; same: dataset_format and dataset_fields."
+        default="same",
+        description="Preset of the dataset for evaluation; same: dataset_format and dataset_fields apply.",
     )
     eval_dataset_fields: dict[str, str] = Field(
-        default_factory=dict, description="Overrides of that preset, as in dataset_fields."
+        default_factory=dict, description="Overrides of eval_dataset_format, in the form of dataset_fields."
     )
-    tool_timeout_s: Annotated[float, AGENT] = Field(default=30.0, gt=0, description="Seconds one tool call may take.")
+    tool_timeout_s: Annotated[float, AGENT] = Field(
+        default=30.0, gt=0, description="Time limit of one tool call, in seconds."
+    )
     tool_output_max_chars: Annotated[int, AGENT] = Field(
-        default=4000, ge=200, description="Characters of a tool result; what is longer is cut in the middle."
+        default=4000,
+        ge=200,
+        description="Maximum number of characters of a tool result; longer results are cut in the middle.",
     )
     verify_timeout_s: Annotated[float, REWARD] = Field(
         default=30.0,
         gt=0,
-        description="Seconds of processor time the hidden tests of one episode may take, whatever else the machine "
-        "does; by the clock at most twenty times as many, and ten more.",
+        description="Limit for the hidden tests of one episode in seconds of processor time, independent of other "
+        "load. The limit by the clock is at most twenty times as many seconds, plus ten.",
     )
 
     @model_validator(mode="after")

@@ -12,22 +12,22 @@ class SqlConfig(BaseModel):
 
     setting_group: ClassVar = TASKS
 
-    sql_tasks: int = Field(default=2000, ge=1, description="sql: questions to generate for training.")
+    sql_tasks: int = Field(default=2000, ge=1, description="sql: number of questions generated for training.")
     sql_eval_tasks: int = Field(
         default=200,
         ge=0,
-        description="sql: questions to generate for evaluation, over databases and combinations that training never "
-        "has.",
+        description="sql: number of questions generated for evaluation, over databases and combinations absent from "
+        "training.",
     )
     sql_seed: int = Field(default=0, ge=0, description="sql: seed of the generated questions.")
     sql_file: str | None = Field(
         default=None,
-        description="sql: a JSON file of questions as Spider or BIRD writes it, in place of generated ones.",
+        description="sql: JSON file of questions in the format of Spider or BIRD, in place of generated questions.",
     )
     sql_databases: str | None = Field(
         default=None,
-        description="sql: the folder with DB_ID/DB_ID.sqlite for sql_file. Further .sqlite files beside one are hidden "
-        "databases; where there are none, hidden ones are made of parts of its rows.",
+        description="sql: folder with DB_ID/DB_ID.sqlite for sql_file. Further .sqlite files beside a database are "
+        "its hidden databases; without such files, hidden databases are made from parts of its rows.",
     )
 
     @model_validator(mode="after")

@@ -149,7 +149,7 @@ def test_no_key_is_shown_where_another_setting_is_missing(tmp_path: Path) -> Non
 
 def test_help_says_what_each_setting_is() -> None:
     text = build_parser().format_help()
-    assert "--loss.grpo X\n        Weight of GRPO on the scores (default: 0.0)" in text
+    assert "--loss.grpo X\n        Weight of GRPO on the groups' scores (default: 0.0)" in text
     assert "This environment's own" not in text
     for model in (TrainerConfig, LossConfig):
         assert [name for name, info in model.model_fields.items() if not info.description] == []
