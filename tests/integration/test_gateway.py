@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -60,13 +61,20 @@ def message_of(answer: Any, choice: int = 0) -> dict[str, Any]:
     return answer.choices[choice].message.model_dump()
 
 
+def without_marks(question: str) -> str:
+    """A question without the random mark of its headings."""
+    return re.sub(r"\[[0-9a-f]{8}\]", "", question)
+
+
 def test_a_session_is_token_exact_judged_and_scored(gateway: Served, proxy: RecordingProxy) -> None:
-    before = len(seen(proxy))
+    before, already_asked = len(seen(proxy)), len(gateway.questions)
     short = 12  # Too short for a whole tool call: what answers the second turn would show how the first one was, too.
     first = gateway.chat(SYSTEM, USER, session="exact", max_tokens=short)
     second = gateway.chat(SYSTEM, USER, message_of(first), MORE, session="exact", max_tokens=short)
     assert second.usage.completion_tokens > 0
-    until(lambda: any(MORE["content"] in question for question in gateway.questions))  # Its session is still open.
+    until(
+        lambda: any(MORE["content"] in question for question in gateway.questions[already_asked:])
+    )  # Its session is still open.
     assert gateway.ask("/sessions/exact")["state"] == "open"
     group = gateway.end("exact", reward=0.25, feedback="Still wrong.")
     (prompt_1, (ids_1,)), (prompt_2, (ids_2,)) = seen(proxy)[before:]
@@ -78,7 +86,8 @@ def test_a_session_is_token_exact_judged_and_scored(gateway: Served, proxy: Reco
     assert [turn["outcome"] for turn in turns] == ["scored", "scored"]
     assert [turn["next_state_role"] for turn in turns] == ["user", "user"]
     assert "Still wrong." in turns[1]["question"]
-    assert len(gateway.questions) == 2, "nothing is judged twice"
+    asked = [without_marks(question) for question in gateway.questions[already_asked:]]
+    assert [asked.count(without_marks(turn["question"])) for turn in turns] == [1, 1], "each turn is judged once"
     assert [turn["weight_version"] for turn in turns] == [0, 0]
     assert group["group_overrides"]["opd"]["noise_floor"] < 1e-3
 
