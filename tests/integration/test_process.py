@@ -77,6 +77,21 @@ def test_top_1_is_rectangular(fake_server: FakePlugin, tmp_path: Path) -> None:
     assert validate(out).returncode == 0
 
 
+def test_a_judge_that_never_answers_costs_hints_and_no_group(fake_server: FakePlugin, tmp_path: Path) -> None:
+    """It runs, for it lists its models; each turn is a counted outcome whose error names the settings."""
+    out = tmp_path / "groups.jsonl"
+    with judge_server(lambda body: None) as judge:
+        flags = ("--env.judge_base_url", judge, "--env.judge_timeout_s", "1", "--env.total_steps", "2")
+        done = process(fake_server.base_url, out, *flags)
+    turns = [turn for group in read_lines(out) for one in group["overrides"] for turn in one["opd"]["turns"]]
+    outcomes = {turn["outcome"] for turn in turns}
+    assert len(read_lines(out)) == 2
+    assert outcomes - {"no_next_state"} == {"judge_error"}
+    errors = {turn["error"] for turn in turns if turn["outcome"] == "judge_error"}
+    assert all("raise env.judge_timeout_s, lower env.judge_max_tokens" in error for error in errors)
+    assert "turn outcomes: judge_error" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("answer", "said"),
     [(lambda body: ["I like turtles."] * body["n"], "no vote could be read"), (lambda body: 500, "")],

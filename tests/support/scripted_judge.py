@@ -13,17 +13,19 @@ POSITIVE = "\\boxed{1}\n[HINT_START]" + HINT + "[HINT_END]"
 
 
 @contextmanager
-def judge_server(answer: Callable[[dict[str, Any]], list[str] | int]) -> Iterator[str]:
-    """Serve `answer(request body)`: the choices' texts, or an HTTP status. Yields the base URL."""
+def judge_server(answer: Callable[[dict[str, Any]], list[str] | int | None]) -> Iterator[str]:
+    """Serve `answer(request body)`: the choices' texts, an HTTP status, or None for no answer. Yields the base URL."""
 
     async def complete(request: web.Request) -> web.Response:
         body = await request.json()
         said = answer(body)
+        if said is None:
+            await asyncio.Event().wait()
         if isinstance(said, int):
             return web.json_response({"error": {"message": "scripted failure"}}, status=said)
         choices = [
             {"index": i, "finish_reason": "stop", "message": {"role": "assistant", "content": text}}
-            for i, text in enumerate(said)
+            for i, text in enumerate(said or ())
         ]
         return web.json_response(
             {"id": "1", "object": "chat.completion", "created": 0, "model": body["model"], "choices": choices}
