@@ -380,8 +380,19 @@ def _tool_call(call: ParsedToolCall, call_id: str) -> ToolCall:
     error = _PARSE_ERRORS.get(call.status)
     if error is None and not isinstance(call.arguments, dict):
         error = "the arguments are not a JSON object"
+    if error is None and not _is_json(call.arguments):
+        error = "the arguments hold a number that JSON does not have"
     arguments = call.arguments if error is None and isinstance(call.arguments, dict) else None
     return ToolCall(call_id, well_formed(call.name or ""), well_formed_json(arguments), well_formed(call.raw), error)
+
+
+def _is_json(value: Any) -> bool:
+    """Return whether JSON can write `value`: Python also reads NaN, Infinity and 1e400."""
+    try:
+        json.dumps(value, allow_nan=False)
+    except ValueError:
+        return False
+    return True
 
 
 def _wire_call(call: ToolCall) -> dict[str, Any]:

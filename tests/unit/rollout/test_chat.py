@@ -155,3 +155,13 @@ def test_a_template_that_rewrites_history_is_refused(tokenizer: Any) -> None:
             )
     finally:
         tokenizer.chat_template = original
+
+
+@pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e400"])
+@pytest.mark.parametrize("kind", ["qwen3", "default"])
+def test_a_number_that_json_does_not_have_breaks_a_call(tokenizer: Any, kind: str, number: str) -> None:
+    chat = make_chat(tokenizer, kind)
+    prompt = chat.first_prompt(START)
+    text = f'<tool_call>\n{{"name": "terminal", "arguments": {{"command": [{number}]}}}}\n</tool_call><|im_end|>'
+    (call,) = chat.parse(list(prompt.token_ids), encode(chat, text), 2).tool_calls
+    assert (call.arguments, call.error) == (None, "the arguments hold a number that JSON does not have")
