@@ -3,10 +3,10 @@
 `OPD_TEST_KILLS=20 pytest -s tests/integration/test_gateway_kills.py` kills more often than every run of the tests does.
 """
 
+import itertools
 import json
 import os
 import threading
-import time
 import urllib.error
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -40,7 +40,7 @@ class Talkers:
         self.histories: dict[str, History] = {}
         """What each ended session's client has said and read, by the session's name."""
         self.failures = 0
-        self._url, self._stop = f"http://127.0.0.1:{port}", threading.Event()
+        self._url, self._stop, self._given_up = f"http://127.0.0.1:{port}", threading.Event(), threading.Event()
         self._threads = ThreadPoolExecutor(CLIENTS)
         self._talks = [self._threads.submit(self._talk, client) for client in range(CLIENTS)]
 
@@ -49,7 +49,16 @@ class Talkers:
         self._stop.set()
         for talk in self._talks:
             talk.result(timeout=240)
+
+    def close(self) -> None:
+        """Stop at the next attempt, so that a failed test ends."""
+        self._stop.set()
+        self._given_up.set()
         self._threads.shutdown()
+
+    def _pause(self) -> None:
+        if self._given_up.wait(0.1):
+            raise InterruptedError("the test has ended")
 
     def _talk(self, client: int) -> None:
         number = 0
@@ -78,7 +87,7 @@ class Talkers:
             if is_whole:
                 return text
             self.failures += 1
-            time.sleep(0.1)
+            self._pause()
 
     def _end(self, name: str) -> None:
         was_asked = False
@@ -93,10 +102,13 @@ class Talkers:
             else:
                 return
             was_asked = True
-            time.sleep(0.1)
+            self._pause()
 
 
 def test_whatever_is_killed_nothing_is_lost_or_kept_twice(fake_server: FakePlugin, tmp_path: Path) -> None:
+    numbers = itertools.count()
+    # No answer is given twice, so a question that is repeated after a lost answer begins another branch.
+    fake_server.says = lambda prompt, choice: f"{next(numbers)} is done."
     random, port, api_port = Random(11), free_port(), free_port()
     flags = ("--env.opd_enabled", "false", "--env.rollout_server_url", f"http://127.0.0.1:{api_port}")
     taken: list[str] = []
@@ -120,6 +132,7 @@ def test_whatever_is_killed_nothing_is_lost_or_kept_twice(fake_server: FakePlugi
 
         api, had, gateway = new_api(-1), 0, new_gateway()
         talkers = Talkers(port)
+        apis.callback(talkers.close)
         for kill in range(KILLS):
             ended = len(talkers.histories) + random.randint(0, 6)
             until(lambda ended=ended: len(talkers.histories) >= ended, 120)
