@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from agentic_opd.core.errors import OutputError, PlaceError
-from agentic_opd.training.world import World
+from agentic_opd.training.distributed import DistContext
 
 _KEPT = 2
 
@@ -30,7 +30,7 @@ class Resumed(NamedTuple):
     """The run's `TrainerConfig.recipe`; None in checkpoints from earlier versions."""
 
 
-def save_checkpoint(folder: Path, at: Resumed, parts: Mapping[str, Any], world: World) -> Path:
+def save_checkpoint(folder: Path, at: Resumed, parts: Mapping[str, Any], world: DistContext) -> Path:
     """Write `step-NNNNNN` into `folder`: the `state_dict` of each part, and torch's random state.
 
     Each process writes its shards; any number of processes can read them. The last `_KEPT` checkpoints are kept.
@@ -59,7 +59,7 @@ def save_checkpoint(folder: Path, at: Resumed, parts: Mapping[str, Any], world: 
     return target
 
 
-def load_checkpoint(folder: Path, parts: Mapping[str, Any], world: World) -> Resumed:
+def load_checkpoint(folder: Path, parts: Mapping[str, Any], world: DistContext) -> Resumed:
     """Restore the last checkpoint in `folder`.
 
     Raises:

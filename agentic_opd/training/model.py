@@ -129,7 +129,7 @@ def save_weights(
             copied too.
         folder: The checkpoint's folder; an existing one is replaced.
         dtype: Precision that the weights are rounded to.
-        state: The model's unsharded state dict (`World.whole`); None if the model is not sharded.
+        state: The model's unsharded state dict (`DistContext.whole`); None if the model is not sharded.
 
     Raises:
         OutputError: the folder can't be written.

@@ -15,6 +15,7 @@ import torch
 
 from agentic_opd.training.batch import TrainBatch
 from agentic_opd.training.config import TrainerConfig
+from agentic_opd.training.distributed import DistContext, unsharded
 from agentic_opd.training.losses import (
     LossInputs,
     combined_loss,
@@ -22,8 +23,7 @@ from agentic_opd.training.losses import (
     group_advantages,
     trained_positions,
 )
-from agentic_opd.training.policy import Policy, Reading
-from agentic_opd.training.world import World, unsharded
+from agentic_opd.training.policy import ForwardPass, TrainedPolicy
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +32,11 @@ SKIPPED = "skipped_updates"
 
 
 def train_step(
-    policy: Policy, optimizer: torch.optim.Optimizer, batch: TrainBatch, config: TrainerConfig, world: World
+    policy: TrainedPolicy,
+    optimizer: torch.optim.Optimizer,
+    batch: TrainBatch,
+    config: TrainerConfig,
+    world: DistContext,
 ) -> dict[str, float]:
     """Update the policy once.
 
@@ -82,7 +86,9 @@ def train_step(
     return metrics | sums | {"grad_norm": norm, SKIPPED: 0.0}
 
 
-def take_out_control(reference: Policy, batch: TrainBatch, config: TrainerConfig, world: World) -> TrainBatch:
+def take_out_control(
+    reference: TrainedPolicy, batch: TrainBatch, config: TrainerConfig, world: DistContext
+) -> TrainBatch:
     """Replace the teacher's logprobs by `contrast_target`, with q0 from the reference policy.
 
     Call this once, before the first update on a batch, so that the target is fixed over all updates. It costs a forward
@@ -95,7 +101,7 @@ def take_out_control(reference: Policy, batch: TrainBatch, config: TrainerConfig
     return replace(batch, teacher_BTK=contrast_target(*readings, config.loss.gap_clip), control_BTK=None)
 
 
-def read_start(start: Policy, batch: TrainBatch, config: TrainerConfig, world: World) -> TrainBatch:
+def read_start(start: TrainedPolicy, batch: TrainBatch, config: TrainerConfig, world: DistContext) -> TrainBatch:
     """Fill in `start_BT`: logprobs of the sampled tokens under the policy at the start of the run.
 
     Call this once, before the first update on a batch. It costs a forward pass, without dropout.
@@ -105,7 +111,7 @@ def read_start(start: Policy, batch: TrainBatch, config: TrainerConfig, world: W
 
 
 def _reading_of(
-    other: Policy, batch: TrainBatch, wanted_BT: torch.Tensor, config: TrainerConfig, world: World
+    other: TrainedPolicy, batch: TrainBatch, wanted_BT: torch.Tensor, config: TrainerConfig, world: DistContext
 ) -> torch.Tensor:
     """Compute another policy's logprobs of each sampled token and of the ids of its row, [B, T, 1 + K].
 
@@ -123,7 +129,7 @@ def _reading_of(
     return world.sum_tensor(chosen_BTK)
 
 
-class _Part(NamedTuple):
+class _MicroBatch(NamedTuple):
     """Sequences of one forward pass."""
 
     indices: list[int]
@@ -134,8 +140,8 @@ class _Part(NamedTuple):
 
 
 def _parts(
-    batch: TrainBatch, wanted_BT: torch.Tensor, config: TrainerConfig, world: World, *, is_packed: bool
-) -> Iterator[_Part]:
+    batch: TrainBatch, wanted_BT: torch.Tensor, config: TrainerConfig, world: DistContext, *, is_packed: bool
+) -> Iterator[_MicroBatch]:
     """Yield this process's parts of the batch, with each sequence cut after its last wanted position.
 
     With several processes, parts are small enough that each process has one, if there are enough sequences.
@@ -146,7 +152,7 @@ def _parts(
     for first in range(0, len(parts), world.size):
         place = first + world.rank
         indices = parts[min(place, len(parts) - 1)]
-        yield _Part(indices, wanted.rows(indices).to(world.device), place < len(parts))
+        yield _MicroBatch(indices, wanted.rows(indices).to(world.device), place < len(parts))
 
 
 def _gap_means(batch: TrainBatch, scored_BT: torch.Tensor, *, contrast: bool) -> dict[str, float]:
@@ -203,7 +209,7 @@ def loss_inputs(
     )
 
 
-def _read(policy: Policy, part: TrainBatch) -> Reading:
+def _read(policy: TrainedPolicy, part: TrainBatch) -> ForwardPass:
     """Compute the policy's logprobs [B, T, 1 + K] of each sampled token and of the ids of its row."""
     ids_BTK = torch.cat((part.tokens_BT[..., None], part.teacher_ids_BTK), -1)
     return policy(part.tokens_BT, part.attended_BT, ids_BTK, part.sampled_BT | part.scored_BT)

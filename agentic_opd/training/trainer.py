@@ -27,16 +27,16 @@ from agentic_opd.training.batch import TrainBatch, make_batch
 from agentic_opd.training.checkpoint import Resumed, load_checkpoint, save_checkpoint
 from agentic_opd.training.client import TrainerClient
 from agentic_opd.training.config import MOST_SKIPPED_STEPS, TrainerConfig
+from agentic_opd.training.distributed import join_processes
 from agentic_opd.training.model import (
     MovingAverage,
     leave_cores_to_others,
     pick_device,
     save_weights,
 )
-from agentic_opd.training.policy import Policy, StartingPolicy, load_policy
+from agentic_opd.training.policy import StartingPolicy, TrainedPolicy, load_policy
 from agentic_opd.training.push import Probe, WeightPusher
 from agentic_opd.training.step import SKIPPED, mean_metrics, read_start, take_out_control, train_step
-from agentic_opd.training.world import join_world
 from agentic_opd.wire.group import ScoredGroup
 
 logger = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ class Trainer:
         self.config = config
         self.checkpoints, self.metrics = config.output_dir / "checkpoints", config.output_dir / "metrics.jsonl"
         self._check_room()
-        self.world = join_world(pick_device(config.device))
+        self.world = join_processes(pick_device(config.device))
         self.world.share(None)  # A barrier: every process has checked `output_dir` before one of them writes there.
         torch.manual_seed(config.seed)
         if self.world.device == "cpu":
@@ -89,7 +89,7 @@ class Trainer:
             shutil.rmtree(self.checkpoints, ignore_errors=True)
             self.metrics.unlink(missing_ok=True)
 
-    def _load(self) -> Policy:
+    def _load(self) -> TrainedPolicy:
         return load_policy(self.config, self.world)
 
     async def run(self) -> None:
