@@ -26,8 +26,8 @@ class Resumed(NamedTuple):
     step: int
     total_steps: int
     """The run's `total_steps` at that time."""
-    recipe: Mapping[str, Any] | None = None
-    """The run's `TrainerConfig.recipe`; None in checkpoints from earlier versions."""
+    recipe: Mapping[str, Any]
+    """The run's `TrainerConfig.recipe`."""
 
 
 def save_checkpoint(folder: Path, at: Resumed, parts: Mapping[str, Any], world: DistContext) -> Path:
@@ -70,8 +70,6 @@ def load_checkpoint(folder: Path, parts: Mapping[str, Any], world: DistContext) 
     if not saved:
         raise PlaceError(f"there is no checkpoint in {str(folder)!r} to resume from; start anew with overwrite=true")
     try:
-        if (saved[-1] / "state.pt").exists():
-            raise ValueError("it is of a version that trained in one process and wrote one file; start anew")
         state = {**_state_of(parts), "random": torch.get_rng_state()}
         with _no_warning_of_one_process():
             load(state, checkpoint_id=saved[-1], no_dist=world.size == 1)

@@ -418,6 +418,8 @@ def loss_inputs(student: Tensor, **changes: Tensor) -> LossInputs:
         "advantages_B": torch.tensor([1.0, -1.0]),
         "step_scores_BT": STEP_SCORES,
         "start_BT": torch.where(sampled, student[..., 0].detach() - 0.3, 77.0),
+        "special_BT": torch.zeros(B, T, dtype=torch.bool),
+        "turn_lengths_BT": torch.where(sampled, 4.0, 0.0),
     }
     return LossInputs(**{**fields, **changes})
 
