@@ -12,11 +12,11 @@ from typing import Any
 from pydantic import SecretStr
 from renderers import Renderer
 
+from agentic_opd.atropos.api import EnvDescription
 from agentic_opd.core.concurrency import to_its_end
 from agentic_opd.core.errors import OutputError
 from agentic_opd.core.http import JsonClient
 from agentic_opd.core.server_info import check_caps, check_tokenizer, fetch_model_path, fetch_server_info
-from agentic_opd.core.trajectory_api import EnvDescription
 from agentic_opd.core.types import StopReason
 from agentic_opd.distill.connect import PolicyEndpoint
 from agentic_opd.distill.distiller import Distiller

@@ -21,11 +21,12 @@ from typing import Any
 
 import torch
 
+from agentic_opd.atropos.api import TrainerDescription
+from agentic_opd.atropos.trainer import TrainerClient
 from agentic_opd.core.errors import PlaceError, TrainingError
 from agentic_opd.runs.files import JsonLines
 from agentic_opd.training.batch import TrainBatch, make_batch
 from agentic_opd.training.checkpoint import Resumed, load_checkpoint, save_checkpoint
-from agentic_opd.training.client import TrainerClient
 from agentic_opd.training.config import MOST_SKIPPED_STEPS, TrainerConfig
 from agentic_opd.training.model import (
     MovingAverage,
@@ -82,7 +83,8 @@ class Trainer:
         self._is_busy = self._is_stopping = False
         self._running: asyncio.Task[Any] | None = None
         self._lines: JsonLines | None = None
-        self.client = TrainerClient(config, is_known=earlier is not None and earlier.total_steps == config.total_steps)
+        is_known = earlier is not None and earlier.total_steps == config.total_steps
+        self.client = TrainerClient(config.api_url, registration(config), is_known=is_known)
         self.pusher = WeightPusher(config, self.world)
         is_replaced = config.overwrite and not config.resume
         if is_replaced and self.world.is_first:  # Last: if the model can't be loaded, the earlier run is kept.
@@ -255,6 +257,20 @@ class Trainer:
                     config=self.config.model_dump(mode="json"),
                 )
             wandb.log({f"train/{name}": value for name, value in metrics.items()}, step=self.step)
+
+
+def registration(config: TrainerConfig) -> TrainerDescription:
+    """Return the run's registration at the trajectory API, from step 0."""
+    return TrainerDescription(
+        wandb_group=config.wandb_group,
+        wandb_project=config.wandb_project,
+        batch_size=config.batch_size,
+        max_token_len=config.max_token_len,
+        checkpoint_dir=str(config.output_dir),
+        save_checkpoint_interval=config.save_every,
+        starting_step=0,
+        num_steps=config.total_steps,
+    )
 
 
 def _staleness(groups: Sequence[ScoredGroup], version: int) -> dict[str, float]:
