@@ -2,7 +2,7 @@
 
 import argparse
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
 
@@ -303,17 +303,13 @@ DEFAULTS: dict[str, BaseModel] = {"": TrainerConfig(model=""), "loss": LossConfi
 """Default settings by the prefix of their flags: `--lr`, `--loss.grpo`."""
 
 
-def read_config(arguments: argparse.Namespace, misunderstood: Sequence[str] = ()) -> TrainerConfig:
+def read_config(arguments: argparse.Namespace) -> TrainerConfig:
     """Merge defaults, YAML file and flags; `--loss.grpo 0.5` overrides one value of the file's `loss` section.
 
-    Args:
-        arguments: The parsed command line.
-        misunderstood: Errors of the command line, to report together with wrong settings.
-
     Raises:
-        ConfigError: the message lists every wrong setting and the `misunderstood` errors.
+        ConfigError: the message lists every wrong setting and every argument that is `misunderstood`.
     """
-    wrong = list(misunderstood)
+    wrong = list(arguments.misunderstood)
     try:
         values = read_yaml(arguments.config, "settings") if arguments.config else {}
     except ConfigError as error:

@@ -12,7 +12,7 @@ from agentic_opd.core.exit_codes import EXIT_CODES, EXIT_OK, exit_code
 from agentic_opd.settings.files import read_yaml
 from agentic_opd.settings.read import refuse, validated
 from agentic_opd.up.config import UpConfig
-from agentic_opd.up.parts import Part, Start, parts_of
+from agentic_opd.up.parts import LoopPart, Start, parts_of
 
 _DESCRIPTION = """\
 Start everything that a loop needs from one file: vLLM servers, the trajectory API, environments or a gateway, and the
@@ -98,7 +98,7 @@ def _check_room(config: UpConfig, start: Start) -> None:
         raise PlaceError(f"{str(folder)!r} holds no checkpoint to go on from: start it without --resume")
 
 
-async def _run(parts: Sequence[Part], config: UpConfig) -> None:
+async def _run(parts: Sequence[LoopPart], config: UpConfig) -> None:
     from agentic_opd.up.supervisor import Supervisor
 
     running = asyncio.current_task()
