@@ -36,8 +36,8 @@ from agentic_opd.runs.files import default_output_folder
 from agentic_opd.runs.metric_log import RunMetrics
 from agentic_opd.runs.process import RunSummary, process
 from agentic_opd.runs.serve import GroupServer, ServeCounts
+from agentic_opd.settings.atropos import PolicyServerConfig
 from agentic_opd.settings.fields import line_settings
-from agentic_opd.settings.servers import PolicyServerConfig
 from agentic_opd.wire.group import ScoredGroup, ScoredRollout, TaskItem
 from agentic_opd.worlds.choose import make_world
 

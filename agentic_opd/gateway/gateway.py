@@ -33,8 +33,8 @@ from agentic_opd.gateway.telemetry import Telemetry
 from agentic_opd.gateway.turns import RecordedTurn
 from agentic_opd.rollout.renderer import configured_renderer, explained_tokenizer_errors
 from agentic_opd.runs.files import GroupFile
+from agentic_opd.settings.atropos import PolicyServerConfig
 from agentic_opd.settings.fields import line_settings
-from agentic_opd.settings.servers import PolicyServerConfig
 
 logger = logging.getLogger(__name__)
 

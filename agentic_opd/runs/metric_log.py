@@ -32,29 +32,17 @@ _LOOK_S = 0.02
 _LATEST = 1000
 
 
-class MetricFile:
+class MetricFile(JsonLines):
     """A metrics.jsonl, new or appended to after its last whole line."""
 
-    def __init__(self, path: Path, *, is_continued: bool) -> None:
-        """Open `path`.
-
-        Raises:
-            PlaceError: it can't be written.
-        """
-        self.place = str(path)
-        self._lines = JsonLines(path, is_continued=is_continued)
+    @property
+    def place(self) -> str:
+        """The path of the file."""
+        return str(self.path)
 
     def log(self, step: int, metrics: Mapping[str, float], rollouts: Sequence[Sequence[Any]] = ()) -> None:
-        """Append a line, without `rollouts`, which are in the file of groups.
-
-        Raises:
-            OutputError: the disk refused.
-        """
-        self._lines.write({"step": step, "time": round(time.time(), 3), **metrics})
-
-    def close(self) -> None:
-        """Close the file."""
-        self._lines.close()
+        """Append a line, without `rollouts`, which are in the file of groups; raise OutputError if that fails."""
+        self.write({"step": step, "time": round(time.time(), 3), **metrics})
 
 
 class WandbLog:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
-from agentic_opd.core.errors import ConfigError
+from agentic_opd.core.errors import ConfigError, PlaceError
 from agentic_opd.settings.fields import SettingGroup, Url
 from agentic_opd.settings.files import read_yaml
 from agentic_opd.settings.flags import flag_values
@@ -301,6 +301,19 @@ _EARLIER_DEFAULTS: dict[str, Any] = {
 
 DEFAULTS: dict[str, BaseModel] = {"": TrainerConfig(model=""), "loss": LossConfig()}
 """Default settings by the prefix of their flags: `--lr`, `--loss.grpo`."""
+
+
+def check_new(output_dir: Path) -> None:
+    """Refuse an `output_dir` that holds an earlier run.
+
+    Raises:
+        PlaceError: it does.
+    """
+    if (output_dir / "metrics.jsonl").exists() or (output_dir / "checkpoints").exists():
+        raise PlaceError(
+            f"{str(output_dir)!r} holds an earlier run. Continue it with --resume, replace it with --overwrite, or "
+            "choose another output_dir."
+        )
 
 
 def read_config(arguments: argparse.Namespace) -> TrainerConfig:

@@ -16,9 +16,9 @@ from agentic_opd.gateway.command import build_parser as gateway_parser
 from agentic_opd.gateway.command import default_config as gateway_defaults
 from agentic_opd.gateway.config import GatewayConfig
 from agentic_opd.serving.launch import parse_args as parse_server
+from agentic_opd.settings.atropos import PolicyServerConfig
 from agentic_opd.settings.flags import parse
 from agentic_opd.settings.read import read_settings
-from agentic_opd.settings.servers import PolicyServerConfig
 from agentic_opd.training.command import build_parser as trainer_parser
 from agentic_opd.training.config import read_config
 from agentic_opd.up.config import Flags, UpConfig

@@ -143,7 +143,9 @@ def test_dry_run_prints_the_commands(capsys: pytest.CaptureFixture[str], monkeyp
     ]
 
 
-@pytest.mark.parametrize(("flags", "said"), [((), "holds an earlier run"), (("--resume",), "no checkpoint to go on")])
+@pytest.mark.parametrize(
+    ("flags", "said"), [((), "holds an earlier run"), (("--resume",), "no checkpoint to resume from")]
+)
 def test_an_earlier_run_is_seen_at_once(
     loop: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: tuple[str, ...], said: str
 ) -> None:
