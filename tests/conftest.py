@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+pytest_plugins = ["tests.support.forks"]
+
 # Before torch is imported, here and in the processes that tests start. Its threads wait for each other in busy loops:
 # on two cores that other processes use too, two of them take ten times the processor time of one.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
