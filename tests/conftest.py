@@ -18,6 +18,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Tests share their two cores with whatever else runs; a slow example is no failure.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
+# What scripts/check uses; scripts/test looks at more.
+settings.register_profile("quick", settings.get_profile("patient"), max_examples=30)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

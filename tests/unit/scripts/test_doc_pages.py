@@ -89,7 +89,8 @@ def help_of_module(name: str, *arguments: str) -> str:
     said = StringIO()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(said):
         patch.setattr(sys, "argv", [name, *arguments, "--help"])
-        patch.delitem(sys.modules, name, raising=False)
+        for module in (name, f"{name}.__main__"):
+            patch.delitem(sys.modules, module, raising=False)
         with pytest.raises(SystemExit) as end:
             runpy.run_module(name, run_name="__main__", alter_sys=True)
     assert not end.value.code
