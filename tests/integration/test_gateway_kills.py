@@ -10,6 +10,7 @@ import threading
 import urllib.error
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from http.client import HTTPException
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -97,7 +98,7 @@ class Talkers:
             except urllib.error.HTTPError as error:
                 if error.code == 404 and was_asked:
                     return  # The answer to an earlier attempt was lost.
-            except (OSError, ValueError):
+            except (OSError, HTTPException, ValueError):
                 pass
             else:
                 return
