@@ -123,15 +123,16 @@ def test_whatever_is_killed_nothing_is_lost_or_kept_twice(fake_server: FakePlugi
 
     with ExitStack() as apis, ExitStack() as gateways:
 
-        def new_api(number: int) -> Trajectories:
+        def new_api(number: int) -> tuple[Trajectories, int]:
             api = apis.enter_context(trajectory_api(tmp_path / f"api-{number}.log", api_port))
-            api.register_trainer(batch_size=1, num_steps=10_000)
-            return api
+            first = ids_of(api.register_trainer(batch_size=1, num_steps=10_000))
+            taken.extend(first)
+            return api, len(first)
 
         def new_gateway() -> Served:
             return gateways.enter_context(served(fake_server.base_url, tmp_path, *flags, port=port))
 
-        api, had, gateway = new_api(-1), 0, new_gateway()
+        (api, had), gateway = new_api(-1), new_gateway()
         talkers = Talkers(port)
         apis.callback(talkers.close)
         for kill in range(KILLS):
@@ -149,7 +150,7 @@ def test_whatever_is_killed_nothing_is_lost_or_kept_twice(fake_server: FakePlugi
                     had += take(api) if random.random() < 0.5 else 0
                     api.kill()
                     lost += api.received() - had
-                    api, had = new_api(kill), 0
+                    api, had = new_api(kill)
         talkers.finish()
         ended = talkers.histories
         until(lambda: len(log.read_text().splitlines()) == len(ended), 120)
