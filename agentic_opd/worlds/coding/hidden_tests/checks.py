@@ -7,6 +7,9 @@ an import of explicit names.
 """
 
 import ast
+import builtins
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, TypeVar
@@ -105,6 +108,38 @@ def checks_of(task: Task) -> Checks:
     except ValueError as error:
         raise DatasetError(f"task {task.task_id!r}: the hidden tests {error}") from error
     return checks
+
+
+def shown_checks(labels: Sequence[str], public: str) -> frozenset[int]:
+    """Return the checks whose calls of the solution are all examples of the task's text, such as `f([1, 2])`.
+
+    The tests may call a function by another name (HumanEval: `candidate`) than the text, which defines it.
+    """
+    public, defined = _squeezed(public), re.findall(r"\bdef (\w+)\(", public)
+
+    def is_shown(call: ast.Call) -> bool:
+        name, arguments = ast.unparse(call.func), _squeezed(ast.unparse(call)).partition("(")[2]
+        return any(re.search(rf"(?<!\w){one}\({re.escape(arguments)}", public) for one in (name, *defined))
+
+    calls = [_literal_calls(label) for label in labels]
+    return frozenset(number for number, found in enumerate(calls) if found and all(map(is_shown, found)))
+
+
+def _squeezed(text: str) -> str:
+    return "".join(text.split()).replace('"', "'")
+
+
+def _literal_calls(label: str) -> list[ast.Call]:
+    """Return the calls in a check's label, except of built-in functions; none if an argument is not a literal."""
+    try:
+        nodes = [*ast.walk(ast.parse(label, mode="eval"))]
+        calls = [node for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
+        calls = [call for call in calls if not hasattr(builtins, ast.unparse(call.func))]
+        for value in (value for call in calls for value in (*call.args, *(word.value for word in call.keywords))):
+            ast.literal_eval(value)
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
+        return []
+    return calls
 
 
 def _imports_solution(node: ast.AST) -> bool:

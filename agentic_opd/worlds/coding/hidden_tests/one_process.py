@@ -173,7 +173,7 @@ class _Values:
             self.bound[name].append(value)
         for name in {*dir(builtins), *self._local} - {*self.bound} | {"tmp_path", "tmpdir"}:
             self._kinds[name] |= _Kind.OTHER
-        before = None
+        before = dict[str, _Kind]()
         while before != (before := {**self._kinds}):
             for name, values in self.bound.items():
                 for value in values:
