@@ -44,6 +44,8 @@ class AgentEnvConfig(RunConfig, RolloutConfig, CodingConfig, SqlConfig, IdleEnvS
     def _check_world(self) -> "AgentEnvConfig":
         if self.sql_file is not None and self.world != "sql":
             raise ValueError(f"sql_file is set, but the world is {self.world}: set world to sql")
+        if self.sql_file is None and self.world == "sql":
+            raise ValueError("the world sql needs questions: set sql_file and sql_databases (docs/sql.md)")
         if self.dataset_name is not None and self.world != "coding":
             raise ValueError(f"dataset_name is set, but it is for the world coding, and the world is {self.world}")
         return self

@@ -111,7 +111,10 @@ SUBJECTS = {
     "coding": Subject("demo.yaml", "scripts/demo_policy/policy", {}, {}),
     # What is measured is never trained on: other schemas, other combinations.
     "sql": Subject(
-        "sql.yaml", "scripts/demo_policy/sql_policy", {"sql_eval_tasks": 0}, {"sql_tasks": 1, "sql_eval_tasks": 192}
+        "sql.yaml",
+        "scripts/demo_policy/sql_policy",
+        {"world": f"{ROOT}/scripts/sql_world.py:Lessons"},
+        {"world": f"{ROOT}/scripts/sql_world.py:Exam"},
     ),
 }
 THREADS = {"OMP_NUM_THREADS": str(os.cpu_count()), "OMP_WAIT_POLICY": "PASSIVE"}
