@@ -65,7 +65,7 @@ ON_POLICY = {
     "rejection": [-1.0, 0.0, 0.0],
     "token_advantage": [-3.0, 1.0, 0.0],
 }
-"""Advantage of each token of `inputs`, by the formulas: the reward is 2, the gaps are -3, 1, and the third has no row."""
+"""Advantage of each token of `inputs`, by the formulas: the reward is 2, the gaps are -3 and 1; the third has none."""
 
 
 def inputs(student: Tensor, **changes: Any) -> LossInputs:
