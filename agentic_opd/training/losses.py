@@ -242,7 +242,7 @@ def group_advantages(
 
     Args:
         scores_B: One score a sequence.
-        groups_B: int64, the group of each sequence.
+        groups_B: The group of each sequence.
         rewarded_B: bool, whether a sequence was judged. The others get 0 and are left out of the group's statistics.
             None: all were judged.
         compared_BS: Scores for mean and deviation, equal for all sequences of a group, NaN at padding. A rollout of

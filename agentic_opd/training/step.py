@@ -204,12 +204,9 @@ def mean_metrics(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def loss_inputs(chosen_BTK: torch.Tensor, part: TrainBatch, config: LossConfig) -> LossInputs:
-    """Assemble the inputs of the loss.
+    """Assemble the inputs of the loss from a batch `with_rewards` and the policy's logprobs.
 
-    Args:
-        chosen_BTK: The policy's logprobs [B, T, 1 + K]: the token at the position, then the ids of its row.
-        part: The sequences, with `TrainBatch.with_rewards`.
-        config: `contrast` decides which baseline is used.
+    `chosen_BTK` holds them at each position [B, T, 1 + K]: of the token, then of the ids of its row.
     """
     shared = {one.name: getattr(part, one.name) for one in fields(LossInputs) if not one.name.startswith("student")}
     baseline_BT = part.control_BT if config.contrast else part.baseline_BT
