@@ -65,6 +65,12 @@ def default_settings() -> tuple[AgenticOPDEnvConfig, list[PolicyServerConfig]]:
     return AgenticOPDEnvConfig(), [PolicyServerConfig()]
 
 
+def tokenizer_names(config: AgentEnvConfig, server: PolicyServerConfig) -> tuple[str, ...]:
+    """Return the names of the policy's tokenizer in the settings, the preferred one first."""
+    names = (config.tokenizer_name, server.tokenizer_name, server.model_name)
+    return tuple(name for name in names if name not in ("", "none"))
+
+
 def joined(settings: Any, atropos: type[BaseModel]) -> Any:
     """Return a copy of `settings` with the same values that is also an instance of `atropos`."""
     if isinstance(settings, atropos):

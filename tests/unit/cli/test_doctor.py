@@ -6,15 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from agentic_opd.cli.doctor import machine
 from agentic_opd.cli.doctor.checks import CHECKS, line
-from agentic_opd.cli.doctor.command import build_parser, main
 from agentic_opd.cli.doctor.diagnosis import Check, Diagnosis, Note, Setup, Status, run_checks
 from agentic_opd.cli.doctor.distilling import PAIR, check_judge, judged_noise
+from agentic_opd.core.server_info import ServerInfo
+
+from agentic_opd.cli.doctor import machine
+from agentic_opd.cli.doctor.command import build_parser, main
 from agentic_opd.cli.doctor.servers import check_versions
 from agentic_opd.core.errors import ConfigError, OPDError, OutputError, ServerMismatchError
-from agentic_opd.core.server_info import ServerInfo
 from agentic_opd.env.opd import AgenticOPDEnv
 from agentic_opd.sandboxes import memory
 from agentic_opd.worlds.coding.config import CodingConfig

@@ -1,10 +1,10 @@
-"""Ask a server for its model and caps, and check them against the settings (I/O)."""
+"""A server's model and caps: how to ask for them, and how to check them against the settings (I/O)."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 from pydantic import BaseModel, Field
+from pydantic.dataclasses import dataclass
 
 from agentic_opd.core.errors import ServerMismatchError, ServerRequestError
 from agentic_opd.core.http import JsonClient, ModelT, read_answer
@@ -40,34 +40,24 @@ class ServerInfo:
     """The output head shares the embedding matrix and receives no separate weights."""
 
 
-class _PluginInfo(BaseModel):
-    model: str
-    max_model_len: int
+class _PluginCaps(BaseModel):
+    """Fields that every version of the plugin reports."""
+
     max_logprobs: int
     vocab_size: int
     weight_version: int
-    plugin_version: str | None = None
-    vllm_version: str | None = None
-    score_route: int = 1
-    generate_route: int = 1
-    max_adapters: int = 0
-    max_lora_rank: int = 0
-    weight_transfer: str | None = None
-    workers: int = 1
-    dtype: str | None = None
-    tied_embeddings: bool = False
 
 
 class _Models(BaseModel):
     data: list[Any] = Field(min_length=1)
 
 
-class _Served(BaseModel):
+class _ServedModel(BaseModel):
     id: str
     max_model_len: int
 
 
-class _Loaded(BaseModel):
+class _LoadedModel(BaseModel):
     root: str
 
 
@@ -79,7 +69,7 @@ class _Text(BaseModel):
     prompt: str
 
 
-async def fetch_server_info(client: JsonClient) -> ServerInfo:
+async def fetch_info(http: JsonClient) -> ServerInfo:
     """Ask the plugin, or vLLM's model list if there is no plugin.
 
     Raises:
@@ -88,20 +78,21 @@ async def fetch_server_info(client: JsonClient) -> ServerInfo:
         ServerMismatchError: the server that answers is not a vLLM server.
     """
     try:
-        answer = await client.get("/v1/opd/info")
+        answer = await http.get("/v1/opd/info")
     except ServerRequestError as error:
         if error.status != 404:
             raise
-        card = await _listed_model(
-            client, _Served, "does not answer as vLLM does: start it with scripts/serve_vllm MODEL"
+        card = await _first_listed(
+            http, _ServedModel, "does not answer as vLLM does: start it with scripts/serve_vllm MODEL"
         )
         return ServerInfo(card.id, card.max_model_len, has_plugin=False)
+    url = f"{http.base_url}/v1/opd/info"
     what = "the plugin of this version (restart the server with scripts/serve_vllm MODEL)"
-    info = read_answer(_PluginInfo, answer, f"{client.base_url}/v1/opd/info", what)
-    return ServerInfo(has_plugin=True, **info.model_dump())
+    read_answer(_PluginCaps, answer, url, what)
+    return read_answer(ServerInfo, {**answer, "has_plugin": True}, url, what)
 
 
-async def fetch_model_path(client: JsonClient) -> str:
+async def fetch_model_path(http: JsonClient) -> str:
     """Return the model as given to the server: a hub name, or a folder.
 
     Raises:
@@ -109,66 +100,64 @@ async def fetch_model_path(client: JsonClient) -> str:
         ServerMismatchError: the server does not report it.
     """
     problem = "does not say which model it serves: name it in openai.model_name"
-    return (await _listed_model(client, _Loaded, problem)).root
+    return (await _first_listed(http, _LoadedModel, problem)).root
 
 
-async def _listed_model(client: JsonClient, entry: type[ModelT], problem: str) -> ModelT:
+async def _first_listed(http: JsonClient, entry: type[ModelT], problem: str) -> ModelT:
     """Return the first entry of the server's model list."""
     try:
-        models = read_answer(_Models, await client.get("/v1/models"), client.base_url, "a list of models")
-        return read_answer(entry, models.data[0], client.base_url, "vLLM's entry for a model")
+        models = read_answer(_Models, await http.get("/v1/models"), http.base_url, "a list of models")
+        return read_answer(entry, models.data[0], http.base_url, "vLLM's entry for a model")
     except (ServerRequestError, ServerMismatchError) as error:
         if isinstance(error, ServerRequestError) and error.status in (401, 403):
             raise
-        raise ServerMismatchError(f"{client.base_url} {problem} ({error})") from error
+        raise ServerMismatchError(f"{http.base_url} {problem} ({error})") from error
 
 
-async def ask_token_ids(client: JsonClient, body: dict[str, Any]) -> list[int]:
+async def ask_token_ids(http: JsonClient, body: dict[str, Any]) -> list[int]:
     """Return the server's token ids for a prompt or for messages.
 
     Raises:
         ServerRequestError: the server refuses the prompt or the messages.
         ServerMismatchError: the response is not a list of ids.
     """
-    answer = await client.post("/tokenize", body)
-    return read_answer(_Tokens, answer, f"{client.base_url}/tokenize", "vLLM's tokenizer").tokens
+    answer = await http.post("/tokenize", body)
+    return read_answer(_Tokens, answer, f"{http.base_url}/tokenize", "vLLM's tokenizer").tokens
 
 
-async def ask_text(client: JsonClient, model: str, token_ids: Sequence[int]) -> str:
+async def ask_text(http: JsonClient, model: str, token_ids: Sequence[int]) -> str:
     """Return the server's decoding of the ids.
 
     Raises:
         ServerRequestError: the server refuses the ids.
         ServerMismatchError: the response is not a text.
     """
-    answer = await client.post("/detokenize", {"model": model, "tokens": list(token_ids)})
-    return read_answer(_Text, answer, f"{client.base_url}/detokenize", "vLLM's tokenizer").prompt
+    answer = await http.post("/detokenize", {"model": model, "tokens": list(token_ids)})
+    return read_answer(_Text, answer, f"{http.base_url}/detokenize", "vLLM's tokenizer").prompt
 
 
-async def check_tokenizer(
-    client: JsonClient, info: ServerInfo, encode: Callable[[str], Sequence[int]], special: str
-) -> None:
-    """Refuse a server whose tokenizer maps a probe text to other ids than ours.
+async def check_tokenizer(http: JsonClient, info: ServerInfo, tokenizer: Any) -> None:
+    """Refuse a server whose tokenizer maps a probe text with all added tokens to other ids than `tokenizer`.
 
     Raises:
         ServerMismatchError: the ids differ (the message holds both), or the server does not return ids.
     """
-    probe = f"def f(x):\n    return x * 2  # é, 数, 🙂{special}"
-    body = {"model": info.model, "prompt": probe, "add_special_tokens": False}
-    theirs = await ask_token_ids(client, body)
-    ours = encode(probe)
-    if theirs != list(ours):
+    added = "".join(token.content for token in tokenizer.added_tokens_decoder.values())
+    probe = f"def f(x):\n    return x * 2  # é, 数, 🙂{added}"
+    ours = list(tokenizer.encode(probe, add_special_tokens=False))
+    theirs = await ask_token_ids(http, {"model": info.model, "prompt": probe, "add_special_tokens": False})
+    if theirs != ours:
         raise ServerMismatchError(
-            f"the tokenizer does not fit {client.base_url} (model {info.model!r}): a probe text is "
-            f"{list(ours)[:12]}... here and {theirs[:12]}... there. Set env.tokenizer_name to the model that is served."
+            f"the tokenizer does not fit {http.base_url} (model {info.model!r}): a probe text is {ours[:12]}... here "
+            f"and {theirs[:12]}... there. Set env.tokenizer_name to the model that is served."
         )
 
 
-def check_caps(base_url: str, info: ServerInfo, *, context: int, vocab_size: int, top_k: int | None) -> None:
+def check_caps(url: str, info: ServerInfo, *, context: int = 0, vocab_size: int = 0, top_k: int | None = None) -> None:
     """Refuse a server whose context, vocabulary or logprobs cap is too small; one message lists every problem.
 
     Args:
-        base_url: The server, for the message.
+        url: The server, for the message.
         info: The server's caps.
         context: Tokens that a request may hold.
         vocab_size: Size of the local tokenizer's vocabulary.
@@ -194,4 +183,4 @@ def check_caps(base_url: str, info: ServerInfo, *, context: int, vocab_size: int
             f"that with env.control): restart it with --max-logprobs {top_k} or more, or lower env.distill_topk"
         )
     if wrong:
-        raise ServerMismatchError(f"{base_url} (model {info.model!r}) does not fit: " + "; ".join(wrong) + ".")
+        raise ServerMismatchError(f"{url} (model {info.model!r}) does not fit: " + "; ".join(wrong) + ".")
