@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from atroposlib.envs.base import APIServerConfig, BaseEnv, BaseEnvConfig
+from atroposlib.envs.base import BaseEnv
 from pydantic import SecretStr
 
 from agentic_opd.core.concurrency import gather_all
@@ -22,7 +22,7 @@ from agentic_opd.core.types import Episode, Message, Task, World
 from agentic_opd.distill.connect import PolicyEndpoint
 from agentic_opd.distill.distiller import Distiller, TurnsUnderWay
 from agentic_opd.distill.pipeline import DistilledEpisode
-from agentic_opd.env.config import AgentEnvConfig, joined, tokenizer_names
+from agentic_opd.env.config import AgentEnvConfig, tokenizer_names
 from agentic_opd.env.policy_server import PolicyServer, ServedPolicy
 from agentic_opd.env.setup import REQUIREMENTS, Setup, meet
 from agentic_opd.plugin.client import PluginClient
@@ -76,9 +76,8 @@ class AgentEnv(BaseEnv):
         config = config.model_copy(update={"tokenizer_name": tokenizer_name, "data_path_to_save_groups": None})
         with explained_tokenizer_errors(tokenizer_name):
             # Each server's client loads a tokenizer too, and the name of a served model need not be a tokenizer's.
-            named = [server.model_copy(update={"tokenizer_name": tokenizer_name}) for server in server_configs]
-            servers = [joined(server, APIServerConfig) for server in named]
-            super().__init__(joined(config, BaseEnvConfig), servers, slurm, testing)
+            servers: Any = [server.model_copy(update={"tokenizer_name": tokenizer_name}) for server in server_configs]
+            super().__init__(cast(Any, config), servers, slurm, testing)
         self.config.data_path_to_save_groups = output
         self.servers = cast(list[PolicyServer], self.server.servers)
         for server in self.servers:

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from agentic_opd.core.concurrency import gather_all
 from agentic_opd.core.errors import AlignmentError, ServerMismatchError, ServerRequestError
-from agentic_opd.core.http import JsonClient
+from agentic_opd.core.http import JsonClient, read_answer
 from agentic_opd.core.types import Completion, TeacherRequest
-from agentic_opd.plugin.info import ServerInfo, check_caps, check_tokenizer, fetch_info
+from agentic_opd.plugin.info import ServerInfo, fetch_info
 from agentic_opd.plugin.sampling import CompletionsAnswer, Delta, StreamEvent, WholeAnswer, merged
 from agentic_opd.plugin.scoring import (
     ReadBy,
@@ -33,17 +33,20 @@ _STREAMING_ROUTE, _INTERVAL_ROUTE = 2, 4
 """Minimum versions of the plugin's `generate_route` for streaming, and for streaming several tokens per event."""
 
 
+class _Tokens(BaseModel):
+    tokens: list[int]
+
+
+class _Text(BaseModel):
+    prompt: str
+
+
 @dataclass(slots=True)
 class PluginClient:
     """A server and its reported properties. Retries are those of `http`.
 
-    Without the plugin, `complete` and `score` use `/v1/completions`, and the other methods must not be called.
-
-    Args:
-        http: Connections to the server.
-        info: The server's properties.
-        read_by: Which of the server's weights score.
-        max_concurrent: Maximum of concurrent scoring requests.
+    `max_concurrent` limits scoring requests. Without the plugin, `complete` and `score` use `/v1/completions`, and
+    neither streams nor new weights are possible.
     """
 
     http: JsonClient
@@ -78,12 +81,67 @@ class PluginClient:
     # ------------------------------------------------------------------------------------------------------- checks
 
     def check_caps(self, *, context: int = 0, vocab_size: int = 0, top_k: int | None = None) -> None:
-        """See `plugin.info.check_caps`."""
-        check_caps(self.url, self.info, context=context, vocab_size=vocab_size, top_k=top_k)
+        """Refuse a server whose context, vocabulary or logprobs cap is too small; one message lists every problem.
+
+        Args:
+            context: Tokens that a request may hold.
+            vocab_size: Size of the local tokenizer's vocabulary.
+            top_k: Logprobs to be requested at each position; None if no logprobs are.
+
+        Raises:
+            ServerMismatchError: a cap is too small; the message says how to restart the server, or what to set.
+        """
+        info = self.info
+        wrong: list[str] = []
+        if info.max_model_len < context:
+            wrong.append(
+                f"its context holds {info.max_model_len} tokens, but env.max_token_length is {context}: restart it "
+                f"with --max-model-len {context} or more, or lower env.max_token_length"
+            )
+        if info.vocab_size is not None and info.vocab_size < vocab_size:
+            wrong.append(
+                f"its vocabulary has {info.vocab_size} tokens, the tokenizer {vocab_size}: set env.tokenizer_name to "
+                "the model that is served"
+            )
+        if top_k is not None and info.max_logprobs is not None and 0 <= info.max_logprobs < top_k:
+            wrong.append(
+                f"it returns at most {info.max_logprobs} logprobs, but {top_k} are asked for (env.distill_topk, or "
+                f"twice that with env.control): restart it with --max-logprobs {top_k} or more, or lower "
+                "env.distill_topk"
+            )
+        if wrong:
+            raise ServerMismatchError(f"{self.url} (model {info.model!r}) does not fit: " + "; ".join(wrong) + ".")
 
     async def check_tokenizer(self, tokenizer: Any) -> None:
-        """See `plugin.info.check_tokenizer`."""
-        await check_tokenizer(self.http, self.info, tokenizer)
+        """Refuse a server whose tokenizer maps a probe text with all added tokens to other ids than `tokenizer`.
+
+        Raises:
+            ServerMismatchError: the ids differ (the message holds both), or the server does not return ids.
+        """
+        added = "".join(token.content for token in tokenizer.added_tokens_decoder.values())
+        probe = f"def f(x):\n    return x * 2  # é, 数, 🙂{added}"
+        ours = list(tokenizer.encode(probe, add_special_tokens=False))
+        theirs = await self.token_ids(prompt=probe, add_special_tokens=False)
+        if theirs != ours:
+            raise ServerMismatchError(
+                f"the tokenizer does not fit {self.url} (model {self.info.model!r}): a probe text is {ours[:12]}... "
+                f"here and {theirs[:12]}... there. Set env.tokenizer_name to the model that is served."
+            )
+
+    async def token_ids(self, **body: Any) -> list[int]:
+        """Return the server's token ids for a `prompt` or for `messages`; `body` as in vLLM's `/tokenize`.
+
+        Raises:
+            ServerRequestError: the server refuses the prompt or the messages.
+            ServerMismatchError: the response is not a list of ids.
+        """
+        answer = await self.http.post("/tokenize", {"model": self.info.model, **body})
+        return read_answer(_Tokens, answer, f"{self.url}/tokenize", "vLLM's tokenizer").tokens
+
+    async def text(self, token_ids: Sequence[int]) -> str:
+        """Return the server's decoding of the ids; raises as `token_ids`."""
+        answer = await self.http.post("/detokenize", {"model": self.info.model, "tokens": list(token_ids)})
+        return read_answer(_Text, answer, f"{self.url}/detokenize", "vLLM's tokenizer").prompt
 
     def check_streams(self) -> None:
         """Raise ServerMismatchError unless the server can stream sampled tokens."""

@@ -1,6 +1,5 @@
-"""A server's model and caps: how to ask for them, and how to check them against the settings (I/O)."""
+"""A server's model and caps, as the server reports them (I/O)."""
 
-from collections.abc import Sequence
 from typing import Any
 
 from pydantic import BaseModel, Field
@@ -61,14 +60,6 @@ class _LoadedModel(BaseModel):
     root: str
 
 
-class _Tokens(BaseModel):
-    tokens: list[int]
-
-
-class _Text(BaseModel):
-    prompt: str
-
-
 async def fetch_info(http: JsonClient) -> ServerInfo:
     """Ask the plugin, or vLLM's model list if there is no plugin.
 
@@ -112,75 +103,3 @@ async def _first_listed(http: JsonClient, entry: type[ModelT], problem: str) -> 
         if isinstance(error, ServerRequestError) and error.status in (401, 403):
             raise
         raise ServerMismatchError(f"{http.base_url} {problem} ({error})") from error
-
-
-async def ask_token_ids(http: JsonClient, body: dict[str, Any]) -> list[int]:
-    """Return the server's token ids for a prompt or for messages.
-
-    Raises:
-        ServerRequestError: the server refuses the prompt or the messages.
-        ServerMismatchError: the response is not a list of ids.
-    """
-    answer = await http.post("/tokenize", body)
-    return read_answer(_Tokens, answer, f"{http.base_url}/tokenize", "vLLM's tokenizer").tokens
-
-
-async def ask_text(http: JsonClient, model: str, token_ids: Sequence[int]) -> str:
-    """Return the server's decoding of the ids.
-
-    Raises:
-        ServerRequestError: the server refuses the ids.
-        ServerMismatchError: the response is not a text.
-    """
-    answer = await http.post("/detokenize", {"model": model, "tokens": list(token_ids)})
-    return read_answer(_Text, answer, f"{http.base_url}/detokenize", "vLLM's tokenizer").prompt
-
-
-async def check_tokenizer(http: JsonClient, info: ServerInfo, tokenizer: Any) -> None:
-    """Refuse a server whose tokenizer maps a probe text with all added tokens to other ids than `tokenizer`.
-
-    Raises:
-        ServerMismatchError: the ids differ (the message holds both), or the server does not return ids.
-    """
-    added = "".join(token.content for token in tokenizer.added_tokens_decoder.values())
-    probe = f"def f(x):\n    return x * 2  # é, 数, 🙂{added}"
-    ours = list(tokenizer.encode(probe, add_special_tokens=False))
-    theirs = await ask_token_ids(http, {"model": info.model, "prompt": probe, "add_special_tokens": False})
-    if theirs != ours:
-        raise ServerMismatchError(
-            f"the tokenizer does not fit {http.base_url} (model {info.model!r}): a probe text is {ours[:12]}... here "
-            f"and {theirs[:12]}... there. Set env.tokenizer_name to the model that is served."
-        )
-
-
-def check_caps(url: str, info: ServerInfo, *, context: int = 0, vocab_size: int = 0, top_k: int | None = None) -> None:
-    """Refuse a server whose context, vocabulary or logprobs cap is too small; one message lists every problem.
-
-    Args:
-        url: The server, for the message.
-        info: The server's caps.
-        context: Tokens that a request may hold.
-        vocab_size: Size of the local tokenizer's vocabulary.
-        top_k: Logprobs to be requested at each position; None if no logprobs are.
-
-    Raises:
-        ServerMismatchError: a cap is too small; the message says how to restart the server, or what to set.
-    """
-    wrong: list[str] = []
-    if info.max_model_len < context:
-        wrong.append(
-            f"its context holds {info.max_model_len} tokens, but env.max_token_length is {context}: restart it with "
-            f"--max-model-len {context} or more, or lower env.max_token_length"
-        )
-    if info.vocab_size is not None and info.vocab_size < vocab_size:
-        wrong.append(
-            f"its vocabulary has {info.vocab_size} tokens, the tokenizer {vocab_size}: set env.tokenizer_name to the "
-            "model that is served"
-        )
-    if top_k is not None and info.max_logprobs is not None and 0 <= info.max_logprobs < top_k:
-        wrong.append(
-            f"it returns at most {info.max_logprobs} logprobs, but {top_k} are asked for (env.distill_topk, or twice "
-            f"that with env.control): restart it with --max-logprobs {top_k} or more, or lower env.distill_topk"
-        )
-    if wrong:
-        raise ServerMismatchError(f"{url} (model {info.model!r}) does not fit: " + "; ".join(wrong) + ".")

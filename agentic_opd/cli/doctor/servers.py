@@ -20,7 +20,6 @@ from agentic_opd.distill.turns import turn_text
 from agentic_opd.env.config import AgenticOPDEnvConfig, tokenizer_names
 from agentic_opd.env.setup import Note, Setup, Status
 from agentic_opd.plugin.client import PluginClient
-from agentic_opd.plugin.info import ask_text, ask_token_ids
 from agentic_opd.rollout.chat import Chat
 
 _RETRY_S, _TIMEOUT_S = 2.0, 30.0
@@ -145,9 +144,9 @@ async def check_rendering(setup: DoctorSetup) -> Note:
         return Note("tool_format text: the server's chat template does not write the tools", Status.SKIPPED)
     ours = list(chat.first_prompt(_FIRST_MESSAGES).token_ids)
     options = {key: value for key, value in config.renderer_options.items() if key != "tool_parser"}
-    body = {"model": client.info.model, "messages": _FIRST_MESSAGES, "tools": chat.tools, "add_generation_prompt": True}
+    body = {"messages": _FIRST_MESSAGES, "tools": chat.tools, "add_generation_prompt": True}
     try:
-        theirs = await ask_token_ids(client.http, {**body, "chat_template_kwargs": options})
+        theirs = await client.token_ids(**body, chat_template_kwargs=options)
     except ServerRequestError:
         return Note("the server has no chat template, or it refuses tools", Status.SKIPPED)
     if theirs == ours:
@@ -168,9 +167,7 @@ async def _check_ids_survive(client: PluginClient, chat: Chat) -> None:
     call = {"id": "call_0_0", "type": "function", "function": {"name": name, "arguments": '{"command": "ls"}'}}
     turn: Message = {"role": "assistant", "content": "I look.", "tool_calls": [call]}
     ids = chat.renderer.render_ids([*_FIRST_MESSAGES, turn], tools=chat.tools)  # type: ignore[list-item]
-    text = await ask_text(client.http, client.info.model, ids)
-    body = {"model": client.info.model, "prompt": text, "add_special_tokens": False}
-    again = await ask_token_ids(client.http, body)
+    again = await client.token_ids(prompt=await client.text(ids), add_special_tokens=False)
     if again != ids:
         raise RendererError(
             f"{client.url} reads {len(ids)} ids of a rendered tool call as a text of {len(again)} other ids: the "

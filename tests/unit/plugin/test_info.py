@@ -9,7 +9,8 @@ import pytest
 
 from agentic_opd.core.errors import ServerMismatchError
 from agentic_opd.core.http import JsonClient
-from agentic_opd.plugin.info import ServerInfo, ask_text, check_tokenizer, fetch_info, fetch_model_path
+from agentic_opd.plugin.client import PluginClient
+from agentic_opd.plugin.info import ServerInfo, fetch_info, fetch_model_path
 from tests.unit.distill.fakes import Script, served
 
 
@@ -30,6 +31,12 @@ def asked(route: str, answer: Any, use: Callable[[JsonClient], Any]) -> Any:
 TOKENIZER = SimpleNamespace(
     encode=lambda text, add_special_tokens: [1, 2], added_tokens_decoder={9: SimpleNamespace(content="<|im_end|>")}
 )
+
+
+def plain(http: JsonClient) -> PluginClient:
+    return PluginClient(http, ServerInfo("m", 64, has_plugin=False))
+
+
 PLUGIN = {"model": "m", "max_model_len": 64, "max_logprobs": 20, "vocab_size": 99, "weight_version": 3}
 ODD = [None, [], '"x"', [3], {}, {"data": []}, {"data": [3]}, {"data": [{"id": "m", "max_model_len": None}]}]
 
@@ -59,16 +66,15 @@ def test_an_odd_model_list_is_a_mismatch(answer: Any) -> None:
 
 @pytest.mark.parametrize("answer", [None, [], '"x"', {}, {"tokens": None}, {"tokens": ["a"]}, {"tokens": [1, 9]}])
 def test_a_tokenizer_that_is_another_or_says_no_ids_is_a_mismatch(answer: Any) -> None:
-    info = ServerInfo("m", 64, has_plugin=False)
     with pytest.raises(ServerMismatchError, match="tokeniz"):
-        asked("/tokenize", answer, lambda client: check_tokenizer(client, info, TOKENIZER))
+        asked("/tokenize", answer, lambda http: plain(http).check_tokenizer(TOKENIZER))
     script = Script({"tokens": [1, 2]})
-    asked("/tokenize", script, lambda client: check_tokenizer(client, info, TOKENIZER))
+    asked("/tokenize", script, lambda http: plain(http).check_tokenizer(TOKENIZER))
     assert script.bodies[0]["prompt"].endswith("<|im_end|>"), "added tokens are compared too"
 
 
 @pytest.mark.parametrize("answer", [None, [], {}, {"prompt": None}, {"prompt": [1]}])
 def test_a_text_of_ids_that_is_none_is_a_mismatch(answer: Any) -> None:
     with pytest.raises(ServerMismatchError, match="/detokenize is not vLLM's tokenizer"):
-        asked("/detokenize", answer, lambda client: ask_text(client, "m", [1, 2]))
-    assert asked("/detokenize", {"prompt": "ab"}, lambda client: ask_text(client, "m", (1, 2))) == "ab"
+        asked("/detokenize", answer, lambda http: plain(http).text([1, 2]))
+    assert asked("/detokenize", {"prompt": "ab"}, lambda http: plain(http).text((1, 2))) == "ab"
