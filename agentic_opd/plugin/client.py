@@ -81,12 +81,7 @@ class PluginClient:
     # ------------------------------------------------------------------------------------------------------- checks
 
     def check_caps(self, *, context: int = 0, vocab_size: int = 0, top_k: int | None = None) -> None:
-        """Refuse a server whose context, vocabulary or logprobs cap is too small; one message lists every problem.
-
-        Args:
-            context: Tokens that a request may hold.
-            vocab_size: Size of the local tokenizer's vocabulary.
-            top_k: Logprobs to be requested at each position; None if no logprobs are.
+        """Check that requests of `context` tokens, of ids below `vocab_size`, with `top_k` logprobs are possible.
 
         Raises:
             ServerMismatchError: a cap is too small; the message says how to restart the server, or what to set.
@@ -181,12 +176,9 @@ class PluginClient:
     async def complete(
         self, prompt_ids: Sequence[int], params: Mapping[str, Any], weight_version: int | None = None
     ) -> list[Completion]:
-        """Sample `n` completions of a prompt (one without `n`).
+        """Sample `n` completions of a prompt (one without `n`); `params` have vLLM's names.
 
-        Args:
-            prompt_ids: Token ids of the whole prompt.
-            params: Sampling parameters, by vLLM's names.
-            weight_version: Version of the weights that samples if the server keeps it as an adapter.
+        Weights of `weight_version` sample if the server keeps them as an adapter.
 
         Raises:
             ServerMismatchError: the response does not hold the sampled ids and logprobs.
@@ -229,7 +221,7 @@ class PluginClient:
         Args:
             prompt_ids: Token ids of the whole prompt.
             n: Number of completions.
-            max_tokens: Maximum number of tokens of each completion.
+            max_tokens: Limit of each completion.
             top_logprobs: Number of most likely tokens to return at each position.
             params: Further sampling parameters, by vLLM's names.
             interval: Tokens of a choice per event, after its first token; older plugins send one token per event.

@@ -106,16 +106,8 @@ class WeightPusher:
     ) -> Pushed | None:
         """Write the weights as `version` in the servers' precision, load them on every server, and run the probe.
 
-        All processes must call this; the first one writes files and sends requests.
-
-        Args:
-            policy: The trained policy.
-            version: The version number of the pushed weights.
-            probe: Tokens to compare servers and trainer on; None skips the comparison.
-            average: Moving average to load as the teacher's adapter.
-
-        Returns:
-            Result of the push; None without servers, and in all processes but the first.
+        All processes must call this; the first one writes files and sends requests. `average` is loaded as the
+        teacher's adapter. The result is None without servers, and in all processes but the first.
 
         Raises:
             ConfigError: there is an average, but a server accepts no adapters; or the model has a separate output
@@ -227,10 +219,7 @@ class WeightPusher:
         return False
 
     async def compare(self, own: Sequence[float], probe: Probe, version: int | None = None) -> Noise:
-        """Compare the servers' logprobs of the probe with the trainer's `own`.
-
-        Returns:
-            The noise of the server with the largest difference.
+        """Compare the servers' logprobs of the probe with the trainer's `own`; return the largest noise.
 
         Raises:
             PushMismatchError: a difference exceeds `probe_tolerance`, or what the server's precision explains.

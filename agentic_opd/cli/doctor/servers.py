@@ -1,10 +1,11 @@
 """Checks of servers that only `doctor` makes: versions, rendering, judge, teacher, noise without a hint, run-api."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 from pydantic import SecretStr
 
 from agentic_opd import __version__
@@ -24,7 +25,7 @@ from agentic_opd.rollout.chat import Chat
 
 _RETRY_S, _TIMEOUT_S = 2.0, 30.0
 """Time limits in seconds, shorter than a run's, for a quick diagnosis."""
-_OLDEST_VLLM = Version("0.32")
+_OLDEST_VLLM, _VERSION = Version("0.32"), re.compile(r"\d+(\.\d+)*")
 _SAMPLED = 32
 
 _FIRST_MESSAGES: list[Message] = [
@@ -59,7 +60,6 @@ class DoctorSetup(Setup):
     """The set-up under diagnosis; its connections have short time limits."""
 
     config: AgenticOPDEnvConfig  # type: ignore[assignment]
-    policy_key: SecretStr | None = None
     policy_name: str = "default"
     """The policy's model as configured."""
     is_serve: bool = False
@@ -68,22 +68,16 @@ class DoctorSetup(Setup):
     @classmethod
     def of(cls, config: AgenticOPDEnvConfig, servers: Sequence[Any], *, is_serve: bool) -> "DoctorSetup":
         """Build the set-up from the settings without connecting."""
-        first = servers[0]
-        return cls(
-            config,
-            [connection(config, server.base_url, server.api_key) for server in servers],
-            config.logprobs_asked if config.opd_enabled and config.teacher_base_url is None else None,
-            tokenizer_names(config, first),
-            policy_key=SecretStr(first.api_key) if first.api_key else None,
-            policy_name=first.model_name,
-            is_serve=is_serve,
-        )
+        http = [connection(config, server.base_url, server.api_key) for server in servers]
+        top_k = config.logprobs_asked if config.opd_enabled and config.teacher_base_url is None else None
+        names = tokenizer_names(config, servers[0])
+        return cls(config, http, top_k, names, policy_name=servers[0].model_name, is_serve=is_serve)
 
     @property
     def policy(self) -> PolicyEndpoint:
         """The first of the policy's servers; its model is the configured one until the server has reported its own."""
-        model = self.clients[0].info.model if self.clients else self.policy_name
-        return PolicyEndpoint(f"{self.connections[0].base_url}/v1", model, self.policy_key)
+        http, model = self.connections[0], self.clients[0].info.model if self.clients else self.policy_name
+        return PolicyEndpoint(f"{http.base_url}/v1", model, SecretStr(http.api_key) if http.api_key else None)
 
     async def close(self) -> None:
         """Close all connections."""
@@ -100,8 +94,7 @@ async def check_versions(setup: DoctorSetup) -> Note:
     """Check the servers for this version of the plugin and a tested version of vLLM."""
     doubts: list[str] = []
     for client in setup.clients:
-        info = client.info
-        vllm = info.vllm_version or await _vllm_version(client.http)
+        info, vllm = client.info, client.info.vllm_version or await _vllm_version(client.http)
         if not info.has_plugin:
             doubts.append(
                 f"{client.url} has no agentic_opd plugin, so scoring is many times slower: start it with "
@@ -112,7 +105,7 @@ async def check_versions(setup: DoctorSetup) -> Note:
                 f"{client.url} has plugin {info.plugin_version}, this is {__version__}: install the same version "
                 "in vLLM's environment, and restart it"
             )
-        if vllm is not None and _is_older(vllm):
+        if vllm is not None and (found := _VERSION.match(vllm)) and Version(found[0]) < _OLDEST_VLLM:
             doubts.append(f"{client.url} runs vLLM {vllm}; {_OLDEST_VLLM} and later are tested")
     if doubts:
         return Note("; ".join(doubts), Status.WARNING)
@@ -125,13 +118,6 @@ async def _vllm_version(http: JsonClient) -> str | None:
         return (await http.get("/version")).get("version")
     except (ServerRequestError, AttributeError):
         return None
-
-
-def _is_older(vllm: str) -> bool:
-    try:
-        return Version(vllm) < _OLDEST_VLLM
-    except InvalidVersion:
-        return False
 
 
 async def check_rendering(setup: DoctorSetup) -> Note:
