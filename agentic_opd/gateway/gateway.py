@@ -11,10 +11,10 @@ from typing import Any
 from pydantic import SecretStr
 from renderers import Renderer
 
+from agentic_opd.atropos.api import EnvDescription
 from agentic_opd.core.concurrency import to_its_end
 from agentic_opd.core.errors import OutputError
 from agentic_opd.core.http import JsonClient
-from agentic_opd.core.trajectory_api import EnvDescription
 from agentic_opd.core.types import StopReason
 from agentic_opd.distill.connect import PolicyEndpoint
 from agentic_opd.distill.distiller import Distiller
@@ -31,8 +31,8 @@ from agentic_opd.gateway.turns import RecordedTurn
 from agentic_opd.plugin.client import PluginClient
 from agentic_opd.rollout.renderer import configured_renderer, load_policy_tokenizer
 from agentic_opd.runs.files import GroupFile
+from agentic_opd.settings.atropos import PolicyServerConfig
 from agentic_opd.settings.fields import line_settings
-from agentic_opd.settings.servers import PolicyServerConfig
 
 logger = logging.getLogger(__name__)
 

@@ -9,10 +9,10 @@ from packaging.version import Version
 from pydantic import SecretStr
 
 from agentic_opd import __version__
+from agentic_opd.atropos.api import TrajectoryApi
 from agentic_opd.core.errors import RendererError, ServerMismatchError, ServerRequestError, ServerUnreachableError
 from agentic_opd.core.http import JsonClient
 from agentic_opd.core.precision import Noise, tolerance_for
-from agentic_opd.core.trajectory_api import TrajectoryApi
 from agentic_opd.core.types import Evidence, HindsightPair, Message, TeacherRequest
 from agentic_opd.distill.connect import PolicyEndpoint, connect_teacher, make_judge, questions_of
 from agentic_opd.distill.hints import parse_vote
