@@ -1,11 +1,12 @@
-"""TeacherRows of the scored turns + Episode -> DistillArrays, in the wire format (docs/wire_format.md). Pure.
+"""TeacherRows of the scored turns -> DistillArrays of a sequence, in the wire format (docs/wire_format.md). Pure.
 
 tokens      7  8  9 | 4  5 | 6  7 | 4  4         sampled: [3, 5) is scored, [7, 9) is not
 K > 1       .  .  .   x  x   .  .   .  .         x: K entries, the sampled token first; .: an empty row
 K = 1       0  0  0   x  x   0  0   s  s         one entry everywhere; 0: logprob 0.0, s: the student's logprob
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,6 @@ from agentic_opd.core.types import (
     IGNORED,
     MOST_NATS,
     DistillArrays,
-    Episode,
     TeacherRequest,
     TeacherRows,
     check_lengths,
@@ -60,40 +60,72 @@ def check_rows(rows: TeacherRows, request: TeacherRequest, top_k: int, vocab_siz
     _check_probabilities(rows, np.asarray(request.token_ids[-request.num_scored :]))
 
 
-def build_arrays(
-    episode: Episode, scored: Mapping[int, TeacherRows], top_k: int, *, answers_only: bool = False
-) -> DistillArrays:
-    """Write the rows of the scored turns into arrays of the length of the episode, which has one sequence.
+@dataclass(frozen=True, slots=True)
+class WrittenRows:
+    """The rows of one turn as written: per token the sampled token, then the teacher's most likely others in order."""
 
-    Args:
-        episode: The episode.
-        scored: Turn index -> checked rows of that turn, [R] and [R, >= top_k].
-        top_k: Entries of a written row.
-        answers_only: Whether the rows cover only the tokens after a turn's reasoning.
+    start: int
+    """Position of the first row."""
+    ids_RK: list[list[int]]
+    logprobs_RK: list[list[float]]
 
-    Returns:
-        One row per position. A scored row holds the sampled token, then the teacher's most likely other tokens in rank
-        order. An unscored row is empty. With `top_k` 1, an unscored row holds the position's token and a neutral
-        logprob for consumers of rectangular arrays: the student's, so that the gap is 0, or 0.0 at prompt positions.
+
+def written_rows(start: int, sampled_R: Sequence[int], rows: TeacherRows, top_k: int) -> WrittenRows:
+    """Convert checked rows, [R] and [R, >= top_k], of the tokens `sampled_R` from position `start` on.
 
     Raises:
-        AlignmentError: the number of a turn's rows differs from that of its tokens, or rows have fewer than `top_k`
-            entries.
+        AlignmentError: the number of rows differs from that of the tokens, or rows have fewer than `top_k` entries.
     """
-    ids: list[list[int]] = [[] for _ in episode.tokens_T]
-    logprobs: list[list[float]] = [[] for _ in episode.tokens_T]
+    check_lengths(f"turn at {start}", tokens=len(sampled_R), rows=len(rows.actual_R))
+    if rows.top_ids_RK.shape[1] < top_k:
+        raise AlignmentError(f"teacher rows hold {rows.top_ids_RK.shape[1]} entries, expected at least {top_k}")
+    tokens = np.asarray(sampled_R, np.int64)
+    # Keep the first K - 1 others in rank order, whether or not the sampled token is among the top K.
+    is_other = rows.top_ids_RK != tokens[:, None]
+    keep = is_other & (np.cumsum(is_other, axis=1) <= top_k - 1)
+    shape = (len(tokens), top_k - 1)
+    ids_RK = np.concatenate([tokens[:, None], rows.top_ids_RK[keep].reshape(shape)], axis=1)
+    logprobs_RK = np.concatenate([rows.actual_R[:, None], rows.top_logprobs_RK[keep].reshape(shape)], axis=1)
+    return WrittenRows(start, ids_RK.tolist(), rounded(logprobs_RK).tolist())
+
+
+def build_arrays(
+    tokens_T: Sequence[int],
+    masks_T: Sequence[int],
+    logprobs_T: Sequence[float],
+    rows: Iterable[WrittenRows],
+    top_k: int,
+) -> DistillArrays:
+    """Return one row per position of a sequence: the rows of its scored turns, and empty ones.
+
+    With `top_k` 1, an unscored row holds the position's token and a neutral logprob for consumers of rectangular
+    arrays: the student's, so that the gap is 0, or 0.0 at prompt positions.
+    """
+    ids: list[list[int]] = [[] for _ in tokens_T]
+    logprobs: list[list[float]] = [[] for _ in tokens_T]
     if top_k == 1:
-        ids = [[token] for token in episode.tokens_T]
+        ids = [[token] for token in tokens_T]
         logprobs = [
             [0.0 if mask == IGNORED else min(student, 0.0) + 0.0]
-            for mask, student in zip(episode.masks_T, episode.logprobs_T, strict=True)
+            for mask, student in zip(masks_T, logprobs_T, strict=True)
         ]
-    for index, rows in scored.items():
-        turn = episode.turns[index]
-        span = slice(turn.start + turn.reasoning_tokens if answers_only else turn.start, turn.end)
-        check_lengths(f"turn {index}", tokens=span.stop - span.start, rows=len(rows.actual_R))
-        ids[span], logprobs[span] = _rows(np.asarray(episode.tokens_T[span], np.int64), rows, top_k)
+    for one in rows:
+        span = slice(one.start, one.start + len(one.ids_RK))
+        ids[span], logprobs[span] = one.ids_RK, one.logprobs_RK
     return DistillArrays(ids, logprobs)
+
+
+def row_stats(logprobs_RK: Sequence[Sequence[float]]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return the entropy (nats) and mass of each written row, [R] and [R], from the logprobs of its K entries.
+
+    The entropy is over K + 1 bins: the entries and one tail bin for the remaining mass.
+    """
+    logprobs = np.asarray(logprobs_RK, np.float64)
+    masses_R = np.minimum(np.exp(logprobs).sum(axis=1), 1.0)
+    tails_R = 1.0 - masses_R
+    tail_terms_R = -tails_R * np.log(np.where(tails_R > 0, tails_R, 1.0))
+    entropies_R = -(np.exp(logprobs) * logprobs).sum(axis=1) + tail_terms_R
+    return tuple(entropies_R.tolist()), tuple(masses_R.tolist())
 
 
 def gaps(baseline_R: Sequence[float], rows: TeacherRows) -> NDArray[np.float64]:
@@ -116,18 +148,6 @@ def logprobs_of(ids_RK: Sequence[Sequence[int]], rows: TeacherRows) -> tuple[tup
     ]
     sampled = rounded(rows.actual_R).tolist()
     return tuple((own, *map(row.get, ids[1:])) for own, ids, row in zip(sampled, ids_RK, known, strict=True))
-
-
-def _rows(sampled_R: NDArray[np.int64], rows: TeacherRows, top_k: int) -> tuple[list[list[int]], list[list[float]]]:
-    if rows.top_ids_RK.shape[1] < top_k:
-        raise AlignmentError(f"teacher rows hold {rows.top_ids_RK.shape[1]} entries, expected at least {top_k}")
-    # Keep the first K - 1 others in rank order, whether or not the sampled token is among the top K.
-    is_other = rows.top_ids_RK != sampled_R[:, None]
-    keep = is_other & (np.cumsum(is_other, axis=1) <= top_k - 1)
-    shape = (len(sampled_R), top_k - 1)
-    ids_RK = np.concatenate([sampled_R[:, None], rows.top_ids_RK[keep].reshape(shape)], axis=1)
-    logprobs_RK = np.concatenate([rows.actual_R[:, None], rows.top_logprobs_RK[keep].reshape(shape)], axis=1)
-    return ids_RK.tolist(), rounded(logprobs_RK).tolist()
 
 
 def rounded(logprobs: NDArray[np.float32]) -> NDArray[np.float64]:

@@ -2,9 +2,8 @@
 
 import logging
 import secrets
-from collections.abc import Mapping
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pydantic import SecretStr
@@ -14,12 +13,11 @@ from agentic_opd.core.errors import ServerMismatchError, ServerRequestError
 from agentic_opd.core.http import JsonClient
 from agentic_opd.core.server_info import ServerInfo, check_caps, check_tokenizer, fetch_server_info
 from agentic_opd.core.text import control_tokens
-from agentic_opd.core.types import Task
 from agentic_opd.distill.config import DistillConfig, TeacherServer
-from agentic_opd.distill.hints import Questions
-from agentic_opd.distill.judge import Judge, OpenAIJudge
+from agentic_opd.distill.judge import OpenAIJudge, Questions
 from agentic_opd.distill.prompts import JUDGE_QUESTION, JUDGE_STEP_PROMPT, JUDGE_SYSTEM_PROMPT
-from agentic_opd.distill.rescoring import encode_hint
+from agentic_opd.distill.scoring import encode_hint
+from agentic_opd.distill.servers import DistillServers
 from agentic_opd.distill.teacher import (
     SCORE_ROUTE,
     CompletionsTeacher,
@@ -33,35 +31,6 @@ logger = logging.getLogger(__name__)
 
 READ_BY: dict[str, ReadBy] = {"live": "policy", "frozen": "base", "ema": "teacher"}
 """`DistillConfig.teacher` -> the weights that read."""
-
-
-@dataclass(frozen=True, slots=True)
-class DistillServers:
-    """The judge and the teachers of one policy, and the renderer for hints; call `close` when done.
-
-    `judge_is_policy`: the judge is the policy's server, so the run stops if it is unreachable.
-    `teacher_is_policy`: without a hint the teacher equals the student, so a noise floor can be measured.
-    """
-
-    judge: Judge
-    questions: Questions
-    teacher: TeacherClient
-    renderer: Renderer
-    tokenizer: Any
-    judge_is_policy: bool
-    teacher_is_policy: bool
-    teachers: Mapping[str, TeacherClient] = field(default_factory=dict[str, TeacherClient])
-    """Teachers by kind of task."""
-
-    def of(self, task: Task) -> "DistillServers":
-        """Return these servers with the teacher of the task's kind, if there is one."""
-        teacher = self.teachers.get(task.kind) if task.kind else None
-        return self if teacher is None else replace(self, teacher=teacher, teacher_is_policy=False)
-
-    async def close(self) -> None:
-        """Close the connections to the judge and to every teacher."""
-        for client in (self.judge, self.teacher, *self.teachers.values()):
-            await client.close()
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,7 @@ from agentic_opd.core.errors import ConfigError, DatasetError
 from agentic_opd.core.server_info import ServerInfo, check_caps, check_tokenizer, fetch_server_info
 from agentic_opd.core.types import Episode, Message, Task, World
 from agentic_opd.distill.connect import PolicyEndpoint
-from agentic_opd.distill.distiller import Distiller, TurnsUnderWay
-from agentic_opd.distill.pipeline import DistilledEpisode
+from agentic_opd.distill.distiller import DistilledRecording, Distiller, PendingTurns
 from agentic_opd.env.config import AgentEnvConfig, joined
 from agentic_opd.env.policy_server import PolicyServer, ServedPolicy
 from agentic_opd.rollout.chat import Chat
@@ -230,16 +229,16 @@ class AgentEnv(BaseEnv):
             made = await self._finished_together(item.task, self.distiller)
         else:
             made = await gather_all(self._finished_episode(item.task) for _ in range(self.config.group_size))
-        distilled = [one for one in made if isinstance(one, DistilledEpisode)]
+        distilled = [one for _, one in made if one is not None]
         of_group = await self.distiller.close_group(distilled) if self.distiller is not None else None
-        episodes = tuple(one.episode if isinstance(one, DistilledEpisode) else one for one in made)
+        episodes = tuple(episode for episode, _ in made)
         versions = [episode.weight_version for episode in episodes if episode.weight_version is not None]
-        has_branches = any(episode.earlier for episode in episodes)
+        has_branches = any(len(episode.traces) > 1 for episode in episodes)
         group = ScoredGroup(
             rollouts=tuple(
                 sequence
-                for number, one in enumerate(made)
-                for sequence in self._scored(one, str(number) if has_branches else None)
+                for number, (episode, done) in enumerate(made)
+                for sequence in self._scored(episode, done, str(number) if has_branches else None)
             ),
             item_id=item.item_id,
             task_id=item.task.task_id,
@@ -248,20 +247,21 @@ class AgentEnv(BaseEnv):
         )
         return FinishedGroup(group, episodes, of_group)
 
-    async def _finished_episode(self, task: Task) -> Episode | DistilledEpisode:
+    async def _finished_episode(self, task: Task) -> tuple[Episode, DistilledRecording | None]:
         async with AsyncExitStack() as place:
             server = await place.enter_async_context(self._slot())
             if self.distiller is None:
-                return await self._sampled(task, server)
+                return await self._sampled(task, server), None
             policy_url = server.client.base_url
-            async with TurnsUnderWay(self.distiller, policy_url) as turns:
+            async with PendingTurns(self.distiller, policy_url) as turns:
                 # With `delayed`, later turns are evidence too.
                 is_next_state = self.distiller.config.hindsight == "next_state"
                 episode = await self._sampled(task, server, turns.begin if is_next_state else None)
                 await place.aclose()  # The next episode begins while this one is judged and scored.
-                return await self.distiller.distill(episode, policy_url, await turns.known())
+                known = await turns.known()
+                return episode, await self.distiller.distill(episode.recording, policy_url, known)
 
-    async def _finished_together(self, task: Task, distiller: Distiller) -> list[Episode | DistilledEpisode]:
+    async def _finished_together(self, task: Task, distiller: Distiller) -> list[tuple[Episode, DistilledRecording]]:
         """Return the episodes of a group, each distilled with the others as siblings."""
 
         async def sampled() -> tuple[Episode, str]:
@@ -269,10 +269,13 @@ class AgentEnv(BaseEnv):
                 return await self._sampled(task, server), server.client.base_url
 
         group = await gather_all(sampled() for _ in range(self.config.group_size))
-        return await gather_all(
-            distiller.distill(episode, url, siblings=[other for other, _ in group if other is not episode])
+        distilled = await gather_all(
+            distiller.distill(
+                episode.recording, url, siblings=[other.recording for other, _ in group if other is not episode]
+            )
             for episode, url in group
         )
+        return [(episode, one) for (episode, _), one in zip(group, distilled, strict=True)]
 
     async def _sampled(self, task: Task, server: PolicyServer, on_answered: OnAnswered | None = None) -> Episode:
         """Return an episode for training; raise ServerError if the policy server failed in it."""
@@ -281,12 +284,14 @@ class AgentEnv(BaseEnv):
             raise episode.error
         return episode
 
-    def _scored(self, made: Episode | DistilledEpisode, session_id: str | None) -> list[ScoredRollout]:
+    def _scored(
+        self, episode: Episode, distilled: DistilledRecording | None, session_id: str | None
+    ) -> list[ScoredRollout]:
         """Return the sequences of a rollout; `session_id` links them if a rollout of the group has several."""
-        write = partial(ScoredRollout.of, include_messages=self.config.include_messages, session_id=session_id)
-        if isinstance(made, Episode):
-            return [write(branch) for branch in made.branches()]
-        return [write(branch, rows=arrays, turns=records) for branch, arrays, records in made.branches()]
+        write = partial(ScoredRollout.of, episode, include_messages=self.config.include_messages, session_id=session_id)
+        if distilled is None:
+            return [write(trace) for trace in episode.traces]
+        return [write(one.trace, rows=one.arrays, turns=one.records) for one in distilled.traces]
 
     @asynccontextmanager
     async def _slot(self) -> AsyncGenerator[PolicyServer]:

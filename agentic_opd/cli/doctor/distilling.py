@@ -10,9 +10,9 @@ from agentic_opd.core.trajectory_api import TrajectoryApi
 from agentic_opd.core.types import Evidence, HindsightPair, TeacherRequest
 from agentic_opd.distill.config import TeacherServer
 from agentic_opd.distill.connect import connect_teacher, make_judge, make_teacher, questions_of
+from agentic_opd.distill.evidence import turn_text
 from agentic_opd.distill.hints import parse_vote
 from agentic_opd.distill.teacher import TeacherClient
-from agentic_opd.distill.turns import turn_text
 from agentic_opd.env.policy_server import PolicyServer, ServedPolicy
 
 _SAMPLED = 32

@@ -21,7 +21,7 @@ from agentic_opd.core.server_info import (
 )
 from agentic_opd.core.types import Message
 from agentic_opd.distill.connect import check_completions
-from agentic_opd.distill.rescoring import encode_hint
+from agentic_opd.distill.scoring import encode_hint
 from agentic_opd.env.agent import name_of_tokenizer
 from agentic_opd.env.command import name_models
 from agentic_opd.rollout.chat import Chat

@@ -8,10 +8,10 @@ from renderers import Qwen3RendererConfig, create_renderer
 
 from agentic_opd.core import http
 from agentic_opd.core.errors import ConfigError, ServerMismatchError, ServerRequestError, ServerUnreachableError
-from agentic_opd.core.types import Task
 from agentic_opd.distill.config import DistillConfig, TeacherServer
-from agentic_opd.distill.connect import DistillServers, PolicyEndpoint, connect
+from agentic_opd.distill.connect import PolicyEndpoint, connect
 from agentic_opd.distill.distiller import Distiller
+from agentic_opd.distill.servers import DistillServers
 from agentic_opd.distill.teacher import CompletionsTeacher, PluginTeacher
 
 from .conftest import make_qwen_tokenizer
@@ -147,8 +147,7 @@ def test_each_kind_of_task_has_its_teacher_and_the_others_the_usual_one() -> Non
             endpoint = PolicyEndpoint(url, "demo", SecretStr("policy-key"))
             deps = await connect(config, endpoint, renderer, TOKENIZER, max_token_length=2048, retry_s=0.2)
             await deps.close()
-            tasks = [Task("t", "p", "assert True", kind=kind) for kind in ("math", "poetry", None)]
-            of_math, *others = (deps.of(task) for task in tasks)
+            of_math, *others = (deps.of(kind) for kind in ("math", "poetry", None))
             return of_math, others[0], others[1]
 
     of_math, of_poetry, of_none = asyncio.run(run())

@@ -12,7 +12,7 @@ from agentic_opd.core.errors import AlignmentError, ServerRequestError, ServerUn
 from agentic_opd.core.http import JsonClient
 from agentic_opd.core.server_info import ServerInfo
 from agentic_opd.core.types import TeacherRequest
-from agentic_opd.distill.rescoring import insert_hint
+from agentic_opd.distill.scoring import insert_hint
 from agentic_opd.distill.teacher import CompletionsTeacher, PluginTeacher, ReadBy, Reading, TeacherReply
 
 from .fakes import (
