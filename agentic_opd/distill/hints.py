@@ -14,13 +14,13 @@ from typing import Literal, NamedTuple
 
 from agentic_opd.core.concurrency import gather_all
 from agentic_opd.core.errors import ServerError, ServerUnreachableError
+from agentic_opd.core.names import HintSource
 from agentic_opd.core.text import cut_middle
 from agentic_opd.core.types import Recording, StepScore, TurnOutcome, Vote
 from agentic_opd.distill.config import DistillConfig
 from agentic_opd.distill.evidence import TurnContext, author_turns, changing_calls
 from agentic_opd.distill.leaks import leaks
 from agentic_opd.distill.servers import DistillServers
-from agentic_opd.settings.fields import HintSource
 
 MIN_HINT_CHARS = 10
 """A hint must have more characters than this (OpenClaw-RL's bound)."""
