@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from renderers import Renderer
 
-from agentic_opd.core.concurrency import gather_all, in_turn
+from agentic_opd.core.concurrency import fair_slot, gather_all
 from agentic_opd.core.errors import ConfigError
 from agentic_opd.core.types import DistillArrays, Recording, Trace, TurnOutcome
 from agentic_opd.distill.arrays import build_arrays
@@ -82,7 +82,7 @@ class TurnDistiller:
         result = None
         if isinstance(hint, Hint):
             result = await score(context, hint, self.servers, self.config, self.pool)
-        async with in_turn():
+        async with fair_slot():
             return distilled_turn(context, hint, result, self.config)
 
     async def distill_all(
@@ -101,7 +101,7 @@ class TurnDistiller:
             return before if before is not None and before.is_of(context.pair) else await self.distill(context)
 
         turns = await gather_all(map(distilled, turn_contexts(recording, self.config, siblings)))
-        async with in_turn():
+        async with fair_slot():
             return self._together(recording, turns)
 
     def _together(self, recording: Recording, turns: Sequence[DistilledTurn]) -> DistilledRecording:

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeVar, cast
 import openai
 from pydantic import SecretStr
 
-from agentic_opd.core.concurrency import own_turn
+from agentic_opd.core.concurrency import wait_for_slot
 from agentic_opd.core.errors import (
     AlignmentError,
     ServerMismatchError,
@@ -284,7 +284,7 @@ class OpenAIJudge:
         params |= {"temperature": self._temperature} if form.has_temperature else {}
 
         async def ask() -> _Answer:
-            await own_turn()  # Building a request blocks the event loop for milliseconds.
+            await wait_for_slot()  # Building a request blocks the event loop for milliseconds.
             start = time.monotonic()
             answer = await self._retried(
                 lambda: create(model=self.model, messages=list(messages), extra_body=self._extra_body, **params)

@@ -41,7 +41,7 @@ from agentic_opd.wire.group import ScoredGroup, ScoredRollout, TaskItem
 from agentic_opd.worlds.choose import make_world
 
 if TYPE_CHECKING:
-    from agentic_opd.gateway.black_box import Programs
+    from agentic_opd.gateway.agent_process import AgentProcess
 
 logger = logging.getLogger(__name__)
 
@@ -97,7 +97,7 @@ class AgentEnv(BaseEnv):
         self._active = dict.fromkeys((server.client.base_url for server in self.servers), 0)
         self._infos: dict[str, ServerInfo] = {}
         self._items: Iterator[TaskItem] = iter(())
-        self._programs: Programs | None = None
+        self._agent: AgentProcess | None = None
 
     @classmethod
     def config_init(cls) -> tuple[AgentEnvConfig, list[PolicyServerConfig]]:  # type: ignore[override]
@@ -134,7 +134,7 @@ class AgentEnv(BaseEnv):
         check_round_trip(self.chat)
         await gather_all(self._connect(server) for server in self.servers)
         if self.config.agent_command is not None:
-            self._programs = await self._started_programs(renderer)
+            self._agent = await self._started_agent(renderer)
         self.tasks, self.eval_tasks = await asyncio.to_thread(self._fitting_tasks)
         if self.distiller is not None:
             self.distiller.check_kinds({task.kind for task in self.tasks})
@@ -164,7 +164,7 @@ class AgentEnv(BaseEnv):
             return train, train
         return train, [task for task in self.eval_tasks if task.task_id not in long]
 
-    async def _started_programs(self, renderer: Renderer) -> "Programs":
+    async def _started_agent(self, renderer: Renderer) -> "AgentProcess":
         """Return the runner of `agent_command`, started.
 
         Raises:
@@ -173,15 +173,15 @@ class AgentEnv(BaseEnv):
             ServerMismatchError: a server's plugin can't stream.
         """
         try:
-            from agentic_opd.gateway.black_box import Programs
+            from agentic_opd.gateway.agent_process import AgentProcess
             from agentic_opd.gateway.policy import SamplingServer
         except ModuleNotFoundError as error:
             needs = "env.agent_command needs the extra: pip install 'agentic-opd[gateway]'"
             raise ConfigError(f"{error}. {needs}") from error
         servers = [SamplingServer(server.client, self._infos[server.client.base_url]) for server in self.servers]
-        programs = Programs(self.config, self.world, servers, renderer, self.tokenizer)
-        await programs.start()
-        return programs
+        agent = AgentProcess(self.config, self.world, servers, renderer, self.tokenizer)
+        await agent.start()
+        return agent
 
     async def _connect(self, server: PolicyServer) -> None:
         """Query a server's model and caps, refuse a server that does not fit, and connect its judge and teacher."""
@@ -308,9 +308,9 @@ class AgentEnv(BaseEnv):
         self, task: Task, server: PolicyServer, temperature: float, split: str, on_answered: OnAnswered | None = None
     ) -> Episode:
         """Run the agent on `task`; the world verifies the result."""
-        if self._programs is not None:
+        if self._agent is not None:
             url, is_eval = server.client.base_url, split == "eval"
-            return await self._programs.run_episode(task, url, temperature=temperature, learn_from_altered=is_eval)
+            return await self._agent.run_episode(task, url, temperature=temperature, learn_from_altered=is_eval)
         sampling = {"temperature": temperature, "top_p": self.config.top_p, "split": split}
         policy = ServedPolicy(server, {"stop_token_ids": self.chat.stop_token_ids, **sampling})
         return await run_episode(task, policy, self.world, self.chat, self.config, self.user_reply, on_answered)
@@ -420,8 +420,8 @@ class AgentEnv(BaseEnv):
     async def close(self) -> None:
         """Finish the metrics and close all connections."""
         self.run_metrics.close()
-        if self._programs is not None:
-            await self._programs.close()
+        if self._agent is not None:
+            await self._agent.close()
         if self.distiller is not None:
             await self.distiller.close()
         for server in self.servers:

@@ -6,7 +6,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeVar
 
-from agentic_opd.core.concurrency import in_turn
+from agentic_opd.core.concurrency import fair_slot
 from agentic_opd.core.errors import RendererError, SandboxError, ServerError
 from agentic_opd.core.text import well_formed
 from agentic_opd.core.types import (
@@ -90,7 +90,7 @@ class AgentLoop:
 
     async def step(self, policy: SamplingPolicy) -> StopReason | None:
         """Sample one turn and answer it; return the reason if the episode ends, else None."""
-        async with in_turn():
+        async with fair_slot():
             prompt_ids = self.conversation.branching_prompt()
         room = self.config.max_token_length - len(prompt_ids)
         if room < 1:
@@ -101,7 +101,7 @@ class AgentLoop:
         """Add a sampled turn and its answers; return the reason if the episode ends, else None."""
         self.changes.append(frozenset())
         try:
-            async with in_turn():
+            async with fair_slot():
                 sample = self.conversation.add(completion)
         except RendererError as error:
             logger.warning("an episode of %s ends with turn %d: %s", self.task.task_id, len(self.changes), error)

@@ -26,7 +26,7 @@ from agentic_opd.core.types import (
     VerifyOutcome,
 )
 from agentic_opd.distill.evidence import author_turns
-from agentic_opd.gateway.black_box import Programs
+from agentic_opd.gateway.agent_process import AgentProcess
 from agentic_opd.gateway.policy import SamplingServer
 from agentic_opd.rollout.config import RolloutConfig
 from agentic_opd.rollout.renderer import load_renderer
@@ -121,14 +121,14 @@ def run(vllm: ScriptedVllm, world: Any, *, learn_from_altered: bool = False, **s
             sampling = SamplingServer(client, ServerInfo("policy", 1024, has_plugin=True, generate_route=2))
             renderer = load_renderer(vllm.tokenizer, "qwen3", {"enable_thinking": False})
             config = RolloutConfig(agent_command="agent", **{"temperature": 0.9, **settings})
-            programs = Programs(config, world, [sampling], renderer, vllm.tokenizer)
-            await programs.start()
+            agent = AgentProcess(config, world, [sampling], renderer, vllm.tokenizer)
+            await agent.start()
             try:
-                return await programs.run_episode(
+                return await agent.run_episode(
                     TASK, sampling.url, temperature=config.temperature, learn_from_altered=learn_from_altered
                 )
             finally:
-                await programs.close()
+                await agent.close()
                 await client.close()
 
     return asyncio.run(main())

@@ -201,8 +201,8 @@ def _prompt(tools: Sequence[dict[str, Any]], messages: Sequence[Message]) -> byt
     return found.digest()
 
 
-class Programs:
-    """A server that runs programs on tasks, with a separate capture for each. Call `start` before the first episode."""
+class AgentProcess:
+    """Runs `agent_command` on tasks and captures the requests of each run. Call `start` before the first episode."""
 
     def __init__(
         self,
@@ -251,10 +251,10 @@ class Programs:
 
         def listen(folder: Path) -> None:
             # Sandboxes open the inner folder under other user ids; the outer one keeps other users of this machine out.
-            (folder / "door").mkdir(mode=0o755)
+            (folder / "socket").mkdir(mode=0o755)
             listener = socket.socket(socket.AF_UNIX)
             listeners.append(listener)
-            path = folder / "door" / SOCKET_NAME
+            path = folder / "socket" / SOCKET_NAME
             listener.bind(str(path))
             path.chmod(0o666)
             listener.listen(1024)
@@ -290,7 +290,7 @@ class Programs:
             AgentError: the episode holds nothing to learn from.
             SandboxError: the world itself fails, as a fresh session has shown.
         """
-        mounts = [socket_mount(self._folder.path / "door")]
+        mounts = [socket_mount(self._folder.path / "socket")]
         mounts += [Mount(path.absolute(), str(path.absolute())) for path in self._config.agent_mounts]
         sampling, world = {"temperature": temperature, "top_p": self._config.top_p}, self._world
         attempt = 0
