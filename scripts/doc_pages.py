@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from agentic_opd.core.metric import Metric
 from agentic_opd.core.precision import TOLERANCES
 from agentic_opd.core.types import Evidence, HindsightPair
-from agentic_opd.distill.judge import Questions
+from agentic_opd.distill.hints import Questions
 from agentic_opd.distill.metrics import OPD_METRICS
 from agentic_opd.distill.prompts import JUDGE_QUESTION, JUDGE_STEP_PROMPT, JUDGE_SYSTEM_PROMPT
 from agentic_opd.env.config import default_settings

@@ -14,7 +14,8 @@ from agentic_opd.core.http import JsonClient
 from agentic_opd.core.server_info import ServerInfo, check_caps, check_tokenizer, fetch_server_info
 from agentic_opd.core.text import control_tokens
 from agentic_opd.distill.config import DistillConfig, TeacherServer
-from agentic_opd.distill.judge import OpenAIJudge, Questions
+from agentic_opd.distill.hints import JudgedBy, Questions
+from agentic_opd.distill.judge import OpenAIJudge
 from agentic_opd.distill.prompts import JUDGE_QUESTION, JUDGE_STEP_PROMPT, JUDGE_SYSTEM_PROMPT
 from agentic_opd.distill.scoring import encode_hint
 from agentic_opd.distill.servers import DistillServers
@@ -96,12 +97,10 @@ async def connect(
             await judge.check()
         undo.pop_all()
         return DistillServers(
-            judge,
-            questions_of(config, tokenizer),
+            JudgedBy(judge, questions_of(config, tokenizer), is_policy=config.judge_base_url is None),
             teacher,
             renderer,
             tokenizer,
-            judge_is_policy=config.judge_base_url is None,
             teacher_is_policy=not separate and config.teacher == "live",
             teachers=teachers,
         )

@@ -16,44 +16,24 @@ from renderers import Renderer
 
 from agentic_opd.core.concurrency import fair_slot, gather_all
 from agentic_opd.core.errors import ConfigError
-from agentic_opd.core.types import DistillArrays, Recording, Trace, TurnOutcome
-from agentic_opd.distill.arrays import build_arrays
+from agentic_opd.core.types import Recording, TurnOutcome
 from agentic_opd.distill.config import DistillConfig
 from agentic_opd.distill.connect import PolicyEndpoint, connect
 from agentic_opd.distill.evidence import TurnContext, turn_contexts
 from agentic_opd.distill.hints import Hint, HintPool, find_hint
 from agentic_opd.distill.inactivity import InactivityWatch
-from agentic_opd.distill.metrics import EpisodeStats
-from agentic_opd.distill.records import DistilledTurn, distilled_turn
+from agentic_opd.distill.records import (
+    DistilledRecording,
+    DistilledTurn,
+    EpisodeStats,
+    distilled_recording,
+    distilled_turn,
+)
 from agentic_opd.distill.scoring import noise_floor, score
 from agentic_opd.distill.servers import DistillServers
-from agentic_opd.wire.group import GroupDistillation, TurnRecord
+from agentic_opd.wire.group import GroupDistillation
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class DistilledTrace:
-    """A sequence with its arrays and one record for each of its turns."""
-
-    trace: Trace
-    arrays: DistillArrays
-    records: tuple[TurnRecord, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class DistilledRecording:
-    """A conversation with its arrays and records, its statistics, and the servers that distilled it."""
-
-    recording: Recording
-    traces: tuple[DistilledTrace, ...]
-    stats: EpisodeStats
-    servers: DistillServers
-
-    @property
-    def records(self) -> tuple[TurnRecord, ...]:
-        """The records of all turns, in order."""
-        return tuple(record for trace in self.traces for record in trace.records)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +58,7 @@ class TurnDistiller:
 
     async def distill(self, context: TurnContext) -> DistilledTurn:
         """Judge a turn, score it if it has a hint, and build its record."""
-        hint = await find_hint(context, self.servers, self.config, self.pool)
+        hint = await find_hint(context, self.servers.judge, self.config, self.pool)
         result = None
         if isinstance(hint, Hint):
             result = await score(context, hint, self.servers, self.config, self.pool)
@@ -102,19 +82,7 @@ class TurnDistiller:
 
         turns = await gather_all(map(distilled, turn_contexts(recording, self.config, siblings)))
         async with fair_slot():
-            return self._together(recording, turns)
-
-    def _together(self, recording: Recording, turns: Sequence[DistilledTurn]) -> DistilledRecording:
-        rest = iter(turns)
-        traces: list[DistilledTrace] = []
-        for trace in recording.traces:
-            own = [next(rest) for _ in trace.turns]
-            rows = [turn.rows for turn in own if turn.rows is not None]
-            arrays = build_arrays(trace.tokens_T, trace.masks_T, trace.logprobs_T, rows, self.config.distill_topk)
-            traces.append(DistilledTrace(trace, arrays, tuple(turn.stats.record for turn in own)))
-        sampled = sum(turn.end - turn.start for turn in recording.turns)
-        stats = EpisodeStats(sampled, tuple(turn.stats for turn in turns))
-        return DistilledRecording(recording, tuple(traces), stats, self.servers)
+            return distilled_recording(recording, turns, self.servers, self.config)
 
 
 class PendingTurns:

@@ -7,24 +7,35 @@ feedback, reference, sibling -------------------+-> the first text without data 
 import asyncio
 import re
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from random import Random
 from typing import Literal, NamedTuple
 
 from agentic_opd.core.concurrency import gather_all
-from agentic_opd.core.errors import ServerError, ServerUnreachableError
+from agentic_opd.core.errors import AlignmentError, ServerError, ServerUnreachableError
 from agentic_opd.core.names import HintSource
-from agentic_opd.core.text import cut_middle
-from agentic_opd.core.types import Recording, StepScore, TurnOutcome, Vote
+from agentic_opd.core.text import FOREIGN_CONTROL_TOKENS, cut_middle, without_control_tokens
+from agentic_opd.core.types import Evidence, HindsightPair, Message, Recording, StepScore, TurnOutcome, Vote
 from agentic_opd.distill.config import DistillConfig
 from agentic_opd.distill.evidence import TurnContext, author_turns, changing_calls
+from agentic_opd.distill.judge import Judge
 from agentic_opd.distill.leaks import leaks
-from agentic_opd.distill.servers import DistillServers
+from agentic_opd.distill.prompts import JUDGE_QUESTION, JUDGE_STEP_PROMPT, JUDGE_SYSTEM_PROMPT, PLACEHOLDER
 
 MIN_HINT_CHARS = 10
 """A hint must have more characters than this (OpenClaw-RL's bound)."""
 
+_EVIDENCE_NAMES = {"tool": "Next state: tool result", "user": "Next state: user reply", "verdict": "Verdict"}
+_HEADING = re.compile(
+    r"(?P<start>(?:\A|[\n\r\v\f\x1c-\x1e\x85\u2028\u2029])(?:[^\S\n]|[>*+\-\u200b-\u200f\u2060\ufeff])*[#\uff03\ufe5f])"
+    r"(?=[#\uff03\ufe5f]+[\s\u200b-\u200f\u2060\ufeff]*(?:Task|Turn|Next\s+state|Later|Verdict|End)\b)",
+    re.IGNORECASE,
+)
+"""Matches the first `#` of text that could pass for a heading of the question, after any line break and with any number
+of signs and spaces."""
+_PROTOCOL = ("\\boxed", "[HINT_START]", "[HINT_END]")
 _BOX = re.compile(r"\\boxed\{([^{}]*)\}")
 _Decision = Literal[1, -1]
 _DECISIONS: dict[str, _Decision] = {"1": 1, "+1": 1, "-1": -1}
@@ -133,9 +144,69 @@ class HintPool:
         return self._rng.choice(self._rng.choice(fitting)) if fitting else None
 
 
-async def find_hint(
-    context: TurnContext, servers: DistillServers, config: DistillConfig, pool: HintPool
-) -> Hint | NoHint:
+@dataclass(frozen=True, slots=True)
+class Questions:
+    """Builds the judge's messages, and protects them against injection by the text to be judged.
+
+    `secret` belongs to the run. The mark in a question's headings is derived from it and the task, so no agent, program
+    or user can write the mark. `control_tokens` are spellings of the judge tokenizer's control tokens; those of common
+    model families are always broken.
+    """
+
+    secret: bytes
+    system_prompt: str = JUDGE_SYSTEM_PROMPT
+    step_prompt: str = JUDGE_STEP_PROMPT
+    template: str = JUDGE_QUESTION
+    control_tokens: Collection[str] = ()
+
+    def question(self, pair: HindsightPair) -> str:
+        """Return the question about `pair`.
+
+        Raises:
+            AlignmentError: the pair has no evidence.
+        """
+        if not pair.evidence:
+            raise AlignmentError(f"nothing came after turn {pair.turn_index}, so there is nothing to judge it by")
+        mark = blake2b(pair.task_text.encode(errors="replace"), key=self.secret, digest_size=4).hexdigest()
+        evidence = "\n\n".join(f"## {_title(one)} [{mark}]\n{self._as_data(one.text)}" for one in pair.evidence)
+        fields = {
+            "mark": mark,
+            "task": self._as_data(pair.task_text),
+            "turn": self._as_data(pair.turn_text),
+            "evidence": evidence,
+        }
+        return PLACEHOLDER.sub(lambda found: fields.get(found[1], found[0]), self.template)
+
+    def hint_messages(self, question: str) -> list[Message]:
+        """Return the messages that ask for a vote and a hint."""
+        return [{"role": "system", "content": self.system_prompt}, {"role": "user", "content": question}]
+
+    def step_messages(self, question: str) -> list[Message]:
+        """Return the messages that ask whether the turn did what was wanted."""
+        return [{"role": "system", "content": self.step_prompt}, {"role": "user", "content": question}]
+
+    def _as_data(self, text: str) -> str:
+        """Return `text` with a space inserted into each string that could end its section or answer the question."""
+        spellings = (*_PROTOCOL, *FOREIGN_CONTROL_TOKENS, *self.control_tokens)
+        return _HEADING.sub(r"\g<start> ", without_control_tokens(spellings, text))
+
+
+def _title(evidence: Evidence) -> str:
+    if evidence.later_turn is not None:
+        return f"Later: result of turn {evidence.later_turn + 1}"
+    return _EVIDENCE_NAMES[evidence.kind]
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedBy:
+    """The judge and its questions; if it is the policy's server, a run stops while it is unreachable."""
+
+    client: Judge
+    questions: Questions
+    is_policy: bool
+
+
+async def find_hint(context: TurnContext, judge: JudgedBy, config: DistillConfig, pool: HintPool) -> Hint | NoHint:
     """Return the hint of the first source that has one, and add it to `pool`.
 
     Raises:
@@ -147,7 +218,7 @@ async def find_hint(
     failed: list[NoHint] = []
     for source in config.sources:
         if source == "judge":
-            judgement, found = await _judge_hint(context, servers, config)
+            judgement, found = await _judge_hint(context, judge, config)
         else:
             found = await _given_hint(context, source, config)
         if isinstance(found, str):
@@ -253,17 +324,15 @@ def _first_clean(texts: Iterable[str], context: TurnContext) -> str | None:
 # ---------------------------------------------------------------------------------------------------------- the judge
 
 
-async def _judge_hint(
-    context: TurnContext, servers: DistillServers, config: DistillConfig
-) -> tuple[Judgement, str | NoHint]:
-    question = servers.questions.question(context.pair)
-    asked = [servers.judge.ask(servers.questions.hint_messages(question), config.prm_votes)]
+async def _judge_hint(context: TurnContext, judge: JudgedBy, config: DistillConfig) -> tuple[Judgement, str | NoHint]:
+    question = judge.questions.question(context.pair)
+    asked = [judge.client.ask(judge.questions.hint_messages(question), config.prm_votes)]
     if config.step_votes:
-        asked.append(servers.judge.ask(servers.questions.step_messages(question), config.step_votes))
+        asked.append(judge.client.ask(judge.questions.step_messages(question), config.step_votes))
     try:
         hints, *steps = await gather_all(asked)
     except ServerError as error:
-        if isinstance(error, ServerUnreachableError) and servers.judge_is_policy:
+        if isinstance(error, ServerUnreachableError) and judge.is_policy:
             raise
         return Judgement(question), NoHint(TurnOutcome.JUDGE_ERROR, str(error))
     votes = tuple(parse_vote(text) for text in hints.texts)

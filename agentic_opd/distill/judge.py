@@ -1,13 +1,11 @@
-"""The judge: HindsightPair -> question, and chat messages -> sampled answers of an OpenAI-compatible endpoint (I/O)."""
+"""The judge: chat messages -> sampled answers of an OpenAI-compatible endpoint (I/O)."""
 
 import asyncio
 import json
 import logging
 import re
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from hashlib import blake2b
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar, cast
 
 import openai
@@ -15,89 +13,19 @@ from pydantic import SecretStr
 
 from agentic_opd.core.concurrency import wait_for_slot
 from agentic_opd.core.errors import (
-    AlignmentError,
     ServerMismatchError,
     ServerRequestError,
     ServerTooSlowError,
     ServerUnreachableError,
 )
 from agentic_opd.core.http import NoAnswerError, RetryWindow, may_pass
-from agentic_opd.core.text import FOREIGN_CONTROL_TOKENS, well_formed, without_control_tokens
-from agentic_opd.core.types import Evidence, HindsightPair, Message
+from agentic_opd.core.text import well_formed
+from agentic_opd.core.types import Message
 from agentic_opd.distill.pace import Pace, StalledError
-from agentic_opd.distill.prompts import JUDGE_QUESTION, JUDGE_STEP_PROMPT, JUDGE_SYSTEM_PROMPT, PLACEHOLDER
 
 logger = logging.getLogger(__name__)
 
 AnswerT = TypeVar("AnswerT")
-
-# ------------------------------------------------------------------------------------------------------ the question
-
-_EVIDENCE_NAMES = {"tool": "Next state: tool result", "user": "Next state: user reply", "verdict": "Verdict"}
-_HEADING = re.compile(
-    r"(?P<start>(?:\A|[\n\r\v\f\x1c-\x1e\x85\u2028\u2029])(?:[^\S\n]|[>*+\-\u200b-\u200f\u2060\ufeff])*[#\uff03\ufe5f])"
-    r"(?=[#\uff03\ufe5f]+[\s\u200b-\u200f\u2060\ufeff]*(?:Task|Turn|Next\s+state|Later|Verdict|End)\b)",
-    re.IGNORECASE,
-)
-"""Matches the first `#` of text that could pass for a heading of the question, after any line break and with any number
-of signs and spaces."""
-_PROTOCOL = ("\\boxed", "[HINT_START]", "[HINT_END]")
-
-
-@dataclass(frozen=True, slots=True)
-class Questions:
-    """Builds the judge's messages, and protects them against injection by the text to be judged.
-
-    `secret` belongs to the run. The mark in a question's headings is derived from it and the task, so no agent, program
-    or user can write the mark. `control_tokens` are spellings of the judge tokenizer's control tokens; those of common
-    model families are always broken.
-    """
-
-    secret: bytes
-    system_prompt: str = JUDGE_SYSTEM_PROMPT
-    step_prompt: str = JUDGE_STEP_PROMPT
-    template: str = JUDGE_QUESTION
-    control_tokens: Collection[str] = ()
-
-    def question(self, pair: HindsightPair) -> str:
-        """Return the question about `pair`.
-
-        Raises:
-            AlignmentError: the pair has no evidence.
-        """
-        if not pair.evidence:
-            raise AlignmentError(f"nothing came after turn {pair.turn_index}, so there is nothing to judge it by")
-        mark = blake2b(pair.task_text.encode(errors="replace"), key=self.secret, digest_size=4).hexdigest()
-        evidence = "\n\n".join(f"## {_title(one)} [{mark}]\n{self._as_data(one.text)}" for one in pair.evidence)
-        fields = {
-            "mark": mark,
-            "task": self._as_data(pair.task_text),
-            "turn": self._as_data(pair.turn_text),
-            "evidence": evidence,
-        }
-        return PLACEHOLDER.sub(lambda found: fields.get(found[1], found[0]), self.template)
-
-    def hint_messages(self, question: str) -> list[Message]:
-        """Return the messages that ask for a vote and a hint."""
-        return [{"role": "system", "content": self.system_prompt}, {"role": "user", "content": question}]
-
-    def step_messages(self, question: str) -> list[Message]:
-        """Return the messages that ask whether the turn did what was wanted."""
-        return [{"role": "system", "content": self.step_prompt}, {"role": "user", "content": question}]
-
-    def _as_data(self, text: str) -> str:
-        """Return `text` with a space inserted into each string that could end its section or answer the question."""
-        spellings = (*_PROTOCOL, *FOREIGN_CONTROL_TOKENS, *self.control_tokens)
-        return _HEADING.sub(r"\g<start> ", without_control_tokens(spellings, text))
-
-
-def _title(evidence: Evidence) -> str:
-    if evidence.later_turn is not None:
-        return f"Later: result of turn {evidence.later_turn + 1}"
-    return _EVIDENCE_NAMES[evidence.kind]
-
-
-# -------------------------------------------------------------------------------------------------------- the client
 
 _MAY_PASS = ("rate_limit", "too_many", "exhausted", "overload", "unavailable", "timeout", "server_error", "internal")
 """Substrings of error codes of transient failures."""

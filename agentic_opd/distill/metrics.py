@@ -5,7 +5,6 @@ rather than set to 0.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from statistics import fmean
 
 import numpy as np
@@ -13,7 +12,7 @@ import numpy as np
 from agentic_opd.core.metric import Metric, percentiles
 from agentic_opd.core.precision import root_mean_square
 from agentic_opd.core.types import TurnOutcome, Vote
-from agentic_opd.distill.records import ControlStats, ScoreStats, TurnStats
+from agentic_opd.distill.records import ControlStats, EpisodeStats, ScoreStats
 from agentic_opd.wire.counts import TurnCounts
 from agentic_opd.wire.group import GroupDistillation
 
@@ -114,14 +113,6 @@ OPD_METRICS = (
         "tokens of the scoring requests that were in the server's cache. Left out without the plugin",
     ),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class EpisodeStats:
-    """Statistics of one episode."""
-
-    sampled_tokens: int
-    turns: tuple[TurnStats, ...]
 
 
 def aggregate(episodes: Sequence[EpisodeStats], groups: Sequence[GroupDistillation] = ()) -> dict[str, float]:

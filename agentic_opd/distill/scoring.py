@@ -14,16 +14,18 @@ hint's position, which measures how much of a gap any hint would explain.
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
 from renderers import Renderer
 
 from agentic_opd.core.errors import AlignmentError, RendererError, ServerRequestError
 from agentic_opd.core.precision import Noise
 from agentic_opd.core.text import control_tokens, without_control_tokens
-from agentic_opd.core.types import TeacherRequest, TeacherRows, Trace, Turn, TurnOutcome
-from agentic_opd.distill.arrays import gaps, rounded
+from agentic_opd.core.types import TeacherRequest, TeacherRows, Trace, Turn, TurnOutcome, check_lengths
 from agentic_opd.distill.config import DistillConfig
 from agentic_opd.distill.evidence import TurnContext
 from agentic_opd.distill.hints import AcceptedHint, Hint, HintPool
@@ -32,6 +34,9 @@ from agentic_opd.distill.teacher import Reading, TeacherReply
 from agentic_opd.wire.group import ControlKind
 
 logger = logging.getLogger(__name__)
+
+LOGPROB_DECIMALS = 4
+"""Decimals of written teacher logprobs; the rounding error of at most 5e-5 nats is near the engine's noise."""
 
 # ------------------------------------------------------------------------------------------------------------ the step
 
@@ -95,49 +100,41 @@ async def score(
         request = with_hint(hint.read.text) if hint.read else plain
     except RendererError as error:
         return NotScored(TurnOutcome.SCORING_ERROR, str(error))
-    limit = teacher_limit(servers)
-    if len(request.token_ids) > limit:
-        return NotScored(TurnOutcome.TOO_LONG, too_long(request, limit), request)
-    control = _fitting_control(control_hints(config, pool, hint), with_hint, limit)
-    if control is None and config.control != "none":
-        return NotScored(
-            TurnOutcome.TOO_LONG, f"no control hint fits the {limit} tokens that the teacher reads", request
-        )
-    return await read_turn(request, plain, control, servers, config)
+    controls = None if config.control == "none" else _controls(control_hints(config, pool, hint), with_hint)
+    return await read_turn(request, plain, controls, servers, config)
 
 
 async def read_turn(
     request: TeacherRequest,
     plain: TeacherRequest,
-    control: Control | None,
+    controls: Iterator[Control] | None,
     servers: DistillServers,
     config: DistillConfig,
 ) -> Scored | NotScored:
-    """Ask the teacher for the rows of a request that fits its context.
-
-    Args:
-        request: The turn with its hint.
-        plain: The turn without a hint.
-        control: The turn with a control hint.
-        servers: The teacher.
-        config: The distillation settings.
+    """Ask the teacher for the rows of a turn with its hint, without it (`plain`), and with the first fitting control.
 
     Raises:
         ServerUnreachableError: the teacher is unreachable.
     """
+    info = servers.teacher.info
+    limit = info.max_model_len - 1  # The server samples one token after the request, which must fit too.
+    if len(request.token_ids) > limit:
+        why = f"{len(request.token_ids)} tokens, the teacher reads at most {limit}"
+        return NotScored(TurnOutcome.TOO_LONG, why, request)
+    control = next((one for one in controls or () if len(one.request.token_ids) <= limit), None)
+    if control is None and controls is not None:
+        why = f"no control hint fits the {limit} tokens that the teacher reads"
+        return NotScored(TurnOutcome.TOO_LONG, why, request)
     also: dict[str, Reading] = {}
     if (without := without_hint(plain, servers)) is not None:
         also["without_hint"] = without
     if control is not None:
-        also["control"] = Reading(
-            control.request, min(config.control_topk, servers.teacher.info.vocab_size or config.control_topk)
-        )
+        also["control"] = Reading(control.request, min(config.control_topk, info.vocab_size or config.control_topk))
     try:
         reply = await servers.teacher.score(request, config.distill_topk, tuple(also.values()))
     except (AlignmentError, ServerRequestError) as error:
         return NotScored(TurnOutcome.SCORING_ERROR, str(error), request)
     rows = {name: rows for name, rows in zip(also, reply.also, strict=True) if rows is not None}
-    read = (request, *(also[name].request for name in rows))
     unhinted = tuple(rounded(rows["without_hint"].actual_R).tolist()) if "without_hint" in rows else None
     is_baseline = servers.teacher_is_policy or config.gap_baseline == "teacher"
     return Scored(
@@ -146,7 +143,7 @@ async def read_turn(
         baseline_logprobs=unhinted if is_baseline else None,
         unhinted_logprobs=None if is_baseline else unhinted,
         control=control and replace(control, rows=rows.get("control")),
-        read_tokens=sum(len(one.token_ids) for one in read),
+        read_tokens=sum(len(one.token_ids) for one in (request, *(also[name].request for name in rows))),
         replied_s=time.monotonic(),
     )
 
@@ -168,16 +165,6 @@ def scored_from(turn: Turn, config: DistillConfig) -> int | None:
     return None
 
 
-def teacher_limit(servers: DistillServers) -> int:
-    """Return the longest request in tokens: the server samples one token after it, which must fit too."""
-    return servers.teacher.info.max_model_len - 1
-
-
-def too_long(request: TeacherRequest, limit: int) -> str:
-    """Return why a request is too long for the teacher."""
-    return f"{len(request.token_ids)} tokens, the teacher reads at most {limit}"
-
-
 async def noise_floor(traces: Sequence[Trace], servers: DistillServers, config: DistillConfig) -> Noise | None:
     """Score one turn of a group without a hint and return the gaps' noise (nats), which is the engine's.
 
@@ -197,7 +184,7 @@ async def noise_floor(traces: Sequence[Trace], servers: DistillServers, config: 
         return None
     turn = trace.turns[0]
     request = insert_hint(trace.tokens_T, turn, turn.start, ())
-    if len(request.token_ids) > teacher_limit(servers):
+    if len(request.token_ids) >= servers.teacher.info.max_model_len:
         return None
     second = without_hint(request, servers)
     try:
@@ -209,46 +196,42 @@ async def noise_floor(traces: Sequence[Trace], servers: DistillServers, config: 
     return Noise.of(gaps(read or trace.logprobs_T[turn.start : turn.end], reply.rows))
 
 
+def gaps(baseline_R: Sequence[float], rows: TeacherRows) -> NDArray[np.float64]:
+    """Return log p_teacher - baseline at a turn's scored tokens, [R], in nats."""
+    check_lengths("gaps", baseline=len(baseline_R), rows=len(rows.actual_R))
+    return rows.actual_R.astype(np.float64) - np.asarray(baseline_R, np.float64)
+
+
+def rounded(logprobs: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Return logprobs rounded to `LOGPROB_DECIMALS` and clipped to at most 0, without -0.0."""
+    clipped: NDArray[np.float64] = np.minimum(logprobs.astype(np.float64), 0.0)
+    return clipped.round(LOGPROB_DECIMALS) + 0.0
+
+
 # --------------------------------------------------------------------------------------------------------- the control
 
 
-class ControlHint(NamedTuple):
-    """A hint used as a control."""
-
-    kind: ControlKind
-    text: str
-
-
-def control_hints(config: DistillConfig, pool: HintPool, hint: Hint) -> Iterator[ControlHint]:
-    """Yield candidates for a turn's control, the preferred one first; nothing with `control: none`.
+def control_hints(config: DistillConfig, pool: HintPool, hint: Hint) -> Iterator[tuple[ControlKind, str]]:
+    """Yield the kind and text of each candidate for a turn's control, the preferred one first.
 
     Controls differ in text from the accepted hint and from the one that the teacher reads.
     """
     known = (hint.accepted, *((hint.read,) if hint.read else ()))
-    found = None
-    if config.control == "other":
-        found = pool.of_other_task(*known)
-    elif config.control == "same_task":
-        found = pool.of_same_task(hint.accepted.task_id, *known)
-    if found is not None:
-        yield ControlHint("other" if config.control == "other" else "same_task", found.text)
+    if config.control == "other" and (other := pool.of_other_task(*known)) is not None:
+        yield "other", other.text
+    if config.control == "same_task" and (same := pool.of_same_task(hint.accepted.task_id, *known)) is not None:
+        yield "same_task", same.text
     neutral = AcceptedHint("", config.control_neutral_hint)
-    if config.control != "none" and neutral.words not in (one.words for one in known):
-        yield ControlHint("neutral", neutral.text)
+    if neutral.words not in (one.words for one in known):
+        yield "neutral", neutral.text
 
 
-def _fitting_control(
-    hints: Iterator[ControlHint], with_hint: Callable[[str], TeacherRequest], limit: int
-) -> Control | None:
-    """Return the first of `hints` that renders at the hint's position and fits the teacher's context."""
-    for hint in hints:
-        try:
-            request = with_hint(hint.text)
-        except RendererError:  # The hint was written for a turn with another kind of place.
-            continue
-        if len(request.token_ids) <= limit:
-            return Control(hint.kind, hint.text, request)
-    return None
+def _controls(
+    hints: Iterator[tuple[ControlKind, str]], with_hint: Callable[[str], TeacherRequest]
+) -> Iterator[Control]:
+    for kind, text in hints:
+        with suppress(RendererError):  # The hint was written for a turn with another kind of place.
+            yield Control(kind, text, with_hint(text))
 
 
 # ------------------------------------------------------------------------------------------------------- the insertion

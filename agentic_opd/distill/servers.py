@@ -6,7 +6,7 @@ from typing import Any
 
 from renderers import Renderer
 
-from agentic_opd.distill.judge import Judge, Questions
+from agentic_opd.distill.hints import JudgedBy
 from agentic_opd.distill.teacher import TeacherClient
 
 
@@ -14,16 +14,13 @@ from agentic_opd.distill.teacher import TeacherClient
 class DistillServers:
     """The judge and the teachers of one policy, and the renderer for hints; call `close` when done.
 
-    `judge_is_policy`: the judge is the policy's server, so the run stops if it is unreachable.
     `teacher_is_policy`: without a hint the teacher equals the student, so a noise floor can be measured.
     """
 
-    judge: Judge
-    questions: Questions
+    judge: JudgedBy
     teacher: TeacherClient
     renderer: Renderer
     tokenizer: Any
-    judge_is_policy: bool
     teacher_is_policy: bool
     teachers: Mapping[str, TeacherClient] = field(default_factory=dict[str, TeacherClient])
     """Teachers by kind of task."""
@@ -35,5 +32,5 @@ class DistillServers:
 
     async def close(self) -> None:
         """Close the connections to the judge and to every teacher."""
-        for client in (self.judge, self.teacher, *self.teachers.values()):
+        for client in (self.judge.client, self.teacher, *self.teachers.values()):
             await client.close()

@@ -22,7 +22,8 @@ from agentic_opd.core.errors import ConfigError, DatasetError
 from agentic_opd.core.server_info import ServerInfo, check_caps, check_tokenizer, fetch_server_info
 from agentic_opd.core.types import Episode, Message, Task, World
 from agentic_opd.distill.connect import PolicyEndpoint
-from agentic_opd.distill.distiller import DistilledRecording, Distiller, PendingTurns
+from agentic_opd.distill.distiller import Distiller, PendingTurns
+from agentic_opd.distill.records import DistilledRecording
 from agentic_opd.env.config import AgentEnvConfig, joined
 from agentic_opd.env.policy_server import PolicyServer, ServedPolicy
 from agentic_opd.rollout.chat import Chat

@@ -20,8 +20,8 @@ from typing import Any
 from agentic_opd.core.concurrency import gather_all
 from agentic_opd.core.errors import AlignmentError, ServerError, ServerUnreachableError
 from agentic_opd.core.types import Message, Recording
-from agentic_opd.distill.distiller import DistilledRecording, Distiller
-from agentic_opd.distill.records import DistilledTurn
+from agentic_opd.distill.distiller import Distiller
+from agentic_opd.distill.records import DistilledRecording, DistilledTurn
 from agentic_opd.gateway.config import GatewayConfig
 from agentic_opd.gateway.delivery import Delivery
 from agentic_opd.gateway.journal import Ending, Journal, SessionRow, SessionState

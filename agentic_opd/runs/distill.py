@@ -31,11 +31,11 @@ from agentic_opd.core.types import (
     Turn,
     TurnOutcome,
 )
-from agentic_opd.distill.arrays import WrittenRows, build_arrays, rounded, written_rows
 from agentic_opd.distill.config import DistillConfig
 from agentic_opd.distill.connect import PolicyEndpoint, make_teacher
-from agentic_opd.distill.distiller import DistilledGroup, DistilledRecording, Distiller
-from agentic_opd.distill.scoring import NotScored, Scored, read_turn, teacher_limit, too_long
+from agentic_opd.distill.distiller import DistilledGroup, Distiller
+from agentic_opd.distill.records import DistilledRecording, WrittenRows, build_arrays, written_rows
+from agentic_opd.distill.scoring import NotScored, Scored, read_turn, rounded
 from agentic_opd.distill.teacher import TeacherClient
 from agentic_opd.rollout.chat import Chat, ParsedTurn
 from agentic_opd.rollout.conversation import Completion, Conversation
@@ -313,9 +313,6 @@ class PolicyDistiller:
         request = TeacherRequest(tokens[:place] + ids + tokens[place:end], end - start, place, ids, version)
         plain = TeacherRequest(tokens[:end], end - start, start, (), version)
         config, servers = self.distiller.config, self.distiller.servers_of(self.policy_url)
-        limit = teacher_limit(servers)
-        if len(request.token_ids) > limit:
-            return NotScored(TurnOutcome.TOO_LONG, too_long(request, limit), request)
         return await read_turn(request, plain, None, servers, config)
 
 

@@ -14,7 +14,7 @@ from agentic_opd.core.text import control_tokens
 from agentic_opd.core.types import IGNORED, Episode, Evidence, HindsightPair, Message, Task, Trace, Turn
 from agentic_opd.distill.config import DistillConfig
 from agentic_opd.distill.evidence import hindsight_pairs
-from agentic_opd.distill.judge import Questions
+from agentic_opd.distill.hints import Questions
 from agentic_opd.distill.scoring import encode_hint, hint_place, insert_hint
 from agentic_opd.rollout.chat import Chat
 from agentic_opd.rollout.config import RolloutConfig

@@ -13,8 +13,8 @@ from agentic_opd.cli.validate import _check_on, _parser
 from agentic_opd.core.errors import OutputError, ServerMismatchError
 from agentic_opd.core.http import JsonClient
 from agentic_opd.core.types import TurnOutcome
-from agentic_opd.distill.arrays import build_arrays, rounded, written_rows
-from agentic_opd.distill.scoring import insert_hint
+from agentic_opd.distill.records import build_arrays, written_rows
+from agentic_opd.distill.scoring import insert_hint, rounded
 from agentic_opd.wire.group import GroupDistillation, ScoredGroup, ScoredRollout, TurnRecord
 from tests.unit.distill.fakes import (
     HINT,

@@ -7,16 +7,9 @@ from hypothesis import strategies as st
 
 from agentic_opd.core.errors import AlignmentError
 from agentic_opd.core.types import DistillArrays, TeacherRequest, TeacherRows
-from agentic_opd.distill.arrays import (
-    LOGPROB_DECIMALS,
-    build_arrays,
-    check_rows,
-    gaps,
-    logprobs_of,
-    rounded,
-    written_rows,
-)
-from agentic_opd.distill.scoring import insert_hint
+from agentic_opd.distill.arrays import check_rows
+from agentic_opd.distill.records import build_arrays, logprobs_of, written_rows
+from agentic_opd.distill.scoring import LOGPROB_DECIMALS, gaps, insert_hint, rounded
 
 from .fakes import MASKS, TOKENS, TURNS, VOCAB, make_trace, table_rows
 

@@ -80,7 +80,7 @@ def test_the_policy_server_judges_and_teaches_by_default() -> None:
     policy = server()
     deps = connected(policy)
     assert isinstance(deps.teacher, PluginTeacher)
-    assert (deps.judge_is_policy, deps.teacher_is_policy) == (True, True)
+    assert (deps.judge.is_policy, deps.teacher_is_policy) == (True, True)
     assert (deps.teacher.info.model, deps.teacher.info.vocab_size) == ("demo", 512)
     assert keys_sent(policy) == {"Bearer policy-key"}
 
@@ -152,7 +152,7 @@ def test_each_kind_of_task_has_its_teacher_and_the_others_the_usual_one() -> Non
 
     of_math, of_poetry, of_none = asyncio.run(run())
     assert (of_math.teacher.info.model, of_math.teacher_is_policy) == ("mathematician", False)
-    assert of_math.judge_is_policy
+    assert of_math.judge.is_policy
     assert of_poetry is of_none
     assert (of_none.teacher.info.model, of_none.teacher_is_policy) == ("demo", True)
     assert (keys_sent(policy), keys_sent(math)) == ({"Bearer policy-key"}, {"Bearer math-key"})
@@ -188,7 +188,7 @@ def test_a_separate_teacher_needs_the_policys_tokens() -> None:
     teacher = server(model="big", vocab_size=600)
     policy = server()
     deps = connected(policy, teacher, teacher_api_key=SecretStr("teacher-key"))
-    assert (deps.judge_is_policy, deps.teacher_is_policy) == (True, False)
+    assert (deps.judge.is_policy, deps.teacher_is_policy) == (True, False)
     assert (keys_sent(policy), keys_sent(teacher)) == ({"Bearer policy-key"}, {"Bearer teacher-key"})
     assert deps.teacher.info.model == "big"
     assert deps.teacher.info.vocab_size == 512, "ids beyond the policy's vocabulary are no good to it"
@@ -226,7 +226,7 @@ def test_a_separate_judge_gets_its_own_key() -> None:
             await deps.close()
             return deps
 
-    assert not asyncio.run(run()).judge_is_policy
+    assert not asyncio.run(run()).judge.is_policy
     assert judge.headers[0]["Authorization"] == "Bearer judge-key"
 
 

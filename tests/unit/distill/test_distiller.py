@@ -11,14 +11,13 @@ from renderers import Qwen3RendererConfig, create_renderer
 from agentic_opd.core.errors import AlignmentError, ServerMismatchError, ServerRequestError, ServerUnreachableError
 from agentic_opd.core.precision import Noise
 from agentic_opd.core.types import ContextTurn, DistillArrays, Message, Recording, StopReason, TeacherRequest, Trace
-from agentic_opd.distill.arrays import rounded
 from agentic_opd.distill.config import DistillConfig, TeacherServer
-from agentic_opd.distill.distiller import DistilledRecording, DistilledTrace, Distiller, PendingTurns, TurnDistiller
+from agentic_opd.distill.distiller import Distiller, PendingTurns, TurnDistiller
 from agentic_opd.distill.evidence import turn_contexts
-from agentic_opd.distill.hints import SIBLING, AcceptedHint, HintPool
-from agentic_opd.distill.judge import JudgeReply, Questions
-from agentic_opd.distill.records import DistilledTurn
-from agentic_opd.distill.scoring import insert_hint, noise_floor
+from agentic_opd.distill.hints import SIBLING, AcceptedHint, HintPool, JudgedBy, Questions
+from agentic_opd.distill.judge import JudgeReply
+from agentic_opd.distill.records import DistilledRecording, DistilledTrace, DistilledTurn
+from agentic_opd.distill.scoring import insert_hint, noise_floor, rounded
 from agentic_opd.distill.servers import DistillServers
 from agentic_opd.wire.checks import GroupChecker
 from agentic_opd.wire.group import GroupDistillation, ScoredGroup, ScoredRollout
@@ -59,14 +58,17 @@ def make_deps(
 ) -> DistillServers:
     tokenizer = make_qwen_tokenizer()
     return DistillServers(
-        judge=ScriptedJudge(script),
-        questions=Questions(b"secret"),
+        judge=JudgedBy(ScriptedJudge(script), Questions(b"secret"), flags.get("judge_is_policy", False)),
         teacher=teacher or TableTeacher(),
         renderer=create_renderer(tokenizer, Qwen3RendererConfig(enable_thinking=False)),
         tokenizer=tokenizer,
-        judge_is_policy=flags.get("judge_is_policy", False),
         teacher_is_policy=flags.get("teacher_is_policy", True),
     )
+
+
+def by_judge(judge: ScriptedJudge) -> DistillServers:
+    deps = make_deps({})
+    return replace(deps, judge=replace(deps.judge, client=judge))
 
 
 def distill(
@@ -105,8 +107,8 @@ def test_an_accepted_hint_is_scored_and_recorded() -> None:
     first, last = distilled.records
     assert (first.span, first.hint, first.insert_at, first.evidence) == ((5, 8), HINT, 3, ("tool", "verdict"))
     assert (last.span, last.hint, last.insert_at, last.evidence) == ((11, 13), None, None, ("verdict",))
-    assert isinstance(deps.judge, ScriptedJudge)
-    assert {first.question, last.question} == {*deps.judge.asked}, "the record holds what the judge read"
+    assert isinstance(deps.judge.client, ScriptedJudge)
+    assert {first.question, last.question} == {*deps.judge.client.asked}, "the record holds what the judge read"
     assert [len(row) for row in arrays_of(distilled).token_ids_TK] == [0] * 5 + [5] * 3 + [0] * 5
     assert isinstance(deps.teacher, TableTeacher)
     (request,) = deps.teacher.requests
@@ -177,7 +179,7 @@ class TwoQuestions(ScriptedJudge):
 
 
 def test_the_second_question_gives_a_turn_its_score() -> None:
-    deps = replace(make_deps({}), judge=TwoQuestions({**STEP, FIRST: YES, LAST: NO}))
+    deps = by_judge(TwoQuestions({**STEP, FIRST: YES, LAST: NO}))
     records = run(deps, step_votes=3).records
     assert [(record.step_votes, record.step_score) for record in records] == [((1, -1, -1), -1)] * 2
     unasked = run(make_deps({FIRST: YES, LAST: NO})).records
@@ -187,8 +189,8 @@ def test_the_second_question_gives_a_turn_its_score() -> None:
 def test_a_turn_that_nothing_answered_is_counted_and_never_judged() -> None:
     deps = make_deps({FIRST: NO})
     assert outcomes(run(deps, make_recording(verification=None))) == ["vote_failed", "no_next_state"]
-    assert isinstance(deps.judge, ScriptedJudge)
-    assert len(deps.judge.asked) == 1
+    assert isinstance(deps.judge.client, ScriptedJudge)
+    assert len(deps.judge.client.asked) == 1
 
 
 def test_a_hint_that_just_fits_the_teachers_context_is_scored() -> None:
@@ -221,12 +223,11 @@ class BarrierJudge(ScriptedJudge):
 
 
 def test_turns_are_judged_at_the_same_time_and_nothing_is_sent_twice() -> None:
-    deps = make_deps({})
-    deps = replace(deps, judge=BarrierJudge())
+    deps = by_judge(BarrierJudge())
     assert outcomes(run(deps)) == ["scored", "scored"]
-    assert isinstance(deps.judge, BarrierJudge)
+    assert isinstance(deps.judge.client, BarrierJudge)
     assert isinstance(deps.teacher, TableTeacher)
-    assert len(deps.judge.asked) == len(set(deps.judge.asked)) == 2
+    assert len(deps.judge.client.asked) == len(set(deps.judge.client.asked)) == 2
     assert len(deps.teacher.requests) == len({r.token_ids for r in deps.teacher.requests}) == 2
 
 
@@ -619,9 +620,9 @@ def test_closing_closes_all() -> None:
     other = TableTeacher()
     deps = replace(make_deps({}), teachers={"math": other})
     asyncio.run(deps.close())
-    assert isinstance(deps.judge, ScriptedJudge)
+    assert isinstance(deps.judge.client, ScriptedJudge)
     assert isinstance(deps.teacher, TableTeacher)
-    assert deps.judge.closed
+    assert deps.judge.client.closed
     assert deps.teacher.closed
     assert other.closed
 

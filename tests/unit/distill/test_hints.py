@@ -10,8 +10,7 @@ from agentic_opd.core.errors import AlignmentError
 from agentic_opd.core.types import Evidence, EvidenceKind, HindsightPair, StepScore, TurnOutcome, Vote
 from agentic_opd.distill.config import DistillConfig
 from agentic_opd.distill.evidence import turn_contexts
-from agentic_opd.distill.hints import Judgement, NoHint, accepted_hint, parse_step_vote, parse_vote
-from agentic_opd.distill.judge import Questions
+from agentic_opd.distill.hints import Judgement, NoHint, Questions, accepted_hint, parse_step_vote, parse_vote
 from agentic_opd.distill.prompts import JUDGE_QUESTION, JUDGE_STEP_PROMPT, JUDGE_SYSTEM_PROMPT, template_problems
 
 from .fakes import HINT, NEGATIVE, POSITIVE, TASK, make_recording

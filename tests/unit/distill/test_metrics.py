@@ -13,9 +13,8 @@ import math
 import pytest
 
 from agentic_opd.core.types import TurnOutcome, Vote
-from agentic_opd.distill.arrays import row_stats
-from agentic_opd.distill.metrics import OPD_METRICS, EpisodeStats, aggregate
-from agentic_opd.distill.records import ControlStats, ScoreStats, TurnStats, control_stats
+from agentic_opd.distill.metrics import OPD_METRICS, aggregate
+from agentic_opd.distill.records import ControlStats, EpisodeStats, ScoreStats, TurnStats, control_stats, row_stats
 from agentic_opd.wire.group import ControlReading, GroupDistillation, TurnRecord
 
 Out = TurnOutcome

@@ -11,8 +11,7 @@ from agentic_opd.core.errors import OutputError
 from agentic_opd.core.metric import Metric, percentiles
 from agentic_opd.core.types import Episode, StopReason
 from agentic_opd.distill.distiller import DistilledGroup
-from agentic_opd.distill.metrics import EpisodeStats
-from agentic_opd.distill.records import TurnStats
+from agentic_opd.distill.records import EpisodeStats, TurnStats
 from agentic_opd.runs.config import RunConfig
 from agentic_opd.runs.environment import FinishedGroup
 from agentic_opd.runs.metric_log import LoopLag, MetricFile, RunMetrics, metrics_path

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from renderers import Qwen3RendererConfig, create_renderer
 
 from agentic_opd.core.types import Evidence, HindsightPair
-from agentic_opd.distill.judge import Questions
+from agentic_opd.distill.hints import Questions
 from agentic_opd.worlds.coding.tasks.builtin import builtin_tasks
 from agentic_opd.worlds.coding.tools import TOOL_SPECS
 from agentic_opd.worlds.coding.world import SYSTEM_PROMPT
