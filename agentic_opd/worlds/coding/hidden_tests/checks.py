@@ -30,7 +30,7 @@ _Node = TypeVar("_Node", bound=ast.AST)
 
 
 @dataclass(frozen=True, slots=True)
-class Checks:
+class Suite:
     """Instrumented tests. `labels[i]` describes check i: by its call, by the assert's source, or by the test's name."""
 
     source: str
@@ -51,7 +51,7 @@ class Checks:
 
 
 @lru_cache(maxsize=1024)
-def instrument(tests: str) -> Checks:
+def instrument(tests: str) -> Suite:
     """Wrap each check of `tests` in a context `_opd_check`, and its conditions in calls of `_opd_equal` or `_opd_true`.
 
     The tests of a file become arguments of `_opd_tests`. `assert True` and `assert False` are not checks. The first
@@ -78,7 +78,7 @@ def instrument(tests: str) -> Checks:
         tree.body += transformer.calls_of(collected, conditions)
         source = ast.unparse(ast.fix_missing_locations(tree))
     count = len(transformer.labels)
-    return Checks(
+    return Suite(
         source=source,
         labels=tuple(transformer.labels),
         certain=frozenset(range(count)) - transformer.uncertain or frozenset(range(count)),
@@ -91,7 +91,7 @@ def instrument(tests: str) -> Checks:
     )
 
 
-def checks_of(task: Task) -> Checks:
+def checks_of(task: Task) -> Suite:
     """Return the task's hidden tests, instrumented.
 
     Raises:
