@@ -69,14 +69,11 @@ class _Kind(Flag):
 
     FUNCTION = auto()  # A function of the solution.
     NAMESPACE = auto()  # The solution's module, its class `Solution`, or an instance of that.
-    RESULT = auto()  # A return value of a function of the solution, unchanged.
-    DERIVED = auto()  # Something computed from such a value.
+    RESULT = auto()  # A return value of a function of the solution, or something computed from it.
     OTHER = auto()  # Anything else that is not plain data.
 
 
 _PLAIN = _Kind(0)
-_CROSSES = _Kind.RESULT | _Kind.DERIVED
-"""All that a value may be which crosses between the processes."""
 
 
 def needs_one_process(tree: ast.Module, names: Sequence[str], *, imports_solution: bool) -> bool:
@@ -173,8 +170,10 @@ class _Values:
             self.bound[name].append(value)
         for name in {*dir(builtins), *self._local} - {*self.bound} | {"tmp_path", "tmpdir"}:
             self._kinds[name] |= _Kind.OTHER
+        self._known = dict[ast.expr, _Kind]()
         before = dict[str, _Kind]()
         while before != (before := {**self._kinds}):
+            self._known.clear()
             for name, values in self.bound.items():
                 for value in values:
                     self._kinds[name] |= self.kind(value)
@@ -232,10 +231,15 @@ class _Values:
 
     def is_plain(self, node: ast.expr) -> bool:
         """Whether the value of an expression can cross between the processes."""
-        return self.kind(node) in _CROSSES
+        return self.kind(node) in _Kind.RESULT
 
     def kind(self, node: ast.expr) -> _Kind:
         """Return what the value of an expression may be."""
+        if node not in self._known:
+            self._known[node] = self._kind_of(node)
+        return self._known[node]
+
+    def _kind_of(self, node: ast.expr) -> _Kind:
         match node:
             case ast.Constant(value=value):
                 return _Kind.OTHER if value is ... else _PLAIN
@@ -254,10 +258,10 @@ class _Values:
                 if _Kind.NAMESPACE in owner:
                     return _Kind.NAMESPACE if attr == _NAMESPACE else _Kind.FUNCTION
                 is_number = attr in ("real", "imag", "numerator", "denominator")
-                return owner & _Kind.DERIVED | (_PLAIN if is_number else _Kind.OTHER)
+                return owner & _Kind.RESULT | (_PLAIN if is_number else _Kind.OTHER)
             case _:
                 found = self._join(_operands(node))
-                return found & _Kind.DERIVED if isinstance(node, ast.Compare | ast.JoinedStr | ast.Slice) else found
+                return found & _Kind.RESULT if isinstance(node, ast.Compare | ast.JoinedStr | ast.Slice) else found
 
     def _join(self, nodes: Iterator[ast.expr]) -> _Kind:
         found = _PLAIN
@@ -268,30 +272,30 @@ class _Values:
     def _kind_of_call(self, node: ast.Call) -> _Kind:
         func, parts = node.func, [*_parts(node)]
         arguments = self._join(part for part in parts if not self._is_callback(part))
-        plain, other = arguments & ~_Kind.RESULT, arguments & _Kind.DERIVED | _Kind.OTHER
+        other = arguments & _Kind.RESULT | _Kind.OTHER
         match func:
             case ast.Attribute(value=ast.Name(id="pytest"), attr="param"):
                 return arguments
             case ast.Name(id=name) | ast.Attribute(attr=name) if name in _COMPARATORS:
-                return arguments & _Kind.DERIVED
+                return arguments & _Kind.RESULT
             case ast.Name(id=name) | ast.Attribute(value=ast.Name(id="self"), attr=name) if name in self._local:
-                return self._kinds[f"{name}()"] | arguments & _Kind.DERIVED
+                return self._kinds[f"{name}()"] | arguments & _Kind.RESULT
             case ast.Name(id=name) if name in self._objects:
-                return plain if _returns_plain(self._objects[name]) else other
+                return arguments if _returns_plain(self._objects[name]) else other
             case ast.Attribute(value=ast.Name(id=name), attr=attr) if name in self._objects:
-                return plain if _returns_plain(getattr(self._objects[name], attr, None)) else other
+                return arguments if _returns_plain(getattr(self._objects[name], attr, None)) else other
             case _:
                 pass
         called = self.kind(func)
         if _Kind.FUNCTION in called:
-            return _CROSSES
+            return _Kind.RESULT
         if _Kind.NAMESPACE in called and not parts:
             return _Kind.NAMESPACE
         if isinstance(func, ast.Attribute):
             owner = self.kind(func.value)
-            is_plain = func.attr in _PLAIN_ATTRIBUTES and owner in _CROSSES
-            return (arguments | owner) & _Kind.DERIVED | (_PLAIN if is_plain else _Kind.OTHER)
-        return plain if isinstance(func, ast.Name) and func.id in _PLAIN_FUNCTIONS else other
+            is_plain = func.attr in _PLAIN_ATTRIBUTES and owner in _Kind.RESULT
+            return (arguments | owner) & _Kind.RESULT | (_PLAIN if is_plain else _Kind.OTHER)
+        return arguments if isinstance(func, ast.Name) and func.id in _PLAIN_FUNCTIONS else other
 
     def _is_callback(self, node: ast.expr) -> bool:
         """Whether an argument is a function of the tests or a built-in one, such as a key of sorted()."""
@@ -303,12 +307,12 @@ class _Values:
         return isinstance(node, ast.Call) and _Kind.FUNCTION in self.kind(node.func)
 
     def is_result(self, node: ast.expr) -> bool:
-        """Whether an expression is or contains a return value of a function of the solution, unchanged."""
-        return _Kind.RESULT in self.kind(node)
+        """Whether an expression involves a result, and is plain data if that is."""
+        return _Kind.RESULT in self.kind(node) and _Kind.OTHER not in self.kind(node)
 
-    def is_derived(self, node: ast.expr) -> bool:
+    def involves_result(self, node: ast.expr) -> bool:
         """Whether an expression is computed from a return value of a function of the solution."""
-        return _Kind.DERIVED in self.kind(node)
+        return _Kind.RESULT in self.kind(node)
 
 
 def _module(name: str) -> object:
@@ -365,10 +369,12 @@ def _needs_objects(node: ast.AST, values: _Values) -> bool:
             return _Kind.FUNCTION in values.kind(value) or (values.is_result(value) and name not in _PLAIN_ATTRIBUTES)
         case ast.Call() if values.is_call(node):
             return not all(map(values.is_plain, _parts(node)))
-        case ast.Call(func=ast.Name(id="isinstance" | "issubclass"), args=[value, kinds]):
-            return values.is_result(value) and not {*_names(kinds)} <= _PLAIN_NAMES
-        case ast.Call(func=ast.Attribute(attr="assertIsInstance"), args=[value, kinds, *_]):
-            return values.is_result(value) and not {*_names(kinds)} <= _PLAIN_NAMES
+        case ast.Call(
+            func=ast.Name(id="isinstance" | "issubclass") | ast.Attribute(attr="assertIsInstance"),
+            args=[value, kinds, *_],
+        ):
+            names = [ast.unparse(one) for one in (kinds.elts if isinstance(kinds, ast.Tuple) else [kinds])]
+            return values.is_result(value) and not {*names} <= _PLAIN_NAMES
         case ast.Call(func=ast.Attribute(attr=name), args=[*sides]) if name.startswith("assert"):
             return _compares_objects(sides[:2], values, by_identity=name in ("assertIs", "assertIsNot"))
         case ast.Call(func=func):
@@ -390,10 +396,6 @@ def _compares_objects(sides: list[ast.expr], values: _Values, *, by_identity: bo
     return not all(isinstance(side, ast.Constant) if by_identity else values.is_plain(side) for side in others)
 
 
-def _names(node: ast.expr) -> Iterator[str]:
-    yield from (ast.unparse(one) for one in (node.elts if isinstance(node, ast.Tuple) else [node]))
-
-
 # ---------------------------------------------------------------------------------------------------- changes in place
 
 
@@ -409,7 +411,7 @@ def _sees_changes(values: _Values) -> bool:
         for name, value in bound:
             if name in changed:  # `grid = [row]`: a call that changes the grid may change the row.
                 changed |= {other: changed[name] for other in _held(value) if other not in changed}
-            elif not values.is_derived(value):
+            elif not values.involves_result(value):
                 later = [changed[other] for other in _held(value) if other in changed]
                 later += [at for at in _mentioned(value, changed) if _place(value) > at]
                 changed |= {name: min(later)} if later else {}
@@ -437,7 +439,7 @@ def _conditions(node: ast.AST, values: _Values) -> Iterator[ast.expr]:
             yield from _without_result(test, values)
         case ast.Call(func=ast.Attribute(attr=name), args=[*sides]) if name.startswith("assert") and sides:
             yield from _without_result(ast.copy_location(ast.Compare(sides[0], [], sides[1:2]), node), values)
-        case ast.Return(value=ast.expr() as value) if any(_held(value)) and not values.is_derived(value):
+        case ast.Return(value=ast.expr() as value) if any(_held(value)) and not values.involves_result(value):
             yield value
         case _:
             pass
@@ -451,13 +453,13 @@ def _without_result(test: ast.expr, values: _Values) -> Iterator[ast.expr]:
         case ast.UnaryOp(op=ast.Not(), operand=operand):
             yield from _without_result(operand, values)
         case ast.Compare(left=ast.Tuple(elts=parts) | ast.List(elts=parts)):
-            yield from (part for part in parts if not values.is_derived(part))
-        case ast.Compare(left=left, comparators=others) if values.is_derived(test):
+            yield from (part for part in parts if not values.involves_result(part))
+        case ast.Compare(left=left, comparators=others) if values.involves_result(test):
             sides = [left, *others]  # `k = f(xs); assert xs[:k] == [1]` is about xs, `f(f(xs)) == xs` is not.
             for side in sides:
-                if any(_held(side)) and not any(values.is_derived(other) for other in sides if other is not side):
+                if any(_held(side)) and not any(values.involves_result(other) for other in sides if other is not side):
                     yield side
-        case _ if not values.is_derived(test):
+        case _ if not values.involves_result(test):
             yield test
         case _:
             pass
