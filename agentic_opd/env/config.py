@@ -12,9 +12,8 @@ from pydantic import BaseModel, Field, create_model, model_validator
 from agentic_opd.distill.config import DistillConfig
 from agentic_opd.rollout.config import RolloutConfig
 from agentic_opd.runs.config import RunConfig
-from agentic_opd.settings.atropos import IdleEnvSettings
+from agentic_opd.settings.atropos import IdleEnvSettings, PolicyServerConfig
 from agentic_opd.settings.fields import MOST_USED
-from agentic_opd.settings.servers import PolicyServerConfig
 from agentic_opd.worlds.coding.config import CodingConfig
 from agentic_opd.worlds.sql.config import SqlConfig
 

@@ -28,7 +28,7 @@ from agentic_opd.core.text import text_lines
 from agentic_opd.env.config import AgenticOPDEnvConfig
 from agentic_opd.env.opd import AgenticOPDEnv
 from agentic_opd.runs.evaluate import sample_file
-from agentic_opd.settings.servers import PolicyServerConfig
+from agentic_opd.settings.atropos import PolicyServerConfig
 from agentic_opd.wire.group import ScoredGroup
 from agentic_opd.worlds.coding.tasks.builtin import builtin_tasks
 from learning.talk import TalkFailedError, User, converse
