@@ -10,13 +10,11 @@ Variables are identified by name, regardless of scope, and may hold the value of
 import ast
 import builtins
 import re
-import sys
+import string
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from enum import Flag, auto
-from importlib import import_module
 from random import Random
-from types import BuiltinFunctionType, FunctionType
 
 from agentic_opd.worlds.coding.hidden_tests.collection import is_test_class
 
@@ -57,9 +55,15 @@ _PLAIN_MODULES = {
     *("math", "cmath", "random", "string", "itertools", "json", "copy", "operator", "statistics", "textwrap", "bisect"),
     *("heapq", "time", "posixpath", "os.path", "functools", "base64", "binascii", "zlib", "hashlib", "re"),
 }
-"""Modules whose functions return plain data for plain arguments; the exceptions are in _OTHERS."""
+"""Modules whose functions return plain data for plain arguments, except those in _OTHERS."""
 _OTHERS = {"count", "cycle", "repeat", "partial", "compile", "match", "search", "fullmatch", "finditer", "Random",
            "itemgetter", "attrgetter", "methodcaller", "sha256", "md5", "sha1", "cmp_to_key", "lru_cache"}  # fmt: skip
+
+_CONSTANTS = {
+    "sys.maxsize",
+    *(f"math.{name}" for name in ("pi", "e", "tau", "inf", "nan")),
+    *(f"string.{name}" for name in vars(string) if name.islower() and isinstance(getattr(string, name), str)),
+}
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -158,7 +162,7 @@ class _Values:
     def __init__(self, nodes: list[ast.AST], names: Sequence[str]) -> None:
         self.nodes = nodes
         self._local = {node.name: node for node in nodes if isinstance(node, _Function)}
-        self._objects: dict[str, object] = {}  # Imported name -> object of the standard library; None for others.
+        self._imported: dict[str, str] = {}  # Name -> module, or name in a module after a dot.
         self._kinds: dict[str, _Kind] = defaultdict(lambda: _PLAIN)
         for name in names:
             self._import_from("solution", ast.alias(name))
@@ -185,9 +189,9 @@ class _Values:
             is_namespace = module is None or alias.name == _NAMESPACE
             self._kinds[name] = _Kind.NAMESPACE if is_namespace else _Kind.FUNCTION
         elif module is None:
-            self._objects[name.partition(".")[0]] = _module(alias.name if alias.asname else name.partition(".")[0])
+            self._imported[name.partition(".")[0]] = alias.name if alias.asname else name.partition(".")[0]
         else:
-            self._objects[name] = getattr(_module(module), alias.name, None)
+            self._imported[name] = f"{module}.{alias.name}"
 
     def _bindings(self, node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
         """Yield the variables that a node binds, each with an expression that holds its value, alone or among others.
@@ -247,10 +251,10 @@ class _Values:
                 return _Kind.OTHER
             case ast.Call():
                 return self._kind_of_call(node)
-            case ast.Attribute(value=ast.Name(id=name), attr=attr) if name in self._objects:
-                return _PLAIN if type(getattr(self._objects[name], attr, ...)) in _PLAIN_TYPES else _Kind.OTHER
-            case ast.Name(id=name) if name in self._objects:
-                return _PLAIN if type(self._objects[name]) in _PLAIN_TYPES else _Kind.OTHER
+            case ast.Attribute(value=ast.Name(id=name), attr=attr) if name in self._imported:
+                return _PLAIN if f"{self._imported[name]}.{attr}" in _CONSTANTS else _Kind.OTHER
+            case ast.Name(id=name) if name in self._imported:
+                return _PLAIN if self._imported[name] in _CONSTANTS else _Kind.OTHER
             case ast.Name() | ast.Attribute(value=ast.Name(id="self")):
                 return self._kinds[_key_of(node) or ""]
             case ast.Attribute(value=value, attr=attr):
@@ -280,10 +284,10 @@ class _Values:
                 return arguments & _Kind.RESULT
             case ast.Name(id=name) | ast.Attribute(value=ast.Name(id="self"), attr=name) if name in self._local:
                 return self._kinds[f"{name}()"] | arguments & _Kind.RESULT
-            case ast.Name(id=name) if name in self._objects:
-                return arguments if _returns_plain(self._objects[name]) else other
-            case ast.Attribute(value=ast.Name(id=name), attr=attr) if name in self._objects:
-                return arguments if _returns_plain(getattr(self._objects[name], attr, None)) else other
+            case ast.Name(id=name) if name in self._imported:
+                return arguments if _returns_plain(self._imported[name]) else other
+            case ast.Attribute(value=ast.Name(id=name), attr=attr) if name in self._imported:
+                return arguments if _returns_plain(f"{self._imported[name]}.{attr}") else other
             case _:
                 pass
         called = self.kind(func)
@@ -315,23 +319,10 @@ class _Values:
         return _Kind.RESULT in self.kind(node)
 
 
-def _module(name: str) -> object:
-    """Return a module of the standard library; None for other modules."""
-    if name.partition(".")[0] not in sys.stdlib_module_names:
-        return None
-    try:
-        return import_module(name)
-    except ImportError:
-        return None
-
-
-def _returns_plain(found: object) -> bool:
-    if isinstance(found, type) and found.__module__ == "itertools":
-        return found.__name__ not in _OTHERS
-    if isinstance(found, FunctionType | BuiltinFunctionType) or hasattr(found, "__self__"):
-        module = getattr(found, "__module__", None) or type(getattr(found, "__self__", None)).__module__
-        return module.lstrip("_") in _PLAIN_MODULES and getattr(found, "__name__", "") not in _OTHERS
-    return isinstance(found, type) and found in _PLAIN_TYPES
+def _returns_plain(name: str) -> bool:
+    """Whether an imported function, such as `math.sqrt`, returns plain data for plain arguments."""
+    module, _, function = name.rpartition(".")
+    return module in _PLAIN_MODULES and function not in _OTHERS
 
 
 def _unpacked(target: ast.expr, value: ast.expr) -> Iterator[tuple[str, ast.expr]]:
