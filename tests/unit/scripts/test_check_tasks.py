@@ -3,8 +3,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from check_tasks import CheckedTask, CheckResults, read_solutions
 
-from agentic_opd.cli.check_tasks import CheckedTask, CheckResults, read_solutions
 from agentic_opd.core.errors import DatasetError, OutputError
 from agentic_opd.core.types import Verification, VerifyOutcome
 
