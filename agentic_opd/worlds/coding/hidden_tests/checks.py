@@ -9,7 +9,6 @@ an import of explicit names.
 import ast
 import builtins
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, TypeVar
@@ -110,7 +109,8 @@ def checks_of(task: Task) -> Suite:
     return checks
 
 
-def shown_checks(labels: Sequence[str], public: str) -> frozenset[int]:
+@lru_cache(maxsize=256)
+def shown_checks(labels: tuple[str, ...], public: str) -> frozenset[int]:
     """Return the checks whose calls of the solution are all examples of the task's text, such as `f([1, 2])`.
 
     The tests may call a function by another name (HumanEval: `candidate`) than the text, which defines it.
@@ -119,7 +119,8 @@ def shown_checks(labels: Sequence[str], public: str) -> frozenset[int]:
 
     def is_shown(call: ast.Call) -> bool:
         name, arguments = ast.unparse(call.func), _squeezed(ast.unparse(call)).partition("(")[2]
-        return any(re.search(rf"(?<!\w){one}\({re.escape(arguments)}", public) for one in (name, *defined))
+        texts = (rf"(?<!\w){one}\({re.escape(arguments)}" for one in (name, *defined))
+        return f"({arguments}" in public and any(re.search(text, public) for text in texts)
 
     calls = [_literal_calls(label) for label in labels]
     return frozenset(number for number, found in enumerate(calls) if found and all(map(is_shown, found)))
