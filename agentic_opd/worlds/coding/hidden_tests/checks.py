@@ -16,8 +16,8 @@ from typing import Literal, TypeVar
 from agentic_opd.core.errors import DatasetError
 from agentic_opd.core.types import Task
 from agentic_opd.worlds.coding.hidden_tests.collection import CollectedTest, collect, needs_pytest, without_runners
+from agentic_opd.worlds.coding.hidden_tests.complete import is_star, wanted_names
 from agentic_opd.worlds.coding.hidden_tests.digits import any_digits
-from agentic_opd.worlds.coding.hidden_tests.names import is_star, wanted_names
 from agentic_opd.worlds.coding.hidden_tests.one_process import needs_one_process
 
 _MAX_LABEL = 200
