@@ -80,12 +80,9 @@ class _Kind(Flag):
 _PLAIN = _Kind(0)
 
 
-def needs_one_process(tree: ast.Module, names: Sequence[str], *, imports_solution: bool) -> bool:
-    """Whether the tests need the solution's file, its objects, its changes of arguments, or its internals.
-
-    `names` are the names that the tests need from the solution without an explicit import.
-    """
-    nodes = [*ast.walk(tree)]
+def needs_one_process(tree: ast.Module, values: "Values", *, imports_solution: bool) -> bool:
+    """Whether the tests need the solution's file, its objects, its changes of arguments, or its internals."""
+    nodes, names = values.nodes, values.names
     docs = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
     if any(_reaches_files(node) for node in nodes if id(node) not in docs):
         return True
@@ -95,7 +92,6 @@ def needs_one_process(tree: ast.Module, names: Sequence[str], *, imports_solutio
     holders = {id(node) for node in classes.values() if is_test_class(node, classes)}
     if any(map(_is_class_name, names)) or any(_sees_inside(node) for node in nodes if id(node) not in holders):
         return True
-    values = _Values(nodes, names)
     return _seeds_solution(nodes) or any(_needs_objects(node, values) for node in nodes) or _sees_changes(values)
 
 
@@ -156,11 +152,12 @@ def _key_of(node: ast.AST) -> str | None:
             return None
 
 
-class _Values:
+class Values:
     """The variables of the tests: the expressions that are bound to each, and the kinds of their values."""
 
     def __init__(self, nodes: list[ast.AST], names: Sequence[str]) -> None:
-        self.nodes = nodes
+        """Analyze all nodes of the tests; `names` are those that they need from the solution without an import."""
+        self.nodes, self.names = nodes, names
         self._local = {node.name: node for node in nodes if isinstance(node, _Function)}
         self._imported: dict[str, str] = {}  # Name -> module, or name in a module after a dot.
         self._kinds: dict[str, _Kind] = defaultdict(lambda: _PLAIN)
@@ -353,7 +350,7 @@ def _parts(call: ast.Call) -> Iterator[ast.expr]:
 # ------------------------------------------------------------------------------------------------------------ objects
 
 
-def _needs_objects(node: ast.AST, values: _Values) -> bool:
+def _needs_objects(node: ast.AST, values: Values) -> bool:
     """Whether an argument, a result, or a value compared with a result is more than plain data."""
     match node:
         case ast.Attribute(value=value, attr=name):
@@ -380,7 +377,7 @@ def _needs_objects(node: ast.AST, values: _Values) -> bool:
             return False
 
 
-def _compares_objects(sides: list[ast.expr], values: _Values, *, by_identity: bool) -> bool:
+def _compares_objects(sides: list[ast.expr], values: Values, *, by_identity: bool) -> bool:
     others = [side for side in sides if not values.is_result(side)]
     if len(others) == len(sides):
         return False
@@ -390,7 +387,7 @@ def _compares_objects(sides: list[ast.expr], values: _Values, *, by_identity: bo
 # ---------------------------------------------------------------------------------------------------- changes in place
 
 
-def _sees_changes(values: _Values) -> bool:
+def _sees_changes(values: Values) -> bool:
     """Whether a condition depends on an argument after its call and not on a result: `f(xs); assert xs == [1]`."""
     changed = dict[str, tuple[int, int]]()
     for call in (node for node in values.nodes if isinstance(node, ast.Call) and values.is_call(node)):
@@ -423,7 +420,7 @@ def _held(node: ast.expr) -> Iterator[str]:
                 yield name
 
 
-def _conditions(node: ast.AST, values: _Values) -> Iterator[ast.expr]:
+def _conditions(node: ast.AST, values: Values) -> Iterator[ast.expr]:
     """Yield the parts of an assert or a returned value that do not involve a result of the solution."""
     match node:
         case ast.Assert(test=test):
@@ -436,7 +433,7 @@ def _conditions(node: ast.AST, values: _Values) -> Iterator[ast.expr]:
             pass
 
 
-def _without_result(test: ast.expr, values: _Values) -> Iterator[ast.expr]:
+def _without_result(test: ast.expr, values: Values) -> Iterator[ast.expr]:
     """Yield the parts of a condition that can hold or fail separately and do not involve a result."""
     match test:
         case ast.BoolOp(values=parts):
