@@ -163,7 +163,8 @@ class _Capture:
         """Return the request with the environment's sampling parameters and at most `max_tokens` per answer."""
         rest = {name: value for name, value in asked.sampling.items() if name not in _OURS}
         most = min(asked.max_tokens or max_tokens, max_tokens)
-        return replace(asked, sampling={**rest, **self.sampling}, max_tokens=most, session=_SESSION, group=None)
+        client = replace(asked.client, group=None, is_last=False)
+        return replace(asked, sampling={**rest, **self.sampling}, max_tokens=most, session=_SESSION, client=client)
 
     def episode(self, task: Task, stop: StopReason, run: ProgramRun | None = None) -> Episode | None:
         """Return the sequence with the most learnable turns as an episode; None if there is nothing to learn from."""
@@ -322,7 +323,8 @@ class Programs:
             capture.refused = StopReason.MAX_TURNS
             message = f"this episode has had its {config.max_turns} turns (env.max_turns)"
             raise RefusedError(403, message, code="max_turns")
-        asked, session = capture.asked(asked, config.max_tokens_per_turn), capture.session
+        asked = self._sampler.settled(capture.asked(asked, config.max_tokens_per_turn))
+        session = capture.session
         place = self._sessions.place(owner, asked)
         capture.asks(asked, place.path)
         server = self._servers[session.row.server]
@@ -347,6 +349,18 @@ class Programs:
             raise
         finally:
             session.end(time.time())
+
+    async def count(self, asked: Asked) -> int:
+        """See `Gateway.count`."""
+        asked = self._sampler.settled(asked)
+        self._sampler.check_size(asked, self.max_model_len)
+        return await self._sampler.count(asked)
+
+    @property
+    def max_model_len(self) -> int:
+        """Maximum tokens of a sequence."""
+        longest = max(server.info.max_model_len for server in self._servers.values())
+        return min(longest, self._config.max_token_length)
 
     async def _keep(self, session: Session, turn: RecordedTurn) -> None:
         altered = tuple(name for name in turn.altered if name not in _OURS)

@@ -49,6 +49,10 @@ class Finished:
     """`stop`, `length` or `tool_calls`."""
     rest: Piece
     """The text that was not streamed yet; tool calls are only in `message`."""
+    stop_string: str | None = None
+    """The `stop` string that ended the choice, if any."""
+    reasoning_tokens: int = 0
+    """Number of leading tokens that are reasoning."""
     rewrote: bool = False
     """Whether the parsed message did not start with the streamed text, so that `message` keeps the streamed text."""
 
@@ -141,7 +145,16 @@ class Choice:
                 message[name], rewrote = shown, True
         rest = self._piece(message["content"], message.get("reasoning_content") or "")
         reason = "tool_calls" if parsed.tool_calls and delta.finish_reason == "stop" else delta.finish_reason
-        return Finished(self.index, completion, message, reason, rest or Piece(self.index, "", "", ()), rewrote)
+        return Finished(
+            self.index,
+            completion,
+            message,
+            reason,
+            rest or Piece(self.index, "", "", ()),
+            delta.stop_string,
+            self._chat.reasoning_tokens(completion.token_ids, message),
+            rewrote,
+        )
 
     def _as_text(self, completion: Completion, parsed: ParsedTurn | None) -> ParsedTurn:
         """Return the completion as text, if parsing failed, a tool call is malformed or the request has no tools.

@@ -26,7 +26,7 @@ from agentic_opd.gateway.config import GatewayConfig
 from agentic_opd.gateway.delivery import Delivery
 from agentic_opd.gateway.journal import Ending, Journal, SessionRow, SessionState
 from agentic_opd.gateway.telemetry import Telemetry
-from agentic_opd.gateway.turns import Branch, Path, TurnTree, answered, branches
+from agentic_opd.gateway.turns import Branch, Feedback, Path, TurnTree, answered, branches
 from agentic_opd.runs.files import GroupFile
 from agentic_opd.wire.group import GroupDistillation, ScoredGroup, ScoredRollout
 
@@ -48,6 +48,9 @@ class Closed:
     """The session's turns; None: read them from the journal."""
     judged: Judged = field(default_factory=dict[int, asyncio.Task[DistilledTurn]])
     """Tasks started by `GroupWriter.judge`, by turn id."""
+
+    feedback: Mapping[int, Sequence[Feedback]] = field(default_factory=dict[int, Sequence[Feedback]])
+    """The client's feedback for single turns, by turn id."""
 
     @property
     def ending(self) -> Ending:
@@ -249,17 +252,20 @@ class GroupWriter:
         return None
 
     async def _branches(self, closed: Closed) -> list[Branch]:
-        session_id, tree = closed.row.session_id, closed.tree
+        session_id, tree, feedback = closed.row.session_id, closed.tree, closed.feedback
         if tree is None:
             tree = TurnTree()
             for turn in await self._journal.run(partial(self._journal.turns, session_id)):
                 tree.add(turn)
+            feedback = await self._journal.run(partial(self._journal.feedback, session_id))
         return branches(
             tree,
             session_id,
             closed.ending.stop,
             feedback=closed.ending.feedback,
             learn_from_altered=self._config.learn_from_altered_sampling,
+            reward=closed.ending.reward,
+            of_turns=feedback,
         )
 
     async def _scored(self, closed: Sequence[Closed], found: Mapping[str, Sequence[Branch]]) -> ScoredGroup:
@@ -283,7 +289,7 @@ class GroupWriter:
             rollouts=tuple(
                 ScoredRollout.of_conversation(
                     branch.episode,
-                    given_reward=one.ending.reward,
+                    given_reward=branch.reward,
                     rows=of_it and of_it.arrays,
                     turns=of_it and of_it.records,
                     session_id=names[one.row.session_id] if is_named else None,

@@ -7,6 +7,7 @@ import json
 import logging
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from typing import Any, Literal
 
 from renderers import (
@@ -167,6 +168,47 @@ def _stop_ids_of_files(tokenizer: Any) -> list[int]:
         said = None
     listed = said if isinstance(said, list) else [said]
     return [token_id for token_id in (*listed, tokenizer.eos_token_id) if token_id is not None]
+
+
+def with_template_options(
+    renderer: Renderer, tokenizer: Any, options: Mapping[str, Any]
+) -> tuple[Renderer, dict[str, Any]]:
+    """Return the renderer with a request's options of the chat template, and those of them that change its prompts.
+
+    An option that the model's chat template does not read changes nothing.
+
+    Raises:
+        ConfigError: the template reads an option, and the renderer can't set it, or not to this value.
+    """
+    config: Any = getattr(renderer, "config", None)
+    kind = type(config)
+    is_open = getattr(kind, "_allow_opaque_template_kwargs", False)
+    known: frozenset[str] = getattr(kind, "_template_fields", frozenset())
+    template = json.dumps(getattr(tokenizer, "chat_template", None) or "")
+    chosen: dict[str, Any] = {}
+    for name, value in options.items():
+        if name in known or (is_open and name in template):
+            if value != getattr(config, name, None):
+                chosen[name] = value
+        elif name in template:
+            raise ConfigError(f"chat_template_kwargs.{name}: the renderer {kind.__name__} has no such option")
+    if not chosen:
+        return renderer, {}
+    try:
+        changed = kind(**{**config.model_dump(exclude_unset=True), **chosen})
+    except ValueError as error:
+        raise ConfigError(f"chat_template_kwargs {', '.join(chosen)}: the renderer takes no such value") from error
+    inner = renderer._renderer if isinstance(renderer, StoppingAt) else renderer
+    if isinstance(inner, TemplateRenderer):
+        other: Any = copy(inner)
+        other.config = changed
+    else:
+        make: Any = create_renderer
+        other = make(WithoutUnknown(tokenizer), changed)
+        if getattr(changed, "thinking_retention", "all") is None:
+            other.effective_thinking_retention = "all"
+    stopping: Any = StoppingAt(other, renderer.get_stop_token_ids())
+    return (stopping if isinstance(renderer, StoppingAt) else other), chosen
 
 
 class WithoutUnknown:

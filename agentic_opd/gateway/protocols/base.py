@@ -1,0 +1,121 @@
+"""What a protocol of the gateway provides: a reader of requests, and a writer of answers. Pure."""
+
+import json
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol
+
+from agentic_opd.gateway.choice import Finished, Piece
+from agentic_opd.gateway.client import Client
+from agentic_opd.gateway.errors import RefusedError
+from agentic_opd.gateway.policy import SampledToken
+from agentic_opd.gateway.request import Asked
+from agentic_opd.gateway.sampler import Begun
+
+Event = Begun | Piece | Finished
+
+
+class WireProtocol(Protocol):
+    """A protocol: one path, the reader of its bodies, and the writers of its answers and errors."""
+
+    path: ClassVar[str]
+    count_path: ClassVar[str | None]
+    """Path that counts a prompt's tokens without sampling; None: the protocol has no such route."""
+
+    def read(self, body: object, client: Client, *, counts: bool = False) -> Asked:
+        """Validate a body; raises RefusedError (400) with the invalid field. `counts`: its prompt is only counted."""
+        ...
+
+    def reply(self, asked: Asked, model: str, decode: Callable[[Sequence[int]], str]) -> "Reply":
+        """Return the writer of the answer by `model`; `decode` is the tokenizer's."""
+        ...
+
+    def error(self, error: RefusedError) -> dict[str, Any]:
+        """Return the body of an error."""
+        ...
+
+    def count(self, tokens: int) -> dict[str, Any]:
+        """Return the body of a count of prompt tokens."""
+        ...
+
+
+@dataclass(slots=True)
+class Reply:
+    """The state of one answer while it is sampled. Each event is given to `take`, then to `events` in a stream."""
+
+    asked: Asked
+    model: str
+    decode: Callable[[Sequence[int]], str]
+    created: int = field(default_factory=lambda: int(time.time()))
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    session_id: str = ""
+    finished: dict[int, Finished] = field(default_factory=dict[int, Finished])
+    tokens: dict[int, list[SampledToken]] = field(default_factory=dict[int, list[SampledToken]])
+    """The sampled tokens of each choice."""
+
+    def take(self, event: Event) -> None:
+        """Add an event of the answer."""
+        if isinstance(event, Begun):
+            self.prompt_tokens, self.session_id = event.prompt_tokens, event.session_id
+            return
+        piece = event.rest if isinstance(event, Finished) else event
+        self.tokens.setdefault(piece.index, []).extend(piece.tokens)
+        if isinstance(event, Finished):
+            self.finished[event.index] = event
+            self.completion_tokens += len(event.completion.token_ids)
+
+    def whole(self) -> dict[str, Any]:
+        """Return the body of an answer that is not streamed."""
+        raise NotImplementedError
+
+    def events(self, event: Event) -> Iterator[str]:
+        """Yield the server-sent events for an event of the answer."""
+        raise NotImplementedError
+
+    def closing(self) -> str:
+        """Return the end of a stream whose choices are all finished."""
+        raise NotImplementedError
+
+    def failed(self, error: RefusedError) -> str:
+        """Return the end of a stream that breaks off."""
+        raise NotImplementedError
+
+    def entry(self, token_id: int, logprob: float) -> dict[str, Any]:
+        """Return a token with its logprob, as OpenAI's protocols write it."""
+        text = self.decode([token_id])
+        return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+
+    def logprobs(self, tokens: Sequence[SampledToken]) -> list[dict[str, Any]]:
+        """Return the logprobs of sampled tokens, as OpenAI's protocols write them."""
+        most = self.asked.top_logprobs or 0
+        return [
+            {
+                **self.entry(token.token_id, token.logprob),
+                "top_logprobs": [self.entry(*one) for one in token.top[:most]],
+            }
+            for token in tokens
+        ]
+
+
+def new_id(prefix: str) -> str:
+    """Return a new id of an answer or of a part of one."""
+    return f"{prefix}{uuid.uuid4().hex}"
+
+
+def sse(data: dict[str, Any], name: str | None = None) -> str:
+    """Return a server-sent event. It is ASCII only, because some clients treat U+2028 as a line end."""
+    head = f"event: {name}\n" if name else ""
+    return f"{head}data: {json.dumps(data)}\n\n"
+
+
+DONE = "data: [DONE]\n\n"
+"""The last event of OpenAI's chat and completions streams."""
+
+
+def openai_error(error: RefusedError) -> dict[str, Any]:
+    """Return an error in OpenAI's format."""
+    kind = "server_error" if error.status >= 500 else "invalid_request_error"
+    return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}}
