@@ -288,8 +288,14 @@ def read_body(model: type[Model], body: object, *at: str | int) -> Model:
     try:
         return model.model_validate(body)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False)[0]
-        name = ".".join(map(str, [*at, *_path(first["loc"], body)]))
+        errors = error.errors(include_url=False, include_context=False)
+        places = [(*_path(one["loc"], body),) for one in errors]
+        # An alternative of a type that was read furthest is the one that was meant.
+        _, place, first = max(
+            ((len(place), place, one) for place, one in zip(places, errors, strict=True) if place[:1] == places[0][:1]),
+            key=lambda found: found[0],
+        )
+        name = ".".join(map(str, [*at, *place]))
         problem = "this field is unknown here" if first["type"] == "extra_forbidden" else first["msg"]
         raise RefusedError(400, f"{name}: {problem.removeprefix('Value error, ')}", name) from error
     except RecursionError as error:

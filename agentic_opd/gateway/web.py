@@ -199,7 +199,7 @@ class ChatRoutes:
     async def count(self, protocol: WireProtocol, request: Request, owner: str) -> Response:
         """Count the tokens of a request's prompt."""
         asked = await self._read(protocol, request, counts=True)
-        return JSONResponse(protocol.count(await self._answers.count(asked)))
+        return JSONResponse({"input_tokens": await self._answers.count(asked)})
 
     async def parsed(self, body: bytes, read: Callable[[object], Result]) -> Result:
         """Parse the body's JSON and return `read` of it. Large bodies are parsed on a thread, one at a time.

@@ -198,7 +198,7 @@ def with_template_options(
         changed = kind(**{**config.model_dump(exclude_unset=True), **chosen})
     except ValueError as error:
         raise ConfigError(f"chat_template_kwargs {', '.join(chosen)}: the renderer takes no such value") from error
-    inner = renderer._renderer if isinstance(renderer, StoppingAt) else renderer
+    inner = renderer.inner if isinstance(renderer, StoppingAt) else renderer
     if isinstance(inner, TemplateRenderer):
         other: Any = copy(inner)
         other.config = changed
@@ -245,7 +245,7 @@ class StoppingAt:
     """A renderer with other stop tokens than its family's."""
 
     def __init__(self, renderer: Renderer, stop_token_ids: list[int]) -> None:
-        self._renderer, self._stop_token_ids = renderer, stop_token_ids
+        self.inner, self._stop_token_ids = renderer, stop_token_ids
 
     def get_stop_token_ids(self) -> list[int]:
         """Return the stop tokens."""
@@ -253,14 +253,14 @@ class StoppingAt:
 
     def parse_response(self, token_ids: list[int], **kwargs: Any) -> ParsedResponse:
         """Parse a turn; remove its last token first if that is a stop token unknown to the family."""
-        foreign = {*self._stop_token_ids} - {*self._renderer.get_stop_token_ids()}
+        foreign = {*self._stop_token_ids} - {*self.inner.get_stop_token_ids()}
         ends = token_ids[-1:] and token_ids[-1] in foreign
-        return self._renderer.parse_response(token_ids[:-1] if ends else token_ids, **kwargs)
+        return self.inner.parse_response(token_ids[:-1] if ends else token_ids, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name == "_renderer":
+        if name.startswith("__") or name == "inner":
             raise AttributeError(name)
-        return getattr(self._renderer, name)
+        return getattr(self.inner, name)
 
 
 _CALL = {"command": "ls"}

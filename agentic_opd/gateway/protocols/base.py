@@ -3,46 +3,67 @@
 import json
 import time
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from agentic_opd.gateway.choice import Finished, Piece
 from agentic_opd.gateway.client import Client
 from agentic_opd.gateway.errors import RefusedError
 from agentic_opd.gateway.policy import SampledToken
-from agentic_opd.gateway.request import Asked
+from agentic_opd.gateway.request import Asked, Sampling
 from agentic_opd.gateway.sampler import Begun
 
 Event = Begun | Piece | Finished
 
 
-class WireProtocol(Protocol):
+class CommonBody(Sampling):
+    """Fields that the protocols share."""
+
+    model: str | None = None
+    """Any name is served."""
+    stream: bool | None = None
+    metadata: dict[str, Any] | None = None
+    service_tier: str | None = None
+    user: str | None = None
+    store: bool | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    priority: int | None = None
+    request_id: str | None = None
+    cache_salt: str | None = None
+
+    without_effect: ClassVar[frozenset[str]] = frozenset(
+        (
+            *("metadata", "service_tier", "user", "store", "safety_identifier", "prompt_cache_key"),
+            *("prompt_cache_retention", "priority", "request_id", "cache_salt"),
+        )
+    )
+    """Fields that change nothing about the answer here."""
+
+
+class WireProtocol(ABC):
     """A protocol: one path, the reader of its bodies, and the writers of its answers and errors."""
 
     path: ClassVar[str]
-    count_path: ClassVar[str | None]
+    count_path: ClassVar[str | None] = None
     """Path that counts a prompt's tokens without sampling; None: the protocol has no such route."""
+    reply: "ClassVar[type[Reply]]"
 
+    @abstractmethod
     def read(self, body: object, client: Client, *, counts: bool = False) -> Asked:
         """Validate a body; raises RefusedError (400) with the invalid field. `counts`: its prompt is only counted."""
-        ...
-
-    def reply(self, asked: Asked, model: str, decode: Callable[[Sequence[int]], str]) -> "Reply":
-        """Return the writer of the answer by `model`; `decode` is the tokenizer's."""
-        ...
 
     def error(self, error: RefusedError) -> dict[str, Any]:
-        """Return the body of an error."""
-        ...
-
-    def count(self, tokens: int) -> dict[str, Any]:
-        """Return the body of a count of prompt tokens."""
-        ...
+        """Return the body of an error, by default in OpenAI's format."""
+        kind = "server_error" if error.status >= 500 else "invalid_request_error"
+        return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}}
 
 
 @dataclass(slots=True)
-class Reply:
+class Reply(ABC):
     """The state of one answer while it is sampled. Each event is given to `take`, then to `events` in a stream."""
 
     asked: Asked
@@ -67,21 +88,21 @@ class Reply:
             self.finished[event.index] = event
             self.completion_tokens += len(event.completion.token_ids)
 
+    @abstractmethod
     def whole(self) -> dict[str, Any]:
         """Return the body of an answer that is not streamed."""
-        raise NotImplementedError
 
+    @abstractmethod
     def events(self, event: Event) -> Iterator[str]:
         """Yield the server-sent events for an event of the answer."""
-        raise NotImplementedError
 
+    @abstractmethod
     def closing(self) -> str:
         """Return the end of a stream whose choices are all finished."""
-        raise NotImplementedError
 
+    @abstractmethod
     def failed(self, error: RefusedError) -> str:
         """Return the end of a stream that breaks off."""
-        raise NotImplementedError
 
     def entry(self, token_id: int, logprob: float) -> dict[str, Any]:
         """Return a token with its logprob, as OpenAI's protocols write it."""
@@ -113,9 +134,3 @@ def sse(data: dict[str, Any], name: str | None = None) -> str:
 
 DONE = "data: [DONE]\n\n"
 """The last event of OpenAI's chat and completions streams."""
-
-
-def openai_error(error: RefusedError) -> dict[str, Any]:
-    """Return an error in OpenAI's format."""
-    kind = "server_error" if error.status >= 500 else "invalid_request_error"
-    return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}}

@@ -1,8 +1,8 @@
 """OpenAI's chat completions: `POST /v1/chat/completions`. Pure."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -12,13 +12,12 @@ from agentic_opd.gateway.choice import Finished
 from agentic_opd.gateway.client import Client
 from agentic_opd.gateway.errors import RefusedError
 from agentic_opd.gateway.policy import SampledToken
-from agentic_opd.gateway.protocols.base import DONE, Event, Reply, new_id, openai_error, sse
+from agentic_opd.gateway.protocols.base import DONE, CommonBody, Event, Reply, WireProtocol, new_id, sse
 from agentic_opd.gateway.request import (
     Asked,
     ClosedModel,
     FunctionSpec,
     OpenModel,
-    Sampling,
     ToolChoice,
     check_choices,
     ignored,
@@ -27,22 +26,6 @@ from agentic_opd.gateway.request import (
     schema_of,
 )
 from agentic_opd.gateway.sampler import Begun
-
-_WITHOUT_EFFECT = (
-    *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
-    *(
-        "verbosity",
-        "prediction",
-        "cache_control",
-        "parallel_tool_calls",
-        "modalities",
-        "reasoning",
-        "thinking",
-        "usage",
-    ),
-    *("provider", "transforms", "plugins", "priority", "request_id", "cache_salt", "include_reasoning"),
-)
-"""Fields that change nothing about the answer here."""
 
 
 class _Part(OpenModel):
@@ -121,11 +104,9 @@ class _ResponseFormat(OpenModel):
     json_schema: _JsonSchema | None = None
 
 
-class _ChatBody(Sampling):
+class _ChatBody(CommonBody):
     messages: list[_ChatMessage] = Field(min_length=1)
-    model: str | None = None
     n: Annotated[int, Field(ge=1)] | None = None
-    stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -136,13 +117,6 @@ class _ChatBody(Sampling):
     parallel_tool_calls: bool | None = None
     response_format: _ResponseFormat | None = None
     reasoning_effort: str | None = None
-    user: str | None = None
-    metadata: dict[str, Any] | None = None
-    store: bool | None = None
-    service_tier: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    prompt_cache_retention: str | None = None
     verbosity: str | None = None
     prediction: dict[str, Any] | None = None
     modalities: list[Literal["text"]] | None = None
@@ -151,12 +125,12 @@ class _ChatBody(Sampling):
     thinking: dict[str, Any] | None = None
     usage: dict[str, Any] | None = None
     provider: dict[str, Any] | None = None
-    transforms: list[str] | None = None
-    plugins: list[Any] | None = None
-    priority: int | None = None
-    request_id: str | None = None
-    cache_salt: str | None = None
     include_reasoning: bool | None = None
+
+    without_effect = CommonBody.without_effect.union(
+        ("verbosity", "prediction", "modalities", "cache_control", "reasoning", "thinking", "usage", "provider"),
+        ("include_reasoning", "parallel_tool_calls"),
+    )
 
     def choice(self) -> ToolChoice:
         """Return the choice of tools."""
@@ -173,52 +147,6 @@ class _ChatBody(Sampling):
         if wanted.type == "json_object":
             return {"structured_outputs": {"json_object": True}}
         return schema_of(wanted.json_schema and wanted.json_schema.schema_, "response_format.json_schema.schema")
-
-
-class ChatCompletions:
-    """The protocol of `POST /v1/chat/completions`."""
-
-    path: ClassVar = "/v1/chat/completions"
-    count_path: ClassVar = None
-
-    def read(self, body: object, client: Client, *, counts: bool = False) -> Asked:
-        """See `WireProtocol.read`."""
-        read = read_body(_ChatBody, body)
-        for index, message in enumerate(read.messages):
-            if message.content is None and message.role not in ("assistant", "tool"):
-                raise RefusedError(400, f"a {message.role} message needs a content", f"messages.{index}.content")
-        if read.top_logprobs is not None and not read.logprobs:
-            raise RefusedError(400, "top_logprobs needs logprobs: true", "top_logprobs")
-        if read.stream_options is not None and not read.stream:
-            raise RefusedError(400, "stream_options needs stream: true", "stream_options")
-        ignored("chat completions", read, _WITHOUT_EFFECT)
-        return make_asked(
-            client.with_cache_key(read.prompt_cache_key),
-            read,
-            [message.plain() for message in read.messages],
-            [tool.function for tool in read.tools or ()],
-            sampling=read.grammar(),
-            choice=read.choice(),
-            template={"reasoning_effort": read.reasoning_effort} if read.reasoning_effort else None,
-            n=check_choices(read.n, client),
-            max_tokens=read.max_completion_tokens or read.max_tokens,
-            top_logprobs=(read.top_logprobs or 0) if read.logprobs else None,
-            stream=bool(read.stream),
-            include_usage=bool(read.stream_options and read.stream_options.include_usage),
-            answer_id=new_id("chatcmpl-"),
-        )
-
-    def reply(self, asked: Asked, model: str, decode: Callable[[Sequence[int]], str]) -> Reply:
-        """See `WireProtocol.reply`."""
-        return _ChatReply(asked, model, decode)
-
-    def error(self, error: RefusedError) -> dict[str, Any]:
-        """See `WireProtocol.error`."""
-        return openai_error(error)
-
-    def count(self, tokens: int) -> dict[str, Any]:
-        """See `WireProtocol.count`."""
-        raise NotImplementedError
 
 
 @dataclass(slots=True)
@@ -260,7 +188,7 @@ class _ChatReply(Reply):
         return sse({**self._head("chat.completion.chunk"), "choices": [], "usage": usage(self)}) + DONE
 
     def failed(self, error: RefusedError) -> str:
-        return sse(openai_error(error)) + DONE
+        return sse(ChatCompletions().error(error)) + DONE
 
     def _head(self, kind: str) -> dict[str, Any]:
         return {"id": self.asked.answer_id, "object": kind, "created": self.created, "model": self.model}
@@ -295,3 +223,37 @@ def _message(finished: Finished) -> dict[str, Any]:
     if not message["content"] and message.get("tool_calls"):
         message["content"] = None
     return message
+
+
+class ChatCompletions(WireProtocol):
+    """The protocol of `POST /v1/chat/completions`."""
+
+    path = "/v1/chat/completions"
+    reply = _ChatReply
+
+    def read(self, body: object, client: Client, *, counts: bool = False) -> Asked:
+        """See `WireProtocol.read`."""
+        read = read_body(_ChatBody, body)
+        for index, message in enumerate(read.messages):
+            if message.content is None and message.role not in ("assistant", "tool"):
+                raise RefusedError(400, f"a {message.role} message needs a content", f"messages.{index}.content")
+        if read.top_logprobs is not None and not read.logprobs:
+            raise RefusedError(400, "top_logprobs needs logprobs: true", "top_logprobs")
+        if read.stream_options is not None and not read.stream:
+            raise RefusedError(400, "stream_options needs stream: true", "stream_options")
+        ignored("chat completions", read, read.without_effect)
+        return make_asked(
+            client.with_cache_key(read.prompt_cache_key),
+            read,
+            [message.plain() for message in read.messages],
+            [tool.function for tool in read.tools or ()],
+            sampling=read.grammar(),
+            choice=read.choice(),
+            template={"reasoning_effort": read.reasoning_effort} if read.reasoning_effort else None,
+            n=check_choices(read.n, client),
+            max_tokens=read.max_completion_tokens or read.max_tokens,
+            top_logprobs=(read.top_logprobs or 0) if read.logprobs else None,
+            stream=bool(read.stream),
+            include_usage=bool(read.stream_options and read.stream_options.include_usage),
+            answer_id=new_id("chatcmpl-"),
+        )

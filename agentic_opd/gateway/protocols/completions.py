@@ -1,8 +1,8 @@
 """OpenAI's completions: `POST /v1/completions`, of a text or of token ids. Pure."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -10,23 +10,20 @@ from agentic_opd.gateway.choice import Finished
 from agentic_opd.gateway.client import Client
 from agentic_opd.gateway.errors import RefusedError
 from agentic_opd.gateway.policy import SampledToken
-from agentic_opd.gateway.protocols.base import DONE, Event, Reply, new_id, openai_error, sse
+from agentic_opd.gateway.protocols.base import DONE, CommonBody, Event, Reply, WireProtocol, new_id, sse
 from agentic_opd.gateway.protocols.chat import StreamOptions, usage
-from agentic_opd.gateway.request import Asked, Sampling, check_choices, ignored, make_asked, read_body
+from agentic_opd.gateway.request import Asked, check_choices, ignored, make_asked, read_body
 from agentic_opd.gateway.sampler import Begun
 
-_WITHOUT_EFFECT = ("user", "metadata", "store", "service_tier", "priority", "request_id", "cache_salt", "best_of")
 _DEFAULT_TOKENS = 16
 """Length of an answer without `max_tokens`, as OpenAI defines it."""
 _TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
 
 
-class _CompletionBody(Sampling):
+class _CompletionBody(CommonBody):
     prompt: str | list[_TokenId] | list[str] | list[list[_TokenId]]
-    model: str | None = None
     n: Annotated[int, Field(ge=1)] | None = None
     best_of: Annotated[int, Field(ge=1)] | None = None
-    stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
@@ -34,63 +31,6 @@ class _CompletionBody(Sampling):
     suffix: None = None
     return_token_ids: bool | None = None
     add_special_tokens: bool | None = None
-    user: str | None = None
-    metadata: dict[str, Any] | None = None
-    store: bool | None = None
-    service_tier: str | None = None
-    priority: int | None = None
-    request_id: str | None = None
-    cache_salt: str | None = None
-
-
-class TextCompletions:
-    """The protocol of `POST /v1/completions`."""
-
-    path: ClassVar = "/v1/completions"
-    count_path: ClassVar = None
-
-    def read(self, body: object, client: Client, *, counts: bool = False) -> Asked:
-        """See `WireProtocol.read`."""
-        read = read_body(_CompletionBody, body)
-        prompt = read.prompt
-        if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
-            if len(prompt) > 1:
-                raise RefusedError(400, f"prompt: {len(prompt)} prompts, send one request for each", "prompt")
-            prompt = prompt[0]
-        if not prompt:
-            raise RefusedError(400, "prompt: it is empty", "prompt")
-        if read.best_of is not None and read.best_of != (read.n or 1):
-            raise RefusedError(400, "best_of: only the value of n is possible", "best_of")
-        if read.stream_options is not None and not read.stream:
-            raise RefusedError(400, "stream_options needs stream: true", "stream_options")
-        ignored("completions", read, _WITHOUT_EFFECT)
-        return make_asked(
-            client,
-            read,
-            (),
-            (),
-            at="prompt",
-            prompt=prompt if isinstance(prompt, str) else tuple(_ids(prompt)),
-            n=check_choices(read.n, client),
-            max_tokens=read.max_tokens or _DEFAULT_TOKENS,
-            top_logprobs=read.logprobs,
-            stream=bool(read.stream),
-            include_usage=bool(read.stream_options and read.stream_options.include_usage),
-            answer_id=new_id("cmpl-"),
-            echo={"return_token_ids": bool(read.return_token_ids)},
-        )
-
-    def reply(self, asked: Asked, model: str, decode: Callable[[Sequence[int]], str]) -> Reply:
-        """See `WireProtocol.reply`."""
-        return _CompletionReply(asked, model, decode)
-
-    def error(self, error: RefusedError) -> dict[str, Any]:
-        """See `WireProtocol.error`."""
-        return openai_error(error)
-
-    def count(self, tokens: int) -> dict[str, Any]:
-        """See `WireProtocol.count`."""
-        raise NotImplementedError
 
 
 def _ids(prompt: Sequence[Any]) -> Iterator[int]:
@@ -130,7 +70,7 @@ class _CompletionReply(Reply):
         return (sse({**self._head(), "choices": [], "usage": usage(self)}) if self.asked.include_usage else "") + DONE
 
     def failed(self, error: RefusedError) -> str:
-        return sse(openai_error(error)) + DONE
+        return sse(TextCompletions().error(error)) + DONE
 
     def _head(self) -> dict[str, Any]:
         return {
@@ -169,3 +109,41 @@ class _CompletionReply(Reply):
             "top_logprobs": top if most else None,
             "text_offset": offsets,
         }
+
+
+class TextCompletions(WireProtocol):
+    """The protocol of `POST /v1/completions`."""
+
+    path = "/v1/completions"
+    reply = _CompletionReply
+
+    def read(self, body: object, client: Client, *, counts: bool = False) -> Asked:
+        """See `WireProtocol.read`."""
+        read = read_body(_CompletionBody, body)
+        prompt = read.prompt
+        if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
+            if len(prompt) > 1:
+                raise RefusedError(400, f"prompt: {len(prompt)} prompts, send one request for each", "prompt")
+            prompt = prompt[0]
+        if not prompt:
+            raise RefusedError(400, "prompt: it is empty", "prompt")
+        if read.best_of is not None and read.best_of != (read.n or 1):
+            raise RefusedError(400, "best_of: only the value of n is possible", "best_of")
+        if read.stream_options is not None and not read.stream:
+            raise RefusedError(400, "stream_options needs stream: true", "stream_options")
+        ignored("completions", read, {*read.without_effect, "best_of"})
+        return make_asked(
+            client,
+            read,
+            (),
+            (),
+            at="prompt",
+            prompt=prompt if isinstance(prompt, str) else tuple(_ids(prompt)),
+            n=check_choices(read.n, client),
+            max_tokens=read.max_tokens or _DEFAULT_TOKENS,
+            top_logprobs=read.logprobs,
+            stream=bool(read.stream),
+            include_usage=bool(read.stream_options and read.stream_options.include_usage),
+            answer_id=new_id("cmpl-"),
+            echo={"return_token_ids": bool(read.return_token_ids)},
+        )

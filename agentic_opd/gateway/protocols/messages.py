@@ -5,9 +5,9 @@ other blocks of their message, and text blocks are joined.
 """
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -16,14 +16,12 @@ from agentic_opd.core.types import Message
 from agentic_opd.gateway.choice import Finished
 from agentic_opd.gateway.client import Client
 from agentic_opd.gateway.errors import RefusedError
-from agentic_opd.gateway.protocols.base import Event, Reply, new_id, sse
+from agentic_opd.gateway.protocols.base import CommonBody, Event, Reply, WireProtocol, new_id, sse
 from agentic_opd.gateway.request import (
     Asked,
     FunctionSpec,
     OpenModel,
-    Sampling,
     ToolChoice,
-    check_conversation,
     ignored,
     make_asked,
     not_offered,
@@ -32,10 +30,6 @@ from agentic_opd.gateway.request import (
 )
 from agentic_opd.gateway.sampler import CONTEXT_FULL, Begun
 
-_WITHOUT_EFFECT = (
-    *("metadata", "service_tier", "container", "mcp_servers", "inference_geo", "thinking", "cache_control", "betas"),
-    *("context_management", "speed", "diagnostics", "user_profile_id", "workspace_id"),
-)
 _BILLING = "x-anthropic-billing-header"
 """Beginning of a block that Claude Code puts into its system prompt, with another checksum in every request."""
 _PING = sse({"type": "ping"}, "ping")
@@ -46,10 +40,7 @@ _KINDS = {
 
 
 class _Block(OpenModel):
-    type: Literal[
-        *("text", "tool_use", "tool_result", "thinking", "redacted_thinking"),
-        *("tool_reference", "server_tool_use", "web_search_tool_result"),
-    ]
+    type: Literal["text", "tool_use", "tool_result", "thinking", "redacted_thinking", "tool_reference"]
     text: str | None = None
     thinking: str | None = None
     id: str | None = None
@@ -110,96 +101,33 @@ class _OutputConfig(OpenModel):
     effort: str | None = None
 
 
-class _Metadata(OpenModel):
-    user_id: str | None = None
-
-
-class _CountBody(Sampling):
+class _MessagesBody(CommonBody):
     messages: list[_Turn] = Field(min_length=1)
-    model: str | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
     system: str | list[_TextBlock] | None = None
     tools: list[_ClientTool] | None = None
     tool_choice: _AnthropicChoice | None = None
-    thinking: dict[str, Any] | None = None
     output_config: _OutputConfig | None = None
+    stop_sequences: list[str] | None = None
+    thinking: dict[str, Any] | None = None
     cache_control: dict[str, Any] | None = None
     mcp_servers: list[Any] | None = None
     context_management: dict[str, Any] | None = None
     betas: list[str] | None = None
     speed: str | None = None
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
-
-
-class _MessagesBody(_CountBody):
-    max_tokens: Annotated[int, Field(ge=1)]
-    stop_sequences: list[str] | None = None
-    stream: bool | None = None
-    metadata: _Metadata | None = None
-    service_tier: str | None = None
     container: str | dict[str, Any] | None = None
     inference_geo: str | None = None
     diagnostics: dict[str, Any] | None = None
     user_profile_id: str | None = None
     workspace_id: str | None = None
 
-
-class AnthropicMessages:
-    """The protocol of `POST /v1/messages`."""
-
-    path: ClassVar = "/v1/messages"
-    count_path: ClassVar = "/v1/messages/count_tokens"
-
-    def read(self, body: object, client: Client, *, counts: bool = False) -> Asked:
-        """See `WireProtocol.read`."""
-        read = read_body(_CountBody if counts else _MessagesBody, body)
-        messages = _conversation(read)
-        last = len(read.messages) - 1
-        if read.messages[last].role == "assistant":
-            raise RefusedError(
-                400, f"messages.{last}.role: a prefilled answer is not continued", f"messages.{last}.role"
-            )
-        check_conversation(messages, "messages")
-        ignored("messages", read, _WITHOUT_EFFECT)
-        more: dict[str, Any] = {}
-        if isinstance(read, _MessagesBody):
-            client = client.with_user_id(read.metadata and read.metadata.user_id)
-            more = {"stream": bool(read.stream), "max_tokens": read.max_tokens}
-        config = read.output_config or _OutputConfig()
-        wanted = config.format
-        grammar = {} if wanted is None else schema_of(wanted.schema_, "output_config.format.schema")
-        stop = read.stop_sequences if isinstance(read, _MessagesBody) else None
-        return make_asked(
-            client,
-            read,
-            messages,
-            _tools(read.tools or ()),
-            sampling={**grammar, **({"stop": stop} if stop else {})},
-            choice=_choice(read.tool_choice),
-            template={"reasoning_effort": config.effort} if config.effort else None,
-            answer_id=new_id("msg_"),
-            **more,
-        )
-
-    def reply(self, asked: Asked, model: str, decode: Callable[[Sequence[int]], str]) -> Reply:
-        """See `WireProtocol.reply`."""
-        return _MessagesReply(asked, model, decode)
-
-    def error(self, error: RefusedError) -> dict[str, Any]:
-        """See `WireProtocol.error`."""
-        kind = _KINDS.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
-        message = error.message
-        if error.code == CONTEXT_FULL:  # Anthropic's words, by which its clients know to compact.
-            message = f"prompt is too long: {message}"
-        elif error.param and error.param not in message:
-            message = f"{error.param}: {message}"
-        return {"type": "error", "error": {"type": kind, "message": message}, "request_id": new_id("req_")}
-
-    def count(self, tokens: int) -> dict[str, Any]:
-        """See `WireProtocol.count`."""
-        return {"input_tokens": tokens}
+    without_effect = CommonBody.without_effect.union(
+        ("thinking", "cache_control", "mcp_servers", "context_management", "betas", "speed", "container"),
+        ("inference_geo", "diagnostics", "user_profile_id", "workspace_id"),
+    )
 
 
-def _conversation(body: _CountBody) -> list[Message]:
+def _conversation(body: _MessagesBody) -> list[Message]:
     blocks = [body.system] if isinstance(body.system, str) else [block.text for block in body.system or ()]
     system = "".join(text for text in blocks if not text.startswith(_BILLING))
     messages: list[Message] = [{"role": "system", "content": system}] if system else []
@@ -236,17 +164,19 @@ def _messages(turn: _Turn, index: int) -> Iterator[Message]:
         yield message
 
 
-def _tools(tools: Sequence[_ClientTool]) -> Iterator[FunctionSpec]:
+def _tools(tools: Sequence[_ClientTool]) -> list[FunctionSpec]:
+    found: list[FunctionSpec] = []
     for index, tool in enumerate(tools):
         if tool.input_schema is None and tool.type not in (None, "custom"):
             not_offered("messages", tool.type)
             continue
         given = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema}
         try:
-            yield read_body(FunctionSpec, given, "tools", index)
+            found.append(read_body(FunctionSpec, given, "tools", index))
         except RefusedError as error:
             name = (error.param or "").replace(".parameters", ".input_schema")
             raise RefusedError(400, error.message.replace(error.param or "", name), name) from error
+    return found
 
 
 def _choice(given: _AnthropicChoice | None) -> ToolChoice:
@@ -356,3 +286,46 @@ def _stop(finished: Finished) -> tuple[str, str | None]:
     if finished.message.get("tool_calls"):
         return "tool_use", None
     return ("end_turn", None) if finished.stop_string is None else ("stop_sequence", finished.stop_string)
+
+
+class AnthropicMessages(WireProtocol):
+    """The protocol of `POST /v1/messages`."""
+
+    path = "/v1/messages"
+    count_path = "/v1/messages/count_tokens"
+    reply = _MessagesReply
+
+    def read(self, body: object, client: Client, *, counts: bool = False) -> Asked:
+        """See `WireProtocol.read`."""
+        read = read_body(_MessagesBody, body)
+        if read.max_tokens is None and not counts:
+            raise RefusedError(400, "max_tokens: Field required", "max_tokens")
+        last = len(read.messages) - 1
+        if read.messages[last].role == "assistant":
+            raise RefusedError(400, "a prefilled answer is not continued", f"messages.{last}.role")
+        ignored("messages", read, read.without_effect)
+        config = read.output_config or _OutputConfig()
+        wanted = config.format
+        grammar = {} if wanted is None else schema_of(wanted.schema_, "output_config.format.schema")
+        return make_asked(
+            client.with_user_id((read.metadata or {}).get("user_id")),
+            read,
+            _conversation(read),
+            _tools(read.tools or ()),
+            sampling={**grammar, **({"stop": read.stop_sequences} if read.stop_sequences else {})},
+            choice=_choice(read.tool_choice),
+            template={"reasoning_effort": config.effort} if config.effort else None,
+            max_tokens=read.max_tokens,
+            stream=bool(read.stream),
+            answer_id=new_id("msg_"),
+        )
+
+    def error(self, error: RefusedError) -> dict[str, Any]:
+        """See `WireProtocol.error`."""
+        kind = _KINDS.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
+        message = error.message
+        if error.code == CONTEXT_FULL:  # Anthropic's words, by which its clients know to compact.
+            message = f"prompt is too long: {message}"
+        elif error.param and error.param not in message:
+            message = f"{error.param}: {message}"
+        return {"type": "error", "error": {"type": kind, "message": message}, "request_id": new_id("req_")}

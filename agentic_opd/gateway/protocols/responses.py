@@ -7,9 +7,9 @@ becomes a function with the one argument `input`, and a namespace's tools are na
 import base64
 import binascii
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -19,12 +19,11 @@ from agentic_opd.gateway.choice import Finished
 from agentic_opd.gateway.client import Client
 from agentic_opd.gateway.errors import RefusedError
 from agentic_opd.gateway.policy import SampledToken
-from agentic_opd.gateway.protocols.base import Event, Reply, new_id, openai_error, sse
+from agentic_opd.gateway.protocols.base import CommonBody, Event, Reply, WireProtocol, new_id, sse
 from agentic_opd.gateway.request import (
     Asked,
     FunctionSpec,
     OpenModel,
-    Sampling,
     ToolChoice,
     ignored,
     make_asked,
@@ -34,11 +33,6 @@ from agentic_opd.gateway.request import (
 )
 from agentic_opd.gateway.sampler import Begun
 
-_WITHOUT_EFFECT = (
-    *("metadata", "store", "service_tier", "user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
-    *("prompt_cache_options", "max_tool_calls", "include", "stream_options", "client_metadata", "moderation"),
-    *("priority", "request_id", "cache_salt", "context_management", "access_programs"),
-)
 _INPUT = "input"
 """The argument of a custom tool."""
 _SEPARATOR = "__"
@@ -108,12 +102,10 @@ class _Reasoning(OpenModel):
     summary: str | None = None
 
 
-class _ResponsesBody(Sampling):
+class _ResponsesBody(CommonBody):
     input: str | list[dict[str, Any]]
-    model: str | None = None
     instructions: str | None = None
     previous_response_id: str | None = None
-    stream: bool | None = None
     stream_options: dict[str, Any] | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
     max_tool_calls: int | None = None
@@ -128,71 +120,16 @@ class _ResponsesBody(Sampling):
     truncation: Literal["disabled"] | None = None
     conversation: None = None
     prompt: None = None
-    metadata: dict[str, Any] | None = None
-    store: bool | None = None
-    service_tier: str | None = None
-    user: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    prompt_cache_retention: str | None = None
     prompt_cache_options: dict[str, Any] | None = None
     client_metadata: dict[str, Any] | None = None
     moderation: dict[str, Any] | None = None
-    context_management: Any = None
+    context_management: list[Any] | dict[str, Any] | None = None
     access_programs: dict[str, Any] | None = None
-    priority: int | None = None
-    request_id: str | None = None
-    cache_salt: str | None = None
 
-
-class OpenAIResponses:
-    """The protocol of `POST /v1/responses`."""
-
-    path: ClassVar = "/v1/responses"
-    count_path: ClassVar = None
-
-    def read(self, body: object, client: Client, *, counts: bool = False) -> Asked:
-        """See `WireProtocol.read`."""
-        read = read_body(_ResponsesBody, body)
-        include = read.include or ()
-        messages: list[Message] = [{"role": "system", "content": read.instructions}] if read.instructions else []
-        num_instructions = len(messages)
-        items = [{"role": "user", "content": read.input}] if isinstance(read.input, str) else read.input
-        for index, item in enumerate(items):
-            _add_item(messages, item, index, num_instructions)
-        ignored("responses", read, _WITHOUT_EFFECT)
-        tools, kinds = _tools(read.tools or ())
-        text, effort = read.text or _TextConfig(), read.reasoning and read.reasoning.effort
-        wants_logprobs = read.top_logprobs is not None or "message.output_text.logprobs" in include
-        return make_asked(
-            client.with_cache_key(read.prompt_cache_key),
-            read,
-            messages,
-            tools,
-            at="input",
-            sampling=_grammar(text.format),
-            choice=_choice(read),
-            template={"reasoning_effort": effort} if effort else None,
-            max_tokens=read.max_output_tokens,
-            top_logprobs=(read.top_logprobs or 0) if wants_logprobs else None,
-            stream=bool(read.stream),
-            answer_id=new_id("resp_"),
-            previous=read.previous_response_id,
-            num_instructions=num_instructions,
-            echo=_echo(body, kinds, is_sealed="reasoning.encrypted_content" in include),
-        )
-
-    def reply(self, asked: Asked, model: str, decode: Callable[[Sequence[int]], str]) -> Reply:
-        """See `WireProtocol.reply`."""
-        return _ResponsesReply(asked, model, decode)
-
-    def error(self, error: RefusedError) -> dict[str, Any]:
-        """See `WireProtocol.error`."""
-        return openai_error(error)
-
-    def count(self, tokens: int) -> dict[str, Any]:
-        """See `WireProtocol.count`."""
-        raise NotImplementedError
+    without_effect = CommonBody.without_effect.union(
+        ("prompt_cache_options", "max_tool_calls", "include", "stream_options", "client_metadata", "moderation"),
+        ("context_management", "access_programs"),
+    )
 
 
 def _add_item(messages: list[Message], item: dict[str, Any], index: int, num_instructions: int) -> None:
@@ -217,7 +154,8 @@ def _add_item(messages: list[Message], item: dict[str, Any], index: int, num_ins
         if last is None:
             last = {"role": "assistant", "content": ""}
             messages.append(last)
-        last.setdefault("tool_calls", []).append(call)
+        calls: Any = last.get("tool_calls", [])
+        last["tool_calls"] = [*calls, call]
     elif kind in ("function_call_output", "custom_tool_call_output"):
         result = read_body(_OutputItem, item, "input", index)
         messages.append({"role": "tool", "tool_call_id": result.call_id, "content": _text(result.output)})
@@ -457,3 +395,41 @@ def _custom_input(arguments: str) -> str:
     read: Any = read_json(arguments)
     text = read.get(_INPUT) if isinstance(read, dict) else None
     return well_formed(text) if isinstance(text, str) else arguments
+
+
+class OpenAIResponses(WireProtocol):
+    """The protocol of `POST /v1/responses`."""
+
+    path = "/v1/responses"
+    reply = _ResponsesReply
+
+    def read(self, body: object, client: Client, *, counts: bool = False) -> Asked:
+        """See `WireProtocol.read`."""
+        read = read_body(_ResponsesBody, body)
+        include = read.include or ()
+        messages: list[Message] = [{"role": "system", "content": read.instructions}] if read.instructions else []
+        num_instructions = len(messages)
+        items = [{"role": "user", "content": read.input}] if isinstance(read.input, str) else read.input
+        for index, item in enumerate(items):
+            _add_item(messages, item, index, num_instructions)
+        ignored("responses", read, read.without_effect)
+        tools, kinds = _tools(read.tools or ())
+        text, effort = read.text or _TextConfig(), read.reasoning and read.reasoning.effort
+        wants_logprobs = read.top_logprobs is not None or "message.output_text.logprobs" in include
+        return make_asked(
+            client.with_cache_key(read.prompt_cache_key),
+            read,
+            messages,
+            tools,
+            at="input",
+            sampling=_grammar(text.format),
+            choice=_choice(read),
+            template={"reasoning_effort": effort} if effort else None,
+            max_tokens=read.max_output_tokens,
+            top_logprobs=(read.top_logprobs or 0) if wants_logprobs else None,
+            stream=bool(read.stream),
+            answer_id=new_id("resp_"),
+            previous=read.previous_response_id,
+            num_instructions=num_instructions,
+            echo=_echo(body, kinds, is_sealed="reasoning.encrypted_content" in include),
+        )
