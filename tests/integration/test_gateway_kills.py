@@ -10,6 +10,7 @@ import threading
 import urllib.error
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from http.client import HTTPException
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -97,7 +98,7 @@ class Talkers:
             except urllib.error.HTTPError as error:
                 if error.code == 404 and was_asked:
                     return  # The answer to an earlier attempt was lost.
-            except (OSError, ValueError):
+            except (OSError, HTTPException, ValueError):
                 pass
             else:
                 return
@@ -122,15 +123,16 @@ def test_whatever_is_killed_nothing_is_lost_or_kept_twice(fake_server: FakePlugi
 
     with ExitStack() as apis, ExitStack() as gateways:
 
-        def new_api(number: int) -> Trajectories:
+        def new_api(number: int) -> tuple[Trajectories, int]:
             api = apis.enter_context(trajectory_api(tmp_path / f"api-{number}.log", api_port))
-            api.register_trainer(batch_size=1, num_steps=10_000)
-            return api
+            first = ids_of(api.register_trainer(batch_size=1, num_steps=10_000))
+            taken.extend(first)
+            return api, len(first)
 
         def new_gateway() -> Served:
             return gateways.enter_context(served(fake_server.base_url, tmp_path, *flags, port=port))
 
-        api, had, gateway = new_api(-1), 0, new_gateway()
+        (api, had), gateway = new_api(-1), new_gateway()
         talkers = Talkers(port)
         apis.callback(talkers.close)
         for kill in range(KILLS):
@@ -148,7 +150,7 @@ def test_whatever_is_killed_nothing_is_lost_or_kept_twice(fake_server: FakePlugi
                     had += take(api) if random.random() < 0.5 else 0
                     api.kill()
                     lost += api.received() - had
-                    api, had = new_api(kill), 0
+                    api, had = new_api(kill)
         talkers.finish()
         ended = talkers.histories
         until(lambda: len(log.read_text().splitlines()) == len(ended), 120)
