@@ -44,7 +44,7 @@ def test_a_last_message_that_the_next_request_does_not_hold_keeps_the_session(to
         history: list[Any] = [SYSTEM, USER]
         for text in ("now", "later", "last"):
             said = await at.say(*history, note(text), tools=[TOOL])
-            history += [said, {"role": "user", "content": f"Reply to {said['content']}"}]
+            history += [said, {"role": "user", "content": f"No, not {text}."}]
         assert len(await sessions(at)) == 1
         (session,) = await sessions(at)
         follows = [turn.follows and turn.follows.turn_id for turn in session.tree.turns.values()]
@@ -56,7 +56,7 @@ def test_a_last_message_that_the_next_request_does_not_hold_keeps_the_session(to
     learned = [[token for token in mask if token != -100] for mask in group["masks"]]
     assert sorted(learned) == sorted(ids for _, ids in vllm.sampled), "each sampled token is learned from once"
     replies = {messages[-1]["content"] for messages in group["messages"]}
-    assert {"Reply to Turn 1.", "Reply to Turn 2."} < replies
+    assert {"No, not now.", "No, not later."} < replies
 
 
 @pytest.mark.parametrize(
