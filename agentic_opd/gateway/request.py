@@ -6,7 +6,7 @@ change what is sampled is honoured or refused, never ignored.
 
 import json
 import logging
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from itertools import chain
@@ -313,22 +313,18 @@ def _path(location: Sequence[str | int], body: object) -> Iterator[str | int]:
 
 
 _named: set[str] = set()
-"""Fields that the log has named."""
+"""What the log has named."""
 
 
-def ignored(protocol: str, body: BaseModel, names: Collection[str]) -> None:
-    """Name in the log, once, each given field that changes nothing here."""
-    new = {f"{protocol}: {name}" for name in body.model_fields_set & {*names} if getattr(body, name) is not None}
-    if new := new - _named:
+HOSTED = "not offered to the policy, because its provider would run it"
+
+
+def ignored(where: str, names: Iterable[str], why: str = "accepted, and without effect here") -> None:
+    """Name in the log, once, each field of a request that changes nothing here."""
+    new = {f"{where}: {name}" for name in names} - _named
+    if new:
         _named.update(new)
-        logger.info("accepted, and without effect here: %s", ", ".join(sorted(new)))
-
-
-def not_offered(protocol: str, kind: str) -> None:
-    """Name in the log, once, a kind of tool that its provider would run: the policy does not see it."""
-    if (name := f"{protocol}: {kind}") not in _named:
-        _named.add(name)
-        logger.info("not offered to the policy, because the provider would run it: a tool of type %s", name)
+        logger.info("%s: %s", why, ", ".join(sorted(new)))
 
 
 def schema_of(schema: Mapping[str, Any] | None, at: str) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from agentic_opd.gateway.errors import RefusedError
 from agentic_opd.gateway.grammar import call_grammar
 from agentic_opd.gateway.plain import PlainChat
 from agentic_opd.gateway.policy import SamplingServer
-from agentic_opd.gateway.request import Asked, prompt_key
+from agentic_opd.gateway.request import Asked, ignored, prompt_key
 from agentic_opd.gateway.sessions import Place, Session
 from agentic_opd.gateway.telemetry import Telemetry
 from agentic_opd.gateway.turns import Follows, Path, RecordedTurn, conversation, recorded
@@ -344,7 +344,9 @@ class _Chats:
             RefusedError: 400, the template has an option that the renderer does not.
         """
         try:
-            return with_template_options(self._renderer, self._tokenizer, options)[1]
+            chosen = with_template_options(self._renderer, self._tokenizer, options)[1]
+            ignored("chat template", options.keys() - chosen.keys())
+            return chosen
         except ConfigError as error:
             raise RefusedError(400, str(error), "chat_template_kwargs") from error
 

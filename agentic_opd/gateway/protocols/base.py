@@ -12,7 +12,7 @@ from agentic_opd.gateway.choice import Finished, Piece
 from agentic_opd.gateway.client import Client
 from agentic_opd.gateway.errors import RefusedError
 from agentic_opd.gateway.policy import SampledToken
-from agentic_opd.gateway.request import Asked, Sampling
+from agentic_opd.gateway.request import Asked, Sampling, ignored
 from agentic_opd.gateway.sampler import Begun
 
 Event = Begun | Piece | Finished
@@ -42,6 +42,12 @@ class CommonBody(Sampling):
         )
     )
     """Fields that change nothing about the answer here."""
+
+    def log_without_effect(self, protocol: str) -> None:
+        """Name the given fields without effect in the log."""
+        ignored(
+            protocol, (name for name in self.model_fields_set & self.without_effect if getattr(self, name) is not None)
+        )
 
 
 class WireProtocol(ABC):

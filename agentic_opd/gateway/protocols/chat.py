@@ -20,7 +20,6 @@ from agentic_opd.gateway.request import (
     OpenModel,
     ToolChoice,
     check_choices,
-    ignored,
     make_asked,
     read_body,
     schema_of,
@@ -28,7 +27,7 @@ from agentic_opd.gateway.request import (
 from agentic_opd.gateway.sampler import Begun
 
 
-class _Part(OpenModel):
+class _ChatPart(OpenModel):
     type: Literal["text", "refusal"]
     text: str = ""
     refusal: str = ""
@@ -47,7 +46,7 @@ class _ChatCall(OpenModel):
 
 class _ChatMessage(OpenModel):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[_Part] | None = None
+    content: str | list[_ChatPart] | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
     name: str | None = None
@@ -241,7 +240,7 @@ class ChatCompletions(WireProtocol):
             raise RefusedError(400, "top_logprobs needs logprobs: true", "top_logprobs")
         if read.stream_options is not None and not read.stream:
             raise RefusedError(400, "stream_options needs stream: true", "stream_options")
-        ignored("chat completions", read, read.without_effect)
+        read.log_without_effect("chat completions")
         return make_asked(
             client.with_cache_key(read.prompt_cache_key),
             read,

@@ -12,7 +12,7 @@ from agentic_opd.gateway.errors import RefusedError
 from agentic_opd.gateway.policy import SampledToken
 from agentic_opd.gateway.protocols.base import DONE, CommonBody, Event, Reply, WireProtocol, new_id, sse
 from agentic_opd.gateway.protocols.chat import StreamOptions, usage
-from agentic_opd.gateway.request import Asked, check_choices, ignored, make_asked, read_body
+from agentic_opd.gateway.request import Asked, check_choices, make_asked, read_body
 from agentic_opd.gateway.sampler import Begun
 
 _DEFAULT_TOKENS = 16
@@ -30,7 +30,8 @@ class _CompletionBody(CommonBody):
     echo: Literal[False] | None = None
     suffix: None = None
     return_token_ids: bool | None = None
-    add_special_tokens: bool | None = None
+
+    without_effect = CommonBody.without_effect | {"best_of"}
 
 
 def _ids(prompt: Sequence[Any]) -> Iterator[int]:
@@ -131,7 +132,7 @@ class TextCompletions(WireProtocol):
             raise RefusedError(400, "best_of: only the value of n is possible", "best_of")
         if read.stream_options is not None and not read.stream:
             raise RefusedError(400, "stream_options needs stream: true", "stream_options")
-        ignored("completions", read, {*read.without_effect, "best_of"})
+        read.log_without_effect("completions")
         return make_asked(
             client,
             read,

@@ -18,13 +18,13 @@ from agentic_opd.gateway.client import Client
 from agentic_opd.gateway.errors import RefusedError
 from agentic_opd.gateway.protocols.base import CommonBody, Event, Reply, WireProtocol, new_id, sse
 from agentic_opd.gateway.request import (
+    HOSTED,
     Asked,
     FunctionSpec,
     OpenModel,
     ToolChoice,
     ignored,
     make_asked,
-    not_offered,
     read_body,
     schema_of,
 )
@@ -68,7 +68,7 @@ class _ResultContent(OpenModel):
     content: str | list[_ResultPart] | None = None
 
 
-class _Turn(OpenModel):
+class _AnthropicTurn(OpenModel):
     role: Literal["user", "assistant", "system"]
     content: str | list[_Block]
 
@@ -102,7 +102,7 @@ class _OutputConfig(OpenModel):
 
 
 class _MessagesBody(CommonBody):
-    messages: list[_Turn] = Field(min_length=1)
+    messages: list[_AnthropicTurn] = Field(min_length=1)
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     system: str | list[_TextBlock] | None = None
     tools: list[_ClientTool] | None = None
@@ -136,7 +136,7 @@ def _conversation(body: _MessagesBody) -> list[Message]:
     return messages
 
 
-def _messages(turn: _Turn, index: int) -> Iterator[Message]:
+def _messages(turn: _AnthropicTurn, index: int) -> Iterator[Message]:
     """Yield the messages of one turn: the tool results, then the text."""
     if isinstance(turn.content, str):
         yield {"role": turn.role, "content": turn.content}
@@ -168,7 +168,7 @@ def _tools(tools: Sequence[_ClientTool]) -> list[FunctionSpec]:
     found: list[FunctionSpec] = []
     for index, tool in enumerate(tools):
         if tool.input_schema is None and tool.type not in (None, "custom"):
-            not_offered("messages", tool.type)
+            ignored("messages", [tool.type], HOSTED)
             continue
         given = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema}
         try:
@@ -303,7 +303,7 @@ class AnthropicMessages(WireProtocol):
         last = len(read.messages) - 1
         if read.messages[last].role == "assistant":
             raise RefusedError(400, "a prefilled answer is not continued", f"messages.{last}.role")
-        ignored("messages", read, read.without_effect)
+        read.log_without_effect("messages")
         config = read.output_config or _OutputConfig()
         wanted = config.format
         grammar = {} if wanted is None else schema_of(wanted.schema_, "output_config.format.schema")

@@ -21,13 +21,13 @@ from agentic_opd.gateway.errors import RefusedError
 from agentic_opd.gateway.policy import SampledToken
 from agentic_opd.gateway.protocols.base import CommonBody, Event, Reply, WireProtocol, new_id, sse
 from agentic_opd.gateway.request import (
+    HOSTED,
     Asked,
     FunctionSpec,
     OpenModel,
     ToolChoice,
     ignored,
     make_asked,
-    not_offered,
     read_body,
     schema_of,
 )
@@ -200,7 +200,7 @@ def _tools(items: Sequence[_ToolItem]) -> tuple[list[FunctionSpec], dict[str, st
                 found.append(spec.model_copy(update={"name": f"{item.name}{_SEPARATOR}{spec.name}"}))
                 kinds[found[-1].name] = f"namespace:{item.name}"
         else:
-            not_offered("responses", item.type[:80])
+            ignored("responses", [item.type[:80]], HOSTED)
     return found, kinds
 
 
@@ -412,7 +412,7 @@ class OpenAIResponses(WireProtocol):
         items = [{"role": "user", "content": read.input}] if isinstance(read.input, str) else read.input
         for index, item in enumerate(items):
             _add_item(messages, item, index, num_instructions)
-        ignored("responses", read, read.without_effect)
+        read.log_without_effect("responses")
         tools, kinds = _tools(read.tools or ())
         text, effort = read.text or _TextConfig(), read.reasoning and read.reasoning.effort
         wants_logprobs = read.top_logprobs is not None or "message.output_text.logprobs" in include
