@@ -43,8 +43,8 @@ from agentic_opd.distill.leaks import leaks
 from agentic_opd.distill.metrics import ControlStats, EpisodeStats, ScoreStats, TurnStats, control_stats, row_stats
 from agentic_opd.distill.rescoring import encode_hint, hint_place, insert_hint
 from agentic_opd.distill.sources import SOURCES, Known, Lack
-from agentic_opd.distill.teacher import Reading, TeacherReply
 from agentic_opd.distill.turns import hindsight_pairs, shown_text
+from agentic_opd.plugin.scoring import Reading, TeacherReply
 from agentic_opd.wire.group import ControlReading, TurnRecord, gap_baseline_T
 
 logger = logging.getLogger(__name__)

@@ -33,8 +33,7 @@ from agentic_opd.core.authors import Authors
 from agentic_opd.core.errors import AgentError, ConfigError, SandboxError, ServerError
 from agentic_opd.core.types import Episode, Message, ProgramRun, StopReason, Task, World
 from agentic_opd.core.types import Session as WorldSession
-from agentic_opd.gateway.errors import RefusedError
-from agentic_opd.gateway.policy import SamplingServer
+from agentic_opd.gateway.errors import ClientError
 from agentic_opd.gateway.request import Asked
 from agentic_opd.gateway.sampler import CONTEXT_FULL, Answer, Sampler
 from agentic_opd.gateway.serve import WebServer
@@ -43,6 +42,7 @@ from agentic_opd.gateway.telemetry import Telemetry
 from agentic_opd.gateway.turns import Path as TurnPath
 from agentic_opd.gateway.turns import RecordedTurn, branches
 from agentic_opd.gateway.web import ChatRoutes, bearer, chat_app, digest_of_key, no_key
+from agentic_opd.plugin.client import PluginClient
 from agentic_opd.rollout.config import RolloutConfig
 from agentic_opd.rollout.conversation_index import identity
 from agentic_opd.rollout.loop import verified
@@ -209,7 +209,7 @@ class Programs:
         self,
         config: RolloutConfig,
         world: World,
-        servers: Sequence[SamplingServer],
+        servers: Sequence[PluginClient],
         renderer: Renderer,
         tokenizer: Any,
     ) -> None:
@@ -229,7 +229,7 @@ class Programs:
         if not isinstance(world, ProgramWorld):
             raise ConfigError(f"{type(world).__name__} has no program_session, so env.agent_command can't run in it")
         for server in servers:
-            server.check()
+            server.check_streams()
         assert config.agent_command is not None
         self.model, self.tokenizer, self.telemetry = servers[0].info.model, tokenizer, Telemetry()
         self._config, self._command, self._world = config, config.agent_command, world
@@ -313,16 +313,16 @@ class Programs:
         """Answer a program's request; see `Gateway.answer`.
 
         Raises:
-            RefusedError: the request can't be answered, or the episode has used up its turns.
+            ClientError: the request can't be answered, or the episode has used up its turns.
             ServerError: the policy's server failed.
         """
         capture, config = self._captures.get(owner), self._config
         if capture is None:
-            raise RefusedError(409, "the episode is over", code="session_ended")
+            raise ClientError(409, "the episode is over", code="session_ended")
         if capture.requests >= config.max_turns:
             capture.refused = StopReason.MAX_TURNS
             message = f"this episode has had its {config.max_turns} turns (env.max_turns)"
-            raise RefusedError(403, message, code="max_turns")
+            raise ClientError(403, message, code="max_turns")
         asked = self._sampler.settled(capture.asked(asked, config.max_tokens_per_turn))
         session = capture.session
         place = self._sessions.place(owner, asked)
@@ -340,7 +340,7 @@ class Programs:
                 async for event in events:
                     yield event
             capture.failure = None
-        except RefusedError as error:
+        except ClientError as error:
             if error.code == CONTEXT_FULL:
                 capture.refused = StopReason.CONTEXT_FULL
             raise
@@ -371,7 +371,7 @@ class Programs:
         """Return the digest of the request's key, which identifies its episode.
 
         Raises:
-            RefusedError: 401, the key belongs to no running episode.
+            ClientError: 401, the key belongs to no running episode.
         """
         owner = digest_of_key(bearer(request))
         if owner not in self._captures:

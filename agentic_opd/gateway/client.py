@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from agentic_opd.core.text import read_json
-from agentic_opd.gateway.errors import RefusedError
+from agentic_opd.gateway.errors import ClientError
 
 _LONGEST_NAME = 256
 _SESSION_HEADERS = ("X-Claude-Code-Session-Id", "session-id", "session_id", "x-session-affinity")
@@ -71,11 +71,11 @@ def read_client(headers: Mapping[str, str], name: str | None, max_choices: int) 
         max_choices: Largest number of choices of a request.
 
     Raises:
-        RefusedError: 400, a header of the gateway has an invalid value.
+        ClientError: 400, a header of the gateway has an invalid value.
     """
     turn_type = headers.get("X-Turn-Type")
     if turn_type not in (None, "main", "side"):
-        raise RefusedError(400, f"X-Turn-Type is {turn_type[:40]!r}; expected main or side", "X-Turn-Type")
+        raise ClientError(400, f"X-Turn-Type is {turn_type[:40]!r}; expected main or side", "X-Turn-Type")
     sent = (headers.get(header) for header in _SESSION_HEADERS)
     return Client(
         session=_name(name or headers.get("X-Session-Id"), "session_id"),
@@ -99,14 +99,14 @@ def _session_in_json(text: str) -> str | None:
 
 
 def _name(name: str | None, header: str) -> str | None:
-    """Return the name of a session or group; raises RefusedError (400) if its length is not 1 to 256."""
+    """Return the name of a session or group; raises ClientError (400) if its length is not 1 to 256."""
     if name is not None and not 0 < len(name) <= _LONGEST_NAME:
-        raise RefusedError(400, f"a name has 1 to {_LONGEST_NAME} characters", header)
+        raise ClientError(400, f"a name has 1 to {_LONGEST_NAME} characters", header)
     return name
 
 
 def _is_true(value: str | None) -> bool:
-    """Parse `true` or `false`, None as false; raises RefusedError (400) for other values."""
+    """Parse `true` or `false`, None as false; raises ClientError (400) for other values."""
     if value is not None and value.lower() not in ("true", "false"):
-        raise RefusedError(400, f"X-Session-Done is {value[:40]!r}; expected true or false", "X-Session-Done")
+        raise ClientError(400, f"X-Session-Done is {value[:40]!r}; expected true or false", "X-Session-Done")
     return value is not None and value.lower() == "true"

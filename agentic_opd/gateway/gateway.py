@@ -6,7 +6,6 @@ import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 from pydantic import SecretStr
@@ -16,22 +15,21 @@ from agentic_opd.atropos.api import EnvDescription
 from agentic_opd.core.concurrency import to_its_end
 from agentic_opd.core.errors import OutputError
 from agentic_opd.core.http import JsonClient
-from agentic_opd.core.server_info import check_caps, check_tokenizer, fetch_model_path, fetch_server_info
 from agentic_opd.core.types import Message, StopReason
 from agentic_opd.distill.connect import PolicyEndpoint
 from agentic_opd.distill.distiller import Distiller
 from agentic_opd.gateway.config import GatewayConfig
 from agentic_opd.gateway.delivery import Delivery
-from agentic_opd.gateway.errors import RefusedError
+from agentic_opd.gateway.errors import ClientError
 from agentic_opd.gateway.groups import Closed, GroupWriter
 from agentic_opd.gateway.journal import Ending, Journal, SessionRow, SessionState
-from agentic_opd.gateway.policy import SamplingServer
 from agentic_opd.gateway.request import Asked, with_messages
 from agentic_opd.gateway.sampler import Answer, Sampler
 from agentic_opd.gateway.sessions import Session, Sessions, TurnKey
 from agentic_opd.gateway.telemetry import Telemetry
 from agentic_opd.gateway.turns import Feedback, Follows, Path, RecordedTurn, TurnTree, reply_to
-from agentic_opd.rollout.renderer import configured_renderer, explained_tokenizer_errors
+from agentic_opd.plugin.client import PluginClient
+from agentic_opd.rollout.renderer import configured_renderer, load_policy_tokenizer
 from agentic_opd.runs.files import GroupFile
 from agentic_opd.settings.atropos import PolicyServerConfig
 from agentic_opd.settings.fields import line_settings
@@ -58,7 +56,7 @@ class Gateway:
     def __init__(
         self,
         config: GatewayConfig,
-        servers: Sequence[SamplingServer],
+        servers: Sequence[PluginClient],
         renderer: Renderer,
         tokenizer: Any,
         journal: Journal,
@@ -93,7 +91,8 @@ class Gateway:
             ]
             for client in clients:
                 undo.push_async_callback(client.close)
-            tokenizer = await _load_tokenizer(config, servers[0], clients[0])
+            names = (config.tokenizer_name, servers[0].tokenizer_name, servers[0].model_name)
+            tokenizer = await load_policy_tokenizer(names, clients[0])
             renderer = configured_renderer(tokenizer, config)
             connected = [await _connected(client, tokenizer) for client in clients]
             distiller = None
@@ -103,15 +102,9 @@ class Gateway:
                 distiller.check_kinds(())
                 undo.push_async_callback(distiller.close)
                 for server in connected:
-                    key = SecretStr(server.client.api_key) if server.client.api_key else None
+                    key = SecretStr(server.http.api_key) if server.http.api_key else None
                     policy = PolicyEndpoint(server.url, server.info.model, key)
-                    check_caps(
-                        server.url,
-                        server.info,
-                        context=0,
-                        vocab_size=len(tokenizer),
-                        top_k=distiller.policy_top_k,
-                    )
+                    server.check_caps(vocab_size=len(tokenizer), top_k=distiller.policy_top_k)
                     await distiller.connect(policy, renderer, tokenizer)
             settings = {**line_settings(config), "policy_model": connected[0].info.model}
             file = GroupFile(
@@ -160,7 +153,7 @@ class Gateway:
             owner: Digest of the client's key.
 
         Raises:
-            RefusedError: the request can't be answered; the message says why.
+            ClientError: the request can't be answered; the message says why.
             OutputError, ServerError: the disk or the policy's server failed.
         """
         asked = self._sampler.settled(await self._continued(asked, owner))
@@ -169,7 +162,7 @@ class Gateway:
         session = place.session
         self._check_group(asked.client.group, session)
         if session is not None and session.is_ending:
-            raise RefusedError(409, "the session is being ended", "session_id", "session_ended")
+            raise ClientError(409, "the session is being ended", "session_id", "session_ended")
         if session is None:
             least = min(self._servers, key=self._load_of)
             group = asked.client.group
@@ -206,7 +199,7 @@ class Gateway:
             self._show_open()
 
     async def count(self, asked: Asked) -> int:
-        """Return the number of tokens of a request's prompt; raises RefusedError (400) if it can't be rendered."""
+        """Return the number of tokens of a request's prompt; raises ClientError (400) if it can't be rendered."""
         asked = self._sampler.settled(asked)
         self._sampler.check_size(asked, self.max_model_len)
         return await self._sampler.count(asked)
@@ -220,7 +213,7 @@ class Gateway:
         """Return the request with the conversation of the answer that it continues.
 
         Raises:
-            RefusedError: 404, this client received no answer with that id; or 400, the conversation can't be continued.
+            ClientError: 404, this client received no answer with that id; or 400, the conversation can't be continued.
         """
         if asked.previous is None:
             return asked
@@ -238,7 +231,7 @@ class Gateway:
         found = await self._journal.run(lambda: self._journal.answered(owner, answer_id))
         if found is None:
             message = f"previous_response_id: there is no answer {answer_id[:80]!r}"
-            raise RefusedError(404, message, "previous_response_id", "previous_response_not_found")
+            raise ClientError(404, message, "previous_response_id", "previous_response_not_found")
         row, turn_id = found
         tree = TurnTree()
         for turn in await self._journal.run(lambda: self._journal.turns(row.session_id)):
@@ -256,15 +249,15 @@ class Gateway:
             session.judged[turn_id] = judging
 
     def _check_group(self, group: str | None, session: Session | None) -> None:
-        """Refuse a group name that the session can't belong to, with a RefusedError."""
+        """Refuse a group name that the session can't belong to, with a ClientError."""
         if group is None:
             return
         if self.config.group_size == 1:
-            raise RefusedError(
+            raise ClientError(
                 400, "sessions form no groups here: env.group_size of the gateway is 1", "X-Group-Id", "no_groups"
             )
         if session is not None and session.row.group_name != group:
-            raise RefusedError(409, "the session was opened in another group, or in none", "X-Group-Id")
+            raise ClientError(409, "the session was opened in another group, or in none", "X-Group-Id")
 
     async def _keep(self, session: Session, turn: RecordedTurn) -> None:
         """Add a turn to the journal, then to its session."""
@@ -292,7 +285,7 @@ class Gateway:
             feedback: The client's final feedback, which is the next state of the last learnable turn.
 
         Raises:
-            RefusedError: 404, this client has no open session of this name.
+            ClientError: 404, this client has no open session of this name.
             OutputError: the end could not be written to the journal; the session stays open.
         """
         session = self._sessions.named(owner, name)
@@ -314,7 +307,7 @@ class Gateway:
             feedback: The feedback.
 
         Raises:
-            RefusedError: 404, this client has no open session with such a turn.
+            ClientError: 404, this client has no open session with such a turn.
             OutputError: the feedback could not be written to the journal.
         """
         key = self._sessions.answered(owner, turn)
@@ -323,9 +316,9 @@ class Gateway:
             key = TurnKey(session.session_id, int(turn))
         found = None if key is None else self._sessions.named(owner, key.session_id)
         if key is None or found is None or found.is_ending or key.turn_id not in found.tree.turns:
-            raise RefusedError(404, "no open session has such a turn", "turn", "turn_not_found")
+            raise ClientError(404, "no open session has such a turn", "turn", "turn_not_found")
         if name is not None and found is not session:
-            raise RefusedError(404, "this turn is of another session", "turn", "turn_not_found")
+            raise ClientError(404, "this turn is of another session", "turn", "turn_not_found")
         await self._journal.run(lambda: self._journal.add_feedback(key.turn_id, feedback))
         found.feedback.setdefault(key.turn_id, []).append(feedback)
         found.used = time.time()
@@ -336,7 +329,7 @@ class Gateway:
         """Return the status of an open or ended session.
 
         Raises:
-            RefusedError: 404, the journal has no session of this client with this name or id.
+            ClientError: 404, the journal has no session of this client with this name or id.
         """
         session = self._sessions.named(owner, name)
         if session is not None:
@@ -397,30 +390,13 @@ class Gateway:
         self.telemetry.open.set(len(self._sessions))
 
 
-def _unknown_session() -> RefusedError:
-    return RefusedError(404, "there is no such session", "session_id", "session_not_found")
+def _unknown_session() -> ClientError:
+    return ClientError(404, "there is no such session", "session_id", "session_not_found")
 
 
-async def _load_tokenizer(config: GatewayConfig, server: PolicyServerConfig, client: JsonClient) -> Any:
-    """Load the tokenizer of the settings; without one, that of the server's model.
-
-    Raises:
-        ConfigError: the tokenizer can't be loaded.
-    """
-    from transformers import AutoTokenizer  # The import takes seconds, and validating settings does not need it.
-
-    names = (config.tokenizer_name, server.tokenizer_name, server.model_name)
-    name = next((name for name in names if name not in ("", "none", "default")), None) or await fetch_model_path(client)
-    load: Any = AutoTokenizer.from_pretrained
-    with explained_tokenizer_errors(name):
-        return await asyncio.to_thread(load, name)
-
-
-async def _connected(client: JsonClient, tokenizer: Any) -> SamplingServer:
+async def _connected(http: JsonClient, tokenizer: Any) -> PluginClient:
     """Check a server; raises ServerMismatchError if its plugin or its tokenizer does not match."""
-    info = await fetch_server_info(client)
-    server = SamplingServer(client, info)
-    server.check()
-    encode = partial(tokenizer.encode, add_special_tokens=False)
-    await check_tokenizer(client, info, encode, special=tokenizer.eos_token or "")
+    server = await PluginClient.connected(http)
+    server.check_streams()
+    await server.check_tokenizer(tokenizer)
     return server

@@ -8,7 +8,7 @@ from typing import Any
 
 from agentic_opd.core.errors import RendererError
 from agentic_opd.core.types import Message
-from agentic_opd.gateway.errors import RefusedError
+from agentic_opd.gateway.errors import ClientError
 from agentic_opd.gateway.request import ToolChoice
 from agentic_opd.rollout.chat import Chat
 
@@ -22,7 +22,7 @@ def call_grammar(chat: Chat, choice: ToolChoice) -> str:
     `required` and `named` give calls and nothing else; without them, a call may follow a text and ends the answer.
 
     Raises:
-        RefusedError: 400, the model's calls do not hold their arguments as JSON.
+        ClientError: 400, the model's calls do not hold their arguments as JSON.
     """
     tools = [tool["function"] for tool in chat.tools if choice.name in (None, tool["function"]["name"])]
     tags = [_tag(chat, tool, choice) for tool in tools]
@@ -48,6 +48,6 @@ def _tag(chat: Chat, tool: dict[str, Any], choice: ToolChoice) -> dict[str, Any]
     begin, _, end = text.partition(spelled) if spelled else ("", "", "")
     if tool["name"] not in begin:
         field = "parallel_tool_calls" if choice.kind == "auto" else "tool_choice"
-        raise RefusedError(400, f"{field}: this model does not write the arguments of its calls as JSON", field)
+        raise ClientError(400, f"{field}: this model does not write the arguments of its calls as JSON", field)
     content = {"type": "json_schema", "json_schema": tool.get("parameters") or {"type": "object"}}
     return {"type": "tag", "begin": begin, "content": content, "end": end.rstrip()}

@@ -1,6 +1,6 @@
 """A client's request in the gateway's form, whatever its protocol. Pure.
 
-In: what a protocol read from a body. Out: `Asked`, or a `RefusedError` that names the field. A parameter that would
+In: what a protocol read from a body. Out: `Asked`, or a `ClientError` that names the field. A parameter that would
 change what is sampled is honoured or refused, never ignored.
 """
 
@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from agentic_opd.core.types import Message
 from agentic_opd.gateway.client import Client
-from agentic_opd.gateway.errors import RefusedError
+from agentic_opd.gateway.errors import ClientError
 from agentic_opd.rollout.conversation_index import identity
 
 logger = logging.getLogger(__name__)
@@ -198,14 +198,14 @@ def make_asked(
         rest: Further fields of `Asked`.
 
     Raises:
-        RefusedError: 400, a field contradicts another one; or 413.
+        ClientError: 400, a field contradicts another one; or 413.
     """
     given = {**body.given(), **(sampling or {})}
     stop = given.pop("stop", ())
     if choice.kind in ("required", "named") and not tools:
-        raise RefusedError(400, f"tool_choice {choice.name or choice.kind!r} needs tools", "tool_choice")
+        raise ClientError(400, f"tool_choice {choice.name or choice.kind!r} needs tools", "tool_choice")
     if choice.kind == "named" and choice.name not in {tool.name for tool in tools}:
-        raise RefusedError(400, f"tool_choice names {choice.name!r}, which is not in tools", "tool_choice")
+        raise ClientError(400, f"tool_choice names {choice.name!r}, which is not in tools", "tool_choice")
     specs = () if choice.kind == "none" else tuple(tool.in_chat() for tool in tools)
     template = {**(template or {}), **(body.chat_template_kwargs or {})}
     try:
@@ -225,7 +225,7 @@ def make_asked(
         )
         return with_messages(asked, messages, is_whole=asked.previous is None and asked.prompt is None)
     except RecursionError as error:
-        raise RefusedError(400, f"{at}: the arguments of a tool call are nested too deeply", at) from error
+        raise ClientError(400, f"{at}: the arguments of a tool call are nested too deeply", at) from error
 
 
 def with_messages(asked: Asked, messages: Sequence[Message], *, is_whole: bool = True) -> Asked:
@@ -237,7 +237,7 @@ def with_messages(asked: Asked, messages: Sequence[Message], *, is_whole: bool =
         is_whole: Whether the messages are the whole conversation, which is checked then.
 
     Raises:
-        RefusedError: 400, no policy's turn can follow it.
+        ClientError: 400, no policy's turn can follow it.
     """
     if is_whole:
         check_conversation(messages, asked.at)
@@ -256,17 +256,17 @@ def with_messages(asked: Asked, messages: Sequence[Message], *, is_whole: bool =
 
 
 def check_conversation(messages: Sequence[Message], at: str) -> None:
-    """Refuse a conversation that no policy's turn can follow, with a RefusedError that names the field `at`."""
+    """Refuse a conversation that no policy's turn can follow, with a ClientError that names the field `at`."""
     if not messages or all(message["role"] != "user" for message in messages):
-        raise RefusedError(400, f"{at}: one message at least must be the user's", at)
+        raise ClientError(400, f"{at}: one message at least must be the user's", at)
     if messages[-1]["role"] == "assistant":
-        raise RefusedError(400, f"{at}: the last message must not be the assistant's", f"{at}.{len(messages) - 1}.role")
+        raise ClientError(400, f"{at}: the last message must not be the assistant's", f"{at}.{len(messages) - 1}.role")
 
 
 def check_choices(n: int | None, client: Client) -> int:
-    """Return the number of choices; raises RefusedError (400) above the limit."""
+    """Return the number of choices; raises ClientError (400) above the limit."""
     if (n := n or 1) > client.max_choices:
-        raise RefusedError(400, f"n is {n}, at most {client.max_choices} choices are sampled (env.max_choices)", "n")
+        raise ClientError(400, f"n is {n}, at most {client.max_choices} choices are sampled (env.max_choices)", "n")
     return n
 
 
@@ -279,11 +279,11 @@ def read_body(model: type[Model], body: object, *at: str | int) -> Model:
         at: Place of `body` in the request's body.
 
     Raises:
-        RefusedError: 400, with the first invalid field.
+        ClientError: 400, with the first invalid field.
     """
     if not at:
         if not isinstance(body, dict):
-            raise RefusedError(400, f"the body must be a JSON object, got {type(body).__name__}")
+            raise ClientError(400, f"the body must be a JSON object, got {type(body).__name__}")
         _check_shape(body)
     try:
         return model.model_validate(body)
@@ -297,9 +297,9 @@ def read_body(model: type[Model], body: object, *at: str | int) -> Model:
         )
         name = ".".join(map(str, [*at, *place]))
         problem = "this field is unknown here" if first["type"] == "extra_forbidden" else first["msg"]
-        raise RefusedError(400, f"{name}: {problem.removeprefix('Value error, ')}", name) from error
+        raise ClientError(400, f"{name}: {problem.removeprefix('Value error, ')}", name) from error
     except RecursionError as error:
-        raise RefusedError(400, "the body is nested too deeply", ".".join(map(str, at)) or None) from error
+        raise ClientError(400, "the body is nested too deeply", ".".join(map(str, at)) or None) from error
 
 
 def _path(location: Sequence[str | int], body: object) -> Iterator[str | int]:
@@ -328,9 +328,9 @@ def ignored(where: str, names: Iterable[str], why: str = "accepted, and without 
 
 
 def schema_of(schema: Mapping[str, Any] | None, at: str) -> dict[str, Any]:
-    """Return vLLM's parameters for an answer that follows a JSON schema; raises RefusedError (400) without one."""
+    """Return vLLM's parameters for an answer that follows a JSON schema; raises ClientError (400) without one."""
     if not schema:
-        raise RefusedError(400, f"{at}: a JSON schema is needed", at)
+        raise ClientError(400, f"{at}: a JSON schema is needed", at)
     return {"structured_outputs": {"json": dict(schema)}}
 
 
@@ -356,19 +356,19 @@ def _inline_reasoning(message: Message) -> int:
 
 
 def _check_shape(body: object) -> None:
-    """Refuse, with a RefusedError, a body with too many values to parse quickly or nested too deeply to store."""
+    """Refuse, with a ClientError, a body with too many values to parse quickly or nested too deeply to store."""
     level, values = [body], 0
     for _ in range(_DEEPEST):
         level = [one for one in level if isinstance(one, dict | list)]
         values += sum(map(len, level))
         if values > _MOST_VALUES:
-            raise RefusedError(
+            raise ClientError(
                 400, f"the body holds more than {_MOST_VALUES} values: messages, calls, numbers and others"
             )
         level = [child for one in level for child in (one.values() if isinstance(one, dict) else one)]
         if not level:
             return
-    raise RefusedError(400, f"the body is nested more than {_DEEPEST} levels deep")
+    raise ClientError(400, f"the body is nested more than {_DEEPEST} levels deep")
 
 
 _NEUTRAL: dict[str, Any] = {

@@ -19,17 +19,17 @@ from typing import Any
 from renderers import Renderer
 
 from agentic_opd.core.concurrency import to_its_end
-from agentic_opd.core.errors import ConfigError, RendererError, ServerMismatchError
+from agentic_opd.core.errors import ConfigError, RendererError, ServerMismatchError, ServerRequestError
 from agentic_opd.core.types import Message
 from agentic_opd.gateway.choice import Choice, Finished, Piece
-from agentic_opd.gateway.errors import RefusedError
+from agentic_opd.gateway.errors import ClientError, as_refusal
 from agentic_opd.gateway.grammar import call_grammar
 from agentic_opd.gateway.plain import PlainChat
-from agentic_opd.gateway.policy import SamplingServer
 from agentic_opd.gateway.request import Asked, ignored, prompt_key
 from agentic_opd.gateway.sessions import Place, Session
 from agentic_opd.gateway.telemetry import Telemetry
 from agentic_opd.gateway.turns import Follows, Path, RecordedTurn, conversation, recorded
+from agentic_opd.plugin.client import PluginClient
 from agentic_opd.rollout.chat import Chat, ParsedTurn
 from agentic_opd.rollout.conversation import Conversation
 from agentic_opd.rollout.renderer import with_template_options
@@ -104,7 +104,7 @@ class Sampler:
             context: Maximum tokens of a sequence.
 
         Raises:
-            RefusedError: 400, the request is too long.
+            ClientError: 400, the request is too long.
         """
         earlier = asked.earlier_reasoning
         size = asked.size + (earlier if earlier and self._keeps_reasoning else 0)
@@ -115,7 +115,7 @@ class Sampler:
         """Return the request with what depends on the model: the effective template options, and a grammar of calls.
 
         Raises:
-            RefusedError: 400, the model's renderer can't do what the request asks for.
+            ClientError: 400, the model's renderer can't do what the request asks for.
         """
         template = self._chats.effective(asked.template)
         asked = replace(asked, template=template, prompt_key=prompt_key(asked.tools, template))
@@ -129,7 +129,7 @@ class Sampler:
             return replace(asked, messages=(message,), parts=len(asked.prompt) if ids else 1, size=size)
         if asked.tools and (asked.choice.kind in ("required", "named") or not asked.choice.is_parallel):
             if "structured_outputs" in asked.sampling:
-                raise RefusedError(400, "tool_choice: it excludes a grammar for the whole answer", "tool_choice")
+                raise ClientError(400, "tool_choice: it excludes a grammar for the whole answer", "tool_choice")
             return replace(asked, grammar=call_grammar(self._chats.of(asked), asked.choice))
         return asked
 
@@ -137,7 +137,7 @@ class Sampler:
         """Return the number of tokens of a request's prompt, rendered from its first message.
 
         Raises:
-            RefusedError: 400, the messages can't be rendered.
+            ClientError: 400, the messages can't be rendered.
         """
         talk, _ = await self.prompted(Place(None, (), asked.messages), asked)
         return len(talk.prompt())
@@ -162,7 +162,7 @@ class Sampler:
         request is rendered on a thread with a separate tokenizer, because tokenizers are not thread-safe.
 
         Raises:
-            RefusedError: 400, the messages can't be rendered.
+            ClientError: 400, the messages can't be rendered.
         """
         chat = self._chats.of(asked)
         if asked.size + asked.earlier_reasoning <= _RENDERED_AT_ONCE:
@@ -190,14 +190,14 @@ class Sampler:
         try:
             talk.prompt()
         except RendererError as error:
-            raise RefusedError(400, f"the messages can't be written as a prompt: {error}", asked.at) from error
+            raise ClientError(400, f"the messages can't be written as a prompt: {error}", asked.at) from error
         return talk, ()
 
     async def sampled(
         self,
         asked: Asked,
         session: Session,
-        server: SamplingServer,
+        server: PluginClient,
         talk: Conversation,
         path: Path | tuple[()],
         *,
@@ -216,7 +216,7 @@ class Sampler:
             follows: The turn that the request answers, if `path` is empty.
 
         Raises:
-            RefusedError: 400 or 413, the prompt leaves no room for an answer, or vLLM refuses a parameter.
+            ClientError: 400 or 413, the prompt leaves no room for an answer, or vLLM refuses a parameter.
             OutputError, ServerError: a turn could not be stored, or not be sampled.
         """
         prompt_ids = list(talk.prompt())
@@ -234,8 +234,9 @@ class Sampler:
                 n=asked.n,
                 max_tokens=min(room, asked.max_tokens or room),
                 top_logprobs=asked.top_logprobs or 0,
-                params=_parameters(asked, talk, server),
+                params=_parameters(asked, talk),
                 interval=interval,
+                weight_version=talk.turns[-1].weight_version if talk.turns else None,
             )
             async with aclosing(deltas):
                 async for delta in deltas:
@@ -252,6 +253,8 @@ class Sampler:
                         # The turn is stored even if the client disconnects meanwhile.
                         await to_its_end(self._record(asked, session, talk.fork(), path, finished, follows))
                         yield finished
+        except ServerRequestError as error:
+            raise as_refusal(error) from error
         finally:
             self._streams -= asked.stream
         if open_choices:
@@ -288,32 +291,30 @@ def _room(asked: Asked, prompt_tokens: int, context: int) -> int:
     """Return the maximum number of tokens of an answer.
 
     Raises:
-        RefusedError: 400, the prompt fills the context.
+        ClientError: 400, the prompt fills the context.
     """
     if prompt_tokens >= context:
         raise _too_long(asked, str(prompt_tokens), context)
     return context - prompt_tokens
 
 
-def _too_long(asked: Asked, length: str, context: int) -> RefusedError:
+def _too_long(asked: Asked, length: str, context: int) -> ClientError:
     """Return the error in vLLM's words, by which agents know that they must shorten the conversation."""
     said = (
         f"This model's maximum context length is {context} tokens. However, your prompt contains {length} input "
         "tokens, which exceeds this limit even without any output tokens. Please reduce the length of the input prompt."
     )
-    return RefusedError(400, said, asked.at, CONTEXT_FULL)
+    return ClientError(400, said, asked.at, CONTEXT_FULL)
 
 
-def _parameters(asked: Asked, talk: Conversation, server: SamplingServer) -> dict[str, Any]:
-    """Return vLLM's parameters: the request's, the stop tokens and, with adapters, the last turn's weight version."""
+def _parameters(asked: Asked, talk: Conversation) -> dict[str, Any]:
+    """Return vLLM's parameters: the request's, and the stop tokens."""
     params = {**asked.sampling}
     params["stop_token_ids"] = [*talk.chat.stop_token_ids, *asked.sampling.get("stop_token_ids", ())]
     if asked.grammar is not None:
         params["structured_outputs"] = {"structural_tag": asked.grammar}
     if asked.stop:
         params["stop"] = list(asked.stop)
-    if server.info.max_adapters and talk.turns and talk.turns[-1].weight_version is not None:
-        params["prefer_weight_version"] = talk.turns[-1].weight_version
     return params
 
 
@@ -341,19 +342,19 @@ class _Chats:
         """Return the options that change this model's prompts; see `with_template_options`.
 
         Raises:
-            RefusedError: 400, the template has an option that the renderer does not.
+            ClientError: 400, the template has an option that the renderer does not.
         """
         try:
             chosen = with_template_options(self._renderer, self._tokenizer, options)[1]
             ignored("chat template", options.keys() - chosen.keys())
             return chosen
         except ConfigError as error:
-            raise RefusedError(400, str(error), "chat_template_kwargs") from error
+            raise ClientError(400, str(error), "chat_template_kwargs") from error
 
     def check_ids(self, prompt: Sequence[int]) -> None:
-        """Raise RefusedError (400) if an id is not in the vocabulary."""
+        """Raise ClientError (400) if an id is not in the vocabulary."""
         if (wrong := max(prompt)) >= len(self._tokenizer):
-            raise RefusedError(
+            raise ClientError(
                 400, f"prompt: {wrong} is no token of the model, which has {len(self._tokenizer)}", "prompt"
             )
 

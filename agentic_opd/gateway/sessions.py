@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from agentic_opd.core.types import Message
 from agentic_opd.distill.pipeline import DistilledTurn
-from agentic_opd.gateway.errors import RefusedError
+from agentic_opd.gateway.errors import ClientError
 from agentic_opd.gateway.journal import SessionRow
 from agentic_opd.gateway.request import Asked, prompt_key
 from agentic_opd.gateway.traces import PlainIndex, TraceIndex
@@ -201,10 +201,10 @@ class Sessions:
         """Open a session; `group` is the client's name of its group, `parent` the id of the session above it.
 
         Raises:
-            RefusedError: 429, too many sessions are open.
+            ClientError: 429, too many sessions are open.
         """
         if len(self._by_id) >= self._max_open:
-            raise RefusedError(
+            raise ClientError(
                 429, f"{len(self._by_id)} sessions are open; end some (env.max_open_sessions)", code="too_many_sessions"
             )
         row = SessionRow(

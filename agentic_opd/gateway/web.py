@@ -27,7 +27,7 @@ from agentic_opd.core.types import MOST_SCORE
 from agentic_opd.gateway.choice import Finished, Piece
 from agentic_opd.gateway.client import read_client
 from agentic_opd.gateway.config import is_loopback
-from agentic_opd.gateway.errors import RefusedError
+from agentic_opd.gateway.errors import ClientError
 from agentic_opd.gateway.gateway import Gateway, SessionStatus
 from agentic_opd.gateway.protocols import PROTOCOLS
 from agentic_opd.gateway.protocols.base import Reply, WireProtocol
@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 Given = TypeVar("Given", bound=BaseModel)
 Owner = Callable[[Request], Awaitable[str]]
-"""Function that returns the digest of a client's key, or raises RefusedError for an unknown key."""
+"""Function that returns the digest of a client's key, or raises ClientError for an unknown key."""
 
 _PARSED_AT_ONCE = 2**16
 """Largest body (bytes) that is parsed on the event loop, which takes a few milliseconds."""
@@ -130,7 +130,7 @@ async def _health(request: Request) -> Response:
 
 async def _no_route(request: Request, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 500
-    refused = RefusedError(status, "there is no such route, or not with this method")
+    refused = ClientError(status, "there is no such route, or not with this method")
     return JSONResponse(_protocol_of(request.url.path).error(refused), status)
 
 
@@ -166,7 +166,7 @@ class ChatRoutes:
             except ClientDisconnect:
                 self._telemetry.hung_up.inc()
                 response = Response(status_code=499)
-            except (RefusedError, OPDError) as error:
+            except (ClientError, OPDError) as error:
                 response = _refusal(error, protocol)
             self._telemetry.requests.labels(str(response.status_code)).inc()
             return response
@@ -205,7 +205,7 @@ class ChatRoutes:
         """Parse the body's JSON and return `read` of it. Large bodies are parsed on a thread, one at a time.
 
         Raises:
-            RefusedError: 400, the body is not JSON. Errors of `read` are raised too.
+            ClientError: 400, the body is not JSON. Errors of `read` are raised too.
         """
         if len(body) <= _PARSED_AT_ONCE:
             return read(_json(body))
@@ -247,7 +247,7 @@ class _Routes:
         """Answer `POST /sessions/{name}/turns/{turn}/feedback`, or without a session, by the answer's id."""
         given = await self._read(request, _TurnFeedback)
         if given.reward is None and not (given.text or "").strip():
-            raise RefusedError(400, "feedback has a reward, a text or both", "text")
+            raise ClientError(400, "feedback has a reward, a text or both", "text")
         names = request.path_params
         feedback = Feedback(given.reward, given.text)
         turn_id = await self._gateway.give_feedback(owner, names.get("name"), names["turn"], feedback)
@@ -309,7 +309,7 @@ async def _stream(
                     last = text
         last += reply.closing()
         is_whole = True
-    except (RefusedError, OPDError) as error:
+    except (ClientError, OPDError) as error:
         is_whole = True
         last += reply.failed(_as_refused(error))
     finally:
@@ -342,12 +342,12 @@ async def _owner(request: Request, keys: list[str]) -> str:
     """Return a digest of the client's key, by which sessions of different clients are kept apart.
 
     Raises:
-        RefusedError: 401, the key is unknown; 403, the gateway has no keys and the host name is not a loopback address.
+        ClientError: 401, the key is unknown; 403, the gateway has no keys and the host name is not a loopback address.
     """
     token = bearer(request)
     if not keys and not is_loopback(request.url.hostname or ""):
         # DNS rebinding: a web page's host name can resolve to this machine, which would make its requests same-origin.
-        raise RefusedError(403, "without api_keys the gateway is asked by a loopback address, as 127.0.0.1")
+        raise ClientError(403, "without api_keys the gateway is asked by a loopback address, as 127.0.0.1")
     # All keys are compared, so that the time taken reveals nothing about a match.
     matches = [secrets.compare_digest(token.encode(), key.encode()) for key in keys]
     if keys and not any(matches):
@@ -366,10 +366,10 @@ def digest_of_key(key: str) -> str:
     return sha256(key.encode()).hexdigest()[:32]
 
 
-async def no_key(request: Request) -> RefusedError:
+async def no_key(request: Request) -> ClientError:
     """Return the 401 error for a request without a known key, after discarding its body."""
     await _discard(request.stream())
-    return RefusedError(
+    return ClientError(
         401, "a key is needed: send 'Authorization: Bearer KEY' or 'x-api-key: KEY'", None, "invalid_api_key"
     )
 
@@ -378,7 +378,7 @@ async def _body(request: Request, max_bytes: int, *, or_nothing: bool = False) -
     """Receive a JSON body, still unparsed; with `or_nothing`, an empty body is read as `{}`.
 
     Raises:
-        RefusedError: 413, the body is too long; 415, its content type is not JSON.
+        ClientError: 413, the body is too long; 415, its content type is not JSON.
         ClientDisconnect: the client disconnected before it had sent the whole body.
     """
     declared = request.headers.get("Content-Length", "")
@@ -390,21 +390,21 @@ async def _body(request: Request, max_bytes: int, *, or_nothing: bool = False) -
     if is_too_long:
         body.clear()
         await _discard(chunks)
-        raise RefusedError(413, f"the body is longer than the {max_bytes} bytes that are read (env.max_body_bytes)")
+        raise ClientError(413, f"the body is longer than the {max_bytes} bytes that are read (env.max_body_bytes)")
     if or_nothing and not body:
         return b"{}"
     # A web page of another origin can post text to a loopback address, but JSON only after a CORS preflight.
     if request.headers.get("Content-Type", "").partition(";")[0].strip().lower() != "application/json":
-        raise RefusedError(415, "the body must be JSON, with 'Content-Type: application/json'")
+        raise ClientError(415, "the body must be JSON, with 'Content-Type: application/json'")
     return bytes(body)
 
 
 def _json(body: bytes) -> object:
-    """Parse JSON; raises RefusedError (400) if that fails."""
+    """Parse JSON; raises ClientError (400) if that fails."""
     try:
         return read_json(body, parse_constant=_finite, parse_float=_finite)
     except (ValueError, RecursionError) as error:
-        raise RefusedError(400, "the body is not JSON that can be read") from error
+        raise ClientError(400, "the body is not JSON that can be read") from error
 
 
 def _finite(spelled: str) -> float:
@@ -421,20 +421,20 @@ async def _discard(chunks: AsyncGenerator[bytes]) -> None:
                 pass
 
 
-def _refusal(error: RefusedError | OPDError, protocol: WireProtocol) -> Response:
+def _refusal(error: ClientError | OPDError, protocol: WireProtocol) -> Response:
     refused = _as_refused(error)
     headers = {"Retry-After": "5"} if refused.status == 503 else None
     return JSONResponse(protocol.error(refused), refused.status, headers=headers)
 
 
-def _as_refused(error: RefusedError | OPDError) -> RefusedError:
+def _as_refused(error: ClientError | OPDError) -> ClientError:
     """Map an error to one for the client; internal errors are logged and reveal only their kind."""
-    if isinstance(error, RefusedError):
+    if isinstance(error, ClientError):
         return error
     logger.warning("a request failed: %s: %s", type(error).__name__, error)
     if isinstance(error, ServerUnreachableError):
-        return RefusedError(503, "the policy's server does not answer; try again")
-    return RefusedError(502, "the policy's server, or the journal, did not do its part; the gateway's log says more")
+        return ClientError(503, "the policy's server does not answer; try again")
+    return ClientError(502, "the policy's server, or the journal, did not do its part; the gateway's log says more")
 
 
 async def _unless_gone(request: Request, work: Coroutine[Any, Any, Result]) -> Result:

@@ -10,10 +10,10 @@ from typing import Any, ClassVar
 
 from agentic_opd.gateway.choice import Finished, Piece
 from agentic_opd.gateway.client import Client
-from agentic_opd.gateway.errors import RefusedError
-from agentic_opd.gateway.policy import SampledToken
+from agentic_opd.gateway.errors import ClientError
 from agentic_opd.gateway.request import Asked, Sampling, ignored
 from agentic_opd.gateway.sampler import Begun
+from agentic_opd.plugin.sampling import SampledToken
 
 Event = Begun | Piece | Finished
 
@@ -60,9 +60,9 @@ class WireProtocol(ABC):
 
     @abstractmethod
     def read(self, body: object, client: Client, *, counts: bool = False) -> Asked:
-        """Validate a body; raises RefusedError (400) with the invalid field. `counts`: its prompt is only counted."""
+        """Validate a body; raises ClientError (400) with the invalid field. `counts`: its prompt is only counted."""
 
-    def error(self, error: RefusedError) -> dict[str, Any]:
+    def error(self, error: ClientError) -> dict[str, Any]:
         """Return the body of an error, by default in OpenAI's format."""
         kind = "server_error" if error.status >= 500 else "invalid_request_error"
         return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}}
@@ -107,7 +107,7 @@ class Reply(ABC):
         """Return the end of a stream whose choices are all finished."""
 
     @abstractmethod
-    def failed(self, error: RefusedError) -> str:
+    def failed(self, error: ClientError) -> str:
         """Return the end of a stream that breaks off."""
 
     def entry(self, token_id: int, logprob: float) -> dict[str, Any]:

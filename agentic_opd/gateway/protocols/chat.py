@@ -10,8 +10,7 @@ from agentic_opd.core.text import call_arguments
 from agentic_opd.core.types import Message
 from agentic_opd.gateway.choice import Finished
 from agentic_opd.gateway.client import Client
-from agentic_opd.gateway.errors import RefusedError
-from agentic_opd.gateway.policy import SampledToken
+from agentic_opd.gateway.errors import ClientError
 from agentic_opd.gateway.protocols.base import DONE, CommonBody, Event, Reply, WireProtocol, new_id, sse
 from agentic_opd.gateway.request import (
     Asked,
@@ -25,6 +24,7 @@ from agentic_opd.gateway.request import (
     schema_of,
 )
 from agentic_opd.gateway.sampler import Begun
+from agentic_opd.plugin.sampling import SampledToken
 
 
 class _ChatPart(OpenModel):
@@ -186,7 +186,7 @@ class _ChatReply(Reply):
             return DONE
         return sse({**self._head("chat.completion.chunk"), "choices": [], "usage": usage(self)}) + DONE
 
-    def failed(self, error: RefusedError) -> str:
+    def failed(self, error: ClientError) -> str:
         return sse(ChatCompletions().error(error)) + DONE
 
     def _head(self, kind: str) -> dict[str, Any]:
@@ -235,11 +235,11 @@ class ChatCompletions(WireProtocol):
         read = read_body(_ChatBody, body)
         for index, message in enumerate(read.messages):
             if message.content is None and message.role not in ("assistant", "tool"):
-                raise RefusedError(400, f"a {message.role} message needs a content", f"messages.{index}.content")
+                raise ClientError(400, f"a {message.role} message needs a content", f"messages.{index}.content")
         if read.top_logprobs is not None and not read.logprobs:
-            raise RefusedError(400, "top_logprobs needs logprobs: true", "top_logprobs")
+            raise ClientError(400, "top_logprobs needs logprobs: true", "top_logprobs")
         if read.stream_options is not None and not read.stream:
-            raise RefusedError(400, "stream_options needs stream: true", "stream_options")
+            raise ClientError(400, "stream_options needs stream: true", "stream_options")
         read.log_without_effect("chat completions")
         return make_asked(
             client.with_cache_key(read.prompt_cache_key),

@@ -8,12 +8,12 @@ from pydantic import Field
 
 from agentic_opd.gateway.choice import Finished
 from agentic_opd.gateway.client import Client
-from agentic_opd.gateway.errors import RefusedError
-from agentic_opd.gateway.policy import SampledToken
+from agentic_opd.gateway.errors import ClientError
 from agentic_opd.gateway.protocols.base import DONE, CommonBody, Event, Reply, WireProtocol, new_id, sse
 from agentic_opd.gateway.protocols.chat import StreamOptions, usage
 from agentic_opd.gateway.request import Asked, check_choices, make_asked, read_body
 from agentic_opd.gateway.sampler import Begun
+from agentic_opd.plugin.sampling import SampledToken
 
 _DEFAULT_TOKENS = 16
 """Length of an answer without `max_tokens`, as OpenAI defines it."""
@@ -70,7 +70,7 @@ class _CompletionReply(Reply):
     def closing(self) -> str:
         return (sse({**self._head(), "choices": [], "usage": usage(self)}) if self.asked.include_usage else "") + DONE
 
-    def failed(self, error: RefusedError) -> str:
+    def failed(self, error: ClientError) -> str:
         return sse(TextCompletions().error(error)) + DONE
 
     def _head(self) -> dict[str, Any]:
@@ -124,14 +124,14 @@ class TextCompletions(WireProtocol):
         prompt = read.prompt
         if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
             if len(prompt) > 1:
-                raise RefusedError(400, f"prompt: {len(prompt)} prompts, send one request for each", "prompt")
+                raise ClientError(400, f"prompt: {len(prompt)} prompts, send one request for each", "prompt")
             prompt = prompt[0]
         if not prompt:
-            raise RefusedError(400, "prompt: it is empty", "prompt")
+            raise ClientError(400, "prompt: it is empty", "prompt")
         if read.best_of is not None and read.best_of != (read.n or 1):
-            raise RefusedError(400, "best_of: only the value of n is possible", "best_of")
+            raise ClientError(400, "best_of: only the value of n is possible", "best_of")
         if read.stream_options is not None and not read.stream:
-            raise RefusedError(400, "stream_options needs stream: true", "stream_options")
+            raise ClientError(400, "stream_options needs stream: true", "stream_options")
         read.log_without_effect("completions")
         return make_asked(
             client,

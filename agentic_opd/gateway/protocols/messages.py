@@ -15,7 +15,7 @@ from agentic_opd.core.text import read_json
 from agentic_opd.core.types import Message
 from agentic_opd.gateway.choice import Finished
 from agentic_opd.gateway.client import Client
-from agentic_opd.gateway.errors import RefusedError
+from agentic_opd.gateway.errors import ClientError
 from agentic_opd.gateway.protocols.base import CommonBody, Event, Reply, WireProtocol, new_id, sse
 from agentic_opd.gateway.request import (
     HOSTED,
@@ -173,9 +173,9 @@ def _tools(tools: Sequence[_ClientTool]) -> list[FunctionSpec]:
         given = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema}
         try:
             found.append(read_body(FunctionSpec, given, "tools", index))
-        except RefusedError as error:
+        except ClientError as error:
             name = (error.param or "").replace(".parameters", ".input_schema")
-            raise RefusedError(400, error.message.replace(error.param or "", name), name) from error
+            raise ClientError(400, error.message.replace(error.param or "", name), name) from error
     return found
 
 
@@ -185,7 +185,7 @@ def _choice(given: _AnthropicChoice | None) -> ToolChoice:
     is_parallel = not given.disable_parallel_tool_use
     if given.type == "tool":
         if not given.name:
-            raise RefusedError(400, "tool_choice.name: it is needed", "tool_choice.name")
+            raise ClientError(400, "tool_choice.name: it is needed", "tool_choice.name")
         return ToolChoice("named", given.name, is_parallel)
     return ToolChoice("required" if given.type == "any" else given.type, None, is_parallel)
 
@@ -220,7 +220,7 @@ class _MessagesReply(Reply):
     def closing(self) -> str:
         return sse({"type": "message_stop"}, "message_stop")
 
-    def failed(self, error: RefusedError) -> str:
+    def failed(self, error: ClientError) -> str:
         return sse(AnthropicMessages().error(error), "error")
 
     def _head(self) -> dict[str, Any]:
@@ -299,10 +299,10 @@ class AnthropicMessages(WireProtocol):
         """See `WireProtocol.read`."""
         read = read_body(_MessagesBody, body)
         if read.max_tokens is None and not counts:
-            raise RefusedError(400, "max_tokens: Field required", "max_tokens")
+            raise ClientError(400, "max_tokens: Field required", "max_tokens")
         last = len(read.messages) - 1
         if read.messages[last].role == "assistant":
-            raise RefusedError(400, "a prefilled answer is not continued", f"messages.{last}.role")
+            raise ClientError(400, "a prefilled answer is not continued", f"messages.{last}.role")
         read.log_without_effect("messages")
         config = read.output_config or _OutputConfig()
         wanted = config.format
@@ -320,7 +320,7 @@ class AnthropicMessages(WireProtocol):
             answer_id=new_id("msg_"),
         )
 
-    def error(self, error: RefusedError) -> dict[str, Any]:
+    def error(self, error: ClientError) -> dict[str, Any]:
         """See `WireProtocol.error`."""
         kind = _KINDS.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
         message = error.message

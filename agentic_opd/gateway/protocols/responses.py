@@ -17,8 +17,7 @@ from agentic_opd.core.text import call_arguments, read_json, well_formed
 from agentic_opd.core.types import Message
 from agentic_opd.gateway.choice import Finished
 from agentic_opd.gateway.client import Client
-from agentic_opd.gateway.errors import RefusedError
-from agentic_opd.gateway.policy import SampledToken
+from agentic_opd.gateway.errors import ClientError
 from agentic_opd.gateway.protocols.base import CommonBody, Event, Reply, WireProtocol, new_id, sse
 from agentic_opd.gateway.request import (
     HOSTED,
@@ -32,6 +31,7 @@ from agentic_opd.gateway.request import (
     schema_of,
 )
 from agentic_opd.gateway.sampler import Begun
+from agentic_opd.plugin.sampling import SampledToken
 
 _INPUT = "input"
 """The argument of a custom tool."""
@@ -133,7 +133,7 @@ class _ResponsesBody(CommonBody):
 
 
 def _add_item(messages: list[Message], item: dict[str, Any], index: int, num_instructions: int) -> None:
-    """Add an item of the input to the messages; raises RefusedError (400) for one that has no place in them."""
+    """Add an item of the input to the messages; raises ClientError (400) for one that has no place in them."""
     kind = item.get("type") or "message"
     last = messages[-1] if len(messages) > num_instructions and messages[-1]["role"] == "assistant" else None
     if kind == "message":
@@ -164,7 +164,7 @@ def _add_item(messages: list[Message], item: dict[str, Any], index: int, num_ins
         messages.append({"role": "assistant", "content": "", **({"reasoning_content": thought} if thought else {})})
     else:
         name = f"input.{index}.type"
-        raise RefusedError(400, f"{name}: items of type {str(kind)[:80]!r} are not read here", name)
+        raise ClientError(400, f"{name}: items of type {str(kind)[:80]!r} are not read here", name)
 
 
 def _text(content: _Content) -> str:
@@ -273,7 +273,7 @@ class _ResponsesReply(Reply):
         status = self._status()
         return self._event(f"response.{status}", response=self._response(self.items, status))
 
-    def failed(self, error: RefusedError) -> str:
+    def failed(self, error: ClientError) -> str:
         response = self._response(self.items, "failed")
         response["error"] = {"code": error.code or "server_error", "message": error.message}
         return self._event("response.failed", response=response)

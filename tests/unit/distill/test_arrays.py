@@ -5,8 +5,9 @@ from hypothesis import strategies as st
 
 from agentic_opd.core.errors import AlignmentError
 from agentic_opd.core.types import TeacherRequest, TeacherRows
-from agentic_opd.distill.arrays import LOGPROB_DECIMALS, build_arrays, check_rows, gaps, logprobs_of, rounded
+from agentic_opd.distill.arrays import LOGPROB_DECIMALS, build_arrays, gaps, logprobs_of, rounded
 from agentic_opd.distill.rescoring import insert_hint
+from agentic_opd.plugin.scoring import check_rows
 
 from .fakes import MASKS, TOKENS, TURNS, VOCAB, make_episode, table_rows
 

@@ -9,7 +9,7 @@ import pytest
 
 from agentic_opd.core.types import Message
 from agentic_opd.gateway.client import read_client
-from agentic_opd.gateway.errors import RefusedError
+from agentic_opd.gateway.errors import ClientError
 
 from .fakes import CALL, MORE, TOOL, USER, Running, ScriptedVllm
 from .test_gateway import checked, run
@@ -218,7 +218,7 @@ def test_ids_that_agents_send() -> None:
     assert of({"User-Agent": "codex_cli_rs/1.0"}, key="k") == "k"
     assert of({"User-Agent": "OpenAI/Python 3"}, key="k") is None
     assert of({"X-Claude-Code-Session-Id": "a"}, user_id="user_session_0f8e7d6c-1234") == "a"
-    with pytest.raises(RefusedError):
+    with pytest.raises(ClientError):
         of({"X-Turn-Type": "mine"})
 
 
