@@ -154,8 +154,7 @@ def _add_item(messages: list[Message], item: dict[str, Any], index: int, num_ins
         if last is None:
             last = {"role": "assistant", "content": ""}
             messages.append(last)
-        calls: Any = last.get("tool_calls", [])
-        last["tool_calls"] = [*calls, call]
+        last |= {"tool_calls": [*last.get("tool_calls", ()), call]}
     elif kind in ("function_call_output", "custom_tool_call_output"):
         result = read_body(_OutputItem, item, "input", index)
         messages.append({"role": "tool", "tool_call_id": result.call_id, "content": _text(result.output)})
