@@ -25,7 +25,7 @@ from agentic_opd.gateway.groups import Closed, GroupWriter
 from agentic_opd.gateway.journal import Ending, Journal, SessionRow, SessionState
 from agentic_opd.gateway.request import Asked, with_messages
 from agentic_opd.gateway.sampler import Answer, Sampler
-from agentic_opd.gateway.sessions import Session, Sessions, TurnKey
+from agentic_opd.gateway.sessions import OpenSession, Sessions, TurnKey
 from agentic_opd.gateway.telemetry import Telemetry
 from agentic_opd.gateway.turns import Feedback, Follows, Path, RecordedTurn, TurnTree, reply_to
 from agentic_opd.plugin.client import PluginClient
@@ -171,7 +171,7 @@ class Gateway:
         self._show_open()
         is_whole = False
         try:
-            talk, path = await self._sampler.prompted(place, asked)
+            conversation, path = await self._sampler.prompted(place, asked)
             if place.is_rewritten or (place.path and not path):
                 self.telemetry.rewritten.inc()
             follows = place.follows
@@ -185,7 +185,7 @@ class Gateway:
                 self._judge(session, before, asked.messages[follows.start : follows.stop])
             server = self._servers[session.row.server]
             context = server.info.max_model_len
-            answer = self._sampler.sampled(asked, session, server, talk, path, follows=follows, context=context)
+            answer = self._sampler.sampled(asked, session, server, conversation, path, follows=follows, context=context)
             async with aclosing(answer) as events:
                 async for event in events:
                     yield event
@@ -238,7 +238,7 @@ class Gateway:
             tree.add(turn)
         return tree.path(turn_id)
 
-    def _judge(self, session: Session, path: Path, new: Sequence[Message]) -> None:
+    def _judge(self, session: OpenSession, path: Path, new: Sequence[Message]) -> None:
         """Start to judge a path's last turn with its next state and its feedback, unless it is judged already."""
         turn_id = path[-1].turn_id
         feedback = session.feedback.get(turn_id, ())
@@ -248,7 +248,7 @@ class Gateway:
         if judging is not None:
             session.judged[turn_id] = judging
 
-    def _check_group(self, group: str | None, session: Session | None) -> None:
+    def _check_group(self, group: str | None, session: OpenSession | None) -> None:
         """Refuse a group name that the session can't belong to, with a ClientError."""
         if group is None:
             return
@@ -259,7 +259,7 @@ class Gateway:
         if session is not None and session.row.group_name != group:
             raise ClientError(409, "the session was opened in another group, or in none", "X-Group-Id")
 
-    async def _keep(self, session: Session, turn: RecordedTurn) -> None:
+    async def _keep(self, session: OpenSession, turn: RecordedTurn) -> None:
         """Add a turn to the journal, then to its session."""
         await self._journal.add_turn(session.row, turn)
         self._sessions.add(session, turn)
@@ -341,7 +341,7 @@ class Gateway:
         return SessionStatus(row.session_id, row.name, row.state, turns)
 
     async def _close(
-        self, session: Session, stop: StopReason, reward: float | None = None, feedback: str | None = None
+        self, session: OpenSession, stop: StopReason, reward: float | None = None, feedback: str | None = None
     ) -> int:
         """Close a session after its pending answers; returns its number of turns."""
         session.is_ending = True
@@ -355,7 +355,7 @@ class Gateway:
                 self._writer.leave(session.row, ending.group_id)
         return len(session.tree.turns)
 
-    async def _closed(self, session: Session, ending: Ending) -> None:
+    async def _closed(self, session: OpenSession, ending: Ending) -> None:
         """Record the end, and submit the session for its group. On OutputError the session stays open."""
         row: SessionRow = replace(session.row, state=SessionState.CLOSED, ending=ending)
         await self._journal.run(lambda: self._journal.close_session(row.session_id, ending))

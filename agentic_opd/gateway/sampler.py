@@ -26,9 +26,9 @@ from agentic_opd.gateway.errors import ClientError, as_refusal
 from agentic_opd.gateway.grammar import call_grammar
 from agentic_opd.gateway.plain import PlainChat
 from agentic_opd.gateway.request import Asked, ignored, prompt_key
-from agentic_opd.gateway.sessions import Place, Session
+from agentic_opd.gateway.sessions import Place, OpenSession
 from agentic_opd.gateway.telemetry import Telemetry
-from agentic_opd.gateway.turns import Follows, Path, RecordedTurn, conversation, recorded
+from agentic_opd.gateway.turns import Follows, Path, RecordedTurn, recorded, trace_of
 from agentic_opd.plugin.client import PluginClient
 from agentic_opd.rollout.chat import Chat, ParsedTurn
 from agentic_opd.rollout.conversation import Conversation
@@ -73,7 +73,7 @@ class Begun:
 Answer = AsyncGenerator[Begun | Piece | Finished]
 """`Begun`, then pieces of the choices as they are sampled; the last event of a choice is its `Finished`."""
 
-Keep = Callable[[Session, RecordedTurn], Awaitable[None]]
+Keep = Callable[[OpenSession, RecordedTurn], Awaitable[None]]
 """Function that stores a finished turn. It is called before the turn's `Finished`, even if the client disconnects."""
 
 
@@ -139,8 +139,8 @@ class Sampler:
         Raises:
             ClientError: 400, the messages can't be rendered.
         """
-        talk, _ = await self.prompted(Place(None, (), asked.messages), asked)
-        return len(talk.prompt())
+        conversation, _ = await self.prompted(Place(None, (), asked.messages), asked)
+        return len(conversation.prompt())
 
     @cached_property
     def _keeps_reasoning(self) -> bool:
@@ -167,10 +167,12 @@ class Sampler:
         chat = self._chats.of(asked)
         if asked.size + asked.earlier_reasoning <= _RENDERED_AT_ONCE:
             return self._prompted(chat, place, asked)
-        talk, path = await asyncio.get_running_loop().run_in_executor(self._aside, self._prompted_aside, place, asked)
+        conversation, path = await asyncio.get_running_loop().run_in_executor(
+            self._aside, self._prompted_aside, place, asked
+        )
         if asked.prompt is None:
-            talk.chat = chat
-        return talk, path
+            conversation.chat = chat
+        return conversation, path
 
     def _prompted_aside(self, place: Place, asked: Asked) -> tuple[Conversation, Path | tuple[()]]:
         self._chats_aside = self._chats_aside or self._chats.copy()
@@ -178,27 +180,27 @@ class Sampler:
 
     def _prompted(self, chat: Chat, place: Place, asked: Asked) -> tuple[Conversation, Path | tuple[()]]:
         if place.path:
-            talk = conversation(chat, place.path)
-            talk.answer(place.new)
+            conversation = Conversation.restored(chat, trace_of(place.path))
+            conversation.answer(place.new)
             try:
-                talk.prompt()
+                conversation.prompt()
             except RendererError:  # Not logged: its text may quote the messages.
                 logger.warning("the chat template rewrites earlier messages: a conversation goes on as a branch")
             else:
-                return talk, place.path
-        talk = Conversation(chat, asked.messages)
+                return conversation, place.path
+        conversation = Conversation(chat, asked.messages)
         try:
-            talk.prompt()
+            conversation.prompt()
         except RendererError as error:
             raise ClientError(400, f"the messages can't be written as a prompt: {error}", asked.at) from error
-        return talk, ()
+        return conversation, ()
 
     async def sampled(
         self,
         asked: Asked,
-        session: Session,
+        session: OpenSession,
         server: PluginClient,
-        talk: Conversation,
+        conversation: Conversation,
         path: Path | tuple[()],
         *,
         context: int,
@@ -208,9 +210,9 @@ class Sampler:
 
         Args:
             asked: The request.
-            session: Session that receives the turns.
+            session: OpenSession that receives the turns.
             server: Server that samples them.
-            talk: The conversation with its prompt, from `prompted`.
+            conversation: The conversation with its prompt, from `prompted`.
             path: The turns that it continues, from `prompted`.
             context: Maximum tokens of a sequence.
             follows: The turn that the request answers, if `path` is empty.
@@ -219,10 +221,12 @@ class Sampler:
             ClientError: 400 or 413, the prompt leaves no room for an answer, or vLLM refuses a parameter.
             OutputError, ServerError: a turn could not be stored, or not be sampled.
         """
-        prompt_ids = list(talk.prompt())
+        prompt_ids = list(conversation.prompt())
         room = _room(asked, len(prompt_ids), context)
         keeps_stop = bool(asked.sampling.get("include_stop_str_in_output"))
-        choices = [Choice(i, talk.chat, prompt_ids, len(talk.messages), keeps_stop) for i in range(asked.n)]
+        choices = [
+            Choice(i, conversation.chat, prompt_ids, len(conversation.messages), keeps_stop) for i in range(asked.n)
+        ]
         open_choices = set(range(asked.n))
         yield Begun(session.session_id, tuple(prompt_ids))
         self._telemetry.tokens.labels("prompt").inc(len(prompt_ids))
@@ -234,9 +238,9 @@ class Sampler:
                 n=asked.n,
                 max_tokens=min(room, asked.max_tokens or room),
                 top_logprobs=asked.top_logprobs or 0,
-                params=_parameters(asked, talk),
+                params=_parameters(asked, conversation),
                 interval=interval,
-                weight_version=talk.turns[-1].weight_version if talk.turns else None,
+                weight_version=conversation.turns[-1].weight_version if conversation.turns else None,
             )
             async with aclosing(deltas):
                 async for delta in deltas:
@@ -251,7 +255,7 @@ class Sampler:
                         open_choices.remove(delta.index)
                         finished = choices[delta.index].finish(delta)
                         # The turn is stored even if the client disconnects meanwhile.
-                        await to_its_end(self._record(asked, session, talk.fork(), path, finished, follows))
+                        await to_its_end(self._record(asked, session, conversation.fork(), path, finished, follows))
                         yield finished
         except ServerRequestError as error:
             raise as_refusal(error) from error
@@ -263,16 +267,16 @@ class Sampler:
     async def _record(
         self,
         asked: Asked,
-        session: Session,
-        talk: Conversation,
+        session: OpenSession,
+        conversation: Conversation,
         path: Path | tuple[()],
         finished: Finished,
         follows: Follows | None,
     ) -> None:
         """Add a finished choice to its conversation, and store it as a turn."""
-        talk.add(finished.completion, ParsedTurn(finished.message, ()))
+        conversation.add(finished.completion, ParsedTurn(finished.message, ()))
         turn = recorded(
-            talk,
+            conversation,
             path,
             next(self._turn_ids),
             finished.completion,
@@ -307,10 +311,10 @@ def _too_long(asked: Asked, length: str, context: int) -> ClientError:
     return ClientError(400, said, asked.at, CONTEXT_FULL)
 
 
-def _parameters(asked: Asked, talk: Conversation) -> dict[str, Any]:
+def _parameters(asked: Asked, conversation: Conversation) -> dict[str, Any]:
     """Return vLLM's parameters: the request's, and the stop tokens."""
     params = {**asked.sampling}
-    params["stop_token_ids"] = [*talk.chat.stop_token_ids, *asked.sampling.get("stop_token_ids", ())]
+    params["stop_token_ids"] = [*conversation.chat.stop_token_ids, *asked.sampling.get("stop_token_ids", ())]
     if asked.grammar is not None:
         params["structured_outputs"] = {"structural_tag": asked.grammar}
     if asked.stop:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from agentic_opd.core.types import Message
-from agentic_opd.distill.pipeline import DistilledTurn
+from agentic_opd.distill.records import DistilledTurn
 from agentic_opd.gateway.errors import ClientError
 from agentic_opd.gateway.journal import SessionRow
 from agentic_opd.gateway.request import Asked, prompt_key
@@ -21,7 +21,7 @@ from agentic_opd.rollout.conversation_index import ConversationIndex
 
 
 @dataclass(slots=True, eq=False)
-class Session:
+class OpenSession:
     """An open session."""
 
     row: SessionRow
@@ -67,7 +67,7 @@ class Session:
 class Place(NamedTuple):
     """The position of a request in a session."""
 
-    session: Session | None
+    session: OpenSession | None
     """None: a new session must be opened."""
     path: Path | tuple[()]
     """The turns that the request continues; empty: its prompt is rendered anew."""
@@ -95,20 +95,20 @@ class Sessions:
 
     def __init__(self, max_open: int) -> None:
         self._max_open = max_open
-        self._by_id: dict[str, Session] = {}
-        self._by_name: dict[tuple[str, str], Session] = {}
+        self._by_id: dict[str, OpenSession] = {}
+        self._by_name: dict[tuple[str, str], OpenSession] = {}
         self._by_answer: dict[tuple[str, str], TurnKey] = {}
         self._index = ConversationIndex[TurnKey]()
         self._traces = TraceIndex[TurnKey]()
         self._plain = PlainIndex[TurnKey]()
 
-    def __iter__(self) -> Iterator[Session]:
+    def __iter__(self) -> Iterator[OpenSession]:
         return iter(list(self._by_id.values()))
 
     def __len__(self) -> int:
         return len(self._by_id)
 
-    def named(self, owner: str, name: str) -> Session | None:
+    def named(self, owner: str, name: str) -> OpenSession | None:
         """Return the client's open session with this name or id; None if there is none."""
         session = self._by_name.get((owner, name)) or self._by_id.get(name)
         return session if session is not None and session.row.owner == owner else None
@@ -117,7 +117,7 @@ class Sessions:
         """Return the client's turn that an answer with this id gave; None if no open session has it."""
         return self._by_answer.get((owner, answer_id))
 
-    def under(self, session: Session) -> list[Session]:
+    def under(self, session: OpenSession) -> list[OpenSession]:
         """Return the open sessions of a session's sub-agents."""
         return [one for one in self if one.row.parent == session.session_id]
 
@@ -169,7 +169,7 @@ class Sessions:
             stop -= 1  # The client adds such a message to each request and takes it away again.
         return Place(session, (), messages, True, Follows(key.turn_id, start, stop))
 
-    def _plain_place(self, owner: str, asked: Asked, named: Session | None, accept: Callable[[TurnKey], bool]) -> Place:
+    def _plain_place(self, owner: str, asked: Asked, named: OpenSession | None, accept: Callable[[TurnKey], bool]) -> Place:
         """Find the position of a prompt that the client rendered, by the text that it begins with."""
         text = asked.messages[0]["content"]
         length, known = self._plain.find(text, scope=owner, accept=accept)
@@ -197,7 +197,7 @@ class Sessions:
         now: float,
         group: str | None = None,
         parent: str | None = None,
-    ) -> Session:
+    ) -> OpenSession:
         """Open a session; `group` is the client's name of its group, `parent` the id of the session above it.
 
         Raises:
@@ -217,9 +217,9 @@ class Sessions:
         row: SessionRow,
         turns: Sequence[RecordedTurn],
         feedback: Mapping[int, Sequence[Feedback]] | None = None,
-    ) -> Session:
+    ) -> OpenSession:
         """Add an open session with its turns and their feedback, for example from the journal."""
-        session = Session(row, row.used)
+        session = OpenSession(row, row.used)
         session.feedback = {turn_id: [*given] for turn_id, given in (feedback or {}).items()}
         self._by_id[row.session_id] = session
         if row.name is not None:
@@ -228,7 +228,7 @@ class Sessions:
             self.add(session, turn)
         return session
 
-    def add(self, session: Session, turn: RecordedTurn) -> None:
+    def add(self, session: OpenSession, turn: RecordedTurn) -> None:
         """Add a finished turn to its session."""
         session.tree.add(turn)
         key, owner = TurnKey(session.session_id, turn.turn_id), session.row.owner
@@ -243,7 +243,7 @@ class Sessions:
         self._index.add(key, turn.messages, before, scope=scope)
         self._traces.add(key, turn.messages, before, scope=owner.encode())
 
-    def remove(self, session: Session) -> None:
+    def remove(self, session: OpenSession) -> None:
         """Remove a session from all indexes."""
         self._by_id.pop(session.session_id, None)
         owner = session.row.owner

@@ -7,7 +7,7 @@ continue the same turn do not affect each other.
          \ u a3      (u a1 u a2) and (u a1 u a3). a1 is learned from in the first; in the second it is context.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import Any, NamedTuple
@@ -16,15 +16,11 @@ from agentic_opd.core.types import (
     IGNORED,
     PROMPT_LOGPROB,
     ContextTurn,
-    Episode,
     Message,
-    StopReason,
-    Task,
-    TokenRecord,
+    Trace,
     Turn,
 )
 from agentic_opd.gateway.request import Asked, TurnType
-from agentic_opd.rollout.chat import Chat
 from agentic_opd.rollout.conversation import Completion, Conversation
 from agentic_opd.rollout.conversation_index import identity
 
@@ -169,45 +165,31 @@ def system_prompt(messages: Sequence[Message]) -> tuple[bytes, ...]:
     return tuple(identity(message) for message in takewhile(lambda message: message["role"] == "system", messages))
 
 
-def conversation(chat: Chat, path: Path) -> Conversation:
-    """Restore the conversation after the last turn of a path, to continue it."""
-    return Conversation.restored(chat, _messages(path), [turn.place for turn in path], record_of(path))
-
-
-def record_of(path: Path, learned: Iterable[int] | None = None) -> TokenRecord:
-    """Return the tokens of a path, with masks and logprobs.
-
-    Args:
-        path: The turns of a branch.
-        learned: Ids of the turns whose tokens are learned from; None: all. The mask of other tokens is IGNORED.
-    """
-    wanted = None if learned is None else set(learned)
+def trace_of(path: Path) -> Trace:
+    """Return the sequence up to the last turn of a path, with all its turns."""
     tokens, masks, logprobs = list[int](), list[int](), list[float]()
     for turn in path:
         ids = turn.completion.token_ids
-        is_learned = wanted is None or turn.turn_id in wanted
         tokens += [*turn.prompt_ids, *ids]
-        masks += [IGNORED] * len(turn.prompt_ids) + (list(ids) if is_learned else [IGNORED] * len(ids))
-        logprobs += [PROMPT_LOGPROB] * len(turn.prompt_ids)
-        logprobs += turn.completion.logprobs if is_learned else [PROMPT_LOGPROB] * len(ids)
-    return TokenRecord(tuple(tokens), tuple(masks), tuple(logprobs))
+        masks += [*[IGNORED] * len(turn.prompt_ids), *ids]
+        logprobs += [*[PROMPT_LOGPROB] * len(turn.prompt_ids), *turn.completion.logprobs]
+    places = tuple(turn.place for turn in path)
+    return Trace(tuple(_messages(path)), tuple(tokens), tuple(masks), tuple(logprobs), places)
 
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """One sequence of a session, as an episode."""
+    """One sequence of a session."""
 
-    episode: Episode
+    trace: Trace
     turn_ids: tuple[int, ...]
-    """Ids of the episode's turns."""
+    """Ids of the trace's turns."""
     reward: float | None = None
     """The session's reward if the branch ended the session or the one that did follows it; else its last turn's."""
 
 
 def branches(
     tree: TurnTree,
-    session_id: str,
-    stop: StopReason,
     *,
     feedback: str | None = None,
     learn_from_altered: bool = False,
@@ -219,8 +201,6 @@ def branches(
 
     Args:
         tree: The session's turns.
-        session_id: Task id of the episodes.
-        stop: How the session ended.
         feedback: The client's final feedback: the next state of the learnable turn finished last.
         learn_from_altered: Also learn from turns for which the request changed the sampling distribution.
         is_one_taken: The caller learns from a single branch. Shared turns are then learnable in every branch.
@@ -253,14 +233,14 @@ def branches(
         path = path[: path.index(learned[-1]) + 1]
         if not is_one_taken:
             taken.update(turn.turn_id for turn in learned)
-        said = feedback if path[-1].turn_id == last else None
-        following = reply_to(tree, path[-1])
-        branch = _branch(path, why, session_id, stop, said, following, of_turns)
-        own = [
-            one.reward for turn in learned for one in (of_turns or {}).get(turn.turn_id, ()) if one.reward is not None
-        ]
-        reaches = reward is not None and path[-1].turn_id in line
-        found.append(replace(branch, reward=reward if reaches else own[-1] if own else None))
+        following = [*reply_to(tree, path[-1])]
+        if path[-1].turn_id == last and feedback is not None and feedback.strip():
+            following.append({"role": "user", "content": feedback})
+        ids = tuple(turn.turn_id for turn in learned)
+        own = [one.reward for turn_id in ids for one in (of_turns or {}).get(turn_id, ()) if one.reward is not None]
+        reaches = reward is not None and ids[-1] in line
+        trace = _trace(path, why, following, of_turns)
+        found.append(Branch(trace, ids, reward if reaches else own[-1] if own else None))
     # The first branch tells the session's reward to its group.
     return sorted(found, key=lambda branch: reward is not None and branch.turn_ids[-1] not in line)
 
@@ -307,82 +287,56 @@ def _messages(path: Path) -> list[Message]:
     return [message for turn in path for message in turn.messages]
 
 
-def _branch(
+def _trace(
     path: Path,
     why: Mapping[int, ContextTurn | None],
-    session_id: str,
-    stop: StopReason,
-    feedback: str | None,
     following: Sequence[Message],
     of_turns: Mapping[int, Sequence[Feedback]] | None = None,
-) -> Branch:
-    messages, moved = _with_feedback([*_messages(path), *following], path, of_turns or {})
-    sampled = {turn.place.message_index + moved[turn.turn_id]: turn for turn in path}
-    learned = [turn for turn in path if why[turn.turn_id] is None]
-    context = tuple(
-        replace(found, message_index=index)
-        for index, message in enumerate(messages[: max(sampled) + 1])
+) -> Trace:
+    """Return the trace of a path that learns from the turns without a reason in `why`, and ends with `following`.
+
+    The feedback for a turn stands behind the reply to it, in the messages only.
+    """
+    whole, sampled = trace_of(path), {turn.place.message_index: turn for turn in path}
+    messages: list[Message] = []
+    index_of: list[int] = []
+    due: list[Message] = []
+    for index, message in enumerate((*whole.messages, *following)):
+        if message["role"] == "assistant":
+            messages += due
+            due = []
+        if index in sampled:
+            due = [one.message() for one in (of_turns or {}).get(sampled[index].turn_id, ())]
+        index_of.append(len(messages))
+        messages.append(message)
+    context = [
+        replace(found, message_index=index_of[index])
+        for index, message in enumerate(whole.messages)
         if message["role"] == "assistant"
         for found in [why[sampled[index].turn_id] if index in sampled else ContextTurn(index, "not_sampled")]
         if found is not None
-    )
-    if feedback is not None and feedback.strip():
-        messages.append({"role": "user", "content": feedback})
-    record = record_of(path, [turn.turn_id for turn in learned])
-    versions = [turn.place.weight_version for turn in learned if turn.place.weight_version is not None]
-    first = next((message["content"] for message in messages if message["role"] == "user"), "")
-    episode = Episode(
-        task=Task(session_id, first, hidden_tests=None),
-        messages=tuple(messages),
-        tokens_T=record.tokens_T,
-        masks_T=record.masks_T,
-        logprobs_T=record.logprobs_T,
-        turns=tuple(
-            replace(turn.place, message_index=turn.place.message_index + moved[turn.turn_id]) for turn in learned
-        ),
-        stop_reason=stop,
-        weight_version=min(versions, default=None),
-        context_turns=context,
-    )
-    return Branch(episode, tuple(turn.turn_id for turn in learned))
+    ]
+    learned = [turn.place for turn in path if why[turn.turn_id] is None]
+    trace = whole.learning_from(learned, context)
+    turns = tuple(replace(turn, message_index=index_of[turn.message_index]) for turn in trace.turns)
+    return replace(trace, messages=(*messages, *due), turns=turns)
 
 
-def _with_feedback(
-    messages: Sequence[Message], path: Path, of_turns: Mapping[int, Sequence[Feedback]]
-) -> tuple[list[Message], dict[int, int]]:
-    """Return the messages with the feedback for turns behind the replies to them, and by how much each turn moved."""
-    turns = {turn.place.message_index: turn for turn in path}
-    found: list[Message] = []
-    moved: dict[int, int] = {}
-    due: list[Message] = []
-    for index, message in enumerate(messages):
-        if message["role"] == "assistant":
-            found += due
-            due = []
-        if index in turns:
-            moved[turns[index].turn_id] = len(found) - index
-            due = [one.message() for one in of_turns.get(turns[index].turn_id, ())]
-        found.append(message)
-    return found + due, moved
-
-
-def answered(path: Path, new: Sequence[Message], session_id: str) -> Episode:
-    """Return an episode that learns from the last turn of a path only, with its context and its next state.
+def answered(path: Path, new: Sequence[Message]) -> Trace:
+    """Return a trace that learns from the last turn of a path only, with its context and its next state.
 
     Args:
         path: The turns up to and including this one.
         new: The messages after it, which are its next state.
-        session_id: Task id of the episode.
     """
-    why = {turn.turn_id: None if turn is path[-1] else _CONTEXT for turn in path}
-    return _branch(path, why, session_id, StopReason.CLOSED, None, new).episode
+    return _trace(path, {turn.turn_id: None if turn is path[-1] else _CONTEXT for turn in path}, new)
 
 
 _CONTEXT = ContextTurn(0, "shared")
 
 
 def recorded(
-    talk: Conversation,
+    conversation: Conversation,
     path: Path,
     turn_id: int,
     completion: Completion,
@@ -394,7 +348,7 @@ def recorded(
     """Build the record of the turn just added to a conversation.
 
     Args:
-        talk: The conversation, including the new turn.
+        conversation: The conversation, including the new turn.
         path: The turns that the new one continues; empty if its prompt was rendered anew.
         turn_id: Id of the new turn.
         completion: The sampled tokens.
@@ -402,10 +356,10 @@ def recorded(
         asked: The request.
         follows: See `RecordedTurn`.
     """
-    place = talk.turns[-1]
+    place = conversation.turns[-1]
     start = path[-1].place.end if path else 0
     known = path[-1].place.message_index + 1 if path else 0
-    new = talk.messages[known : place.message_index]
+    new = conversation.messages[known : place.message_index]
     altered = asked.altered
     if asked.prompt is not None and place.assistant_open == place.start:
         altered += ("prompt",)  # A hint has no place in it.
@@ -413,11 +367,11 @@ def recorded(
         turn_id=turn_id,
         parent=path[-1].turn_id if path else None,
         messages=(*new, given),
-        prompt_ids=talk.record().tokens_T[start : place.start],
+        prompt_ids=conversation.trace().tokens_T[start : place.start],
         completion=completion,
-        place=replace(place),
+        place=place,
         turn_type=asked.turn_type,
-        tools=tuple(talk.chat.tools),
+        tools=tuple(conversation.chat.tools),
         sampling={**asked.sampling, **({"stop": list(asked.stop)} if asked.stop else {})},
         altered=altered,
         template=asked.template,
