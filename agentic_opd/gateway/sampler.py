@@ -26,7 +26,7 @@ from agentic_opd.gateway.errors import ClientError, as_refusal
 from agentic_opd.gateway.grammar import call_grammar
 from agentic_opd.gateway.plain import PlainChat
 from agentic_opd.gateway.request import Asked, ignored, prompt_key
-from agentic_opd.gateway.sessions import Place, OpenSession
+from agentic_opd.gateway.sessions import OpenSession, Place
 from agentic_opd.gateway.telemetry import Telemetry
 from agentic_opd.gateway.turns import Follows, Path, RecordedTurn, recorded, trace_of
 from agentic_opd.plugin.client import PluginClient
@@ -210,7 +210,7 @@ class Sampler:
 
         Args:
             asked: The request.
-            session: OpenSession that receives the turns.
+            session: Session that receives the turns.
             server: Server that samples them.
             conversation: The conversation with its prompt, from `prompted`.
             path: The turns that it continues, from `prompted`.

@@ -169,7 +169,9 @@ class Sessions:
             stop -= 1  # The client adds such a message to each request and takes it away again.
         return Place(session, (), messages, True, Follows(key.turn_id, start, stop))
 
-    def _plain_place(self, owner: str, asked: Asked, named: OpenSession | None, accept: Callable[[TurnKey], bool]) -> Place:
+    def _plain_place(
+        self, owner: str, asked: Asked, named: OpenSession | None, accept: Callable[[TurnKey], bool]
+    ) -> Place:
         """Find the position of a prompt that the client rendered, by the text that it begins with."""
         text = asked.messages[0]["content"]
         length, known = self._plain.find(text, scope=owner, accept=accept)
