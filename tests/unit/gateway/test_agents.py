@@ -291,3 +291,31 @@ def test_forced_calls_follow_a_grammar_of_the_models_own_format(
     assert (tag["begin"], tag["end"]) == ('<tool_call>\n{"name": "run", "arguments": ', "}\n</tool_call>")
     assert tag["content"]["json_schema"] == TOOL["function"]["parameters"]
     assert len(form["tags"]) == (1 if isinstance(options.get("tool_choice"), dict) else 2)
+
+
+class Judge:
+    """A distiller that is asked for single turns only, and remembers what followed them."""
+
+    def __init__(self) -> None:
+        self.read: list[list[str]] = []
+
+    async def distill_turn(self, recording: Any, index: int, server: str) -> None:
+        (trace,) = recording.traces
+        behind = trace.turns[index].message_index
+        self.read.append([message["content"] for message in trace.messages[behind:]])
+
+
+def test_a_turn_is_judged_when_what_came_instead_of_its_text_arrives_and_again_with_feedback(
+    tokenizer: Any, tmp_path: Path
+) -> None:
+    judge: Any = Judge()
+
+    async def talk(at: Running) -> None:
+        said = await at.say(SYSTEM, USER, note("now"), session_id="s")
+        await at.say(SYSTEM, USER, said, MORE, note("later"), session_id="s")
+        assert (await at.http.post(f"{at.url}/sessions/s/turns/1/feedback", json={"text": "No."})).status_code == 200
+        (session,) = await sessions(at)
+        await asyncio.gather(*session.judged.values())
+
+    run(tmp_path, ScriptedVllm(tokenizer, numbered), talk, distiller=judge)
+    assert judge.read == [["Turn 1.", "It fails."], ["Turn 1.", "It fails.", "No."]]
