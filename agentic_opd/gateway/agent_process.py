@@ -106,10 +106,6 @@ class _Files:
     def changes_of(self, turn_ids: Sequence[int], line: Collection[int]) -> tuple[list[int], frozenset[int] | None]:
         """Return the turns that changed the files, and which of these changes are still in the files.
 
-        Args:
-            turn_ids: Ids of the episode's turns.
-            line: Ids of these and of their sequence's context turns; a change belongs to the last one before it.
-
         Returns:
             Turn ids, and `Verification.made_by` (indices into these ids); None without a change.
         """
@@ -215,13 +211,6 @@ class AgentProcess:
     ) -> None:
         """Check the world and the servers, and build the web application.
 
-        Args:
-            config: Settings of the rollouts; `agent_command` must be set.
-            world: World that runs the programs and verifies their files.
-            servers: The policy's servers.
-            renderer: Renderer of the conversations.
-            tokenizer: The policy's tokenizer.
-
         Raises:
             ConfigError: the world can't run programs.
             ServerMismatchError: a server can't stream.
@@ -277,12 +266,6 @@ class AgentProcess:
         """Run the program on `task`, verify the resulting files, and compute the reward.
 
         The program counts as the only tool call, without error if it ended by itself with exit code 0.
-
-        Args:
-            task: Task of the episode.
-            server_url: Server that samples its turns.
-            temperature: Sampling temperature; `top_p` comes from the settings.
-            learn_from_altered: Also learn from turns for which a request changed the sampling distribution.
 
         Returns:
             A verified and rewarded episode, or an unverified one with the policy server's failure in `error`.

@@ -65,11 +65,6 @@ class Client:
 def read_client(headers: Mapping[str, str], name: str | None, max_choices: int) -> Client:
     """Read the headers of a request.
 
-    Args:
-        headers: The headers; their names are looked up without regard to case.
-        name: The session's name in the path.
-        max_choices: Largest number of choices of a request.
-
     Raises:
         ClientError: 400, a header of the gateway has an invalid value.
     """

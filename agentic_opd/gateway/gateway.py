@@ -148,10 +148,6 @@ class Gateway:
 
         A choice's turn is in the journal before its `Finished` is yielded. Closing the generator stops the sampling.
 
-        Args:
-            asked: The request.
-            owner: Digest of the client's key.
-
         Raises:
             ClientError: the request can't be answered; the message says why.
             OutputError, ServerError: the disk or the policy's server failed.
@@ -278,12 +274,6 @@ class Gateway:
     ) -> SessionStatus:
         """End a session after its pending answers.
 
-        Args:
-            owner: Digest of the client's key.
-            name: The client's name of the session, or its id.
-            reward: The client's reward of the session; None: not given.
-            feedback: The client's final feedback, which is the next state of the last learnable turn.
-
         Raises:
             ClientError: 404, this client has no open session of this name.
             OutputError: the end could not be written to the journal; the session stays open.
@@ -299,12 +289,6 @@ class Gateway:
 
     async def give_feedback(self, owner: str, name: str | None, turn: str, feedback: Feedback) -> int:
         """Record feedback for one turn of an open session, and judge the turn with it; returns the turn's id.
-
-        Args:
-            owner: Digest of the client's key.
-            name: The client's name of the session, or its id; None: the answer's id says which.
-            turn: The turn's id, or the id of the answer that the client received.
-            feedback: The feedback.
 
         Raises:
             ClientError: 404, this client has no open session with such a turn.

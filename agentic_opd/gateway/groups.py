@@ -83,16 +83,7 @@ class GroupWriter:
         telemetry: Telemetry,
         delivery: Delivery | None = None,
     ) -> None:
-        """Start without sessions.
-
-        Args:
-            config: Settings of the gateway.
-            distiller: Distiller of the turns; None: groups hold no distillation targets.
-            file: Output file of the groups.
-            journal: Journal of the sessions.
-            telemetry: Metrics of sessions and turns.
-            delivery: Sender of written groups to a trajectory API; None: groups are only in the file.
-        """
+        """Start without sessions. Without a distiller groups hold no targets; without a delivery they stay in the file."""
         self._config, self._distiller, self._file = config, distiller, file
         self._journal, self._telemetry, self._delivery = journal, telemetry, delivery
         self._slots = asyncio.Semaphore(config.max_concurrent_groups)

@@ -120,10 +120,6 @@ class Journal:
     def __init__(self, path: Path, *, only_read: bool = False) -> None:
         """Open the journal, or create it readable by the current user only.
 
-        Args:
-            path: The SQLite file.
-            only_read: Open for reading only; a gateway may be writing the file.
-
         Raises:
             OutputError: another process writes the file, it can't be opened, or it has another schema version.
         """

@@ -186,17 +186,6 @@ def make_asked(
 ) -> Asked:
     """Build the request from what a protocol read.
 
-    Args:
-        client: The sender.
-        body: The parsed body.
-        messages: The conversation.
-        tools: The tools that the client offers.
-        at: Name of the body's field with the conversation.
-        sampling: Sampling parameters beside those of `body`, by vLLM's names.
-        choice: The request's choice of tools.
-        template: Options of the chat template beside `body.chat_template_kwargs`.
-        rest: Further fields of `Asked`.
-
     Raises:
         ClientError: 400, a field contradicts another one; or 413.
     """
@@ -229,12 +218,7 @@ def make_asked(
 
 
 def with_messages(asked: Asked, messages: Sequence[Message], *, is_whole: bool = True) -> Asked:
-    """Return the request with these messages, and with the digests and sizes that follow from them.
-
-    Args:
-        asked: The request.
-        messages: The conversation.
-        is_whole: Whether the messages are the whole conversation, which is checked then.
+    """Return the request with these messages, which are checked if they are the whole conversation, and their sizes.
 
     Raises:
         ClientError: 400, no policy's turn can follow it.
@@ -272,11 +256,6 @@ def check_choices(n: int | None, client: Client) -> int:
 
 def read_body(model: type[Model], body: object, *at: str | int) -> Model:
     """Validate JSON as `model`.
-
-    Args:
-        model: The model.
-        body: The parsed JSON.
-        at: Place of `body` in the request's body.
 
     Raises:
         ClientError: 400, with the first invalid field.

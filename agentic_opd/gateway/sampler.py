@@ -99,10 +99,6 @@ class Sampler:
     def check_size(self, asked: Asked, context: int) -> None:
         """Refuse a request that certainly exceeds the context, before any expensive work.
 
-        Args:
-            asked: The request.
-            context: Maximum tokens of a sequence.
-
         Raises:
             ClientError: 400, the request is too long.
         """
@@ -207,15 +203,6 @@ class Sampler:
         follows: Follows | None = None,
     ) -> Answer:
         """Sample the answer to a prompt.
-
-        Args:
-            asked: The request.
-            session: Session that receives the turns.
-            server: Server that samples them.
-            conversation: The conversation with its prompt, from `prompted`.
-            path: The turns that it continues, from `prompted`.
-            context: Maximum tokens of a sequence.
-            follows: The turn that the request answers, if `path` is empty.
 
         Raises:
             ClientError: 400 or 413, the prompt leaves no room for an answer, or vLLM refuses a parameter.

@@ -68,14 +68,7 @@ class TraceIndex(Generic[Known]):
         scope: bytes = b"",
         accept: Callable[[Known], bool] = lambda known: True,
     ) -> Found[Known] | None:
-        """Return the values stored for the last known turn in `messages`; None if no turn is known.
-
-        Args:
-            messages: The messages of a request.
-            identities: Their `identity`s.
-            scope: Restricts the look-up to values with this scope.
-            accept: Filters the values.
-        """
+        """Return the values stored for the last known turn in `messages`; None if no turn is known."""
         for step in reversed([*_steps(_start(scope), messages, identities, is_first=True)]):
             for keys, is_said in (((step.said,), True), (step.prompts[:1], False)):
                 known = [one for key in keys for one in self._by_key.get(key, ()) if accept(one)]

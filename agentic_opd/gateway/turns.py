@@ -323,12 +323,7 @@ def _trace(
 
 
 def answered(path: Path, new: Sequence[Message]) -> Trace:
-    """Return a trace that learns from the last turn of a path only, with its context and its next state.
-
-    Args:
-        path: The turns up to and including this one.
-        new: The messages after it, which are its next state.
-    """
+    """Return a trace that learns from the last turn of a path only, with its context and its next state."""
     return _trace(path, {turn.turn_id: None if turn is path[-1] else _CONTEXT for turn in path}, new)
 
 
@@ -345,17 +340,7 @@ def recorded(
     asked: Asked,
     follows: Follows | None,
 ) -> RecordedTurn:
-    """Build the record of the turn just added to a conversation.
-
-    Args:
-        conversation: The conversation, including the new turn.
-        path: The turns that the new one continues; empty if its prompt was rendered anew.
-        turn_id: Id of the new turn.
-        completion: The sampled tokens.
-        given: The message as sent to the client.
-        asked: The request.
-        follows: See `RecordedTurn`.
-    """
+    """Build the record of the turn just added to a conversation."""
     place = conversation.turns[-1]
     start = path[-1].place.end if path else 0
     known = path[-1].place.message_index + 1 if path else 0

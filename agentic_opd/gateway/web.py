@@ -143,14 +143,7 @@ class ChatRoutes:
     """The routes of all protocols, with authentication."""
 
     def __init__(self, answers: Answers, owner: Owner, *, max_body_bytes: int, max_choices: int) -> None:
-        """Store the limits and start without requests.
-
-        Args:
-            answers: Source of the answers.
-            owner: Authentication of requests.
-            max_body_bytes: Largest body of a request, in bytes.
-            max_choices: Largest `n` of a request.
-        """
+        """Store the limits and start without requests."""
         self._answers, self._owner, self._telemetry = answers, owner, answers.telemetry
         self._max_body_bytes, self._max_choices = max_body_bytes, max_choices
         self._parser = ThreadPoolExecutor(1, "requests")
