@@ -83,7 +83,7 @@ class GroupWriter:
         telemetry: Telemetry,
         delivery: Delivery | None = None,
     ) -> None:
-        """Start without sessions. Without `distiller` groups hold no targets; without `delivery` they stay in the file."""
+        """Start without sessions. Without a distiller groups hold no targets; without a delivery they are not sent."""
         self._config, self._distiller, self._file = config, distiller, file
         self._journal, self._telemetry, self._delivery = journal, telemetry, delivery
         self._slots = asyncio.Semaphore(config.max_concurrent_groups)
