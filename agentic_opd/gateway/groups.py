@@ -19,14 +19,14 @@ from typing import Any
 
 from agentic_opd.core.concurrency import gather_all
 from agentic_opd.core.errors import AlignmentError, ServerError, ServerUnreachableError
-from agentic_opd.core.types import Message
+from agentic_opd.core.types import Message, Recording
 from agentic_opd.distill.distiller import Distiller
-from agentic_opd.distill.pipeline import DistilledEpisode, DistilledTurn
+from agentic_opd.distill.records import DistilledRecording, DistilledTurn
 from agentic_opd.gateway.config import GatewayConfig
 from agentic_opd.gateway.delivery import Delivery
 from agentic_opd.gateway.journal import Ending, Journal, SessionRow, SessionState
 from agentic_opd.gateway.telemetry import Telemetry
-from agentic_opd.gateway.turns import Branch, Path, TurnTree, answered, branches
+from agentic_opd.gateway.turns import Branch, Feedback, Path, TurnTree, answered, branches
 from agentic_opd.runs.files import GroupFile
 from agentic_opd.wire.group import GroupDistillation, ScoredGroup, ScoredRollout
 
@@ -48,6 +48,9 @@ class Closed:
     """The session's turns; None: read them from the journal."""
     judged: Judged = field(default_factory=dict[int, asyncio.Task[DistilledTurn]])
     """Tasks started by `GroupWriter.judge`, by turn id."""
+
+    feedback: Mapping[int, Sequence[Feedback]] = field(default_factory=dict[int, Sequence[Feedback]])
+    """The client's feedback for single turns, by turn id."""
 
     @property
     def ending(self) -> Ending:
@@ -80,16 +83,7 @@ class GroupWriter:
         telemetry: Telemetry,
         delivery: Delivery | None = None,
     ) -> None:
-        """Start without sessions.
-
-        Args:
-            config: Settings of the gateway.
-            distiller: Distiller of the turns; None: groups hold no distillation targets.
-            file: Output file of the groups.
-            journal: Journal of the sessions.
-            telemetry: Metrics of sessions and turns.
-            delivery: Sender of written groups to a trajectory API; None: groups are only in the file.
-        """
+        """Start without sessions. Without a distiller groups hold no targets; without a delivery they are not sent."""
         self._config, self._distiller, self._file = config, distiller, file
         self._journal, self._telemetry, self._delivery = journal, telemetry, delivery
         self._slots = asyncio.Semaphore(config.max_concurrent_groups)
@@ -123,8 +117,8 @@ class GroupWriter:
         is_learned = turn.turn_type == "main" and (config.learn_from_altered_sampling or not turn.altered)
         if self._distiller is None or not config.judge_at_once or not is_learned:
             return None
-        episode = answered(path, new, session.session_id)
-        judging = asyncio.create_task(self._distiller.distill_turn(episode, 0, session.server))
+        recording = Recording(session.session_id, (answered(path, new),))
+        judging = asyncio.create_task(self._distiller.distill_turn(recording, 0, session.server))
         self._judging.add(judging)
         judging.add_done_callback(self._judged)
         return judging
@@ -249,42 +243,44 @@ class GroupWriter:
         return None
 
     async def _branches(self, closed: Closed) -> list[Branch]:
-        session_id, tree = closed.row.session_id, closed.tree
+        session_id, tree, feedback = closed.row.session_id, closed.tree, closed.feedback
         if tree is None:
             tree = TurnTree()
             for turn in await self._journal.run(partial(self._journal.turns, session_id)):
                 tree.add(turn)
+            feedback = await self._journal.run(partial(self._journal.feedback, session_id))
         return branches(
             tree,
-            session_id,
-            closed.ending.stop,
             feedback=closed.ending.feedback,
             learn_from_altered=self._config.learn_from_altered_sampling,
+            reward=closed.ending.reward,
+            of_turns=feedback,
         )
 
     async def _scored(self, closed: Sequence[Closed], found: Mapping[str, Sequence[Branch]]) -> ScoredGroup:
         pairs = [(one, branch) for one in closed for branch in found[one.row.session_id]]
         distiller = self._distiller
-        distilled: list[DistilledEpisode] | list[None] = [None for _ in pairs]
+        distilled: list[DistilledRecording] | list[None] = [None for _ in pairs]
         about: GroupDistillation | None = None
         if distiller is not None:
             known = [await _known(branch, one.judged) for one, branch in pairs]
             made = await gather_all(
-                distiller.distill(branch.episode, one.row.server, before)
+                distiller.distill(Recording(one.row.session_id, (branch.trace,)), one.row.server, before)
                 for (one, branch), before in zip(pairs, known, strict=True)
             )
             about = (await distiller.close_group(made)).about
             distilled = made
-        versions = [one.episode.weight_version for _, one in pairs if one.episode.weight_version is not None]
+        versions = [version for _, one in pairs if (version := one.trace.weight_version) is not None]
         first = closed[0]
         is_named = first.row.group_name is not None
         names = _names([one.row for one in closed])
         return ScoredGroup(
             rollouts=tuple(
                 ScoredRollout.of_conversation(
-                    branch.episode,
-                    given_reward=one.ending.reward,
-                    rows=of_it and of_it.arrays,
+                    branch.trace,
+                    one.ending.stop,
+                    given_reward=branch.reward,
+                    rows=of_it and of_it.traces[0].arrays,
                     turns=of_it and of_it.records,
                     session_id=names[one.row.session_id] if is_named else None,
                 )

@@ -3,10 +3,12 @@
 In: a tokenizer and the settings. Out: a renderer of the package `renderers`, for `chat.Chat`.
 """
 
+import asyncio
 import json
 import logging
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from typing import Any, Literal
 
 from renderers import (
@@ -21,8 +23,10 @@ from renderers.base import MODEL_RENDERER_MAP
 from renderers.parsers import TOOL_PARSERS
 
 from agentic_opd.core.errors import ConfigError, RendererError, RewrittenError
+from agentic_opd.core.http import JsonClient
 from agentic_opd.core.text import control_tokens
 from agentic_opd.core.types import Message
+from agentic_opd.plugin.info import fetch_model_path
 from agentic_opd.rollout.chat import Chat, Prompt
 from agentic_opd.rollout.config import RendererConfig
 from agentic_opd.rollout.template import TemplateRenderer
@@ -41,6 +45,30 @@ def explained_tokenizer_errors(name: str) -> Generator[None]:
             f"the tokenizer {name!r} can't be loaded ({type(error).__name__}: {error}). Set "
             "env.tokenizer_name to the policy's model, as a hub name or a folder."
         ) from error
+
+
+def load_tokenizer(name: str) -> Any:
+    """Load a tokenizer by a hub name or a folder.
+
+    Raises:
+        ConfigError: it can't be loaded.
+    """
+    from transformers import AutoTokenizer  # The import takes seconds, and validating settings does not need it.
+
+    load: Any = AutoTokenizer.from_pretrained
+    with explained_tokenizer_errors(name):
+        return load(name)
+
+
+async def load_policy_tokenizer(names: Iterable[str], http: JsonClient) -> Any:
+    """Load the tokenizer of the first name that is set; without one, that of the server's model.
+
+    Raises:
+        ConfigError: it can't be loaded.
+        ServerError: the server does not name its model.
+    """
+    name = next((name for name in names if name not in ("", "none", "default")), None)
+    return await asyncio.to_thread(load_tokenizer, name or await fetch_model_path(http))
 
 
 def load_renderer(
@@ -169,6 +197,47 @@ def _stop_ids_of_files(tokenizer: Any) -> list[int]:
     return [token_id for token_id in (*listed, tokenizer.eos_token_id) if token_id is not None]
 
 
+def with_template_options(
+    renderer: Renderer, tokenizer: Any, options: Mapping[str, Any]
+) -> tuple[Renderer, dict[str, Any]]:
+    """Return the renderer with a request's options of the chat template, and those of them that change its prompts.
+
+    An option that the model's chat template does not read changes nothing.
+
+    Raises:
+        ConfigError: the template reads an option, and the renderer can't set it, or not to this value.
+    """
+    config: Any = getattr(renderer, "config", None)
+    kind = type(config)
+    is_open = getattr(kind, "_allow_opaque_template_kwargs", False)
+    known: frozenset[str] = getattr(kind, "_template_fields", frozenset())
+    template = json.dumps(getattr(tokenizer, "chat_template", None) or "")
+    chosen: dict[str, Any] = {}
+    for name, value in options.items():
+        if name in known or (is_open and name in template):
+            if value != getattr(config, name, None):
+                chosen[name] = value
+        elif name in template:
+            raise ConfigError(f"chat_template_kwargs.{name}: the renderer {kind.__name__} has no such option")
+    if not chosen:
+        return renderer, {}
+    try:
+        changed = kind(**{**config.model_dump(exclude_unset=True), **chosen})
+    except ValueError as error:
+        raise ConfigError(f"chat_template_kwargs {', '.join(chosen)}: the renderer takes no such value") from error
+    inner = renderer.inner if isinstance(renderer, StoppingAt) else renderer
+    if isinstance(inner, TemplateRenderer):
+        other: Any = copy(inner)
+        other.config = changed
+    else:
+        make: Any = create_renderer
+        other = make(WithoutUnknown(tokenizer), changed)
+        if getattr(changed, "thinking_retention", "all") is None:
+            other.effective_thinking_retention = "all"
+    stopping: Any = StoppingAt(other, renderer.get_stop_token_ids())
+    return (stopping if isinstance(renderer, StoppingAt) else other), chosen
+
+
 class WithoutUnknown:
     """A tokenizer without an unknown token, because the renderers treat every token with that id as missing.
 
@@ -203,7 +272,7 @@ class StoppingAt:
     """A renderer with other stop tokens than its family's."""
 
     def __init__(self, renderer: Renderer, stop_token_ids: list[int]) -> None:
-        self._renderer, self._stop_token_ids = renderer, stop_token_ids
+        self.inner, self._stop_token_ids = renderer, stop_token_ids
 
     def get_stop_token_ids(self) -> list[int]:
         """Return the stop tokens."""
@@ -211,14 +280,14 @@ class StoppingAt:
 
     def parse_response(self, token_ids: list[int], **kwargs: Any) -> ParsedResponse:
         """Parse a turn; remove its last token first if that is a stop token unknown to the family."""
-        foreign = {*self._stop_token_ids} - {*self._renderer.get_stop_token_ids()}
+        foreign = {*self._stop_token_ids} - {*self.inner.get_stop_token_ids()}
         ends = token_ids[-1:] and token_ids[-1] in foreign
-        return self._renderer.parse_response(token_ids[:-1] if ends else token_ids, **kwargs)
+        return self.inner.parse_response(token_ids[:-1] if ends else token_ids, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name == "_renderer":
+        if name.startswith("__") or name == "inner":
             raise AttributeError(name)
-        return getattr(self._renderer, name)
+        return getattr(self.inner, name)
 
 
 _CALL = {"command": "ls"}

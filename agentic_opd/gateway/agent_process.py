@@ -1,0 +1,425 @@
+"""Episodes of unmodified agent programs, which reach the policy through a Unix socket with a key each (I/O).
+
+    program in its sandbox -> 127.0.0.1 -> the socket -> its capture -> the policy's server
+
+The requests of a program form a session, as in the gateway. Commands written by the policy run in the same sandbox,
+have the same key and may send requests too. The episode therefore starts with a request sent before the policy's first
+answer. Of the session's branches with such a start, the one with the most learnable turns (then tokens) is the episode.
+All requests count, in `max_turns` and in the reward. The environment sets `temperature`, `top_p` and `seed`; the
+request's values and its model name are ignored.
+
+At each request the judged files are read from outside of the sandbox's processes. A difference is attributed to the
+last turn of the episode before the reading.
+"""
+
+import asyncio
+import contextlib
+import json
+import secrets
+import socket
+import time
+from collections import Counter
+from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing, contextmanager
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from fastapi import Request
+from renderers import Renderer
+
+from agentic_opd.core.authors import Authors
+from agentic_opd.core.errors import AgentError, ConfigError, SandboxError, ServerError
+from agentic_opd.core.types import Episode, Message, ProgramRun, StopReason, Task, World, WorldSession
+from agentic_opd.gateway.errors import ClientError
+from agentic_opd.gateway.request import Asked
+from agentic_opd.gateway.sampler import CONTEXT_FULL, Answer, Sampler
+from agentic_opd.gateway.serve import WebServer
+from agentic_opd.gateway.sessions import OpenSession, Sessions
+from agentic_opd.gateway.telemetry import Telemetry
+from agentic_opd.gateway.turns import Path as TurnPath
+from agentic_opd.gateway.turns import RecordedTurn, branches
+from agentic_opd.gateway.web import ChatRoutes, bearer, chat_app, digest_of_key, no_key
+from agentic_opd.plugin.client import PluginClient
+from agentic_opd.rollout.config import RolloutConfig
+from agentic_opd.rollout.conversation_index import identity
+from agentic_opd.rollout.loop import verified
+from agentic_opd.sandboxes.folders import PrivateFolder
+from agentic_opd.sandboxes.program import SOCKET_NAME, Program, socket_mount
+from agentic_opd.sandboxes.protocol import Mount
+
+_SESSION = "episode"
+_MAX_BODY_BYTES = 8 * 2**20
+_MAX_CHOICES = 16
+_OURS = ("temperature", "top_p", "seed")
+"""Request parameters that the environment overrides."""
+_ATTEMPTS = 2
+"""Maximum number of starts: a program that ends without any request is started once more."""
+
+
+class ProgramSession(WorldSession, Protocol):
+    """The session of one episode in a world that can run programs."""
+
+    async def run_program(self, program: Program) -> ProgramRun:
+        """Run a program to its end. Raises SandboxError if the sandbox itself fails."""
+        ...
+
+    async def collect(self) -> Mapping[str, bytes]:
+        """Return the judged files in their current state; the program may be running."""
+        ...
+
+
+@runtime_checkable
+class ProgramWorld(World, Protocol):
+    """A world that can run programs."""
+
+    def program_session(self, task: Task, mounts: Sequence[Mount]) -> AbstractAsyncContextManager[ProgramSession]:
+        """Open a session as `session` does; `mounts` are additional paths of this machine that the program sees."""
+        ...
+
+
+class _Files:
+    """Attribution of changes of the judged files to the turns of a program."""
+
+    def __init__(self, task: Task) -> None:
+        self._authors = Authors(task.prompt)
+        self._session: ProgramSession | None = None
+        self._lock = asyncio.Lock()
+        self._turns_before: list[int] = []
+        """For each change, the id of the last turn finished before it was seen; 0: no turn."""
+
+    async def begin(self, session: ProgramSession) -> None:
+        """Read the files before the program starts; later differences count as changes."""
+        self._authors.given(await session.collect())
+        self._session = session
+
+    async def look(self, last_turn: int) -> None:
+        """Read the files, and record a difference as made after `last_turn` (0 before the first turn)."""
+        if self._session is None:
+            return
+        async with self._lock:
+            files = await self._session.collect()
+            if await asyncio.to_thread(self._authors.changed, files):
+                self._turns_before.append(last_turn)
+
+    def changes_of(self, turn_ids: Sequence[int], line: Collection[int]) -> tuple[list[int], frozenset[int] | None]:
+        """Return the turns that changed the files, and which of these changes are still in the files.
+
+        Returns:
+            Turn ids, and `Verification.made_by` (indices into these ids); None without a change.
+        """
+        authors = [max((turn for turn in line if turn <= before), default=0) for before in self._turns_before]
+        changing = [turn for turn in turn_ids if turn in authors]
+        left = {authors[change] for change in self._authors.left()}
+        places = frozenset(place for place, turn in enumerate(changing) if turn in left)
+        return changing, places if changing else None
+
+
+@dataclass(slots=True, eq=False)
+class _Capture:
+    """The requests of one program so far."""
+
+    session: OpenSession
+    key: str
+    sampling: Mapping[str, float]
+    """The environment's sampling parameters, by vLLM's names."""
+    learn_from_altered: bool
+    """Whether to learn also from turns whose request changed the sampling distribution."""
+    files: _Files
+    requests: int = 0
+    refused: StopReason | None = None
+    """The limit that a refused request exceeded; None: no request exceeded a limit."""
+    failure: ServerError | None = None
+    """The policy server's error in the last request; None without one."""
+    last_turn: int = 0
+    """Id of the turn finished last; 0 before the first."""
+    made_by: frozenset[int] | None = None
+    """Of the last built episode; see `Verification.made_by`."""
+    _roots: set[int] = field(default_factory=set[int])
+    """Ids of the first turns of the sequences that may become the episode."""
+    _rooted: Counter[bytes] = field(default_factory=Counter[bytes])
+    """Remaining number of answers that belong to `_roots`, by digest of their prompt."""
+
+    def asks(self, asked: Asked, path: TurnPath | tuple[()]) -> None:
+        """Record a request that continues the turns of `path`."""
+        self.requests += 1
+        if not self.last_turn or (path and path[0].turn_id in self._roots):
+            self._rooted[_prompt(asked.tools, asked.messages)] += asked.n
+
+    def finished(self, turn: RecordedTurn) -> None:
+        """Record a finished turn."""
+        if turn.parent is None and self._rooted[prompt := _prompt(turn.tools, turn.messages[:-1])]:
+            self._rooted[prompt] -= 1
+            self._roots.add(turn.turn_id)
+        self.last_turn = turn.turn_id
+
+    def asked(self, asked: Asked, max_tokens: int) -> Asked:
+        """Return the request with the environment's sampling parameters and at most `max_tokens` per answer."""
+        rest = {name: value for name, value in asked.sampling.items() if name not in _OURS}
+        most = min(asked.max_tokens or max_tokens, max_tokens)
+        client = replace(asked.client, group=None, is_last=False)
+        return replace(asked, sampling={**rest, **self.sampling}, max_tokens=most, session=_SESSION, client=client)
+
+    def episode(self, task: Task, stop: StopReason, run: ProgramRun | None = None) -> Episode | None:
+        """Return the sequence with the most learnable turns as an episode; None if there is nothing to learn from."""
+        tree, turns = self.session.tree, self.session.tree.turns
+        found = branches(tree, learn_from_altered=self.learn_from_altered, is_one_taken=True)
+        rooted = [branch for branch in found if tree.path(branch.turn_ids[0])[0].turn_id in self._roots]
+        if not rooted:
+            return None
+
+        def size(turn_ids: Iterable[int]) -> int:
+            return sum(len(turns[turn_id].completion.token_ids) for turn_id in turn_ids)
+
+        best = max(rooted, key=lambda branch: (len(branch.turn_ids), size(branch.turn_ids)))
+        others = [left for branch in found if (left := {*branch.turn_ids} - {*best.turn_ids})]
+        left_out = {"other_sequences": len(others), "other_tokens": size(set[int]().union(*others))}
+        paths = [{turn.turn_id for turn in tree.path(leaf.turn_id)} for leaf in tree.leaves()]
+        line = set[int]().union(*(path for path in paths if best.turn_ids[-1] in path))
+        changing, self.made_by = self.files.changes_of(best.turn_ids, line)
+        return Episode(
+            task=task,
+            traces=(best.trace,),
+            stop_reason=stop,
+            changes=tuple(frozenset((0,) if turn in changing else ()) for turn in best.turn_ids),
+            tool_calls=1,
+            tool_errors=int(stop is not StopReason.FINISHED),
+            requests=self.requests,
+            program=run and replace(run, **left_out),
+        )
+
+
+def _prompt(tools: Sequence[dict[str, Any]], messages: Sequence[Message]) -> bytes:
+    """Return a digest of a prompt."""
+    found = blake2b(json.dumps([*tools], sort_keys=True).encode())
+    for message in messages:
+        found.update(blake2b(identity(message)).digest())
+    return found.digest()
+
+
+class AgentProcess:
+    """Runs `agent_command` on tasks and captures the requests of each run. Call `start` before the first episode."""
+
+    def __init__(
+        self,
+        config: RolloutConfig,
+        world: World,
+        servers: Sequence[PluginClient],
+        renderer: Renderer,
+        tokenizer: Any,
+    ) -> None:
+        """Check the world and the servers, and build the web application.
+
+        Raises:
+            ConfigError: the world can't run programs.
+            ServerMismatchError: a server can't stream.
+        """
+        if not isinstance(world, ProgramWorld):
+            raise ConfigError(f"{type(world).__name__} has no program_session, so env.agent_command can't run in it")
+        for server in servers:
+            server.check_streams()
+        assert config.agent_command is not None
+        self.model, self.tokenizer, self.telemetry = servers[0].info.model, tokenizer, Telemetry()
+        self._config, self._command, self._world = config, config.agent_command, world
+        self._servers = {server.url: server for server in servers}
+        self._sessions = Sessions(max_open=2**30)
+        self._sampler = Sampler(renderer, tokenizer, self.telemetry, self._keep)
+        self._captures: dict[str, _Capture] = {}
+        self._folder = PrivateFolder()
+        routes = ChatRoutes(self, self._owner, max_body_bytes=_MAX_BODY_BYTES, max_choices=_MAX_CHOICES)
+        self._server = WebServer(chat_app(routes, ""))
+        self._serving: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Start listening on the socket.
+
+        Raises:
+            SandboxError: no socket can be created in the temporary directory.
+        """
+        listeners: list[socket.socket] = []
+
+        def listen(folder: Path) -> None:
+            # Sandboxes open the inner folder under other user ids; the outer one keeps other users of this machine out.
+            (folder / "socket").mkdir(mode=0o755)
+            listener = socket.socket(socket.AF_UNIX)
+            listeners.append(listener)
+            path = folder / "socket" / SOCKET_NAME
+            listener.bind(str(path))
+            path.chmod(0o666)
+            listener.listen(1024)
+
+        await self._folder.make(listen)
+        self._serving = asyncio.create_task(self._server.serve(listeners))
+
+    async def close(self) -> None:
+        """Stop listening."""
+        self._server.should_exit = True
+        if self._serving is not None:
+            await self._serving
+        self._sampler.close()
+        await self._folder.remove()
+
+    async def run_episode(
+        self, task: Task, server_url: str, *, temperature: float, learn_from_altered: bool = False
+    ) -> Episode:
+        """Run the program on `task`, verify the resulting files, and compute the reward.
+
+        The program counts as the only tool call, without error if it ended by itself with exit code 0.
+
+        Returns:
+            A verified and rewarded episode, or an unverified one with the policy server's failure in `error`.
+
+        Raises:
+            AgentError: the episode holds nothing to learn from.
+            SandboxError: the world itself fails, as a fresh session has shown.
+        """
+        mounts = [socket_mount(self._folder.path / "socket")]
+        mounts += [Mount(path.absolute(), str(path.absolute())) for path in self._config.agent_mounts]
+        sampling, world = {"temperature": temperature, "top_p": self._config.top_p}, self._world
+        attempt = 0
+        while True:
+            attempt += 1
+            with self._capture(task, server_url, sampling, learn_from_altered) as capture:
+                rollout = _ProgramRollout(task, capture, self._program(task, capture.key))
+                try:
+                    place = world.program_session(task, mounts)
+                    episode = await verified(task, rollout, place, world, self._config)
+                    if episode.verification is None:
+                        return episode
+                    return replace(episode, verification=replace(episode.verification, made_by=capture.made_by))
+                except AgentError:
+                    if capture.requests or attempt == _ATTEMPTS:
+                        raise
+
+    async def answer(self, asked: Asked, owner: str) -> Answer:
+        """Answer a program's request; see `Gateway.answer`.
+
+        Raises:
+            ClientError: the request can't be answered, or the episode has used up its turns.
+            ServerError: the policy's server failed.
+        """
+        capture, config = self._captures.get(owner), self._config
+        if capture is None:
+            raise ClientError(409, "the episode is over", code="session_ended")
+        if capture.requests >= config.max_turns:
+            capture.refused = StopReason.MAX_TURNS
+            message = f"this episode has had its {config.max_turns} turns (env.max_turns)"
+            raise ClientError(403, message, code="max_turns")
+        asked = self._sampler.settled(capture.asked(asked, config.max_tokens_per_turn))
+        session = capture.session
+        place = self._sessions.place(owner, asked)
+        capture.asks(asked, place.path)
+        server = self._servers[session.row.server]
+        context = min(server.info.max_model_len, config.max_token_length)
+        session.begin()
+        try:
+            self._sampler.check_size(asked, context)
+            with contextlib.suppress(SandboxError):  # `run_program` raises the same error.
+                await capture.files.look(capture.last_turn)
+            conversation, path = await self._sampler.prompted(place, asked)
+            events = self._sampler.sampled(asked, session, server, conversation, path, context=context)
+            async with aclosing(events):
+                async for event in events:
+                    yield event
+            capture.failure = None
+        except ClientError as error:
+            if error.code == CONTEXT_FULL:
+                capture.refused = StopReason.CONTEXT_FULL
+            raise
+        except ServerError as error:
+            capture.failure = error
+            raise
+        finally:
+            session.end(time.time())
+
+    async def count(self, asked: Asked) -> int:
+        """See `Gateway.count`."""
+        asked = self._sampler.settled(asked)
+        self._sampler.check_size(asked, self.max_model_len)
+        return await self._sampler.count(asked)
+
+    @property
+    def max_model_len(self) -> int:
+        """Maximum tokens of a sequence."""
+        longest = max(server.info.max_model_len for server in self._servers.values())
+        return min(longest, self._config.max_token_length)
+
+    async def _keep(self, session: OpenSession, turn: RecordedTurn) -> None:
+        altered = tuple(name for name in turn.altered if name not in _OURS)
+        self._sessions.add(session, replace(turn, altered=altered))
+        self._captures[session.row.owner].finished(turn)
+
+    async def _owner(self, request: Request) -> str:
+        """Return the digest of the request's key, which identifies its episode.
+
+        Raises:
+            ClientError: 401, the key belongs to no running episode.
+        """
+        owner = digest_of_key(bearer(request))
+        if owner not in self._captures:
+            raise await no_key(request)
+        return owner
+
+    @contextmanager
+    def _capture(
+        self, task: Task, server_url: str, sampling: Mapping[str, float], learn_from_altered: bool
+    ) -> Generator[_Capture]:
+        key = secrets.token_urlsafe(32)
+        owner = digest_of_key(key)
+        session = self._sessions.open(owner, _SESSION, server_url, time.time())
+        self._captures[owner] = _Capture(session, key, sampling, learn_from_altered, _Files(task))
+        try:
+            yield self._captures[owner]
+        finally:
+            self._sessions.remove(session)
+            del self._captures[owner]
+
+    def _program(self, task: Task, key: str) -> Program:
+        config = self._config
+        return Program(self._command, task.prompt, key, self.model, config.agent_timeout_s, config.agent_variables)
+
+
+@dataclass(frozen=True, slots=True)
+class _ProgramRollout:
+    """The run of a program as a `rollout.loop.RunningEpisode`."""
+
+    task: Task
+    capture: _Capture
+    program: Program
+
+    async def run(self, session: ProgramSession) -> Episode:
+        """Run the program, and build the episode from its requests.
+
+        Raises:
+            AgentError: its requests hold nothing to learn from.
+        """
+        capture = self.capture
+        await capture.files.begin(session)
+        run = await session.run_program(self.program)
+        await capture.session.quiet.wait()
+        await capture.files.look(capture.last_turn)
+        if capture.failure is not None:
+            return Episode(self.task, (), StopReason.SERVER_ERROR, error=capture.failure)
+        episode = capture.episode(self.task, _stop_of(run, capture.refused), run)
+        if episode is None:
+            asked = f"{capture.requests} requests" if capture.requests else "no request"
+            how = f"stopped for its {run.stopped} limit" if run.stopped else f"exit code {run.exit_code}"
+            raise AgentError(
+                f"env.agent_command made {asked} on task {self.task.task_id!r}, of which nothing can be learned "
+                f"({how}). It printed: {run.output[-1000:]!r}"
+            )
+        return episode
+
+    def so_far(self, stop: StopReason) -> Episode | None:
+        """See `RunningEpisode.so_far`."""
+        return self.capture.episode(self.task, stop)
+
+
+def _stop_of(run: ProgramRun, refused: StopReason | None) -> StopReason:
+    """Return why the episode ended; a refused request takes precedence, because the program ended in reaction to it."""
+    if refused is not None:
+        return refused
+    if run.stopped == "time":
+        return StopReason.AGENT_TIMEOUT
+    return StopReason.FINISHED if run.stopped is None and run.exit_code == 0 else StopReason.AGENT_FAILED
