@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import aiohttp
 from pydantic import TypeAdapter, ValidationError
 
-from agentic_opd.core.concurrency import in_turn
+from agentic_opd.core.concurrency import fair_slot
 from agentic_opd.core.errors import ServerError, ServerMismatchError, ServerRequestError, ServerUnreachableError
 from agentic_opd.core.text import read_json
 
@@ -218,7 +218,7 @@ class JsonClient:
             async with self._open().request(method, self.base_url + path, data=data, headers=headers) as answer:
                 text = await answer.text()
                 if answer.status < 400:
-                    async with in_turn():
+                    async with fair_slot():
                         return read_json(text)
         except (aiohttp.ClientError, TimeoutError, ConnectionError, ValueError, RecursionError) as error:
             raise NoAnswerError(str(error) or type(error).__name__) from error

@@ -2,9 +2,8 @@
 
 import logging
 import secrets
-from collections.abc import Mapping
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pydantic import SecretStr
@@ -13,12 +12,12 @@ from renderers import Renderer
 from agentic_opd.core.errors import ServerMismatchError
 from agentic_opd.core.http import JsonClient
 from agentic_opd.core.text import control_tokens
-from agentic_opd.core.types import Task
 from agentic_opd.distill.config import DistillConfig, TeacherServer
-from agentic_opd.distill.hints import Questions
-from agentic_opd.distill.judge import Judge, OpenAIJudge
+from agentic_opd.distill.hints import JudgedBy, Questions
+from agentic_opd.distill.judge import OpenAIJudge
 from agentic_opd.distill.prompts import JUDGE_QUESTION, JUDGE_STEP_PROMPT, JUDGE_SYSTEM_PROMPT
-from agentic_opd.distill.rescoring import encode_hint
+from agentic_opd.distill.scoring import encode_hint
+from agentic_opd.distill.servers import DistillServers
 from agentic_opd.plugin.client import PluginClient
 from agentic_opd.plugin.info import ServerInfo, fetch_info
 from agentic_opd.plugin.scoring import ReadBy
@@ -27,35 +26,6 @@ logger = logging.getLogger(__name__)
 
 READ_BY: dict[str, ReadBy] = {"live": "policy", "frozen": "base", "ema": "teacher"}
 """`DistillConfig.teacher` -> the weights that read."""
-
-
-@dataclass(frozen=True, slots=True)
-class DistillServers:
-    """The judge and the teachers of one policy, and the renderer for hints; call `close` when done.
-
-    `judge_is_policy`: the judge is the policy's server, so the run stops if it is unreachable.
-    `teacher_is_policy`: without a hint the teacher equals the student, so a noise floor can be measured.
-    """
-
-    judge: Judge
-    questions: Questions
-    teacher: PluginClient
-    renderer: Renderer
-    tokenizer: Any
-    judge_is_policy: bool
-    teacher_is_policy: bool
-    teachers: Mapping[str, PluginClient] = field(default_factory=dict[str, PluginClient])
-    """Teachers by kind of task."""
-
-    def of(self, task: Task) -> "DistillServers":
-        """Return these servers with the teacher of the task's kind, if there is one."""
-        teacher = self.teachers.get(task.kind) if task.kind else None
-        return self if teacher is None else replace(self, teacher=teacher, teacher_is_policy=False)
-
-    async def close(self) -> None:
-        """Close the connections to the judge and to every teacher."""
-        for client in (self.judge, self.teacher, *self.teachers.values()):
-            await client.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,12 +91,10 @@ async def connect(
             await judge.check()
         undo.pop_all()
         return DistillServers(
-            judge,
-            questions_of(config, tokenizer),
+            JudgedBy(judge, questions_of(config, tokenizer), is_policy=config.judge_base_url is None),
             teacher,
             renderer,
             tokenizer,
-            judge_is_policy=config.judge_base_url is None,
             teacher_is_policy=not separate and config.teacher == "live",
             teachers=teachers,
         )

@@ -20,8 +20,8 @@ from agentic_opd.core.concurrency import gather_all
 from agentic_opd.core.errors import ConfigError
 from agentic_opd.core.types import Episode, Message, Task, World
 from agentic_opd.distill.connect import PolicyEndpoint
-from agentic_opd.distill.distiller import Distiller, TurnsUnderWay
-from agentic_opd.distill.pipeline import DistilledEpisode
+from agentic_opd.distill.distiller import Distiller, PendingTurns
+from agentic_opd.distill.records import DistilledRecording
 from agentic_opd.env.config import AgentEnvConfig, tokenizer_names
 from agentic_opd.env.policy_server import PolicyServer, ServedPolicy
 from agentic_opd.env.setup import REQUIREMENTS, Setup, meet
@@ -42,7 +42,7 @@ from agentic_opd.wire.group import ScoredGroup, ScoredRollout, TaskItem
 from agentic_opd.worlds.choose import make_world
 
 if TYPE_CHECKING:
-    from agentic_opd.gateway.black_box import Programs
+    from agentic_opd.gateway.agent_process import AgentProcess
 
 logger = logging.getLogger(__name__)
 
@@ -90,7 +90,7 @@ class AgentEnv(BaseEnv):
         self._slots = asyncio.Semaphore(config.max_concurrent_episodes)
         self._active = dict.fromkeys((server.client.base_url for server in self.servers), 0)
         self._items: Iterator[TaskItem] = iter(())
-        self._programs: Programs | None = None
+        self._agent: AgentProcess | None = None
 
     @classmethod
     def config_init(cls) -> tuple[AgentEnvConfig, list[PolicyServerConfig]]:  # type: ignore[override]
@@ -131,11 +131,11 @@ class AgentEnv(BaseEnv):
             await gather_all(self._connect(client, self.distiller) for client in found.clients)
             self.distiller.check_kinds({task.kind for task in self.tasks})
         if self.config.agent_command is not None:
-            self._programs = await self._started_programs(found.clients)
+            self._agent = await self._started_agent(found.clients)
         self._items = self.items()
         self.run_metrics.loop_lag.start()
 
-    async def _started_programs(self, servers: Sequence[PluginClient]) -> "Programs":
+    async def _started_agent(self, servers: Sequence[PluginClient]) -> "AgentProcess":
         """Return the runner of `agent_command`, started.
 
         Raises:
@@ -144,13 +144,13 @@ class AgentEnv(BaseEnv):
             ServerMismatchError: a server's plugin can't stream.
         """
         try:
-            from agentic_opd.gateway.black_box import Programs
+            from agentic_opd.gateway.agent_process import AgentProcess
         except ModuleNotFoundError as error:
             needs = "env.agent_command needs the extra: pip install 'agentic-opd[gateway]'"
             raise ConfigError(f"{error}. {needs}") from error
-        programs = Programs(self.config, self.world, servers, self.chat.renderer, self.tokenizer)
-        await programs.start()
-        return programs
+        agent = AgentProcess(self.config, self.world, servers, self.chat.renderer, self.tokenizer)
+        await agent.start()
+        return agent
 
     async def _connect(self, client: PluginClient, distiller: Distiller) -> None:
         """Connect to the judge and the teacher of one server's episodes."""
@@ -189,16 +189,16 @@ class AgentEnv(BaseEnv):
             made = await self._finished_together(item.task, self.distiller)
         else:
             made = await gather_all(self._finished_episode(item.task) for _ in range(self.config.group_size))
-        distilled = [one for one in made if isinstance(one, DistilledEpisode)]
+        distilled = [one for _, one in made if one is not None]
         of_group = await self.distiller.close_group(distilled) if self.distiller is not None else None
-        episodes = tuple(one.episode if isinstance(one, DistilledEpisode) else one for one in made)
+        episodes = tuple(episode for episode, _ in made)
         versions = [episode.weight_version for episode in episodes if episode.weight_version is not None]
-        has_branches = any(episode.earlier for episode in episodes)
+        has_branches = any(len(episode.traces) > 1 for episode in episodes)
         group = ScoredGroup(
             rollouts=tuple(
                 sequence
-                for number, one in enumerate(made)
-                for sequence in self._scored(one, str(number) if has_branches else None)
+                for number, (episode, done) in enumerate(made)
+                for sequence in self._scored(episode, done, str(number) if has_branches else None)
             ),
             item_id=item.item_id,
             task_id=item.task.task_id,
@@ -207,20 +207,21 @@ class AgentEnv(BaseEnv):
         )
         return FinishedGroup(group, episodes, of_group)
 
-    async def _finished_episode(self, task: Task) -> Episode | DistilledEpisode:
+    async def _finished_episode(self, task: Task) -> tuple[Episode, DistilledRecording | None]:
         async with AsyncExitStack() as place:
             server = await place.enter_async_context(self._slot())
             if self.distiller is None:
-                return await self._sampled(task, server)
+                return await self._sampled(task, server), None
             policy_url = server.client.base_url
-            async with TurnsUnderWay(self.distiller, policy_url) as turns:
+            async with PendingTurns(self.distiller, policy_url) as turns:
                 # With `delayed`, later turns are evidence too.
                 is_next_state = self.distiller.config.hindsight == "next_state"
                 episode = await self._sampled(task, server, turns.begin if is_next_state else None)
                 await place.aclose()  # The next episode begins while this one is judged and scored.
-                return await self.distiller.distill(episode, policy_url, await turns.known())
+                known = await turns.known()
+                return episode, await self.distiller.distill(episode.recording, policy_url, known)
 
-    async def _finished_together(self, task: Task, distiller: Distiller) -> list[Episode | DistilledEpisode]:
+    async def _finished_together(self, task: Task, distiller: Distiller) -> list[tuple[Episode, DistilledRecording]]:
         """Return the episodes of a group, each distilled with the others as siblings."""
 
         async def sampled() -> tuple[Episode, str]:
@@ -228,10 +229,13 @@ class AgentEnv(BaseEnv):
                 return await self._sampled(task, server), server.client.base_url
 
         group = await gather_all(sampled() for _ in range(self.config.group_size))
-        return await gather_all(
-            distiller.distill(episode, url, siblings=[other for other, _ in group if other is not episode])
+        distilled = await gather_all(
+            distiller.distill(
+                episode.recording, url, siblings=[other.recording for other, _ in group if other is not episode]
+            )
             for episode, url in group
         )
+        return [(episode, one) for (episode, _), one in zip(group, distilled, strict=True)]
 
     async def _sampled(self, task: Task, server: PolicyServer, on_answered: OnAnswered | None = None) -> Episode:
         """Return an episode for training; raise ServerError if the policy server failed in it."""
@@ -240,12 +244,14 @@ class AgentEnv(BaseEnv):
             raise episode.error
         return episode
 
-    def _scored(self, made: Episode | DistilledEpisode, session_id: str | None) -> list[ScoredRollout]:
+    def _scored(
+        self, episode: Episode, distilled: DistilledRecording | None, session_id: str | None
+    ) -> list[ScoredRollout]:
         """Return the sequences of a rollout; `session_id` links them if a rollout of the group has several."""
-        write = partial(ScoredRollout.of, include_messages=self.config.include_messages, session_id=session_id)
-        if isinstance(made, Episode):
-            return [write(branch) for branch in made.branches()]
-        return [write(branch, rows=arrays, turns=records) for branch, arrays, records in made.branches()]
+        write = partial(ScoredRollout.of, episode, include_messages=self.config.include_messages, session_id=session_id)
+        if distilled is None:
+            return [write(trace) for trace in episode.traces]
+        return [write(one.trace, rows=one.arrays, turns=one.records) for one in distilled.traces]
 
     @asynccontextmanager
     async def _slot(self) -> AsyncGenerator[PolicyServer]:
@@ -262,9 +268,9 @@ class AgentEnv(BaseEnv):
         self, task: Task, server: PolicyServer, temperature: float, split: str, on_answered: OnAnswered | None = None
     ) -> Episode:
         """Run the agent on `task`; the world verifies the result."""
-        if self._programs is not None:
+        if self._agent is not None:
             url, is_eval = server.client.base_url, split == "eval"
-            return await self._programs.run_episode(task, url, temperature=temperature, learn_from_altered=is_eval)
+            return await self._agent.run_episode(task, url, temperature=temperature, learn_from_altered=is_eval)
         sampling = {"temperature": temperature, "top_p": self.config.top_p, "split": split}
         policy = ServedPolicy(server, {"stop_token_ids": self.chat.stop_token_ids, **sampling})
         return await run_episode(task, policy, self.world, self.chat, self.config, self.user_reply, on_answered)
@@ -374,8 +380,8 @@ class AgentEnv(BaseEnv):
     async def close(self) -> None:
         """Finish the metrics and close all connections."""
         self.run_metrics.close()
-        if self._programs is not None:
-            await self._programs.close()
+        if self._agent is not None:
+            await self._agent.close()
         if self.distiller is not None:
             await self.distiller.close()
         for server in self.servers:

@@ -25,7 +25,7 @@ from agentic_opd.gateway.errors import RefusedError, as_refusal
 from agentic_opd.gateway.request import Asked, tools_key
 from agentic_opd.gateway.sessions import Place, Session
 from agentic_opd.gateway.telemetry import Telemetry
-from agentic_opd.gateway.turns import Path, RecordedTurn, conversation, recorded
+from agentic_opd.gateway.turns import Path, RecordedTurn, recorded, trace_of
 from agentic_opd.plugin.client import PluginClient
 from agentic_opd.rollout.chat import Chat, ParsedTurn
 from agentic_opd.rollout.conversation import Conversation
@@ -137,7 +137,7 @@ class Sampler:
 
     def _prompted(self, chat: Chat, place: Place, asked: Asked) -> tuple[Conversation, Path | tuple[()]]:
         if place.path:
-            talk = conversation(chat, place.path)
+            talk = Conversation.restored(chat, trace_of(place.path))
             talk.answer(place.new)
             try:
                 talk.prompt()

@@ -17,7 +17,7 @@ from importlib import resources
 from importlib.util import MAGIC_NUMBER
 from typing import TYPE_CHECKING, NamedTuple
 
-from agentic_opd.core.concurrency import in_turn
+from agentic_opd.core.concurrency import fair_slot
 from agentic_opd.core.errors import SandboxError
 from agentic_opd.core.types import Task, Verification, VerifyOutcome
 from agentic_opd.sandboxes.protocol import CommandResult, SandboxFactory
@@ -131,7 +131,7 @@ async def _run(
         "program": _PATHS + _RUN_PROGRAM if checks.runs_program else None,
         "pytest": packed_pytest() if checks.needs_pytest else None,
     }
-    async with in_turn():
+    async with fair_slot():
         program = f"exec({_program(*_TEST_MODULES)!r})\n".encode() + marshal.dumps({**job})
     async with sandbox_factory() as sandbox:
         result = await sandbox.run(_COMMAND, wall_s(timeout_s), stdin=program)
