@@ -30,7 +30,7 @@ from agentic_opd.distill.config import DistillConfig
 from agentic_opd.distill.evidence import TurnContext
 from agentic_opd.distill.hints import AcceptedHint, Hint, HintPool
 from agentic_opd.distill.servers import DistillServers
-from agentic_opd.distill.teacher import Reading, TeacherReply
+from agentic_opd.plugin.scoring import Reading, TeacherReply
 from agentic_opd.wire.group import ControlKind
 
 logger = logging.getLogger(__name__)

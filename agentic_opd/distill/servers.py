@@ -7,7 +7,7 @@ from typing import Any
 from renderers import Renderer
 
 from agentic_opd.distill.hints import JudgedBy
-from agentic_opd.distill.teacher import TeacherClient
+from agentic_opd.plugin.client import PluginClient
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,11 +18,11 @@ class DistillServers:
     """
 
     judge: JudgedBy
-    teacher: TeacherClient
+    teacher: PluginClient
     renderer: Renderer
     tokenizer: Any
     teacher_is_policy: bool
-    teachers: Mapping[str, TeacherClient] = field(default_factory=dict[str, TeacherClient])
+    teachers: Mapping[str, PluginClient] = field(default_factory=dict[str, PluginClient])
     """Teachers by kind of task."""
 
     def of(self, kind: str | None) -> "DistillServers":

@@ -33,7 +33,6 @@ from agentic_opd.core.authors import Authors
 from agentic_opd.core.errors import AgentError, ConfigError, SandboxError, ServerError
 from agentic_opd.core.types import Episode, Message, ProgramRun, StopReason, Task, World, WorldSession
 from agentic_opd.gateway.errors import RefusedError
-from agentic_opd.gateway.policy import SamplingServer
 from agentic_opd.gateway.request import Asked
 from agentic_opd.gateway.sampler import CONTEXT_FULL, Answer, Sampler
 from agentic_opd.gateway.serve import WebServer
@@ -42,6 +41,7 @@ from agentic_opd.gateway.telemetry import Telemetry
 from agentic_opd.gateway.turns import Path as TurnPath
 from agentic_opd.gateway.turns import RecordedTurn, branches
 from agentic_opd.gateway.web import ChatRoutes, bearer, chat_app, digest_of_key, no_key
+from agentic_opd.plugin.client import PluginClient
 from agentic_opd.rollout.config import RolloutConfig
 from agentic_opd.rollout.conversation_index import identity
 from agentic_opd.rollout.loop import verified
@@ -208,7 +208,7 @@ class AgentProcess:
         self,
         config: RolloutConfig,
         world: World,
-        servers: Sequence[SamplingServer],
+        servers: Sequence[PluginClient],
         renderer: Renderer,
         tokenizer: Any,
     ) -> None:
@@ -228,7 +228,7 @@ class AgentProcess:
         if not isinstance(world, ProgramWorld):
             raise ConfigError(f"{type(world).__name__} has no program_session, so env.agent_command can't run in it")
         for server in servers:
-            server.check()
+            server.check_streams()
         assert config.agent_command is not None
         self.model, self.tokenizer, self.telemetry = servers[0].info.model, tokenizer, Telemetry()
         self._config, self._command, self._world = config, config.agent_command, world

@@ -8,40 +8,18 @@ next turn's prompt, a `Sample` for each turn, and the traces. If the chat templa
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from agentic_opd.core.errors import AlignmentError, RewrittenError
+from agentic_opd.core.errors import RewrittenError
 from agentic_opd.core.types import (
     IGNORED,
-    MOST_NATS,
     PROMPT_LOGPROB,
+    Completion,
     ContextTurn,
     Message,
     ToolCall,
     Trace,
     Turn,
-    check_lengths,
 )
 from agentic_opd.rollout.chat import Chat, ParsedTurn, Prompt
-
-
-@dataclass(frozen=True, slots=True)
-class Completion:
-    """One sampled turn: ids (including the stop token), their logprobs in nats, and the reason why sampling stopped."""
-
-    token_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    finish_reason: str = "stop"
-    """`length` if the turn was cut off at its token limit."""
-    weight_version: int | None = None
-    """Version of the weights that sampled the turn; None if the server does not report it."""
-
-    def __post_init__(self) -> None:
-        check_lengths("completion", token_ids=len(self.token_ids), logprobs=len(self.logprobs))
-        if not self.token_ids:
-            raise AlignmentError("completion: no token was sampled")
-        if (at := next((i for i, one in enumerate(self.logprobs) if not abs(one) <= MOST_NATS), None)) is not None:
-            raise AlignmentError(
-                f"completion: token {at} has the logprob {self.logprobs[at]!r}; does the model compute?"
-            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,6 @@ from pydantic import SecretStr
 from agentic_opd.core.concurrency import gather_all
 from agentic_opd.core.errors import AlignmentError, RendererError
 from agentic_opd.core.http import JsonClient
-from agentic_opd.core.server_info import fetch_model_path, fetch_server_info
 from agentic_opd.core.types import (
     IGNORED,
     PROMPT_LOGPROB,
@@ -32,14 +31,14 @@ from agentic_opd.core.types import (
     TurnOutcome,
 )
 from agentic_opd.distill.config import DistillConfig
-from agentic_opd.distill.connect import PolicyEndpoint, make_teacher
+from agentic_opd.distill.connect import PolicyEndpoint
 from agentic_opd.distill.distiller import DistilledGroup, Distiller
 from agentic_opd.distill.records import DistilledRecording, WrittenRows, build_arrays, written_rows
 from agentic_opd.distill.scoring import NotScored, Scored, read_turn, rounded
-from agentic_opd.distill.teacher import TeacherClient
+from agentic_opd.plugin.client import PluginClient
 from agentic_opd.rollout.chat import Chat, ParsedTurn
 from agentic_opd.rollout.conversation import Completion, Conversation
-from agentic_opd.rollout.renderer import explained_tokenizer_errors, load_renderer
+from agentic_opd.rollout.renderer import load_policy_tokenizer, load_renderer
 from agentic_opd.runs.logs import has_arguments, plain_messages
 from agentic_opd.wire.group import ScoredRollout, TurnRecord
 
@@ -172,7 +171,7 @@ class PolicyDistiller:
     chat: Chat
     """Chat of the policy's renderer, without tools."""
     distiller: Distiller
-    policy: TeacherClient
+    policy: PluginClient
     """Scoring client of the policy's own weights."""
     policy_url: str
 
@@ -210,25 +209,20 @@ class PolicyDistiller:
             ConfigError: the tokenizer or the renderer can't be loaded.
             RendererError, ServerMismatchError, ServerRequestError, ServerUnreachableError: as `Distiller.connect`.
         """
-        from transformers import AutoTokenizer  # The import takes seconds.
-
         client = JsonClient(policy_url, api_key, retry_s=retry_s)
-        load: Any = AutoTokenizer.from_pretrained
         try:
-            info = await fetch_server_info(client)
-            name = tokenizer_name or await fetch_model_path(client)
-            with explained_tokenizer_errors(name):
-                tokenizer = load(name)
+            policy = await PluginClient.connected(client)
+            tokenizer = await load_policy_tokenizer((tokenizer_name,), client)
             written_by = load_renderer(
                 tokenizer, renderer, renderer_options or {}, tool_format=tool_format, stop_tokens=stop_tokens
             )
             chat = Chat(written_by, tokenizer, ())
-            distiller = Distiller(config, max_token_length=info.max_model_len, retry_s=retry_s, seed=seed)
+            distiller = Distiller(config, max_token_length=policy.info.max_model_len, retry_s=retry_s, seed=seed)
             try:
                 key = SecretStr(api_key) if api_key else None
-                endpoint = PolicyEndpoint(client.base_url, info.model, key)
+                endpoint = PolicyEndpoint(client.base_url, policy.info.model, key)
                 await distiller.connect(endpoint, chat.renderer, tokenizer)
-                yield cls(chat, distiller, make_teacher(client, info), client.base_url)
+                yield cls(chat, distiller, policy, client.base_url)
             finally:
                 await distiller.close()
         finally:

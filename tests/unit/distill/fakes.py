@@ -18,7 +18,6 @@ import numpy as np
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from agentic_opd.core.server_info import ServerInfo
 from agentic_opd.core.types import (
     Message,
     Recording,
@@ -32,7 +31,8 @@ from agentic_opd.core.types import (
 )
 from agentic_opd.distill.hints import AcceptedHint, HintPool
 from agentic_opd.distill.judge import JudgeReply
-from agentic_opd.distill.teacher import Reading, TeacherReply
+from agentic_opd.plugin.info import ServerInfo
+from agentic_opd.plugin.scoring import Reading, TeacherReply
 
 VOCAB = 512
 TOKENS = (1, 2, 3, 4, 9, 40, 41, 42, 5, 6, 9, 40, 41)

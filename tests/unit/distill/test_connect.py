@@ -12,7 +12,6 @@ from agentic_opd.distill.config import DistillConfig, TeacherServer
 from agentic_opd.distill.connect import PolicyEndpoint, connect
 from agentic_opd.distill.distiller import Distiller
 from agentic_opd.distill.servers import DistillServers
-from agentic_opd.distill.teacher import CompletionsTeacher, PluginTeacher
 
 from .conftest import make_qwen_tokenizer
 from .fakes import Handler, Script, served
@@ -79,7 +78,7 @@ def keys_sent(handlers: dict[str, Handler]) -> set[str | None]:
 def test_the_policy_server_judges_and_teaches_by_default() -> None:
     policy = server()
     deps = connected(policy)
-    assert isinstance(deps.teacher, PluginTeacher)
+    assert deps.teacher.info.has_plugin
     assert (deps.judge.is_policy, deps.teacher_is_policy) == (True, True)
     assert (deps.teacher.info.model, deps.teacher.info.vocab_size) == ("demo", 512)
     assert keys_sent(policy) == {"Bearer policy-key"}
@@ -89,7 +88,7 @@ def test_without_the_plugin_it_falls_back_and_says_so_once(caplog: pytest.LogCap
     caplog.set_level(logging.WARNING)
     policy = plain_server()
     deps = connected(policy, distill_topk=7)
-    assert isinstance(deps.teacher, CompletionsTeacher)
+    assert not deps.teacher.info.has_plugin
     assert [record.message for record in caplog.records if "many times slower" in record.message]
     assert len(caplog.records) == 1
     probe = policy["/v1/completions"]

@@ -13,7 +13,6 @@ from aiohttp.test_utils import TestServer
 
 from agentic_opd.core.errors import AgentError, ConfigError, SandboxError, ServerUnreachableError
 from agentic_opd.core.http import JsonClient
-from agentic_opd.core.server_info import ServerInfo
 from agentic_opd.core.types import (
     Episode,
     Message,
@@ -27,7 +26,8 @@ from agentic_opd.core.types import (
 )
 from agentic_opd.distill.evidence import author_turns
 from agentic_opd.gateway.agent_process import AgentProcess
-from agentic_opd.gateway.policy import SamplingServer
+from agentic_opd.plugin.client import PluginClient
+from agentic_opd.plugin.info import ServerInfo
 from agentic_opd.rollout.config import RolloutConfig
 from agentic_opd.rollout.renderer import load_renderer
 from agentic_opd.sandboxes.program import SOCKET_NAME, Program
@@ -118,7 +118,7 @@ def run(vllm: ScriptedVllm, world: Any, *, learn_from_altered: bool = False, **s
         app.router.add_post("/generate", vllm.generate)
         async with TestServer(app) as server:
             client = JsonClient(str(server.make_url("")), retry_s=0.2)
-            sampling = SamplingServer(client, ServerInfo("policy", 1024, has_plugin=True, generate_route=2))
+            sampling = PluginClient(client, ServerInfo("policy", 1024, has_plugin=True, generate_route=2))
             renderer = load_renderer(vllm.tokenizer, "qwen3", {"enable_thinking": False})
             config = RolloutConfig(agent_command="agent", **{"temperature": 0.9, **settings})
             agent = AgentProcess(config, world, [sampling], renderer, vllm.tokenizer)

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from agentic_opd.core.errors import AlignmentError
 from agentic_opd.core.types import DistillArrays, TeacherRequest, TeacherRows
-from agentic_opd.distill.arrays import check_rows
 from agentic_opd.distill.records import build_arrays, logprobs_of, written_rows
 from agentic_opd.distill.scoring import LOGPROB_DECIMALS, gaps, insert_hint, rounded
+from agentic_opd.plugin.scoring import check_rows
 
 from .fakes import MASKS, TOKENS, TURNS, VOCAB, make_trace, table_rows
 
