@@ -42,7 +42,7 @@ _DECISIONS: dict[str, _Decision] = {"1": 1, "+1": 1, "-1": -1}
 _STEP_SCORES: dict[str, StepScore] = {"1": 1, "+1": 1, "0": 0, "-1": -1}
 
 
-# ------------------------------------------------------------------------------------------------------------ the step
+# ---------------------------------------------------------------------------------------------------------- the results
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +103,9 @@ class NoHint:
     judgement: Judgement | None = None
 
 
+# ------------------------------------------------------------------------------------------------------------- the pool
+
+
 class HintPool:
     """The latest accepted hints by task; a draw picks a task uniformly, then one of its hints uniformly."""
 
@@ -142,6 +145,9 @@ class HintPool:
     def _drawn(self, hints_by_task: Iterable[list[AcceptedHint]]) -> AcceptedHint | None:
         fitting = [hints for hints in hints_by_task if hints]
         return self._rng.choice(self._rng.choice(fitting)) if fitting else None
+
+
+# --------------------------------------------------------------------------------------------------------- the question
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +212,9 @@ class JudgedBy:
     is_policy: bool
 
 
+# ------------------------------------------------------------------------------------------------------------- the step
+
+
 async def find_hint(context: TurnContext, judge: JudgedBy, config: DistillConfig, pool: HintPool) -> Hint | NoHint:
     """Return the hint of the first source that has one, and add it to `pool`.
 
@@ -249,7 +258,7 @@ def _as_read(
     return Hint(accepted, other, "other_task", judgement)
 
 
-# ------------------------------------------------------------------------------------------ sources without a judge
+# ---------------------------------------------------------------------------------------------- sources without a judge
 
 
 FEEDBACK = "If you answer as you are about to, this is what comes of it:"
@@ -321,7 +330,7 @@ def _first_clean(texts: Iterable[str], context: TurnContext) -> str | None:
     return next((text for text in texts if not leaks(text, hidden_tests, context.public_text)), None)
 
 
-# ---------------------------------------------------------------------------------------------------------- the judge
+# ------------------------------------------------------------------------------------------------------------ the votes
 
 
 async def _judge_hint(context: TurnContext, judge: JudgedBy, config: DistillConfig) -> tuple[Judgement, str | NoHint]:
