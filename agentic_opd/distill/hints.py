@@ -47,9 +47,9 @@ _STEP_SCORES: dict[str, StepScore] = {"1": 1, "+1": 1, "0": 0, "-1": -1}
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """The judge's votes on a turn; without votes if the judge failed."""
+    """The judge's votes on a turn; without a question if it was not asked, without votes if it failed."""
 
-    question: str
+    question: str | None = None
     votes: tuple[Vote, ...] = ()
     step_votes: tuple[StepScore | None, ...] = ()
     seconds: float | None = None
@@ -85,7 +85,7 @@ class Hint:
     read: AcceptedHint | None
     """The hint that the teacher reads: `accepted`, or the settings' replacement; None: it reads no hint."""
     source: HintSource
-    judgement: Judgement | None = None
+    judgement: Judgement = Judgement()
     """The judge's votes, also if the hint is of another source."""
 
     @property
@@ -100,7 +100,7 @@ class NoHint:
 
     outcome: TurnOutcome
     why: str | None = None
-    judgement: Judgement | None = None
+    judgement: Judgement = Judgement()
 
 
 # ------------------------------------------------------------------------------------------------------------- the pool
@@ -223,7 +223,7 @@ async def find_hint(context: TurnContext, judge: JudgedBy, config: DistillConfig
     """
     if not context.pair.evidence:
         return NoHint(TurnOutcome.NO_NEXT_STATE)
-    judgement: Judgement | None = None
+    judgement = Judgement()
     failed: list[NoHint] = []
     for source in config.sources:
         if source == "judge":
@@ -244,7 +244,7 @@ _GRAVEST = (TurnOutcome.JUDGE_ERROR, TurnOutcome.LEAKED, TurnOutcome.VOTE_FAILED
 
 
 def _as_read(
-    accepted: AcceptedHint, source: HintSource, config: DistillConfig, pool: HintPool, judgement: Judgement | None
+    accepted: AcceptedHint, source: HintSource, config: DistillConfig, pool: HintPool, judgement: Judgement
 ) -> Hint | NoHint:
     """Return the hint, with the settings' replacement for what the teacher reads."""
     if config.replacement is None:

@@ -151,15 +151,15 @@ def distilled_turn(
         span=(turn.start, turn.end),
         outcome=TurnOutcome.SCORED if failure is None else failure.outcome,
         next_state_role=context.pair.next_state_role,
-        votes=() if judgement is None else judgement.votes,
+        votes=judgement.votes,
         hint=hint.text if isinstance(hint, Hint) else None,
         hint_token_ids=hint_token_ids,
         insert_at=request.insert_at if request is not None and hint_token_ids else None,
         error=None if failure is None else failure.why,
         evidence=context.pair.kinds,
-        question=None if judgement is None else judgement.question,
-        step_votes=() if judgement is None else judgement.step_votes,
-        step_score=None if judgement is None else judgement.step_score,
+        question=judgement.question,
+        step_votes=judgement.step_votes,
+        step_score=judgement.step_score,
         truncated=turn.truncated,
         weight_version=turn.weight_version,
         scored_version=None if scored is None else scored.reply.weight_version,
@@ -173,7 +173,7 @@ def distilled_turn(
     stats = None
     if scored is not None and rows is not None:
         stats = _score_stats(record, scored, rows, context.trace.logprobs_T, config)
-    return DistilledTurn(context.pair, TurnStats(record, judgement and judgement.seconds, stats), rows)
+    return DistilledTurn(context.pair, TurnStats(record, judgement.seconds, stats), rows)
 
 
 def _control_reading(scored: Scored, rows: WrittenRows) -> ControlReading | None:
