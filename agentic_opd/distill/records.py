@@ -225,9 +225,7 @@ def control_stats(control: ControlReading, logprobs_RK: Sequence[Sequence[float]
 def logprobs_of(ids_RK: Sequence[Sequence[int]], rows: TeacherRows) -> tuple[tuple[float | None, ...], ...]:
     """Look up logprobs in `rows` by the ids of other rows, [R, K], in nats; None for an id outside of the top-k.
 
-    Args:
-        ids_RK: Ids of each row, the sampled token first.
-        rows: Rows of the same sampled tokens in another context.
+    The first id of each row is the sampled token. `rows` are of the same sampled tokens in another context.
     """
     check_lengths("logprobs of other rows", ids=len(ids_RK), rows=len(rows.actual_R))
     known = [
