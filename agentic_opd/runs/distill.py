@@ -300,28 +300,16 @@ class PolicyDistiller:
 
 def _record_again(record: TurnRecord, result: Scored | NotScored | None) -> TurnRecord:
     """Return the record of a turn whose hint was scored again; `result` is None if there is no hint."""
-    scored = result if isinstance(result, Scored) else None
-    failed = result if isinstance(result, NotScored) else None
-    outcome = TurnOutcome.SCORED if scored else failed.outcome if failed else record.outcome
-    return TurnRecord(
-        span=record.span,
-        outcome=outcome,
-        next_state_role=record.next_state_role,
-        votes=record.votes,
-        hint=record.hint,
-        hint_token_ids=record.hint_token_ids,
-        insert_at=record.insert_at,
-        error=failed.why if failed else None if scored else record.error,
-        evidence=record.evidence,
-        question=record.question,
-        step_votes=record.step_votes,
-        step_score=record.step_score,
-        truncated=record.truncated,
-        weight_version=record.weight_version,
-        scored_version=scored and scored.reply.weight_version,
-        baseline_logprobs=scored and scored.baseline_logprobs,
-        unhinted_logprobs=scored and scored.unhinted_logprobs,
-        hint_source=record.hint_source,
-        reasoning_tokens=record.reasoning_tokens,
-        scored_from=record.scored_from,
+    plain = replace(record, control=None, scored_version=None, baseline_logprobs=None, unhinted_logprobs=None)
+    if result is None:
+        return plain
+    if isinstance(result, NotScored):
+        return replace(plain, outcome=result.outcome, error=result.why)
+    return replace(
+        plain,
+        outcome=TurnOutcome.SCORED,
+        error=None,
+        scored_version=result.reply.weight_version,
+        baseline_logprobs=result.baseline_logprobs,
+        unhinted_logprobs=result.unhinted_logprobs,
     )
