@@ -264,7 +264,7 @@ def written_rows(start: int, sampled_R: Sequence[int], rows: TeacherRows, top_k:
     shape = (len(tokens), top_k - 1)
     ids_RK = np.concatenate([tokens[:, None], rows.top_ids_RK[keep].reshape(shape)], axis=1)
     logprobs_RK = np.concatenate([rows.actual_R[:, None], rows.top_logprobs_RK[keep].reshape(shape)], axis=1)
-    return WrittenRows(start, ids_RK, rounded(logprobs_RK))
+    return WrittenRows(start, ids_RK.astype(np.int64, copy=False), rounded(logprobs_RK))
 
 
 # ------------------------------------------------------------------------------------------------------- conversations
