@@ -49,7 +49,7 @@ def hindsight_pairs(
     """
     asked = [message_text(message) for message in episode.messages if message["role"] == "user"]
     shown = sum(message["role"] == "user" for message in episode.task.examples)
-    task_text = asked[shown] if len(asked) > shown else episode.task.prompt
+    task_text = asked[shown] if len(asked) > shown and not episode.task.messages else episode.task.prompt
     verdicts = _verdicts(episode, hindsight)
     pairs: list[HindsightPair] = []
     for index, turn in enumerate(episode.turns):
@@ -85,6 +85,7 @@ def message_text(message: Message) -> str:
 def shown_text(episode: Episode) -> str:
     """Return all text that the agent read or wrote: prompt, task files, messages, turns and reasoning."""
     parts = [episode.task.prompt, *episode.task.files.values()]
+    parts += [json.dumps(tool, ensure_ascii=False) for tool in episode.task.tools or ()]
     parts += [turn_text(m) if m["role"] == "assistant" else message_text(m) for m in episode.messages]
     parts += [thought for m in episode.messages if (thought := m.get("reasoning_content"))]
     return "\n".join(parts)

@@ -12,10 +12,10 @@ from tests.support.vllm import SharedServer
 from tests.unit.worlds.test_own import documented
 
 FILES = '''\
-from agentic_opd.worlds.own import Checks, OwnWorld, Task, tool
+from agentic_opd.worlds.custom import Checks, CustomWorld, Task, tool
 
 
-class Files(OwnWorld):
+class Files(CustomWorld):
     """The tools that the demo policy knows, on a dict; a user who asks once more."""
 
     system_prompt = "You write functions."

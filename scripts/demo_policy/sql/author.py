@@ -23,7 +23,7 @@ from agentic_opd.rollout.chat import Chat
 from agentic_opd.rollout.loop import run_episode
 from agentic_opd.rollout.renderer import load_renderer
 from agentic_opd.worlds.coding.config import CodingConfig
-from agentic_opd.worlds.own import HookedWorld
+from agentic_opd.worlds.custom import HookedWorld
 from agentic_opd.worlds.sql.databases import NEVER_TRAINED, TRAINING, Nouns
 from agentic_opd.worlds.sql.questions import Question, clauses, questions, sql
 from agentic_opd.worlds.sql.world import SqlWorld

@@ -9,7 +9,7 @@ from random import Random
 from agentic_opd.distill.hints import parse_vote
 from agentic_opd.distill.rescoring import hint_place, insert_hint
 from agentic_opd.distill.turns import hindsight_pairs
-from agentic_opd.worlds.own import Left
+from agentic_opd.worlds.custom import Left
 from agentic_opd.worlds.sql.questions import Question, questions, sql
 from agentic_opd.worlds.sql.world import Desk
 from demo_policy.script import NEUTRAL_HINTS

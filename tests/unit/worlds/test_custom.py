@@ -13,7 +13,7 @@ from agentic_opd.core.errors import ConfigError, WorldError
 from agentic_opd.core.types import Task, ToolCall, ToolResult, Verification
 from agentic_opd.worlds.choose import make_world
 from agentic_opd.worlds.coding.config import CodingConfig
-from agentic_opd.worlds.own import Checks, HookedSession, HookedWorld, Left, OwnWorld, ToolError, tool
+from agentic_opd.worlds.custom import Checks, CustomWorld, HookedSession, HookedWorld, Left, ToolError, tool
 
 TASK = Task("t", "Do it.", "secret")
 
@@ -82,7 +82,7 @@ def test_a_tools_schema_is_its_signature_and_docstring(tmp_path: Path) -> None:
     }
 
 
-class Chores(OwnWorld):
+class Chores(CustomWorld):
     """Files in a sandbox, an asynchronous tool, and a user who insists."""
 
     def tasks(self) -> list[Task]:
@@ -153,7 +153,7 @@ def test_what_the_policy_does_wrong_is_a_result(name: str, given: dict[str, Any]
     assert said in result.content
 
 
-class Plain(OwnWorld):
+class Plain(CustomWorld):
     """What the faulty ones override."""
 
     def tasks(self) -> Any:
@@ -188,7 +188,10 @@ def lying(value: Any) -> Callable[..., Any]:
         ("judged", raising, "world Plain: judged raised KeyError: 'x'"),
         ("user_reply", raising, "world Plain: user_reply raised KeyError: 'x'"),
         ("go", raising, "world Plain: go raised KeyError: 'x'"),
-        ("verify", lying(True), "world Plain: verify gave bool, expected Checks"),
+        ("verify", lying("good"), "world Plain: verify gave str, expected a number in .0, 1., Checks, or either"),
+        ("verify", lying(1.5), "world Plain: verify gave 1.5, expected a number in"),
+        ("verify", lying(float("nan")), "world Plain: verify gave nan, expected a number in"),
+        ("verify", lying((1.0, None)), "world Plain: verify gave a text of type NoneType"),
         ("verify", lying(Checks(2, 1)), "world Plain: verify gave wrong Checks: .* got 2 of 1"),
         ("verify", lying(Checks(0.5, 1)), "world Plain: verify gave 0.5 of 1, expected counts"),  # type: ignore[arg-type]
         ("judged", lying(lambda: 0), "judged gave function, which can't be pickled"),
@@ -249,39 +252,51 @@ def test_tool_errors_are_the_policys() -> None:
     assert (result.content, result.is_error) == ("Error: not \ufffd this way", True)
 
 
-HEAD = "from agentic_opd.worlds.own import OwnWorld, tool\n"
+HEAD = "from agentic_opd.worlds.custom import CustomWorld, tool\n"
 
 
 @pytest.mark.parametrize(
     ("code", "name", "said"),
     [
-        ("", "own.py", "expected coding, FILE.py:CLASS or package.module:CLASS"),
-        ("", "own.py:Missing", "own.py has no class Missing that is an OwnWorld"),
-        ("class Own: pass\n", "own.py:Own", "has no class Own that is an OwnWorld"),
+        ("", "own.py", "expected coding, sql, functions, FILE.py:CLASS or package.module:CLASS"),
+        ("", "own.py:Missing", "own.py has no class Missing that is a CustomWorld"),
+        ("class Own: pass\n", "own.py:Own", "has no class Own that is a CustomWorld"),
         ("1 / 0\n", "own.py:Own", "own.py can't be imported: ZeroDivisionError"),
         ("", "missing.py:Own", "there is no file 'missing.py'"),
         ("", "no.such.module:Own", "no.such.module can't be imported: ModuleNotFoundError"),
-        (HEAD + "class Own(OwnWorld): pass\n", "own.py:Own", "world Own has no tool"),
-        (HEAD + "class Own(OwnWorld):\n    def __init__(self): 1 / 0\n", "own.py:Own", r"Own\(\) raised ZeroDivision"),
-        (HEAD + "class Own(OwnWorld):\n    @tool\n    def f(self, s): pass\n", "own.py:Own", "tool f has no docstring"),
         (
-            HEAD + "class Own(OwnWorld):\n    @tool\n    def f(self, s, x):\n        'Do.'\n",
+            HEAD + "class Own(CustomWorld): pass\n",
+            "own.py:Own",
+            "world Own: tasks is not defined; verify is not defined",
+        ),
+        (
+            HEAD + "class Own(CustomWorld):\n    def __init__(self): 1 / 0\n",
+            "own.py:Own",
+            r"Own\(\) raised ZeroDivision",
+        ),
+        (
+            HEAD + "class Own(CustomWorld):\n    @tool\n    def f(self, s): pass\n",
+            "own.py:Own",
+            "tool f has no docstring",
+        ),
+        (
+            HEAD + "class Own(CustomWorld):\n    @tool\n    def f(self, s, x):\n        'Do.'\n",
             "own.py:Own",
             "tool f: parameter 'x' has no type",
         ),
         (
-            HEAD + "class Own(OwnWorld):\n    @tool\n    def f(self, s, x: 'Missing'):\n        'Do.'\n",
+            HEAD + "class Own(CustomWorld):\n    @tool\n    def f(self, s, x: 'Missing'):\n        'Do.'\n",
             "own.py:Own",
             "tool f: its types can't be read: name 'Missing'",
         ),
         (
-            HEAD + "class Own(OwnWorld):\n    @tool\n"
-            "    def f(self, s, x: OwnWorld):\n        'Do.\\n\\nArgs:\\n    x: It.'\n",
+            HEAD + "class Own(CustomWorld):\n    @tool\n"
+            "    def f(self, s, x: CustomWorld):\n        'Do.\\n\\nArgs:\\n    x: It.'\n",
             "own.py:Own",
             "tool f: its parameters have no JSON schema",
         ),
         (
-            HEAD + "class Own(OwnWorld):\n    @tool\n    def f(self, s, x: int):\n        'Do.'\n",
+            HEAD + "class Own(CustomWorld):\n    @tool\n    def f(self, s, x: int):\n        'Do.'\n",
             "own.py:Own",
             "tool f: parameter 'x' has no line in the docstring's Args",
         ),
