@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, cast, get_args
 
 from agentic_opd.core.errors import WireError
+from agentic_opd.core.names import HintSource
 from agentic_opd.core.types import IGNORED, MOST_NATS, MOST_SCORE, PROMPT_LOGPROB, EvidenceKind, StepScore, TurnOutcome
-from agentic_opd.settings.fields import HintSource
 from agentic_opd.wire.group import (
     SAME_LOGPROB,
     ControlKind,

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, TypeGuard, TypeVar, cast, get_args
 
 from agentic_opd.core.errors import AlignmentError, WireError
+from agentic_opd.core.names import HintSource
 from agentic_opd.core.types import (
     IGNORED,
     MOST_SCORE,
@@ -27,7 +28,6 @@ from agentic_opd.core.types import (
     WhyContext,
     check_lengths,
 )
-from agentic_opd.settings.fields import HintSource
 
 Role = Literal["tool", "user", "verdict"]
 
