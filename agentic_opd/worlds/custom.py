@@ -336,7 +336,7 @@ class HookedWorld:
             raise WorldError(f"world {self._name}: verify gave a text of type {type(text).__name__}")
         if isinstance(result, int | float) and 0 <= result <= 1:
             share = Fraction(float(result)).limit_denominator(1000)
-            result = Checks(share.numerator, share.denominator, f"The result is {result:g} of 1.")
+            result = Checks(share.numerator, share.denominator, *[f"The result is {result:g} of 1."] * 2)
         if not isinstance(result, Checks):
             what = repr(result) if isinstance(result, int | float) else type(result).__name__
             raise WorldError(
@@ -375,11 +375,12 @@ class HookedWorld:
 
     async def call_hook(self, name: str, hook: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Call a function in the name of a hook; see `call`."""
+        may_refuse = (ToolError,) if name in self.methods or name == "call" else ()
         try:
             if inspect.iscoroutinefunction(hook):
                 return await hook(*args, **kwargs)
             return await asyncio.to_thread(hook, *args, **kwargs)
-        except (OPDError, ToolError):
+        except (OPDError, *may_refuse):
             raise
         except Exception as error:
             raise WorldError(f"world {self._name}: {name} raised {type(error).__name__}: {error}") from error
@@ -420,7 +421,7 @@ class HookedSession:
             answering = self.world.call("call", self.state, call.name, call.arguments, sandbox=self.sandbox)
         else:
             known = map(signature, names.values()) if names else self.world.methods
-            raise ToolError(f"unknown tool {call.name!r}. Tools: {', '.join(known)}.")
+            raise ToolError(f"unknown tool {call.name!r}. Tools: {', '.join(known) or 'none'}.")
         limit_s = self.task.limits.get("tool_timeout_s", self.world.config.tool_timeout_s)
         try:
             answer = await asyncio.wait_for(answering, limit_s)

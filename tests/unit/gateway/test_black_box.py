@@ -474,5 +474,5 @@ def test_a_sandbox_that_dies_ends_its_episode_alone(tokenizer: Any) -> None:
 
 
 def test_a_world_without_programs_is_refused(tokenizer: Any) -> None:
-    with pytest.raises(ConfigError, match="NoWorld has no sandbox for env.agent_command"):
+    with pytest.raises(ConfigError, match="NoWorld has no sandbox for env"):
         run(ScriptedVllm(tokenizer), type("NoWorld", (), {})())

@@ -3,27 +3,40 @@
 import asyncio
 import json
 import re
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from agentic_opd.core.errors import ConfigError, WorldError
+from agentic_opd.core.errors import AlignmentError, ConfigError, WorldError
 from agentic_opd.core.types import Task, ToolCall, ToolResult, Verification
+from agentic_opd.env.config import AgentEnvConfig
+from agentic_opd.rollout.first_prompts import first_messages
 from agentic_opd.worlds.choose import make_world
 from agentic_opd.worlds.coding.config import CodingConfig
-from agentic_opd.worlds.custom import Checks, CustomWorld, HookedSession, HookedWorld, Left, ToolError, tool
+from agentic_opd.worlds.custom import (
+    Checks,
+    CustomWorld,
+    HookedSession,
+    HookedWorld,
+    Left,
+    ToolError,
+    tool,
+    world_problems,
+)
 
 TASK = Task("t", "Do it.", "secret")
 
 
-def documented(folder: Path) -> str:
-    """The world of docs/worlds.md, as a file."""
-    code = re.findall(r"```python\n(.*?)```", Path("docs/worlds.md").read_text(), re.DOTALL)[0]
-    assert len(code.splitlines()) <= 60
-    (folder / "shop.py").write_text(code)
-    return f"{folder / 'shop.py'}:Shop"
+def documented(folder: Path, place: int) -> str:
+    """A world of docs/worlds.md, as a file."""
+    code = re.findall(r"```python\n(.*?)```", Path("docs/worlds.md").read_text(), re.DOTALL)[place]
+    (folder / "documented.py").write_text(code)
+    return f"{folder / 'documented.py'}:{('Reasoning', 'Shop')[place]}"
 
 
 def acted(
@@ -45,38 +58,74 @@ def acted(
     return asyncio.run(episode())
 
 
-def test_the_documented_world(tmp_path: Path) -> None:
-    world = make_world(documented(tmp_path), CodingConfig(eval_fraction=0.0), None)
+def test_the_documented_world_of_function_calls(tmp_path: Path) -> None:
+    world = make_world(documented(tmp_path, 1), CodingConfig(eval_fraction=0.0), "Sell.")
     tasks, held_out = asyncio.run(world.train_and_eval_tasks())
-    assert ([task.hidden_tests for task in tasks], held_out) == (["2.30", "5.00", "7.75", "10.90"], [])
-    right = acted(
-        world, tasks[0], ("add", {"item": "apple", "count": 3}), ("add", {"item": "milk"}), ("ask", {"total": 2.3})
-    )
-    assert (right[1].passed, right[1].total) == (2, 2)
-    assert [result.is_change for result in right[0]] == [True, True, True]
-    assert right[1].made_by == {0, 1, 2}, "something of each is left in the basket or in the sum"
-    wrong = acted(world, tasks[0], ("add", {"item": "pear"}), ("ask", {"total": "2.30"}))
-    assert wrong[0][0].content.startswith("Error: we have no 'pear'. There are: apple")
+    assert ([task.hidden_tests for task in tasks], held_out) == (["1.20", "5.40", "10.90"], [])
+    assert world.system_prompt == "Sell."
+    assert [[one["function"]["name"] for one in task.tools or ()] for task in tasks] == [["ask", "add"]] * 3
+    assert [(task.tools or ())[1]["function"]["parameters"]["properties"]["item"]["enum"] for task in tasks[1:]] == [
+        ["bread", "roll"],
+        ["milk", "cheese"],
+    ]
+    right = acted(world, tasks[0], *[("add", {"item": "roll"})] * 3, ("ask", {"total": 1.2}))
+    assert (right[1].passed, right[1].total, right[1].report) == (2, 2, "The basket is right, the sum is right.")
+    assert [result.is_change for result in right[0]] == [True] * 4
+    wrong = acted(world, tasks[0], ("add", {"item": "milk"}), ("ask", {"total": "1.20"}), ("buy", {}))
+    assert wrong[0][0].content == "Error: we have no 'milk'. There are: bread, roll."
     assert (wrong[0][0].is_error, wrong[0][0].is_change) == (True, False)
+    assert wrong[0][2].content == "Error: unknown tool 'buy'. Tools: ask(total: number), add(item: string)."
     assert wrong[1].judge_report == "The basket is wrong, the sum is right."
     nothing = asyncio.run(world.verify(tasks[0], None))
     assert (nothing.passed, nothing.total) == (0, 2)
 
 
-def test_a_tools_schema_is_its_signature_and_docstring(tmp_path: Path) -> None:
-    world = make_world(documented(tmp_path), CodingConfig(), "Sell.")
-    assert world.system_prompt == "Sell."
-    assert [one["function"]["name"] for one in world.tools] == ["add", "ask"]
-    assert world.tools[0]["function"] == {
-        "name": "add",
-        "description": "Put something into the basket.",
+class StandIn:
+    """A dataset with the interface of reasoning-gym's."""
+
+    def __init__(self, name: str, size: int, seed: int) -> None:
+        self.entries = [{"question": f"{seed} + {n} =", "answer": str(seed + n)} for n in range(size)]
+
+    def __iter__(self) -> Iterator[dict[str, str]]:
+        return iter(self.entries)
+
+    def score_answer(self, answer: str | None, entry: dict[str, str]) -> float:
+        return float(answer == entry["answer"])
+
+
+def test_the_documented_world_of_reasoning_gym(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if find_spec("reasoning_gym") is None:
+        monkeypatch.setitem(sys.modules, "reasoning_gym", SimpleNamespace(create_dataset=StandIn))  # type: ignore[arg-type]
+    name = documented(tmp_path, 0)
+    assert len((tmp_path / "documented.py").read_text().splitlines()) <= 37
+    config = AgentEnvConfig(world=name, world_options={"size": 5, "seed": 3}, eval_fraction=0.0)
+    world = make_world(config.world, config, None)
+    tasks, _ = asyncio.run(world.train_and_eval_tasks())
+    assert (len(tasks), list(world.tools), tasks[0].limits) == (5, [], {"max_turns": 1})
+
+    def verdict(text: str) -> tuple[float, str]:
+        async def episode() -> Verification:
+            async with world.session(tasks[1]) as session:
+                left = await session.collect([{"role": "assistant", "content": text}])
+            return await world.verify(tasks[1], left)
+
+        made = asyncio.run(episode())
+        return made.correctness, made.judge_report
+
+    assert verdict(f"It is <answer>{tasks[1].hidden_tests}</answer>") == (1.0, "The answer is right.")
+    assert verdict("It is <answer>none of them</answer>")[1] == "The answer is wrong."
+    assert verdict("It is 4.") == (0.0, "There is no answer between <answer> and </answer>.")
+
+
+def test_a_tools_schema_is_its_signature_and_docstring() -> None:
+    assert [one["function"]["name"] for one in HookedWorld(Notes(), CodingConfig()).tools] == ["go", "write", "look"]
+    assert HookedWorld(Notes(), CodingConfig()).tools[1]["function"] == {
+        "name": "write",
+        "description": "Write them anew.",
         "parameters": {
             "type": "object",
-            "properties": {
-                "item": {"type": "string", "description": "What it is, in the singular."},
-                "count": {"type": "integer", "default": 1, "description": "How many of it."},
-            },
-            "required": ["item"],
+            "properties": {"notes": {"type": "array", "items": {"type": "string"}, "description": "All."}},
+            "required": ["notes"],
             "additionalProperties": False,
         },
     }
@@ -371,3 +420,130 @@ def test_sessions_do_not_share_their_state() -> None:
             return [one.state[0], other.state[0]]
 
     assert asyncio.run(episodes()) == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("def start(self): ...", "start(): too many positional arguments; expected start(self, task), and by name any"),
+        (
+            "def verify(self, task): ...",
+            "verify(task): too many positional arguments; expected verify(",
+        ),
+        ("def verify(self, task, state, answer): ...", "verify(task, state, answer): missing a required argument"),
+        ("def verify(self, task, state, sandbox, files, messages): ...", ""),
+        ("def call(self, state, name, arguments, sandbox=None): ...", ""),
+        ("def tools(self, task): ...", "call is not defined, which runs the functions of tools"),
+        ("async def tasks(self): ...", "tasks is async, expected a plain method"),
+        ("def judged(self, *states): ...", ""),
+    ],
+)
+def test_wrong_hooks_are_found_without_a_call(code: str, said: str) -> None:
+    names: dict[str, Any] = {}
+    exec(code, names)
+    hooks = type("World", (Plain,), {name: hook for name, hook in names.items() if name != "__builtins__"})()
+    problems = world_problems(hooks)
+    assert bool(problems) == bool(said)
+    if problems:
+        assert said in problems[0]
+        with pytest.raises(ConfigError, match="world World: "):
+            HookedWorld(hooks, CodingConfig())
+
+
+@pytest.mark.parametrize(
+    ("result", "passed", "total", "report", "judge_report"),
+    [
+        (0.5, 1, 2, "The result is 0.5 of 1.", "The result is 0.5 of 1."),
+        (True, 1, 1, "The result is 1 of 1.", "The result is 1 of 1."),
+        ((0, "Too slow."), 0, 1, "Too slow.", "Too slow."),
+        ((Checks(1, 3, "secret"), "Two fail."), 1, 3, "Two fail.", "Two fail."),
+    ],
+)
+def test_a_verdict_may_be_a_number_and_have_a_text(
+    result: Any, passed: int, total: int, report: str, judge_report: str
+) -> None:
+    hooks = Plain()
+    hooks.verify = lying(result)  # type: ignore[method-assign]
+    made = asyncio.run(HookedWorld(hooks, CodingConfig()).verify(TASK, Left([0], {})))
+    assert (made.passed, made.total, made.report, made.judge_report) == (passed, total, report, judge_report)
+
+
+class Room(CustomWorld):
+    """A verdict that reads the sandbox and the conversation."""
+
+    def tasks(self) -> list[Task]:
+        return [Task("t", "Do it.", files={"a": "1"}, limits={"sandbox_memory_mb": 256})]
+
+    async def start(self, task: Task, sandbox: Any) -> str:
+        return cast(str, (await sandbox.run("cat a", timeout_s=10)).text)
+
+    async def verify(self, task: Task, state: str, sandbox: Any, messages: Sequence[Any], files: Any) -> Any:
+        again = (await sandbox.run("cat a", timeout_s=10)).text
+        return float(state == again), f"{state} {again} {len(messages)} {sorted(files)}"
+
+
+@pytest.mark.sandbox
+def test_a_verdict_may_read_the_sandbox_and_the_conversation() -> None:
+    world = HookedWorld(Room(), CodingConfig(eval_fraction=0.0))
+    assert world.runs_programs
+
+    async def episode() -> Verification:
+        (task,), _ = await world.train_and_eval_tasks()
+        async with world.session(task) as session:
+            left = await session.collect([{"role": "user", "content": "Do it."}])
+        return await world.verify(task, left)
+
+    made = asyncio.run(episode())
+    assert (made.passed, made.report) == (1, "1 1 1 ['a']")
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"limits": {"turns": 3}}, "limit turns=3, expected a positive one of max_turns, tool_timeout_s"),
+        ({"limits": {"max_turns": 0}}, "limit max_turns=0"),
+        (
+            {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]},
+            "end with role",
+        ),
+        ({"messages": [{"role": "user", "content": "a"}, {"role": "system", "content": "b"}]}, "role 'system'"),
+    ],
+)
+def test_wrong_fields_of_a_task_are_named(fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(AlignmentError, match=said):
+        Task("t", "Do it.", **fields)
+
+
+def test_messages_stand_for_the_prompt() -> None:
+    messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
+    task = Task("t", messages=messages)
+    assert (task.prompt, first_messages(HookedWorld(Plain(), CodingConfig()), task)) == ("u", messages)
+
+
+@pytest.mark.parametrize(
+    ("task", "said"),
+    [
+        (Task("t", "p", image="python:3.12"), "task 't' has an image, which needs sandbox_backend docker, not none"),
+        (Task("t", "p", tools=[{"name": "go"}]), "two tools of one name"),
+        (Task("t", "p", tools=[{"name": "fly"}]), "has tools, but the world has no hook call"),
+        (Task("t", "p", tools=[{"description": "?"}]), "tools raised ValueError: a function without a name"),
+    ],
+)
+def test_what_a_task_asks_for_in_vain_is_named(task: Task, said: str) -> None:
+    hooks = Plain()
+    hooks.tasks = lying([task])  # type: ignore[method-assign]
+    with pytest.raises((ConfigError, WorldError), match=said):
+        asyncio.run(HookedWorld(hooks, CodingConfig()).train_and_eval_tasks())
+
+
+def test_options_go_to_the_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("own.py").write_text(
+        "from agentic_opd.worlds.own import OwnWorld\n"
+        "class Own(OwnWorld):\n    def __init__(self, level=1): self.level = level\n"
+        "    def tasks(self): ...\n    def verify(self, task, state): ...\n"
+    )
+    world = make_world("own.py:Own", AgentEnvConfig(world="own.py:Own", world_options={"level": 3}), None)
+    assert cast(Any, world).hooks.level == 3
+    with pytest.raises(ConfigError, match=r"env.world_options: Own\(level=1\): got an unexpected"):
+        make_world("own.py:Own", AgentEnvConfig(world="own.py:Own", world_options={"lvl": 3}), None)
