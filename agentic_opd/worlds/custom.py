@@ -388,7 +388,7 @@ class HookedWorld:
 
 @dataclass
 class HookedSession:
-    """One episode in a custom world; see `core.types.Session`."""
+    """One episode in a custom world; see `core.types.WorldSession`."""
 
     world: HookedWorld
     task: Task

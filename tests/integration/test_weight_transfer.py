@@ -15,22 +15,22 @@ from local_server import LocalServer
 
 from agentic_opd.core.errors import ConfigError, ServerError
 from agentic_opd.core.http import JsonClient
-from agentic_opd.core.server_info import fetch_server_info
+from agentic_opd.plugin.client import PluginClient
 from agentic_opd.serving.process_group import Group
 from agentic_opd.training.config import TrainerConfig
+from agentic_opd.training.distributed import DistContext
 from agentic_opd.training.model import served_weights
 from agentic_opd.training.policy import load_policy
 from agentic_opd.training.push import Probe, Pushed, WeightPusher
 from agentic_opd.training.step import train_step
 from agentic_opd.training.transfer import WeightSender
-from agentic_opd.training.world import World
 from tests.support.plugin_client import ask, random_ids, score
 from tests.support.training import make_config, make_rollout
 from tests.support.vllm import RootedServer, SharedServer, StartVllm
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
-WORLD = World("cpu")
+WORLD = DistContext("cpu")
 
 
 @pytest.fixture(params=[1, pytest.param(2, marks=pytest.mark.all)])
@@ -128,9 +128,10 @@ def test_a_trainer_that_goes_in_the_middle_leaves_the_server_as_it_was(rooted: R
     async def run() -> None:
         client = JsonClient(rooted.server.base_url, retry_s=1.0)
         try:
-            sender = await WeightSender.joined("gloo", [client], [await fetch_server_info(client)], "cpu")
+            server = await PluginClient.connected(client)
+            sender = await WeightSender.joined("gloo", [server], "cpu")
             with pytest.raises(ServerError):
-                await WeightSender([client], Leaving(sender.group), "cpu").send(weights, 7)
+                await WeightSender([server], Leaving(sender.group), "cpu").send(weights, 7)
         finally:
             await client.close()
 
