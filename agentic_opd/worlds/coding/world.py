@@ -81,8 +81,12 @@ class CodingSession:
         """Return None: a coding episode has no user."""
         return None
 
-    async def collect(self) -> LeftFiles:
+    async def judged_files(self) -> dict[str, bytes]:
         """Return the files in the work directory."""
+        return await get_files(self._sandbox)
+
+    async def collect(self, messages: Sequence[Message] = ()) -> LeftFiles:
+        """Return the files in the work directory, and the changes that survive in them."""
         left = LeftFiles(await get_files(self._sandbox))
         if self._authors.changes:
             left.made_by = self._authors.left()
@@ -93,6 +97,7 @@ class CodingWorld:
     """Python tasks in the sandbox that the settings name; see `core.types.World`."""
 
     tools: Sequence[dict[str, Any]] = TOOL_SPECS
+    runs_programs = True
 
     def __init__(self, config: CodingConfig, system_prompt: str | None = None) -> None:
         """Store the settings; nothing is started yet.
