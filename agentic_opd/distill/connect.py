@@ -168,12 +168,8 @@ def make_judge(config: DistillConfig, policy: PolicyEndpoint, retry_s: float) ->
         config.judge_base_url or policy.base_url.rstrip("/").removesuffix("/v1") + "/v1",
         config.judge_model_name or policy.model,
         config.judge_api_key if config.judge_base_url else policy.api_key,
-        temperature=config.judge_temperature,
-        max_tokens=config.judge_max_tokens,
-        timeout_s=config.judge_timeout_s,
-        retry_s=retry_s,
-        max_concurrent=config.max_concurrent_judgements,
-        extra_body=config.judge_extra_body,
+        config,
+        retry_s,
     )
 
 

@@ -15,6 +15,7 @@ call counts as a change.
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 from agentic_opd.core.text import cut_middle, read_json
@@ -178,11 +179,8 @@ def _calls(recording: Recording, index: int) -> Sequence[dict[str, Any]]:
 
 def _answers(recording: Recording, index: int, role: str) -> list[Message]:
     """Return the messages of `role` between a turn and the next assistant message."""
-    following: list[Message] = []
-    for message in recording.messages[recording.turns[index].message_index + 1 :]:
-        if message["role"] == "assistant":
-            break
-        following.append(message)
+    behind = recording.messages[recording.turns[index].message_index + 1 :]
+    following = takewhile(lambda message: message["role"] != "assistant", behind)
     return [message for message in following if message["role"] == role]
 
 

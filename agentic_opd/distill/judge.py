@@ -21,6 +21,7 @@ from agentic_opd.core.errors import (
 from agentic_opd.core.http import NoAnswerError, RetryWindow, may_pass
 from agentic_opd.core.text import well_formed
 from agentic_opd.core.types import Message
+from agentic_opd.distill.config import DistillConfig
 from agentic_opd.distill.pace import Pace, StalledError
 
 logger = logging.getLogger(__name__)
@@ -87,35 +88,28 @@ class OpenAIJudge:
         base_url: The endpoint, ending in /v1.
         model: The judge's model.
         api_key: The endpoint's key; never part of an error or a log line.
-        temperature: Sampling temperature of the votes.
-        max_tokens: Maximum of tokens per vote.
-        timeout_s: Seconds without any answer after which pending requests are cancelled; see `Pace`.
+        config: The settings `judge_...` of sampling and time, and `max_concurrent_judgements`.
         retry_s: Seconds to retry an endpoint that refuses or resets connections, times out, or answers 5xx or 429; see
             `RetryWindow`.
-        max_concurrent: Initial maximum of concurrent requests.
-        extra_body: Further fields of every request.
     """
 
     def __init__(
         self,
         base_url: str,
         model: str,
-        api_key: SecretStr | None = None,
-        *,
-        temperature: float = 0.7,
-        max_tokens: int = 512,
-        timeout_s: float = 120.0,
+        api_key: SecretStr | None,
+        config: DistillConfig,
         retry_s: float = 60.0,
-        max_concurrent: int = 64,
-        extra_body: dict[str, Any] | None = None,
     ) -> None:
         self.base_url, self.model = base_url, model
         self._key = api_key.get_secret_value() if api_key else ""
         # Without a key the client would read one from the environment and send it to base_url.
         self._client = openai.AsyncOpenAI(base_url=base_url, api_key=self._key or "EMPTY", timeout=None, max_retries=0)
-        self._temperature, self._max_tokens, self._extra_body = temperature, max_tokens, extra_body or None
+        self._temperature, self._max_tokens = config.judge_temperature, config.judge_max_tokens
+        self._extra_body = config.judge_extra_body or None
         self._retry_s, self._window = retry_s, RetryWindow(f"the judge {base_url}")
-        self._pace = Pace(f"the judge {base_url}", max_concurrent, timeout_s, "env.max_concurrent_judgements")
+        at_once, setting = config.max_concurrent_judgements, "env.max_concurrent_judgements"
+        self._pace = Pace(f"the judge {base_url}", at_once, config.judge_timeout_s, setting)
         self._takes_n, self._form, self._has_answered = True, _Form(), False
 
     async def ask(self, messages: Sequence[Message], num_votes: int) -> JudgeReply:

@@ -11,6 +11,7 @@ from pydantic import SecretStr
 from agentic_opd.core import http
 from agentic_opd.core.errors import ServerMismatchError, ServerRequestError, ServerUnreachableError
 from agentic_opd.core.types import Message
+from agentic_opd.distill.config import DistillConfig
 from agentic_opd.distill.hints import parse_vote
 from agentic_opd.distill.judge import OpenAIJudge
 
@@ -38,10 +39,10 @@ def obedient(body: dict[str, Any]) -> dict[str, Any]:
     return completion(*[POSITIVE] * body.get("n", 1))
 
 
-def with_judge(script: Script, use: Callable[[OpenAIJudge], Awaitable[T]], **options: Any) -> T:
+def with_judge(script: Script, use: Callable[[OpenAIJudge], Awaitable[T]], retry_s: float = 60.0, **settings: Any) -> T:
     async def run() -> T:
         async with served({"/v1/chat/completions": script, "/v1/models": script}) as url:
-            judge = OpenAIJudge(f"{url}/v1", "m", SecretStr(KEY), **{"retry_s": 60.0, **options})
+            judge = OpenAIJudge(f"{url}/v1", "m", SecretStr(KEY), DistillConfig(**settings), retry_s)
             try:
                 return await use(judge)
             finally:
@@ -61,7 +62,8 @@ def votes(script: Script, num_votes: int = 3, **options: Any) -> list[int | None
 
 def test_all_votes_are_asked_for_at_once() -> None:
     script = Script(completion(POSITIVE, NEGATIVE, "hm"))
-    options = {"temperature": 0.3, "max_tokens": 77, "extra_body": {"chat_template_kwargs": {"enable_thinking": False}}}
+    body = {"chat_template_kwargs": {"enable_thinking": False}}
+    options = {"judge_temperature": 0.3, "judge_max_tokens": 77, "judge_extra_body": body}
     assert votes(script, **options) == [1, -1, None]
     assert script.bodies == [
         {
@@ -294,7 +296,7 @@ def test_after_an_outage_a_success_gives_the_whole_window_again(monkeypatch: pyt
 
 def test_nobody_there() -> None:
     async def ask() -> None:
-        judge = OpenAIJudge("http://127.0.0.1:9/v1", "m", retry_s=0.1)
+        judge = OpenAIJudge("http://127.0.0.1:9/v1", "m", None, DistillConfig(), 0.1)
         try:
             await judge.ask(CHAT, 1)
         finally:
@@ -318,7 +320,7 @@ def test_requests_under_way_are_bounded() -> None:
     async def ask_many(judge: OpenAIJudge) -> None:
         await asyncio.gather(*(judge.ask(CHAT, 1) for _ in range(8)))
 
-    with_judge(Slow(obedient), ask_many, max_concurrent=2)
+    with_judge(Slow(obedient), ask_many, max_concurrent_judgements=2)
     assert under_way[1] == 2
 
 
@@ -342,7 +344,7 @@ def test_no_key_from_the_environment_is_sent(monkeypatch: pytest.MonkeyPatch) ->
 
     async def run() -> None:
         async with served({"/v1/chat/completions": script}) as url:
-            judge = OpenAIJudge(f"{url}/v1", "m")
+            judge = OpenAIJudge(f"{url}/v1", "m", None, DistillConfig())
             await judge.ask(CHAT, 1)
             await judge.close()
 

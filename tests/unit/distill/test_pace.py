@@ -9,6 +9,7 @@ import pytest
 from aiohttp import web
 
 from agentic_opd.core.errors import ServerTooSlowError
+from agentic_opd.distill.config import DistillConfig
 from agentic_opd.distill.judge import OpenAIJudge
 from agentic_opd.distill.pace import Pace, StalledError
 
@@ -108,7 +109,7 @@ def test_a_judge_that_answers_nothing_is_an_error_that_names_its_settings() -> N
             return web.Response()
 
         async with served({"/v1/chat/completions": hold}) as url:
-            judge = OpenAIJudge(f"{url}/v1", "m", timeout_s=0.2, max_concurrent=1)
+            judge = OpenAIJudge(f"{url}/v1", "m", None, DistillConfig(judge_timeout_s=0.2, max_concurrent_judgements=1))
             try:
                 with pytest.raises(ServerTooSlowError, match=r"env\.judge_timeout_s.*env\.judge_max_tokens \(512\)"):
                     await judge.ask([{"role": "user", "content": "?"}], 3)

@@ -40,12 +40,12 @@ def chat_of(tokenizer: Any, name: str = "qwen3", **options: Any) -> Chat:
     return Chat(load_renderer(tokenizer, name, options), tokenizer, TOOL_SPECS)
 
 
-def sampled(talk: Conversation, text: str, finish_reason: str = "stop") -> tuple[Message, list[int]]:
+def sampled(conversation: Conversation, text: str, finish_reason: str = "stop") -> tuple[Message, list[int]]:
     """The message that a turn of this text becomes, and all ids up to its end."""
-    known = talk.prompt()
-    ids = tuple(talk.chat.tokenizer.encode(text, add_special_tokens=False))
+    known = conversation.prompt()
+    ids = tuple(conversation.chat.tokenizer.encode(text, add_special_tokens=False))
     expected = [*known, *ids]
-    return talk.add(Completion(ids, (-0.1,) * len(ids), finish_reason)).message, expected
+    return conversation.add(Completion(ids, (-0.1,) * len(ids), finish_reason)).message, expected
 
 
 def stripping(tokenizer: Any) -> Any:
@@ -61,35 +61,35 @@ DROPPING = {"qwen3": {}, "default": {"tool_parser": "qwen3", "reasoning_parser":
 
 @pytest.mark.parametrize("name", DROPPING)
 def test_reasoning_is_told_apart_and_stays_while_tools_answer(tokenizer: Any, name: str) -> None:
-    talk = Conversation(chat_of(stripping(tokenizer), name, **DROPPING[name]), START)
-    message, known = sampled(talk, f"{THINKING}{CALL}<|im_end|>")
+    conversation = Conversation(chat_of(stripping(tokenizer), name, **DROPPING[name]), START)
+    message, known = sampled(conversation, f"{THINKING}{CALL}<|im_end|>")
     assert (message["reasoning_content"].strip(), message["content"].strip()) == ("I should look.", "Now.")
-    talk.answer([TOOL])
-    assert talk.branching_prompt()[: len(known)] == known
-    assert talk.earlier == []
-    (turn,) = talk.turns
-    reasoning = tokenizer.decode(talk.trace().tokens_T[turn.start : turn.start + turn.reasoning_tokens])
+    conversation.answer([TOOL])
+    assert conversation.branching_prompt()[: len(known)] == known
+    assert conversation.earlier == []
+    (turn,) = conversation.turns
+    reasoning = tokenizer.decode(conversation.trace().tokens_T[turn.start : turn.start + turn.reasoning_tokens])
     assert reasoning == "<think>\nI should look.\n</think>\n\n"
 
 
 @pytest.mark.parametrize("name", DROPPING)
 def test_reasoning_that_the_template_drops_makes_a_branch(tokenizer: Any, name: str) -> None:
     tokenizer = stripping(tokenizer)
-    talk = Conversation(chat_of(tokenizer, name, **DROPPING[name]), START)
-    _, first = sampled(talk, f"{THINKING}<|im_end|>")
-    talk.answer([USER])
+    conversation = Conversation(chat_of(tokenizer, name, **DROPPING[name]), START)
+    _, first = sampled(conversation, f"{THINKING}<|im_end|>")
+    conversation.answer([USER])
     with pytest.raises(RewrittenError, match="reasoning of message 2"):
-        talk.prompt()
-    second = talk.branching_prompt()
+        conversation.prompt()
+    second = conversation.branching_prompt()
     text = tokenizer.decode(second)
     assert "I should look." not in text
     assert "Now.<|im_end|>" in text
     assert text.endswith("Go on.<|im_end|>\n<|im_start|>assistant\n")
     length = len(second)
-    sampled(talk, "<think>\nSo.\n</think>\n\nDone.<|im_end|>")
-    talk.answer([USER])
-    talk.branching_prompt()
-    earlier, later = talk.traces()
+    sampled(conversation, "<think>\nSo.\n</think>\n\nDone.<|im_end|>")
+    conversation.answer([USER])
+    conversation.branching_prompt()
+    earlier, later = conversation.traces()
     (turn,) = later.turns
     assert (len(earlier.tokens_T), len(later.tokens_T)) == (len(first), turn.end)
     assert tokenizer.decode(later.tokens_T[turn.last_user_end : length]) == "<|im_end|>\n<|im_start|>assistant\n"
@@ -108,20 +108,20 @@ def test_reasoning_that_the_template_drops_makes_a_branch(tokenizer: Any, name: 
     ids=["thinking off", "did not think", "told to keep it"],
 )
 def test_prompts_are_extended_where_no_reasoning_is_dropped(tokenizer: Any, options: Any, text: str) -> None:
-    talk = Conversation(chat_of(tokenizer, **options), START)
-    _, known = sampled(talk, text)
-    talk.answer([USER])
-    assert talk.prompt()[: len(known)] == known
+    conversation = Conversation(chat_of(tokenizer, **options), START)
+    _, known = sampled(conversation, text)
+    conversation.answer([USER])
+    assert conversation.prompt()[: len(known)] == known
 
 
 def test_reasoning_that_was_cut_off_is_all_of_its_turn(tokenizer: Any) -> None:
-    talk = Conversation(chat_of(tokenizer), START)
-    message, known = sampled(talk, "<think>\nI should", "length")
+    conversation = Conversation(chat_of(tokenizer), START)
+    message, known = sampled(conversation, "<think>\nI should", "length")
     assert (message["content"], message["reasoning_content"].strip()) == ("", "I should")
-    (turn,) = talk.turns
+    (turn,) = conversation.turns
     assert turn.reasoning_tokens == turn.end - turn.start
-    talk.answer([TOOL])
-    assert tokenizer.decode(talk.prompt()[len(known) :]).startswith("</think><|im_end|>")
+    conversation.answer([TOOL])
+    assert tokenizer.decode(conversation.prompt()[len(known) :]).startswith("</think><|im_end|>")
 
 
 FAMILIES = ["qwen3", "qwen3.5", "glm-4.5", "glm-5", "glm-5.1"]
@@ -137,11 +137,11 @@ def test_a_stop_token_inside_open_reasoning_is_a_turns_end(
     stop = "<|user|>" if name.startswith("glm") else "<|im_end|>"
 
     def following(text: str) -> list[int]:
-        talk = Conversation(chat_of(family_tokenizer, name), START)
-        _, known = sampled(talk, text + stop)
-        talk.answer([answer])
-        prompt = talk.branching_prompt()
-        if talk.earlier:  # The template drops the reasoning from this prompt.
+        conversation = Conversation(chat_of(family_tokenizer, name), START)
+        _, known = sampled(conversation, text + stop)
+        conversation.answer([answer])
+        prompt = conversation.branching_prompt()
+        if conversation.earlier:  # The template drops the reasoning from this prompt.
             return prompt
         assert prompt[: len(known)] == known
         return prompt[len(known) :]

@@ -156,6 +156,16 @@ def test_two_assistants_in_a_row_are_two_turns(chat: Chat) -> None:
         assert whole.count("<|im_start|>") == whole.count("<|im_end|>")
 
 
+def test_a_sequence_without_a_turn_to_learn_is_left_out(chat: Chat) -> None:
+    """Templates that drop reasoning begin a second sequence for the last turn, whose call can't be learned."""
+    thought = {**SAID, "reasoning_content": "One table."}
+    traces = traces_of([USER, thought, NO, called("{broken"), RESULT], chat)
+    (text,) = learned(chat, traces)
+    assert "One." in text
+    assert places(traces) == [1]
+    assert all(trace.turns for trace in traces)
+
+
 def test_a_legacy_function_call_is_a_call_and_its_result(chat: Chat) -> None:
     function = {"name": "list_tables", "arguments": "{}"}
     legacy = {"role": "assistant", "content": None, "function_call": function}
