@@ -64,7 +64,7 @@ def test_the_documented_world_of_function_calls(tmp_path: Path) -> None:
     assert ([task.hidden_tests for task in tasks], held_out) == (["1.20", "5.40", "10.90"], [])
     assert world.system_prompt == "Sell."
     assert [[one["function"]["name"] for one in task.tools or ()] for task in tasks] == [["ask", "add"]] * 3
-    assert [(task.tools or ())[1]["function"]["parameters"]["properties"]["item"]["enum"] for task in tasks[1:]] == [
+    assert [[*(task.tools or ())][1]["function"]["parameters"]["properties"]["item"]["enum"] for task in tasks[1:]] == [
         ["bread", "roll"],
         ["milk", "cheese"],
     ]
