@@ -179,7 +179,7 @@ def test_training_and_held_out_tasks_share_no_function_and_no_question(tmp_path:
     ]
     options = written(tmp_path, *rows[:12], *((f"Other {n}", [function(f"h{n}")], [{f"h{n}": {}}]) for n in range(28)))
     split_file = tmp_path / "runs/split.json"
-    world = FunctionsWorld(**options | {"held_out": 0.3, "split_file": str(split_file)})
+    world = FunctionsWorld(**dict[str, Any](options, held_out=0.3, split_file=str(split_file)))
     train, held_out = world.tasks(), world.eval_tasks()
     assert len(train) + len(held_out) == 40
     assert 8 <= len(held_out) <= 12
@@ -189,7 +189,7 @@ def test_training_and_held_out_tasks_share_no_function_and_no_question(tmp_path:
     assert not {task.prompt for task in train} & {task.prompt for task in held_out}
     split = json.loads(split_file.read_text())
     assert split["eval"] == [task.task_id for task in held_out]
-    again = FunctionsWorld(**options | {"held_out": 0.9, "seed": 5, "split_file": str(split_file)})
+    again = FunctionsWorld(**dict[str, Any](options, held_out=0.9, seed=5, split_file=str(split_file)))
     assert again.eval_tasks() == held_out, "a split file decides"
     assert held_out_ids([*train, *held_out], 0.3, 0) == {task.task_id for task in held_out}
     assert held_out_ids([*train, *held_out], 0.3, 1) != {task.task_id for task in held_out}
