@@ -122,7 +122,7 @@ class CustomWorld:
         """Return the tasks to evaluate on. None holds out `env.eval_fraction` of `tasks`."""
         return None
 
-    def start(self, task: Task) -> Any:
+    def start(self, task: Task, *args: Any, **by_name: Any) -> Any:
         """Return the state of one episode that the tools act on: any object, new for each call."""
         return None
 
@@ -130,7 +130,7 @@ class CustomWorld:
         """Return the JSON schemas of the task's functions, which `call` runs, besides the methods marked as tools."""
         return ()
 
-    def call(self, state: Any, name: str, arguments: dict[str, Any]) -> Any:
+    def call(self, state: Any, name: str, arguments: dict[str, Any], *args: Any, **by_name: Any) -> Any:
         """Run a function of `tools` with the arguments as the policy wrote them, and return its result as text.
 
         Raises:
@@ -138,7 +138,7 @@ class CustomWorld:
         """
         raise NotImplementedError
 
-    def verify(self, task: Task, state: Any) -> Any:
+    def verify(self, task: Task, state: Any, *args: Any, **by_name: Any) -> Any:
         """Judge the final state.
 
         Returns:

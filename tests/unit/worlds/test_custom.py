@@ -15,7 +15,9 @@ import pytest
 from agentic_opd.core.errors import AlignmentError, ConfigError, WorldError
 from agentic_opd.core.types import Task, ToolCall, ToolResult, Verification
 from agentic_opd.env.config import AgentEnvConfig
+from agentic_opd.gateway.agent_process import ProgramWorld
 from agentic_opd.rollout.first_prompts import first_messages
+from agentic_opd.sandboxes.program import Program
 from agentic_opd.worlds.choose import make_world
 from agentic_opd.worlds.coding.config import CodingConfig
 from agentic_opd.worlds.custom import (
@@ -64,7 +66,7 @@ def test_the_documented_world_of_function_calls(tmp_path: Path) -> None:
     assert ([task.hidden_tests for task in tasks], held_out) == (["1.20", "5.40", "10.90"], [])
     assert world.system_prompt == "Sell."
     assert [[one["function"]["name"] for one in task.tools or ()] for task in tasks] == [["ask", "add"]] * 3
-    assert [(task.tools or ())[1]["function"]["parameters"]["properties"]["item"]["enum"] for task in tasks[1:]] == [
+    assert [[*(task.tools or ())][1]["function"]["parameters"]["properties"]["item"]["enum"] for task in tasks[1:]] == [
         ["bread", "roll"],
         ["milk", "cheese"],
     ]
@@ -547,3 +549,31 @@ def test_options_go_to_the_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert cast(Any, world).hooks.level == 3
     with pytest.raises(ConfigError, match=r"env.world_options: Own\(level=1\): got an unexpected"):
         make_world("own.py:Own", AgentEnvConfig(world="own.py:Own", world_options={"lvl": 3}), None)
+
+
+class Written(CustomWorld):
+    """A verdict about a file that an agent program writes."""
+
+    def tasks(self) -> list[Task]:
+        return [Task("t", "Do it.", files={"a": "1"})]
+
+    def verify(self, task: Task, state: Any, files: Any) -> float:
+        return float(files.get("b") == b"1\n")
+
+
+@pytest.mark.sandbox
+def test_a_program_acts_in_any_world_whose_verdict_reads_files() -> None:
+    world = HookedWorld(Written(), CodingConfig())
+    assert isinstance(world, ProgramWorld)
+    assert (world.runs_programs, HookedWorld(Plain(), CodingConfig()).runs_programs) == (True, False)
+
+    async def episode() -> tuple[Any, Verification]:
+        (task,) = Written().tasks()
+        async with world.program_session(task, ()) as session:
+            run = await session.run_program(Program("cat a > b; echo >> b", task.prompt, "key", "model", 20.0, {}))
+            assert sorted(await session.judged_files()) == ["a", "b"]
+            left = await session.collect()
+        return run, await world.verify(task, left)
+
+    run, made = asyncio.run(episode())
+    assert (run.exit_code, made.passed) == (0, 1), run

@@ -178,7 +178,8 @@ def test_training_and_held_out_tasks_share_no_function_and_no_question(tmp_path:
         for n in range(40)
     ]
     options = written(tmp_path, *rows[:12], *((f"Other {n}", [function(f"h{n}")], [{f"h{n}": {}}]) for n in range(28)))
-    world = FunctionsWorld(**{**options, "held_out": 0.3}, split_file=str(tmp_path / "runs/split.json"))
+    split_file = tmp_path / "runs/split.json"
+    world = FunctionsWorld(**dict[str, Any](options, held_out=0.3, split_file=str(split_file)))
     train, held_out = world.tasks(), world.eval_tasks()
     assert len(train) + len(held_out) == 40
     assert 8 <= len(held_out) <= 12
@@ -186,13 +187,13 @@ def test_training_and_held_out_tasks_share_no_function_and_no_question(tmp_path:
         n for t in held_out for n in t.data.functions
     }
     assert not {task.prompt for task in train} & {task.prompt for task in held_out}
-    split = json.loads((tmp_path / "runs/split.json").read_text())
+    split = json.loads(split_file.read_text())
     assert split["eval"] == [task.task_id for task in held_out]
-    again = FunctionsWorld(**{**options, "held_out": 0.9, "seed": 5}, split_file=str(tmp_path / "runs/split.json"))
+    again = FunctionsWorld(**dict[str, Any](options, held_out=0.9, seed=5, split_file=str(split_file)))
     assert again.eval_tasks() == held_out, "a split file decides"
     assert held_out_ids([*train, *held_out], 0.3, 0) == {task.task_id for task in held_out}
     assert held_out_ids([*train, *held_out], 0.3, 1) != {task.task_id for task in held_out}
-    other = FunctionsWorld(**written(tmp_path, ("Hello", [STOP], [])), split_file=str(tmp_path / "runs/split.json"))
+    other = FunctionsWorld(**written(tmp_path, ("Hello", [STOP], [])), split_file=str(split_file))
     with pytest.raises(DatasetError, match="is of other questions"):
         other.tasks()
 
