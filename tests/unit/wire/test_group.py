@@ -133,7 +133,10 @@ def test_what_is_of_another_form_is_kept_and_not_read(about: dict[str, Any]) -> 
         (bare(scores=[1]), "lengths differ .*scores=1"),
         (bare(overrides=[{}]), "lengths differ .*overrides=1"),
         (bare(masks=[[3], [3]]), "tokens=3, masks=1"),
-        (bare(overrides=[{"opd": {"turns": [{"span": [2, 3]}]}}, {}]), "sequence 0, turn 0: record: outcome, next_state_role"),
+        (
+            bare(overrides=[{"opd": {"turns": [{"span": [2, 3]}]}}, {}]),
+            "sequence 0, turn 0: record: outcome, next_state_role",
+        ),
     ],
 )
 def test_what_is_not_a_group_is_a_typed_error(value: Any, said: str) -> None:
