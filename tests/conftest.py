@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+pytest_plugins = ["tests.support.forks"]
+
 # Before torch is imported, here and in the processes that tests start. Its threads wait for each other in busy loops:
 # on two cores that other processes use too, two of them take ten times the processor time of one.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -16,6 +18,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Tests share their two cores with whatever else runs; a slow example is no failure.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
+# What scripts/check uses; scripts/test looks at more.
+settings.register_profile("quick", settings.get_profile("patient"), max_examples=30)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -20,7 +20,7 @@ from agentic_opd.core.light import keep_torch_out
 from agentic_opd.core.text import read_json
 from agentic_opd.env.config import default_settings
 from agentic_opd.settings.fields import line_settings
-from agentic_opd.settings.flags import add_settings, misunderstood
+from agentic_opd.settings.flags import add_settings, parse
 from agentic_opd.settings.read import Settings
 from agentic_opd.settings.read import read_settings as read_flags
 
@@ -58,14 +58,13 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; return 0 if every line was written, 1 if not, 2 for wrong settings or a wrong file."""
-    parser = build_parser()
-    arguments, unknown = parser.parse_known_args(argv)
+    arguments = parse(build_parser(), argv)
     set_up_logging(verbose=arguments.verbose)
 
     def run() -> int:
         env, servers = default_settings()
         env = settings_of_run(env, arguments.file)
-        settings = read_flags(arguments, env, servers, misunderstood(unknown, parser))
+        settings = read_flags(arguments, env, servers)
         if len(settings.servers) > 1:
             raise ConfigError("distill reads with one policy server: name one below openai")
         if missing := {"sibling", "reference"} & {*settings.env.hint_source}:

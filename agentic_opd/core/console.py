@@ -9,7 +9,7 @@ import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from functools import cache
 from types import TracebackType
@@ -20,6 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.segment import Segment
 from rich.text import Text
 
+from agentic_opd import __version__
 from agentic_opd.core.text import printable
 
 
@@ -40,6 +41,13 @@ def log_console() -> Console:
     """
     console = PrintableConsole(stderr=True)
     return console if console.is_terminal else PrintableConsole(stderr=True, width=120)
+
+
+def start_screen(what: str, places: Mapping[str, str]) -> Text:
+    """Return the start screen: the run in words, then a line per entry of `places` (name -> server or file)."""
+    width = max(map(len, places))
+    lines = [f"agentic_opd {__version__}: {what}", *(f"  {name:<{width}}  {text}" for name, text in places.items())]
+    return Text("\n".join(lines), no_wrap=True, overflow="ignore")
 
 
 class _TwoLines(Progress):

@@ -4,8 +4,9 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, model_validator
 
+from agentic_opd.core.names import HintSource
 from agentic_opd.distill.prompts import STEP_PROTOCOL, VOTE_PROTOCOL, template_problems
-from agentic_opd.settings.fields import CONCURRENCY, DISTILLATION, JUDGE, RUN_ONLY, TEACHER, HintSource, Url
+from agentic_opd.settings.fields import CONCURRENCY, DISTILLATION, JUDGE, RUN_ONLY, TEACHER, Url
 
 
 def _names(value: object) -> object:

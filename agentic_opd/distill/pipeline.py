@@ -21,6 +21,7 @@ from agentic_opd.core.errors import (
     ServerRequestError,
     ServerUnreachableError,
 )
+from agentic_opd.core.names import HintSource
 from agentic_opd.core.precision import Noise
 from agentic_opd.core.types import (
     DistillArrays,
@@ -44,7 +45,6 @@ from agentic_opd.distill.rescoring import encode_hint, hint_place, insert_hint
 from agentic_opd.distill.sources import SOURCES, Known, Lack
 from agentic_opd.distill.teacher import Reading, TeacherReply
 from agentic_opd.distill.turns import hindsight_pairs, shown_text
-from agentic_opd.settings.fields import HintSource
 from agentic_opd.wire.group import ControlReading, TurnRecord, gap_baseline_T
 
 logger = logging.getLogger(__name__)

@@ -6,10 +6,10 @@ A source returns hints for a turn (`Told`), or the reason why it has no hint (`L
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from agentic_opd.core.names import HintSource
 from agentic_opd.core.text import cut_middle
 from agentic_opd.core.types import Episode, HindsightPair
 from agentic_opd.distill.turns import changing_calls, makers
-from agentic_opd.settings.fields import HintSource
 
 FEEDBACK = "If you answer as you are about to, this is what comes of it:"
 REFERENCE = "This is a right solution of the task:"

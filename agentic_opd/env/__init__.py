@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from agentic_opd.env.agent import AgentEnv
     from agentic_opd.env.config import AgentEnvConfig, AgenticOPDEnvConfig
     from agentic_opd.env.opd import AgenticOPDEnv
-    from agentic_opd.settings.servers import PolicyServerConfig
+    from agentic_opd.settings.atropos import PolicyServerConfig
 
 __all__ = ["AgentEnv", "AgentEnvConfig", "AgenticOPDEnv", "AgenticOPDEnvConfig", "PolicyServerConfig"]
 

@@ -35,9 +35,9 @@ from agentic_opd.runs.evaluate import Evaluated, Evaluation, evaluate
 from agentic_opd.runs.files import default_output_folder
 from agentic_opd.runs.metric_log import RunMetrics
 from agentic_opd.runs.process import RunSummary, process
-from agentic_opd.runs.serve import ServeCounts, serve
+from agentic_opd.runs.serve import GroupServer, ServeCounts
+from agentic_opd.settings.atropos import PolicyServerConfig
 from agentic_opd.settings.fields import line_settings
-from agentic_opd.settings.servers import PolicyServerConfig
 from agentic_opd.wire.group import ScoredGroup, ScoredRollout, TaskItem
 from agentic_opd.worlds.choose import make_world
 
@@ -318,7 +318,7 @@ class AgentEnv(BaseEnv):
             await self.setup()
             self._need_training_tasks()
             longest = self.config.max_token_length
-            return await serve(self, self.run_metrics, self.evaluation(), max_token_length=longest)
+            return await GroupServer(self, self.run_metrics, self.evaluation(), longest).run()
         finally:
             await self.close()
 
@@ -342,7 +342,7 @@ class AgentEnv(BaseEnv):
         try:
             await self.setup()
             if config.use_wandb:
-                self.run_metrics.to_wandb(str(self.name), self.line_settings())
+                self.run_metrics.to_wandb(str(self.name), self.line_settings(), config.wandb_name)
             return await evaluate(self.evaluation(), Path(folder), self.roles())
         finally:
             await self.close()

@@ -11,7 +11,7 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from inspect import getdoc
-from typing import Any, cast
+from typing import Any
 
 from pydantic import BaseModel
 
@@ -21,7 +21,7 @@ from agentic_opd.core.http import JsonClient
 from agentic_opd.core.server_info import fetch_model_path
 from agentic_opd.env.config import default_settings
 from agentic_opd.settings.fields import Mode
-from agentic_opd.settings.flags import HelpFormatter, add_settings, misunderstood
+from agentic_opd.settings.flags import HelpFormatter, add_settings, parse
 from agentic_opd.settings.read import Settings, read_settings
 
 logger = logging.getLogger(__name__)
@@ -65,12 +65,11 @@ def main(env_class: Any = None, argv: Sequence[str] | None = None, program: str 
     env_defaults, server_defaults = env_class.config_init() if env_class else default_settings()
     description = (getdoc(env_class) or "").partition("\n")[0] if env_class else _DESCRIPTION
     parser = build_parser(program or _program(), description, {"env": env_defaults, "openai": server_defaults[0]})
-    arguments, unknown = parser.parse_known_args(argv)
+    arguments = parse(parser, argv)
     set_up_logging(verbose=arguments.verbose)
 
     def run() -> int:
-        wrong = misunderstood(unknown, mode_parser(parser, arguments.mode))
-        settings = read_settings(arguments, env_defaults, server_defaults, wrong)
+        settings = read_settings(arguments, env_defaults, server_defaults)
         for name in settings.without_effect:
             logger.warning("%s is a setting of Atropos that does nothing here", name)
         try:
@@ -121,9 +120,3 @@ def _program() -> str:
     """Return the command that started this process, as typed in a shell."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     return f"python -m {spec.name.removesuffix('.__main__')}" if spec else f"python {sys.argv[0]}"
-
-
-def mode_parser(parser: argparse.ArgumentParser, mode: Mode) -> argparse.ArgumentParser:
-    """Return the parser of the mode's sub-command, which has the flags."""
-    choices = next(action.choices for action in parser._actions if action.dest == "mode")
-    return cast(dict[str, argparse.ArgumentParser], choices)[mode]

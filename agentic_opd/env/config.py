@@ -12,9 +12,8 @@ from pydantic import BaseModel, Field, create_model, model_validator
 from agentic_opd.distill.config import DistillConfig
 from agentic_opd.rollout.config import RolloutConfig
 from agentic_opd.runs.config import RunConfig
-from agentic_opd.settings.atropos import IdleEnvSettings
+from agentic_opd.settings.atropos import IdleEnvSettings, PolicyServerConfig
 from agentic_opd.settings.fields import MOST_USED
-from agentic_opd.settings.servers import PolicyServerConfig
 from agentic_opd.worlds.coding.config import CodingConfig
 from agentic_opd.worlds.sql.config import SqlConfig
 
@@ -45,6 +44,8 @@ class AgentEnvConfig(RunConfig, RolloutConfig, CodingConfig, SqlConfig, IdleEnvS
     def _check_world(self) -> "AgentEnvConfig":
         if self.sql_file is not None and self.world != "sql":
             raise ValueError(f"sql_file is set, but the world is {self.world}: set world to sql")
+        if self.sql_file is None and self.world == "sql":
+            raise ValueError("the world sql needs questions: set sql_file and sql_databases (docs/sql.md)")
         if self.dataset_name is not None and self.world != "coding":
             raise ValueError(f"dataset_name is set, but it is for the world coding, and the world is {self.world}")
         return self

@@ -7,7 +7,7 @@ from agentic_opd.distill.distiller import Distiller
 from agentic_opd.env import command
 from agentic_opd.env.agent import AgentEnv
 from agentic_opd.env.config import AgenticOPDEnvConfig, default_settings
-from agentic_opd.settings.servers import PolicyServerConfig
+from agentic_opd.settings.atropos import PolicyServerConfig
 
 
 class AgenticOPDEnv(AgentEnv):

@@ -14,9 +14,9 @@ from agentic_opd.core.errors import ConfigError
 from agentic_opd.core.exit_codes import EXIT_OK, exit_code
 from agentic_opd.core.light import keep_torch_out
 from agentic_opd.gateway.config import KEY_VARIABLE, GatewayConfig
-from agentic_opd.settings.flags import add_settings, misunderstood
+from agentic_opd.settings.atropos import PolicyServerConfig
+from agentic_opd.settings.flags import add_settings, parse
 from agentic_opd.settings.read import Settings, read_settings
-from agentic_opd.settings.servers import PolicyServerConfig
 
 _SWITCH_S = 0.0005
 """Interpreter switch interval (seconds), which bounds how long the journal's thread waits for the interpreter.
@@ -44,12 +44,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code: 0 success, 1 failure, 2 invalid settings, 130 interrupted.
     """
-    parser = build_parser()
-    arguments, unknown = parser.parse_known_args(argv)
+    arguments = parse(build_parser(), argv)
     set_up_logging(verbose=arguments.verbose)
 
     def serve() -> int:
-        settings = read_settings(arguments, default_config(), [PolicyServerConfig()], misunderstood(unknown, parser))
+        settings = read_settings(arguments, default_config(), [PolicyServerConfig()])
         keep_torch_out()
         _run(_serve(settings))
         return EXIT_OK

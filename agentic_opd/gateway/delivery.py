@@ -10,13 +10,11 @@ from collections import deque
 from contextlib import suppress
 from functools import partial
 
+from agentic_opd.atropos.api import EnvDescription, TrajectoryApi
+from agentic_opd.atropos.outbox import Membership, Outbox, SentCounts
 from agentic_opd.core.errors import ConfigError, OPDError, ServerError
-from agentic_opd.core.notices import Notices
-from agentic_opd.core.trajectory_api import EnvDescription, TrajectoryApi
 from agentic_opd.gateway.journal import Journal
 from agentic_opd.gateway.telemetry import Telemetry
-from agentic_opd.runs.membership import Membership
-from agentic_opd.runs.outbox import Outbox, SentCounts
 
 logger = logging.getLogger(__name__)
 
@@ -42,10 +40,9 @@ class Delivery:
         telemetry.unsent.set(len(self._waiting))
         self._news = asyncio.Event()
         self._api = TrajectoryApi(url)
-        notices = Notices()
-        self._member = Membership(self._api, env, notices)
+        self._member = Membership(self._api, env)
         self._counts = SentCounts()
-        self._outbox = Outbox(self._member, notices, self._counts)
+        self._outbox = Outbox(self._member, self._counts)
         self._queued = self._new_apis = 0
         self._sending = asyncio.create_task(self._send())
         self._sending.add_done_callback(_ended)

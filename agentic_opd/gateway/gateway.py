@@ -12,11 +12,11 @@ from typing import Any
 from pydantic import SecretStr
 from renderers import Renderer
 
+from agentic_opd.atropos.api import EnvDescription
 from agentic_opd.core.concurrency import to_its_end
 from agentic_opd.core.errors import OutputError
 from agentic_opd.core.http import JsonClient
 from agentic_opd.core.server_info import check_caps, check_tokenizer, fetch_model_path, fetch_server_info
-from agentic_opd.core.trajectory_api import EnvDescription
 from agentic_opd.core.types import StopReason
 from agentic_opd.distill.connect import PolicyEndpoint
 from agentic_opd.distill.distiller import Distiller
@@ -33,8 +33,8 @@ from agentic_opd.gateway.telemetry import Telemetry
 from agentic_opd.gateway.turns import RecordedTurn
 from agentic_opd.rollout.renderer import configured_renderer, explained_tokenizer_errors
 from agentic_opd.runs.files import GroupFile
+from agentic_opd.settings.atropos import PolicyServerConfig
 from agentic_opd.settings.fields import line_settings
-from agentic_opd.settings.servers import PolicyServerConfig
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from agentic_opd.core.errors import ConfigError
 from agentic_opd.gateway.config import GatewayConfig
 from agentic_opd.gateway.gateway import Gateway
 from agentic_opd.gateway.web import make_app
-from agentic_opd.settings.servers import PolicyServerConfig
+from agentic_opd.settings.atropos import PolicyServerConfig
 
 _GRACE_S = 5
 """Seconds that pending answers have at shutdown."""

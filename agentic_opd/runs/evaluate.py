@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from agentic_opd.core.concurrency import gather_all
-from agentic_opd.core.console import LiveBar
+from agentic_opd.core.console import LiveBar, start_screen
 from agentic_opd.core.errors import AlignmentError, ConfigError, OPDError, PlaceError
 from agentic_opd.core.intervals import interval
 from agentic_opd.core.metric import Metric
@@ -28,7 +28,6 @@ from agentic_opd.rollout.metrics import EPISODE_METRICS, episode_metrics
 from agentic_opd.runs.config import RunConfig
 from agentic_opd.runs.files import JsonLines
 from agentic_opd.runs.metric_log import RunMetrics
-from agentic_opd.runs.progress import start_screen
 
 logger = logging.getLogger(__name__)
 

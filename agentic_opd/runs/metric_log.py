@@ -5,12 +5,14 @@ W&B is used if it is on; otherwise metrics.jsonl is written beside the run's oth
 A line of metrics.jsonl is a logging step: `step`, `time` (seconds since 1970), and the metrics. Tables go to W&B only.
 """
 
+import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from agentic_opd.core.errors import ConfigError
 from agentic_opd.core.types import Episode
@@ -20,52 +22,27 @@ from agentic_opd.rollout.metrics import train_metrics
 from agentic_opd.runs.config import RunConfig
 from agentic_opd.runs.environment import FinishedGroup
 from agentic_opd.runs.files import GroupFile, JsonLines
-from agentic_opd.runs.loop_lag import LoopLag
 from agentic_opd.wire.counts import rollout_rows
 
 logger = logging.getLogger(__name__)
 
 ROLLOUT_COLUMNS = ("task", "score", "hints", "text")
 """Columns of the table of rollouts."""
+_LOOK_S = 0.02
+_LATEST = 1000
 
 
-class MetricLog(Protocol):
-    """Destination of metrics; `place` describes it."""
-
-    place: str
-
-    def log(self, step: int, metrics: Mapping[str, float], rollouts: Sequence[Sequence[Any]] = ()) -> None:
-        """Log one step; `rollouts` are rows of `ROLLOUT_COLUMNS`."""
-        ...
-
-    def close(self) -> None:
-        """Wait until everything is written, and close."""
-        ...
-
-
-class MetricFile:
+class MetricFile(JsonLines):
     """A metrics.jsonl, new or appended to after its last whole line."""
 
-    def __init__(self, path: Path, *, is_continued: bool) -> None:
-        """Open `path`.
-
-        Raises:
-            PlaceError: it can't be written.
-        """
-        self.place = str(path)
-        self._lines = JsonLines(path, is_continued=is_continued)
+    @property
+    def place(self) -> str:
+        """The path of the file."""
+        return str(self.path)
 
     def log(self, step: int, metrics: Mapping[str, float], rollouts: Sequence[Sequence[Any]] = ()) -> None:
-        """Append a line, without `rollouts`, which are in the file of groups.
-
-        Raises:
-            OutputError: the disk refused.
-        """
-        self._lines.write({"step": step, "time": round(time.time(), 3), **metrics})
-
-    def close(self) -> None:
-        """Close the file."""
-        self._lines.close()
+        """Append a line, without `rollouts`, which are in the file of groups; raise OutputError if that fails."""
+        self.write({"step": step, "time": round(time.time(), 3), **metrics})
 
 
 class WandbLog:
@@ -113,6 +90,33 @@ def metrics_path(groups: Path | None, folder: Path) -> Path:
     return groups.with_name("metrics.jsonl" if groups.stem == "groups" else f"{groups.stem}.metrics.jsonl")
 
 
+class LoopLag:
+    """Samples the lag of the event loop, by which every episode is late, as the excess duration of short sleeps."""
+
+    def __init__(self) -> None:
+        self._latest = deque[float](maxlen=_LATEST)
+        self._looking: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Start sampling the running event loop."""
+        self._looking = asyncio.create_task(self._look())
+
+    def latest(self) -> Sequence[float]:
+        """Return the latest lags in seconds, from about the last 20 seconds."""
+        return tuple(self._latest)
+
+    def stop(self) -> None:
+        """Stop sampling."""
+        if self._looking is not None:
+            self._looking.cancel()
+
+    async def _look(self) -> None:
+        while True:
+            start = time.monotonic()
+            await asyncio.sleep(_LOOK_S)
+            self._latest.append(time.monotonic() - start - _LOOK_S)
+
+
 @dataclass
 class RunMetrics:
     """Collects finished groups, and logs their metrics at each logging step.
@@ -131,7 +135,7 @@ class RunMetrics:
     shown: Sequence[str] = ()
     loop_lag: LoopLag = field(default_factory=LoopLag)
     step: int = 0
-    log: MetricLog | None = None
+    log: MetricFile | WandbLog | None = None
     silent_rollouts: int = 0
     """Number of rollouts if no rollout of the run called a tool; -1 otherwise."""
     evaluation: Mapping[str, float] = field(default_factory=dict[str, float])
@@ -180,9 +184,9 @@ class RunMetrics:
         path = metrics_path(groups.path if groups else None, folder)
         self.log = MetricFile(path, is_continued=bool(groups.finished) if groups else not self.config.overwrite)
 
-    def to_wandb(self, project: str, settings: Mapping[str, Any], group: str | None = None) -> None:
+    def to_wandb(self, project: str, settings: Mapping[str, Any], name: str | None, group: str | None = None) -> None:
         """Log to a new run on Weights & Biases."""
-        self.log = WandbLog(project, self.config.wandb_name, settings, group)
+        self.log = WandbLog(project, name, settings, group)
 
     def place(self) -> dict[str, str]:
         """Return the destination of metrics, for the start screen."""

@@ -11,14 +11,13 @@ from rich.table import Table
 from rich.text import Text
 
 from agentic_opd.core.concurrency import to_its_end
-from agentic_opd.core.console import LiveBar
+from agentic_opd.core.console import LiveBar, start_screen
 from agentic_opd.core.errors import OPDError, OutputError, SandboxError, ServerUnreachableError
 from agentic_opd.core.text import printable_line
 from agentic_opd.report.command import report_run
 from agentic_opd.runs.environment import Environment, FinishedGroup
 from agentic_opd.runs.files import GroupFile, default_output_folder
 from agentic_opd.runs.metric_log import RunMetrics
-from agentic_opd.runs.progress import counts_line, start_screen
 from agentic_opd.wire.counts import RunCounts
 from agentic_opd.wire.group import TaskItem
 
@@ -65,7 +64,7 @@ async def process(env: Environment, metrics: RunMetrics, count: int, held_out: s
     try:
         metrics.step = len(file.finished)
         if config.use_wandb:
-            metrics.to_wandb(str(env.name), env.line_settings())
+            metrics.to_wandb(str(env.name), env.line_settings(), config.wandb_name)
         else:
             metrics.to_file(file, default_output_folder("process"))
         skipped = len(file.finished.intersection(item.item_id for item in items))
@@ -132,6 +131,17 @@ async def run_items(
     except* asyncio.CancelledError as cancelled:
         summary.stopped = cancelled.exceptions[0]
     return summary
+
+
+def counts_line(counts: RunCounts) -> str:
+    """Return the counts so far as one line."""
+    total = counts.total
+    text = f"{total.rollouts} rollouts"
+    if total.rollouts:
+        text += f", {100 * total.passed / total.rollouts:.0f}% passed"
+    if counts.distilled:
+        text += f", {total.records.hints} hints, {total.records.scored} of {total.assistant_turns} turns scored"
+    return text
 
 
 class RunProgress(LiveBar):

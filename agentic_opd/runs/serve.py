@@ -1,6 +1,6 @@
 """The `serve` mode: makes groups of items and sends them to the trajectory API until the trainer's last step (I/O).
 
-At most `max_batches_offpolicy` batches are made ahead of the trainer (`ServePlan`). With 0, a batch is started only
+At most `max_batches_offpolicy` batches are made ahead of the trainer (`most_pending`). With 0, a batch is started only
 when the policy has the weights of the trainer's step. After an outage of the API or of vLLM, `serve` reconnects;
 finished groups are kept and sent later. Pending groups are never dropped before the end: if the queue is full, no new
 group is started.
@@ -11,77 +11,32 @@ import logging
 import math
 import time
 import uuid
-from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rich.console import Console
-
+from agentic_opd.atropos.api import EnvDescription, QueueStatus, TrajectoryApi
+from agentic_opd.atropos.outbox import Membership, Outbox, SentCounts
 from agentic_opd.core.concurrency import to_its_end
-from agentic_opd.core.console import LiveBar
+from agentic_opd.core.console import LiveBar, start_screen
 from agentic_opd.core.errors import ConfigError, OPDError, SandboxError, ServerUnreachableError
 from agentic_opd.core.notices import Notices
-from agentic_opd.core.trajectory_api import EnvDescription, QueueStatus, TrajectoryApi
+from agentic_opd.runs.config import RunConfig
 from agentic_opd.runs.environment import Environment, FinishedGroup
 from agentic_opd.runs.evaluate import Evaluation
 from agentic_opd.runs.files import GroupFile, default_output_folder
-from agentic_opd.runs.membership import Membership
-from agentic_opd.runs.metric_log import RunMetrics, WandbLog
-from agentic_opd.runs.outbox import Outbox, SentCounts
-from agentic_opd.runs.progress import counts_line, start_screen
+from agentic_opd.runs.metric_log import RunMetrics
+from agentic_opd.runs.process import counts_line
 from agentic_opd.wire.counts import RunCounts
 from agentic_opd.wire.group import TaskItem
+
+logger = logging.getLogger(__name__)
 
 SERVE_GROUPS = 8
 """Concurrent groups if max_concurrent_groups is unset; more would make groups staler at training time."""
 
 _LEAST_PART = 0.01
 """Minimum share of groups if other environments were allocated whole batches; the API clips weights likewise."""
-
-
-@dataclass(frozen=True, slots=True)
-class ServePlan:
-    """Limits on the groups that one environment makes for one trainer."""
-
-    env: EnvDescription
-    max_groups: int
-    """Maximum of concurrent groups if this environment is the only one."""
-    max_batches_offpolicy: int
-    """Maximum of batches ahead of the trainer; 0: one, started only while the policy has the trainer's weights."""
-    total_steps: int | None
-    """The trainer's step at which to end; None: the trainer's last step."""
-    skip_equal_scores: bool
-
-    def most_under_way(self, status: QueueStatus, *, batch_size: int, finished: int, share: float) -> int:
-        """Return the maximum of concurrent groups now; 0 or less if the queue is full.
-
-        Args:
-            status: The API's latest status.
-            batch_size: Sequences per training step.
-            finished: Finished groups of this environment that are not sent yet.
-            share: Usable fraction of `max_groups`, in [0, 1].
-        """
-        # Sequences of all environments together, in units of this environment's groups.
-        ahead = max(1, self.max_batches_offpolicy) * batch_size // self.env.group_size
-        part = self._part(status)
-        own_room = math.ceil(part * ahead) - status.self_queue_size
-        room = ahead - status.queue_size
-        if self.env.min_batch_allocation is not None:  # A part of the queue is reserved for this environment.
-            room = max(room, own_room)
-        elif status.unallocated_fraction < 1.0:  # A part of the queue is reserved for others.
-            room = min(room, own_room)
-        return min(math.ceil(min(self.max_groups, ahead) * part * share), room - finished)
-
-    def _part(self, status: QueueStatus) -> float:
-        """Return this environment's fraction of all groups, from its minimum allocation or its weight."""
-        if self.env.min_batch_allocation is not None:
-            return min(1.0, max(self.env.min_batch_allocation, status.env_weight))
-        return min(1.0, status.env_weight, max(status.unallocated_fraction, _LEAST_PART))
-
-
-logger = logging.getLogger(__name__)
-
 _POLL_S = 0.2
 _PATIENCE_S = 1.0
 """Pause in seconds between attempts to reach a vLLM server."""
@@ -96,31 +51,31 @@ _MOST_FAILURES = 20
 """Number of consecutive failed groups that ends the run."""
 
 
-@dataclass(frozen=True, slots=True)
-class ServeLook:
-    """Progress at one poll of the API: the trainer's step of `last_step`, and counts of groups."""
+def most_pending(config: RunConfig, status: QueueStatus, *, batch_size: int, finished: int, share: float) -> int:
+    """Return the maximum of concurrent groups now; 0 or less if the queue is full.
 
-    step: int
-    last_step: int
-    sent: int
-    skipped: int
-    under_way: int
-    queued: int
-    """Groups in the API's queue, including those of other environments."""
-
-
-class ServeProgress(LiveBar):
-    """Progress of `serve`: a live bar of the trainer's steps in a terminal, otherwise log lines only."""
-
-    def __init__(self, counts: RunCounts, console: Console | None = None) -> None:
-        super().__init__("steps", None, console=console)
-        self._counts = counts
-
-    def look(self, look: ServeLook) -> None:
-        """Show the progress at the latest poll of the API."""
-        skipped = f"{look.skipped} skipped, " if look.skipped else ""
-        groups = f"{look.sent} groups sent, {skipped}{look.under_way} under way, {look.queued} queued"
-        self.show(look.step, f"{groups}; {counts_line(self._counts)}", look.last_step)
+    Args:
+        config: Group size, limits, and the share of this environment.
+        status: The API's latest status.
+        batch_size: Sequences per training step.
+        finished: Finished groups of this environment that are not sent yet.
+        share: Usable fraction of the concurrent groups, in [0, 1]; below 1 during an evaluation.
+    """
+    # Sequences of all environments together, in units of this environment's groups.
+    ahead = max(1, config.max_batches_offpolicy) * batch_size // config.group_size
+    promised = config.min_batch_allocation
+    if promised is not None:
+        part = min(1.0, max(promised, status.env_weight))
+    else:
+        part = min(1.0, status.env_weight, max(status.unallocated_fraction, _LEAST_PART))
+    own_room = math.ceil(part * ahead) - status.self_queue_size
+    room = ahead - status.queue_size
+    if promised is not None:  # A part of the queue is reserved for this environment.
+        room = max(room, own_room)
+    elif status.unallocated_fraction < 1.0:  # A part of the queue is reserved for others.
+        room = min(room, own_room)
+    most = min(config.max_concurrent_groups or SERVE_GROUPS, ahead)
+    return min(math.ceil(most * part * share), room - finished)
 
 
 @dataclass
@@ -134,170 +89,128 @@ class ServeCounts(SentCounts):
     def __str__(self) -> str:
         return f"{super().__str__()}, {self.failed} failed, {self.unsent} unsent"
 
-
-async def serve(env: Environment, metrics: RunMetrics, evaluation: Evaluation, *, max_token_length: int) -> ServeCounts:
-    """Serve groups of `env` to the trajectory API, and write them to `data_path_to_save_groups` if it is set.
-
-    Args:
-        env: Makes the groups.
-        metrics: Receives each group; logged at each step of the trainer.
-        evaluation: Runs every `steps_per_eval` steps.
-        max_token_length: Tokens of the longest sequence, reported to the API.
-
-    Raises:
-        ConfigError: a group does not fit the trainer's batches, or the number of steps is unknown.
-        OPDError: too many consecutive groups failed, or a finished group can't be written.
-    """
-    config, counts, file = env.config, RunCounts(), None
-    api, items = TrajectoryApi(config.rollout_server_url), env.items()
-    try:
-        if config.data_path_to_save_groups:
-            path = Path(config.data_path_to_save_groups)
-            defaults = env.default_line_settings()
-            file = GroupFile(
-                path, env.line_settings(), defaults=defaults, resume=config.resume, overwrite=config.overwrite
-            )
-        if not config.use_wandb:  # A W&B run gets its project from the trainer at the first step.
-            metrics.to_file(file, default_output_folder("serve"))
-
-        async def keep(finished: FinishedGroup) -> None:
-            if file is not None:
-                await file.write(finished.group)
-            counts.add(finished.group)
-            metrics.add(finished)
-
-        async def step(number: int) -> None:
-            """Log the metrics since the last step, and start an evaluation if one is due."""
-            if config.use_wandb and metrics.log is None:
-                project, group = await api.wandb_info()
-                name = config.wandb_name or env.name
-                metrics.log = WandbLog(project or str(env.name), name, env.line_settings(), group)
-                logger.info("metrics go to %s", metrics.log.place)
-            logger.info("step %d: %s", number, metrics.line())
-            before, metrics.step = metrics.step, number
-            metrics.flush()
-            evaluation.at_step(before, number)
-
-        with ServeProgress(counts) as progress:
-            hooks = ServeHooks(
-                next_item=lambda: next(items),
-                collect=env.collect,
-                on_group=keep,
-                on_step=step,
-                on_look=progress.look,
-                share=evaluation.share,
-                policy_versions=env.policy_versions,
-            )
-            to = {"trainer": config.rollout_server_url, **({"groups": str(file.path)} if file else {})}
-            screen = start_screen("serve", {**env.roles(), **to, **metrics.place()})
-            progress.console.print(screen, soft_wrap=True)
-            done = await GroupServer(api, _plan(env, max_token_length), hooks).run()
-            await evaluation.finish()
-            metrics.flush()  # Metrics after the last step, and those of the last evaluation.
-        return done
-    finally:
-        evaluation.cancel()
-        if file is not None:
-            file.close()
-        await api.close()
-
-
-def _plan(env: Environment, max_token_length: int) -> ServePlan:
-    config = env.config
-    return ServePlan(
-        env=EnvDescription(
-            name=config.wandb_name or str(env.name),
-            max_token_length=max_token_length,
-            weight=config.inference_weight,
-            group_size=config.group_size,
-            min_batch_allocation=config.min_batch_allocation,
-        ),
-        max_groups=config.max_concurrent_groups or SERVE_GROUPS,
-        max_batches_offpolicy=config.max_batches_offpolicy,
-        total_steps=None if config.total_steps == -1 else config.total_steps,
-        skip_equal_scores=config.ensure_scores_are_not_same,
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class ServeHooks:
-    """Callbacks of `GroupServer` into the environment."""
-
-    next_item: Callable[[], TaskItem]
-    collect: Callable[[TaskItem], Awaitable[FinishedGroup]]
-    """Makes the group of an item."""
-    on_group: Callable[[FinishedGroup], Awaitable[None]]
-    """Called with each finished group, before it is sent."""
-    on_step: Callable[[int], Awaitable[None]]
-    """Called with each new step of the trainer, including the first."""
-    on_look: Callable[[ServeLook], None]
-    """Called after each poll of the API, to show the progress."""
-    share: Callable[[], float]
-    """Returns the usable fraction of `max_groups`, in [0, 1]; below 1 during an evaluation."""
-    policy_versions: Callable[[], Awaitable[list[int]]]
-    """Returns the weight versions of the policy's servers; called only with `max_batches_offpolicy` 0."""
+    def so_far(self, pending: int, queued: int) -> str:
+        """Return the progress as text; `queued` groups are in the API's queue, including other environments'."""
+        skipped = f"{self.skipped.total()} skipped, " if self.skipped else ""
+        return f"{self.sent} groups sent, {skipped}{pending} under way, {queued} queued"
 
 
 class GroupServer:
-    """Serves one trainer until its last step, or until cancelled."""
+    """Serves the groups of an environment to one trainer, and writes them to `data_path_to_save_groups` if it is set.
 
-    def __init__(self, api: TrajectoryApi, plan: ServePlan, hooks: ServeHooks) -> None:
-        """Store the arguments; the API is not contacted yet."""
-        self.plan, self.hooks = plan, hooks
+    `metrics` are logged at each step of the trainer, and `evaluation` runs every `steps_per_eval` steps.
+    """
+
+    def __init__(self, env: Environment, metrics: RunMetrics, evaluation: Evaluation, max_token_length: int) -> None:
+        """Prepare a registration with sequences of at most `max_token_length` tokens; the API is not contacted yet."""
+        config = self.config = env.config
         self.counts = ServeCounts()
+        self._env, self._metrics, self._evaluation = env, metrics, evaluation
+        self._items, self._made = env.items(), RunCounts()
+        self._file: GroupFile | None = None
+        self._api = TrajectoryApi(config.rollout_server_url)
+        name, weight = config.wandb_name or str(env.name), config.inference_weight
+        description = EnvDescription(name, max_token_length, weight, config.group_size, config.min_batch_allocation)
+        self._member = Membership(self._api, description)
+        self._outbox = Outbox(self._member, self.counts)
         self._notices = Notices()
-        self._member = Membership(api, plan.env, self._notices)
-        self._outbox = Outbox(self._member, self._notices, self.counts)
         self._workers: set[asyncio.Task[None]] = set()
         self._failures_in_a_row = 0
         self._push_due = (-1, 0.0)
         """A step without its weights, and the monotonic time (s) of the first such check."""
 
     async def run(self) -> ServeCounts:
-        """Serve. On cancellation, pending groups are cancelled, and finished ones are sent if the API answers.
+        """Serve until the trainer's last step.
+
+        On cancellation, pending groups are cancelled, and finished ones are sent if the API answers.
 
         Raises:
             ConfigError: a group does not fit the trainer's batches, or the number of steps is unknown.
+            PlaceError: the file of groups can't be written.
             OPDError: too many consecutive groups failed, or a finished group can't be written.
         """
         try:
-            await self._member.ensure()
-            logger.info("registered at %s as %s", self._member.api.url, self._member.env.name)
-            step = -1
-            while True:
-                await self._outbox.send()
-                status = await self._member.status()  # After sending, so that sent groups count as queued.
-                if status.current_step != step:
-                    step = status.current_step
-                    await self.hooks.on_step(step)
-                if step >= self._last_step():
-                    return self.counts
-                await self._start_groups(status)
-                self.hooks.on_look(self._look(status))
-                await self._wait_a_little()
+            places = {"trainer": self.config.rollout_server_url, **self._open_files()}
+            with LiveBar("steps", None) as bar:
+                screen = start_screen("serve", {**self._env.roles(), **places, **self._metrics.place()})
+                bar.console.print(screen, soft_wrap=True)
+                try:
+                    await self._until_last_step(bar)
+                finally:
+                    await self._end()
+                await self._evaluation.finish()
+                self._metrics.flush()  # Metrics after the last step, and those of the last evaluation.
+            return self.counts
         finally:
-            await self._end()
+            self._evaluation.cancel()
+            if self._file is not None:
+                self._file.close()
+            await self._api.close()
+
+    def _open_files(self) -> dict[str, str]:
+        config, env = self.config, self._env
+        if config.data_path_to_save_groups:
+            self._file = GroupFile(
+                Path(config.data_path_to_save_groups),
+                env.line_settings(),
+                defaults=env.default_line_settings(),
+                resume=config.resume,
+                overwrite=config.overwrite,
+            )
+        if not config.use_wandb:  # A W&B run gets its project from the trainer at the first step.
+            self._metrics.to_file(self._file, default_output_folder("serve"))
+        return {"groups": str(self._file.path)} if self._file else {}
+
+    async def _until_last_step(self, bar: LiveBar) -> None:
+        await self._member.ensure()
+        logger.info("registered at %s as %s", self._api.url, self._member.env.name)
+        step = -1
+        while True:
+            await self._outbox.send()
+            status = await self._member.status()  # After sending, so that sent groups count as queued.
+            if status.current_step != step:
+                step = status.current_step
+                await self._begin_step(step)
+            if step >= self._last_step():
+                return
+            await self._start_groups(status)
+            text = self.counts.so_far(len(self._workers), status.queue_size)
+            bar.show(step, f"{text}; {counts_line(self._made)}", self._last_step())
+            await self._wait_a_little()
 
     def _last_step(self) -> int:
         registration = self._member.registration
         assert registration is not None
-        last = registration.num_steps if self.plan.total_steps is None else self.plan.total_steps
+        last = registration.num_steps if self.config.total_steps == -1 else self.config.total_steps
         if last < 0:
             raise ConfigError("the trainer does not say how many steps it takes: set env.total_steps")
         return last
 
+    async def _begin_step(self, step: int) -> None:
+        """Log the metrics since the last step of the trainer, and start an evaluation if one is due."""
+        metrics, name = self._metrics, str(self._env.name)
+        if self.config.use_wandb and metrics.log is None:
+            project, group = await self._api.wandb_info()
+            metrics.to_wandb(project or name, self._env.line_settings(), self.config.wandb_name or name, group)
+            logger.info("metrics go to %s", metrics.place()["metrics"])
+        logger.info("step %d: %s", step, metrics.line())
+        before, metrics.step = metrics.step, step
+        metrics.flush()
+        self._evaluation.at_step(before, step)
+
     # ------------------------------------------------------------------------------------------------------ groups
 
     async def _start_groups(self, status: QueueStatus) -> None:
-        most = self.plan.most_under_way(
+        most = most_pending(
+            self.config,
             status,
             batch_size=self._member.trainer.batch_size,
             finished=len(self._outbox),
-            share=self.hooks.share(),
+            share=self._evaluation.share(),
         )
         if most > len(self._workers) and await self._is_on_policy(status.current_step):
             for _ in range(most - len(self._workers)):
-                self._workers.add(asyncio.create_task(self._make(self.hooks.next_item())))
+                self._workers.add(asyncio.create_task(self._make(next(self._items))))
 
     async def _is_on_policy(self, step: int) -> bool:
         """Whether groups may start: always, or with `max_batches_offpolicy` 0 only with the weights of `step`.
@@ -305,10 +218,10 @@ class GroupServer:
         Raises:
             ConfigError: no server reports its weight version.
         """
-        if self.plan.max_batches_offpolicy > 0:
+        if self.config.max_batches_offpolicy > 0:
             return True
         try:
-            versions = await self.hooks.policy_versions()
+            versions = await self._env.policy_versions()
         except ServerUnreachableError as error:
             self._notices.say_once(_AWAY, str(error))
             return False
@@ -333,7 +246,7 @@ class GroupServer:
     async def _make(self, item: TaskItem) -> None:
         while True:
             try:
-                finished = await self.hooks.collect(item)
+                finished = await self._env.collect(item)
             except ServerUnreachableError as error:
                 self._notices.say_once(_AWAY, str(error))
                 await asyncio.sleep(_PATIENCE_S)
@@ -349,22 +262,16 @@ class GroupServer:
         await to_its_end(self._hand_on(replace(finished, group=replace(finished.group, group_id=uuid.uuid4().hex))))
 
     async def _hand_on(self, finished: FinishedGroup) -> None:
-        await self.hooks.on_group(finished)
+        """Write a finished group, count it, and queue it for sending."""
         group = finished.group
-        if self.plan.skip_equal_scores and len(set(group.scores)) == 1:
+        if self._file is not None:
+            await self._file.write(group)
+        self._made.add(group)
+        self._metrics.add(finished)
+        if self.config.ensure_scores_are_not_same and len(set(group.scores)) == 1:
             self._outbox.skip("equal_scores", "all its scores are equal (env.ensure_scores_are_not_same)")
         else:
             self._outbox.add(group)
-
-    def _look(self, status: QueueStatus) -> ServeLook:
-        return ServeLook(
-            step=status.current_step,
-            last_step=self._last_step(),
-            sent=self.counts.sent,
-            skipped=self.counts.skipped.total(),
-            under_way=len(self._workers),
-            queued=status.queue_size,
-        )
 
     def _fail(self, error: OPDError) -> None:
         self.counts.failed += 1
@@ -383,6 +290,7 @@ class GroupServer:
             worker.result()
 
     async def _end(self) -> None:
+        """Cancel pending groups, send finished ones if the API answers, and unregister."""
         for worker in self._workers:
             worker.cancel()
         await asyncio.gather(*self._workers, return_exceptions=True)

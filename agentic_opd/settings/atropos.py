@@ -1,14 +1,15 @@
-"""Settings of Atropos without effect here. They are accepted, so that YAML files for other environments load.
+"""Settings of Atropos: those without effect here, accepted so that YAML files for other environments load, and those
+of a server.
 
-Settings of Atropos with an effect are declared in env/config.py. A test compares both with atroposlib's models, which
-are not imported here because their import takes seconds.
+Settings of an environment that have an effect are declared in env/config.py. A test compares all with atroposlib's
+models, which are not imported here because their import takes seconds.
 """
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import BaseModel, Field
 
-from agentic_opd.settings.fields import NO_EFFECT
+from agentic_opd.settings.fields import NO_EFFECT, POLICY_SERVER, POLICY_SERVER_LIMITS
 
 
 class IdleEnvSettings(BaseModel):
@@ -28,11 +29,38 @@ class IdleEnvSettings(BaseModel):
     custom_thinking_prompt: str | None = None
 
 
-class IdleServerSettings(BaseModel):
-    """Fields of atroposlib's APIServerConfig."""
+class PolicyServerConfig(BaseModel):
+    """Settings of one of the policy's vLLM servers; includes each setting of Atropos' APIServerConfig."""
 
-    setting_group: ClassVar = NO_EFFECT
+    setting_group: ClassVar = POLICY_SERVER
 
-    server_type: Literal["openai", "trl", "sglang", "vllm"] = "vllm"
-    n_kwarg_is_ignored: bool = False
-    health_check: bool = False
+    base_url: str | None = Field(
+        default="http://127.0.0.1:8000/v1",
+        description="Address of the server, with or without /v1. Several addresses, separated by commas, are "
+        "servers with otherwise equal settings.",
+    )
+    model_name: str = Field(
+        default="default",
+        description="Name under which the server serves the model; default: the name that the server reports.",
+    )
+    api_key: str | None = Field(
+        default="", description="API key of the server. Unset: the variable VLLM_API_KEY, or none."
+    )
+    tokenizer_name: str = Field(
+        default="none", description="Tokenizer if env.tokenizer_name is unset; none: model_name."
+    )
+    timeout: Annotated[int, POLICY_SERVER_LIMITS] = Field(
+        default=1200, ge=1, description="Time limit of one request, in seconds."
+    )
+    num_max_requests_at_once: Annotated[int, POLICY_SERVER_LIMITS] = Field(
+        default=512, ge=1, description="Number of sampling requests in flight at the same time."
+    )
+    num_requests_for_eval: Annotated[int, POLICY_SERVER_LIMITS] = Field(
+        default=64, ge=1, description="Number of an evaluation's sampling requests in flight at the same time."
+    )
+    rolling_buffer_length: Annotated[int, POLICY_SERVER_LIMITS] = Field(
+        default=1000, ge=1, description="Number of latest requests over which train/sample_s is measured."
+    )
+    server_type: Annotated[Literal["openai", "trl", "sglang", "vllm"], NO_EFFECT] = "vllm"
+    n_kwarg_is_ignored: Annotated[bool, NO_EFFECT] = False
+    health_check: Annotated[bool, NO_EFFECT] = False

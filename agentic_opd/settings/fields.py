@@ -12,10 +12,6 @@ from pydantic import BaseModel, Field
 
 Url = Annotated[str, Field(pattern=r"^https?://[^\s]+$")]
 
-HintSource = Literal["judge", "feedback", "sibling", "reference", "other_task", "none"]
-"""Source of the teacher's hint: the judge, the feedback after the turn, a sibling rollout of the group that passed, or
-the task's reference solution. For ablations of the judge's hint: a hint of another task in its place, or none."""
-
 Mode = Literal["serve", "process", "evaluate", "doctor", "hints", "gateway"]
 
 

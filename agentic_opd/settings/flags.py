@@ -169,9 +169,13 @@ def _flag_value(annotation: Any, text: str) -> Any:
         return text
 
 
-def misunderstood(unknown: Sequence[str], parser: argparse.ArgumentParser) -> list[str]:
-    """Return an error for each argument that `parser` did not recognise, but none for the value of an unknown flag."""
-    known = [flag for action in parser._actions for flag in action.option_strings]  # pyright: ignore[reportPrivateUsage]
+def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
+    """Parse a command line whose unknown arguments are errors among others: `misunderstood` of the result lists them.
+
+    The value of an unknown flag is not listed.
+    """
+    arguments, unknown = parser.parse_known_args(argv)
+    known = _flags_of(parser)
     example = "--env.NAME" if "--env.group_size" in known else "--NAME"
     wrong: list[str] = []
     flag_before = False
@@ -184,7 +188,19 @@ def misunderstood(unknown: Sequence[str], parser: argparse.ArgumentParser) -> li
             if not flag_before:
                 wrong.append(f"{text!r} belongs to no flag; settings are written {example} VALUE")
             flag_before = False
-    return wrong
+    arguments.misunderstood = wrong
+    return arguments
+
+
+def _flags_of(parser: argparse.ArgumentParser) -> dict[str, None]:
+    """Return the flags of a parser and its sub-commands, each once."""
+    flags: dict[str, None] = {}
+    for action in parser._actions:  # pyright: ignore[reportPrivateUsage]
+        flags |= dict.fromkeys(action.option_strings)
+        if isinstance(action, argparse._SubParsersAction):  # pyright: ignore[reportPrivateUsage]
+            for command in action.choices.values():
+                flags |= _flags_of(command)
+    return flags
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -28,23 +28,19 @@ class Settings:
 
 
 def read_settings(
-    arguments: argparse.Namespace,
-    env_defaults: BaseModel,
-    server_defaults: Sequence[BaseModel],
-    misunderstood: Sequence[str] = (),
+    arguments: argparse.Namespace, env_defaults: BaseModel, server_defaults: Sequence[BaseModel]
 ) -> Settings:
     """Join defaults, YAML and flags.
 
     Args:
-        arguments: The parsed command line.
+        arguments: The command line, from `parse`.
         env_defaults: Default settings of the environment.
         server_defaults: Default settings of its servers; the first entry applies to each server in the file.
-        misunderstood: Errors of the command line found earlier.
 
     Raises:
         ConfigError: lists every invalid setting, unreadable file and unknown name.
     """
-    wrong, first = list(misunderstood), server_defaults[0]
+    wrong, first = list(arguments.misunderstood), server_defaults[0]
     env_file, rows = _sections(arguments.config, wrong)
     env_values = {**env_file, **flag_values(arguments, "env", type(env_defaults), wrong)}
     env = validated(type(env_defaults), "env", {**_own_values(env_defaults), **env_values}, wrong)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from agentic_opd.core.console import set_up_logging
 from agentic_opd.core.exit_codes import EXIT_OK, exit_code
-from agentic_opd.settings.flags import add_settings, misunderstood
+from agentic_opd.settings.flags import add_settings, parse
 from agentic_opd.training.config import DEFAULTS, read_config
 
 if TYPE_CHECKING:
@@ -32,14 +32,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code: 0 done, 1 failed, 2 wrong settings, 130 interrupted.
     """
-    parser = build_parser()
-    arguments, unknown = parser.parse_known_args(argv)
+    arguments = parse(build_parser(), argv)
     set_up_logging(verbose=arguments.verbose)
     if os.environ.get("RANK", "0") != "0":  # Only the first of torchrun's processes logs.
         logging.disable(logging.WARNING)
 
     def train() -> int:
-        config = read_config(arguments, misunderstood(unknown, parser))
+        config = read_config(arguments)
         from agentic_opd.training.trainer import Trainer
 
         asyncio.run(_run(Trainer(config)))

@@ -2,13 +2,13 @@
 
 import argparse
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
-from agentic_opd.core.errors import ConfigError
+from agentic_opd.core.errors import ConfigError, PlaceError
 from agentic_opd.settings.fields import SettingGroup, Url
 from agentic_opd.settings.files import read_yaml
 from agentic_opd.settings.flags import flag_values
@@ -303,17 +303,26 @@ DEFAULTS: dict[str, BaseModel] = {"": TrainerConfig(model=""), "loss": LossConfi
 """Default settings by the prefix of their flags: `--lr`, `--loss.grpo`."""
 
 
-def read_config(arguments: argparse.Namespace, misunderstood: Sequence[str] = ()) -> TrainerConfig:
-    """Merge defaults, YAML file and flags; `--loss.grpo 0.5` overrides one value of the file's `loss` section.
-
-    Args:
-        arguments: The parsed command line.
-        misunderstood: Errors of the command line, to report together with wrong settings.
+def check_new(output_dir: Path) -> None:
+    """Refuse an `output_dir` that holds an earlier run.
 
     Raises:
-        ConfigError: the message lists every wrong setting and the `misunderstood` errors.
+        PlaceError: it does.
     """
-    wrong = list(misunderstood)
+    if (output_dir / "metrics.jsonl").exists() or (output_dir / "checkpoints").exists():
+        raise PlaceError(
+            f"{str(output_dir)!r} holds an earlier run. Continue it with --resume, replace it with --overwrite, or "
+            "choose another output_dir."
+        )
+
+
+def read_config(arguments: argparse.Namespace) -> TrainerConfig:
+    """Merge defaults, YAML file and flags; `--loss.grpo 0.5` overrides one value of the file's `loss` section.
+
+    Raises:
+        ConfigError: the message lists every wrong setting and every argument that is `misunderstood`.
+    """
+    wrong = list(arguments.misunderstood)
     try:
         values = read_yaml(arguments.config, "settings") if arguments.config else {}
     except ConfigError as error:

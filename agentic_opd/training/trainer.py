@@ -21,12 +21,13 @@ from typing import Any
 
 import torch
 
-from agentic_opd.core.errors import PlaceError, TrainingError
+from agentic_opd.atropos.api import TrainerDescription
+from agentic_opd.atropos.trainer import TrainerClient
+from agentic_opd.core.errors import TrainingError
 from agentic_opd.runs.files import JsonLines
 from agentic_opd.training.batch import TrainBatch, make_batch
 from agentic_opd.training.checkpoint import Resumed, load_checkpoint, save_checkpoint
-from agentic_opd.training.client import TrainerClient
-from agentic_opd.training.config import MOST_SKIPPED_STEPS, TrainerConfig
+from agentic_opd.training.config import MOST_SKIPPED_STEPS, TrainerConfig, check_new
 from agentic_opd.training.model import (
     MovingAverage,
     leave_cores_to_others,
@@ -56,7 +57,8 @@ class Trainer:
         """
         self.config = config
         self.checkpoints, self.metrics = config.output_dir / "checkpoints", config.output_dir / "metrics.jsonl"
-        self._check_room()
+        if not (config.resume or config.overwrite):
+            check_new(config.output_dir)
         self.world = join_world(pick_device(config.device))
         self.world.share(None)  # A barrier: every process has checked `output_dir` before one of them writes there.
         torch.manual_seed(config.seed)
@@ -82,7 +84,8 @@ class Trainer:
         self._is_busy = self._is_stopping = False
         self._running: asyncio.Task[Any] | None = None
         self._lines: JsonLines | None = None
-        self.client = TrainerClient(config, is_known=earlier is not None and earlier.total_steps == config.total_steps)
+        is_known = earlier is not None and earlier.total_steps == config.total_steps
+        self.client = TrainerClient(config.api_url, registration(config), is_known=is_known)
         self.pusher = WeightPusher(config, self.world)
         is_replaced = config.overwrite and not config.resume
         if is_replaced and self.world.is_first:  # Last: if the model can't be loaded, the earlier run is kept.
@@ -163,15 +166,6 @@ class Trainer:
             await asyncio.to_thread(save_checkpoint, self.checkpoints, at, self.parts, self.world)
             self._saved_step = self.step
 
-    def _check_room(self) -> None:
-        """Refuse an `output_dir` that holds an earlier run, unless `resume` or `overwrite` is set."""
-        config = self.config
-        if not (config.resume or config.overwrite) and (self.metrics.exists() or self.checkpoints.exists()):
-            raise PlaceError(
-                f"{str(config.output_dir)!r} holds an earlier run. Continue it with --resume, replace it with "
-                "--overwrite, or choose another output_dir."
-            )
-
     async def _step(self, groups: Sequence[ScoredGroup]) -> None:
         """Train on a batch, push if due, and log.
 
@@ -242,7 +236,7 @@ class Trainer:
         if wrong := [name for name, value in metrics.items() if not math.isfinite(value)]:
             logger.warning("step %d: %s is not a number, and is left out", self.step, ", ".join(wrong))
             metrics = {name: value for name, value in metrics.items() if name not in wrong}
-        if self._lines is None:  # Created with the first line: `_check_room` refuses to start where the file exists.
+        if self._lines is None:  # Created with the first line: `check_new` refuses to start where the file exists.
             self._lines = JsonLines(self.metrics, is_continued=True)
         self._lines.write({"step": self.step, **metrics})
         if self.config.use_wandb:
@@ -255,6 +249,20 @@ class Trainer:
                     config=self.config.model_dump(mode="json"),
                 )
             wandb.log({f"train/{name}": value for name, value in metrics.items()}, step=self.step)
+
+
+def registration(config: TrainerConfig) -> TrainerDescription:
+    """Return the run's registration at the trajectory API, from step 0."""
+    return TrainerDescription(
+        wandb_group=config.wandb_group,
+        wandb_project=config.wandb_project,
+        batch_size=config.batch_size,
+        max_token_len=config.max_token_len,
+        checkpoint_dir=str(config.output_dir),
+        save_checkpoint_interval=config.save_every,
+        starting_step=0,
+        num_steps=config.total_steps,
+    )
 
 
 def _staleness(groups: Sequence[ScoredGroup], version: int) -> dict[str, float]:

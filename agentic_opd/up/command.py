@@ -11,8 +11,9 @@ from agentic_opd.core.errors import PlaceError
 from agentic_opd.core.exit_codes import EXIT_CODES, EXIT_OK, exit_code
 from agentic_opd.settings.files import read_yaml
 from agentic_opd.settings.read import refuse, validated
+from agentic_opd.training.config import check_new
 from agentic_opd.up.config import UpConfig
-from agentic_opd.up.parts import Part, Start, parts_of
+from agentic_opd.up.parts import LoopPart, Start, parts_of
 
 _DESCRIPTION = """\
 Start everything that a loop needs from one file: vLLM servers, the trajectory API, environments or a gateway, and the
@@ -60,7 +61,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.dry_run:
             print("\n".join(part.written() for part in parts))
             return EXIT_OK
-        _check_room(config, start)
+        # Refuse an unusable output folder before the servers start, as the trainer would later.
+        if start == "new":
+            check_new(config.output_dir)
+        if start == "resume" and not any((config.output_dir / "checkpoints").glob("step-??????")):
+            raise PlaceError(f"{str(config.output_dir)!r} holds no checkpoint to resume from: start without --resume")
         from agentic_opd.runs.files import FileLock
 
         lock = FileLock(config.output_dir / "up", "output_dir")
@@ -85,20 +90,7 @@ def read(path: Path) -> UpConfig:
     return config
 
 
-def _check_room(config: UpConfig, start: Start) -> None:
-    """Refuse an unusable output folder before the servers start, as the trainer would later."""
-    folder = config.output_dir
-    is_used = (folder / "metrics.jsonl").exists() or (folder / "checkpoints").exists()
-    if is_used and start == "new":
-        raise PlaceError(
-            f"{str(folder)!r} holds an earlier run. Continue it with --resume, replace it with --overwrite, or choose "
-            "another output_dir."
-        )
-    if start == "resume" and not any((folder / "checkpoints").glob("step-??????")):
-        raise PlaceError(f"{str(folder)!r} holds no checkpoint to go on from: start it without --resume")
-
-
-async def _run(parts: Sequence[Part], config: UpConfig) -> None:
+async def _run(parts: Sequence[LoopPart], config: UpConfig) -> None:
     from agentic_opd.up.supervisor import Supervisor
 
     running = asyncio.current_task()

@@ -106,6 +106,11 @@ class UpConfig(BaseModel):
     )
     stop_s: float = Field(default=60.0, gt=0, description="Seconds that a part may take to stop before it is killed.")
 
+    @property
+    def policies(self) -> list[ServerConfig]:
+        """The servers of the policy."""
+        return [server for server in self.servers.values() if server.serves == "policy"]
+
     @model_validator(mode="after")
     def _check_parts(self) -> "UpConfig":
         names = [*self.servers, "api", *self.environments, "trainer"]
@@ -114,12 +119,11 @@ class UpConfig(BaseModel):
         ports = [self.api.port, *(server.port for server in self.servers.values())]
         if shared := sorted({port for port in ports if ports.count(port) > 1}):
             raise ValueError(f"two parts have the same port: {', '.join(map(str, shared))}")
-        if not any(server.serves == "policy" for server in self.servers.values()):
+        if not self.policies:
             raise ValueError("no server serves the policy")
         for role in ("judge", "teacher"):
             if sum(server.serves == role for server in self.servers.values()) > 1:
                 raise ValueError(f"several servers serve the {role}, and an environment asks one")
-        policies = {server.model for server in self.servers.values() if server.serves == "policy"}
-        if len(policies) > 1:
-            raise ValueError(f"servers of the policy have different models: {', '.join(sorted(policies))}")
+        if len(models := {server.model for server in self.policies}) > 1:
+            raise ValueError(f"servers of the policy have different models: {', '.join(sorted(models))}")
         return self

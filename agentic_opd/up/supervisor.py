@@ -23,7 +23,7 @@ from agentic_opd.core.errors import ConfigError, OPDError, PlaceError
 from agentic_opd.core.exit_codes import EXIT_OK, EXIT_USAGE
 from agentic_opd.core.processes import end_of, end_with_parent
 from agentic_opd.up.config import UpConfig
-from agentic_opd.up.parts import Part, Role
+from agentic_opd.up.parts import LoopPart, Role
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class PartFailedError(OPDError):
 class _Running:
     """A part and its process; `process` is None until the part is started."""
 
-    part: Part
+    part: LoopPart
     log: Path
     process: Process | None = None
     is_ready: asyncio.Event = field(default_factory=asyncio.Event)
@@ -51,7 +51,7 @@ class _Running:
 class Supervisor:
     """Runs the parts until the trainer has ended."""
 
-    def __init__(self, parts: Sequence[Part], config: UpConfig) -> None:
+    def __init__(self, parts: Sequence[LoopPart], config: UpConfig) -> None:
         self.config = config
         logs = config.output_dir / "logs"
         self._parts = [_Running(part, logs / f"{part.name}.log") for part in parts]

@@ -27,6 +27,7 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 
 from agentic_opd.core.errors import AlignmentError, WireError
+from agentic_opd.core.names import HintSource
 from agentic_opd.core.types import (
     IGNORED,
     MOST_NATS,
@@ -44,7 +45,6 @@ from agentic_opd.core.types import (
     WhyContext,
     check_lengths,
 )
-from agentic_opd.settings.fields import HintSource
 
 ValueT = TypeVar("ValueT")
 

@@ -28,7 +28,7 @@ from agentic_opd.core.text import read_json
 from agentic_opd.env.config import AgenticOPDEnvConfig, default_settings
 from agentic_opd.report.lifts import Lifts, ResampledTurn, lift_of, lifts_path, read_lifts, write_lifts
 from agentic_opd.report.read import read_run
-from agentic_opd.settings.flags import add_settings, misunderstood
+from agentic_opd.settings.flags import add_settings, parse
 from agentic_opd.settings.read import Settings
 from agentic_opd.settings.read import read_settings as read_flags
 from agentic_opd.wire.group import ScoredGroup
@@ -66,14 +66,13 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure; return 0 if all turns were measured, 1 if not, 2 for wrong settings or a wrong file."""
-    parser = build_parser()
-    arguments, unknown = parser.parse_known_args(argv)
+    arguments = parse(build_parser(), argv)
     set_up_logging(verbose=arguments.verbose)
 
     def run() -> int:
         env, servers = default_settings()
         env = settings_of_run(env, arguments.file)
-        settings = read_flags(arguments, env, servers, misunderstood(unknown, parser))
+        settings = read_flags(arguments, env, servers)
         read_run(arguments.file)  # A file that can't be read is refused before a server is asked.
         keep_torch_out()
         code = asyncio.run(_measure(settings, arguments.file, arguments.samples, arguments.turns))

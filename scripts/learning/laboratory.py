@@ -28,7 +28,7 @@ from agentic_opd.core.text import text_lines
 from agentic_opd.env.config import AgenticOPDEnvConfig
 from agentic_opd.env.opd import AgenticOPDEnv
 from agentic_opd.runs.evaluate import sample_file
-from agentic_opd.settings.servers import PolicyServerConfig
+from agentic_opd.settings.atropos import PolicyServerConfig
 from agentic_opd.wire.group import ScoredGroup
 from agentic_opd.worlds.coding.tasks.builtin import builtin_tasks
 from learning.talk import TalkFailedError, User, converse
@@ -111,7 +111,10 @@ SUBJECTS = {
     "coding": Subject("demo.yaml", "scripts/demo_policy/policy", {}, {}),
     # What is measured is never trained on: other schemas, other combinations.
     "sql": Subject(
-        "sql.yaml", "scripts/demo_policy/sql_policy", {"sql_eval_tasks": 0}, {"sql_tasks": 1, "sql_eval_tasks": 192}
+        "sql.yaml",
+        "scripts/demo_policy/sql_policy",
+        {"world": f"{ROOT}/scripts/sql_world.py:Lessons"},
+        {"world": f"{ROOT}/scripts/sql_world.py:Exam"},
     ),
 }
 THREADS = {"OMP_NUM_THREADS": str(os.cpu_count()), "OMP_WAIT_POLICY": "PASSIVE"}

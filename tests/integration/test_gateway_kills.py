@@ -3,13 +3,14 @@
 `OPD_TEST_KILLS=20 pytest -s tests/integration/test_gateway_kills.py` kills more often than every run of the tests does.
 """
 
+import itertools
 import json
 import os
 import threading
-import time
 import urllib.error
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from http.client import HTTPException
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -40,7 +41,7 @@ class Talkers:
         self.histories: dict[str, History] = {}
         """What each ended session's client has said and read, by the session's name."""
         self.failures = 0
-        self._url, self._stop = f"http://127.0.0.1:{port}", threading.Event()
+        self._url, self._stop, self._given_up = f"http://127.0.0.1:{port}", threading.Event(), threading.Event()
         self._threads = ThreadPoolExecutor(CLIENTS)
         self._talks = [self._threads.submit(self._talk, client) for client in range(CLIENTS)]
 
@@ -49,7 +50,16 @@ class Talkers:
         self._stop.set()
         for talk in self._talks:
             talk.result(timeout=240)
+
+    def close(self) -> None:
+        """Stop at the next attempt, so that a failed test ends."""
+        self._stop.set()
+        self._given_up.set()
         self._threads.shutdown()
+
+    def _pause(self) -> None:
+        if self._given_up.wait(0.1):
+            raise InterruptedError("the test has ended")
 
     def _talk(self, client: int) -> None:
         number = 0
@@ -78,7 +88,7 @@ class Talkers:
             if is_whole:
                 return text
             self.failures += 1
-            time.sleep(0.1)
+            self._pause()
 
     def _end(self, name: str) -> None:
         was_asked = False
@@ -88,15 +98,18 @@ class Talkers:
             except urllib.error.HTTPError as error:
                 if error.code == 404 and was_asked:
                     return  # The answer to an earlier attempt was lost.
-            except (OSError, ValueError):
+            except (OSError, HTTPException, ValueError):
                 pass
             else:
                 return
             was_asked = True
-            time.sleep(0.1)
+            self._pause()
 
 
 def test_whatever_is_killed_nothing_is_lost_or_kept_twice(fake_server: FakePlugin, tmp_path: Path) -> None:
+    numbers = itertools.count()
+    # No answer is given twice, so a question that is repeated after a lost answer begins another branch.
+    fake_server.says = lambda prompt, choice: f"{next(numbers)} is done."
     random, port, api_port = Random(11), free_port(), free_port()
     flags = ("--env.opd_enabled", "false", "--env.rollout_server_url", f"http://127.0.0.1:{api_port}")
     taken: list[str] = []
@@ -110,16 +123,18 @@ def test_whatever_is_killed_nothing_is_lost_or_kept_twice(fake_server: FakePlugi
 
     with ExitStack() as apis, ExitStack() as gateways:
 
-        def new_api(number: int) -> Trajectories:
+        def new_api(number: int) -> tuple[Trajectories, int]:
             api = apis.enter_context(trajectory_api(tmp_path / f"api-{number}.log", api_port))
-            api.register_trainer(batch_size=1, num_steps=10_000)
-            return api
+            first = ids_of(api.register_trainer(batch_size=1, num_steps=10_000))
+            taken.extend(first)
+            return api, len(first)
 
         def new_gateway() -> Served:
             return gateways.enter_context(served(fake_server.base_url, tmp_path, *flags, port=port))
 
-        api, had, gateway = new_api(-1), 0, new_gateway()
+        (api, had), gateway = new_api(-1), new_gateway()
         talkers = Talkers(port)
+        apis.callback(talkers.close)
         for kill in range(KILLS):
             ended = len(talkers.histories) + random.randint(0, 6)
             until(lambda ended=ended: len(talkers.histories) >= ended, 120)
@@ -135,7 +150,7 @@ def test_whatever_is_killed_nothing_is_lost_or_kept_twice(fake_server: FakePlugi
                     had += take(api) if random.random() < 0.5 else 0
                     api.kill()
                     lost += api.received() - had
-                    api, had = new_api(kill), 0
+                    api, had = new_api(kill)
         talkers.finish()
         ended = talkers.histories
         until(lambda: len(log.read_text().splitlines()) == len(ended), 120)

@@ -8,14 +8,15 @@ import torch
 from local_server import LocalServer
 from torch import Tensor
 
+from agentic_opd.atropos.trainer import TrainerClient
 from agentic_opd.training.batch import TrainBatch, make_batch
-from agentic_opd.training.client import TrainerClient
 from agentic_opd.training.config import LossConfig, TrainerConfig
 from agentic_opd.training.logprobs import selected_logprobs
 from agentic_opd.training.losses import LossInputs, combined_loss
 from agentic_opd.training.model import load_model
 from agentic_opd.training.policy import Policy
 from agentic_opd.training.step import train_step
+from agentic_opd.training.trainer import registration
 from agentic_opd.training.world import World
 from tests.support.environment import serving
 from tests.support.training import make_config
@@ -34,7 +35,7 @@ CASES = [
 
 async def take(config: TrainerConfig) -> TrainBatch:
     """The first of up to four batches that holds what the tests look at, or else the last."""
-    client = TrainerClient(config)
+    client = TrainerClient(config.api_url, registration(config))
     try:
         await client.register(0)
         batch = make_batch(await client.batch(0))

@@ -4,25 +4,28 @@ What no fake API would show: which ids it hands out after a restart, what it doe
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from local_server import free_port
 
+from agentic_opd.atropos.api import EnvDescription, TrainerDescription, TrajectoryApi
+from agentic_opd.atropos.outbox import Membership
+from agentic_opd.atropos.trainer import TrainerClient
 from agentic_opd.core.errors import ConfigError
-from agentic_opd.core.notices import Notices
-from agentic_opd.core.trajectory_api import EnvDescription, TrajectoryApi
 from agentic_opd.core.types import Task
+from agentic_opd.runs.config import RunConfig
 from agentic_opd.runs.environment import FinishedGroup
-from agentic_opd.runs.membership import Membership
-from agentic_opd.runs.serve import GroupServer, ServeCounts, ServeHooks, ServePlan
-from agentic_opd.training.client import TrainerClient
-from agentic_opd.training.config import TrainerConfig
+from agentic_opd.runs.evaluate import Evaluation
+from agentic_opd.runs.metric_log import RunMetrics
+from agentic_opd.runs.serve import GroupServer, ServeCounts
 from agentic_opd.wire.group import ScoredGroup, ScoredRollout, TaskItem
+from tests.support.environment import read_lines
 from tests.support.recording_proxy import RecordingProxy, recording_proxy
 from tests.support.trajectory import Trajectories, handed_out, ids_of, sent, trajectory_api
 from tests.support.waiting import until
@@ -38,7 +41,7 @@ def describe(name: str, weight: float = 1.0) -> EnvDescription:
 async def member(url: str, name: str, weight: float = 1.0) -> AsyncGenerator[Membership]:
     api = TrajectoryApi(url)
     try:
-        yield Membership(api, describe(name, weight), Notices())
+        yield Membership(api, describe(name, weight))
     finally:
         await api.close()
 
@@ -122,8 +125,9 @@ def scripted_group(number: int) -> ScoredGroup:
 
 @dataclass
 class Loop:
-    """`GroupServer` and `TrainerClient` in one event loop, both through one proxy."""
+    """`GroupServer` and `TrainerClient` in one event loop, both through one proxy; the loop is the environment."""
 
+    folder: Path
     steps: int
     trainer_s: float = 0.0
     batch_size: int = BATCH_SIZE
@@ -138,8 +142,9 @@ class Loop:
     version: int | None = 0
     """What the trainer pushed last; None: the policy's server does not say."""
     pushes: bool = True
-    born: dict[str, int] = field(default_factory=dict)
-    """With which weights each group was begun, by its id."""
+    name = "env"
+    tokenizer: Any = None
+    config: RunConfig = field(default_factory=RunConfig)
 
     async def run(self, url: str) -> ServeCounts:
         async with asyncio.timeout(120):
@@ -147,47 +152,54 @@ class Loop:
             return counts
 
     async def serve(self, url: str) -> ServeCounts:
+        self.config = RunConfig(
+            rollout_server_url=url,
+            group_size=GROUP_SIZE,
+            max_batches_offpolicy=self.ahead,
+            data_path_to_save_groups=str(self.folder / "groups.jsonl"),
+        )
+        metrics = RunMetrics(self.config, lambda ids: "", list)
+        evaluation = Evaluation([], self.no_episode, self.no_episode, self.policy_versions, self.config, metrics)
         async with asyncio.timeout(120):
-            api = TrajectoryApi(url)
-            plan = ServePlan(describe("env"), 8, self.ahead, None, False)
-            hooks = ServeHooks(
-                next_item=self.next_item,
-                collect=self.collect,
-                on_group=self.on_group,
-                on_step=self.on_step,
-                on_look=lambda look: None,
-                share=lambda: 1.0,
-                policy_versions=self.policy_versions,
-            )
-            server = GroupServer(api, plan, hooks)
+            server = GroupServer(self, metrics, evaluation, 64)
             self.counts = server.counts
             try:
                 return await server.run()
             finally:
-                await api.close()
+                metrics.close()
 
-    def next_item(self) -> TaskItem:
-        self.made += 1
-        return TaskItem(Task(str(self.made), "p", "assert f()"), 0)
+    async def no_episode(self, *arguments: Any) -> Any:
+        raise AssertionError("there is no task to evaluate")
+
+    def items(self) -> Iterator[TaskItem]:
+        while True:
+            self.made += 1
+            yield TaskItem(Task(str(self.made), "p", "assert f()"), 0)
 
     async def collect(self, item: TaskItem) -> FinishedGroup:
         group = replace(scripted_group(int(item.task.task_id)), weight_version=self.version)
         await asyncio.sleep(0.02)
         return FinishedGroup(group, (), None)
 
-    async def on_group(self, finished: FinishedGroup) -> None:
-        assert finished.group.group_id is not None
-        assert finished.group.weight_version is not None
-        self.born[finished.group.group_id] = finished.group.weight_version
+    def born(self) -> dict[str, int | None]:
+        """With which weights each written group was begun, by its id."""
+        groups = [ScoredGroup.from_wire(line) for line in read_lines(self.folder / "groups.jsonl")]
+        return {group.group_id or "": group.weight_version for group in groups}
 
-    async def on_step(self, step: int) -> None:
-        pass
+    def roles(self) -> dict[str, str]:
+        return {"policy": "none"}
+
+    def line_settings(self) -> dict[str, Any]:
+        return {}
+
+    def default_line_settings(self) -> dict[str, Any]:
+        return {}
 
     async def policy_versions(self) -> list[int]:
         return [] if self.version is None else [self.version]
 
     async def train(self, url: str) -> None:
-        client = TrainerClient(trainer_config(url, self.steps, self.batch_size))
+        client = trainer_client(url, self.steps, self.batch_size)
         try:
             async with asyncio.timeout(120):
                 await client.register(0)
@@ -201,9 +213,8 @@ class Loop:
             await client.close()
 
 
-def trainer_config(url: str, steps: int, batch_size: int = BATCH_SIZE) -> TrainerConfig:
-    settings = {"model": "none", "api_url": url, "batch_size": batch_size, "total_steps": steps}
-    return TrainerConfig.model_validate(settings)
+def trainer_client(url: str, steps: int, batch_size: int = BATCH_SIZE, *, is_known: bool = False) -> TrainerClient:
+    return TrainerClient(url, TrainerDescription("g", "p", batch_size, 16384, "", 1, 0, steps), is_known=is_known)
 
 
 def registrations(proxy: RecordingProxy) -> int:
@@ -211,7 +222,7 @@ def registrations(proxy: RecordingProxy) -> int:
 
 
 def test_a_group_whose_answer_was_lost_is_queued_twice_and_trained_on_once(tmp_path: Path) -> None:
-    loop = Loop(steps=4)
+    loop = Loop(tmp_path, steps=4)
     with trajectory_api(tmp_path / "api.log") as api, recording_proxy(api.url) as proxy:
         proxy.to_lose.append("/scored_data")
         counts = asyncio.run(loop.run(proxy.url))
@@ -225,7 +236,7 @@ def test_a_group_whose_answer_was_lost_is_queued_twice_and_trained_on_once(tmp_p
 
 def test_counts_agree_over_a_killed_api_whose_queue_is_lost(tmp_path: Path) -> None:
     port = free_port()
-    loop = Loop(steps=12, trainer_s=0.3)
+    loop = Loop(tmp_path, steps=12, trainer_s=0.3)
     with recording_proxy(f"http://127.0.0.1:{port}") as proxy, ThreadPoolExecutor(1) as pool:
         running = pool.submit(lambda: asyncio.run(loop.run(proxy.url)))
         with trajectory_api(tmp_path / "first.log", port) as api:
@@ -251,7 +262,7 @@ def test_counts_agree_over_a_killed_api_whose_queue_is_lost(tmp_path: Path) -> N
 
 def test_a_trainer_that_comes_back_at_an_earlier_step_gets_all_its_batches(tmp_path: Path) -> None:
     """The one before it was killed with a batch in hand: the API counts that one, and would end one batch early."""
-    loop = Loop(steps=12)
+    loop = Loop(tmp_path, steps=12)
     with trajectory_api(tmp_path / "api.log") as api, recording_proxy(api.url) as proxy:
         api.register_trainer(batch_size=BATCH_SIZE, num_steps=12)
         with ThreadPoolExecutor(1) as pool:
@@ -267,19 +278,22 @@ def test_a_trainer_that_comes_back_at_an_earlier_step_gets_all_its_batches(tmp_p
 def test_nothing_is_sampled_ahead_of_the_trainer_where_that_is_asked_for(tmp_path: Path) -> None:
     size = BATCH_SIZE // GROUP_SIZE
     with trajectory_api(tmp_path / "api.log") as api:
-        loop, ahead = Loop(steps=6, trainer_s=0.5, ahead=0), Loop(steps=6, trainer_s=0.5, ahead=1)
+        loop = Loop(tmp_path / "none", steps=6, trainer_s=0.5, ahead=0)
+        ahead = Loop(tmp_path / "one", steps=6, trainer_s=0.5, ahead=1)
         assert asyncio.run(loop.run(api.url)).sent == 6 * size == loop.made
-        assert [loop.born[group] for group in loop.trained] == [step for step in range(6) for _ in range(size)]
+        born = loop.born()
+        assert [born[group] for group in loop.trained] == [step for step in range(6) for _ in range(size)]
     with trajectory_api(tmp_path / "api.log") as api:
         asyncio.run(ahead.run(api.url))
-        assert max(step - ahead.born[group] for step, group in enumerate(ahead.trained[::size])) >= 1
+        born = ahead.born()
+        assert max(step - born[group] for step, group in enumerate(ahead.trained[::size])) >= 1
 
 
 def test_a_trainer_that_does_not_push_what_is_waited_for_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("agentic_opd.runs.serve._PUSH_S", 0.5)
-    loop = Loop(steps=3, ahead=0, pushes=False)
+    loop = Loop(tmp_path, steps=3, ahead=0, pushes=False)
 
     async def run(url: str) -> None:
         running = asyncio.create_task(loop.run(url))
@@ -296,7 +310,7 @@ def test_a_trainer_that_does_not_push_what_is_waited_for_is_told(
 
 
 def test_a_policy_that_does_not_say_its_weights_is_refused_where_they_are_waited_for(tmp_path: Path) -> None:
-    loop = Loop(steps=1, ahead=0, version=None)
+    loop = Loop(tmp_path, steps=1, ahead=0, version=None)
     with trajectory_api(tmp_path / "api.log") as api:
         api.register_trainer(batch_size=BATCH_SIZE, num_steps=1)
         with pytest.raises(ConfigError, match="max_batches_offpolicy 0 needs a policy server that says"):
@@ -305,7 +319,7 @@ def test_a_policy_that_does_not_say_its_weights_is_refused_where_they_are_waited
 
 
 def test_without_ahead_a_trainer_that_comes_back_at_an_earlier_step_is_served(tmp_path: Path) -> None:
-    loop = Loop(steps=4, ahead=0)
+    loop = Loop(tmp_path, steps=4, ahead=0)
     with trajectory_api(tmp_path / "api.log") as api:
         api.register_trainer(batch_size=BATCH_SIZE, num_steps=4)
         with ThreadPoolExecutor(1) as pool:
@@ -313,12 +327,13 @@ def test_without_ahead_a_trainer_that_comes_back_at_an_earlier_step_is_served(tm
             api.batch()  # In the hands of a trainer that is killed.
             asyncio.run(loop.train(api.url))
             serving.result(60)
-    assert [loop.born[group] for group in loop.trained] == [0, 0, 1, 1, 2, 2, 3, 3]
+    born = loop.born()
+    assert [born[group] for group in loop.trained] == [0, 0, 1, 1, 2, 2, 3, 3]
 
 
 def test_a_batch_of_nothing_new_is_a_step_too(tmp_path: Path) -> None:
     """The API counts it, and `serve` ends by that count: a trainer that asked for another one would wait forever."""
-    loop = Loop(steps=4, batch_size=GROUP_SIZE)
+    loop = Loop(tmp_path, steps=4, batch_size=GROUP_SIZE)
     with trajectory_api(tmp_path / "api.log") as api, recording_proxy(api.url) as proxy:
         proxy.to_lose.append("/scored_data")
         counts = asyncio.run(loop.run(proxy.url))
@@ -330,7 +345,7 @@ def test_a_batch_whose_answer_was_lost_is_a_step_too(tmp_path: Path) -> None:
     """The API counts it. `serve` has ended by that count, with groups for six batches: all steps are taken still."""
     size = BATCH_SIZE // GROUP_SIZE
     with trajectory_api(tmp_path / "api.log") as api, recording_proxy(api.url) as proxy, ThreadPoolExecutor(1) as pool:
-        loop = Loop(steps=6, ahead=6, before={2: lambda: proxy.to_lose.extend(["/batch"] * 2)})
+        loop = Loop(tmp_path, steps=6, ahead=6, before={2: lambda: proxy.to_lose.extend(["/batch"] * 2)})
         # The held one opens the API; the next finds all groups there, and cuts them into six batches.
         proxy.to_hold.append("/batch")
         running = pool.submit(lambda: asyncio.run(loop.run(proxy.url)))
@@ -349,8 +364,8 @@ def test_a_batch_whose_answer_was_lost_is_a_step_too(tmp_path: Path) -> None:
 def test_a_trainer_that_nobody_serves_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("agentic_opd.training.client._LONG_S", 0.5)
-    loop = Loop(steps=1)
+    monkeypatch.setattr("agentic_opd.atropos.trainer._LONG_S", 0.5)
+    loop = Loop(tmp_path, steps=1)
 
     async def run(url: str) -> None:
         training = asyncio.create_task(loop.train(url))
@@ -367,7 +382,7 @@ def test_many_groups_in_a_row_that_are_not_sent_are_said_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The trainer's step does not change then, so that no other line would come."""
-    loop = Loop(steps=9)
+    loop = Loop(tmp_path, steps=9)
 
     async def run(url: str) -> None:
         serving = asyncio.create_task(loop.serve(url))
@@ -392,7 +407,7 @@ def test_another_run_of_the_trainer_is_told_to_the_environments(tmp_path: Path) 
             await env.status()
             await env.send(scripted_group(1))
             for is_known, last_step, queued in ((True, 1, 1), (False, 80, 0)):
-                client = TrainerClient(trainer_config(api.url, steps=80), is_known=is_known)
+                client = trainer_client(api.url, 80, is_known=is_known)
                 await client.register(0)
                 assert api.ask("/batch") == {"batch": None}  # Opens the API to environments.
                 await client.close()
@@ -406,7 +421,7 @@ def test_another_run_of_the_trainer_is_told_to_the_environments(tmp_path: Path) 
 
 def test_what_is_finished_is_sent_and_the_place_given_back_when_a_request_is_cancelled(tmp_path: Path) -> None:
     """The cancelled request takes its connection along; the API behind the next one is asked who it is first."""
-    loop = Loop(steps=50)
+    loop = Loop(tmp_path, steps=50)
 
     async def run(url: str) -> None:
         serving = asyncio.create_task(loop.serve(url))

@@ -27,6 +27,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
         yield server
 
 
+def few(folder: Path) -> tuple[str, str]:
+    """The flags for the config's world with fewer tasks."""
+    source = "from sql_world import GeneratedSql\nclass Few(GeneratedSql): num_tasks, num_eval_tasks = 40, 24\n"
+    (folder / "few.py").write_text(source)
+    return "--env.world", f"{folder}/few.py:Few"
+
+
 def test_no_route_answers_without_the_key(server: LocalServer) -> None:
     score_body = {"sequences": [{"token_ids": [1, 2], "num_scored": 1}], "top_k": 1}
     for path, body in (
@@ -53,10 +60,7 @@ def test_its_policy_answers_is_judged_and_scored(server: LocalServer, tmp_path: 
         KEY,
         "--env.total_steps",
         "8",
-        "--env.sql_tasks",
-        "40",
-        "--env.sql_eval_tasks",
-        "0",
+        *few(tmp_path),
     )
     done = process(server.base_url, out, *flags)
     assert done.returncode == 0, done
@@ -89,10 +93,7 @@ def test_it_is_evaluated_on_what_is_held_out(server: LocalServer, tmp_path: Path
         CONFIG,
         "--openai.api_key",
         KEY,
-        "--env.sql_tasks",
-        "1",
-        "--env.sql_eval_tasks",
-        "24",
+        *few(tmp_path),
         "--env.eval_temperature",
         "1",
     )

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from demo_policy import POLICY_DIR
 
+from agentic_opd.atropos.trainer import TrainerClient
 from agentic_opd.training.batch import TrainBatch, make_batch
-from agentic_opd.training.client import TrainerClient
 from agentic_opd.training.config import TrainerConfig
+from agentic_opd.training.trainer import registration
 from agentic_opd.wire.group import ScoredGroup
 
 from .environment import read_lines
@@ -74,7 +75,7 @@ class ScriptedClient(TrainerClient):
     """These batches, and then none for ever."""
 
     def __init__(self, config: TrainerConfig, batches: list[list[ScoredGroup]]) -> None:
-        super().__init__(config)
+        super().__init__(config.api_url, registration(config))
         self.batches = batches
         self.asked = [asyncio.Event() for _ in range(len(batches) + 1)]
 

@@ -65,12 +65,15 @@ class Trajectories:
         with urllib.request.urlopen(self.url + "/reset_data", timeout=30) as answer:
             assert answer.status == 200
 
-    def register_trainer(self, *, batch_size: int, num_steps: int, max_token_len: int = 4096) -> None:
-        """Register as a trainer does, and ask once for a batch: that opens the API to environments."""
+    def register_trainer(self, *, batch_size: int, num_steps: int, max_token_len: int = 4096) -> list[dict[str, Any]]:
+        """Register as a trainer does, and ask once for a batch: that opens the API to environments.
+
+        Returns the groups of that first batch: an environment that was waiting may have been quicker.
+        """
         registration = {"wandb_group": "g", "wandb_project": "p", "checkpoint_dir": "", "save_checkpoint_interval": -1}
         sizes = {"batch_size": batch_size, "max_token_len": max_token_len, "starting_step": 0, "num_steps": num_steps}
         self.ask("/register", {**registration, **sizes})
-        assert self.ask("/batch") == {"batch": None}
+        return self.ask("/batch")["batch"] or []
 
     def batch(self, timeout_s: float = 120.0) -> list[dict[str, Any]]:
         """The next batch: a list of groups."""

@@ -8,7 +8,7 @@ from agentic_opd.core.console import set_up_logging
 from agentic_opd.core.exit_codes import exit_code
 from agentic_opd.core.light import keep_torch_out
 from agentic_opd.env.config import default_settings
-from agentic_opd.settings.flags import add_settings, misunderstood
+from agentic_opd.settings.flags import add_settings, parse
 from agentic_opd.settings.read import read_settings
 
 
@@ -29,12 +29,11 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run all checks; return 0 if none failed, 1 if one did, 2 for wrong settings."""
-    parser = build_parser()
-    arguments, unknown = parser.parse_known_args(argv)
+    arguments = parse(build_parser(), argv)
     set_up_logging(verbose=arguments.verbose)
 
     def run() -> int:
-        settings = read_settings(arguments, *default_settings(), misunderstood(unknown, parser))
+        settings = read_settings(arguments, *default_settings())
         keep_torch_out()
         from agentic_opd.cli.doctor.checks import diagnose
 

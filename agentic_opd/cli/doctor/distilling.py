@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
+from agentic_opd.atropos.api import TrajectoryApi
 from agentic_opd.cli.doctor.diagnosis import Note, Setup, Status
 from agentic_opd.cli.doctor.servers import FIRST_MESSAGES
 from agentic_opd.core.errors import ServerMismatchError, ServerUnreachableError
 from agentic_opd.core.precision import Noise, tolerance_for
-from agentic_opd.core.trajectory_api import TrajectoryApi
 from agentic_opd.core.types import Evidence, HindsightPair, TeacherRequest
 from agentic_opd.distill.config import TeacherServer
 from agentic_opd.distill.connect import connect_teacher, make_judge, make_teacher, questions_of

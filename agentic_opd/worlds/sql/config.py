@@ -8,21 +8,13 @@ from agentic_opd.settings.fields import TASKS
 
 
 class SqlConfig(BaseModel):
-    """Generated questions, or files in the format of Spider and BIRD."""
+    """Files in the format of Spider and BIRD."""
 
     setting_group: ClassVar = TASKS
 
-    sql_tasks: int = Field(default=2000, ge=1, description="sql: number of questions generated for training.")
-    sql_eval_tasks: int = Field(
-        default=200,
-        ge=0,
-        description="sql: number of questions generated for evaluation, over databases and combinations absent from "
-        "training.",
-    )
-    sql_seed: int = Field(default=0, ge=0, description="sql: seed of the generated questions.")
     sql_file: str | None = Field(
         default=None,
-        description="sql: JSON file of questions in the format of Spider or BIRD, in place of generated questions.",
+        description="sql: JSON file of questions in the format of Spider or BIRD.",
     )
     sql_databases: str | None = Field(
         default=None,

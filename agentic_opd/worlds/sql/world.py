@@ -3,9 +3,8 @@
 schema() -> query(sql)* -> answer(sql)+         the last answer is run on each hidden database of the same schema
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from agentic_opd.worlds.split import split_tasks
 from agentic_opd.worlds.sql.config import SqlConfig
 from agentic_opd.worlds.sql.engine import QueryError, Result, Source, difference, run_query, schema_text, shown
 from agentic_opd.worlds.sql.files import hidden_databases, is_ordered, read_questions, shown_database
-from agentic_opd.worlds.sql.questions import Question, questions, sql
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,29 +43,20 @@ class SqlWorld(OwnWorld):
         "It is judged on other databases of the same schema."
     )
 
-    def __init__(self, config: SqlConfig | None = None, eval_fraction: float = 0.1, eval_seed: int = 0) -> None:
-        """Store the settings; nothing is generated or read yet.
-
-        Args:
-            config: Source of the questions.
-            eval_fraction: Share of a file's questions that is held out for evaluation.
-            eval_seed: Seed of that split.
-        """
-        self._config = config or SqlConfig()
+    def __init__(self, config: SqlConfig, eval_fraction: float = 0.1, eval_seed: int = 0) -> None:
+        """Store the settings; nothing is read yet. `eval_seed` determines which share is held out for evaluation."""
+        self._config = config
         self._held_out = (eval_fraction, eval_seed)
         self._cases: dict[str, Case] = {}
         self._read: tuple[list[Task], list[Task]] | None = None
 
     def tasks(self) -> list[Task]:
         """Return the questions to train on."""
-        return self._of_file()[0] if self._config.sql_file else [*self._generated(held_out=False)]
+        return self._of_file()[0]
 
     def eval_tasks(self) -> list[Task]:
-        """Return the questions to evaluate on.
-
-        The schema or the combination of a generated one never occurs in training.
-        """
-        return self._of_file()[1] if self._config.sql_file else [*self._generated(held_out=True)]
+        """Return the questions to evaluate on."""
+        return self._of_file()[1]
 
     def start(self, task: Task) -> Desk:
         """Return the shown database, without an answer."""
@@ -121,12 +110,6 @@ class SqlWorld(OwnWorld):
             raise WorldError(f"world sql: there is no task {task.task_id!r}")
         return self._cases[task.task_id]
 
-    def _generated(self, *, held_out: bool) -> Iterator[Task]:
-        count = self._config.sql_eval_tasks if held_out else self._config.sql_tasks
-        part = "held-out" if held_out else "training"
-        for number, one in enumerate(islice(questions(self._config.sql_seed, held_out=held_out), count)):
-            yield self.task_of(f"sql/{part}/{self._config.sql_seed}/{number:05}", one)
-
     def _of_file(self) -> tuple[list[Task], list[Task]]:
         if self._read is not None:
             return self._read
@@ -134,7 +117,7 @@ class SqlWorld(OwnWorld):
         assert self._config.sql_databases is not None
         path, folder = Path(self._config.sql_file), Path(self._config.sql_databases)
         tasks = [
-            self._task(
+            self.make_task(
                 f"{path.stem}/{one.number:05}",
                 one.text,
                 Case(shown_database(folder, one.database), hidden_databases(folder, one.database), one.sql),
@@ -145,11 +128,8 @@ class SqlWorld(OwnWorld):
         self._read = split_tasks(tasks, *self._held_out)
         return self._read
 
-    def task_of(self, task_id: str, one: Question) -> Task:
-        """Return a generated question as a task that this world can judge."""
-        return self._task(task_id, one.text, Case(one.shown, one.hidden, sql(one.query)))
-
-    def _task(self, task_id: str, text: str, case: Case, examples: Sequence[Any] = ()) -> Task:
+    def make_task(self, task_id: str, text: str, case: Case, examples: Sequence[Any] = ()) -> Task:
+        """Return a task that this world can judge."""
         self._cases[task_id] = case
         hidden = f"{len(case.hidden)} databases"
         return Task(task_id, text, hidden_tests=hidden, reference_solution=case.sql, examples=examples)

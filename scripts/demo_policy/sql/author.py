@@ -24,12 +24,12 @@ from agentic_opd.rollout.loop import run_episode
 from agentic_opd.rollout.renderer import load_renderer
 from agentic_opd.worlds.coding.config import CodingConfig
 from agentic_opd.worlds.own import HookedWorld
-from agentic_opd.worlds.sql.databases import NEVER_TRAINED, TRAINING, Nouns
-from agentic_opd.worlds.sql.questions import Question, clauses, questions, sql
-from agentic_opd.worlds.sql.world import SqlWorld
 from demo_policy.episodes import ScriptedPolicy
 from demo_policy.script import NEUTRAL_HINTS
+from demo_policy.sql.databases import NEVER_TRAINED, TRAINING, Nouns
 from demo_policy.sql.faults import WrongQuery, habit, hints, taught, untaught
+from demo_policy.sql.questions import Question, clauses, questions, sql
+from demo_policy.sql.world import GeneratedSql
 from demo_policy.transcripts import UNLIMITED, Kind, Placement, Transcript
 
 ANSWER_TURN = 1
@@ -73,7 +73,7 @@ class SqlAuthor:
     def __init__(self, chat: Chat, mix: SqlMix | None = None) -> None:
         self.chat = chat
         self.mix = mix or SqlMix()
-        self.sql_world = SqlWorld()
+        self.sql_world = GeneratedSql()
         self.world = HookedWorld(self.sql_world, CodingConfig())
         self._foreign = "Group by city."
         self._drawn: Iterator[Question] | None = None
@@ -195,7 +195,7 @@ def _word(rng: Random) -> str:
 
 def sql_chat(tokenizer: PreTrainedTokenizerFast) -> Chat:
     """How the SQL world's tools are told to the policy."""
-    world = HookedWorld(SqlWorld(), CodingConfig())
+    world = HookedWorld(GeneratedSql(), CodingConfig())
     return Chat(load_renderer(tokenizer, "qwen3", {"enable_thinking": False}), tokenizer, world.tools)
 
 

@@ -10,11 +10,11 @@ from agentic_opd.distill.hints import parse_vote
 from agentic_opd.distill.rescoring import hint_place, insert_hint
 from agentic_opd.distill.turns import hindsight_pairs
 from agentic_opd.worlds.own import Left
-from agentic_opd.worlds.sql.questions import Question, questions, sql
 from agentic_opd.worlds.sql.world import Desk
 from demo_policy.script import NEUTRAL_HINTS
 from demo_policy.sql.author import ANSWER_TURN, SqlAuthor
 from demo_policy.sql.faults import mistake_of, quoted
+from demo_policy.sql.questions import Question, questions, sql
 
 Sampler = Callable[[Sequence[Sequence[int]], int, float], list[list[int]]]
 """Prompts, most tokens, temperature -> completions, each with its stop token."""

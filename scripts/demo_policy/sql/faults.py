@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from random import Random
 
-from agentic_opd.worlds.sql.databases import text_values
-from agentic_opd.worlds.sql.questions import Filter, Function, Query, clauses, joined, sql
+from demo_policy.sql.databases import text_values
+from demo_policy.sql.questions import Filter, Function, Query, clauses, joined, sql
 
 _SWAPPED: dict[str, Function] = {"AVG": "SUM", "SUM": "AVG", "MIN": "MAX", "MAX": "MIN"}
 _HINTS = {

@@ -8,6 +8,7 @@ from pydantic import Field
 from agentic_opd.core.errors import ConfigError
 from agentic_opd.env import command
 from agentic_opd.env.opd import AgenticOPDEnv, AgenticOPDEnvConfig
+from agentic_opd.settings.flags import parse
 from agentic_opd.settings.read import Settings, read_settings
 
 ENV, SERVERS = AgenticOPDEnv.config_init()
@@ -15,7 +16,7 @@ ENV, SERVERS = AgenticOPDEnv.config_init()
 
 def read(*argv: str) -> Settings:
     parser = command.build_parser("prog", "text", {"env": ENV, "openai": SERVERS[0]})
-    return read_settings(parser.parse_args(["process", *argv]), ENV, SERVERS)
+    return read_settings(parse(parser, ["process", *argv]), ENV, SERVERS)
 
 
 def wrong(*argv: str) -> str:
@@ -182,7 +183,7 @@ def test_the_settings_of_a_subclass_reach_it() -> None:
     parser = command.build_parser("prog", "text", {"env": defaults, "openai": servers[0]})
     argv = ["process", "--env.levels", "4", "--env.tokenizer_name", "scripts/demo_policy/policy"]
     argv += ["--openai.model_name", "scripts/demo_policy/policy"]
-    settings = read_settings(parser.parse_args(argv), defaults, servers)
+    settings = read_settings(parse(parser, argv), defaults, servers)
     env = LevelsEnv(settings.env, settings.servers)
     assert (env.config.levels, env.config.group_size) == (4, 8)  # type: ignore[attr-defined]
     assert isinstance(env.config, LevelsConfig)

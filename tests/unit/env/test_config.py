@@ -9,8 +9,8 @@ from pydantic import BaseModel, PrivateAttr
 
 from agentic_opd.env.config import AgentEnvConfig, AgenticOPDEnvConfig, joined
 from agentic_opd.runs.config import EvalHandling
+from agentic_opd.settings.atropos import PolicyServerConfig
 from agentic_opd.settings.fields import line_settings as settings_of_lines
-from agentic_opd.settings.servers import PolicyServerConfig
 
 OTHER_DEFAULTS = {
     "max_token_length": (2048, 8192),

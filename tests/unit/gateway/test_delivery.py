@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from agentic_opd.runs.outbox import parts
+from agentic_opd.atropos.outbox import parts
 from agentic_opd.wire.group import ScoredGroup, ScoredRollout
 
 from .fakes import MORE, USER, Running, ScriptedVllm, until

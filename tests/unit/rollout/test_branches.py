@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from agentic_opd.atropos.outbox import parts
 from agentic_opd.core.types import (
     IGNORED,
     Episode,
@@ -30,7 +31,6 @@ from agentic_opd.rollout.config import RolloutConfig
 from agentic_opd.rollout.conversation import Conversation
 from agentic_opd.rollout.loop import AgentLoop
 from agentic_opd.rollout.renderer import check_round_trip, load_renderer
-from agentic_opd.runs.outbox import parts
 from agentic_opd.training.batch import make_batch
 from agentic_opd.training.losses import group_advantages
 from agentic_opd.wire.checks import GroupChecker

@@ -1,5 +1,7 @@
+import asyncio
 import json
 import logging
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ from agentic_opd.distill.distiller import DistilledGroup
 from agentic_opd.distill.metrics import EpisodeStats, TurnStats
 from agentic_opd.runs.config import RunConfig
 from agentic_opd.runs.environment import FinishedGroup
-from agentic_opd.runs.metric_log import MetricFile, RunMetrics, metrics_path
+from agentic_opd.runs.metric_log import LoopLag, MetricFile, RunMetrics, metrics_path
 from agentic_opd.wire.counts import rollout_rows
 from agentic_opd.wire.group import GroupDistillation
 from tests.support.groups import group, record, rollout
@@ -115,3 +117,24 @@ def test_a_step_logs_what_came_in_since_the_last_one(tmp_path: Path) -> None:
     metrics.close()
     (line,) = lines(tmp_path / "metrics.jsonl")
     assert (line["step"], line["own"], line["opd/noise_floor"], line["opd/total_hints"]) == (3, 1.0, 0.25, 1)
+
+
+def test_a_loop_that_is_kept_busy_is_late() -> None:
+    async def busy() -> tuple[float, ...]:
+        lag = LoopLag()
+        lag.start()
+        await asyncio.sleep(0.03)
+        time.sleep(0.2)  # noqa: ASYNC251
+        await asyncio.sleep(0.03)
+        lag.stop()
+        return tuple(lag.latest())
+
+    found = asyncio.run(busy())
+    assert 0.15 < max(found) < 2
+    assert min(found) >= 0
+
+
+def test_nothing_was_seen_before_the_start() -> None:
+    lag = LoopLag()
+    lag.stop()
+    assert not lag.latest()

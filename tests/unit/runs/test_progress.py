@@ -3,9 +3,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from agentic_opd.runs.process import RunProgress, RunSummary, closing_lines
-from agentic_opd.runs.progress import counts_line, start_screen
-from agentic_opd.runs.serve import ServeLook, ServeProgress
+from agentic_opd.core.console import start_screen
+from agentic_opd.runs.process import RunProgress, RunSummary, closing_lines, counts_line
 from agentic_opd.wire.counts import RunCounts
 from agentic_opd.wire.group import ScoredGroup
 from tests.support.groups import group, rollout
@@ -48,16 +47,6 @@ def test_without_a_terminal_each_group_is_a_line() -> None:
     assert text.getvalue().splitlines() == [
         "group 2/2 t#0: scores 0.50; 1 rollouts, 100% passed, 0 hints, 0 of 1 turns scored"
     ]
-
-
-def test_in_a_terminal_serve_has_a_live_line_of_the_trainers_steps() -> None:
-    text = io.StringIO()
-    console = Console(file=text, width=180, force_terminal=True, color_system=None)
-    with ServeProgress(counts_of(one(2, "h")), console) as progress:
-        progress.look(ServeLook(step=3, last_step=40, sent=12, skipped=2, under_way=4, queued=6))
-    shown = text.getvalue()
-    assert "3/40" in shown
-    assert "12 groups sent, 2 skipped, 4 under way, 6 queued; 1 rollouts, 100% passed, 1 hints" in shown
 
 
 def test_the_start_screen_says_what_runs_where_and_what_is_written() -> None:

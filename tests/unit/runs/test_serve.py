@@ -1,22 +1,26 @@
 """How many groups `serve` has under way: batches of 32 sequences, groups of 4, so 24 groups are 3 batches ahead."""
 
-from dataclasses import replace
+from collections import Counter
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentic_opd.core.trajectory_api import EnvDescription, QueueStatus
-from agentic_opd.runs.serve import ServePlan
+from agentic_opd.atropos.api import QueueStatus
+from agentic_opd.runs.config import RunConfig
+from agentic_opd.runs.serve import ServeCounts, most_pending
 
-ENV = EnvDescription("env", max_token_length=512, weight=1.0, group_size=4, min_batch_allocation=None)
-PLAN = ServePlan(ENV, max_groups=8, max_batches_offpolicy=3, total_steps=None, skip_equal_scores=False)
-PROMISED = replace(PLAN, env=replace(ENV, min_batch_allocation=0.25))
+PLAN = RunConfig(group_size=4, max_batches_offpolicy=3)
+PROMISED = RunConfig(group_size=4, max_batches_offpolicy=3, min_batch_allocation=0.25)
 
 
-def most(plan: ServePlan = PLAN, finished: int = 0, share: float = 1.0, **status: float) -> int:
+def most(plan: RunConfig = PLAN, finished: int = 0, share: float = 1.0, **status: float) -> int:
     status = {"current_step": 0, "queue_size": 0, **status}
-    return plan.most_under_way(QueueStatus.model_validate(status), batch_size=32, finished=finished, share=share)
+    return most_pending(plan, QueueStatus.model_validate(status), batch_size=32, finished=finished, share=share)
+
+
+def changed(**settings: int) -> RunConfig:
+    return PLAN.model_copy(update=settings)
 
 
 def test_alone_it_makes_as_many_as_it_may_until_the_queue_is_full() -> None:
@@ -28,13 +32,13 @@ def test_alone_it_makes_as_many_as_it_may_until_the_queue_is_full() -> None:
 
 
 def test_no_more_are_under_way_than_the_trainer_takes() -> None:
-    assert most(replace(PLAN, max_groups=100)) == 24
-    assert most(replace(PLAN, max_groups=100, max_batches_offpolicy=1)) == 8
+    assert most(changed(max_concurrent_groups=100)) == 24
+    assert most(changed(max_concurrent_groups=100, max_batches_offpolicy=1)) == 8
 
 
 def test_without_a_batch_ahead_one_batch_is_made() -> None:
-    assert most(replace(PLAN, max_batches_offpolicy=0)) == 8
-    assert most(replace(PLAN, max_batches_offpolicy=0), queue_size=8) == 0
+    assert most(changed(max_batches_offpolicy=0)) == 8
+    assert most(changed(max_batches_offpolicy=0), queue_size=8) == 0
 
 
 @pytest.mark.parametrize(("share", "expected"), [(0.0, 0), (0.1, 1), (0.5, 4)])
@@ -77,3 +81,10 @@ def test_the_queue_never_grows_beyond_the_batches_ahead(
 @given(weight=st.floats(0.01, 1), unallocated=st.floats(0, 1))
 def test_nobody_starves(weight: float, unallocated: float) -> None:
     assert most(env_weight=weight, unallocated_fraction=unallocated) >= 1
+
+
+def test_the_progress_counts_groups() -> None:
+    counts = ServeCounts(sent=12, skipped=Counter(equal_scores=2), failed=1)
+    assert counts.so_far(pending=4, queued=6) == "12 groups sent, 2 skipped, 4 under way, 6 queued"
+    assert ServeCounts().so_far(0, 0) == "0 groups sent, 0 under way, 0 queued"
+    assert str(counts) == "12 groups sent (0 twice), 2 skipped (equal_scores), 1 failed, 0 unsent"

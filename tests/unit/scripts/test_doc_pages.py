@@ -21,7 +21,7 @@ from agentic_opd.env.command import MODES, build_parser
 from agentic_opd.env.config import default_settings
 from agentic_opd.gateway.config import GatewayConfig
 from agentic_opd.serving.launch import parse_args as parse_serve_vllm
-from agentic_opd.settings.flags import misunderstood
+from agentic_opd.settings.flags import parse
 from agentic_opd.settings.read import read_settings
 from agentic_opd.training.command import build_parser as trainer_parser
 from agentic_opd.training.config import read_config
@@ -76,18 +76,21 @@ def without_torchrun(command: str) -> str:
 
 @cache
 def help_of(*argv: str) -> str:
+    """As it is shown, without another Python where one can do without: the imports of some take seconds."""
     if argv[0] == "-m":
-        return help_of_module(argv[1])
+        return help_of_module(*argv[1:])
+    if module := re.search(r"python\S* -m (\S+) \"\$@\"$", Path(argv[0]).read_text().strip()):
+        return help_of_module(module[1])
     done = subprocess.run([*argv, "--help"], capture_output=True, text=True, timeout=120, check=True)
     return done.stdout
 
 
-def help_of_module(name: str) -> str:
-    """As `python -m` would show it, without another Python: the imports of some take seconds."""
+def help_of_module(name: str, *arguments: str) -> str:
     said = StringIO()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(said):
-        patch.setattr(sys, "argv", [name, "--help"])
-        patch.delitem(sys.modules, name, raising=False)
+        patch.setattr(sys, "argv", [name, *arguments, "--help"])
+        for module in (name, f"{name}.__main__"):
+            patch.delitem(sys.modules, module, raising=False)
         with pytest.raises(SystemExit) as end:
             runpy.run_module(name, run_name="__main__", alter_sys=True)
     assert not end.value.code
@@ -98,14 +101,11 @@ def check_mode(words: list[str]) -> None:
     """Parse a mode's settings, up to the point at which a server would be asked."""
     env, servers = default_settings()
     parser = build_parser("prog", "text", {"env": env, "openai": servers[0]})
-    arguments, unknown = parser.parse_known_args(words)
-    read_settings(arguments, env, servers, misunderstood(unknown, parser))
+    read_settings(parse(parser, words), env, servers)
 
 
 def check_doctor(words: list[str]) -> None:
-    parser = doctor_parser()
-    arguments, unknown = parser.parse_known_args(words)
-    read_settings(arguments, *default_settings(), misunderstood(unknown, parser))
+    read_settings(parse(doctor_parser(), words), *default_settings())
 
 
 def check_flags(*argv: str) -> Callable[[list[str]], None]:
@@ -121,10 +121,9 @@ def check_flags(*argv: str) -> Callable[[list[str]], None]:
 
 
 def check_trainer(words: list[str]) -> None:
-    parser = trainer_parser()
-    arguments, unknown = parser.parse_known_args(words)
+    arguments = parse(trainer_parser(), words)
     if words:
-        read_config(arguments, misunderstood(unknown, parser))
+        read_config(arguments)
 
 
 def check_serve_vllm(words: list[str]) -> None:
@@ -150,7 +149,7 @@ def check_console_script(words: list[str]) -> None:
     elif command == "serve-vllm":
         check_serve_vllm(rest)
     elif command in COMMANDS:
-        check_flags(sys.executable, "-m", "agentic_opd", command)(rest)
+        check_flags("-m", "agentic_opd", command)(rest)
 
 
 def checker_of(program: str) -> Callable[[list[str]], None]:

@@ -359,7 +359,7 @@ KEYS = st.sampled_from(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(
     path=st.sampled_from(POSTS),
     body=st.binary(max_size=60)

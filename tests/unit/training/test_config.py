@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from agentic_opd.core.errors import ConfigError
-from agentic_opd.settings.flags import misunderstood
+from agentic_opd.settings.flags import parse
 from agentic_opd.training.command import build_parser
 from agentic_opd.training.config import LossConfig, TrainerConfig, read_config
 
@@ -31,9 +31,7 @@ def test_the_rate_rises_over_the_warm_up_and_then_does_what_the_schedule_says(
 
 
 def read(path: Path, *flags: str) -> TrainerConfig:
-    parser = build_parser()
-    arguments, unknown = parser.parse_known_args(["--config", str(path), *flags])
-    return read_config(arguments, misunderstood(unknown, parser))
+    return read_config(parse(build_parser(), ["--config", str(path), *flags]))
 
 
 PROVED = LossConfig(forward_kl=1.0, grpo=0.0)

@@ -8,7 +8,7 @@ import yaml
 
 from agentic_opd.core.errors import ConfigError
 from agentic_opd.up.command import main, read
-from agentic_opd.up.parts import Part, Start, parts_of
+from agentic_opd.up.parts import LoopPart, Start, parts_of
 
 POLICY = "scripts/demo_policy/policy"
 
@@ -23,13 +23,13 @@ def loop(tmp_path: Path) -> dict[str, Any]:
     }
 
 
-def parts(loop: dict[str, Any], folder: Path, start: Start = "new") -> dict[str, Part]:
+def parts(loop: dict[str, Any], folder: Path, start: Start = "new") -> dict[str, LoopPart]:
     file = folder / "up.yaml"
     file.write_text(yaml.safe_dump(loop, sort_keys=False))
     return {part.name: part for part in parts_of(read(file), start)}
 
 
-def value(part: Part, flag: str) -> str:
+def value(part: LoopPart, flag: str) -> str:
     """What the last of the flag's values is, which wins."""
     argv = part.arguments
     return argv[max(i for i, text in enumerate(argv) if text == flag) + 1]
@@ -143,7 +143,9 @@ def test_dry_run_prints_the_commands(capsys: pytest.CaptureFixture[str], monkeyp
     ]
 
 
-@pytest.mark.parametrize(("flags", "said"), [((), "holds an earlier run"), (("--resume",), "no checkpoint to go on")])
+@pytest.mark.parametrize(
+    ("flags", "said"), [((), "holds an earlier run"), (("--resume",), "no checkpoint to resume from")]
+)
 def test_an_earlier_run_is_seen_at_once(
     loop: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: tuple[str, ...], said: str
 ) -> None:

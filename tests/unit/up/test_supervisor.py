@@ -13,7 +13,7 @@ from local_server import free_port
 
 from agentic_opd.core.errors import ConfigError, OPDError, PlaceError
 from agentic_opd.up.config import UpConfig
-from agentic_opd.up.parts import Part, Role
+from agentic_opd.up.parts import LoopPart, Role
 from agentic_opd.up.supervisor import PartFailedError, Supervisor
 from tests.support.waiting import until
 
@@ -37,15 +37,15 @@ class Loop:
     def __init__(self, folder: Path, **settings: float) -> None:
         self.folder, self.port = folder, free_port()
         self.story = folder / "story"
-        self.parts: list[Part] = []
+        self.parts: list[LoopPart] = []
         given = {"output_dir": folder, "servers": {"s": {"model": "m"}}, "environments": {"e": {}}, "stop_s": 5}
         self.config = UpConfig.model_validate(given | settings)
 
-    def add(self, name: str, role: Role, code: str, *arguments: str, port: int | None = None) -> Part:
+    def add(self, name: str, role: Role, code: str, *arguments: str, port: int | None = None) -> LoopPart:
         note = f"open({str(self.story)!r}, 'a').write({name!r} + ' start\\n')\n"
         program = (sys.executable, "-c", note + code)
         url = f"http://127.0.0.1:{port}/" if port else None
-        self.parts.append(Part(name, role, program, arguments, {}, port, url))
+        self.parts.append(LoopPart(name, role, program, arguments, {}, port, url))
         return self.parts[-1]
 
     def server(self) -> None:
@@ -176,9 +176,9 @@ def test_when_it_is_killed_its_parts_end(loop: Loop, number: signal.Signals) -> 
     code = f"""
 import asyncio, os, signal
 from agentic_opd.up.config import UpConfig
-from agentic_opd.up.parts import Part
+from agentic_opd.up.parts import LoopPart
 from agentic_opd.up.supervisor import Supervisor
-parts = [Part(*given) for given in {parts!r}]
+parts = [LoopPart(*given) for given in {parts!r}]
 config = UpConfig.model_validate({loop.config.model_dump(mode="json")!r})
 async def run():
     task = asyncio.current_task()

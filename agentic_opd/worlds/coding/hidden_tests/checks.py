@@ -7,6 +7,9 @@ an import of explicit names.
 """
 
 import ast
+import builtins
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, TypeVar
@@ -15,7 +18,6 @@ from agentic_opd.core.errors import DatasetError
 from agentic_opd.core.types import Task
 from agentic_opd.worlds.coding.hidden_tests.collection import CollectedTest, collect, needs_pytest, without_runners
 from agentic_opd.worlds.coding.hidden_tests.digits import any_digits
-from agentic_opd.worlds.coding.hidden_tests.flow import Flow
 from agentic_opd.worlds.coding.hidden_tests.names import is_star, wanted_names
 from agentic_opd.worlds.coding.hidden_tests.one_process import needs_one_process
 
@@ -61,17 +63,17 @@ def instrument(tests: str) -> Checks:
     """
     with any_digits():
         tree = ast.parse(tests)
-        flow = Flow(tree)
-        is_imported = any(map(_imports_solution, flow.nodes))
-        names = wanted_names(tree)[0] if any(map(is_star, flow.nodes)) else []
+        nodes = [*ast.walk(tree)]
+        is_imported = any(map(_imports_solution, nodes))
+        names = wanted_names(tree)[0] if any(map(is_star, nodes)) else []
         modules = tuple(_top_modules(tree))
-        in_process = needs_one_process(tree, flow, names, imports_solution=is_imported)
+        in_process = needs_one_process(tree, names, imports_solution=is_imported)
         collected = collect(tree)
         if collected:
             tree = without_runners(tree)
         by_pytest = bool(collected) and needs_pytest(tree)
         conditions: list[_Conditions] = [_conditions_in(test.node) for test in collected]
-        transformer = _Transformer(flow, names, is_file=bool(collected))
+        transformer = _Transformer(nodes, names, is_file=bool(collected))
         tree = transformer.visit(tree)
         tree.body += transformer.calls_of(collected, conditions)
         source = ast.unparse(ast.fix_missing_locations(tree))
@@ -83,7 +85,7 @@ def instrument(tests: str) -> Checks:
         is_file=bool(collected),
         needs_pytest=by_pytest,
         imports_solution=is_imported,
-        runs_program=any(isinstance(node, ast.Name) and node.id == "run_program" for node in flow.nodes),
+        runs_program=any(isinstance(node, ast.Name) and node.id == "run_program" for node in nodes),
         in_process=in_process,
         modules=modules,
     )
@@ -108,6 +110,38 @@ def checks_of(task: Task) -> Checks:
     return checks
 
 
+def shown_checks(labels: Sequence[str], public: str) -> frozenset[int]:
+    """Return the checks whose calls of the solution are all examples of the task's text, such as `f([1, 2])`.
+
+    The tests may call a function by another name (HumanEval: `candidate`) than the text, which defines it.
+    """
+    public, defined = _squeezed(public), re.findall(r"\bdef (\w+)\(", public)
+
+    def is_shown(call: ast.Call) -> bool:
+        name, arguments = ast.unparse(call.func), _squeezed(ast.unparse(call)).partition("(")[2]
+        return any(re.search(rf"(?<!\w){one}\({re.escape(arguments)}", public) for one in (name, *defined))
+
+    calls = [_literal_calls(label) for label in labels]
+    return frozenset(number for number, found in enumerate(calls) if found and all(map(is_shown, found)))
+
+
+def _squeezed(text: str) -> str:
+    return "".join(text.split()).replace('"', "'")
+
+
+def _literal_calls(label: str) -> list[ast.Call]:
+    """Return the calls in a check's label, except of built-in functions; none if an argument is not a literal."""
+    try:
+        nodes = [*ast.walk(ast.parse(label, mode="eval"))]
+        calls = [node for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
+        calls = [call for call in calls if not hasattr(builtins, ast.unparse(call.func))]
+        for value in (value for call in calls for value in (*call.args, *(word.value for word in call.keywords))):
+            ast.literal_eval(value)
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
+        return []
+    return calls
+
+
 def _imports_solution(node: ast.AST) -> bool:
     match node:
         case ast.alias(name=name) | ast.ImportFrom(module=str(name)):
@@ -125,13 +159,15 @@ def _top_modules(tree: ast.Module) -> list[str]:
 
 
 class _Transformer(ast.NodeTransformer):
-    def __init__(self, flow: Flow, names: list[str], *, is_file: bool) -> None:
+    def __init__(self, nodes: list[ast.AST], names: list[str], *, is_file: bool) -> None:
         self.labels: list[str] = []
         self.uncertain: set[int] = set()
-        self._flow = flow
         self._names = names
         self._is_file = is_file
-        self._loaded = {node.id for node in flow.nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+        variables = [node for node in nodes if isinstance(node, ast.Name)]
+        self._loaded = {node.id for node in variables if isinstance(node.ctx, ast.Load)}
+        self._assigned = {node.id for node in variables if isinstance(node.ctx, ast.Store)}
+        self._assigned |= {node.arg for node in nodes if isinstance(node, ast.arg)}
         self._place: _Place = "script"
         self._in_branch = False
 
@@ -172,10 +208,10 @@ class _Transformer(ast.NodeTransformer):
 
     def visit_If(self, node: ast.If) -> ast.AST:
         is_certain = _always(node.body) and _always(node.orelse)
-        return self._alternatives(node, is_certain, self._flow.involves_result(node.test))
+        return self._alternatives(node, is_certain, self._may_depend(node.test))
 
     def visit_Match(self, node: ast.Match) -> ast.AST:
-        return self._alternatives(node, False, self._flow.involves_result(node.subject))
+        return self._alternatives(node, False, self._may_depend(node.subject))
 
     def visit_While(self, node: ast.While) -> ast.AST:
         return self._inside(node, in_branch=True)
@@ -187,6 +223,13 @@ class _Transformer(ast.NodeTransformer):
                 handler.body.insert(0, _call("_opd_alternative"))
         is_certain = bool(handlers) and (_always(node.body) or all(map(_always, handlers)))
         return self._alternatives(node, is_certain, bool(handlers)) if handlers else self.generic_visit(node)
+
+    def _may_depend(self, condition: ast.expr) -> bool:
+        """Whether the solution may decide a condition of the tests: it makes a call, or reads a variable."""
+        return any(
+            isinstance(node, ast.Call) or (isinstance(node, ast.Name) and node.id in self._assigned)
+            for node in ast.walk(condition)
+        )
 
     def _alternatives(self, node: ast.stmt, is_certain: bool, depends_on_solution: bool) -> ast.AST:
         """Make a statement one check if the solution decides which of its asserts are reached."""

@@ -69,7 +69,7 @@ def needs_pytest(tree: ast.Module) -> bool:
 def is_test_class(node: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> bool:
     """Whether a class contains tests; `classes` are all classes of the file by name."""
     for one in _line_of(node, classes):
-        bases = [_last_name(base) for base in one.bases]
+        bases = [last_name(base) for base in one.bases]
         if any(base.endswith("TestCase") for base in bases) or (one.name.startswith("Test") and {*bases} <= {"object"}):
             return True
     return False
@@ -79,7 +79,7 @@ def _line_of(node: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> list[ast.C
     """Return the class and its base classes in the file."""
     line = [node]
     for one in line:
-        bases = [classes[name] for name in map(_last_name, one.bases) if name in classes]
+        bases = [classes[name] for name in map(last_name, one.bases) if name in classes]
         line += [base for base in bases if base not in line]
     return line
 
@@ -102,12 +102,12 @@ def _is_runner_call(node: ast.stmt) -> bool:
 
 
 def _is_test(node: _Function) -> bool:
-    is_fixture = any(_last_name(decorator) == "fixture" for decorator in node.decorator_list)
+    is_fixture = any(last_name(decorator) == "fixture" for decorator in node.decorator_list)
     return node.name.startswith("test") and not is_fixture and not _is_skipped(node)
 
 
 def _is_skipped(node: _Function | ast.ClassDef) -> bool:
-    return any(_last_name(decorator) in _SKIPS for decorator in node.decorator_list)
+    return any(last_name(decorator) in _SKIPS for decorator in node.decorator_list)
 
 
 def _cases(node: _Function | ast.ClassDef, tree: ast.Module) -> int:
@@ -115,7 +115,7 @@ def _cases(node: _Function | ast.ClassDef, tree: ast.Module) -> int:
     cases = 1
     assigned = {ast.unparse(one.targets[0]): one.value for one in tree.body if isinstance(one, ast.Assign)}
     for decorator in node.decorator_list:
-        if isinstance(decorator, ast.Call) and _last_name(decorator) == "parametrize":
+        if isinstance(decorator, ast.Call) and last_name(decorator) == "parametrize":
             rows = [*decorator.args[1:2], *(word.value for word in decorator.keywords if word.arg == "argvalues")]
             match [assigned.get(ast.unparse(row), row) for row in rows]:
                 case [ast.List(elts=[_, *_] as cells) | ast.Tuple(elts=[_, *_] as cells)]:
@@ -127,11 +127,11 @@ def _cases(node: _Function | ast.ClassDef, tree: ast.Module) -> int:
     return cases
 
 
-def _last_name(node: ast.expr) -> str:
+def last_name(node: ast.expr) -> str:
     """Return `c` for `c`, `a.b.c` and `a.b.c(...)`; empty for other expressions."""
     match node:
         case ast.Call(func=func):
-            return _last_name(func)
+            return last_name(func)
         case ast.Attribute(attr=name) | ast.Name(id=name):
             return name
         case _:

@@ -3,14 +3,22 @@
 The decision depends on the tests alone, so a solution cannot influence it. Tests run in a separate process if only
 plain data crosses: copies of arguments one way, results and exceptions the other. Tests that cannot be analyzed share
 the process.
+
+Variables are identified by name, regardless of scope, and may hold the value of anything that is bound to the name.
 """
 
 import ast
+import builtins
 import re
-from collections.abc import Iterator, Mapping
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from enum import Flag, auto
+from importlib import import_module
+from random import Random
+from types import BuiltinFunctionType, FunctionType
 
 from agentic_opd.worlds.coding.hidden_tests.collection import is_test_class
-from agentic_opd.worlds.coding.hidden_tests.flow import NAMESPACE, PLAIN_ATTRIBUTES, PLAIN_NAMES, Flow, key_of
 
 _INSIDE = {
     *("stdout", "stdin", "stderr", "redirect_stdout", "redirect_stderr", "getsource", "signature"),
@@ -27,24 +35,67 @@ _FILES = {
 """Names whose use in tests loads code, or shares files with the solution."""
 
 _NAMES_FILE = re.compile(r"\bsolution\.py\b|^\.py$")
-_MODULES = {"inspect", "pandas", "asyncio", "types", "dataclasses", "enum", "gc", "weakref", "threading"}
+_OBJECT_MODULES = {"inspect", "pandas", "asyncio", "types", "dataclasses", "enum", "gc", "weakref", "threading"}
 """Modules whose use in tests involves more than plain data."""
 
+_NAMESPACE = "Solution"
+"""LeetCode's class of functions, whose instances exist in the solution's process only."""
 
-def needs_one_process(tree: ast.Module, flow: Flow, names: list[str], *, imports_solution: bool) -> bool:
+_PLAIN_TYPES = (
+    *(bool, int, float, complex, str, bytes, bytearray, list, tuple, set, frozenset, dict, range, type(None)),
+)
+_PLAIN_NAMES = {kind.__name__ for kind in _PLAIN_TYPES}
+_PLAIN_ATTRIBUTES = {name for kind in (*_PLAIN_TYPES, Random) for name in dir(kind) if not name.startswith("__")}
+_PLAIN_FUNCTIONS = _PLAIN_NAMES | {
+    *("len", "sorted", "min", "max", "sum", "abs", "round", "pow", "zip", "map", "filter", "enumerate", "reversed"),
+    *("ord", "chr", "hex", "bin", "oct", "repr", "divmod", "any", "all", "format", "ascii", "hash", "iter", "next"),
+    "run_program",
+}
+_COMPARATORS = {"Json", "Printed", "approx", "Random"}
+"""Callables of the tests whose values can equal plain data, or which have methods that return plain data."""
+_PLAIN_MODULES = {
+    *("math", "cmath", "random", "string", "itertools", "json", "copy", "operator", "statistics", "textwrap", "bisect"),
+    *("heapq", "time", "posixpath", "os.path", "functools", "base64", "binascii", "zlib", "hashlib", "re"),
+}
+"""Modules whose functions return plain data for plain arguments; the exceptions are in _OTHERS."""
+_OTHERS = {"count", "cycle", "repeat", "partial", "compile", "match", "search", "fullmatch", "finditer", "Random",
+           "itemgetter", "attrgetter", "methodcaller", "sha256", "md5", "sha1", "cmp_to_key", "lru_cache"}  # fmt: skip
+
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+class _Kind(Flag):
+    """What the value of an expression may be or contain; no flag: plain data that no result determines."""
+
+    FUNCTION = auto()  # A function of the solution.
+    NAMESPACE = auto()  # The solution's module, its class `Solution`, or an instance of that.
+    RESULT = auto()  # A return value of a function of the solution, unchanged.
+    DERIVED = auto()  # Something computed from such a value.
+    OTHER = auto()  # Anything else that is not plain data.
+
+
+_PLAIN = _Kind(0)
+_CROSSES = _Kind.RESULT | _Kind.DERIVED
+"""All that a value may be which crosses between the processes."""
+
+
+def needs_one_process(tree: ast.Module, names: Sequence[str], *, imports_solution: bool) -> bool:
     """Whether the tests need the solution's file, its objects, its changes of arguments, or its internals.
 
     `names` are the names that the tests need from the solution without an explicit import.
     """
-    docs = {id(node.value) for node in flow.nodes if isinstance(node, ast.Expr)}
-    if any(_reaches_files(node) for node in flow.nodes if id(node) not in docs):
+    nodes = [*ast.walk(tree)]
+    docs = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    if any(_reaches_files(node) for node in nodes if id(node) not in docs):
         return True
     if not imports_solution:
         return False
     classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
     holders = {id(node) for node in classes.values() if is_test_class(node, classes)}
-    inside = any(_sees_inside(node) or _needs_objects(node, flow) for node in flow.nodes if id(node) not in holders)
-    return inside or any(map(_is_class_name, names)) or _seeds_solution(flow) or _sees_changes(flow)
+    if any(map(_is_class_name, names)) or any(_sees_inside(node) for node in nodes if id(node) not in holders):
+        return True
+    values = _Values(nodes, names)
+    return _seeds_solution(nodes) or any(_needs_objects(node, values) for node in nodes) or _sees_changes(values)
 
 
 def _reaches_files(node: ast.AST) -> bool:
@@ -71,7 +122,7 @@ def _sees_inside(node: ast.AST) -> bool:
         case ast.Attribute(attr=name) | ast.Name(id=name) | ast.arg(arg=name):
             return name in _INSIDE
         case ast.alias(name=name) | ast.ImportFrom(module=str(name)):
-            return name.partition(".")[0] in _MODULES or name in _INSIDE
+            return name.partition(".")[0] in _OBJECT_MODULES or name in _INSIDE
         case _:
             return False
 
@@ -79,40 +130,224 @@ def _sees_inside(node: ast.AST) -> bool:
 def _is_class_name(name: str) -> bool:
     """Whether `name` is spelled like a class (`TreeNode`, `P`), unlike `solve`, `LIMIT` and `Do_it`."""
     name = name.lstrip("_")
-    return name != NAMESPACE and name[:1].isupper() and "_" not in name and (len(name) == 1 or name != name.upper())
+    return name != _NAMESPACE and name[:1].isupper() and "_" not in name and (len(name) == 1 or name != name.upper())
 
 
-def _needs_objects(node: ast.AST, flow: Flow) -> bool:
-    """Whether an argument, a result, or a value compared with a result is more than plain data."""
+def _seeds_solution(nodes: list[ast.AST]) -> bool:
+    """Whether the tests seed `random` without drawing from it themselves."""
+    attributes = [node for node in nodes if isinstance(node, ast.Attribute)]
+    return {node.attr for node in attributes if isinstance(node.value, ast.Name) and node.value.id == "random"} == {
+        "seed"
+    }
+
+
+# --------------------------------------------------------------------------------------------------- kinds of values
+
+
+def _key_of(node: ast.AST) -> str | None:
+    """Return the name of a variable, `x` or `self.x`; None for other expressions."""
     match node:
-        case ast.Attribute(value=value, attr=name):
-            return flow.is_function(value) or (flow.is_result(value) and name not in PLAIN_ATTRIBUTES)
-        case ast.Call(func=func) if flow.is_function(func):
-            return not all(flow.is_plain(part) for part in _parts(node))
-        case ast.Call(func=ast.Name(id="isinstance" | "issubclass"), args=[value, kinds]):
-            return flow.is_result(value) and not {*_names(kinds)} <= PLAIN_NAMES
-        case ast.Call(func=ast.Attribute(attr="assertIsInstance"), args=[value, kinds, *_]):
-            return flow.is_result(value) and not {*_names(kinds)} <= PLAIN_NAMES
-        case ast.Call(func=ast.Attribute(attr="assertIs" | "assertIsNot"), args=[*sides]):
-            return _compares_objects(sides[:2], flow, by_identity=True)
-        case ast.Call(func=ast.Attribute(attr=name), args=[*sides]) if name.startswith("assert"):
-            return _compares_objects(sides[:2], flow)
-        case ast.Call(func=func):
-            return flow.is_result(func) and not isinstance(func, ast.Attribute)
-        case ast.Compare(left=left, ops=ops, comparators=others):
-            return _compares_objects(
-                [left, *others], flow, by_identity=any(isinstance(op, ast.Is | ast.IsNot) for op in ops)
-            )
+        case ast.Name(id=name):
+            return name
+        case ast.Attribute(value=ast.Name(id="self"), attr=name):
+            return f"self.{name}"
         case _:
-            return False
+            return None
 
 
-def _compares_objects(sides: list[ast.expr], flow: Flow, *, by_identity: bool = False) -> bool:
-    others = [side for side in sides if not flow.is_result(side)]
-    if by_identity:
-        return len(others) < len(sides) and not all(isinstance(side, ast.Constant) for side in others)
-    kinds = isinstance(sides[0], ast.Call) and ast.unparse(sides[0].func) == "type"
-    return len(others) < len(sides) and not kinds and not all(map(flow.is_plain, others))
+class _Values:
+    """The variables of the tests: the expressions that are bound to each, and the kinds of their values."""
+
+    def __init__(self, nodes: list[ast.AST], names: Sequence[str]) -> None:
+        self.nodes = nodes
+        self._local = {node.name: node for node in nodes if isinstance(node, _Function)}
+        self._objects: dict[str, object] = {}  # Imported name -> object of the standard library; None for others.
+        self._kinds: dict[str, _Kind] = defaultdict(lambda: _PLAIN)
+        for name in names:
+            self._import_from("solution", ast.alias(name))
+        for node in nodes:
+            for alias in node.names if isinstance(node, ast.Import | ast.ImportFrom) else ():
+                self._import_from(node.module or "" if isinstance(node, ast.ImportFrom) else None, alias)
+        self.bound: dict[str, list[ast.expr]] = defaultdict(list)
+        for name, value in (pair for node in nodes for pair in self._bindings(node)):
+            self.bound[name].append(value)
+        for name in {*dir(builtins), *self._local} - {*self.bound} | {"tmp_path", "tmpdir"}:
+            self._kinds[name] |= _Kind.OTHER
+        before = dict[str, _Kind]()
+        while before != (before := {**self._kinds}):
+            for name, values in self.bound.items():
+                for value in values:
+                    self._kinds[name] |= self.kind(value)
+
+    def _import_from(self, module: str | None, alias: ast.alias) -> None:
+        """Note `from module import alias`, or `import alias` if `module` is None."""
+        name = alias.asname or alias.name
+        if (module or alias.name) == "solution":
+            is_namespace = module is None or alias.name == _NAMESPACE
+            self._kinds[name] = _Kind.NAMESPACE if is_namespace else _Kind.FUNCTION
+        elif module is None:
+            self._objects[name.partition(".")[0]] = _module(alias.name if alias.asname else name.partition(".")[0])
+        else:
+            self._objects[name] = getattr(_module(module), alias.name, None)
+
+    def _bindings(self, node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
+        """Yield the variables that a node binds, each with an expression that holds its value, alone or among others.
+
+        The values that a local function returns are bound to its name and "()".
+        """
+        match node:
+            case ast.Assign(targets=targets, value=value):
+                for target in targets:
+                    yield from _unpacked(target, value)
+            case (
+                ast.AnnAssign(target=target, value=ast.expr() as value)
+                | ast.AugAssign(target=target, value=value)
+                | ast.NamedExpr(target=target, value=value)
+                | ast.withitem(context_expr=value, optional_vars=ast.expr() as target)
+                | ast.For(target=target, iter=value)
+                | ast.comprehension(target=target, iter=value)
+            ):
+                yield from _unpacked(target, value)
+            case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)) if name in self._local:
+                parameters = [arg.arg for arg in self._local[name].args.args if arg.arg != "self"]
+                yield from zip(parameters, node.args, strict=False)
+                yield from ((word.arg, word.value) for word in node.keywords if word.arg is not None)
+            case ast.FunctionDef() | ast.AsyncFunctionDef():
+                yield from self._parameters(node)
+                for inner in ast.walk(node):
+                    if isinstance(inner, ast.Return | ast.Yield) and inner.value is not None:
+                        yield f"{node.name}()", inner.value
+            case _:
+                pass
+
+    def _parameters(self, node: _Function) -> Iterator[tuple[str, ast.expr]]:
+        """Yield the parameters of a test with rows of `parametrize`, what its fixtures return, and defaults."""
+        for arg in node.args.args:
+            for call in (one for one in node.decorator_list if isinstance(one, ast.Call)):
+                yield from ((arg.arg, row) for row in call.args[1:])
+            if node.name.startswith("test") and arg.arg in self._local:
+                yield arg.arg, ast.Call(ast.Name(arg.arg, ast.Load()), [], [])
+        for arg, default in zip(node.args.args[::-1], node.args.defaults[::-1], strict=False):
+            yield arg.arg, default
+
+    def is_plain(self, node: ast.expr) -> bool:
+        """Whether the value of an expression can cross between the processes."""
+        return self.kind(node) in _CROSSES
+
+    def kind(self, node: ast.expr) -> _Kind:
+        """Return what the value of an expression may be."""
+        match node:
+            case ast.Constant(value=value):
+                return _Kind.OTHER if value is ... else _PLAIN
+            case ast.Lambda() | ast.Await() | ast.Yield() | ast.YieldFrom():
+                return _Kind.OTHER
+            case ast.Call():
+                return self._kind_of_call(node)
+            case ast.Attribute(value=ast.Name(id=name), attr=attr) if name in self._objects:
+                return _PLAIN if type(getattr(self._objects[name], attr, ...)) in _PLAIN_TYPES else _Kind.OTHER
+            case ast.Name(id=name) if name in self._objects:
+                return _PLAIN if type(self._objects[name]) in _PLAIN_TYPES else _Kind.OTHER
+            case ast.Name() | ast.Attribute(value=ast.Name(id="self")):
+                return self._kinds[_key_of(node) or ""]
+            case ast.Attribute(value=value, attr=attr):
+                owner = self.kind(value)
+                if _Kind.NAMESPACE in owner:
+                    return _Kind.NAMESPACE if attr == _NAMESPACE else _Kind.FUNCTION
+                is_number = attr in ("real", "imag", "numerator", "denominator")
+                return owner & _Kind.DERIVED | (_PLAIN if is_number else _Kind.OTHER)
+            case _:
+                found = self._join(_operands(node))
+                return found & _Kind.DERIVED if isinstance(node, ast.Compare | ast.JoinedStr | ast.Slice) else found
+
+    def _join(self, nodes: Iterator[ast.expr]) -> _Kind:
+        found = _PLAIN
+        for node in nodes:
+            found |= self.kind(node)
+        return found
+
+    def _kind_of_call(self, node: ast.Call) -> _Kind:
+        func, parts = node.func, [*_parts(node)]
+        arguments = self._join(part for part in parts if not self._is_callback(part))
+        plain, other = arguments & ~_Kind.RESULT, arguments & _Kind.DERIVED | _Kind.OTHER
+        match func:
+            case ast.Attribute(value=ast.Name(id="pytest"), attr="param"):
+                return arguments
+            case ast.Name(id=name) | ast.Attribute(attr=name) if name in _COMPARATORS:
+                return arguments & _Kind.DERIVED
+            case ast.Name(id=name) | ast.Attribute(value=ast.Name(id="self"), attr=name) if name in self._local:
+                return self._kinds[f"{name}()"] | arguments & _Kind.DERIVED
+            case ast.Name(id=name) if name in self._objects:
+                return plain if _returns_plain(self._objects[name]) else other
+            case ast.Attribute(value=ast.Name(id=name), attr=attr) if name in self._objects:
+                return plain if _returns_plain(getattr(self._objects[name], attr, None)) else other
+            case _:
+                pass
+        called = self.kind(func)
+        if _Kind.FUNCTION in called:
+            return _CROSSES
+        if _Kind.NAMESPACE in called and not parts:
+            return _Kind.NAMESPACE
+        if isinstance(func, ast.Attribute):
+            owner = self.kind(func.value)
+            is_plain = func.attr in _PLAIN_ATTRIBUTES and owner in _CROSSES
+            return (arguments | owner) & _Kind.DERIVED | (_PLAIN if is_plain else _Kind.OTHER)
+        return plain if isinstance(func, ast.Name) and func.id in _PLAIN_FUNCTIONS else other
+
+    def _is_callback(self, node: ast.expr) -> bool:
+        """Whether an argument is a function of the tests or a built-in one, such as a key of sorted()."""
+        is_named = isinstance(node, ast.Name) and (node.id in self._local or callable(getattr(builtins, node.id, None)))
+        return is_named or isinstance(node, ast.Lambda)
+
+    def is_call(self, node: ast.AST) -> bool:
+        """Whether a node calls a function of the solution."""
+        return isinstance(node, ast.Call) and _Kind.FUNCTION in self.kind(node.func)
+
+    def is_result(self, node: ast.expr) -> bool:
+        """Whether an expression is or contains a return value of a function of the solution, unchanged."""
+        return _Kind.RESULT in self.kind(node)
+
+    def is_derived(self, node: ast.expr) -> bool:
+        """Whether an expression is computed from a return value of a function of the solution."""
+        return _Kind.DERIVED in self.kind(node)
+
+
+def _module(name: str) -> object:
+    """Return a module of the standard library; None for other modules."""
+    if name.partition(".")[0] not in sys.stdlib_module_names:
+        return None
+    try:
+        return import_module(name)
+    except ImportError:
+        return None
+
+
+def _returns_plain(found: object) -> bool:
+    if isinstance(found, type) and found.__module__ == "itertools":
+        return found.__name__ not in _OTHERS
+    if isinstance(found, FunctionType | BuiltinFunctionType) or hasattr(found, "__self__"):
+        module = getattr(found, "__module__", None) or type(getattr(found, "__self__", None)).__module__
+        return module.lstrip("_") in _PLAIN_MODULES and getattr(found, "__name__", "") not in _OTHERS
+    return isinstance(found, type) and found in _PLAIN_TYPES
+
+
+def _unpacked(target: ast.expr, value: ast.expr) -> Iterator[tuple[str, ast.expr]]:
+    """Yield the variables of a target, each with its part of a displayed tuple, or else with the whole value."""
+    if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts):
+        for one, part in zip(target.elts, value.elts, strict=True):
+            yield from _unpacked(one, part)
+        return
+    for node in ast.walk(target):
+        if isinstance(getattr(node, "ctx", None), ast.Store) and (name := _key_of(node)) is not None:
+            yield name, value
+
+
+def _operands(node: ast.AST) -> Iterator[ast.expr]:
+    """Yield the expressions directly below a node, also those of a comprehension's clauses."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.expr):
+            yield child
+        else:
+            yield from _operands(child)
 
 
 def _parts(call: ast.Call) -> Iterator[ast.expr]:
@@ -120,41 +355,66 @@ def _parts(call: ast.Call) -> Iterator[ast.expr]:
     yield from (keyword.value for keyword in call.keywords)
 
 
+# ------------------------------------------------------------------------------------------------------------ objects
+
+
+def _needs_objects(node: ast.AST, values: _Values) -> bool:
+    """Whether an argument, a result, or a value compared with a result is more than plain data."""
+    match node:
+        case ast.Attribute(value=value, attr=name):
+            return _Kind.FUNCTION in values.kind(value) or (values.is_result(value) and name not in _PLAIN_ATTRIBUTES)
+        case ast.Call() if values.is_call(node):
+            return not all(map(values.is_plain, _parts(node)))
+        case ast.Call(func=ast.Name(id="isinstance" | "issubclass"), args=[value, kinds]):
+            return values.is_result(value) and not {*_names(kinds)} <= _PLAIN_NAMES
+        case ast.Call(func=ast.Attribute(attr="assertIsInstance"), args=[value, kinds, *_]):
+            return values.is_result(value) and not {*_names(kinds)} <= _PLAIN_NAMES
+        case ast.Call(func=ast.Attribute(attr=name), args=[*sides]) if name.startswith("assert"):
+            return _compares_objects(sides[:2], values, by_identity=name in ("assertIs", "assertIsNot"))
+        case ast.Call(func=func):
+            called = values.kind(func)
+            return (_Kind.NAMESPACE in called and bool([*_parts(node)])) or (
+                _Kind.RESULT in called and not isinstance(func, ast.Attribute)
+            )
+        case ast.Compare(left=left, ops=ops, comparators=others):
+            by_identity = any(isinstance(op, ast.Is | ast.IsNot) for op in ops)
+            return _compares_objects([left, *others], values, by_identity=by_identity)
+        case _:
+            return False
+
+
+def _compares_objects(sides: list[ast.expr], values: _Values, *, by_identity: bool) -> bool:
+    others = [side for side in sides if not values.is_result(side)]
+    if len(others) == len(sides):
+        return False
+    return not all(isinstance(side, ast.Constant) if by_identity else values.is_plain(side) for side in others)
+
+
 def _names(node: ast.expr) -> Iterator[str]:
     yield from (ast.unparse(one) for one in (node.elts if isinstance(node, ast.Tuple) else [node]))
-
-
-def _seeds_solution(flow: Flow) -> bool:
-    """Whether the tests seed `random` without drawing from it themselves."""
-    attributes = [node for node in flow.nodes if isinstance(node, ast.Attribute)]
-    used = {node.attr for node in attributes if isinstance(node.value, ast.Name) and node.value.id == "random"}
-    return used == {"seed"}
 
 
 # ---------------------------------------------------------------------------------------------------- changes in place
 
 
-def _sees_changes(flow: Flow) -> bool:
+def _sees_changes(values: _Values) -> bool:
     """Whether a condition depends on an argument after its call and not on a result: `f(xs); assert xs == [1]`."""
     changed = dict[str, tuple[int, int]]()
-    for call in flow.calls:
+    for call in (node for node in values.nodes if isinstance(node, ast.Call) and values.is_call(node)):
         for name in (name for part in _parts(call) for name in _held(part)):
             changed[name] = min(changed.get(name, _place(call)), _place(call))
+    bound = [(name, value) for name, found in values.bound.items() for value in found if not name.endswith("()")]
     known = -1
     while known != (known := len(changed)):
-        for name, value in ((name, value) for name, values in flow.values.items() for value in values):
+        for name, value in bound:
             if name in changed:  # `grid = [row]`: a call that changes the grid may change the row.
                 changed |= {other: changed[name] for other in _held(value) if other not in changed}
-            elif not flow.involves_result(value):
+            elif not values.is_derived(value):
                 later = [changed[other] for other in _held(value) if other in changed]
                 later += [at for at in _mentioned(value, changed) if _place(value) > at]
                 changed |= {name: min(later)} if later else {}
-    return any(
-        _place(condition) > at
-        for node in flow.nodes
-        for condition in _conditions(node, flow)
-        for at in _mentioned(condition, changed)
-    )
+    conditions = (condition for node in values.nodes for condition in _conditions(node, values))
+    return any(_place(condition) > at for condition in conditions for at in _mentioned(condition, changed))
 
 
 def _held(node: ast.expr) -> Iterator[str]:
@@ -166,40 +426,38 @@ def _held(node: ast.expr) -> Iterator[str]:
         case ast.Starred(value=value) | ast.Subscript(value=value):
             yield from _held(value)
         case _:
-            if (name := key_of(node)) is not None:
+            if (name := _key_of(node)) is not None:
                 yield name
 
 
-def _conditions(node: ast.AST, flow: Flow) -> Iterator[ast.expr]:
+def _conditions(node: ast.AST, values: _Values) -> Iterator[ast.expr]:
     """Yield the parts of an assert or a returned value that do not involve a result of the solution."""
     match node:
         case ast.Assert(test=test):
-            yield from _without_result(test, flow)
-        case ast.Call(func=ast.Attribute(attr=name), args=[*sides]) if name.startswith("assert"):
-            yield from _without_result(ast.copy_location(ast.Compare(sides[0], [], sides[1:2]), node), flow)
-        case ast.Return(value=ast.expr() as value) if not flow.involves_result(value):
-            yield from (one for one in [value] if any(_held(one)))
+            yield from _without_result(test, values)
+        case ast.Call(func=ast.Attribute(attr=name), args=[*sides]) if name.startswith("assert") and sides:
+            yield from _without_result(ast.copy_location(ast.Compare(sides[0], [], sides[1:2]), node), values)
+        case ast.Return(value=ast.expr() as value) if any(_held(value)) and not values.is_derived(value):
+            yield value
         case _:
             pass
 
 
-def _without_result(test: ast.expr, flow: Flow) -> Iterator[ast.expr]:
+def _without_result(test: ast.expr, values: _Values) -> Iterator[ast.expr]:
     """Yield the parts of a condition that can hold or fail separately and do not involve a result."""
     match test:
         case ast.BoolOp(values=parts):
-            yield from (found for part in parts for found in _without_result(part, flow))
+            yield from (found for part in parts for found in _without_result(part, values))
         case ast.UnaryOp(op=ast.Not(), operand=operand):
-            yield from _without_result(operand, flow)
+            yield from _without_result(operand, values)
         case ast.Compare(left=ast.Tuple(elts=parts) | ast.List(elts=parts)):
-            yield from (part for part in parts if not flow.involves_result(part))
-        case ast.Compare(left=left, comparators=others) if flow.involves_result(test):
+            yield from (part for part in parts if not values.is_derived(part))
+        case ast.Compare(left=left, comparators=others) if values.is_derived(test):
             sides = [left, *others]  # `k = f(xs); assert xs[:k] == [1]` is about xs, `f(f(xs)) == xs` is not.
-            yield from (
-                side
-                for side in sides
-                if any(_held(side)) and not any(flow.involves_result(other) for other in sides if other is not side)
-            )
-        case _ if not flow.involves_result(test):
+            for side in sides:
+                if any(_held(side)) and not any(values.is_derived(other) for other in sides if other is not side):
+                    yield side
+        case _ if not values.is_derived(test):
             yield test
         case _:
             pass
@@ -207,8 +465,7 @@ def _without_result(test: ast.expr, flow: Flow) -> Iterator[ast.expr]:
 
 def _mentioned(node: ast.expr, changed: Mapping[str, tuple[int, int]]) -> list[tuple[int, int]]:
     """Return the positions after which the variables read by `node` may have changed."""
-    names = [name for child in ast.walk(node) if (name := key_of(child)) is not None]
-    return [changed[name] for name in names if name in changed]
+    return [changed[name] for child in ast.walk(node) if (name := _key_of(child)) in changed and name is not None]
 
 
 def _place(node: ast.expr) -> tuple[int, int]:

@@ -21,7 +21,7 @@ from agentic_opd.core.concurrency import in_turn
 from agentic_opd.core.errors import SandboxError
 from agentic_opd.core.types import Task, Verification, VerifyOutcome
 from agentic_opd.sandboxes.protocol import CommandResult, SandboxFactory
-from agentic_opd.worlds.coding.hidden_tests.checks import Checks, checks_of
+from agentic_opd.worlds.coding.hidden_tests.checks import Checks, checks_of, shown_checks
 from agentic_opd.worlds.coding.verifier.harness.counter import sign
 from agentic_opd.worlds.coding.verifier.harness.pipe import NoAnswer, decode
 from agentic_opd.worlds.coding.verifier.pytest_parts import packed_pytest
@@ -216,13 +216,15 @@ def _verdict(task: Task, checks: Checks, due: frozenset[int], ended: _Ended, sol
     """Build the Verification; tests that did not finish earn nothing.
 
     The solution may fail exactly the checks that did not run. A failed check is due even if the reference solution does
-    not reach it.
+    not reach it. Checks that the task's text shows as examples do not count where there are others.
     """
     outcome, why, report = ended
     report = report or Report()
     public, source = "\n".join([task.prompt, *task.files.values()]), solution.decode(errors="replace").split("\n")
-    total = len(due | report.failed)
-    passed = len(due & report.passed - report.failed) if report.done and report.error is None else 0
+    shown = shown_checks(checks.labels, public)
+    counted = due - shown or due
+    total = len(counted | report.failed - (shown - counted))
+    passed = len(counted & report.passed - report.failed) if report.done and report.error is None else 0
     lines = [f"Hidden tests: {passed} of {total} passed."]
     if why is not None:
         lines.append(why)

@@ -18,6 +18,7 @@ def test_every_builtin_task_has_variants():
     assert [task.entry_point for task in builtin_tasks()] == [*load_variants()]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("task", TASKS)
 def test_correct_variants_pass_and_faulty_ones_fail_where_they_say(task: Task):
     """Examples and hidden tests both pass for a correct solution; a hidden fault passes the examples alone."""

@@ -98,7 +98,7 @@ def test_the_sql_world_is_measured_on_what_is_held_out_and_trained_on_nothing_of
     )
     command = place.serve_command(run, "http://127.0.0.1:1")
     assert command[command.index("--config") + 1].endswith("configs/sql.yaml")
-    assert command[command.index("--env.sql_eval_tasks") + 1] == "0"
+    assert command[command.index("--env.world") + 1].endswith("scripts/sql_world.py:Lessons")
     tasks = asyncio.run(laboratory.Examiner(place).env.world.train_and_eval_tasks())
     assert (len(tasks[0]), len(tasks[1])) == (1, 192)
 

@@ -113,6 +113,7 @@ WIDE = ",".join(["a"] * 1990)
     ],
     ids=["long steps", "wide rows", "long rows", "a large set"],
 )
+@pytest.mark.processes
 def test_what_steps_do_not_count_takes_a_process_and_not_this_one(image: bytes, sql: str, why: str) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF)
     with pytest.raises(QueryError, match=why):

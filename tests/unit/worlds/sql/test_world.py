@@ -1,4 +1,4 @@
-"""The SQL world as an episode meets it: its tools, its verdict, its tasks from a generator or from files."""
+"""The SQL world as an episode meets it: its tools, its verdict, its tasks from files."""
 
 import asyncio
 import json
@@ -18,13 +18,6 @@ from agentic_opd.worlds.own import HookedWorld
 from agentic_opd.worlds.sql.files import is_ordered
 
 GOLD = "SELECT name FROM shops WHERE price > 2"
-
-
-def world(**settings: Any) -> HookedWorld:
-    config = AgenticOPDEnvConfig(world="sql", **({"sql_tasks": 12, "sql_eval_tasks": 6} | settings))
-    made = make_world(config.world, config, None)
-    assert isinstance(made, HookedWorld)
-    return made
 
 
 def played(
@@ -58,28 +51,15 @@ def write(folder: Path, entries: Any) -> None:
 
 def of_files(folder: Path, **settings: Any) -> HookedWorld:
     files = {"sql_file": str(folder / "questions.json"), "sql_databases": str(folder / "databases")}
-    return world(**files, **({"eval_fraction": 0} | settings))
+    config = AgenticOPDEnvConfig(world="sql", **files, **({"eval_fraction": 0} | settings))
+    made = make_world(config.world, config, None)
+    assert isinstance(made, HookedWorld)
+    return made
 
 
-def test_an_episode_of_the_generator() -> None:
-    made = world()
-    training, held_out = asyncio.run(made.train_and_eval_tasks())
-    assert (len(training), len(held_out)) == (12, 6)
-    assert not {task.task_id for task in training} & {task.task_id for task in held_out}
-    for task in (*training, *held_out):
-        assert task.reference_solution is not None
-        calls = [("schema", {}), ("query", {"sql": "SELECT 1 AS one"}), ("answer", {"sql": task.reference_solution})]
-        results, verification = played(made, task, calls)
-        assert results[0].content.startswith("CREATE TABLE")
-        assert results[1].content == "one\n1"
-        assert [result.is_change for result in results] == [False, False, True]
-        assert verification.correctness == 1
-        assert "right on 3 of 3" in verification.judge_report
-
-
-def test_the_last_answer_counts_and_its_errors_are_the_policys() -> None:
-    made = world()
-    task = asyncio.run(made.train_and_eval_tasks())[0][0]
+def test_the_last_answer_counts_and_its_errors_are_the_policys(shops: Path) -> None:
+    made = of_files(shops)
+    (task,), _ = asyncio.run(made.train_and_eval_tasks())
     right = {"sql": task.reference_solution}
     results, verification = played(made, task, [("answer", right), ("answer", {"sql": "SELECT some FROM nowhere"})])
     assert (results[1].content, results[1].is_error) == ("Error: no such table: nowhere.", True)
@@ -170,8 +150,10 @@ def test_what_is_no_list_is_refused_and_files_belong_together(shops: Path) -> No
         AgenticOPDEnvConfig(world="sql", sql_file="questions.json")
     with pytest.raises(ValueError, match="set world to sql"):
         AgenticOPDEnvConfig(sql_file="questions.json", sql_databases="databases")
+    with pytest.raises(ValueError, match="the world sql needs questions: set sql_file"):
+        AgenticOPDEnvConfig(world="sql")
     with pytest.raises(ValueError, match="for the world coding"):
-        AgenticOPDEnvConfig(world="sql", dataset_name="tasks.jsonl")
+        AgenticOPDEnvConfig(world="own:World", dataset_name="tasks.jsonl")
 
 
 def test_only_the_outermost_order_matters() -> None:

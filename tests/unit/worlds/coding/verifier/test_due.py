@@ -11,8 +11,8 @@ from agentic_opd.worlds.coding.verifier.verify import verify
 pytestmark = pytest.mark.sandbox
 
 
-def counts(tests: str, solution: str, own: str | None = None) -> tuple[int, int]:
-    task = Task("t", "p", f"from solution import f\n{tests}", reference_solution=own)
+def counts(tests: str, solution: str, own: str | None = None, prompt: str = "p") -> tuple[int, int]:
+    task = Task("t", prompt, f"from solution import f\n{tests}", reference_solution=own)
     verdict = asyncio.run(verify(task, BubblewrapSandbox, {"solution.py": solution.encode()}, 10.0))
     assert not verdict.in_process
     return verdict.passed, verdict.total
@@ -124,3 +124,34 @@ def test_a_test_of_a_file_that_reaches_none_of_its_asserts_is_not_passed() -> No
     tests = "def test_a():\n    for got, want in zip(f(3), [0, 1, 2]):\n        assert got == want\n"
     assert counts(tests, "def f(x): return [*range(x)]") == (1, 1)
     assert counts(tests, "def f(x): return []") == (0, 1)
+
+
+SHOWN = 'assert f([1, 2], sep="; ") == "1; 2"\nassert f([]) == ""\n'
+DOCSTRING = """
+def f(xs):
+    '''
+    >>> f( [1,2], sep='; ')
+    '1; 2'
+    '''
+"""
+BY_NAME = "def check(candidate):\n    " + SHOWN.replace("f(", "candidate(").replace("\nassert", "\n    assert")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [
+        ("Write f.", (1, 2)),
+        (DOCSTRING, (0, 1)),
+        (DOCSTRING + "    >>> f([])", (1, 2)),
+        (DOCSTRING.replace("1,2", "1,2,3"), (1, 2)),
+        ("elf([1, 2], sep='; ')", (1, 2)),
+    ],
+)
+def test_shown_examples_count_only_where_there_are_no_others(prompt: str, expected: tuple[int, int]) -> None:
+    solution = "def f(xs, sep=''): return '1; 2'"
+    assert counts(SHOWN, solution, prompt=prompt) == expected
+    assert counts(f"{BY_NAME}check(f)\n", solution, prompt=prompt) == expected
+
+
+def test_a_shown_example_that_fails_does_not_count_either() -> None:
+    assert counts(SHOWN, "def f(xs, sep=''): return ''", prompt=DOCSTRING) == (1, 1)

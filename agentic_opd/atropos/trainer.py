@@ -1,13 +1,13 @@
-"""The trainer's client of Atropos' trajectory API: register, then fetch batches (I/O)."""
+"""The trainer's side of the trajectory API: register, then fetch batches (I/O)."""
 
 import asyncio
 import logging
 import time
+from dataclasses import replace
 
+from agentic_opd.atropos.api import TrainerDescription, TrajectoryApi, UnknownTrainerError
 from agentic_opd.core.errors import ServerUnreachableError
 from agentic_opd.core.notices import Notices
-from agentic_opd.core.trajectory_api import TrainerDescription, TrajectoryApi, UnknownTrainerError
-from agentic_opd.training.config import TrainerConfig
 from agentic_opd.wire.checks import read_group
 from agentic_opd.wire.group import ScoredGroup
 
@@ -38,22 +38,23 @@ class TrainerClient:
     becomes an empty step; `lost_batches` counts them.
     """
 
-    def __init__(self, config: TrainerConfig, *, is_known: bool = False) -> None:
-        """Create a client; no request is sent yet.
+    def __init__(self, url: str, trainer: TrainerDescription, *, is_known: bool = False) -> None:
+        """Create a client of the API at `url`; no request is sent yet.
 
         Args:
-            config: Settings to register.
-            is_known: Whether the run is resumed with the same `total_steps`. A registration at the API that matches
+            url: Address of the API.
+            trainer: The registration; `register` replaces its `starting_step`.
+            is_known: Whether the run is resumed with the same number of steps. A registration at the API that matches
                 step and settings is then the run's own, and is kept.
         """
-        self._config = config
+        self._trainer = trainer
         self._is_known = is_known
         self._is_registered = False
         self.duplicates = 0
         self.lost_batches = 0
         self._notices = Notices()
         self._seen: dict[str, None] = {}
-        self._api = TrajectoryApi(config.api_url)
+        self._api = TrajectoryApi(url)
 
     async def register(self, step: int) -> None:
         """Register this trainer, which is at `step`. The first request for a batch opens the API to environments.
@@ -65,17 +66,7 @@ class TrainerClient:
             ServerRequestError: the API refused the registration.
             ServerMismatchError: the server at this URL is not a trajectory API.
         """
-        config = self._config
-        trainer = TrainerDescription(
-            wandb_group=config.wandb_group,
-            wandb_project=config.wandb_project,
-            batch_size=config.batch_size,
-            max_token_len=config.max_token_len,
-            checkpoint_dir=str(config.output_dir),
-            save_checkpoint_interval=config.save_every,
-            starting_step=step,
-            num_steps=config.total_steps,
-        )
+        trainer = replace(self._trainer, starting_step=step)
         while True:
             try:
                 await self._reset_what_is_not(step)
@@ -92,7 +83,7 @@ class TrainerClient:
     async def _reset_what_is_not(self, step: int) -> None:
         status, info = await self._api.status(), await self._api.info()
         found = status.current_step, info.batch_size, info.max_token_len
-        ours = step, self._config.batch_size, self._config.max_token_len
+        ours = step, self._trainer.batch_size, self._trainer.max_token_len
         # After our registration, an API that is ahead of us has batches for us, or a response of it was lost.
         is_same = found[1:] == ours[1:] and (found[0] >= step if self._is_registered else found[0] == step)
         if info.batch_size > 0 and not (is_same and self._is_known):

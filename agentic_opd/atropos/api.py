@@ -1,7 +1,4 @@
-"""A client of Atropos' trajectory API (`run-api`), for environments and trainers; only this module knows its routes.
-
-Every call is one attempt; the caller decides about retries. A malformed response raises ServerMismatchError.
-"""
+"""The routes of the trajectory API. Every call is one attempt; a malformed response raises ServerMismatchError."""
 
 import asyncio
 import gzip
@@ -9,7 +6,7 @@ import json
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, Field
 
@@ -17,7 +14,34 @@ from agentic_opd.core.errors import ServerUnreachableError
 from agentic_opd.core.http import JsonClient, read_answer
 from agentic_opd.core.text import json_line
 
-_WHAT = "a trajectory API of this version"
+AnswerT = TypeVar("AnswerT", bound=BaseModel)
+
+_RUNNING = "run-api --host 127.0.0.1 --port PORT starts a trajectory API."
+
+
+@dataclass(frozen=True, slots=True)
+class EnvDescription:
+    """Registration of an environment."""
+
+    name: str
+    max_token_length: int
+    weight: float
+    group_size: int
+    min_batch_allocation: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerDescription:
+    """Registration of a trainer; sizes are in sequences and tokens."""
+
+    wandb_group: str
+    wandb_project: str
+    batch_size: int
+    max_token_len: int
+    checkpoint_dir: str
+    save_checkpoint_interval: int
+    starting_step: int
+    num_steps: int
 
 
 class Registration(BaseModel):
@@ -47,16 +71,16 @@ class QueueStatus(BaseModel):
     """Share of each batch that is not promised to any environment (`min_batch_allocation`)."""
 
 
-class _Status(BaseModel):
+class _Outcome(BaseModel):
     status: str = "success"
 
 
-class _Wandb(BaseModel):
+class _WandbNames(BaseModel):
     project: str | None
     group: str | None
 
 
-class _Batch(_Status):
+class _Batch(_Outcome):
     batch: list[Any] | None
 
 
@@ -66,31 +90,6 @@ class UnknownEnvError(Exception):
 
 class UnknownTrainerError(Exception):
     """The API does not know any trainer: the API was restarted, or its data was reset."""
-
-
-@dataclass(frozen=True, slots=True)
-class EnvDescription:
-    """Registration of an environment."""
-
-    name: str
-    max_token_length: int
-    weight: float
-    group_size: int
-    min_batch_allocation: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class TrainerDescription:
-    """Registration of a trainer; sizes are in sequences and tokens."""
-
-    wandb_group: str
-    wandb_project: str
-    batch_size: int
-    max_token_len: int
-    checkpoint_dir: str
-    save_checkpoint_interval: int
-    starting_step: int
-    num_steps: int
 
 
 class TrajectoryApi:
@@ -103,8 +102,7 @@ class TrajectoryApi:
     def __init__(self, url: str) -> None:
         """Create a client; no request is sent yet."""
         self.url = url
-        hint = "run-api --host 127.0.0.1 --port PORT starts a trajectory API."
-        self._client = JsonClient(url, retry_s=0.0, timeout_s=120.0, hint=hint)
+        self._client = JsonClient(url, retry_s=0.0, timeout_s=120.0, hint=_RUNNING)
 
     @property
     def connections(self) -> int:
@@ -116,9 +114,9 @@ class TrajectoryApi:
         body = asdict(env)
         body["desired_name"] = body.pop("name")
         answer = await self._client.post("/register-env", body)
-        if read_answer(_Status, answer, self.url, _WHAT).status != "success":
+        if self._read(_Outcome, answer).status != "success":
             return None
-        return read_answer(Registration, answer, self.url, _WHAT)
+        return self._read(Registration, answer)
 
     async def register_trainer(self, trainer: TrainerDescription) -> None:
         """Register a trainer. The API accepts it only while it has no registration and no groups; see `info`."""
@@ -126,12 +124,12 @@ class TrajectoryApi:
 
     async def info(self) -> TrainerInfo:
         """Return the sizes that the trainer requests."""
-        return read_answer(TrainerInfo, await self._client.get("/info"), self.url, _WHAT)
+        return self._read(TrainerInfo, await self._client.get("/info"))
 
     async def wandb_info(self) -> tuple[str | None, str | None]:
         """Return the trainer's W&B project and group."""
-        answer = read_answer(_Wandb, await self._client.get("/wandb_info"), self.url, _WHAT)
-        return answer.project, answer.group
+        names = self._read(_WandbNames, await self._client.get("/wandb_info"))
+        return names.project, names.group
 
     async def status(self, env_id: int | None = None) -> QueueStatus:
         """Return the trainer's step and the queue sizes, from the trainers' route if `env_id` is None.
@@ -140,14 +138,14 @@ class TrajectoryApi:
             UnknownEnvError: the API answers but does not know `env_id`.
         """
         if env_id is None:
-            return read_answer(QueueStatus, await self._client.get("/status"), self.url, _WHAT)
+            return self._read(QueueStatus, await self._client.get("/status"))
         try:
             answer = await self._client.request("GET", "/status-env", json.dumps({"env_id": env_id}).encode())
         except ServerUnreachableError as error:
             # An API that lost its state answers with 500; another route shows whether it is reachable.
             await self._client.get("/status")
             raise UnknownEnvError(str(error)) from error
-        return read_answer(QueueStatus, answer, self.url, _WHAT)
+        return self._read(QueueStatus, answer)
 
     async def batch(self) -> list[Any] | None:
         """Return the next batch, scored groups as JSON; None if there are not enough groups.
@@ -155,7 +153,7 @@ class TrajectoryApi:
         Raises:
             UnknownTrainerError: the API does not know any trainer.
         """
-        answer = read_answer(_Batch, await self._client.get("/batch"), self.url, _WHAT)
+        answer = self._read(_Batch, await self._client.get("/batch"))
         if answer.status == "error":
             raise UnknownTrainerError(f"{self.url} knows no trainer")
         return answer.batch
@@ -167,8 +165,8 @@ class TrajectoryApi:
 
     async def send(self, group: Mapping[str, Any], env_id: int) -> None:
         """Send one scored group in the wire format."""
-        data = await asyncio.to_thread(_pack, {**group, "env_id": env_id})
-        await self._client.request("POST", "/scored_data", data, {"Content-Encoding": "gzip"})
+        line = await asyncio.to_thread(lambda: gzip.compress(json_line({**group, "env_id": env_id}), compresslevel=3))
+        await self._client.request("POST", "/scored_data", line, {"Content-Encoding": "gzip"})
 
     async def disconnect(self, env_id: int) -> None:
         """Announce that this environment sends no more groups."""
@@ -178,6 +176,5 @@ class TrajectoryApi:
         """Close pooled connections."""
         await self._client.close()
 
-
-def _pack(group: Mapping[str, Any]) -> bytes:
-    return gzip.compress(json_line(group), compresslevel=3)
+    def _read(self, model: type[AnswerT], answer: object) -> AnswerT:
+        return read_answer(model, answer, self.url, "a trajectory API of this version")

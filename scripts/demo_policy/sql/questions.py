@@ -11,7 +11,8 @@ from itertools import repeat
 from random import Random
 from typing import Literal
 
-from agentic_opd.worlds.sql.databases import (
+from agentic_opd.worlds.sql.engine import Result, difference, run_query
+from demo_policy.sql.databases import (
     NEVER_TRAINED,
     TRAINING,
     Column,
@@ -22,7 +23,6 @@ from agentic_opd.worlds.sql.databases import (
     filled,
     text_values,
 )
-from agentic_opd.worlds.sql.engine import Result, difference, run_query
 
 Function = Literal["COUNT", "AVG", "SUM", "MIN", "MAX"]
 Comparison = Literal[">", "<", "=", "year", "null", "not null"]

@@ -5,10 +5,9 @@ from typing import Any
 
 import pytest
 
+from agentic_opd.atropos.api import TrainerDescription
+from agentic_opd.atropos.trainer import TrainerClient
 from agentic_opd.core.errors import ServerMismatchError, WireError
-from agentic_opd.training.client import TrainerClient
-from agentic_opd.training.config import TrainerConfig
-from agentic_opd.training.trainer import _staleness
 from agentic_opd.wire.group import ScoredGroup
 from tests.unit.distill.fakes import Script, served
 
@@ -40,8 +39,7 @@ def batches(*answers: Any, count: int = 1, **routes: Any) -> tuple[list[list[Sco
 
     async def run() -> tuple[list[list[ScoredGroup]], TrainerClient]:
         async with served(script) as url, asyncio.timeout(20):
-            config = {"model": "none", "api_url": url, "batch_size": 2, "max_token_len": 64, "total_steps": 9}
-            client = TrainerClient(TrainerConfig.model_validate(config), is_known=True)
+            client = TrainerClient(url, TrainerDescription("g", "p", 2, 64, "", 1, 0, 9), is_known=True)
             try:
                 await client.register(0)
                 return [await client.batch(0) for _ in range(count)], client
@@ -58,8 +56,6 @@ def test_a_batch_is_read_and_a_group_that_comes_twice_is_handed_out_once() -> No
     assert [group.group_id for group in two] == ["b"]
     assert (client.duplicates, client.lost_batches) == (2, 0)
     assert (one[0].weight_version, one[0].scores, one[0].rollouts[0].rows) == (3, [0.0, 1.0], None)
-    assert _staleness(one, 5) == {"staleness": 2.0}
-    assert _staleness([ScoredGroup.from_wire(made())], 5) == {}
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,18 @@
 """Generated questions: repeatable, sound, with a part that training never has."""
 
+import asyncio
 import sqlite3
 from itertools import islice
 
 import pytest
 from demo_policy.sql.faults import habit, mistake_of, quoted, taught
+from demo_policy.sql.questions import HELD_OUT, Question, questions, sql
+from demo_policy.sql.world import GeneratedSql
 
+from agentic_opd.core.types import Task, ToolCall, ToolResult, Verification
+from agentic_opd.worlds.coding.config import CodingConfig
+from agentic_opd.worlds.own import HookedWorld
 from agentic_opd.worlds.sql.engine import QueryError, difference, run_query
-from agentic_opd.worlds.sql.questions import HELD_OUT, Question, questions, sql
 
 COUNT = 150
 
@@ -117,3 +122,31 @@ def test_images_are_databases(training: list[Question]) -> None:
     connection.deserialize(training[0].shown)
     assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
     connection.close()
+
+
+class Few(GeneratedSql):
+    num_tasks, num_eval_tasks = 12, 6
+
+
+async def played(
+    made: HookedWorld, task: Task, calls: list[tuple[str, dict[str, str]]]
+) -> tuple[list[ToolResult], Verification]:
+    async with made.session(task) as session:
+        results = [await session.run_tool(ToolCall("1", name, {**given}, "")) for name, given in calls]
+        return results, await made.verify(task, await session.collect())
+
+
+def test_an_episode_of_the_generator() -> None:
+    made = HookedWorld(Few(), CodingConfig())
+    training, held_out = asyncio.run(made.train_and_eval_tasks())
+    assert (len(training), len(held_out)) == (12, 6)
+    assert not {task.task_id for task in training} & {task.task_id for task in held_out}
+    for task in (*training, *held_out):
+        assert task.reference_solution is not None
+        calls = [("schema", {}), ("query", {"sql": "SELECT 1 AS one"}), ("answer", {"sql": task.reference_solution})]
+        results, verification = asyncio.run(played(made, task, calls))
+        assert results[0].content.startswith("CREATE TABLE")
+        assert results[1].content == "one\n1"
+        assert [result.is_change for result in results] == [False, False, True]
+        assert verification.correctness == 1
+        assert "right on 3 of 3" in verification.judge_report
