@@ -32,9 +32,9 @@ from agentic_opd.gateway.sessions import Session, Sessions
 from agentic_opd.gateway.telemetry import Telemetry
 from agentic_opd.gateway.turns import RecordedTurn
 from agentic_opd.rollout.renderer import configured_renderer, explained_tokenizer_errors
-from agentic_opd.runs.files import GroupFile
 from agentic_opd.settings.atropos import PolicyServerConfig
 from agentic_opd.settings.fields import line_settings
+from agentic_opd.wire.files import GroupFile
 
 logger = logging.getLogger(__name__)
 
@@ -114,9 +114,7 @@ class Gateway:
                     )
                     await distiller.connect(policy, renderer, tokenizer)
             settings = {**line_settings(config), "policy_model": connected[0].info.model}
-            file = GroupFile(
-                config.data_path_to_save_groups, settings, defaults=line_settings(GatewayConfig()), resume=True
-            )
+            file = GroupFile(config.data_path_to_save_groups, settings, resume=True)
             undo.callback(file.close)
             journal = Journal(config.journal)
             undo.callback(journal.close)

@@ -98,7 +98,7 @@ def rows_by_hint(turns: Sequence[HintedTurn]) -> tuple[HintRow, ...]:
 
 def rows_by_evidence(turns: Sequence[HintedTurn]) -> tuple[HintRow, ...]:
     """Return one row per combination of evidence, such as `tool, later`, the most frequent first."""
-    by_kinds = _rows(turns, lambda one: evidence_key(one.record.shown_evidence))
+    by_kinds = _rows(turns, lambda one: evidence_key(one.record.evidence))
     return tuple(row._replace(text=row.key, wordings=1) for row in by_kinds)
 
 
@@ -149,7 +149,7 @@ def _row(key: str, turns: Sequence[HintedTurn]) -> HintRow:
         key=key,
         text=texts.most_common(1)[0][0],
         wordings=len(texts),
-        evidence=tuple(dict.fromkeys(kind for one in turns for kind in one.record.shown_evidence)),
+        evidence=tuple(dict.fromkeys(kind for one in turns for kind in one.record.evidence)),
         turns=len(turns),
         tasks=len({one.task for one in turns}),
         moved=moved,

@@ -259,7 +259,7 @@ def _about(turn: TurnRecord | None) -> dict[str, Any]:
     about = {} if turn is None else turn.to_wire()
     return {
         **{name: about.get(name) for name in ("outcome", "hint", "error")},
-        "evidence": [] if turn is None else turn.shown_evidence,
+        "evidence": [] if turn is None else turn.evidence,
         "question": about.get("question"),
         "stepScore": about.get("step_score"),
         "votes": about.get("votes", []),

@@ -1,8 +1,8 @@
 """JSON of any origin -> a scored group or a list of problems, and counts of a file's contents. Pure.
 
-`group.read_form` checks the form of the JSON by the types. Here `read_group` checks that the arrays hold ids and numbers,
-and `GroupChecker` also checks the meaning: masks, records against arrays, rows, counts. Both depend only on the wire
-format (docs/wire_format.md). Without turn records, the arrays are checked alone.
+`group.read_form` checks the form of the JSON by the types. Here `read_group` checks that the arrays hold ids and
+numbers, and `GroupChecker` also checks the meaning: masks, records against arrays, rows, counts. Both depend only on
+the wire format (docs/wire_format.md). Without turn records, the arrays are checked alone.
 """
 
 import math

@@ -78,6 +78,14 @@ def _message(value: Any) -> Any:
     return value
 
 
+def _listed(names: Any) -> Any:
+    return cast(Any, names if isinstance(names, list) else [names])
+
+
+def _one_or_list(names: Sequence[str]) -> str | list[str]:
+    return names[0] if len(names) == 1 else list(names)
+
+
 def shown(value: object) -> str:
     """Return an untrusted value for a message, cut if it is long or deep."""
     return _SHOWN.repr(value)
@@ -418,8 +426,8 @@ class GroupDistillation:
     hint_sources: Annotated[
         tuple[HintSource, ...],
         Field(alias="hint_source", min_length=1, exclude_if=not_),
-        BeforeValidator(lambda names: names if isinstance(names, list) else [names]),
-        PlainSerializer(lambda names: names[0] if len(names) == 1 else list(names)),
+        BeforeValidator(_listed),
+        PlainSerializer(_one_or_list),
     ] = ()
     """Hint sources in order of preference, written as a name if it is one; empty: not known."""
     teacher: Annotated[str | None, _IF_KNOWN] = None
@@ -726,7 +734,7 @@ def _sequence(line: _Line, index: int, problems: list[Problem]) -> ScoredRollout
             masks_T=line.masks[index],
             logprobs_T=line.inference_logprobs[index],
             score=line.scores[index],
-            messages=line.messages and line.messages[index],
+            messages=line.messages[index] if line.messages else None,
             rows=DistillArrays(ids[index], logprobs[index]) if ids and logprobs else None,
             turns=opd.turns,
             context_turns=tuple(ContextTurn(one.message, one.why, one.altered) for one in opd.context_turns),

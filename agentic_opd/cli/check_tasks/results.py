@@ -8,7 +8,7 @@ from agentic_opd.core.console import LiveBar, PrintableConsole
 from agentic_opd.core.errors import OutputError
 from agentic_opd.core.text import printable_line, text_lines
 from agentic_opd.core.types import Verification, VerifyOutcome
-from agentic_opd.runs.files import JsonLines
+from agentic_opd.wire.files import JsonLines
 
 _NOT_PASSED = frozenset({VerifyOutcome.NO_SOLUTION, VerifyOutcome.CRASHED, VerifyOutcome.TIMEOUT})
 _SHOWN_LINES = 4

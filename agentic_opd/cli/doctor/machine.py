@@ -14,9 +14,9 @@ from packaging.requirements import Requirement
 from agentic_opd import __version__
 from agentic_opd.cli.doctor.diagnosis import Note, Setup, Status
 from agentic_opd.core.errors import ConfigError, OutputError
-from agentic_opd.runs.files import default_output_folder
 from agentic_opd.sandboxes.factory import check_sandbox, sandbox_factory
 from agentic_opd.sandboxes.memory import memory_limited
+from agentic_opd.wire.files import default_output_folder
 from agentic_opd.worlds.choose import make_world
 
 _OLDEST, _NEWEST = (3, 11), (3, 13)

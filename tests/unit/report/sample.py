@@ -26,6 +26,7 @@ SCORED: dict[str, Any] = {
     "hint_token_ids": [70, 71],
     "insert_at": 2,
     "error": None,
+    "evidence": ["tool"],
 }
 UNSCORED: dict[str, Any] = {
     **SCORED,
