@@ -11,10 +11,10 @@ from agentic_opd.core.concurrency import gather_all
 from agentic_opd.core.errors import OutputError, ServerMismatchError
 from agentic_opd.core.http import JsonClient
 from agentic_opd.core.precision import Noise
-from agentic_opd.core.server_info import fetch_server_info
 from agentic_opd.core.types import TeacherRequest
-from agentic_opd.distill.connect import READ_BY, make_teacher
-from agentic_opd.distill.teacher import Reading, TeacherClient
+from agentic_opd.distill.connect import READ_BY
+from agentic_opd.plugin.client import PluginClient
+from agentic_opd.plugin.scoring import Reading
 from agentic_opd.wire.group import ScoredGroup, ScoredRollout, TurnRecord
 
 
@@ -101,8 +101,9 @@ async def recompute(
     if not scored:
         of = "the usual teacher" if kind is None else f"the teacher of {kind!r}"
         raise OutputError(f"the file holds no turn that {of} scored, so there is nothing to compute again")
-    info = await fetch_server_info(client)
-    version = info.weight_version
+    scorer = await PluginClient.connected(client)
+    await scorer.check_scores(1)
+    info, version = scorer.info, scorer.info.weight_version
     if teacher == "frozen" or kind is not None:
         version = None  # Base weights, and those of another model, have no version.
     own = [turn for turn in scored if version is None or turn.scored_version in (None, version)]
@@ -112,7 +113,7 @@ async def recompute(
             f"{client.base_url} has the weights of version {version}, but the file was scored with "
             f"{', '.join(map(str, sorted(versions)))}: load those weights, or choose a file of these"
         )
-    scorer = make_teacher(client, info, read_by="policy" if kind is not None else READ_BY[teacher])
+    scorer.read_by = "policy" if kind is not None else READ_BY[teacher]
     drawn = Random(seed).sample(own, min(count, len(own)))
     parts = await gather_all(_compared(scorer, turn, version) for turn in drawn)
     plain = [part.without_hint for part in parts if part.without_hint is not None]
@@ -144,7 +145,7 @@ def _scored_turns(groups: Iterable[ScoredGroup]) -> Iterator[_ScoredTurn]:
                     yield _ScoredTurn(rollout, turn, sampled, scored, precision)
 
 
-async def _compared(teacher: TeacherClient, turn: _ScoredTurn, version: int | None) -> _Compared:
+async def _compared(teacher: PluginClient, turn: _ScoredTurn, version: int | None) -> _Compared:
     assert turn.rollout.rows is not None
     record, tokens = turn.record, tuple(turn.rollout.tokens_T)
     start, end = record.scored_span

@@ -12,7 +12,7 @@ _TURNS = WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock]()
 
 
 @asynccontextmanager
-async def in_turn() -> AsyncGenerator[None]:
+async def fair_slot() -> AsyncGenerator[None]:
     """Run a few milliseconds of synchronous work in an exclusive slot of this event loop.
 
     Many responses arrive together when an engine step ends. Handling them all at once would block the loop for the sum
@@ -24,9 +24,9 @@ async def in_turn() -> AsyncGenerator[None]:
         await asyncio.sleep(0)
 
 
-async def own_turn() -> None:
-    """Wait for a slot; the caller's code up to its next await runs in that slot, as in `in_turn`."""
-    async with in_turn():
+async def wait_for_slot() -> None:
+    """Wait for a slot; the caller's code up to its next await runs in that slot, as in `fair_slot`."""
+    async with fair_slot():
         pass
 
 

@@ -1,24 +1,5 @@
 """All errors that this package raises deliberately.
 
-    OPDError
-    ├── ConfigError            a setting, or a combination of settings, is wrong
-    ├── DatasetError           tasks cannot be loaded, or a row lacks a field
-    ├── SandboxError           the isolation asked for does not work on this machine
-    ├── WorldError             a hook of a custom world raised, or returned an invalid value
-    ├── AgentError             the program of agent_command produced nothing to learn from
-    ├── RendererError          the chat template cannot be rendered or extended token by token
-    │   └── RewrittenError           it changes the tokens of earlier messages when new ones follow
-    ├── ServerError            a server failed a request
-    │   ├── ServerUnreachableError   no usable answer within the retry window
-    │   ├── ServerTooSlowError       it runs, but did not answer within the time limit of a request
-    │   ├── ServerRequestError       it refused the request (4xx)
-    │   └── ServerMismatchError      it runs, but its model, caps or plugin do not fit the settings
-    ├── AlignmentError         lengths or ids that must agree differ; the message holds both
-    ├── WireError              JSON is not a scored group
-    ├── TrainingError          losses or gradients are not finite in consecutive steps
-    └── OutputError            a file cannot be written, read back, or continued
-        └── PlaceError           found at start-up: the path of a setting or argument is unusable
-
 Each message names the object, the value received, the value expected, and the remedy.
 """
 

@@ -12,16 +12,16 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import aiohttp
-from pydantic import BaseModel, ValidationError
+from pydantic import TypeAdapter, ValidationError
 
-from agentic_opd.core.concurrency import in_turn
+from agentic_opd.core.concurrency import fair_slot
 from agentic_opd.core.errors import ServerError, ServerMismatchError, ServerRequestError, ServerUnreachableError
 from agentic_opd.core.text import read_json
 
 logger = logging.getLogger(__name__)
 
 AnswerT = TypeVar("AnswerT")
-ModelT = TypeVar("ModelT", bound=BaseModel)
+ModelT = TypeVar("ModelT")
 
 _BACKOFF_S = (0.1, 5.0)
 """First and longest pause between two attempts; each pause doubles the previous one, with jitter."""
@@ -89,13 +89,15 @@ def may_pass(status: int) -> bool:
 
 
 def read_answer(model: type[ModelT], answer: object, url: str, what: str) -> ModelT:
-    """Validate the JSON response of `url`; `what` names the expected kind of response in the message.
+    """Validate the JSON response of `url` as a pydantic model or dataclass.
+
+    `what` names the expected kind of response in the message.
 
     Raises:
         ServerMismatchError: the response has another form.
     """
     try:
-        return model.model_validate(answer)
+        return TypeAdapter(model).validate_python(answer)
     except ValidationError as error:
         wrong = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()[:3])
         raise ServerMismatchError(f"{url} is not {what}: it answered {str(answer)[:200]!r} ({wrong})") from error
@@ -216,7 +218,7 @@ class JsonClient:
             async with self._open().request(method, self.base_url + path, data=data, headers=headers) as answer:
                 text = await answer.text()
                 if answer.status < 400:
-                    async with in_turn():
+                    async with fair_slot():
                         return read_json(text)
         except (aiohttp.ClientError, TimeoutError, ConnectionError, ValueError, RecursionError) as error:
             raise NoAnswerError(str(error) or type(error).__name__) from error

@@ -1,6 +1,6 @@
 """Data passed between the stages of the flow, as frozen dataclasses whose lengths are checked on construction.
 
-    Task -> Episode -> HindsightPair -> Verdict -> TeacherRequest -> TeacherRows -> DistillArrays -> ScoredDataGroup
+    Task -> Episode -> HindsightPair -> Hint -> TeacherRequest -> TeacherRows -> DistillArrays -> ScoredGroup
 
 Shape suffixes: `_T` positions of a sequence, `_R` rows of one turn (its sampled tokens), `_K` top-k entries.
 """
@@ -8,7 +8,7 @@ Shape suffixes: `_T` positions of a sequence, `_R` rows of one turn (its sampled
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal, Protocol
 
@@ -109,6 +109,27 @@ def _complete_call(call: Mapping[str, Any], call_id: str) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
+class Completion:
+    """One sampled turn: ids (including the stop token), their logprobs in nats, and the reason why sampling stopped."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    finish_reason: str = "stop"
+    """`length` if the turn was cut off at its token limit."""
+    weight_version: int | None = None
+    """Version of the weights that sampled the turn; None if the server does not report it."""
+
+    def __post_init__(self) -> None:
+        check_lengths("completion", token_ids=len(self.token_ids), logprobs=len(self.logprobs))
+        if not self.token_ids:
+            raise AlignmentError("completion: no token was sampled")
+        if (at := next((i for i, one in enumerate(self.logprobs) if not abs(one) <= MOST_NATS), None)) is not None:
+            raise AlignmentError(
+                f"completion: token {at} has the logprob {self.logprobs[at]!r}; does the model compute?"
+            )
+
+
+@dataclass(frozen=True, slots=True)
 class ToolCall:
     """One tool call of a turn, as parsed from the sampled tokens.
 
@@ -165,10 +186,9 @@ class StopReason(StrEnum):
 class Turn:
     """One assistant turn: the span of its sampled tokens, and the two places where a hint may enter its prompt.
 
-    All are indices into the episode's tokens. `tokens[:start]` is the turn's prompt, `tokens[start:end]` its sampled
+    All are indices into the trace's tokens. `tokens[:start]` is the turn's prompt, `tokens[start:end]` its sampled
     tokens. `assistant_open <= start` is the start of the assistant's opening; `last_user_end <= assistant_open` is the
-    end of the last user message's content. `message_index` is the index of the assistant message in the episode's
-    messages.
+    end of the last user message's content. `message_index` is the index of the assistant message.
     """
 
     start: int
@@ -182,8 +202,6 @@ class Turn:
     """Version of the weights that sampled the turn; None if the server does not report it."""
     reasoning_tokens: int = 0
     """Number of leading sampled tokens that are reasoning, including the closing tag."""
-    branch: int = 0
-    """Index of the sequence that the indices refer to; see `Episode.earlier`."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.reasoning_tokens <= self.end - self.start:
@@ -205,7 +223,6 @@ class ContextTurn:
     """An assistant message of a conversation that is context only."""
 
     message_index: int
-    """Index of the message in the episode's messages."""
     why: WhyContext
     altered: tuple[str, ...] = ()
     """Sampling parameters that changed the distribution, if `why` is `altered_sampling`."""
@@ -281,33 +298,84 @@ class Reward:
 
 
 @dataclass(frozen=True, slots=True)
-class TokenRecord:
-    """One sequence. `masks_T` holds the token at sampled positions and -100 elsewhere; `logprobs_T` (nats) the engine's
-    logprob at sampled positions and 1.0 elsewhere.
+class Trace:
+    """One sequence of sampled and other tokens, the conversation that it renders, and the turns to learn from.
+
+    `masks_T` holds the token at positions to learn from and -100 elsewhere; `logprobs_T` (nats) the engine's logprob
+    at these positions and 1.0 elsewhere. `messages` may continue after the last token: the answer to the last turn.
     """
 
+    messages: tuple[Message, ...]
     tokens_T: tuple[int, ...] = ()
     masks_T: tuple[int, ...] = ()
     logprobs_T: tuple[float, ...] = ()
+    turns: tuple[Turn, ...] = ()
+    context_turns: tuple[ContextTurn, ...] = ()
+    """Assistant messages that are not in `turns`, in order."""
 
     def __post_init__(self) -> None:
-        check_lengths("episode", tokens=len(self.tokens_T), masks=len(self.masks_T), logprobs=len(self.logprobs_T))
+        check_lengths("trace", tokens=len(self.tokens_T), masks=len(self.masks_T), logprobs=len(self.logprobs_T))
+        for turn in self.turns:
+            if turn.end > len(self.tokens_T):
+                raise AlignmentError(f"trace: turn ends at {turn.end}, but there are {len(self.tokens_T)} tokens")
+            if self.masks_T[turn.start : turn.end] != self.tokens_T[turn.start : turn.end]:
+                raise AlignmentError(f"trace: the mask does not cover the turn [{turn.start}, {turn.end})")
+            if self.messages[turn.message_index].get("role") != "assistant":
+                raise AlignmentError(f"trace: message {turn.message_index} is not the assistant's")
+
+    @property
+    def weight_version(self) -> int | None:
+        """Oldest version of the weights that sampled a turn; None if no server reports it."""
+        return min((turn.weight_version for turn in self.turns if turn.weight_version is not None), default=None)
+
+    def learning_from(self, turns: Sequence[Turn], context_turns: Sequence[ContextTurn]) -> "Trace":
+        """Return the trace with only some of its `turns`; all other positions become context."""
+        masks, logprobs = [IGNORED] * len(self.tokens_T), [PROMPT_LOGPROB] * len(self.tokens_T)
+        for span in (slice(turn.start, turn.end) for turn in turns):
+            masks[span], logprobs[span] = self.masks_T[span], self.logprobs_T[span]
+        return Trace(self.messages, self.tokens_T, tuple(masks), tuple(logprobs), tuple(turns), tuple(context_turns))
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """A conversation as the distiller reads it: its traces in order, and what is known beyond the messages.
+
+    The messages of each trace are the first ones of the next trace; each turn to learn from is in one trace. A
+    conversation recorded elsewhere has no task, changes or verification.
+    """
+
+    name: str
+    """Id of the task or of the conversation: hints of the same name are hints for the same task."""
+    traces: tuple[Trace, ...]
+    task: Task | None = None
+    changes: tuple[frozenset[int], ...] = ()
+    """See `Episode.changes`."""
+    verification: Verification | None = None
+    turns: tuple[Turn, ...] = field(init=False, repr=False)
+    """The turns of all traces, in order."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "turns", tuple(turn for trace in self.traces for turn in trace.turns))
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """The messages of the whole conversation."""
+        return self.traces[-1].messages if self.traces else ()
 
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """One rollout: its messages, its tokens and their logprobs, and its verification and reward.
+    """One rollout of a task: its traces, why it ended, and its verification and reward.
 
-    `tokens_T`, `masks_T` and `logprobs_T` are its last sequence; see `TokenRecord`. If the chat template rewrites
-    earlier messages, a rollout has several sequences; `branches` returns one episode for each.
+    It has several traces if the chat template rewrites earlier messages. Turns of the other traces are context in a
+    trace, so that each sampled token is learned from once:
+
+        u a1 u a2        the template dropped the reasoning of a1 when the user spoke again:
+        u a1' u a2       (u a1 u) has the turn a1; in (u a1' u a2) a1' is context, and a2 the turn
     """
 
     task: Task
-    messages: tuple[Message, ...]
-    tokens_T: tuple[int, ...]
-    masks_T: tuple[int, ...]
-    logprobs_T: tuple[float, ...]
-    turns: tuple[Turn, ...]
+    traces: tuple[Trace, ...]
     stop_reason: StopReason
     tool_calls: int = 0
     tool_errors: int = 0
@@ -317,78 +385,45 @@ class Episode:
     """Error of the policy server; given if and only if `stop_reason` is SERVER_ERROR."""
     verification: Verification | None = None
     reward: Reward | None = None
-    weight_version: int | None = None
-    """Oldest version of the policy's weights that sampled a turn; None if the server does not report it."""
     changes: tuple[frozenset[int], ...] = ()
     """For each turn, the tool calls (counted from 0) that changed the judged content. Empty: unknown."""
-    context_turns: tuple[ContextTurn, ...] = ()
-    """Assistant messages that are not in `turns`."""
     requests: int = 0
     """Number of requests to the policy from the episode's program, over all its sequences; 0 without a program."""
     program: ProgramRun | None = None
-    """Exit of the program that held the conversation; None for the built-in loop or a client of a gateway."""
-    earlier: tuple[TokenRecord, ...] = ()
-    """Sequences before the last one, each up to its last turn."""
+    """Exit of the program that held the conversation; None for the built-in loop."""
 
     def __post_init__(self) -> None:
         if self.changes:
             check_lengths("episode", turns=len(self.turns), changes=len(self.changes))
         if (self.stop_reason is StopReason.SERVER_ERROR) != (self.error is not None):
             raise AlignmentError(f"episode: stop reason {self.stop_reason!r} with error {self.error!r}")
-        sequences = self.sequences
-        for turn in self.turns:
-            if turn.branch >= len(sequences):
-                raise AlignmentError(f"episode: a turn of sequence {turn.branch}, but there are {len(sequences)}")
-            tokens_T, masks_T = sequences[turn.branch].tokens_T, sequences[turn.branch].masks_T
-            if turn.end > len(tokens_T):
-                raise AlignmentError(f"episode: turn ends at {turn.end}, but there are {len(tokens_T)} tokens")
-            if masks_T[turn.start : turn.end] != tokens_T[turn.start : turn.end]:
-                raise AlignmentError(f"episode: the mask does not cover the turn [{turn.start}, {turn.end})")
-            if self.messages[turn.message_index].get("role") != "assistant":
-                raise AlignmentError(f"episode: message {turn.message_index} is not the assistant's")
 
     @property
-    def sequences(self) -> tuple[TokenRecord, ...]:
-        """All sequences of the rollout, the last one at the end."""
-        return (*self.earlier, TokenRecord(self.tokens_T, self.masks_T, self.logprobs_T))
+    def recording(self) -> Recording:
+        """The episode as the distiller reads it."""
+        return Recording(self.task.task_id, self.traces, self.task, self.changes, self.verification)
 
-    def branches(self) -> "list[Episode]":
-        """Return one episode per sequence: its turns, and the messages before the first turn of the next sequence.
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """The messages of the whole conversation."""
+        return self.recording.messages
 
-        Turns of other sequences are context in it, so that each sampled token is trained on once.
+    @property
+    def turns(self) -> tuple[Turn, ...]:
+        """The turns of all traces, in order."""
+        return self.recording.turns
 
-            u a1 u a2        the template dropped the reasoning of a1 when the user spoke again:
-            u a1' u a2       (u a1 u) has the turn a1; in (u a1' u a2) a1' is context, and a2 the turn
-        """
-        if not self.earlier:
-            return [self]
-        first = {turn.branch: turn.message_index for turn in reversed(self.turns)}
-        found: list[Episode] = []
-        for branch, sequence in enumerate(self.sequences):
-            own = [index for index, turn in enumerate(self.turns) if turn.branch == branch]
-            messages = self.messages[: first.get(branch + 1)]
-            others = (turn.message_index for turn in self.turns if turn.branch != branch)
-            shared = [ContextTurn(index, "shared") for index in others if index < len(messages)]
-            found.append(
-                replace(
-                    self,
-                    messages=messages,
-                    tokens_T=sequence.tokens_T,
-                    masks_T=sequence.masks_T,
-                    logprobs_T=sequence.logprobs_T,
-                    turns=tuple(replace(self.turns[index], branch=0) for index in own),
-                    changes=tuple(self.changes[index] for index in own) if self.changes else (),
-                    context_turns=(*self.context_turns, *shared),
-                    earlier=(),
-                )
-            )
-        return found
+    @property
+    def weight_version(self) -> int | None:
+        """Oldest version of the weights that sampled a turn; None if no server reports it."""
+        versions = (trace.weight_version for trace in self.traces)
+        return min((version for version in versions if version is not None), default=None)
 
 
 # ------------------------------------------------------------------------------------------------------------- world
 
 
-class Session(Protocol):
+class WorldSession(Protocol):
     """State of one episode in a world; its tool calls act on this state."""
 
     async def run_tool(self, call: ToolCall) -> ToolResult:
@@ -421,7 +456,7 @@ class World(Protocol):
         """Tool specifications in OpenAI's format, for the chat template."""
         ...
 
-    def session(self, task: Task) -> AbstractAsyncContextManager[Session]:
+    def session(self, task: Task) -> AbstractAsyncContextManager[WorldSession]:
         """Return a fresh session in the task's initial state; leaving the context deletes it."""
         ...
 
@@ -434,7 +469,7 @@ class World(Protocol):
         ...
 
     async def verify(self, task: Task, left: Any) -> Verification:
-        """Judge the result of `Session.collect`, outside the session that produced it; None means that nothing is left.
+        """Judge the result of `WorldSession.collect`, outside of that session; None means that nothing is left.
 
         Raises:
             SandboxError: the verifier itself does not work.
@@ -519,19 +554,6 @@ class Vote:
     def __post_init__(self) -> None:
         if (self.decision == 1) != (self.hint is not None):
             raise AlignmentError(f"vote: a hint belongs to decision 1 and to no other, got {self.decision!r}")
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """All votes on one pair, and either the accepted hint or the outcome that ends the turn's distillation."""
-
-    votes: tuple[Vote, ...]
-    hint: str | None
-    outcome: TurnOutcome | None
-
-    def __post_init__(self) -> None:
-        if (self.hint is None) == (self.outcome is None):
-            raise AlignmentError("verdict: exactly one of hint and outcome must be given")
 
 
 @dataclass(frozen=True, slots=True)

@@ -201,9 +201,22 @@ class DistillConfig(BaseModel):
         return self.distill_topk if self.control == "none" else self.control_topk
 
     @property
+    def replacement(self) -> Literal["other_task", "none"] | None:
+        """What the teacher reads in place of each hint, to show what a run learns without the hint's content.
+
+        These controls of a whole run are settings of `hint_source`; the replaced hint is the judge's.
+        """
+        return next((name for name in self.hint_source if name in ("other_task", "none")), None)
+
+    @property
+    def sources(self) -> tuple[HintSource, ...]:
+        """The sources of hints, in order of preference."""
+        return ("judge",) if self.replacement else self.hint_source
+
+    @property
     def asks_judge(self) -> bool:
         """Whether any hint source needs the judge."""
-        return any(source in ("judge", "other_task", "none") for source in self.hint_source)
+        return "judge" in self.sources
 
     @property
     def control_topk(self) -> int:

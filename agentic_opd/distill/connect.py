@@ -2,66 +2,30 @@
 
 import logging
 import secrets
-from collections.abc import Mapping
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pydantic import SecretStr
 from renderers import Renderer
 
-from agentic_opd.core.errors import ServerMismatchError, ServerRequestError
+from agentic_opd.core.errors import ServerMismatchError
 from agentic_opd.core.http import JsonClient
-from agentic_opd.core.server_info import ServerInfo, check_caps, check_tokenizer, fetch_server_info
 from agentic_opd.core.text import control_tokens
-from agentic_opd.core.types import Task
 from agentic_opd.distill.config import DistillConfig, TeacherServer
-from agentic_opd.distill.hints import Questions
-from agentic_opd.distill.judge import Judge, OpenAIJudge
+from agentic_opd.distill.hints import JudgedBy, Questions
+from agentic_opd.distill.judge import OpenAIJudge
 from agentic_opd.distill.prompts import JUDGE_QUESTION, JUDGE_STEP_PROMPT, JUDGE_SYSTEM_PROMPT
-from agentic_opd.distill.rescoring import encode_hint
-from agentic_opd.distill.teacher import (
-    SCORE_ROUTE,
-    CompletionsTeacher,
-    PluginTeacher,
-    ReadBy,
-    TeacherClient,
-    completions_body,
-)
+from agentic_opd.distill.scoring import encode_hint
+from agentic_opd.distill.servers import DistillServers
+from agentic_opd.plugin.client import PluginClient
+from agentic_opd.plugin.info import ServerInfo, fetch_info
+from agentic_opd.plugin.scoring import ReadBy
 
 logger = logging.getLogger(__name__)
 
 READ_BY: dict[str, ReadBy] = {"live": "policy", "frozen": "base", "ema": "teacher"}
 """`DistillConfig.teacher` -> the weights that read."""
-
-
-@dataclass(frozen=True, slots=True)
-class DistillServers:
-    """The judge and the teachers of one policy, and the renderer for hints; call `close` when done.
-
-    `judge_is_policy`: the judge is the policy's server, so the run stops if it is unreachable.
-    `teacher_is_policy`: without a hint the teacher equals the student, so a noise floor can be measured.
-    """
-
-    judge: Judge
-    questions: Questions
-    teacher: TeacherClient
-    renderer: Renderer
-    tokenizer: Any
-    judge_is_policy: bool
-    teacher_is_policy: bool
-    teachers: Mapping[str, TeacherClient] = field(default_factory=dict[str, TeacherClient])
-    """Teachers by kind of task."""
-
-    def of(self, task: Task) -> "DistillServers":
-        """Return these servers with the teacher of the task's kind, if there is one."""
-        teacher = self.teachers.get(task.kind) if task.kind else None
-        return self if teacher is None else replace(self, teacher=teacher, teacher_is_policy=False)
-
-    async def close(self) -> None:
-        """Close the connections to the judge and to every teacher."""
-        for client in (self.judge, self.teacher, *self.teachers.values()):
-            await client.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +68,7 @@ async def connect(
     policy_info = await _policy_info(policy, retry_s) if separate or config.teachers else None
     async with AsyncExitStack() as undo:
 
-        async def connected(server: TeacherServer, known: ServerInfo | None, read_by: ReadBy) -> TeacherClient:
+        async def connected(server: TeacherServer, known: ServerInfo | None, read_by: ReadBy) -> PluginClient:
             teacher = await connect_teacher(
                 JsonClient(server.base_url, _plain(server.api_key), retry_s=retry_s),
                 tokenizer,
@@ -127,12 +91,10 @@ async def connect(
             await judge.check()
         undo.pop_all()
         return DistillServers(
-            judge,
-            questions_of(config, tokenizer),
+            JudgedBy(judge, questions_of(config, tokenizer), is_policy=config.judge_base_url is None),
             teacher,
             renderer,
             tokenizer,
-            judge_is_policy=config.judge_base_url is None,
             teacher_is_policy=not separate and config.teacher == "live",
             teachers=teachers,
         )
@@ -156,7 +118,7 @@ def questions_of(config: DistillConfig, tokenizer: Any) -> Questions:
 
 
 async def connect_teacher(
-    client: JsonClient,
+    http: JsonClient,
     tokenizer: Any,
     *,
     top_k: int,
@@ -165,11 +127,11 @@ async def connect_teacher(
     policy: ServerInfo | None = None,
     max_concurrent: int = 32,
     read_by: ReadBy = "policy",
-) -> TeacherClient:
-    """Choose the client for a scoring server and check that the server fits; on failure, close `client`.
+) -> PluginClient:
+    """Connect to a scoring server and check that it fits; on failure, close `http`.
 
     Args:
-        client: The teacher's server.
+        http: The teacher's server.
         tokenizer: The policy's tokenizer; the teacher's must give the same ids.
         top_k: Maximum of logprobs requested per position.
         max_token_length: Tokens of the longest sequence.
@@ -182,56 +144,37 @@ async def connect_teacher(
         ServerMismatchError, ServerRequestError, ServerUnreachableError: as `connect`.
     """
     async with AsyncExitStack() as undo:
-        undo.push_async_callback(client.close)
-        info = await fetch_server_info(client)
-        await _check_model(client, info, model_name)
+        undo.push_async_callback(http.close)
+        info = await fetch_info(http)
+        await _check_model(http, info, model_name)
         if read_by != "policy" and not info.max_adapters:
             raise ServerMismatchError(
-                f"{client.base_url} holds one set of weights, which new ones replace, so env.teacher must be live "
+                f"{http.base_url} holds one set of weights, which new ones replace, so env.teacher must be live "
                 "there. Restart it with scripts/serve_vllm --max-lora-rank N and train adapters (lora_rank), or set "
                 "env.teacher_base_url."
             )
         if not info.has_plugin:
             info = replace(info, model=model_name or info.model)
-            await check_completions(client, info, top_k)
             logger.warning(
                 "%s has no agentic_opd plugin: scoring through /v1/completions, which is many times slower. "
                 "scripts/serve_vllm MODEL starts a server that has it.",
-                client.base_url,
+                http.base_url,
             )
-        check_caps(client.base_url, info, context=max_token_length, vocab_size=len(tokenizer), top_k=top_k)
-        await _check_vocabulary(client, info, tokenizer)
         # The policy can't learn ids outside of its vocabulary.
         sizes = [size for size in (info.vocab_size, policy.vocab_size if policy else None) if size is not None]
-        teacher = make_teacher(client, replace(info, vocab_size=min(sizes, default=None)), max_concurrent, read_by)
+        known = replace(info, vocab_size=min(sizes, default=None))
+        teacher = PluginClient(http, known, read_by, max_concurrent)
+        await teacher.check_scores(top_k)
+        teacher.check_caps(context=max_token_length, vocab_size=len(tokenizer), top_k=top_k)
+        await teacher.check_tokenizer(tokenizer)
         undo.pop_all()
         return teacher
-
-
-def make_teacher(
-    client: JsonClient, info: ServerInfo, max_concurrent: int = 32, read_by: ReadBy = "policy"
-) -> TeacherClient:
-    """Return the fastest client that the server supports.
-
-    Raises:
-        ServerMismatchError: the server's plugin is too old.
-    """
-    if info.has_plugin and info.score_route < SCORE_ROUTE:
-        raise ServerMismatchError(
-            f"{client.base_url} has plugin {info.plugin_version}, whose scoring route is of version "
-            f"{info.score_route}, but {SCORE_ROUTE} is needed to read a turn with and without its hint by the "
-            "weights that sampled it: install this version of agentic_opd in vLLM's environment, and restart it with "
-            "scripts/serve_vllm MODEL."
-        )
-    if info.has_plugin:
-        return PluginTeacher(client, info, max_concurrent, read_by)
-    return CompletionsTeacher(client, info, max_concurrent)
 
 
 async def _policy_info(policy: PolicyEndpoint, retry_s: float) -> ServerInfo:
     client = JsonClient(policy.base_url, _plain(policy.api_key), retry_s=retry_s)
     try:
-        return await fetch_server_info(client)
+        return await fetch_info(client)
     finally:
         await client.close()
 
@@ -251,39 +194,13 @@ def make_judge(config: DistillConfig, policy: PolicyEndpoint, retry_s: float) ->
     )
 
 
-async def check_completions(client: JsonClient, info: ServerInfo, top_k: int) -> None:
-    """Check with a test request that a server without the plugin returns `top_k` prompt logprobs.
-
-    Raises:
-        ServerMismatchError: the server refuses the request.
-    """
-    try:
-        await client.post("/v1/completions", completions_body(info.model, (0, 0), top_k))
-    except ServerRequestError as error:
-        raise ServerMismatchError(
-            f"{client.base_url} does not return the {top_k} prompt logprobs that env.distill_topk (or twice that, with "
-            f"env.control) asks for: {error}. Restart it with scripts/serve_vllm {info.model} --max-logprobs {top_k}, "
-            "or lower env.distill_topk."
-        ) from error
-
-
-async def _check_model(client: JsonClient, info: ServerInfo, model_name: str | None) -> None:
+async def _check_model(http: JsonClient, info: ServerInfo, model_name: str | None) -> None:
     if model_name is None or model_name == info.model:
         return
-    models = await client.get("/v1/models")
+    models = await http.get("/v1/models")
     names = [model.get("id") for model in models.get("data", ())]
     if model_name not in names:
-        raise ServerMismatchError(f"{client.base_url} serves {names}, but env.teacher_model_name is {model_name!r}.")
-
-
-async def _check_vocabulary(client: JsonClient, info: ServerInfo, tokenizer: Any) -> None:
-    """Compare the server's ids of a probe text and of all added tokens with those of `tokenizer`."""
-
-    def encode(text: str) -> list[int]:
-        return tokenizer.encode(text, add_special_tokens=False)
-
-    added = "".join(token.content for token in tokenizer.added_tokens_decoder.values())
-    await check_tokenizer(client, info, encode, added)
+        raise ServerMismatchError(f"{http.base_url} serves {names}, but env.teacher_model_name is {model_name!r}.")
 
 
 def _plain(key: SecretStr | None) -> str | None:

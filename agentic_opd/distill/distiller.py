@@ -1,4 +1,10 @@
-"""The distiller: connects to judge and teacher, and distills the episodes of policy servers (I/O)."""
+"""The distiller: connects to judge and teacher, and distills the conversations of policy servers (I/O).
+
+    turn --find_hint--> Hint | NoHint --score--> Scored | NotScored --distilled_turn--> record, rows, statistics
+
+Each step may end the turn; the turn's `TurnOutcome` names the reason. An unreachable policy or teacher server is not an
+outcome: it stops the run (ServerUnreachableError), and partial results are dropped.
+"""
 
 import asyncio
 import logging
@@ -8,15 +14,23 @@ from typing import Any, Self
 
 from renderers import Renderer
 
-from agentic_opd.core.concurrency import gather_all
+from agentic_opd.core.concurrency import fair_slot, gather_all
 from agentic_opd.core.errors import ConfigError
-from agentic_opd.core.types import Episode, TurnOutcome
+from agentic_opd.core.types import Recording, TurnOutcome
 from agentic_opd.distill.config import DistillConfig
-from agentic_opd.distill.connect import DistillServers, PolicyEndpoint, connect
-from agentic_opd.distill.control import HintPool
+from agentic_opd.distill.connect import PolicyEndpoint, connect
+from agentic_opd.distill.evidence import TurnContext, turn_contexts
+from agentic_opd.distill.hints import Hint, HintPool, find_hint
 from agentic_opd.distill.inactivity import InactivityWatch
-from agentic_opd.distill.metrics import EpisodeStats
-from agentic_opd.distill.pipeline import DistilledEpisode, DistilledTurn, distill_episode, distill_turn, noise_floor
+from agentic_opd.distill.records import (
+    DistilledRecording,
+    DistilledTurn,
+    EpisodeStats,
+    distilled_recording,
+    distilled_turn,
+)
+from agentic_opd.distill.scoring import noise_floor, score
+from agentic_opd.distill.servers import DistillServers
 from agentic_opd.wire.group import GroupDistillation
 
 logger = logging.getLogger(__name__)
@@ -30,7 +44,48 @@ class DistilledGroup:
     stats: tuple[EpisodeStats, ...]
 
 
-class TurnsUnderWay:
+@dataclass(frozen=True, slots=True)
+class TurnDistiller:
+    """Distills the turns of one policy's conversations.
+
+    `pool` has the accepted hints of other turns; each accepted hint is added. All methods raise ServerUnreachableError
+    if the teacher, or a judge that is the policy's server, is unreachable.
+    """
+
+    servers: DistillServers
+    config: DistillConfig
+    pool: HintPool
+
+    async def distill(self, context: TurnContext) -> DistilledTurn:
+        """Judge a turn, score it if it has a hint, and build its record."""
+        hint = await find_hint(context, self.servers.judge, self.config, self.pool)
+        result = None
+        if isinstance(hint, Hint):
+            result = await score(context, hint, self.servers, self.config, self.pool)
+        async with fair_slot():
+            return distilled_turn(context, hint, result, self.config)
+
+    async def distill_all(
+        self, recording: Recording, known: Mapping[int, DistilledTurn], siblings: Sequence[Recording] = ()
+    ) -> DistilledRecording:
+        """Distill all turns of a finished conversation concurrently.
+
+        Args:
+            recording: The conversation.
+            known: Turns distilled earlier, by index; a turn is reused if its evidence has not changed.
+            siblings: The other rollouts of the group.
+        """
+
+        async def distilled(context: TurnContext) -> DistilledTurn:
+            before = known.get(context.pair.turn_index)
+            return before if before is not None and before.is_of(context.pair) else await self.distill(context)
+
+        turns = await gather_all(map(distilled, turn_contexts(recording, self.config, siblings)))
+        async with fair_slot():
+            return distilled_recording(recording, turns, self.servers, self.config)
+
+
+class PendingTurns:
     """Judges and scores the turns of one running episode, as an async context manager; leaving it cancels the rest."""
 
     def __init__(self, distiller: "Distiller", policy_url: str) -> None:
@@ -38,9 +93,9 @@ class TurnsUnderWay:
         self._distiller, self._policy_url = distiller, policy_url
         self._tasks: dict[int, asyncio.Task[DistilledTurn]] = {}
 
-    def begin(self, episode: Episode, turn_index: int) -> None:
+    def begin(self, recording: Recording, turn_index: int) -> None:
         """Start to judge and score an answered turn in the background."""
-        work = self._distiller.distill_turn(episode, turn_index, self._policy_url)
+        work = self._distiller.distill_turn(recording, turn_index, self._policy_url)
         self._tasks[turn_index] = asyncio.create_task(work)
 
     async def known(self) -> dict[int, DistilledTurn]:
@@ -61,14 +116,14 @@ class TurnsUnderWay:
 
 
 class Distiller:
-    """Distills the episodes of any number of policy servers: connect, distill, close each group, close."""
+    """Distills conversations of any number of policy servers: connect, distill, close each group, close."""
 
     def __init__(self, config: DistillConfig, *, max_token_length: int, retry_s: float, seed: int = 0) -> None:
         """Store the settings; no server is contacted yet.
 
         Args:
             config: The distillation settings.
-            max_token_length: Tokens of the longest episode.
+            max_token_length: Tokens of the longest sequence.
             retry_s: Seconds to retry a server that does not answer.
             seed: Seed for drawing other turns' hints.
         """
@@ -82,8 +137,13 @@ class Distiller:
         """Logprobs requested per position from a policy server; None if a separate teacher scores."""
         return None if self.config.teacher_base_url else self.config.logprobs_asked
 
+    @property
+    def needs_group(self) -> bool:
+        """Whether distilling an episode requires the other episodes of its group."""
+        return "sibling" in self.config.hint_source
+
     async def connect(self, policy: PolicyEndpoint, renderer: Renderer, tokenizer: Any) -> None:
-        """Connect to the judge and the teacher of one policy server's episodes; see `connect.connect`.
+        """Connect to the judge and the teacher of one policy server's conversations; see `connect.connect`.
 
         Raises:
             RendererError, ServerMismatchError, ServerRequestError, ServerUnreachableError: as `connect.connect`.
@@ -98,10 +158,7 @@ class Distiller:
         )
 
     def check_kinds(self, kinds: Collection[str | None]) -> None:
-        """Refuse a teacher for a kind without tasks.
-
-        Args:
-            kinds: Kinds of all tasks.
+        """Refuse a teacher for a kind without tasks; `kinds` are those of all tasks.
 
         Raises:
             ConfigError: `teachers` names a kind that is not in `kinds`.
@@ -115,53 +172,42 @@ class Distiller:
         """Return the judge and the teachers of a connected policy server."""
         return self._servers[policy_url]
 
-    async def distill_turn(self, episode: Episode, turn_index: int, policy_url: str) -> DistilledTurn:
-        """Judge and score a turn as soon as its next state exists; see `distill`.
-
-        Args:
-            episode: The episode up to the answer to the turn.
-            turn_index: Index of the turn, from 0.
-            policy_url: `PolicyEndpoint.base_url` of the server that sampled the episode.
-
-        Raises:
-            ServerUnreachableError: as `distill`.
-        """
-        servers = self.servers_of(policy_url).of(episode.task)
-        return await distill_turn(episode, turn_index, servers, self.config, self.pool)
-
-    @property
-    def needs_group(self) -> bool:
-        """Whether distilling an episode requires the other episodes of its group."""
-        return "sibling" in self.config.hint_source
+    async def distill_turn(self, recording: Recording, turn_index: int, policy_url: str) -> DistilledTurn:
+        """Judge and score one turn of a conversation up to the answer to this turn; see `distill`."""
+        context = turn_contexts(recording, self.config)[turn_index]
+        return await self._of_turns(recording, policy_url).distill(context)
 
     async def distill(
         self,
-        episode: Episode,
+        recording: Recording,
         policy_url: str,
         known: Mapping[int, DistilledTurn] | None = None,
-        siblings: Sequence[Episode] = (),
-    ) -> DistilledEpisode:
-        """Judge and score a finished episode; soon after its end, its context is still in the policy server's cache.
+        siblings: Sequence[Recording] = (),
+    ) -> DistilledRecording:
+        """Distill a finished conversation; soon after its end, its context is still in the policy server's cache.
 
         Args:
-            episode: The episode.
-            policy_url: `PolicyEndpoint.base_url` of the server that sampled the episode.
+            recording: The conversation.
+            policy_url: `PolicyEndpoint.base_url` of the server that sampled it.
             known: Results of `distill_turn`, by turn index.
-            siblings: The other episodes of the group, for the hint source `sibling`.
+            siblings: The other rollouts of the group, for the hint source `sibling`.
 
         Raises:
             ServerUnreachableError: the teacher, or a judge that is the policy's server, is unreachable.
         """
-        servers = self.servers_of(policy_url).of(episode.task)
-        return await distill_episode(episode, servers, self.config, self.pool, known, siblings)
+        return await self._of_turns(recording, policy_url).distill_all(recording, known or {}, siblings)
 
-    async def close_group(self, episodes: Sequence[DistilledEpisode]) -> DistilledGroup:
+    def _of_turns(self, recording: Recording, policy_url: str) -> TurnDistiller:
+        return TurnDistiller(self.servers_of(policy_url).of(_kind(recording)), self.config, self.pool)
+
+    async def close_group(self, distilled: Sequence[DistilledRecording]) -> DistilledGroup:
         """Measure the engine's noise for a group and return the group's metadata and statistics."""
-        servers = episodes[0].servers
-        noise = await noise_floor([one.episode for one in episodes], servers, self.config)
-        records = [record for one in episodes for record in one.records]
+        servers = distilled[0].servers
+        noise = await noise_floor([one.trace for whole in distilled for one in whole.traces], servers, self.config)
+        records = [record for one in distilled for record in one.records]
         self._warn(self._inactivity.saw(records))
         outcomes = [record.outcome for record in records]
+        kind = _kind(distilled[0].recording)
         about = GroupDistillation(
             distill_topk=self.config.distill_topk,
             hint_placement=self.config.hint_placement,
@@ -171,9 +217,9 @@ class Distiller:
             noise_floor=noise and noise.largest,
             noise_rms=noise and noise.rms,
             precision=servers.teacher.info.dtype,
-            teacher=kind if (kind := episodes[0].episode.task.kind) in self.config.teachers else None,
+            teacher=kind if kind in self.config.teachers else None,
         )
-        return DistilledGroup(about, tuple(one.stats for one in episodes))
+        return DistilledGroup(about, tuple(one.stats for one in distilled))
 
     def roles(self) -> dict[str, str]:
         """Return the judge and the teacher in words, for the start screen."""
@@ -193,3 +239,7 @@ class Distiller:
     def _warn(warning: str | None) -> None:
         if warning is not None:
             logger.warning("%s", warning)
+
+
+def _kind(recording: Recording) -> str | None:
+    return recording.task.kind if recording.task else None

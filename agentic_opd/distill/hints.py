@@ -1,15 +1,26 @@
-"""HindsightPair -> question, and judge's answers -> Verdict: parsing of votes and choice of the hint. Pure."""
+"""TurnContext -> Hint or NoHint: the judge's votes, the sources that need no judge, and the leak filter (I/O).
 
+judge: question -> answers -> votes -> quorum --.
+feedback, reference, sibling -------------------+-> the first text without data of hidden tests -> Hint
+"""
+
+import asyncio
 import re
-from collections import Counter
-from collections.abc import Collection, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Literal
+from random import Random
+from typing import Literal, NamedTuple
 
-from agentic_opd.core.errors import AlignmentError
-from agentic_opd.core.text import FOREIGN_CONTROL_TOKENS, without_control_tokens
-from agentic_opd.core.types import Evidence, HindsightPair, Message, StepScore, TurnOutcome, Verdict, Vote
+from agentic_opd.core.concurrency import gather_all
+from agentic_opd.core.errors import AlignmentError, ServerError, ServerUnreachableError
+from agentic_opd.core.names import HintSource
+from agentic_opd.core.text import FOREIGN_CONTROL_TOKENS, cut_middle, without_control_tokens
+from agentic_opd.core.types import Evidence, HindsightPair, Message, Recording, StepScore, TurnOutcome, Vote
+from agentic_opd.distill.config import DistillConfig
+from agentic_opd.distill.evidence import TurnContext, author_turns, changing_calls
+from agentic_opd.distill.judge import Judge
 from agentic_opd.distill.leaks import leaks
 from agentic_opd.distill.prompts import JUDGE_QUESTION, JUDGE_STEP_PROMPT, JUDGE_SYSTEM_PROMPT, PLACEHOLDER
 
@@ -31,7 +42,106 @@ _DECISIONS: dict[str, _Decision] = {"1": 1, "+1": 1, "-1": -1}
 _STEP_SCORES: dict[str, StepScore] = {"1": 1, "+1": 1, "0": 0, "-1": -1}
 
 
-# ------------------------------------------------------------------------------------------------------- the questions
+# ------------------------------------------------------------------------------------------------------------ the step
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """The judge's votes on a turn; without votes if the judge failed."""
+
+    question: str
+    votes: tuple[Vote, ...] = ()
+    step_votes: tuple[StepScore | None, ...] = ()
+    seconds: float | None = None
+    """Time for the votes, without waiting for a free slot."""
+
+    @property
+    def step_score(self) -> StepScore | None:
+        """The most frequent readable vote on the second question; 0 on a tie, None if no vote is readable."""
+        counts = Counter[StepScore](vote for vote in self.step_votes if vote is not None)
+        leading: list[StepScore] = [score for score in counts if counts[score] == max(counts.values())]
+        if not leading:
+            return None
+        return leading[0] if len(leading) == 1 else 0
+
+
+class AcceptedHint(NamedTuple):
+    """An accepted hint and the name of its turn's task or conversation."""
+
+    task_id: str
+    text: str
+
+    @property
+    def words(self) -> str:
+        """The text in lower case with single spaces; hints are equal if this is equal."""
+        return " ".join(self.text.lower().split())
+
+
+@dataclass(frozen=True, slots=True)
+class Hint:
+    """The hint of a turn."""
+
+    accepted: AcceptedHint
+    read: AcceptedHint | None
+    """The hint that the teacher reads: `accepted`, or the settings' replacement; None: it reads no hint."""
+    source: HintSource
+    judgement: Judgement | None = None
+    """The judge's votes, also if the hint is of another source."""
+
+    @property
+    def text(self) -> str:
+        """The recorded text."""
+        return (self.read or self.accepted).text
+
+
+@dataclass(frozen=True, slots=True)
+class NoHint:
+    """The outcome of a turn without a hint."""
+
+    outcome: TurnOutcome
+    why: str | None = None
+    judgement: Judgement | None = None
+
+
+class HintPool:
+    """The latest accepted hints by task; a draw picks a task uniformly, then one of its hints uniformly."""
+
+    KEPT_HINTS = 64
+    """Number of distinct hints kept per task, the latest ones."""
+    KEPT_TASKS = 512
+    """Number of tasks whose hints are kept, those with the latest hints."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self._rng = Random(seed)
+        self._by_task: OrderedDict[str, OrderedDict[str, AcceptedHint]] = OrderedDict()
+
+    def add(self, hint: AcceptedHint) -> None:
+        """Add a hint; a known hint becomes the latest."""
+        hints = self._by_task.setdefault(hint.task_id, OrderedDict())
+        self._by_task.move_to_end(hint.task_id)
+        hints[hint.words] = hint
+        hints.move_to_end(hint.words)
+        if len(hints) > self.KEPT_HINTS:
+            hints.popitem(last=False)
+        if len(self._by_task) > self.KEPT_TASKS:
+            self._by_task.popitem(last=False)
+
+    def of_other_task(self, *known: AcceptedHint) -> AcceptedHint | None:
+        """Draw a hint that shares neither task nor text with any `known` hint; None if there is no such hint."""
+        tasks = {hint.task_id for hint in known}
+        return self._drawn(self._fitting(task, known) for task in self._by_task if task not in tasks)
+
+    def of_same_task(self, task_id: str, *known: AcceptedHint) -> AcceptedHint | None:
+        """Draw a hint of the task that shares its text with no `known` hint; None if there is no such hint."""
+        return self._drawn([self._fitting(task_id, known)])
+
+    def _fitting(self, task_id: str, known: tuple[AcceptedHint, ...]) -> list[AcceptedHint]:
+        texts = {hint.words for hint in known}
+        return [hint for words, hint in self._by_task.get(task_id, {}).items() if words not in texts]
+
+    def _drawn(self, hints_by_task: Iterable[list[AcceptedHint]]) -> AcceptedHint | None:
+        fitting = [hints for hints in hints_by_task if hints]
+        return self._rng.choice(self._rng.choice(fitting)) if fitting else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +197,163 @@ def _title(evidence: Evidence) -> str:
     return _EVIDENCE_NAMES[evidence.kind]
 
 
-# --------------------------------------------------------------------------------------------------------- the answers
+@dataclass(frozen=True, slots=True)
+class JudgedBy:
+    """The judge and its questions; if it is the policy's server, a run stops while it is unreachable."""
+
+    client: Judge
+    questions: Questions
+    is_policy: bool
+
+
+async def find_hint(context: TurnContext, judge: JudgedBy, config: DistillConfig, pool: HintPool) -> Hint | NoHint:
+    """Return the hint of the first source that has one, and add it to `pool`.
+
+    Raises:
+        ServerUnreachableError: the judge is the policy's server, and unreachable.
+    """
+    if not context.pair.evidence:
+        return NoHint(TurnOutcome.NO_NEXT_STATE)
+    judgement: Judgement | None = None
+    failed: list[NoHint] = []
+    for source in config.sources:
+        if source == "judge":
+            judgement, found = await _judge_hint(context, judge, config)
+        else:
+            found = await _given_hint(context, source, config)
+        if isinstance(found, str):
+            accepted = AcceptedHint(context.recording.name, found)
+            pool.add(accepted)
+            return _as_read(accepted, source, config, pool, judgement)
+        failed.append(found)
+    gravest = min(failed, key=lambda one: _GRAVEST.index(one.outcome))
+    return NoHint(gravest.outcome, gravest.why, judgement)
+
+
+_GRAVEST = (TurnOutcome.JUDGE_ERROR, TurnOutcome.LEAKED, TurnOutcome.VOTE_FAILED)
+"""If all sources fail, the first of these outcomes is recorded, so that a failing judge stays visible."""
+
+
+def _as_read(
+    accepted: AcceptedHint, source: HintSource, config: DistillConfig, pool: HintPool, judgement: Judgement | None
+) -> Hint | NoHint:
+    """Return the hint, with the settings' replacement for what the teacher reads."""
+    if config.replacement is None:
+        return Hint(accepted, accepted, source, judgement)
+    if config.replacement == "none":
+        return Hint(accepted, None, "none", judgement)
+    other = pool.of_other_task(accepted)
+    if other is None:
+        why = "hint_source other_task: no other task has an accepted hint yet"
+        return NoHint(TurnOutcome.VOTE_FAILED, why, judgement)
+    return Hint(accepted, other, "other_task", judgement)
+
+
+# ------------------------------------------------------------------------------------------ sources without a judge
+
+
+FEEDBACK = "If you answer as you are about to, this is what comes of it:"
+REFERENCE = "This is a right solution of the task:"
+SIBLING = "Another attempt at this task, which passed in the end, did this, in this order:"
+
+
+class Hints(NamedTuple):
+    """Hints of a source, each preceded by `intro`; the first one that leaks no hidden test is used."""
+
+    intro: str
+    texts: Sequence[str]
+
+
+def feedback(context: TurnContext, config: DistillConfig) -> Hints | str:
+    """Return the turn's evidence verbatim (SDPO)."""
+    return Hints(FEEDBACK, ["\n\n".join(one.text for one in context.pair.evidence)])
+
+
+def reference(context: TurnContext, config: DistillConfig) -> Hints | str:
+    """Return the task's reference solution (OPSD)."""
+    task = context.recording.task
+    solution = ((task and task.reference_solution) or "").strip()
+    return Hints(REFERENCE, [solution]) if solution else "the task has no solution of its own"
+
+
+def sibling(context: TurnContext, config: DistillConfig) -> Hints | str:
+    """Return how sibling rollouts that passed made the judged result; only for turns that made the failed result.
+
+    A text holds all calls of a sibling that changed the judged result, because it is unknown which of them mattered.
+    The shortest text comes first.
+    """
+    if _passed(context.recording):
+        return "this rollout passed itself"
+    if context.pair.turn_index not in author_turns(context.recording):
+        return "the turn did not make what failed"
+    passed = ("\n\n".join(changing_calls(one)) for one in context.siblings if _passed(one))
+    texts = sorted((text for text in passed if text), key=len)
+    if not texts:
+        return "no other rollout of the group passed"
+    return Hints(SIBLING, [cut_middle(text, config.hint_max_next_state_chars) for text in texts])
+
+
+def _passed(recording: Recording) -> bool:
+    return recording.verification is not None and recording.verification.correctness == 1
+
+
+SOURCES: dict[str, Callable[[TurnContext, DistillConfig], Hints | str]] = {
+    "feedback": feedback,
+    "reference": reference,
+    "sibling": sibling,
+}
+"""Sources by their name in `hint_source`; they return the reason if they have no hint for a turn."""
+
+
+async def _given_hint(context: TurnContext, source: HintSource, config: DistillConfig) -> str | NoHint:
+    found = SOURCES[source](context, config)
+    if isinstance(found, str):
+        return NoHint(TurnOutcome.VOTE_FAILED, f"hint_source {source}: {found}")
+    text = await asyncio.to_thread(_first_clean, found.texts, context)
+    return NoHint(TurnOutcome.LEAKED) if text is None else f"{found.intro}\n{text}"
+
+
+def _first_clean(texts: Iterable[str], context: TurnContext) -> str | None:
+    """Return the first text that leaks no hidden test; hidden tests may be megabytes, so call it in a thread."""
+    hidden_tests = context.recording.task.hidden_tests if context.recording.task else None
+    if hidden_tests is None:
+        return next(iter(texts), None)
+    return next((text for text in texts if not leaks(text, hidden_tests, context.public_text)), None)
+
+
+# ---------------------------------------------------------------------------------------------------------- the judge
+
+
+async def _judge_hint(context: TurnContext, judge: JudgedBy, config: DistillConfig) -> tuple[Judgement, str | NoHint]:
+    question = judge.questions.question(context.pair)
+    asked = [judge.client.ask(judge.questions.hint_messages(question), config.prm_votes)]
+    if config.step_votes:
+        asked.append(judge.client.ask(judge.questions.step_messages(question), config.step_votes))
+    try:
+        hints, *steps = await gather_all(asked)
+    except ServerError as error:
+        if isinstance(error, ServerUnreachableError) and judge.is_policy:
+            raise
+        return Judgement(question), NoHint(TurnOutcome.JUDGE_ERROR, str(error))
+    votes = tuple(parse_vote(text) for text in hints.texts)
+    step_votes = tuple[StepScore | None, ...](parse_step_vote(text) for step in steps for text in step.texts)
+    judgement = Judgement(question, votes, step_votes, hints.latency_s)
+    return judgement, await asyncio.to_thread(accepted_hint, votes, context, config)
+
+
+def accepted_hint(votes: Sequence[Vote], context: TurnContext, config: DistillConfig) -> str | NoHint:
+    """Return the hint that the votes accept.
+
+    Missing votes and abstentions count against a majority of `prm_votes`. A vote with a leaking hint counts as
+    positive, because the judge found a mistake, but its hint can't be chosen. Of equally long hints the first is.
+    """
+    if all(vote.decision is None for vote in votes):
+        return NoHint(TurnOutcome.JUDGE_ERROR, "no vote could be read")
+    hints = [vote.hint for vote in votes if vote.hint is not None]
+    if len(hints) < (config.prm_votes // 2 + 1 if config.hint_vote_rule == "majority" else 1):
+        return NoHint(TurnOutcome.VOTE_FAILED)
+    hints.sort(key=len, reverse=config.hint_selection == "longest")
+    return _first_clean(hints, context) or NoHint(TurnOutcome.LEAKED)
 
 
 def parse_vote(text: str) -> Vote:
@@ -109,53 +375,6 @@ def parse_step_vote(text: str) -> StepScore | None:
     """Parse one answer to the second question: 1, 0 or -1 in a box; None if it is unreadable."""
     boxed = _only_box(text.rpartition("</think>")[2])
     return None if boxed is None else _STEP_SCORES.get(boxed)
-
-
-def step_score_of(votes: Sequence[StepScore | None]) -> StepScore | None:
-    """Return the most frequent readable vote; 0 on a tie, None if no vote is readable."""
-    counts = Counter(vote for vote in votes if vote is not None)
-    if not counts:
-        return None
-    most = max(counts.values())
-    leading: list[StepScore] = [score for score in _STEP_SCORES.values() if counts[score] == most]
-    return leading[0] if len(set(leading)) == 1 else 0
-
-
-def verdict_of(
-    votes: Sequence[Vote],
-    prm_votes: int,
-    rule: Literal["majority", "any"],
-    selection: Literal["longest", "shortest"],
-    *,
-    hidden_tests: str | None,
-    public_text: str,
-) -> Verdict:
-    """Combine the votes on one turn into an accepted hint, or the outcome that ends the turn.
-
-    A vote with a leaking hint counts as positive, because the judge found a mistake, but its hint can't be chosen.
-
-    Args:
-        votes: The votes received, at most `prm_votes`.
-        prm_votes: The number of votes requested; missing votes and abstentions count against a majority.
-        rule: `majority`: more than half of `prm_votes` must be positive; `any`: at least one.
-        selection: Which hint is used; the first of equally long ones.
-        hidden_tests: Source of the hidden tests; hints that leak them are dropped. None: there are no hidden tests.
-        public_text: All text that the agent read or wrote; repeating it is not a leak.
-
-    Raises:
-        AlignmentError: there are more votes than requested.
-    """
-    if len(votes) > prm_votes:
-        raise AlignmentError(f"got {len(votes)} votes, expected at most {prm_votes}")
-    if all(vote.decision is None for vote in votes):
-        return Verdict(tuple(votes), None, TurnOutcome.JUDGE_ERROR)
-    hints = [vote.hint for vote in votes if vote.hint is not None]
-    if len(hints) < (prm_votes // 2 + 1 if rule == "majority" else 1):
-        return Verdict(tuple(votes), None, TurnOutcome.VOTE_FAILED)
-    clean = [hint for hint in hints if hidden_tests is None or not leaks(hint, hidden_tests, public_text)]
-    if not clean:
-        return Verdict(tuple(votes), None, TurnOutcome.LEAKED)
-    return Verdict(tuple(votes), max(clean, key=len) if selection == "longest" else min(clean, key=len), None)
 
 
 def _only_box(answer: str) -> str | None:

@@ -1,4 +1,4 @@
-"""The judge: chat messages -> several sampled answers of an OpenAI-compatible endpoint (I/O)."""
+"""The judge: chat messages -> sampled answers of an OpenAI-compatible endpoint (I/O)."""
 
 import asyncio
 import json
@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeVar, cast
 import openai
 from pydantic import SecretStr
 
-from agentic_opd.core.concurrency import own_turn
+from agentic_opd.core.concurrency import wait_for_slot
 from agentic_opd.core.errors import (
     ServerMismatchError,
     ServerRequestError,
@@ -212,7 +212,7 @@ class OpenAIJudge:
         params |= {"temperature": self._temperature} if form.has_temperature else {}
 
         async def ask() -> _Answer:
-            await own_turn()  # Building a request blocks the event loop for milliseconds.
+            await wait_for_slot()  # Building a request blocks the event loop for milliseconds.
             start = time.monotonic()
             answer = await self._retried(
                 lambda: create(model=self.model, messages=list(messages), extra_body=self._extra_body, **params)

@@ -311,7 +311,8 @@ def _literal(node: ast.AST) -> _Value | None:
 def _constant(value: object) -> _Value:
     if isinstance(value, str):
         words = value.split()[: _MOST_LEAVES + 1]
-        numbers = [_number(word) for word in words if re.fullmatch(r"-?(?:0|[1-9]\d*)(\.\d+)?", word)]
+        plain = [word for word in words if re.fullmatch(r"-?(?:0|[1-9]\d*)(\.\d+)?", word)]
+        numbers = [number for word in plain if (number := _number(word)) is not None]
         if words and len(numbers) == len(words):  # program input: often a count, followed by as many numbers
             numbers = numbers[int(len(words) > 1 and numbers[0] == f"#{len(words) - 1}") :]
             return _Value(tuple(numbers), tuple(_Value((number,)) for number in numbers))

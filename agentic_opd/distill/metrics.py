@@ -5,7 +5,6 @@ rather than set to 0.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from statistics import fmean
 
 import numpy as np
@@ -13,8 +12,9 @@ import numpy as np
 from agentic_opd.core.metric import Metric, percentiles
 from agentic_opd.core.precision import root_mean_square
 from agentic_opd.core.types import TurnOutcome, Vote
+from agentic_opd.distill.records import ControlStats, EpisodeStats, ScoreStats
 from agentic_opd.wire.counts import TurnCounts
-from agentic_opd.wire.group import ControlKind, ControlReading, GroupDistillation, TurnRecord
+from agentic_opd.wire.group import GroupDistillation
 
 _OUTCOMES = {
     TurnOutcome.SCORED: "turns with a hint whose tokens the teacher scored",
@@ -113,78 +113,6 @@ OPD_METRICS = (
         "tokens of the scoring requests that were in the server's cache. Left out without the plugin",
     ),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class ControlStats:
-    """Statistics of a turn's control: a distance (nats) per token, and its row entries (all; without a logprob)."""
-
-    fell_back: bool
-    """Whether the control is of another kind than the settings name."""
-    distances: tuple[float, ...]
-    entries: int
-    missing: int
-
-
-@dataclass(frozen=True, slots=True)
-class ScoreStats:
-    """Statistics of a scored turn: per token a gap, an entropy (both nats) and a mass; tokens read, and times.
-
-    `start_s` is on the monotonic clock; `cached_tokens` is None if the server does not report it.
-    """
-
-    gaps: tuple[float, ...]
-    entropies: tuple[float, ...]
-    masses: tuple[float, ...]
-    prompt_tokens: int
-    cached_tokens: int | None
-    start_s: float
-    seconds: float
-    control: ControlStats | None = None
-    """None with `control: none`."""
-    reasoning_tokens: int = 0
-    """Number of reasoning tokens among the first entries."""
-
-
-@dataclass(frozen=True, slots=True)
-class TurnStats:
-    """Statistics of one turn; `judge_s` is None if it was not judged, `scored` if it was not scored."""
-
-    record: TurnRecord
-    judge_s: float | None = None
-    scored: ScoreStats | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class EpisodeStats:
-    """Statistics of one episode."""
-
-    sampled_tokens: int
-    turns: tuple[TurnStats, ...]
-
-
-def row_stats(logprobs_RK: Sequence[Sequence[float]]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return the entropy (nats) and mass of each written row, [R] and [R], from the logprobs of its K entries.
-
-    The entropy is over K + 1 bins: the entries and one tail bin for the remaining mass.
-    """
-    logprobs = np.asarray(logprobs_RK, np.float64)
-    masses_R = np.minimum(np.exp(logprobs).sum(axis=1), 1.0)
-    tails_R = 1.0 - masses_R
-    tail_terms_R = -tails_R * np.log(np.where(tails_R > 0, tails_R, 1.0))
-    entropies_R = -(np.exp(logprobs) * logprobs).sum(axis=1) + tail_terms_R
-    return tuple(entropies_R.tolist()), tuple(masses_R.tolist())
-
-
-def control_stats(control: ControlReading, logprobs_RK: Sequence[Sequence[float]], wanted: ControlKind) -> ControlStats:
-    """Return a control's statistics; `logprobs_RK` are the teacher's hinted rows, `wanted` is the configured kind."""
-    both = zip(logprobs_RK, control.logprobs_RK, strict=True)
-    return ControlStats(
-        fell_back=control.kind != wanted,
-        distances=tuple(abs(hinted[0] - own[0]) for hinted, own in both if own[0] is not None),
-        entries=sum(map(len, control.logprobs_RK)),
-        missing=sum(row.count(None) for row in control.logprobs_RK),
-    )
 
 
 def aggregate(episodes: Sequence[EpisodeStats], groups: Sequence[GroupDistillation] = ()) -> dict[str, float]:

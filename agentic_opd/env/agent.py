@@ -13,23 +13,23 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from atroposlib.envs.base import APIServerConfig, BaseEnv, BaseEnvConfig
+from atroposlib.envs.base import BaseEnv
 from pydantic import SecretStr
-from renderers import Renderer
 
 from agentic_opd.core.concurrency import gather_all
-from agentic_opd.core.errors import ConfigError, DatasetError
-from agentic_opd.core.server_info import ServerInfo, check_caps, check_tokenizer, fetch_server_info
+from agentic_opd.core.errors import ConfigError
 from agentic_opd.core.types import Episode, Message, Task, World
 from agentic_opd.distill.connect import PolicyEndpoint
-from agentic_opd.distill.distiller import Distiller, TurnsUnderWay
-from agentic_opd.distill.pipeline import DistilledEpisode
-from agentic_opd.env.config import AgentEnvConfig, joined
+from agentic_opd.distill.distiller import Distiller, PendingTurns
+from agentic_opd.distill.records import DistilledRecording
+from agentic_opd.env.config import AgentEnvConfig, tokenizer_names
 from agentic_opd.env.policy_server import PolicyServer, ServedPolicy
+from agentic_opd.env.setup import REQUIREMENTS, Setup, meet
+from agentic_opd.plugin.client import PluginClient
+from agentic_opd.plugin.info import fetch_info
 from agentic_opd.rollout.chat import Chat
-from agentic_opd.rollout.first_prompts import described, too_long
 from agentic_opd.rollout.loop import OnAnswered, run_episode
-from agentic_opd.rollout.renderer import check_round_trip, configured_renderer, explained_tokenizer_errors
+from agentic_opd.rollout.renderer import explained_tokenizer_errors
 from agentic_opd.runs.environment import FinishedGroup
 from agentic_opd.runs.evaluate import Evaluated, Evaluation, evaluate
 from agentic_opd.runs.metric_log import RunMetrics
@@ -42,15 +42,9 @@ from agentic_opd.wire.group import ScoredGroup, ScoredRollout, TaskItem
 from agentic_opd.worlds.choose import make_world
 
 if TYPE_CHECKING:
-    from agentic_opd.gateway.black_box import Programs
+    from agentic_opd.gateway.agent_process import AgentProcess
 
 logger = logging.getLogger(__name__)
-
-
-def name_of_tokenizer(config: AgentEnvConfig, server: PolicyServerConfig) -> str:
-    """Return the configured tokenizer name: the environment's, else the server's, else the server's model."""
-    names = (config.tokenizer_name, server.tokenizer_name, server.model_name)
-    return next((name for name in names if name not in ("", "none")), "")
 
 
 class AgentEnv(BaseEnv):
@@ -77,14 +71,13 @@ class AgentEnv(BaseEnv):
             ConfigError: the tokenizer can't be loaded.
         """
         output = config.data_path_to_save_groups
-        tokenizer_name = name_of_tokenizer(config, server_configs[0])
+        tokenizer_name = next(iter(tokenizer_names(config, server_configs[0])), "")
         # The base class would open the file itself, under another name if the file exists.
         config = config.model_copy(update={"tokenizer_name": tokenizer_name, "data_path_to_save_groups": None})
         with explained_tokenizer_errors(tokenizer_name):
             # Each server's client loads a tokenizer too, and the name of a served model need not be a tokenizer's.
-            named = [server.model_copy(update={"tokenizer_name": tokenizer_name}) for server in server_configs]
-            servers = [joined(server, APIServerConfig) for server in named]
-            super().__init__(joined(config, BaseEnvConfig), servers, slurm, testing)
+            servers: Any = [server.model_copy(update={"tokenizer_name": tokenizer_name}) for server in server_configs]
+            super().__init__(cast(Any, config), servers, slurm, testing)
         self.config.data_path_to_save_groups = output
         self.servers = cast(list[PolicyServer], self.server.servers)
         for server in self.servers:
@@ -96,9 +89,8 @@ class AgentEnv(BaseEnv):
         self.run_metrics = RunMetrics(self.config, self.tokenizer.decode, self._sample_seconds, self.shown_metrics)
         self._slots = asyncio.Semaphore(config.max_concurrent_episodes)
         self._active = dict.fromkeys((server.client.base_url for server in self.servers), 0)
-        self._infos: dict[str, ServerInfo] = {}
         self._items: Iterator[TaskItem] = iter(())
-        self._programs: Programs | None = None
+        self._agent: AgentProcess | None = None
 
     @classmethod
     def config_init(cls) -> tuple[AgentEnvConfig, list[PolicyServerConfig]]:  # type: ignore[override]
@@ -128,44 +120,22 @@ class AgentEnv(BaseEnv):
             DatasetError, WorldError, SandboxError, RendererError, ConfigError, ServerError: a requirement is not met;
                 the message says what to do.
         """
-        self.tasks, self.eval_tasks = await self.world.train_and_eval_tasks()
-        await self.world.check()
-        renderer = configured_renderer(self.tokenizer, self.config)
-        self.chat = Chat(renderer, self.tokenizer, self.world.tools)
-        check_round_trip(self.chat)
-        await gather_all(self._connect(server) for server in self.servers)
-        if self.config.agent_command is not None:
-            self._programs = await self._started_programs(renderer)
-        self.tasks, self.eval_tasks = await asyncio.to_thread(self._fitting_tasks)
+        top_k = self.distiller.policy_top_k if self.distiller else None
+        found = Setup(self.config, [server.client for server in self.servers], top_k, tokenizer=self.tokenizer)
+        found.world = self.world
+        await meet(REQUIREMENTS, found)
+        self.tasks, self.eval_tasks, self.chat = found.tasks, found.eval_tasks, found.known_chat()
+        for server, client in zip(self.servers, found.clients, strict=True):
+            server.use(client)
         if self.distiller is not None:
+            await gather_all(self._connect(client, self.distiller) for client in found.clients)
             self.distiller.check_kinds({task.kind for task in self.tasks})
+        if self.config.agent_command is not None:
+            self._agent = await self._started_agent(found.clients)
         self._items = self.items()
         self.run_metrics.loop_lag.start()
 
-    def _fitting_tasks(self) -> tuple[list[Task], list[Task]]:
-        """Return the training and evaluation tasks, without those whose first prompt is too long.
-
-        Raises:
-            DatasetError: there are too long tasks, and the settings do not leave them out; or all are too long.
-        """
-        limit = self.config.max_token_length
-        every = {task.task_id: task for task in (*self.tasks, *self.eval_tasks)}
-        by_program = self.config.agent_command is not None
-        long = too_long(every.values(), self.world, self.chat, limit, by_program=by_program)
-        if not long:
-            return self.tasks, self.eval_tasks
-        what = described(long, len(every), limit)
-        if not self.config.dataset_skip_too_long or len(long) == len(every):
-            raise DatasetError(
-                f"{what}. Raise env.max_token_length, or leave such tasks out with env.dataset_skip_too_long."
-            )
-        logger.warning("%s; they are left out", what)
-        train = [task for task in self.tasks if task.task_id not in long]
-        if self.eval_tasks is self.tasks:
-            return train, train
-        return train, [task for task in self.eval_tasks if task.task_id not in long]
-
-    async def _started_programs(self, renderer: Renderer) -> "Programs":
+    async def _started_agent(self, servers: Sequence[PluginClient]) -> "AgentProcess":
         """Return the runner of `agent_command`, started.
 
         Raises:
@@ -174,30 +144,19 @@ class AgentEnv(BaseEnv):
             ServerMismatchError: a server's plugin can't stream.
         """
         try:
-            from agentic_opd.gateway.black_box import Programs
-            from agentic_opd.gateway.policy import SamplingServer
+            from agentic_opd.gateway.agent_process import AgentProcess
         except ModuleNotFoundError as error:
             needs = "env.agent_command needs the extra: pip install 'agentic-opd[gateway]'"
             raise ConfigError(f"{error}. {needs}") from error
-        servers = [SamplingServer(server.client, self._infos[server.client.base_url]) for server in self.servers]
-        programs = Programs(self.config, self.world, servers, renderer, self.tokenizer)
-        await programs.start()
-        return programs
+        agent = AgentProcess(self.config, self.world, servers, self.chat.renderer, self.tokenizer)
+        await agent.start()
+        return agent
 
-    async def _connect(self, server: PolicyServer) -> None:
-        """Query a server's model and caps, refuse a server that does not fit, and connect its judge and teacher."""
-        client, top_k = server.client, self.distiller.policy_top_k if self.distiller else None
-        info = self._infos[client.base_url] = await fetch_server_info(client)
-        server.has_plugin, server.config.model_name = info.has_plugin, info.model
-        server.has_adapters = info.max_adapters > 0
-        context = self.config.max_token_length
-        check_caps(client.base_url, info, context=context, vocab_size=len(self.tokenizer), top_k=top_k)
-        encode = partial(self.tokenizer.encode, add_special_tokens=False)
-        await check_tokenizer(client, info, encode, special=self.tokenizer.eos_token or "")
-        if self.distiller is not None:
-            key = SecretStr(client.api_key) if client.api_key else None
-            policy = PolicyEndpoint(client.base_url, info.model, key)
-            await self.distiller.connect(policy, self.chat.renderer, self.tokenizer)
+    async def _connect(self, client: PluginClient, distiller: Distiller) -> None:
+        """Connect to the judge and the teacher of one server's episodes."""
+        key = SecretStr(client.http.api_key) if client.http.api_key else None
+        policy = PolicyEndpoint(client.url, client.info.model, key)
+        await distiller.connect(policy, self.chat.renderer, self.tokenizer)
 
     # ------------------------------------------------------------------------------------------- items and groups
 
@@ -230,16 +189,16 @@ class AgentEnv(BaseEnv):
             made = await self._finished_together(item.task, self.distiller)
         else:
             made = await gather_all(self._finished_episode(item.task) for _ in range(self.config.group_size))
-        distilled = [one for one in made if isinstance(one, DistilledEpisode)]
+        distilled = [one for _, one in made if one is not None]
         of_group = await self.distiller.close_group(distilled) if self.distiller is not None else None
-        episodes = tuple(one.episode if isinstance(one, DistilledEpisode) else one for one in made)
+        episodes = tuple(episode for episode, _ in made)
         versions = [episode.weight_version for episode in episodes if episode.weight_version is not None]
-        has_branches = any(episode.earlier for episode in episodes)
+        has_branches = any(len(episode.traces) > 1 for episode in episodes)
         group = ScoredGroup(
             rollouts=tuple(
                 sequence
-                for number, one in enumerate(made)
-                for sequence in self._scored(one, str(number) if has_branches else None)
+                for number, (episode, done) in enumerate(made)
+                for sequence in self._scored(episode, done, str(number) if has_branches else None)
             ),
             item_id=item.item_id,
             task_id=item.task.task_id,
@@ -248,20 +207,21 @@ class AgentEnv(BaseEnv):
         )
         return FinishedGroup(group, episodes, of_group)
 
-    async def _finished_episode(self, task: Task) -> Episode | DistilledEpisode:
+    async def _finished_episode(self, task: Task) -> tuple[Episode, DistilledRecording | None]:
         async with AsyncExitStack() as place:
             server = await place.enter_async_context(self._slot())
             if self.distiller is None:
-                return await self._sampled(task, server)
+                return await self._sampled(task, server), None
             policy_url = server.client.base_url
-            async with TurnsUnderWay(self.distiller, policy_url) as turns:
+            async with PendingTurns(self.distiller, policy_url) as turns:
                 # With `delayed`, later turns are evidence too.
                 is_next_state = self.distiller.config.hindsight == "next_state"
                 episode = await self._sampled(task, server, turns.begin if is_next_state else None)
                 await place.aclose()  # The next episode begins while this one is judged and scored.
-                return await self.distiller.distill(episode, policy_url, await turns.known())
+                known = await turns.known()
+                return episode, await self.distiller.distill(episode.recording, policy_url, known)
 
-    async def _finished_together(self, task: Task, distiller: Distiller) -> list[Episode | DistilledEpisode]:
+    async def _finished_together(self, task: Task, distiller: Distiller) -> list[tuple[Episode, DistilledRecording]]:
         """Return the episodes of a group, each distilled with the others as siblings."""
 
         async def sampled() -> tuple[Episode, str]:
@@ -269,10 +229,13 @@ class AgentEnv(BaseEnv):
                 return await self._sampled(task, server), server.client.base_url
 
         group = await gather_all(sampled() for _ in range(self.config.group_size))
-        return await gather_all(
-            distiller.distill(episode, url, siblings=[other for other, _ in group if other is not episode])
+        distilled = await gather_all(
+            distiller.distill(
+                episode.recording, url, siblings=[other.recording for other, _ in group if other is not episode]
+            )
             for episode, url in group
         )
+        return [(episode, one) for (episode, _), one in zip(group, distilled, strict=True)]
 
     async def _sampled(self, task: Task, server: PolicyServer, on_answered: OnAnswered | None = None) -> Episode:
         """Return an episode for training; raise ServerError if the policy server failed in it."""
@@ -281,12 +244,14 @@ class AgentEnv(BaseEnv):
             raise episode.error
         return episode
 
-    def _scored(self, made: Episode | DistilledEpisode, session_id: str | None) -> list[ScoredRollout]:
+    def _scored(
+        self, episode: Episode, distilled: DistilledRecording | None, session_id: str | None
+    ) -> list[ScoredRollout]:
         """Return the sequences of a rollout; `session_id` links them if a rollout of the group has several."""
-        write = partial(ScoredRollout.of, include_messages=self.config.include_messages, session_id=session_id)
-        if isinstance(made, Episode):
-            return [write(branch) for branch in made.branches()]
-        return [write(branch, rows=arrays, turns=records) for branch, arrays, records in made.branches()]
+        write = partial(ScoredRollout.of, episode, include_messages=self.config.include_messages, session_id=session_id)
+        if distilled is None:
+            return [write(trace) for trace in episode.traces]
+        return [write(one.trace, rows=one.arrays, turns=one.records) for one in distilled.traces]
 
     @asynccontextmanager
     async def _slot(self) -> AsyncGenerator[PolicyServer]:
@@ -303,9 +268,9 @@ class AgentEnv(BaseEnv):
         self, task: Task, server: PolicyServer, temperature: float, split: str, on_answered: OnAnswered | None = None
     ) -> Episode:
         """Run the agent on `task`; the world verifies the result."""
-        if self._programs is not None:
+        if self._agent is not None:
             url, is_eval = server.client.base_url, split == "eval"
-            return await self._programs.run_episode(task, url, temperature=temperature, learn_from_altered=is_eval)
+            return await self._agent.run_episode(task, url, temperature=temperature, learn_from_altered=is_eval)
         sampling = {"temperature": temperature, "top_p": self.config.top_p, "split": split}
         policy = ServedPolicy(server, {"stop_token_ids": self.chat.stop_token_ids, **sampling})
         return await run_episode(task, policy, self.world, self.chat, self.config, self.user_reply, on_answered)
@@ -386,7 +351,7 @@ class AgentEnv(BaseEnv):
         Raises:
             ServerError: a server does not answer.
         """
-        infos = await gather_all(fetch_server_info(server.client) for server in self.servers)
+        infos = await gather_all(fetch_info(server.client) for server in self.servers)
         return [info.weight_version for info in infos if info.weight_version is not None]
 
     def _need_training_tasks(self) -> None:
@@ -411,8 +376,8 @@ class AgentEnv(BaseEnv):
     async def close(self) -> None:
         """Finish the metrics and close all connections."""
         self.run_metrics.close()
-        if self._programs is not None:
-            await self._programs.close()
+        if self._agent is not None:
+            await self._agent.close()
         if self.distiller is not None:
             await self.distiller.close()
         for server in self.servers:

@@ -18,8 +18,8 @@ from pydantic import BaseModel
 from agentic_opd.core.console import set_up_logging
 from agentic_opd.core.exit_codes import EXIT_CODES, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, exit_code
 from agentic_opd.core.http import JsonClient
-from agentic_opd.core.server_info import fetch_model_path
 from agentic_opd.env.config import default_settings
+from agentic_opd.plugin.info import fetch_model_path
 from agentic_opd.settings.fields import Mode
 from agentic_opd.settings.flags import HelpFormatter, add_settings, parse
 from agentic_opd.settings.read import Settings, read_settings

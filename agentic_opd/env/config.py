@@ -1,13 +1,12 @@
 """Settings of the environments in one flat model: run, rollout, worlds, Atropos, and distillation.
 
-They are declared without atroposlib, whose import takes seconds, so that help and errors appear immediately. `joined`
-turns them into instances of Atropos' classes when an environment is created.
+They are declared without atroposlib, whose import takes seconds, so that help and errors appear immediately. Atropos
+reads only their fields.
 """
 
-from functools import cache
-from typing import Annotated, Any
+from typing import Annotated
 
-from pydantic import BaseModel, Field, create_model, model_validator
+from pydantic import Field, model_validator
 
 from agentic_opd.distill.config import DistillConfig
 from agentic_opd.rollout.config import RolloutConfig
@@ -66,15 +65,7 @@ def default_settings() -> tuple[AgenticOPDEnvConfig, list[PolicyServerConfig]]:
     return AgenticOPDEnvConfig(), [PolicyServerConfig()]
 
 
-def joined(settings: Any, atropos: type[BaseModel]) -> Any:
-    """Return a copy of `settings` with the same values that is also an instance of `atropos`."""
-    if isinstance(settings, atropos):
-        return settings
-    copy = settings.model_copy()
-    copy.__class__ = _joined_class(type(settings), atropos)
-    return copy
-
-
-@cache
-def _joined_class(ours: type[BaseModel], atropos: type[BaseModel]) -> type[BaseModel]:
-    return create_model(ours.__name__, __base__=(ours, atropos), __module__=ours.__module__, __doc__=ours.__doc__)
+def tokenizer_names(config: AgentEnvConfig, server: PolicyServerConfig) -> tuple[str, ...]:
+    """Return the names of the policy's tokenizer in the settings, the preferred one first."""
+    names = (config.tokenizer_name, server.tokenizer_name, server.model_name)
+    return tuple(name for name in names if name not in ("", "none"))

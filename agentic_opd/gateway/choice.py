@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from agentic_opd.core.errors import RendererError
 from agentic_opd.core.types import Message
-from agentic_opd.gateway.policy import Delta, SampledToken
+from agentic_opd.plugin.sampling import Delta, SampledToken
 from agentic_opd.rollout.chat import Chat, ParsedTurn
 from agentic_opd.rollout.conversation import Completion
 

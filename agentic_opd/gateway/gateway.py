@@ -6,7 +6,6 @@ import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 from pydantic import SecretStr
@@ -16,7 +15,6 @@ from agentic_opd.atropos.api import EnvDescription
 from agentic_opd.core.concurrency import to_its_end
 from agentic_opd.core.errors import OutputError
 from agentic_opd.core.http import JsonClient
-from agentic_opd.core.server_info import check_caps, check_tokenizer, fetch_model_path, fetch_server_info
 from agentic_opd.core.types import StopReason
 from agentic_opd.distill.connect import PolicyEndpoint
 from agentic_opd.distill.distiller import Distiller
@@ -25,13 +23,13 @@ from agentic_opd.gateway.delivery import Delivery
 from agentic_opd.gateway.errors import RefusedError
 from agentic_opd.gateway.groups import Closed, GroupWriter
 from agentic_opd.gateway.journal import Ending, Journal, SessionRow, SessionState
-from agentic_opd.gateway.policy import SamplingServer
 from agentic_opd.gateway.request import Asked
 from agentic_opd.gateway.sampler import Answer, Sampler
 from agentic_opd.gateway.sessions import Session, Sessions
 from agentic_opd.gateway.telemetry import Telemetry
 from agentic_opd.gateway.turns import RecordedTurn
-from agentic_opd.rollout.renderer import configured_renderer, explained_tokenizer_errors
+from agentic_opd.plugin.client import PluginClient
+from agentic_opd.rollout.renderer import configured_renderer, load_policy_tokenizer
 from agentic_opd.settings.atropos import PolicyServerConfig
 from agentic_opd.settings.fields import line_settings
 from agentic_opd.wire.files import GroupFile
@@ -58,7 +56,7 @@ class Gateway:
     def __init__(
         self,
         config: GatewayConfig,
-        servers: Sequence[SamplingServer],
+        servers: Sequence[PluginClient],
         renderer: Renderer,
         tokenizer: Any,
         journal: Journal,
@@ -93,7 +91,8 @@ class Gateway:
             ]
             for client in clients:
                 undo.push_async_callback(client.close)
-            tokenizer = await _load_tokenizer(config, servers[0], clients[0])
+            names = (config.tokenizer_name, servers[0].tokenizer_name, servers[0].model_name)
+            tokenizer = await load_policy_tokenizer(names, clients[0])
             renderer = configured_renderer(tokenizer, config)
             connected = [await _connected(client, tokenizer) for client in clients]
             distiller = None
@@ -103,15 +102,9 @@ class Gateway:
                 distiller.check_kinds(())
                 undo.push_async_callback(distiller.close)
                 for server in connected:
-                    key = SecretStr(server.client.api_key) if server.client.api_key else None
+                    key = SecretStr(server.http.api_key) if server.http.api_key else None
                     policy = PolicyEndpoint(server.url, server.info.model, key)
-                    check_caps(
-                        server.url,
-                        server.info,
-                        context=0,
-                        vocab_size=len(tokenizer),
-                        top_k=distiller.policy_top_k,
-                    )
+                    server.check_caps(vocab_size=len(tokenizer), top_k=distiller.policy_top_k)
                     await distiller.connect(policy, renderer, tokenizer)
             settings = {**line_settings(config), "policy_model": connected[0].info.model}
             file = GroupFile(config.data_path_to_save_groups, settings, resume=True)
@@ -317,26 +310,9 @@ def _unknown_session() -> RefusedError:
     return RefusedError(404, "there is no such session", "session_id", "session_not_found")
 
 
-async def _load_tokenizer(config: GatewayConfig, server: PolicyServerConfig, client: JsonClient) -> Any:
-    """Load the tokenizer of the settings; without one, that of the server's model.
-
-    Raises:
-        ConfigError: the tokenizer can't be loaded.
-    """
-    from transformers import AutoTokenizer  # The import takes seconds, and validating settings does not need it.
-
-    names = (config.tokenizer_name, server.tokenizer_name, server.model_name)
-    name = next((name for name in names if name not in ("", "none", "default")), None) or await fetch_model_path(client)
-    load: Any = AutoTokenizer.from_pretrained
-    with explained_tokenizer_errors(name):
-        return await asyncio.to_thread(load, name)
-
-
-async def _connected(client: JsonClient, tokenizer: Any) -> SamplingServer:
+async def _connected(http: JsonClient, tokenizer: Any) -> PluginClient:
     """Check a server; raises ServerMismatchError if its plugin or its tokenizer does not match."""
-    info = await fetch_server_info(client)
-    server = SamplingServer(client, info)
-    server.check()
-    encode = partial(tokenizer.encode, add_special_tokens=False)
-    await check_tokenizer(client, info, encode, special=tokenizer.eos_token or "")
+    server = await PluginClient.connected(http)
+    server.check_streams()
+    await server.check_tokenizer(tokenizer)
     return server

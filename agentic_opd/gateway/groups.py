@@ -19,9 +19,9 @@ from typing import Any
 
 from agentic_opd.core.concurrency import gather_all
 from agentic_opd.core.errors import AlignmentError, ServerError, ServerUnreachableError
-from agentic_opd.core.types import Message
+from agentic_opd.core.types import Message, Recording
 from agentic_opd.distill.distiller import Distiller
-from agentic_opd.distill.pipeline import DistilledEpisode, DistilledTurn
+from agentic_opd.distill.records import DistilledRecording, DistilledTurn
 from agentic_opd.gateway.config import GatewayConfig
 from agentic_opd.gateway.delivery import Delivery
 from agentic_opd.gateway.journal import Ending, Journal, SessionRow, SessionState
@@ -123,8 +123,8 @@ class GroupWriter:
         is_learned = turn.turn_type == "main" and (config.learn_from_altered_sampling or not turn.altered)
         if self._distiller is None or not config.judge_at_once or not is_learned:
             return None
-        episode = answered(path, new, session.session_id)
-        judging = asyncio.create_task(self._distiller.distill_turn(episode, 0, session.server))
+        recording = Recording(session.session_id, (answered(path, new),))
+        judging = asyncio.create_task(self._distiller.distill_turn(recording, 0, session.server))
         self._judging.add(judging)
         judging.add_done_callback(self._judged)
         return judging
@@ -256,8 +256,6 @@ class GroupWriter:
                 tree.add(turn)
         return branches(
             tree,
-            session_id,
-            closed.ending.stop,
             feedback=closed.ending.feedback,
             learn_from_altered=self._config.learn_from_altered_sampling,
         )
@@ -265,26 +263,27 @@ class GroupWriter:
     async def _scored(self, closed: Sequence[Closed], found: Mapping[str, Sequence[Branch]]) -> ScoredGroup:
         pairs = [(one, branch) for one in closed for branch in found[one.row.session_id]]
         distiller = self._distiller
-        distilled: list[DistilledEpisode] | list[None] = [None for _ in pairs]
+        distilled: list[DistilledRecording] | list[None] = [None for _ in pairs]
         about: GroupDistillation | None = None
         if distiller is not None:
             known = [await _known(branch, one.judged) for one, branch in pairs]
             made = await gather_all(
-                distiller.distill(branch.episode, one.row.server, before)
+                distiller.distill(Recording(one.row.session_id, (branch.trace,)), one.row.server, before)
                 for (one, branch), before in zip(pairs, known, strict=True)
             )
             about = (await distiller.close_group(made)).about
             distilled = made
-        versions = [one.episode.weight_version for _, one in pairs if one.episode.weight_version is not None]
+        versions = [version for _, one in pairs if (version := one.trace.weight_version) is not None]
         first = closed[0]
         is_named = first.row.group_name is not None
         names = _names([one.row for one in closed])
         return ScoredGroup(
             rollouts=tuple(
                 ScoredRollout.of_conversation(
-                    branch.episode,
+                    branch.trace,
+                    one.ending.stop,
                     given_reward=one.ending.reward,
-                    rows=of_it and of_it.arrays,
+                    rows=of_it and of_it.traces[0].arrays,
                     turns=of_it and of_it.records,
                     session_id=names[one.row.session_id] if is_named else None,
                 )

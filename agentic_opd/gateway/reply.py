@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agentic_opd.gateway.choice import Finished, Piece
-from agentic_opd.gateway.policy import SampledToken
 from agentic_opd.gateway.sampler import Begun
+from agentic_opd.plugin.sampling import SampledToken
 
 
 def _new_id() -> str:

@@ -19,14 +19,14 @@ from typing import Any
 from renderers import Renderer
 
 from agentic_opd.core.concurrency import to_its_end
-from agentic_opd.core.errors import RendererError, ServerMismatchError
+from agentic_opd.core.errors import RendererError, ServerMismatchError, ServerRequestError
 from agentic_opd.gateway.choice import Choice, Finished, Piece
-from agentic_opd.gateway.errors import RefusedError
-from agentic_opd.gateway.policy import SamplingServer
+from agentic_opd.gateway.errors import RefusedError, as_refusal
 from agentic_opd.gateway.request import Asked, tools_key
 from agentic_opd.gateway.sessions import Place, Session
 from agentic_opd.gateway.telemetry import Telemetry
-from agentic_opd.gateway.turns import Path, RecordedTurn, conversation, recorded
+from agentic_opd.gateway.turns import Path, RecordedTurn, recorded, trace_of
+from agentic_opd.plugin.client import PluginClient
 from agentic_opd.rollout.chat import Chat, ParsedTurn
 from agentic_opd.rollout.conversation import Conversation
 
@@ -137,7 +137,7 @@ class Sampler:
 
     def _prompted(self, chat: Chat, place: Place, asked: Asked) -> tuple[Conversation, Path | tuple[()]]:
         if place.path:
-            talk = conversation(chat, place.path)
+            talk = Conversation.restored(chat, trace_of(place.path))
             talk.answer(place.new)
             try:
                 talk.prompt()
@@ -156,7 +156,7 @@ class Sampler:
         self,
         asked: Asked,
         session: Session,
-        server: SamplingServer,
+        server: PluginClient,
         talk: Conversation,
         path: Path | tuple[()],
         *,
@@ -191,8 +191,9 @@ class Sampler:
                 n=asked.n,
                 max_tokens=min(room, asked.max_tokens or room),
                 top_logprobs=asked.top_logprobs or 0,
-                params=_parameters(asked, talk, server),
+                params=_parameters(asked, talk),
                 interval=interval,
+                weight_version=talk.turns[-1].weight_version if talk.turns else None,
             )
             async with aclosing(deltas):
                 async for delta in deltas:
@@ -209,6 +210,8 @@ class Sampler:
                         # The turn is stored even if the client disconnects meanwhile.
                         await to_its_end(self._record(asked, session, talk.fork(), path, finished))
                         yield finished
+        except ServerRequestError as error:
+            raise as_refusal(error) from error
         finally:
             self._streams -= asked.stream
         if open_choices:
@@ -252,14 +255,12 @@ def _too_long(length: str, context: int) -> RefusedError:
     return RefusedError(400, said, "messages", CONTEXT_FULL)
 
 
-def _parameters(asked: Asked, talk: Conversation, server: SamplingServer) -> dict[str, Any]:
-    """Return vLLM's parameters: the request's, the stop tokens and, with adapters, the last turn's weight version."""
+def _parameters(asked: Asked, talk: Conversation) -> dict[str, Any]:
+    """Return vLLM's parameters: the request's, and the stop tokens."""
     params = {**asked.sampling}
     params["stop_token_ids"] = [*talk.chat.stop_token_ids, *asked.sampling.get("stop_token_ids", ())]
     if asked.stop:
         params["stop"] = list(asked.stop)
-    if server.info.max_adapters and talk.turns and talk.turns[-1].weight_version is not None:
-        params["prefer_weight_version"] = talk.turns[-1].weight_version
     return params
 
 

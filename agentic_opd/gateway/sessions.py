@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from agentic_opd.core.types import Message
-from agentic_opd.distill.pipeline import DistilledTurn
+from agentic_opd.distill.records import DistilledTurn
 from agentic_opd.gateway.errors import RefusedError
 from agentic_opd.gateway.journal import SessionRow
 from agentic_opd.gateway.request import Asked, tools_key

@@ -7,7 +7,7 @@ continue the same turn do not affect each other.
          \ u a3      (u a1 u a2) and (u a1 u a3). a1 is learned from in the first; in the second it is context.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import Any
@@ -16,15 +16,11 @@ from agentic_opd.core.types import (
     IGNORED,
     PROMPT_LOGPROB,
     ContextTurn,
-    Episode,
     Message,
-    StopReason,
-    Task,
-    TokenRecord,
+    Trace,
     Turn,
 )
 from agentic_opd.gateway.request import TurnType
-from agentic_opd.rollout.chat import Chat
 from agentic_opd.rollout.conversation import Completion, Conversation
 from agentic_opd.rollout.conversation_index import identity
 
@@ -85,43 +81,29 @@ class TurnTree:
         return [turn for turn_id, turn in sorted(self.turns.items()) if not self.is_extended(turn_id)]
 
 
-def conversation(chat: Chat, path: Path) -> Conversation:
-    """Restore the conversation after the last turn of a path, to continue it."""
-    return Conversation.restored(chat, _messages(path), [turn.place for turn in path], record_of(path))
-
-
-def record_of(path: Path, learned: Iterable[int] | None = None) -> TokenRecord:
-    """Return the tokens of a path, with masks and logprobs.
-
-    Args:
-        path: The turns of a branch.
-        learned: Ids of the turns whose tokens are learned from; None: all. The mask of other tokens is IGNORED.
-    """
-    wanted = None if learned is None else set(learned)
+def trace_of(path: Path) -> Trace:
+    """Return the sequence up to the last turn of a path, with all its turns."""
     tokens, masks, logprobs = list[int](), list[int](), list[float]()
     for turn in path:
         ids = turn.completion.token_ids
-        is_learned = wanted is None or turn.turn_id in wanted
         tokens += [*turn.prompt_ids, *ids]
-        masks += [IGNORED] * len(turn.prompt_ids) + (list(ids) if is_learned else [IGNORED] * len(ids))
-        logprobs += [PROMPT_LOGPROB] * len(turn.prompt_ids)
-        logprobs += turn.completion.logprobs if is_learned else [PROMPT_LOGPROB] * len(ids)
-    return TokenRecord(tuple(tokens), tuple(masks), tuple(logprobs))
+        masks += [*[IGNORED] * len(turn.prompt_ids), *ids]
+        logprobs += [*[PROMPT_LOGPROB] * len(turn.prompt_ids), *turn.completion.logprobs]
+    places = tuple(turn.place for turn in path)
+    return Trace(tuple(_messages(path)), tuple(tokens), tuple(masks), tuple(logprobs), places)
 
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """One sequence of a session, as an episode."""
+    """One sequence of a session."""
 
-    episode: Episode
+    trace: Trace
     turn_ids: tuple[int, ...]
-    """Ids of the episode's turns."""
+    """Ids of the trace's turns."""
 
 
 def branches(
     tree: TurnTree,
-    session_id: str,
-    stop: StopReason,
     *,
     feedback: str | None = None,
     learn_from_altered: bool = False,
@@ -131,8 +113,6 @@ def branches(
 
     Args:
         tree: The session's turns.
-        session_id: Task id of the episodes.
-        stop: How the session ended.
         feedback: The client's final feedback: the next state of the learnable turn finished last.
         learn_from_altered: Also learn from turns for which the request changed the sampling distribution.
         is_one_taken: The caller learns from a single branch. Shared turns are then learnable in every branch.
@@ -155,9 +135,10 @@ def branches(
         path = path[: path.index(learned[-1]) + 1]
         if not is_one_taken:
             taken.update(turn.turn_id for turn in learned)
-        said = feedback if path[-1].turn_id == last else None
-        following = _answer_to(tree, path[-1])
-        found.append(_branch(path, why, session_id, stop, said, following))
+        following = [*_answer_to(tree, path[-1])]
+        if path[-1].turn_id == last and feedback is not None and feedback.strip():
+            following.append({"role": "user", "content": feedback})
+        found.append(Branch(_trace(path, why, following), tuple(turn.turn_id for turn in learned)))
     return found
 
 
@@ -202,61 +183,35 @@ def _messages(path: Path) -> list[Message]:
     return [message for turn in path for message in turn.messages]
 
 
-def _branch(
-    path: Path,
-    why: Mapping[int, ContextTurn | None],
-    session_id: str,
-    stop: StopReason,
-    feedback: str | None,
-    following: Sequence[Message],
-) -> Branch:
-    messages = _messages(path)
-    sampled = {turn.place.message_index: turn for turn in path}
-    learned = [turn for turn in path if why[turn.turn_id] is None]
-    context = tuple(
+def _trace(path: Path, why: Mapping[int, ContextTurn | None], following: Sequence[Message]) -> Trace:
+    """Return the trace of a path that learns from the turns without a reason in `why`, and ends with `following`."""
+    whole, sampled = trace_of(path), {turn.place.message_index: turn for turn in path}
+    context = [
         found
-        for index, message in enumerate(messages)
+        for index, message in enumerate(whole.messages)
         if message["role"] == "assistant"
         for found in [why[sampled[index].turn_id] if index in sampled else ContextTurn(index, "not_sampled")]
         if found is not None
-    )
-    messages += following
-    if feedback is not None and feedback.strip():
-        messages.append({"role": "user", "content": feedback})
-    record = record_of(path, [turn.turn_id for turn in learned])
-    versions = [turn.place.weight_version for turn in learned if turn.place.weight_version is not None]
-    first = next((message["content"] for message in messages if message["role"] == "user"), "")
-    episode = Episode(
-        task=Task(session_id, first, hidden_tests=None),
-        messages=tuple(messages),
-        tokens_T=record.tokens_T,
-        masks_T=record.masks_T,
-        logprobs_T=record.logprobs_T,
-        turns=tuple(turn.place for turn in learned),
-        stop_reason=stop,
-        weight_version=min(versions, default=None),
-        context_turns=context,
-    )
-    return Branch(episode, tuple(turn.turn_id for turn in learned))
+    ]
+    learned = [turn.place for turn in path if why[turn.turn_id] is None]
+    return replace(whole.learning_from(learned, context), messages=(*whole.messages, *following))
 
 
-def answered(path: Path, new: Sequence[Message], session_id: str) -> Episode:
-    """Return an episode that learns from the last turn of a path only, with its context and its next state.
+def answered(path: Path, new: Sequence[Message]) -> Trace:
+    """Return a trace that learns from the last turn of a path only, with its context and its next state.
 
     Args:
         path: The turns up to and including this one.
         new: The messages after it, which are its next state.
-        session_id: Task id of the episode.
     """
-    why = {turn.turn_id: None if turn is path[-1] else _CONTEXT for turn in path}
-    return _branch(path, why, session_id, StopReason.CLOSED, None, new).episode
+    return _trace(path, {turn.turn_id: None if turn is path[-1] else _CONTEXT for turn in path}, new)
 
 
 _CONTEXT = ContextTurn(0, "shared")
 
 
 def recorded(
-    talk: Conversation,
+    conversation: Conversation,
     path: Path,
     turn_id: int,
     completion: Completion,
@@ -269,7 +224,7 @@ def recorded(
     """Build the record of the turn just added to a conversation.
 
     Args:
-        talk: The conversation, including the new turn.
+        conversation: The conversation, including the new turn.
         path: The turns that the new one continues; empty if its prompt was rendered anew.
         turn_id: Id of the new turn.
         completion: The sampled tokens.
@@ -278,19 +233,19 @@ def recorded(
         sampling: The request's sampling parameters.
         altered: See `RecordedTurn`.
     """
-    place = talk.turns[-1]
+    place = conversation.turns[-1]
     start = path[-1].place.end if path else 0
     known = path[-1].place.message_index + 1 if path else 0
-    new = talk.messages[known : place.message_index]
+    new = conversation.messages[known : place.message_index]
     return RecordedTurn(
         turn_id=turn_id,
         parent=path[-1].turn_id if path else None,
         messages=(*new, given),
-        prompt_ids=talk.record().tokens_T[start : place.start],
+        prompt_ids=conversation.trace().tokens_T[start : place.start],
         completion=completion,
-        place=replace(place),
+        place=place,
         turn_type=turn_type,
-        tools=tuple(talk.chat.tools),
+        tools=tuple(conversation.chat.tools),
         sampling=sampling,
         altered=altered,
     )

@@ -8,7 +8,7 @@ import numpy as np
 from agentic_opd.core.precision import Noise, tolerance_for
 from agentic_opd.core.types import TurnOutcome
 from agentic_opd.report.numbers import Overview
-from agentic_opd.report.read import Rollout
+from agentic_opd.report.read import ShownRollout
 from agentic_opd.wire.counts import TurnCounts
 from agentic_opd.wire.group import TurnRecord
 
@@ -33,7 +33,7 @@ _LOST_FOR = {
 }
 
 
-def findings(numbers: Overview, rollouts: Sequence[Rollout]) -> list[str]:
+def findings(numbers: Overview, rollouts: Sequence[ShownRollout]) -> list[str]:
     """Return the warnings of a run, one sentence each; empty if there is nothing to report."""
     turns, counts = [turn for rollout in rollouts for turn in rollout.records], TurnCounts()
     counts.add(turns)
@@ -80,7 +80,7 @@ def _hints(numbers: Overview, counts: TurnCounts, turns: Sequence[TurnRecord]) -
         yield f"{len(like_tests)} accepted hints look like test code, for example: {_cut(like_tests[0])}."
 
 
-def _gaps(numbers: Overview, rollouts: Sequence[Rollout]) -> Iterator[str]:
+def _gaps(numbers: Overview, rollouts: Sequence[ShownRollout]) -> Iterator[str]:
     noise, rms = numbers.noise_floor, numbers.noise_rms
     if noise is not None and rms is not None:
         found, tolerance = Noise(rms, noise), tolerance_for(numbers.precision)

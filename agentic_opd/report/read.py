@@ -54,7 +54,7 @@ class TeacherTop:
 
 
 @dataclass(frozen=True, slots=True)
-class Rollout:
+class ShownRollout:
     """One sequence of a group; `line` (from 1) and `index` (from 0) locate it in the file."""
 
     line: int
@@ -150,7 +150,7 @@ class Run:
 
     name: str
     settings: Mapping[str, Any]
-    rollouts: tuple[Rollout, ...]
+    rollouts: tuple[ShownRollout, ...]
     left_out: tuple[str, ...] = ()
 
 
@@ -203,7 +203,7 @@ def read_settings(path: Path) -> Mapping[str, Any]:
     return settings if isinstance(settings, dict) else {}
 
 
-def read_groups(lines: Iterable[bytes], left_out: list[str]) -> Iterator[Rollout]:
+def read_groups(lines: Iterable[bytes], left_out: list[str]) -> Iterator[ShownRollout]:
     """Yield the sequences of all valid lines; append one sentence per invalid line to `left_out`."""
     for number, line in enumerate(lines, start=1):
         if not line.strip():
@@ -222,11 +222,11 @@ def read_groups(lines: Iterable[bytes], left_out: list[str]) -> Iterator[Rollout
         yield from (_rollout(group, one, number, index, is_first=is_first) for index, (one, is_first) in sequences)
 
 
-def _rollout(group: ScoredGroup, one: ScoredRollout, line: int, index: int, *, is_first: bool) -> Rollout:
+def _rollout(group: ScoredGroup, one: ScoredRollout, line: int, index: int, *, is_first: bool) -> ShownRollout:
     sampled = [position for position, mask in enumerate(one.masks_T) if mask != IGNORED]
     counts, baseline_T = RolloutCounts(), one.baseline_T
     counts.add(one, is_first=is_first)
-    return Rollout(
+    return ShownRollout(
         line=line,
         index=index,
         task_id=group.task_id or group.session_id or f"line {line}",
@@ -251,11 +251,11 @@ def _rollout(group: ScoredGroup, one: ScoredRollout, line: int, index: int, *, i
     )
 
 
-def _with_lifts(rollouts: Sequence[Rollout], lifts: Lifts) -> tuple[Rollout, ...]:
+def _with_lifts(rollouts: Sequence[ShownRollout], lifts: Lifts) -> tuple[ShownRollout, ...]:
     """Attach measured turns to their rollouts; ignore measurements of a file that has been replaced since."""
     measured = {turn.place: turn for turn in lifts.turns}
 
-    def own(rollout: Rollout) -> Iterator[tuple[int, ResampledTurn]]:
+    def own(rollout: ShownRollout) -> Iterator[tuple[int, ResampledTurn]]:
         for at, record in enumerate(rollout.records):
             turn = measured.get((rollout.line, rollout.index, at))
             if turn is not None and (turn.hint, turn.task_id) == (record.hint, rollout.task_id):

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, Field, field_validator, model_validator
 
 from agentic_opd.settings.fields import AGENT, MOST_USED, REWARD
 
@@ -35,6 +35,15 @@ class RendererConfig(BaseModel):
         description="Tokens that end a turn, in addition to the token with which the chat template closes a turn. "
         "Unset: the stop tokens of the model's generation_config.json and tokenizer.",
     )
+
+    @field_validator("renderer_options")
+    @classmethod
+    def _check_names(cls, options: dict[str, Any]) -> dict[str, Any]:
+        for name in options:
+            before, colon, after = name.partition(":")
+            if colon:
+                raise ValueError(f"{name!r} has no space behind its colon; write {{{before}: {after.strip()}}}")
+        return options
 
 
 class RolloutConfig(RendererConfig):

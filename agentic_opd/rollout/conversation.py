@@ -1,46 +1,25 @@
 """One conversation as token ids: sampled ids never change, and new ids are appended to them.
 
 In: the first messages, then alternately a policy's `Completion` and the messages that answered it. Out: the ids of the
-next turn's prompt, a `Sample` for each turn, and the record of all tokens. If the chat template rewrites earlier
-messages, `branching_prompt` starts another sequence, rendered from the first message.
+next turn's prompt, a `Sample` for each turn, and the traces. If the chat template rewrites earlier messages,
+`branching_prompt` starts another sequence, rendered from the first message.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 
-from agentic_opd.core.errors import AlignmentError, RewrittenError
+from agentic_opd.core.errors import RewrittenError
 from agentic_opd.core.types import (
     IGNORED,
-    MOST_NATS,
     PROMPT_LOGPROB,
+    Completion,
+    ContextTurn,
     Message,
-    TokenRecord,
     ToolCall,
+    Trace,
     Turn,
-    check_lengths,
 )
 from agentic_opd.rollout.chat import Chat, ParsedTurn, Prompt
-
-
-@dataclass(frozen=True, slots=True)
-class Completion:
-    """One sampled turn: ids (including the stop token), their logprobs in nats, and the reason why sampling stopped."""
-
-    token_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    finish_reason: str = "stop"
-    """`length` if the turn was cut off at its token limit."""
-    weight_version: int | None = None
-    """Version of the weights that sampled the turn; None if the server does not report it."""
-
-    def __post_init__(self) -> None:
-        check_lengths("completion", token_ids=len(self.token_ids), logprobs=len(self.logprobs))
-        if not self.token_ids:
-            raise AlignmentError("completion: no token was sampled")
-        if (at := next((i for i, one in enumerate(self.logprobs) if not abs(one) <= MOST_NATS), None)) is not None:
-            raise AlignmentError(
-                f"completion: token {at} has the logprob {self.logprobs[at]!r}; does the model compute?"
-            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +34,8 @@ class Sample:
 class Conversation:
     """A conversation that grows in place: `prompt`, then `add` its completion, then `answer`, and so on.
 
-    `messages` and `turns` are read-only for callers. The cost of each step is proportional to what it adds, except for
-    the renderer's work on the whole prompt and the request that sends it.
+    `messages` and `turns` (those of the current sequence) are read-only for callers. The cost of each step is
+    proportional to what it adds, except for the renderer's work on the whole prompt and the request that sends it.
     """
 
     def __init__(self, chat: Chat, messages: Sequence[Message]) -> None:
@@ -64,10 +43,8 @@ class Conversation:
         self.chat = chat
         self.messages: list[Message] = list(messages)
         self.turns: list[Turn] = []
-        self.earlier: list[TokenRecord] = []
+        self.earlier: list[Trace] = []
         """Sequences before the current one; see `branching_prompt`."""
-        self.weight_version: int | None = None
-        """Oldest version of the weights that sampled a turn; None if no server reports it."""
         self._tokens: list[int] = []
         self._masks: list[int] = []
         self._logprobs: list[float] = []
@@ -75,22 +52,18 @@ class Conversation:
         """Prompt whose ids are at the end of `_tokens`; masks and logprobs are extended when its turn is added."""
 
     @classmethod
-    def restored(
-        cls, chat: Chat, messages: Sequence[Message], turns: Sequence[Turn], record: TokenRecord
-    ) -> "Conversation":
-        """Return a conversation restored to the end of its last turn.
+    def restored(cls, chat: Chat, trace: Trace) -> "Conversation":
+        """Return a conversation that continues `trace`, whose last message and tokens are those of its last turn."""
+        conversation = cls(chat, trace.messages)
+        conversation.turns = list(trace.turns)
+        conversation._tokens, conversation._masks = list(trace.tokens_T), list(trace.masks_T)
+        conversation._logprobs = list(trace.logprobs_T)
+        return conversation
 
-        Args:
-            chat: Renders and parses the following turns.
-            messages: All messages up to and including the last turn's.
-            turns: The conversation's turns, at least one.
-            record: Its tokens up to the end of the last turn.
-        """
-        talk = cls(chat, messages)
-        talk.turns = list(turns)
-        talk.weight_version = min((v for turn in turns if (v := turn.weight_version) is not None), default=None)
-        talk._tokens, talk._masks, talk._logprobs = list(record.tokens_T), list(record.masks_T), list(record.logprobs_T)
-        return talk
+    @property
+    def num_turns(self) -> int:
+        """Number of turns in all sequences."""
+        return sum(len(trace.turns) for trace in self.earlier) + len(self.turns)
 
     def prompt(self) -> list[int]:
         """Return the ids of the next turn's prompt. The list is not a copy: it grows with the conversation.
@@ -100,12 +73,11 @@ class Conversation:
             RendererError: the messages can't be rendered.
         """
         if self._prompt is None:
-            own = [turn for turn in self.turns if turn.branch == len(self.earlier)]
-            if own:
-                last = own[-1]
+            if self.turns:
+                last = self.turns[-1]
                 history, new = self.messages[: last.message_index + 1], self.messages[last.message_index + 1 :]
                 prompt = self.chat.next_prompt(
-                    self._tokens, last.start, last.last_user_end, history, new, sampled_from=own[0].message_index
+                    self._tokens, last.start, last.last_user_end, history, new, sampled_from=self.turns[0].message_index
                 )
             else:
                 prompt = self.chat.first_prompt(self.messages)
@@ -124,8 +96,8 @@ class Conversation:
         try:
             return self.prompt()
         except RewrittenError:
-            self.earlier.append(self.record())
-            self._tokens, self._masks, self._logprobs = [], [], []
+            self.earlier.append(self.trace())
+            self.turns, self._tokens, self._masks, self._logprobs = [], [], [], []
             return self.prompt()
 
     def add(self, completion: Completion, parsed: ParsedTurn | None = None) -> Sample:
@@ -152,7 +124,6 @@ class Conversation:
             truncated=cut_off,
             weight_version=completion.weight_version,
             reasoning_tokens=self.chat.reasoning_tokens(ids, parsed.message),
-            branch=len(self.earlier),
         )
         self._tokens += ids
         self._masks += [IGNORED] * len(prompt.token_ids) + list(ids)
@@ -160,8 +131,6 @@ class Conversation:
         self._prompt = None
         self.turns.append(turn)
         self.messages.append(parsed.message)
-        versions = [v for v in (self.weight_version, completion.weight_version) if v is not None]
-        self.weight_version = min(versions, default=None)
         return Sample(parsed.message, parsed.tool_calls, turn)
 
     def answer(self, messages: Sequence[Message]) -> None:
@@ -173,15 +142,30 @@ class Conversation:
     def fork(self) -> "Conversation":
         """Return an independent conversation that continues from this point."""
         fork = Conversation(self.chat, self.messages)
-        fork.earlier = self.earlier[:]
-        fork.turns, fork.weight_version, fork._prompt = self.turns[:], self.weight_version, self._prompt
+        fork.earlier, fork.turns, fork._prompt = self.earlier[:], self.turns[:], self._prompt
         fork._tokens, fork._masks, fork._logprobs = self._tokens[:], self._masks[:], self._logprobs[:]
         return fork
 
-    def records(self) -> list[TokenRecord]:
-        """Return all sequences, each up to the end of its last turn; a current one without a turn is left out."""
-        return [*self.earlier, *([self.record()] if self._masks or not self.earlier else [])]
+    def traces(self) -> tuple[Trace, ...]:
+        """Return all sequences; a current one without a turn is left out if there are earlier ones.
 
-    def record(self) -> TokenRecord:
-        """Return the current sequence up to the end of its last turn."""
-        return TokenRecord(tuple(self._tokens[: len(self._masks)]), tuple(self._masks), tuple(self._logprobs))
+        In each of them, assistant messages of other sequences are context, as are those that were not sampled.
+        """
+        traces = [*self.earlier, *([self.trace()] if self.turns or not self.earlier else [])]
+        sampled = {turn.message_index for trace in traces for turn in trace.turns}
+        return tuple(replace(trace, context_turns=_context_turns(trace, sampled)) for trace in traces)
+
+    def trace(self) -> Trace:
+        """Return all messages, and the current sequence up to the end of its last turn."""
+        tokens = tuple(self._tokens[: len(self._masks)])
+        return Trace(tuple(self.messages), tokens, tuple(self._masks), tuple(self._logprobs), tuple(self.turns))
+
+
+def _context_turns(trace: Trace, sampled: Collection[int]) -> tuple[ContextTurn, ...]:
+    """Return the assistant messages without a turn in `trace`; `sampled` are the message indices of all turns."""
+    own = {turn.message_index for turn in trace.turns}
+    return tuple(
+        ContextTurn(index, "shared" if index in sampled else "not_sampled")
+        for index, message in enumerate(trace.messages)
+        if message["role"] == "assistant" and index not in own
+    )

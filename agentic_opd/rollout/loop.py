@@ -6,20 +6,20 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeVar
 
-from agentic_opd.core.concurrency import in_turn
+from agentic_opd.core.concurrency import fair_slot
 from agentic_opd.core.errors import RendererError, SandboxError, ServerError
 from agentic_opd.core.text import well_formed
 from agentic_opd.core.types import (
-    ContextTurn,
     Episode,
     Message,
+    Recording,
     Reward,
-    Session,
     StopReason,
     Task,
     ToolCall,
     ToolResult,
     World,
+    WorldSession,
 )
 from agentic_opd.rollout.chat import Chat
 from agentic_opd.rollout.config import RolloutConfig
@@ -30,7 +30,7 @@ from agentic_opd.rollout.reward import compute_reward
 logger = logging.getLogger(__name__)
 
 
-class Policy(Protocol):
+class SamplingPolicy(Protocol):
     """The policy's interface to the loop; `env.policy_server.ServedPolicy` implements it."""
 
     async def sample(self, prompt_ids: Sequence[int], max_tokens: int) -> Completion:
@@ -46,8 +46,8 @@ UserReply = Callable[[Task, Sequence[Message]], Awaitable[str | None]]
 """Returns the user's reply to a turn without tool calls, the last of the messages; None ends the episode."""
 
 
-OnAnswered = Callable[[Episode, int], None]
-"""Called after each answered turn, with the episode so far and the turn's index."""
+OnAnswered = Callable[[Recording, int], None]
+"""Called after each answered turn, with the conversation so far and the turn's index."""
 
 
 @dataclass
@@ -56,7 +56,7 @@ class AgentLoop:
 
     task: Task
     conversation: Conversation
-    session: Session
+    session: WorldSession
     config: RolloutConfig
     user_reply: UserReply | None = None
     on_answered: OnAnswered | None = None
@@ -65,7 +65,7 @@ class AgentLoop:
     broken_turns: int = 0
     changes: list[frozenset[int]] = field(default_factory=list[frozenset[int]])
 
-    async def run(self, policy: Policy) -> Episode:
+    async def run(self, policy: SamplingPolicy) -> Episode:
         """Take turns until the episode ends.
 
         A server failure ends it as SERVER_ERROR. A renderer failure on a turn, or on the prompt of a later turn,
@@ -81,16 +81,16 @@ class AgentLoop:
         except ServerError as error:
             stop, failure = StopReason.SERVER_ERROR, error
         except RendererError as error:
-            turns = len(self.conversation.turns)
+            turns = self.conversation.num_turns
             if not turns:
                 raise
             logger.warning("an episode of %s ends after turn %d: %s", self.task.task_id, turns, error)
             stop = StopReason.RENDER_ERROR
         return self.episode(stop, failure)
 
-    async def step(self, policy: Policy) -> StopReason | None:
+    async def step(self, policy: SamplingPolicy) -> StopReason | None:
         """Sample one turn and answer it; return the reason if the episode ends, else None."""
-        async with in_turn():
+        async with fair_slot():
             prompt_ids = self.conversation.branching_prompt()
         room = self.config.max_token_length - len(prompt_ids)
         if room < 1:
@@ -101,7 +101,7 @@ class AgentLoop:
         """Add a sampled turn and its answers; return the reason if the episode ends, else None."""
         self.changes.append(frozenset())
         try:
-            async with in_turn():
+            async with fair_slot():
                 sample = self.conversation.add(completion)
         except RendererError as error:
             logger.warning("an episode of %s ends with turn %d: %s", self.task.task_id, len(self.changes), error)
@@ -113,9 +113,10 @@ class AgentLoop:
         if not answers:
             return StopReason.FINISHED
         self.conversation.answer(answers)
+        num_turns = self.conversation.num_turns
         if self.on_answered is not None:
-            self.on_answered(self.episode(StopReason.MAX_TURNS), len(self.conversation.turns) - 1)
-        return StopReason.MAX_TURNS if len(self.conversation.turns) >= self.config.max_turns else None
+            self.on_answered(self.episode(StopReason.MAX_TURNS).recording, num_turns - 1)
+        return StopReason.MAX_TURNS if num_turns >= self.config.max_turns else None
 
     async def answers(self, sample: Sample) -> list[Message]:
         """Return the tool results in the order of the calls, or the user's reply, or nothing."""
@@ -137,26 +138,15 @@ class AgentLoop:
 
     def episode(self, stop: StopReason, failure: Exception | None = None) -> Episode:
         """Return the conversation so far as an Episode."""
-        *earlier, last = self.conversation.records()
-        messages = self.conversation.messages
-        sampled = {turn.message_index for turn in self.conversation.turns}
-        said = (index for index, message in enumerate(messages) if message["role"] == "assistant")
         return Episode(
             task=self.task,
-            messages=tuple(messages),
-            tokens_T=last.tokens_T,
-            masks_T=last.masks_T,
-            logprobs_T=last.logprobs_T,
-            turns=tuple(self.conversation.turns),
+            traces=self.conversation.traces(),
             stop_reason=stop,
             tool_calls=self.tool_calls,
             tool_errors=self.tool_errors,
             broken_turns=self.broken_turns,
             error=failure,
-            weight_version=self.conversation.weight_version,
             changes=tuple(self.changes),
-            earlier=tuple(earlier),
-            context_turns=tuple(ContextTurn(index, "not_sampled") for index in said if index not in sampled),
         )
 
 
@@ -164,10 +154,10 @@ def _tool_message(call: ToolCall, result: ToolResult) -> Message:
     return {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": well_formed(result.content)}
 
 
-SessionT = TypeVar("SessionT", bound=Session, contravariant=True)
+SessionT = TypeVar("SessionT", bound=WorldSession, contravariant=True)
 
 
-class Rollout(Protocol[SessionT]):
+class RunningEpisode(Protocol[SessionT]):
     """An episode in progress; `verified` runs it once."""
 
     async def run(self, session: SessionT) -> Episode:
@@ -185,29 +175,29 @@ class Rollout(Protocol[SessionT]):
 
 @dataclass
 class _OwnLoop:
-    """The built-in loop as a Rollout."""
+    """The built-in loop as a `RunningEpisode`."""
 
     task: Task
-    policy: Policy
+    policy: SamplingPolicy
     conversation: Conversation
     config: RolloutConfig
     user_reply: UserReply | None
     on_answered: OnAnswered | None
     loop: AgentLoop | None = None
 
-    async def run(self, session: Session) -> Episode:
-        """See `Rollout.run`."""
+    async def run(self, session: WorldSession) -> Episode:
+        """See `RunningEpisode.run`."""
         self.loop = AgentLoop(self.task, self.conversation, session, self.config, self.user_reply, self.on_answered)
         return await self.loop.run(self.policy)
 
     def so_far(self, stop: StopReason) -> Episode | None:
-        """See `Rollout.so_far`."""
-        return self.loop.episode(stop) if self.loop is not None and self.conversation.turns else None
+        """See `RunningEpisode.so_far`."""
+        return self.loop.episode(stop) if self.loop is not None and self.conversation.num_turns else None
 
 
 async def run_episode(
     task: Task,
-    policy: Policy,
+    policy: SamplingPolicy,
     world: World,
     chat: Chat,
     config: RolloutConfig,
@@ -230,7 +220,7 @@ async def run_episode(
 
 async def verified(
     task: Task,
-    rollout: Rollout[SessionT],
+    rollout: RunningEpisode[SessionT],
     place: AbstractAsyncContextManager[SessionT],
     world: World,
     config: RolloutConfig,

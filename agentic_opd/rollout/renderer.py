@@ -3,9 +3,10 @@
 In: a tokenizer and the settings. Out: a renderer of the package `renderers`, for `chat.Chat`.
 """
 
+import asyncio
 import json
 import logging
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -21,8 +22,10 @@ from renderers.base import MODEL_RENDERER_MAP
 from renderers.parsers import TOOL_PARSERS
 
 from agentic_opd.core.errors import ConfigError, RendererError, RewrittenError
+from agentic_opd.core.http import JsonClient
 from agentic_opd.core.text import control_tokens
 from agentic_opd.core.types import Message
+from agentic_opd.plugin.info import fetch_model_path
 from agentic_opd.rollout.chat import Chat, Prompt
 from agentic_opd.rollout.config import RendererConfig
 from agentic_opd.rollout.template import TemplateRenderer
@@ -41,6 +44,30 @@ def explained_tokenizer_errors(name: str) -> Generator[None]:
             f"the tokenizer {name!r} can't be loaded ({type(error).__name__}: {error}). Set "
             "env.tokenizer_name to the policy's model, as a hub name or a folder."
         ) from error
+
+
+def load_tokenizer(name: str) -> Any:
+    """Load a tokenizer by a hub name or a folder.
+
+    Raises:
+        ConfigError: it can't be loaded.
+    """
+    from transformers import AutoTokenizer  # The import takes seconds, and validating settings does not need it.
+
+    load: Any = AutoTokenizer.from_pretrained
+    with explained_tokenizer_errors(name):
+        return load(name)
+
+
+async def load_policy_tokenizer(names: Iterable[str], http: JsonClient) -> Any:
+    """Load the tokenizer of the first name that is set; without one, that of the server's model.
+
+    Raises:
+        ConfigError: it can't be loaded.
+        ServerError: the server does not name its model.
+    """
+    name = next((name for name in names if name not in ("", "none", "default")), None)
+    return await asyncio.to_thread(load_tokenizer, name or await fetch_model_path(http))
 
 
 def load_renderer(

@@ -1,14 +1,14 @@
-"""Distillation of existing data without new rollouts: episodes, rollouts or messages -> rows and records (I/O).
+"""Distillation of existing data without new rollouts: conversations, rollouts or messages -> rows and records (I/O).
 
-    Episode                   -> distill        -> arrays and records
-    ScoredRollout + messages  -> episode_of     -> Episode, its turns located by rendering the messages
-    messages                  -> episode_said   -> Episode that this policy did not sample
+    Recording                 -> distill        -> arrays and records
+    ScoredRollout + messages  -> trace_of       -> Trace, its turns located by rendering the messages
+    messages                  -> traces_of      -> Traces that this policy did not sample
     ScoredRollout + hints     -> scored_again   -> ScoredRollout with new rows for its recorded hints
 
 See docs/distill.md for usage.
 """
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -16,40 +16,36 @@ from typing import Any, Literal
 from pydantic import SecretStr
 
 from agentic_opd.core.concurrency import gather_all
-from agentic_opd.core.errors import AlignmentError, RendererError, ServerRequestError
+from agentic_opd.core.errors import AlignmentError, RendererError
 from agentic_opd.core.http import JsonClient
-from agentic_opd.core.server_info import fetch_model_path, fetch_server_info
 from agentic_opd.core.types import (
     IGNORED,
     PROMPT_LOGPROB,
     ContextTurn,
     DistillArrays,
-    Episode,
     Message,
-    StopReason,
-    Task,
+    Recording,
     TeacherRequest,
-    TeacherRows,
-    TokenRecord,
+    Trace,
     Turn,
     TurnOutcome,
 )
-from agentic_opd.distill.arrays import build_arrays, rounded
 from agentic_opd.distill.config import DistillConfig
-from agentic_opd.distill.connect import PolicyEndpoint, make_teacher
+from agentic_opd.distill.connect import PolicyEndpoint
 from agentic_opd.distill.distiller import DistilledGroup, Distiller
-from agentic_opd.distill.pipeline import DistilledEpisode, scored_by, without_hint
-from agentic_opd.distill.teacher import TeacherClient
+from agentic_opd.distill.records import DistilledRecording, WrittenRows, build_arrays, written_rows
+from agentic_opd.distill.scoring import NotScored, Scored, read_turn, rounded
+from agentic_opd.plugin.client import PluginClient
 from agentic_opd.rollout.chat import Chat, ParsedTurn
 from agentic_opd.rollout.conversation import Completion, Conversation
-from agentic_opd.rollout.renderer import explained_tokenizer_errors, load_renderer
+from agentic_opd.rollout.renderer import load_policy_tokenizer, load_renderer
 from agentic_opd.runs.logs import has_arguments, plain_messages
 from agentic_opd.wire.group import ScoredRollout, TurnRecord
 
-__all__ = ["DistillArrays", "DistillConfig", "Episode", "PolicyDistiller", "TurnRecord"]
+__all__ = ["DistillArrays", "DistillConfig", "PolicyDistiller", "Recording", "Trace", "TurnRecord"]
 
 UNMATCHED = (AlignmentError, RendererError)
-"""Errors of `episode_of` and `episode_said` if tokens and messages do not match."""
+"""Errors of `trace_of` and `traces_of` if tokens and messages do not match."""
 
 
 def sampled_spans(masks_T: Sequence[int]) -> list[tuple[int, int]]:
@@ -59,8 +55,8 @@ def sampled_spans(masks_T: Sequence[int]) -> list[tuple[int, int]]:
     return list(zip(edges[::2], edges[1::2], strict=True))
 
 
-def episode_of(rollout: ScoredRollout, chat: Chat, task_id: str) -> Episode:
-    """Convert a rollout of any origin to an episode; its turns are located by rendering its messages.
+def trace_of(rollout: ScoredRollout, chat: Chat) -> Trace:
+    """Return the trace of a rollout of any origin; its turns are located by rendering its messages.
 
     If there are fewer sampled spans than assistant messages, the spans belong to the last messages, and the others are
     context. An unsampled repetition of a turn's stop token, as Atropos' ManagedServer writes it, is skipped.
@@ -77,11 +73,12 @@ def episode_of(rollout: ScoredRollout, chat: Chat, task_id: str) -> Episode:
     if not spans or len(spans) > len(said):
         raise AlignmentError(f"{len(spans)} sampled spans for {len(said)} assistant messages")
     said, left_out = said[len(said) - len(spans) :], said[: len(said) - len(spans)]
-    talk = Conversation(chat, messages[: said[0]])
+    conversation = Conversation(chat, messages[: said[0]])
+    versions = {record.span: record.weight_version for record in rollout.turns or ()}
     turns: list[Turn] = []
     ends = [*said[1:], len(messages)]
     for number, ((start, end), at, following) in enumerate(zip(spans, said, ends, strict=True), start=1):
-        prompt = talk.prompt()
+        prompt = conversation.prompt()
         if tuple(prompt) != tokens[:start]:
             same = next((i for i, (a, b) in enumerate(zip(prompt, tokens, strict=False)) if a != b), len(prompt))
             raise AlignmentError(
@@ -92,21 +89,18 @@ def episode_of(rollout: ScoredRollout, chat: Chat, task_id: str) -> Episode:
         stop = next((i + 1 for i in range(start, end) if tokens[i] in chat.stop_token_ids), end)
         cut_off = tokens[stop - 1] not in chat.stop_token_ids
         ids = tokens[start:stop]
-        sample = talk.add(
-            Completion(ids, (0.0,) * len(ids), "length" if cut_off else "stop"), ParsedTurn(messages[at], ())
-        )
-        turns.append(_moved(replace(sample.turn, end=end, message_index=at), kept))
-        talk.answer(messages[at + 1 : following])
-    not_sampled = tuple(ContextTurn(index, "not_sampled") for index in left_out)
-    return Episode(
-        task=Task(task_id, "", None),
+        completion = Completion(ids, (0.0,) * len(ids), "length" if cut_off else "stop")
+        turn = _moved(replace(conversation.add(completion, ParsedTurn(messages[at], ())).turn, end=end), kept)
+        turns.append(replace(turn, message_index=at, weight_version=versions.get((turn.start, turn.end))))
+        conversation.answer(messages[at + 1 : following])
+    context_turns = [*rollout.context_turns, *(ContextTurn(index, "not_sampled") for index in left_out)]
+    return Trace(
         messages=tuple(messages),
         tokens_T=tuple(rollout.tokens_T),
         masks_T=tuple(rollout.masks_T),
         logprobs_T=tuple(rollout.logprobs_T),
-        turns=_with_versions(turns, rollout.turns),
-        stop_reason=StopReason.CLOSED,
-        context_turns=tuple(sorted((*rollout.context_turns, *not_sampled), key=lambda turn: turn.message_index)),
+        turns=tuple(turns),
+        context_turns=tuple(sorted(context_turns, key=lambda turn: turn.message_index)),
     )
 
 
@@ -123,25 +117,8 @@ def _moved(turn: Turn, kept: Sequence[int]) -> Turn:
     return replace(turn, **places, end=kept[turn.end - 1] + 1)
 
 
-def _with_versions(turns: Sequence[Turn], records: Sequence[TurnRecord] | None) -> tuple[Turn, ...]:
-    """Return the turns with the weight versions from records with the same spans."""
-    versions = {record.span: record.weight_version for record in records or ()}
-    return tuple(replace(turn, weight_version=versions.get((turn.start, turn.end))) for turn in turns)
-
-
-def _learned_only(record: TokenRecord, turns: Sequence[Turn]) -> TokenRecord:
-    """Return the record with all positions outside of `turns` masked as prompt."""
-    learned = {position for turn in turns for position in range(turn.start, turn.end)}
-    places = range(len(record.tokens_T))
-    return TokenRecord(
-        record.tokens_T,
-        tuple(record.masks_T[p] if p in learned else IGNORED for p in places),
-        tuple(record.logprobs_T[p] if p in learned else PROMPT_LOGPROB for p in places),
-    )
-
-
-def episode_said(messages: Sequence[Message], chat: Chat, task_id: str) -> Episode:
-    """Convert a conversation in text to an episode; its ids come from the renderer and were not sampled.
+def traces_of(messages: Sequence[Message], chat: Chat) -> tuple[Trace, ...]:
+    """Return the traces of a conversation in text; their ids come from the renderer and were not sampled.
 
     Assistant messages before the first user message, and turns with a call whose arguments are not a JSON object, are
     context and not trained on. `logprobs_T` is a placeholder of 0.0 at the assistant's tokens; see
@@ -158,29 +135,23 @@ def episode_said(messages: Sequence[Message], chat: Chat, task_id: str) -> Episo
     context = {i for i in assistants if i < first_user or not has_arguments(messages[i])}
     if context >= {*said}:
         raise AlignmentError("the assistant says nothing in it that answers a user and can be learned")
-    talk = Conversation(chat, messages[: said[0]])
+    conversation = Conversation(chat, messages[: said[0]])
     for at, following in zip(said, [*said[1:], len(messages)], strict=True):
         asked = next(i for i in range(at, 0, -1) if messages[i - 1]["role"] != "assistant")
         ids = chat.written([*messages[:asked], messages[at]])
-        talk.branching_prompt()
-        talk.add(Completion(ids, (0.0,) * len(ids)), ParsedTurn(messages[at], ()))
-        talk.answer(messages[at + 1 : following])
-    turns = [turn for turn in talk.turns if turn.message_index not in context]
-    *earlier, last = (
-        _learned_only(record, [turn for turn in turns if turn.branch == branch])
-        for branch, record in enumerate(talk.records())
-    )
-    return Episode(
-        task=Task(task_id, "", None),
-        messages=tuple(messages),
-        tokens_T=last.tokens_T,
-        masks_T=last.masks_T,
-        logprobs_T=last.logprobs_T,
-        turns=tuple(turns),
-        stop_reason=StopReason.CLOSED,
-        context_turns=tuple(ContextTurn(index, "not_sampled") for index in sorted(context)),
-        earlier=tuple(earlier),
-    )
+        conversation.branching_prompt()
+        conversation.add(Completion(ids, (0.0,) * len(ids)), ParsedTurn(messages[at], ()))
+        conversation.answer(messages[at + 1 : following])
+    traces = (_without_turns(trace, context) for trace in conversation.traces())
+    return tuple(trace for trace in traces if trace.turns)
+
+
+def _without_turns(trace: Trace, context: Collection[int]) -> Trace:
+    """Return the trace with the turns of the messages `context` as context."""
+    why = {turn.message_index: turn for turn in trace.context_turns}
+    why |= {index: ContextTurn(index, "not_sampled") for index in context if index < len(trace.messages)}
+    turns = [turn for turn in trace.turns if turn.message_index not in context]
+    return trace.learning_from(turns, [why[index] for index in sorted(why)])
 
 
 def _complete(messages: Sequence[Message]) -> list[Message]:
@@ -188,18 +159,9 @@ def _complete(messages: Sequence[Message]) -> list[Message]:
     return [{**message, "content": message.get("content") or ""} for message in messages]
 
 
-def without_rows(rollout: ScoredRollout, top_k: int) -> DistillArrays:
-    """Return the arrays of a rollout without scored turns."""
-    plain = Episode(
-        Task("none", "", None),
-        (),
-        tuple(rollout.tokens_T),
-        tuple(rollout.masks_T),
-        tuple(rollout.logprobs_T),
-        (),
-        StopReason.CLOSED,
-    )
-    return build_arrays(plain, {}, top_k)
+def arrays_of(rollout: ScoredRollout, rows: Iterable[WrittenRows], top_k: int) -> DistillArrays:
+    """Return the arrays of a rollout with these rows."""
+    return build_arrays(rollout.tokens_T, rollout.masks_T, rollout.logprobs_T, rows, top_k)
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +171,7 @@ class PolicyDistiller:
     chat: Chat
     """Chat of the policy's renderer, without tools."""
     distiller: Distiller
-    policy: TeacherClient
+    policy: PluginClient
     """Scoring client of the policy's own weights."""
     policy_url: str
 
@@ -247,25 +209,20 @@ class PolicyDistiller:
             ConfigError: the tokenizer or the renderer can't be loaded.
             RendererError, ServerMismatchError, ServerRequestError, ServerUnreachableError: as `Distiller.connect`.
         """
-        from transformers import AutoTokenizer  # The import takes seconds.
-
         client = JsonClient(policy_url, api_key, retry_s=retry_s)
-        load: Any = AutoTokenizer.from_pretrained
         try:
-            info = await fetch_server_info(client)
-            name = tokenizer_name or await fetch_model_path(client)
-            with explained_tokenizer_errors(name):
-                tokenizer = load(name)
+            policy = await PluginClient.connected(client)
+            tokenizer = await load_policy_tokenizer((tokenizer_name,), client)
             written_by = load_renderer(
                 tokenizer, renderer, renderer_options or {}, tool_format=tool_format, stop_tokens=stop_tokens
             )
             chat = Chat(written_by, tokenizer, ())
-            distiller = Distiller(config, max_token_length=info.max_model_len, retry_s=retry_s, seed=seed)
+            distiller = Distiller(config, max_token_length=policy.info.max_model_len, retry_s=retry_s, seed=seed)
             try:
                 key = SecretStr(api_key) if api_key else None
-                endpoint = PolicyEndpoint(client.base_url, info.model, key)
+                endpoint = PolicyEndpoint(client.base_url, policy.info.model, key)
                 await distiller.connect(endpoint, chat.renderer, tokenizer)
-                yield cls(chat, distiller, make_teacher(client, info), client.base_url)
+                yield cls(chat, distiller, policy, client.base_url)
             finally:
                 await distiller.close()
         finally:
@@ -275,17 +232,17 @@ class PolicyDistiller:
         """Return a chat of the policy's renderer with tools in OpenAI's format."""
         return Chat(self.chat.renderer, self.chat.tokenizer, tools)
 
-    async def distill(self, episode: Episode) -> DistilledEpisode:
-        """Judge and score an episode; the result's `arrays` and `records` are the trainer's inputs.
+    async def distill(self, recording: Recording) -> DistilledRecording:
+        """Judge and score a conversation; the `traces` of the result hold the trainer's inputs.
 
         Raises:
             ServerUnreachableError: the teacher, or a judge that is the policy's server, is unreachable.
         """
-        return await self.distiller.distill(episode, self.policy_url)
+        return await self.distiller.distill(recording, self.policy_url)
 
-    async def close_group(self, episodes: Sequence[DistilledEpisode]) -> DistilledGroup:
+    async def close_group(self, distilled: Sequence[DistilledRecording]) -> DistilledGroup:
         """Return a group's distillation metadata and statistics; see `Distiller.close_group`."""
-        return await self.distiller.close_group(episodes)
+        return await self.distiller.close_group(distilled)
 
     async def logprobs_of(self, tokens_T: Sequence[int], masks_T: Sequence[int]) -> tuple[float, ...]:
         """Return the policy's logprobs (nats) at sampled positions and 1.0 elsewhere, like `inference_logprobs`.
@@ -308,11 +265,10 @@ class PolicyDistiller:
             PROMPT_LOGPROB if mask == IGNORED else logprob for logprob, mask in zip(read, masks_T, strict=True)
         )
 
-    async def with_logprobs(self, episode: Episode) -> Episode:
-        """Return the episode with the policy's logprobs; see `logprobs_of`."""
-        *earlier, last = await gather_all(self.logprobs_of(one.tokens_T, one.masks_T) for one in episode.sequences)
-        pairs = zip(episode.earlier, earlier, strict=True)
-        return replace(episode, logprobs_T=last, earlier=tuple(replace(one, logprobs_T=read) for one, read in pairs))
+    async def with_logprobs(self, traces: Sequence[Trace]) -> tuple[Trace, ...]:
+        """Return the traces with the policy's logprobs; see `logprobs_of`."""
+        read = await gather_all(self.logprobs_of(trace.tokens_T, trace.masks_T) for trace in traces)
+        return tuple(replace(trace, logprobs_T=logprobs) for trace, logprobs in zip(traces, read, strict=True))
 
     async def scored_again(self, rollout: ScoredRollout, *, reads_hints: bool = True) -> ScoredRollout:
         """Return a rollout with new teacher rows for its recorded hints, without asking the judge.
@@ -329,45 +285,55 @@ class PolicyDistiller:
         """
         if rollout.turns is None:
             raise AlignmentError("it has no records of turns, so there are no hints to keep")
-        read = await gather_all(self._read_again(rollout, record, reads_hints) for record in rollout.turns)
-        at = {index: rows for index, (_, rows) in enumerate(read) if rows is not None}
-        # `build_arrays` uses only the spans.
-        turns = [Turn(*record.scored_span, record.span[0], record.span[0], 0) for record in rollout.turns]
-        episode = Episode(
-            Task("none", "", None),
-            ({"role": "assistant", "content": ""},),
-            tuple(rollout.tokens_T),
-            tuple(rollout.masks_T),
-            tuple(rollout.logprobs_T),
-            tuple(turns),
-            StopReason.CLOSED,
-        )
-        arrays = build_arrays(episode, at, self.distiller.config.distill_topk)
-        return replace(rollout, rows=arrays, turns=tuple(record for record, _ in read))
+        results = await gather_all(self._scored_again(rollout, record, reads_hints) for record in rollout.turns)
+        top_k = self.distiller.config.distill_topk
+        rows = [
+            written_rows(start, rollout.tokens_T[start:end], result.reply.rows, top_k)
+            for (start, end), result in zip((one.scored_span for one in rollout.turns), results, strict=True)
+            if isinstance(result, Scored)
+        ]
+        records = tuple(_record_again(one, result) for one, result in zip(rollout.turns, results, strict=True))
+        return replace(rollout, rows=arrays_of(rollout, rows, top_k), turns=records)
 
-    async def _read_again(
+    async def _scored_again(
         self, rollout: ScoredRollout, record: TurnRecord, reads_hints: bool
-    ) -> tuple[TurnRecord, TeacherRows | None]:
-        plain = replace(
-            record, control=None, scored_version=None, baseline_logprobs=None, unhinted_logprobs=None, error=None
-        )
+    ) -> Scored | NotScored | None:
+        """Score a recorded hint; None if the turn has no hint."""
         place, (start, end) = record.insert_at, record.scored_span
         if not record.hint or (reads_hints and place is None):
-            return replace(plain, error=record.error), None
-        tokens, ids = tuple(rollout.tokens_T), record.hint_token_ids
+            return None
+        tokens, ids, version = tuple(rollout.tokens_T), record.hint_token_ids, record.weight_version
         place = record.span[0] if place is None else place
-        version = record.weight_version
         request = TeacherRequest(tokens[:place] + ids + tokens[place:end], end - start, place, ids, version)
+        plain = TeacherRequest(tokens[:end], end - start, start, (), version)
         config, servers = self.distiller.config, self.distiller.servers_of(self.policy_url)
-        limit = servers.teacher.info.max_model_len - 1
-        if len(request.token_ids) > limit:
-            why = f"{len(request.token_ids)} tokens, the teacher reads at most {limit}"
-            return replace(plain, outcome=TurnOutcome.TOO_LONG, error=why), None
-        second = without_hint(TeacherRequest(tokens[:end], end - start, start, (), version), servers)
-        try:
-            reply = await servers.teacher.score(request, config.distill_topk, () if second is None else (second,))
-        except (AlignmentError, ServerRequestError) as error:
-            return replace(plain, outcome=TurnOutcome.SCORING_ERROR, error=str(error)), None
-        read = next((rows for rows in reply.also if rows is not None), None)
-        scored = scored_by(replace(plain, outcome=TurnOutcome.SCORED), reply.weight_version, read, servers, config)
-        return scored, reply.rows
+        return await read_turn(request, plain, None, servers, config)
+
+
+def _record_again(record: TurnRecord, result: Scored | NotScored | None) -> TurnRecord:
+    """Return the record of a turn whose hint was scored again; `result` is None if there is no hint."""
+    scored = result if isinstance(result, Scored) else None
+    failed = result if isinstance(result, NotScored) else None
+    outcome = TurnOutcome.SCORED if scored else failed.outcome if failed else record.outcome
+    return TurnRecord(
+        span=record.span,
+        outcome=outcome,
+        next_state_role=record.next_state_role,
+        votes=record.votes,
+        hint=record.hint,
+        hint_token_ids=record.hint_token_ids,
+        insert_at=record.insert_at,
+        error=failed.why if failed else None if scored else record.error,
+        evidence=record.evidence,
+        question=record.question,
+        step_votes=record.step_votes,
+        step_score=record.step_score,
+        truncated=record.truncated,
+        weight_version=record.weight_version,
+        scored_version=scored and scored.reply.weight_version,
+        baseline_logprobs=scored and scored.baseline_logprobs,
+        unhinted_logprobs=scored and scored.unhinted_logprobs,
+        hint_source=record.hint_source,
+        reasoning_tokens=record.reasoning_tokens,
+        scored_from=record.scored_from,
+    )

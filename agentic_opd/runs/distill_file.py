@@ -14,8 +14,8 @@ from typing import Any, Literal, cast
 from agentic_opd.core.concurrency import gather_all
 from agentic_opd.core.errors import AlignmentError, PlaceError, WireError
 from agentic_opd.core.text import read_json
-from agentic_opd.core.types import IGNORED, PROMPT_LOGPROB, Episode, TurnOutcome
-from agentic_opd.runs.distill import UNMATCHED, PolicyDistiller, episode_of, episode_said, without_rows
+from agentic_opd.core.types import IGNORED, PROMPT_LOGPROB, Recording, StopReason, Trace, TurnOutcome
+from agentic_opd.runs.distill import UNMATCHED, PolicyDistiller, arrays_of, trace_of, traces_of
 from agentic_opd.runs.logs import plain_messages, plain_tools
 from agentic_opd.wire.checks import read_group
 from agentic_opd.wire.group import GroupDistillation, ScoredGroup, ScoredRollout
@@ -168,14 +168,16 @@ class FileDistiller:
             raise AlignmentError("a conversation in text has no hints to keep; leave --keep-hints out")
         chat = self.by.chat_with(plain_tools(line.fields) or self.tools)
         try:
-            episode = episode_said(line.fields["messages"], chat, line.item_id)
+            traces = traces_of(line.fields["messages"], chat)
         except UNMATCHED as error:
             return DistilledLine("unmatched", None, (str(error),))
-        done = await self.by.distill(await self.by.with_logprobs(episode))
+        done = await self.by.distill(Recording(line.item_id, await self.by.with_logprobs(traces)))
         about = (await self.by.close_group([done])).about
         rollouts = tuple(
-            ScoredRollout.of_conversation(branch, given_reward=None, rows=arrays, turns=records)
-            for branch, arrays, records in done.branches()
+            ScoredRollout.of_conversation(
+                one.trace, StopReason.CLOSED, given_reward=None, rows=one.arrays, turns=one.records
+            )
+            for one in done.traces
         )
         group = ScoredGroup(
             rollouts, item_id=line.item_id, distillation=about, other_overrides={OFF_POLICY: "rendered"}
@@ -188,27 +190,27 @@ class FileDistiller:
             found = await gather_all(self.by.logprobs_of(one.tokens_T, one.masks_T) for one in rollouts)
             rollouts = [replace(one, logprobs_T=read) for one, read in zip(rollouts, found, strict=True)]
         chat, unmatched = self.by.chat_with(self.tools), list[str]()
-        episodes: dict[int, Episode] = {}
+        traces: dict[int, Trace] = {}
         for index, rollout in enumerate(rollouts):
             try:
-                episodes[index] = episode_of(rollout, chat, task_id)
+                traces[index] = trace_of(rollout, chat)
             except UNMATCHED as error:
                 unmatched.append(f"sequence {index}: {error}")
-        if not episodes:
+        if not traces:
             return DistilledLine("unmatched", None, tuple(unmatched))
-        done = await gather_all(self.by.distill(episode) for episode in episodes.values())
+        done = await gather_all(self.by.distill(Recording(task_id, (trace,))) for trace in traces.values())
         about = (await self.by.close_group(done)).about
-        made = dict(zip(episodes, done, strict=True))
+        made = {index: one.traces[0] for index, one in zip(traces, done, strict=True)}
         distilled = tuple(
             replace(
                 rollout,
                 rows=made[index].arrays,
-                turns=tuple(made[index].records),
-                messages=episodes[index].messages,
-                context_turns=episodes[index].context_turns,
+                turns=made[index].records,
+                messages=traces[index].messages,
+                context_turns=traces[index].context_turns,
             )
             if index in made
-            else replace(rollout, rows=without_rows(rollout, about.distill_topk), turns=None)
+            else replace(rollout, rows=arrays_of(rollout, (), about.distill_topk), turns=None)
             for index, rollout in enumerate(rollouts)
         )
         marked = {} if has_logprobs else {OFF_POLICY: "rescored"}

@@ -82,7 +82,7 @@ async def process(env: Environment, metrics: RunMetrics, count: int, held_out: s
     finally:
         file.close()
     show_summary(counts, summary, path, progress.console)
-    if config.report and summary.stopped is None:
+    if config.report and summary.stopped is None and summary.skipped + summary.done:
         await asyncio.to_thread(report_run, path, env.tokenizer)
     return summary
 

@@ -38,7 +38,7 @@ MAX_BODY_MIB = 4
 """Default of that variable: enough for about half a million token ids."""
 
 
-class RefusedError(Exception):
+class RouteError(Exception):
     """The request is refused with a 4xx `status`; `field` names the wrong field, `message` the reason.
 
     This class is not in the package's error tree, because the plugin runs without the rest of the package.
@@ -140,15 +140,15 @@ class PluginState:
         """Refuse ids outside of the vocabulary, and sequences that leave no room for a sampled token.
 
         Raises:
-            RefusedError: the message names the id, or both lengths.
+            RouteError: the message names the id, or both lengths.
         """
         if len(token_ids) >= self.max_model_len:
-            raise RefusedError(
+            raise RouteError(
                 name, f"{len(token_ids)} tokens are too many: at most {self.max_model_len - 1} fit max_model_len"
             )
         if min(token_ids) < 0 or max(token_ids) >= self.vocab_size:
             index = next(i for i, token in enumerate(token_ids) if not 0 <= token < self.vocab_size)
-            raise RefusedError(
+            raise RouteError(
                 f"{name}[{index}]", f"token id {token_ids[index]} is not in the vocabulary of {self.vocab_size}"
             )
 

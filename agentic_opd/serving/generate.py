@@ -19,7 +19,7 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.outputs import LogprobsTensors
 
 from agentic_opd.serving.adapters import Weights
-from agentic_opd.serving.engine import PluginState, RefusedError, final_output, last_rows, outputs, weight_version
+from agentic_opd.serving.engine import PluginState, RouteError, final_output, last_rows, outputs, weight_version
 from agentic_opd.serving.web import Body, read_body
 
 GENERATE_ROUTE = 4
@@ -136,22 +136,22 @@ async def generate(state: PluginState, raw: bytes) -> GenerateAnswer | AsyncGene
     """Sample, and return the response in Atropos' format, or with `stream` an event for each engine step.
 
     Raises:
-        RefusedError: the body is too large or malformed, names another model, or streams prompt logprobs.
+        RouteError: the body is too large or malformed, names another model, or streams prompt logprobs.
     """
     if len(raw) > MAX_PARAMETERS_BYTES:
         prompt_part = await read_body(state, raw, PromptPart)
         if len(raw) - memoryview(prompt_part.prompt).nbytes > MAX_PARAMETERS_BYTES:
             message = f"all that is not the prompt is longer than {MAX_PARAMETERS_BYTES} bytes"
-            raise RefusedError(None, message, 413)
+            raise RouteError(None, message, 413)
     body = await read_body(state, raw, GenerateBody)
     assert isinstance(body, RoutedBody)
     if body.model is not None and body.model != state.model:
-        raise RefusedError("model", f"{body.model!r} is not served here; {state.model!r} is", 404)
+        raise RouteError("model", f"{body.model!r} is not served here; {state.model!r} is", 404)
     params = read_params(body)
     prompt = await read_prompt(body.prompt, state)
     if body.stream:
         if params.prompt_logprobs is not None:
-            raise RefusedError("prompt_logprobs", "prompt logprobs do not come in a stream")
+            raise RouteError("prompt_logprobs", "prompt logprobs do not come in a stream")
         params.output_kind = RequestOutputKind.DELTA
         params.detokenize = bool(params.stop)  # In a stream only stop strings need the text.
         return _streamed(state, prompt, params, body.prefer_weight_version)
@@ -197,23 +197,23 @@ async def read_prompt(prompt: str | list[int] | PromptObject | None, state: Plug
     Accepted forms are a text, ids, `{"prompt": text}` and `{"prompt_token_ids": ids}`.
 
     Raises:
-        RefusedError: the prompt is missing, empty, too long, or contains ids outside of the vocabulary.
+        RouteError: the prompt is missing, empty, too long, or contains ids outside of the vocabulary.
     """
     name = "prompt"
     if isinstance(prompt, PromptObject):
         if prompt.prompt is not None and prompt.prompt_token_ids is not None:
-            raise RefusedError(name, "expected one of prompt and prompt_token_ids, got both")
+            raise RouteError(name, "expected one of prompt and prompt_token_ids, got both")
         name = "prompt.prompt" if prompt.prompt_token_ids is None else "prompt.prompt_token_ids"
         prompt = prompt.prompt if prompt.prompt_token_ids is None else prompt.prompt_token_ids
     if prompt is None:
-        raise RefusedError("prompt", 'a prompt is needed: a text, or {"prompt_token_ids": [...]}')
+        raise RouteError("prompt", 'a prompt is needed: a text, or {"prompt_token_ids": [...]}')
     if isinstance(prompt, str):
         rendered: list[Any] = await state.engine.renderer.render_cmpl_async([{"prompt": prompt}])
         token_ids: list[int] = rendered[0]["prompt_token_ids"]
     else:
         token_ids = prompt
     if not token_ids:
-        raise RefusedError(name, "the prompt is empty")
+        raise RouteError(name, "the prompt is empty")
     state.check_ids(name, token_ids)
     return tokens_input(token_ids)
 
@@ -224,7 +224,7 @@ def read_params(body: RoutedBody) -> SamplingParams:
     Without `max_tokens`, sampling is limited only by the context length.
 
     Raises:
-        RefusedError: a parameter is invalid; the error names it.
+        RouteError: a parameter is invalid; the error names it.
     """
     values: dict[str, Any] = {name: value for name in _HINTS if (value := getattr(body, name)) is not None}
     for name in values.keys() & _OBJECTS:
@@ -232,7 +232,7 @@ def read_params(body: RoutedBody) -> SamplingParams:
         try:
             values[name] = _OBJECTS[name](**{key: value for key, value in members.items() if value is not None})
         except VLLMValidationError as error:
-            raise RefusedError(name, error.args[0]) from error
+            raise RouteError(name, error.args[0]) from error
     return make_params(values)
 
 
@@ -240,13 +240,13 @@ def make_params(values: dict[str, Any]) -> SamplingParams:
     """Build vLLM's sampling parameters.
 
     Raises:
-        RefusedError: a parameter is invalid; the error names it if it can be determined.
+        RouteError: a parameter is invalid; the error names it if it can be determined.
     """
     values = values if "max_tokens" in values else {**values, "max_tokens": None}
     try:
         return SamplingParams(**values, flat_logprobs=True, output_kind=RequestOutputKind.FINAL_ONLY)
     except VLLMValidationError as error:
-        raise RefusedError(error.parameter or _blamed(values, str(error)), error.args[0]) from error
+        raise RouteError(error.parameter or _blamed(values, str(error)), error.args[0]) from error
 
 
 def _blamed(values: dict[str, Any], message: str) -> str | None:
@@ -257,7 +257,7 @@ def _blamed(values: dict[str, Any], message: str) -> str | None:
     for name, value in values.items():
         try:
             make_params({name: value})
-        except RefusedError:
+        except RouteError:
             return name
     return None
 

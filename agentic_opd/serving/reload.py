@@ -20,7 +20,7 @@ from vllm.logger import init_logger
 from vllm.platforms import current_platform
 
 from agentic_opd.serving.adapters import AdapterEngine
-from agentic_opd.serving.engine import WEIGHTS_ROOT_VARIABLE, LoadedFiles, PluginState, RefusedError, as_version
+from agentic_opd.serving.engine import WEIGHTS_ROOT_VARIABLE, LoadedFiles, PluginState, RouteError, as_version
 from agentic_opd.serving.web import Body, read_body
 
 logger = init_logger("vllm.agentic_opd.reload")
@@ -42,7 +42,7 @@ async def reload_weights(state: PluginState, raw: bytes) -> dict[str, int]:
     the old version.
 
     Raises:
-        RefusedError: the path is not allowed, or the checkpoint does not match the model.
+        RouteError: the path is not allowed, or the checkpoint does not match the model.
     """
     body = await read_body(state, raw, ReloadBody)
     checkpoint = allowed_checkpoint(body.path, state.weights_root)
@@ -62,14 +62,14 @@ async def load_adapter(state: PluginState, raw: bytes) -> dict[str, int]:
     """Load an adapter as a new version of the policy, or of the teacher; running requests keep their adapter.
 
     Raises:
-        RefusedError: the path is not allowed, or the engine can't hold the adapter.
+        RouteError: the path is not allowed, or the engine can't hold the adapter.
     """
     body = await read_body(state, raw, AdapterBody)
     folder = allowed_checkpoint(body.path, state.weights_root)
     await asyncio.to_thread(check_adapter, folder, state)
     if body.as_teacher and state.adapters.most < 2:
         message = "this server keeps one adapter, the policy's: restart it with scripts/serve_vllm --max-adapters 3"
-        raise RefusedError("as_teacher", message, 409)
+        raise RouteError("as_teacher", message, 409)
     load = asyncio.create_task(_load_adapter(state, folder, body))
     return {"weight_version": await asyncio.shield(load)}
 
@@ -87,19 +87,19 @@ def check_adapter(folder: Path, state: PluginState) -> None:
     """Refuse an adapter that the engine can't hold.
 
     Raises:
-        RefusedError: vLLM was started without LoRA, the adapter's rank is too high, or its configuration can't be read.
+        RouteError: vLLM was started without LoRA, the adapter's rank is too high, or its configuration can't be read.
     """
     if not state.adapters.most:
         message = "this server takes no adapters: restart it with scripts/serve_vllm --max-lora-rank N"
-        raise RefusedError("path", message, 409)
+        raise RouteError("path", message, 409)
     try:
         with opened(folder / "adapter_config.json") as descriptor:
             config = json.loads(os.read(descriptor, _MAX_CONFIG_BYTES))
         rank = int(config["r"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise RefusedError("path", f"adapter_config.json of the adapter can't be read: {error}") from error
+        raise RouteError("path", f"adapter_config.json of the adapter can't be read: {error}") from error
     if rank > state.adapters.max_rank:
-        raise RefusedError(
+        raise RouteError(
             "path",
             f"the adapter has rank {rank}, and this server holds at most {state.adapters.max_rank}; restart it with "
             f"scripts/serve_vllm --max-lora-rank {rank}",
@@ -110,7 +110,7 @@ async def reload_checkpoint(state: PluginState, checkpoint: Path, version: int |
     """Load `checkpoint` as `version` (None: the next one) and return the version.
 
     Raises:
-        RefusedError: the checkpoint does not match the model.
+        RouteError: the checkpoint does not match the model.
         Exception: the engine could not load the checkpoint; the previous weights are loaded again.
     """
     await asyncio.to_thread(check_fits, checkpoint, state)
@@ -157,11 +157,11 @@ def allowed_checkpoint(path: str, root: Path | None) -> Path:
     """Resolve `path` (absolute, or relative to `root`) to a checkpoint's directory, following symbolic links.
 
     Raises:
-        RefusedError: there is no root; the path leads out of it, or is not a readable directory with safetensors; or
+        RouteError: there is no root; the path leads out of it, or is not a readable directory with safetensors; or
             the directory contains anything but regular files and directories.
     """
     if root is None:
-        raise RefusedError(
+        raise RouteError(
             "path",
             "this server loads no weights: restart it with scripts/serve_vllm --weights-root DIR, or with "
             f"{WEIGHTS_ROOT_VARIABLE}=DIR",
@@ -170,19 +170,19 @@ def allowed_checkpoint(path: str, root: Path | None) -> Path:
     try:
         return _checkpoint_in(root, path)
     except OSError as error:
-        raise RefusedError("path", f"{path!r} cannot be looked at: {error.strerror}") from error
+        raise RouteError("path", f"{path!r} cannot be looked at: {error.strerror}") from error
     except (ValueError, RuntimeError) as error:  # a null character; links that lead in a circle
-        raise RefusedError("path", f"{path!r} is not a path: {error}") from error
+        raise RouteError("path", f"{path!r} is not a path: {error}") from error
 
 
 def _checkpoint_in(root: Path, path: str) -> Path:
     checkpoint = (root / path).resolve()
     if not checkpoint.is_relative_to(root):
-        raise RefusedError("path", f"{path!r} is outside of the weights root", 403)
+        raise RouteError("path", f"{path!r} is outside of the weights root", 403)
     if not checkpoint.is_dir():
-        raise RefusedError("path", f"{path!r} is not a directory")
+        raise RouteError("path", f"{path!r} is not a directory")
     if next(checkpoint.glob("*.safetensors"), None) is None:
-        raise RefusedError("path", f"{path!r} holds no *.safetensors")
+        raise RouteError("path", f"{path!r} holds no *.safetensors")
     check_files(checkpoint, root)
     return checkpoint
 
@@ -194,18 +194,18 @@ def check_files(checkpoint: Path, root: Path | None) -> None:
     interpreter lock meanwhile.
 
     Raises:
-        RefusedError: a file is not allowed; the message names it.
+        RouteError: a file is not allowed; the message names it.
     """
     for file in sorted(checkpoint.iterdir()):
         try:
             target = file.resolve(strict=True)
             mode = target.stat().st_mode
         except (OSError, RuntimeError) as error:  # a link to nothing, or in a circle
-            raise RefusedError("path", f"{file.name!r} of the directory cannot be looked at: {error}") from error
+            raise RouteError("path", f"{file.name!r} of the directory cannot be looked at: {error}") from error
         if root is None or not target.is_relative_to(root):
-            raise RefusedError("path", f"{file.name!r} of the directory leads out of the weights root", 403)
+            raise RouteError("path", f"{file.name!r} of the directory leads out of the weights root", 403)
         if not (stat.S_ISREG(mode) or (stat.S_ISDIR(mode) and file.suffix != ".safetensors")):
-            raise RefusedError("path", f"{file.name!r} of the directory is not a regular file")
+            raise RouteError("path", f"{file.name!r} of the directory is not a regular file")
 
 
 @contextmanager
@@ -213,13 +213,13 @@ def opened(file: Path) -> Generator[int]:
     """Open a regular file for reading, and yield its descriptor; never block on a FIFO or a device.
 
     Raises:
-        RefusedError: `file` is not a regular file.
+        RouteError: `file` is not a regular file.
         OSError: `file` can't be opened.
     """
     descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise RefusedError("path", f"{file.name!r} is not a regular file")
+            raise RouteError("path", f"{file.name!r} is not a regular file")
         yield descriptor
     finally:
         os.close(descriptor)
@@ -229,7 +229,7 @@ def check_fits(checkpoint: Path, state: PluginState) -> None:
     """Refuse a checkpoint that the engine would load without an error but compute wrong results with.
 
     Raises:
-        RefusedError: the tensors' names or shapes differ from the model's, or the model can't be reloaded.
+        RouteError: the tensors' names or shapes differ from the model's, or the model can't be reloaded.
     """
     check_shapes(tensor_shapes(checkpoint), state, "path")
 
@@ -240,11 +240,11 @@ def check_shapes(found: Mapping[str, list[int]], state: PluginState, field: str)
     If the model's embeddings are tied, the output head may be missing.
 
     Raises:
-        RefusedError: the weights or the model are refused. The message names the first tensor that differs; the error's
+        RouteError: the weights or the model are refused. The message names the first tensor that differs; the error's
             field is then `field`.
     """
     if current_platform.is_cpu() and state.may_be_tied:
-        raise RefusedError(
+        raise RouteError(
             None,
             "on the CPU vLLM keeps the old output head of a model whose embeddings are tied. Push adapters instead "
             "(serve-vllm --max-lora-rank N, and the trainer's lora_rank), or serve an untied copy of the model, which "
@@ -260,7 +260,7 @@ def check_shapes(found: Mapping[str, list[int]], state: PluginState, field: str)
     if wanted != found:
         differing = sorted(name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name))
         name = differing[0]
-        raise RefusedError(
+        raise RouteError(
             field,
             f"{len(differing)} of {len(wanted)} tensors are not those of the served model, the first of them {name}: "
             f"shape {found.get(name, 'missing')}, expected {wanted.get(name, 'none')}",
@@ -275,7 +275,7 @@ def tensor_shapes(directory: Path) -> dict[str, list[int]]:
     """Return the shape of each tensor of a checkpoint by name; only the files' headers are read.
 
     Raises:
-        RefusedError: a file is corrupt, truncated, or not a regular file.
+        RouteError: a file is corrupt, truncated, or not a regular file.
     """
     shapes: dict[str, list[int]] = {}
     for file in sorted(directory.glob("*.safetensors")):
@@ -283,5 +283,5 @@ def tensor_shapes(directory: Path) -> dict[str, list[int]]:
             with opened(file) as descriptor, safe_open(f"/dev/fd/{descriptor}", framework="np") as tensors:
                 shapes |= {name: tensors.get_slice(name).get_shape() for name in tensors.keys()}  # noqa: SIM118
         except (SafetensorError, OSError) as error:
-            raise RefusedError("path", f"{file.name} cannot be read: {error}") from error
+            raise RouteError("path", f"{file.name} cannot be read: {error}") from error
     return shapes

@@ -26,7 +26,7 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 from agentic_opd.serving.adapters import Reader
 from agentic_opd.serving.engine import (
     PluginState,
-    RefusedError,
+    RouteError,
     as_version,
     final_output,
     last_rows,
@@ -99,12 +99,10 @@ async def score(state: PluginState, raw: bytes) -> ScoreAnswer:
     """Score the sequences of the body, all with the same weights.
 
     Raises:
-        RefusedError: the body is malformed, or exceeds a limit of this server.
+        RouteError: the body is malformed, or exceeds a limit of this server.
     """
     if raw.count(b"{") > 1 + MAX_SEQUENCES:  # Each brace opens an object; counting is far cheaper than parsing.
-        raise RefusedError(
-            "sequences", f"the body holds too many objects: at most {MAX_SEQUENCES} sequences are scored"
-        )
+        raise RouteError("sequences", f"the body holds too many objects: at most {MAX_SEQUENCES} sequences are scored")
     body = await read_body(state, raw, ScoreBody)
     check_limits(body, state)
     with state.adapters.reading(body.prefer_weight_version, body.read_by) as weights:
@@ -133,7 +131,7 @@ def check_limits(body: ScoreBody, state: PluginState) -> None:
     """Refuse sequences that this server can't score.
 
     Raises:
-        RefusedError: a limit is exceeded; the error names the field.
+        RouteError: a limit is exceeded; the error names the field.
     """
     check_top_k("top_k", body.top_k, state)
     for index, sequence in enumerate(body.sequences):
@@ -142,7 +140,7 @@ def check_limits(body: ScoreBody, state: PluginState) -> None:
             check_top_k(f"{name}.top_k", sequence.top_k, state)
         state.check_ids(f"{name}.token_ids", sequence.token_ids)
         if sequence.num_scored >= len(sequence.token_ids):
-            raise RefusedError(
+            raise RouteError(
                 f"{name}.num_scored",
                 f"{sequence.num_scored} of {len(sequence.token_ids)} tokens cannot be scored: the first one has no "
                 "logprob",
@@ -153,11 +151,11 @@ def check_top_k(name: str, top_k: int, state: PluginState) -> None:
     """Refuse a `top_k` above the server's limit or the vocabulary's size.
 
     Raises:
-        RefusedError: `top_k` is too large; the message names the option that raises the limit.
+        RouteError: `top_k` is too large; the message names the option that raises the limit.
     """
     most = min(state.max_logprobs, state.vocab_size)
     if top_k > most:
-        raise RefusedError(
+        raise RouteError(
             name,
             f"{top_k} is more than this server returns ({most}); restart it with --max-logprobs {top_k}, or ask for "
             "less",

@@ -12,7 +12,7 @@ from vllm.distributed.weight_transfer.base import WeightTransferInitRequest, Wei
 from vllm.logger import init_logger
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from agentic_opd.serving.engine import PluginState, RefusedError
+from agentic_opd.serving.engine import PluginState, RouteError
 from agentic_opd.serving.reload import check_shapes, swapped_weights
 from agentic_opd.serving.web import Body, read_body
 
@@ -55,7 +55,7 @@ async def join_transfer(state: PluginState, raw: bytes) -> dict[str, int]:
     """Join a trainer's process group, after leaving any earlier one.
 
     Raises:
-        RefusedError: the body is malformed, or the server was started without a weight transfer.
+        RouteError: the body is malformed, or the server was started without a weight transfer.
     """
     body, engine = await read_body(state, raw, JoinBody), _engine(state)
     init = {"master_address": body.address, "master_port": body.port}
@@ -74,11 +74,11 @@ async def receive_weights(state: PluginState, raw: bytes) -> dict[str, int]:
     no memory for both copies, and ends.
 
     Raises:
-        RefusedError: the weights do not match the model, or the server was started without a weight transfer.
+        RouteError: the weights do not match the model, or the server was started without a weight transfer.
     """
     body, engine = await read_body(state, raw, ReceiveBody), _engine(state)
     if not len(body.names) == len(body.dtypes) == len(body.shapes):
-        raise RefusedError("names", "names, dtypes and shapes must have one entry for each of the weights")
+        raise RouteError("names", "names, dtypes and shapes must have one entry for each of the weights")
     await asyncio.to_thread(check_shapes, dict(zip(body.names, body.shapes, strict=True)), state, "shapes")
     receiving = asyncio.create_task(_receive(state, engine, body))
     return {"weight_version": await asyncio.shield(receiving)}
@@ -98,10 +98,10 @@ def _engine(state: PluginState) -> AsyncLLM:
     """Return the engine.
 
     Raises:
-        RefusedError: the server was started without a weight transfer.
+        RouteError: the server was started without a weight transfer.
     """
     if transfer_of(state) is None:
         message = "this server takes weights from files alone: restart it with scripts/serve_vllm --weight-transfer"
-        raise RefusedError(None, message, 409)
+        raise RouteError(None, message, 409)
     assert isinstance(state.engine, AsyncLLM)
     return state.engine

@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocketClose
 from vllm.exceptions import RetryableRequestError, VLLMClientError
 
-from agentic_opd.serving.engine import MAX_BODY_VARIABLE, PluginState, RefusedError, api_keys, state_of
+from agentic_opd.serving.engine import MAX_BODY_VARIABLE, PluginState, RouteError, api_keys, state_of
 
 Result = TypeVar("Result")
 Parsed = TypeVar("Parsed")
@@ -50,7 +50,7 @@ async def receive_body(request: Request, max_bytes: int) -> bytes:
     """Receive the request's body.
 
     Raises:
-        RefusedError: 413, the body is longer than `max_bytes`.
+        RouteError: 413, the body is longer than `max_bytes`.
         ClientDisconnect: the client disconnected before it had sent the whole body.
     """
     chunks = request.stream()
@@ -64,7 +64,7 @@ async def receive_body(request: Request, max_bytes: int) -> bytes:
         return bytes(body)
     body.clear()
     await discard(request, chunks)
-    raise RefusedError(
+    raise RouteError(
         None,
         f"the body is longer than the {max_bytes} bytes that this server reads; send less, or restart it with "
         f"scripts/serve_vllm --max-body-mib N, or with {MAX_BODY_VARIABLE}=N",
@@ -92,7 +92,7 @@ async def read_body(state: PluginState, body: bytes, model: type[Parsed]) -> Par
     """Parse a JSON body as `model`, in the parser's thread if it is longer than `PARSED_AT_ONCE`.
 
     Raises:
-        RefusedError: the body is not valid; the error names the first wrong field.
+        RouteError: the body is not valid; the error names the first wrong field.
     """
     if len(body) <= PARSED_AT_ONCE:
         return parse(body, model)
@@ -103,7 +103,7 @@ def parse(body: bytes, model: type[Parsed]) -> Parsed:
     """Parse JSON as `model`.
 
     Raises:
-        RefusedError: the body is not valid; the error names the first wrong field.
+        RouteError: the body is not valid; the error names the first wrong field.
     """
     try:
         return msgspec.json.decode(body, type=model)
@@ -113,13 +113,11 @@ def parse(body: bytes, model: type[Parsed]) -> Parsed:
         message, path = place.groups() if place else (text, "")
         named = _FIELD.fullmatch(message)
         field = ".".join(filter(None, (path, named and named[1])))
-        raise RefusedError(
-            field or None, message if field else f"the JSON is not what is expected: {message}"
-        ) from error
+        raise RouteError(field or None, message if field else f"the JSON is not what is expected: {message}") from error
     except RecursionError as error:
-        raise RefusedError(None, "the body is not JSON that can be read: it is nested too deeply") from error
+        raise RouteError(None, "the body is not JSON that can be read: it is nested too deeply") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise RefusedError(None, f"the body is not JSON: {error}") from error
+        raise RouteError(None, f"the body is not JSON: {error}") from error
 
 
 def guarded(handler: Handler) -> Callable[[Request], Awaitable[Response]]:
@@ -142,10 +140,10 @@ def guarded(handler: Handler) -> Callable[[Request], Awaitable[Response]]:
                 return Response(status_code=499) if first is None else event_stream(first, stream)
         except ClientDisconnect:
             answer = None
-        except RefusedError as refused:
+        except RouteError as refused:
             return refused_response(refused)
         except VLLMClientError as error:
-            return refused_response(RefusedError(getattr(error, "parameter", None), str(error.args[0])))
+            return refused_response(RouteError(getattr(error, "parameter", None), str(error.args[0])))
         return Response(status_code=499) if answer is None else JSONResponse(answer)
 
     return route
@@ -178,7 +176,7 @@ def _event(data: Mapping[str, object]) -> bytes:
     return b"data: %b\n\n" % msgspec.json.encode(data)
 
 
-def refused_response(refused: RefusedError) -> JSONResponse:
+def refused_response(refused: RouteError) -> JSONResponse:
     """Build the response to a refused request."""
     field = refused.field and shortened(refused.field)
     body = {"error": {"field": field, "message": shortened(refused.message)}}
@@ -195,11 +193,11 @@ async def check_key(request: Request, keys: Sequence[str]) -> None:
     """Check a request's bearer token against the server's keys; without keys all requests are accepted.
 
     Raises:
-        RefusedError: 401, the token is missing or wrong.
+        RouteError: 401, the token is missing or wrong.
     """
     if not _has_key(request.headers, keys):
         await discard(request, request.stream())
-        raise RefusedError("Authorization", "this server wants its API key: send 'Authorization: Bearer KEY'", 401)
+        raise RouteError("Authorization", "this server wants its API key: send 'Authorization: Bearer KEY'", 401)
 
 
 def _has_key(headers: Headers, keys: Sequence[str]) -> bool:
@@ -227,7 +225,7 @@ class KeyGuard:
         else:
             try:
                 await check_key(Request(scope, receive), api_keys(scope["app"].state.args))
-            except RefusedError as refused:
+            except RouteError as refused:
                 await refused_response(refused)(scope, receive, send)
             except ClientDisconnect:
                 return

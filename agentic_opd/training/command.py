@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         asyncio.run(_run(Trainer(config)))
         return EXIT_OK
 
-    return exit_code(train, interrupted="interrupted; with --resume a later run goes on from the last checkpoint")
+    return exit_code(train, interrupted="interrupted; a later run with --resume continues from the last checkpoint")
 
 
 async def _run(trainer: "Trainer") -> None:

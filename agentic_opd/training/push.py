@@ -14,10 +14,8 @@ import torch
 from agentic_opd.core.errors import ConfigError, ServerMismatchError
 from agentic_opd.core.http import JsonClient
 from agentic_opd.core.precision import Noise, tolerance_for
-from agentic_opd.core.server_info import ServerInfo, fetch_server_info
 from agentic_opd.core.types import TeacherRequest
-from agentic_opd.distill.teacher import PluginTeacher
-from agentic_opd.serving.process_group import Backend
+from agentic_opd.plugin.client import PluginClient
 from agentic_opd.training.batch import TrainBatch
 from agentic_opd.training.config import TrainerConfig
 from agentic_opd.training.model import MovingAverage, merged, save_adapter, tied_names, without_aliases, write_weights
@@ -101,23 +99,15 @@ class WeightPusher:
         self._sender: WeightSender | None = None
         given = config.vllm_api_key
         key = given.get_secret_value() if given else os.environ.get("VLLM_API_KEY")
-        self._clients = [JsonClient(url, key, retry_s=config.server_retry_s) for url in config.vllm_urls]
+        self._connections = [JsonClient(url, key, retry_s=config.server_retry_s) for url in config.vllm_urls]
 
     async def push(
         self, policy: Policy, version: int, probe: Probe | None, average: MovingAverage | None = None
     ) -> Pushed | None:
         """Write the weights as `version` in the servers' precision, load them on every server, and run the probe.
 
-        All processes must call this; the first one writes files and sends requests.
-
-        Args:
-            policy: The trained policy.
-            version: The version number of the pushed weights.
-            probe: Tokens to compare servers and trainer on; None skips the comparison.
-            average: Moving average to load as the teacher's adapter.
-
-        Returns:
-            Result of the push; None without servers, and in all processes but the first.
+        All processes must call this; the first one writes files and sends requests. `average` is loaded as the
+        teacher's adapter. The result is None without servers, and in all processes but the first.
 
         Raises:
             ConfigError: there is an average, but a server accepts no adapters; or the model has a separate output
@@ -125,12 +115,13 @@ class WeightPusher:
             PushMismatchError: a server's logprobs differ from the trainer's.
             ServerError: a server can't load the weights.
         """
-        if not self._clients:
+        if not self._connections:
             return None
         model, world = policy.model, self._world
         folder = self._config.weights_dir.resolve() / f"step-{version:06d}"
         folder.parent.mkdir(parents=True, exist_ok=True)
-        to = world.share(await self._receivers(model) if world.is_first else None)
+        servers = await self._servers() if world.is_first else []
+        to = world.share(self._receivers(model, servers) if world.is_first else None)
         assert to is not None
         state = await asyncio.to_thread(world.whole, _pushed(model, adapters_only=to.takes_adapters))
         averages = {} if average is None else await asyncio.to_thread(world.whole, average.state_dict())
@@ -146,26 +137,39 @@ class WeightPusher:
         if not world.is_first:
             return None
         if to.takes_adapters:
-            size = await self._load_adapter(folder, version, model, sent)
+            await asyncio.to_thread(save_adapter, model, folder, sent)
+            await asyncio.gather(*(server.load_adapter(folder, version) for server in servers))
+            size = _size_bytes(folder)
             if averages:
                 teacher = folder.with_name(f"{folder.name}-teacher")
                 averages = self._averages_rounding.adapters(averages, to.dtype).weights
-                size += await self._load_adapter(teacher, version, model, averages, as_teacher=True)
+                await asyncio.to_thread(save_adapter, model, teacher, averages)
+                await asyncio.gather(*(server.load_adapter(teacher, version, as_teacher=True) for server in servers))
+                size += _size_bytes(teacher)
         else:
             if not to.has_head:
                 sent = without_aliases(model, sent)
-            size = await self._load_weights(folder, version, model, sent)
+            size = await self._load_weights(servers, folder, version, model, sent)
         noise = None if probe is None or own is None else await self.compare(own, probe, version)
         if folder.exists():
             self._forget_old(folder)
         self._warn_of_rounding(rounded.share, to.dtype)
         return Pushed(size, noise and noise.largest, noise and noise.rms, rounded.share)
 
-    async def _load_weights(self, folder: Path, version: int, model: Any, sent: dict[str, torch.Tensor]) -> int:
+    async def _servers(self) -> list[PluginClient]:
+        """Return clients with the servers' current properties."""
+        return await asyncio.gather(*map(PluginClient.connected, self._connections))
+
+    async def _load_weights(
+        self, servers: Sequence[PluginClient], folder: Path, version: int, model: Any, sent: dict[str, torch.Tensor]
+    ) -> int:
+        """Load whole weights on all servers; return their size in bytes."""
         if self._config.weight_transfer != "files":
-            return await (await self._joined(self._config.weight_transfer)).send(sent, version)
+            if self._sender is None:
+                self._sender = await WeightSender.joined(self._config.weight_transfer, servers, self._world.device)
+            return await self._sender.send(sent, version)
         await asyncio.to_thread(write_weights, model, self._config.model, folder, sent)
-        await self._ask_all("/v1/opd/reload_weights", {"path": str(folder), "version": version})
+        await asyncio.gather(*(server.load_weights(folder, version) for server in servers))
         return _size_bytes(folder)
 
     def _warn_of_rounding(self, share: float, dtype: torch.dtype) -> None:
@@ -181,56 +185,29 @@ class WeightPusher:
             100 * share,
         )
 
-    async def _load_adapter(
-        self,
-        folder: Path,
-        version: int,
-        model: Any,
-        state: dict[str, torch.Tensor],
-        *,
-        as_teacher: bool = False,
-    ) -> int:
-        await asyncio.to_thread(save_adapter, model, folder, state)
-        await self._ask_all("/v1/opd/load_adapter", {"path": str(folder), "version": version, "as_teacher": as_teacher})
-        return _size_bytes(folder)
-
-    async def _joined(self, backend: Backend) -> WeightSender:
-        if self._sender is None:
-            infos = await asyncio.gather(*(fetch_server_info(client) for client in self._clients))
-            self._sender = await WeightSender.joined(backend, self._clients, infos, self._world.device)
-        return self._sender
-
-    async def _ask_all(self, route: str, body: dict[str, Any]) -> None:
-        await asyncio.gather(*(client.post(route, body) for client in self._clients))
-
-    async def _receivers(self, model: Any) -> _Receivers:
-        """Query the servers for the format that they accept."""
-        infos = await asyncio.gather(*(fetch_server_info(client) for client in self._clients))
-        takes_adapters = self._takes_adapters(infos)
+    def _receivers(self, model: Any, servers: Sequence[PluginClient]) -> _Receivers:
+        """Return the format that the servers accept."""
+        takes_adapters = self._takes_adapters(servers)
         if not takes_adapters and model.get_output_embeddings() is not None and not tied_names(model):
-            for client, info in zip(self._clients, infos, strict=True):
-                if info.tied_embeddings:
+            for server in servers:
+                if server.info.tied_embeddings:
                     raise ConfigError(
-                        f"{self._config.model} has an output head of its own, and that of {info.model} at "
-                        f"{client.base_url} is its embedding matrix: serve a model with untied embeddings, or train "
+                        f"{self._config.model} has an output head of its own, and that of {server.info.model} at "
+                        f"{server.url} is its embedding matrix: serve a model with untied embeddings, or train "
                         "adapters (lora_rank) and start the server with --max-lora-rank"
                     )
-        has_head = not all(info.tied_embeddings for info in infos)
-        return _Receivers(common_dtype(info.dtype for info in infos), has_head, takes_adapters)
+        has_head = not all(server.info.tied_embeddings for server in servers)
+        return _Receivers(common_dtype(server.info.dtype for server in servers), has_head, takes_adapters)
 
-    def _takes_adapters(self, infos: Sequence[ServerInfo]) -> bool:
+    def _takes_adapters(self, servers: Sequence[PluginClient]) -> bool:
         """Return whether the model has adapters and every server accepts them."""
         rank = self._config.lora_rank
         if rank is None:
             return False
-        without = [
-            client.base_url
-            for client, info in zip(self._clients, infos, strict=True)
-            if not info.max_adapters or info.max_lora_rank < rank
-        ]
+        without = [one.url for one in servers if not one.info.max_adapters or one.info.max_lora_rank < rank]
         if not without:
             # A server may read the files of an adapter again while requests use it.
-            most = max(info.max_adapters for info in infos)
+            most = max(server.info.max_adapters for server in servers)
             self._kept = max(self._config.pushes_kept, 1 + most)
             return True
         how = f"start {' and '.join(without)} with scripts/serve_vllm --max-lora-rank {rank}"
@@ -242,28 +219,26 @@ class WeightPusher:
         return False
 
     async def compare(self, own: Sequence[float], probe: Probe, version: int | None = None) -> Noise:
-        """Compare the servers' logprobs of the probe with the trainer's `own`.
-
-        Returns:
-            The noise of the server with the largest difference.
+        """Compare the servers' logprobs of the probe with the trainer's `own`; return the largest noise.
 
         Raises:
             PushMismatchError: a difference exceeds `probe_tolerance`, or what the server's precision explains.
         """
-        infos = await asyncio.gather(*(fetch_server_info(client) for client in self._clients))
-        both = zip(self._clients, infos, strict=True)
-        rows = await asyncio.gather(*(_served_logprobs(client, info, probe, version) for client, info in both))
+        trained_in = {"bf16": "bfloat16", "fp32": "float32"}[self._config.precision]
+        servers = await self._servers()
+        request = TeacherRequest(probe.token_ids, len(probe.token_ids) - 1, 0, (), version)
+        replies = await asyncio.gather(*(server.score(request, top_k=1) for server in servers))
         found: list[Noise] = []
-        for client, info, served in zip(self._clients, infos, rows, strict=True):
+        for server, reply in zip(servers, replies, strict=True):
+            served, precision = reply.rows.actual_R.tolist(), server.info.dtype
             gaps = [abs(a - b) for a, b in zip(own, served, strict=True)]
             at = max(range(len(gaps)), key=gaps.__getitem__)
             found.append(Noise.of(gaps))
-            trained_in = {"bf16": "bfloat16", "fp32": "float32"}[self._config.precision]
-            tolerance = tolerance_for(info.dtype, trained_in, largest=self._config.probe_tolerance)
+            tolerance = tolerance_for(precision, trained_in, largest=self._config.probe_tolerance)
             if found[-1].exceeds(tolerance):
                 raise PushMismatchError(
-                    f"{client.base_url} does not compute what the trainer does, with the weights that it was sent: its "
-                    f"logprobs of the probe are {found[-1]} away, where {tolerance} are expected of {info.dtype} there "
+                    f"{server.url} does not compute what the trainer does, with the weights that it was sent: its "
+                    f"logprobs of the probe are {found[-1]} away, where {tolerance} are expected of {precision} there "
                     f"and {trained_in} here. Token {at + 1} has {served[at]:.6f} there and {own[at]:.6f} here. Is it "
                     "the same model on both sides? If more noise than this is usual there, set probe_tolerance"
                 )
@@ -273,8 +248,8 @@ class WeightPusher:
         """Leave the weight transfer's process group, and close pooled connections."""
         if self._sender is not None:
             self._sender.group.close()
-        for client in self._clients:
-            await client.close()
+        for http in self._connections:
+            await http.close()
 
     def _forget_old(self, newest: Path) -> None:
         """Remove all but the last `_kept` pushes up to `newest`; keep later steps, which another run wrote."""
@@ -292,9 +267,3 @@ def _pushed(model: Any, *, adapters_only: bool) -> dict[str, torch.Tensor]:
 def _size_bytes(folder: Path) -> int:
     """Return the size of the safetensors files in `folder`."""
     return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-
-
-async def _served_logprobs(client: JsonClient, info: ServerInfo, probe: Probe, version: int | None) -> list[float]:
-    ids = probe.token_ids
-    reply = await PluginTeacher(client, info).score(TeacherRequest(ids, len(ids) - 1, 0, (), version), top_k=1)
-    return reply.rows.actual_R.tolist()

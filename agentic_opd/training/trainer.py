@@ -191,7 +191,7 @@ class Trainer:
             raise TrainingError(
                 f"step {self.step}: no update of the last {self._skipped_steps} steps had a finite loss and gradient "
                 f"norm. The weights have not changed in them, and are not saved. Look at the groups of these steps and "
-                f"at the weights of {str(self.config.model)!r}; --resume goes on from the checkpoint before."
+                f"at the weights of {str(self.config.model)!r}; --resume continues from the checkpoint before."
             )
 
     async def _train(self, groups: Sequence[ScoredGroup]) -> dict[str, float]:

@@ -75,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             lock.release()
         return EXIT_OK
 
-    return exit_code(up, interrupted="interrupted; with --resume a later run goes on from the last checkpoint")
+    return exit_code(up, interrupted="interrupted; a later run with --resume continues from the last checkpoint")
 
 
 def read(path: Path) -> UpConfig:

@@ -39,7 +39,9 @@ from agentic_opd.core.types import (
     Message,
     ProgramRun,
     StepScore,
+    StopReason,
     Task,
+    Trace,
     TurnOutcome,
     Vote,
     WhyContext,
@@ -320,41 +322,43 @@ class ScoredRollout:
     def of(
         cls,
         episode: Episode,
+        trace: Trace,
         *,
         include_messages: bool,
         rows: DistillArrays | None = None,
         turns: tuple[TurnRecord, ...] | None = None,
         session_id: str | None = None,
     ) -> "ScoredRollout":
-        """Build the rollout of a verified and rewarded episode, or of one of its branches.
+        """Build the rollout of one trace of a verified and rewarded episode.
 
         Args:
-            episode: The episode, of one sequence.
+            episode: The episode.
+            trace: The trace.
             include_messages: Whether its messages are written.
             rows: The teacher's rows; None if nothing was distilled.
             turns: The records of the turns; None if nothing was distilled.
-            session_id: Id shared by the branches of one rollout; None if the rollout has one branch.
+            session_id: Id shared by the traces of one rollout; None if the rollout has one trace.
 
         Raises:
             AlignmentError: the episode lacks tokens, a verification or a reward.
         """
         reward, verification = episode.reward, episode.verification
-        if reward is None or verification is None or not episode.tokens_T:
+        if reward is None or verification is None or not trace.tokens_T:
             raise AlignmentError(f"an episode of {episode.task.task_id!r} has no tokens, no verdict or no reward")
         return cls(
-            tokens_T=episode.tokens_T,
-            masks_T=episode.masks_T,
-            logprobs_T=episode.logprobs_T,
+            tokens_T=trace.tokens_T,
+            masks_T=trace.masks_T,
+            logprobs_T=trace.logprobs_T,
             score=reward.total,
-            messages=episode.messages if include_messages else None,
+            messages=trace.messages if include_messages else None,
             rows=rows,
             turns=turns,
-            num_turns=len(episode.turns),
+            num_turns=len(trace.turns),
             stop_reason=episode.stop_reason.value,
             tool_calls=episode.tool_calls,
             tool_errors=episode.tool_errors,
             reward={name: getattr(reward, name) for name in ("correctness", "efficiency", "tool_usage")},
-            context_turns=episode.context_turns,
+            context_turns=trace.context_turns,
             session_id=session_id,
             checks=VerdictCounts(verification.outcome.value, verification.passed, verification.total),
             program=episode.program,
@@ -363,7 +367,8 @@ class ScoredRollout:
     @classmethod
     def of_conversation(
         cls,
-        episode: Episode,
+        trace: Trace,
+        stop_reason: StopReason,
         *,
         given_reward: float | None,
         rows: DistillArrays | None = None,
@@ -373,25 +378,26 @@ class ScoredRollout:
         """Build the rollout of a recorded conversation, which was not verified.
 
         Args:
-            episode: One branch of the conversation.
+            trace: One sequence of the conversation.
+            stop_reason: Why the conversation ended.
             given_reward: The reward that the client sent; None: no reward.
             rows: The teacher's rows; None if nothing was distilled.
             turns: The records of the turns; None if nothing was distilled.
             session_id: Id of the conversation, if the group holds several conversations.
         """
         return cls(
-            tokens_T=episode.tokens_T,
-            masks_T=episode.masks_T,
-            logprobs_T=episode.logprobs_T,
+            tokens_T=trace.tokens_T,
+            masks_T=trace.masks_T,
+            logprobs_T=trace.logprobs_T,
             score=0.0 if given_reward is None else given_reward,
-            messages=episode.messages,
+            messages=trace.messages,
             rows=rows,
             turns=turns,
-            num_turns=len(episode.turns),
-            stop_reason=episode.stop_reason.value,
+            num_turns=len(trace.turns),
+            stop_reason=stop_reason.value,
             reward=None if given_reward is None else {"client": given_reward},
             is_rewarded=given_reward is not None,
-            context_turns=episode.context_turns,
+            context_turns=trace.context_turns,
             session_id=session_id,
         )
 

@@ -264,7 +264,7 @@ def _well_formed_task(task: Task) -> Task:
 
 @dataclass
 class HookedSession:
-    """One episode in a custom world; see `core.types.Session`."""
+    """One episode in a custom world; see `core.types.WorldSession`."""
 
     task: Task
     state: Any

@@ -65,7 +65,7 @@ class RememberingWorld:
 
 @dataclass(slots=True)
 class RememberingSession:
-    """One episode in a `RememberingWorld`; see `core.types.Session`."""
+    """One episode in a `RememberingWorld`; see `core.types.WorldSession`."""
 
     world: RememberingWorld
     task: Task

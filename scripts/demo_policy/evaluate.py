@@ -10,9 +10,10 @@ from dataclasses import dataclass, field, replace
 from random import Random
 
 from agentic_opd.core.types import HindsightPair, StepScore, StopReason, Task, Vote
+from agentic_opd.distill.config import DistillConfig
+from agentic_opd.distill.evidence import hindsight_pairs
 from agentic_opd.distill.hints import parse_step_vote, parse_vote
-from agentic_opd.distill.rescoring import hint_place, insert_hint
-from agentic_opd.distill.turns import hindsight_pairs
+from agentic_opd.distill.scoring import hint_place, insert_hint
 from agentic_opd.rollout.conversation import Conversation
 from agentic_opd.rollout.loop import AgentLoop, first_messages
 from agentic_opd.worlds.coding.tasks.builtin import builtin_tasks
@@ -150,10 +151,11 @@ class Examiner:
         for task in (task for task in self.author.tasks[True] for _ in range(episodes)):
             steps = plan_episode(load_variants()[task.entry_point or ""], self.rng, faulty(self.author.rates))
             episode = self.author.play(task, steps, self.rng)
-            turn, before = episode.turns[-1], steps[-1].before
-            insert_at, as_message = hint_place(episode, turn, placement)
+            (trace,) = episode.traces
+            turn, before = trace.turns[-1], steps[-1].before
+            insert_at, as_message = hint_place(trace, turn, placement)
             hint = self.author.hint_ids(self._hint(task, before.fault, foreign=foreign), as_message=as_message)
-            request = insert_hint(episode.tokens_T, turn, insert_at, hint)
+            request = insert_hint(trace.tokens_T, turn, insert_at, hint)
             rows.append((task, before.solution or "", list(request.token_ids[: -request.num_scored])))
         column = f"next turn, {'foreign' if foreign else 'its'} hint, {placement}"
         for (task, solution, prompt), ids in zip(rows, self._sample([row[2] for row in rows], 1.0), strict=True):
@@ -167,7 +169,7 @@ class Examiner:
         for task in (task for task in self.author.tasks[examples] for _ in range(episodes)):
             variants = load_variants()[task.entry_point or ""]
             steps = plan_episode(variants, self.rng, self.author.rates, examples=examples)
-            pairs = hindsight_pairs(self.author.play(task, steps, self.rng), 4000)
+            pairs = hindsight_pairs(self.author.play(task, steps, self.rng).recording, DistillConfig())
             step, pair = self.rng.choice([row for row in zip(steps, pairs, strict=True) if row[1].evidence])
             question = questions.question(pair)
             rows.append((task, step, pair))

@@ -11,10 +11,11 @@ from random import Random
 from typing import Literal
 
 from agentic_opd.core.text import control_tokens
-from agentic_opd.core.types import IGNORED, Episode, Evidence, HindsightPair, Message, Task, Turn
+from agentic_opd.core.types import IGNORED, Episode, Evidence, HindsightPair, Message, Task, Trace, Turn
+from agentic_opd.distill.config import DistillConfig
+from agentic_opd.distill.evidence import hindsight_pairs
 from agentic_opd.distill.hints import Questions
-from agentic_opd.distill.rescoring import encode_hint, hint_place, insert_hint
-from agentic_opd.distill.turns import Hindsight, hindsight_pairs
+from agentic_opd.distill.scoring import encode_hint, hint_place, insert_hint
 from agentic_opd.rollout.chat import Chat
 from agentic_opd.rollout.config import RolloutConfig
 from agentic_opd.rollout.loop import run_episode
@@ -37,7 +38,6 @@ from demo_policy.variants import TaskVariants, load_variants
 Placement = Literal["end", "last_user"]
 
 _PLACEMENTS: tuple[Placement, Placement] = ("end", "last_user")
-_MAX_CHARS = 4000
 _FAILURE = re.compile(r"FAIL (.*): expected (.*), got (.*)")
 _COUNT = re.compile(r"Hidden tests: (\d+) of (\d+) passed\.")
 _COMPLAINTS = (
@@ -119,16 +119,17 @@ class Author:
         variants = load_variants()[task.entry_point or ""]
         steps = plan_episode(variants, rng, self.rates, examples=examples)
         episode = self.play(task, steps, rng)
-        is_target = tuple(mask != IGNORED for mask in episode.masks_T)
+        (trace,) = episode.traces
+        is_target = tuple(mask != IGNORED for mask in trace.masks_T)
         decisions = [
             position
             for turn, step in zip(episode.turns, steps, strict=True)
             for position in self.decisions(step, variants, turn.start)
         ]
-        yield Transcript("act", episode.tokens_T, is_target, tuple(decisions))
+        yield Transcript("act", trace.tokens_T, is_target, tuple(decisions))
         for turn, step in zip(episode.turns, steps, strict=True):
             for placement in self._placements(step, rng):
-                yield self.heed(episode, turn, step, placement, variants, rng)
+                yield self.heed(trace, turn, step, placement, variants, rng)
         yield from self.judged(episode, steps, rng)
         if rng.random() < self.mix.undone:
             steps = plan_nothing(examples=examples)
@@ -153,9 +154,9 @@ class Author:
 
     def judged(self, episode: Episode, steps: Sequence[Step], rng: Random) -> Iterator[Transcript]:
         """Teach the judge's answers to some of an episode's turns."""
-        hindsight: Hindsight = "next_state" if rng.random() < self.mix.by_next_state else "delayed"
+        config = DistillConfig(hindsight="next_state" if rng.random() < self.mix.by_next_state else "delayed")
         questions = self.questions(rng)
-        for pair, step in zip(hindsight_pairs(episode, _MAX_CHARS, hindsight), steps, strict=True):
+        for pair, step in zip(hindsight_pairs(episode.recording, config), steps, strict=True):
             if not pair.evidence:
                 continue
             question = questions.question(pair)
@@ -180,13 +181,13 @@ class Author:
         return step.completion()
 
     def heed(
-        self, episode: Episode, turn: Turn, step: Step, placement: Placement, variants: TaskVariants, rng: Random
+        self, trace: Trace, turn: Turn, step: Step, placement: Placement, variants: TaskVariants, rng: Random
     ) -> Transcript:
         """Teach a turn again with a hint in its prompt: the turn is changed if the hint fits, else it stays."""
         foreign = rng.random() < self.mix.foreign_hints
         hint, target = (self.empty_hint(variants, rng), step) if foreign else self._hinted(step, variants, rng)
-        insert_at, as_message = hint_place(episode, turn, placement)
-        request = insert_hint(episode.tokens_T, turn, insert_at, self.hint_ids(hint, as_message=as_message))
+        insert_at, as_message = hint_place(trace, turn, placement)
+        request = insert_hint(trace.tokens_T, turn, insert_at, self.hint_ids(hint, as_message=as_message))
         prompt_ids = request.token_ids[: -request.num_scored]
         target_ids = self.completion_ids(target)
         is_target = (False,) * len(prompt_ids) + (True,) * len(target_ids)

@@ -23,9 +23,9 @@ from agentic_opd.core.console import LiveBar, set_up_logging
 from agentic_opd.core.errors import OPDError, PlaceError, WireError
 from agentic_opd.core.exit_codes import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, exit_code
 from agentic_opd.core.light import keep_torch_out
-from agentic_opd.core.server_info import fetch_server_info
 from agentic_opd.core.text import read_json
 from agentic_opd.env.config import AgenticOPDEnvConfig, default_settings
+from agentic_opd.plugin.info import fetch_info
 from agentic_opd.report.lifts import Lifts, ResampledTurn, lift_of, lifts_path, read_lifts, write_lifts
 from agentic_opd.report.read import read_run
 from agentic_opd.settings.flags import add_settings, parse
@@ -91,7 +91,6 @@ def _positive(text: str) -> int:
 
 async def _measure(settings: Settings, file: Path, samples: int, most: int | None) -> int:
     """Measure the hints of `file` on the server of the settings."""
-    from agentic_opd.distill.connect import make_teacher
     from agentic_opd.env.command import name_models
     from agentic_opd.env.opd import AgenticOPDEnv
 
@@ -102,12 +101,13 @@ async def _measure(settings: Settings, file: Path, samples: int, most: int | Non
     env: Any = AgenticOPDEnv(config, await name_models(settings.servers, config.server_retry_s))
     try:
         server = env.servers[0]
-        info = await fetch_server_info(server.client)
+        info = await fetch_info(server.client)
         version, place = info.weight_version, server.client.base_url
         turns = drawn(of_version(list(hinted_turns(_groups(file))), version, place), most, config.seed)
         await env.setup()
         check_tokens(turns, env.chat, env.config.tokenizer_name)
-        await check_weights(turns, make_teacher(server.client, info), place)
+        await server.plugin.check_scores(1)
+        await check_weights(turns, server.plugin, place)
 
         async def sample(prompt: Sequence[int], count: int, max_tokens: int) -> Any:
             sampling = {"temperature": config.temperature, "top_p": config.top_p, "max_tokens": max_tokens}

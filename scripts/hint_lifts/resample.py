@@ -31,7 +31,7 @@ from agentic_opd.core.errors import (
 from agentic_opd.core.precision import Noise, tolerance_for
 from agentic_opd.core.text import text_lines
 from agentic_opd.core.types import Task, TeacherRequest, ToolCall, World
-from agentic_opd.distill.teacher import TeacherClient
+from agentic_opd.plugin.client import PluginClient
 from agentic_opd.report.lifts import ResampledTurn
 from agentic_opd.rollout.chat import Chat
 from agentic_opd.rollout.config import RolloutConfig
@@ -120,7 +120,7 @@ def of_version(turns: Sequence[HintedTurn], version: int | None, server: str) ->
     return own
 
 
-async def check_weights(turns: Sequence[HintedTurn], teacher: TeacherClient, server: str) -> None:
+async def check_weights(turns: Sequence[HintedTurn], teacher: PluginClient, server: str) -> None:
     """Refuse a server that does not give the sampled tokens the logprobs that they were sampled with.
 
     A version is a number that each server counts by itself, so another policy may well have the same one.

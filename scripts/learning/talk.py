@@ -19,7 +19,7 @@ from gateway_demo import Served
 from openai import AsyncOpenAI, BadRequestError
 
 from agentic_opd.core.concurrency import gather_all
-from agentic_opd.core.types import Session, Task, ToolCall
+from agentic_opd.core.types import Task, ToolCall, WorldSession
 from agentic_opd.rollout.first_prompts import first_messages
 from agentic_opd.worlds.coding.config import CodingConfig
 from agentic_opd.worlds.coding.world import CodingWorld
@@ -153,7 +153,7 @@ class User:
         return done.choices[0].message.model_dump(exclude_none=True)
 
 
-async def _result(place: Session, call: dict[str, Any]) -> dict[str, str]:
+async def _result(place: WorldSession, call: dict[str, Any]) -> dict[str, str]:
     """The message with a tool's result."""
     arguments, raw = None, call["function"]["arguments"]
     with suppress(ValueError):

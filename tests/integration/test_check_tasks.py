@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from check_tasks import main
 
-from agentic_opd.cli.check_tasks.command import main
 from tests.support import commands
 from tests.support.environment import exit_code_of
 from tests.support.places import HUMANEVAL, NO_HUMANEVAL, ROOT
@@ -30,7 +30,7 @@ def write(path: Path, rows: list[Any]) -> Path:
 
 
 def run(*arguments: object) -> commands.Done:
-    return commands.run("agentic_opd.cli.check_tasks.command", *map(str, arguments), timeout_s=1200)
+    return commands.run("check_tasks", *map(str, arguments), timeout_s=1200)
 
 
 def solutions(path: Path, sources: dict[Any, str]) -> Path:

@@ -14,7 +14,7 @@ from local_server import LocalServer
 from agentic_opd.env.config import default_settings
 from agentic_opd.rollout.chat import Chat
 from agentic_opd.rollout.renderer import load_renderer
-from agentic_opd.runs.distill import episode_of
+from agentic_opd.runs.distill import trace_of
 from agentic_opd.wire.group import ScoredGroup
 from agentic_opd.worlds.choose import make_world
 from tests.support import commands
@@ -160,13 +160,13 @@ def test_the_documented_lines_run(demo: DemoRun, vllm_server: LocalServer) -> No
     tokenizer: Any = AutoTokenizer.from_pretrained(ROOT / MODEL)
     chat = Chat(load_renderer(tokenizer, "qwen3", {"enable_thinking": False}), tokenizer, demo_tools())
     group = ScoredGroup.from_wire(demo.groups[0])
-    episode = episode_of(group.rollouts[0], chat, "mine")
+    trace = trace_of(group.rollouts[0], chat)
     space: dict[str, Any] = {}
     exec(example, space)
     with judge_server(lambda body: [POSITIVE] * body.get("n", 1)) as judge:
-        arrays, records = asyncio.run(space["distilled"](episode, vllm_server.base_url, judge))
-    assert len(arrays.token_ids_TK) == len(episode.tokens_T)
-    assert len(records) == len(episode.turns)
+        arrays, records = asyncio.run(space["distilled"](trace, vllm_server.base_url, judge))
+    assert len(arrays.token_ids_TK) == len(trace.tokens_T)
+    assert len(records) == len(trace.turns)
     scored = [record for record in records if record.is_scored]
     assert scored
     assert {record.hint for record in scored} == {HINT}

@@ -175,8 +175,7 @@ def test_ids_of_a_turn_start_with_those_of_the_turn_before(vllm_server: Any, mon
 
 def test_without_a_hint_the_teacher_is_the_student(vllm_server: Any) -> None:
     """Every turn of real rollouts, scored without a hint: the gap is the engine's noise."""
-    from agentic_opd.distill.arrays import gaps
-    from agentic_opd.distill.rescoring import insert_hint
+    from agentic_opd.distill.scoring import gaps, insert_hint
 
     async def roll() -> tuple[list[float], int]:
         env = make_env(vllm_server, judge, group_size=2)
@@ -188,10 +187,11 @@ def test_without_a_hint_the_teacher_is_the_student(vllm_server: Any) -> None:
             teacher = env.distiller.servers_of(env.servers[0].client.base_url).teacher
             largest = []
             for episode in episodes:
-                for turn in episode.turns:
-                    request = insert_hint(episode.tokens_T, turn, turn.start, ())
+                (trace,) = episode.traces
+                for turn in trace.turns:
+                    request = insert_hint(trace.tokens_T, turn, turn.start, ())
                     answers = [(await teacher.score(request, 5)).rows for _ in range(3)]
-                    sampled = episode.logprobs_T[turn.start : turn.end]
+                    sampled = trace.logprobs_T[turn.start : turn.end]
                     largest += [float(np.abs(gaps(sampled, rows)).max()) for rows in answers]
                     for rows in answers[1:]:
                         assert np.abs(rows.top_logprobs_RK - answers[0].top_logprobs_RK).max() < TOLERANCE

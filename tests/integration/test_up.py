@@ -94,7 +94,7 @@ def test_the_loop_closes_though_it_is_interrupted_and_a_part_is_killed(tmp_path:
         until(lambda: loop.has_stepped(1), timeout_s=600, process=process, said=said)
         process.send_signal(signal.SIGINT)
         assert process.wait(600) == 130, said()
-        assert "goes on from the last checkpoint" in said()
+        assert "continues from the last checkpoint" in said()
         assert loop.running() == {}
         before = max(loop.steps())
         assert (loop.out / f"checkpoints/step-{before:06d}").exists()

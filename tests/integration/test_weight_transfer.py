@@ -15,7 +15,7 @@ from local_server import LocalServer
 
 from agentic_opd.core.errors import ConfigError, ServerError
 from agentic_opd.core.http import JsonClient
-from agentic_opd.core.server_info import fetch_server_info
+from agentic_opd.plugin.client import PluginClient
 from agentic_opd.serving.process_group import Group
 from agentic_opd.training.config import TrainerConfig
 from agentic_opd.training.model import served_weights
@@ -128,9 +128,10 @@ def test_a_trainer_that_goes_in_the_middle_leaves_the_server_as_it_was(rooted: R
     async def run() -> None:
         client = JsonClient(rooted.server.base_url, retry_s=1.0)
         try:
-            sender = await WeightSender.joined("gloo", [client], [await fetch_server_info(client)], "cpu")
+            server = await PluginClient.connected(client)
+            sender = await WeightSender.joined("gloo", [server], "cpu")
             with pytest.raises(ServerError):
-                await WeightSender([client], Leaving(sender.group), "cpu").send(weights, 7)
+                await WeightSender([server], Leaving(sender.group), "cpu").send(weights, 7)
         finally:
             await client.close()
 

@@ -170,6 +170,8 @@ class FakePlugin:
 
     async def _tokenize(self, request: web.Request) -> web.Response:
         body = await read(request)
+        if "messages" in body:
+            raise Refused("messages", "this server has no chat template")
         ids = encode(body["prompt"])
         return web.json_response({"tokens": ids, "count": len(ids), "max_model_len": CONTEXT})
 

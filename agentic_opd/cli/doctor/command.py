@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     def run() -> int:
         settings = read_settings(arguments, *default_settings())
         keep_torch_out()
-        from agentic_opd.cli.doctor.checks import diagnose
+        from agentic_opd.cli.doctor.diagnose import diagnose
 
         return asyncio.run(diagnose(settings, is_serve=arguments.serve, as_json=arguments.json))
 

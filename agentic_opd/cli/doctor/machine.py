@@ -1,4 +1,4 @@
-"""Checks of this machine: Python, packages, output folders, tasks, sandbox, W&B."""
+"""Checks of this machine: Python, packages, output folders, W&B."""
 
 import os
 import platform
@@ -12,12 +12,9 @@ import wandb
 from packaging.requirements import Requirement
 
 from agentic_opd import __version__
-from agentic_opd.cli.doctor.diagnosis import Note, Setup, Status
 from agentic_opd.core.errors import ConfigError, OutputError
-from agentic_opd.sandboxes.factory import check_sandbox, sandbox_factory
-from agentic_opd.sandboxes.memory import memory_limited
+from agentic_opd.env.setup import Note, Setup, Status
 from agentic_opd.wire.files import default_output_folder
-from agentic_opd.worlds.choose import make_world
 
 _OLDEST, _NEWEST = (3, 11), (3, 13)
 _LEAST_FREE_GIB = 1.0
@@ -93,25 +90,6 @@ def _free_gib(folder: Path) -> float:
         ) from error
 
 
-async def check_tasks(setup: Setup) -> Note:
-    """Check that the tasks can be loaded."""
-    config = setup.config
-    tasks, held_out = await make_world(config.world, config, config.system_prompt).train_and_eval_tasks()
-    origin = (config.dataset_name or "the built-in ones") if config.world == "coding" else config.world
-    text = f"{len(tasks)} tasks of {origin}, {len(held_out)} to evaluate on"
-    if not tasks or not held_out:
-        return Note(f"{text}: mind env.eval_fraction ({setup.config.eval_fraction:g})", Status.WARNING)
-    return Note(text)
-
-
-async def check_isolation(setup: Setup) -> Note:
-    """Check that the configured sandbox can run model-written code."""
-    backend = setup.config.sandbox_backend
-    await check_sandbox(sandbox_factory(setup.config))
-    limit = f"; {memory_limited()}" if backend == "bubblewrap" else ""
-    return Note(f"{backend} runs Python, pipes and files{limit}")
-
-
 async def check_wandb(setup: Setup) -> Note:
     """Check the login of W&B, if it is used."""
     if not setup.config.use_wandb:
@@ -120,5 +98,5 @@ async def check_wandb(setup: Setup) -> Note:
     if mode != "online":
         return Note(f"WANDB_MODE is {mode}")
     if not wandb.api.api_key:
-        raise ConfigError("nobody is logged in: run `wandb login`, set WANDB_API_KEY, or WANDB_MODE=offline")
+        raise ConfigError("W&B has no login: run `wandb login`, set WANDB_API_KEY, or WANDB_MODE=offline")
     return Note("logged in")

@@ -1,189 +1,269 @@
-"""Checks of the policy's servers: reachable, recent, large enough, consistent with the local tokenizer and renderer."""
+"""Checks of servers that only `doctor` makes: versions, rendering, judge, teacher, noise without a hint, run-api."""
 
-import asyncio
-from functools import partial
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from packaging.version import InvalidVersion, Version
-from transformers import AutoTokenizer
+from packaging.version import Version
+from pydantic import SecretStr
 
 from agentic_opd import __version__
-from agentic_opd.cli.doctor.diagnosis import Note, Setup, Status
-from agentic_opd.core.errors import RendererError, ServerRequestError
+from agentic_opd.atropos.api import TrajectoryApi
+from agentic_opd.core.errors import RendererError, ServerMismatchError, ServerRequestError, ServerUnreachableError
 from agentic_opd.core.http import JsonClient
-from agentic_opd.core.server_info import (
-    ServerInfo,
-    ask_text,
-    ask_token_ids,
-    check_caps,
-    check_tokenizer,
-    fetch_server_info,
-)
-from agentic_opd.core.types import Message
-from agentic_opd.distill.connect import check_completions
-from agentic_opd.distill.rescoring import encode_hint
-from agentic_opd.env.agent import name_of_tokenizer
-from agentic_opd.env.command import name_models
+from agentic_opd.core.precision import Noise, tolerance_for
+from agentic_opd.core.types import Evidence, HindsightPair, Message, TeacherRequest
+from agentic_opd.distill.connect import PolicyEndpoint, connect_teacher, make_judge, questions_of
+from agentic_opd.distill.evidence import turn_text
+from agentic_opd.distill.hints import parse_vote
+from agentic_opd.distill.scoring import encode_hint
+from agentic_opd.env.config import AgenticOPDEnvConfig, tokenizer_names
+from agentic_opd.env.setup import Note, Setup, Status
+from agentic_opd.plugin.client import PluginClient
 from agentic_opd.rollout.chat import Chat
-from agentic_opd.rollout.first_prompts import described, too_long
-from agentic_opd.rollout.renderer import check_round_trip, configured_renderer, explained_tokenizer_errors
-from agentic_opd.worlds.choose import make_world
-from agentic_opd.worlds.coding.tools import TOOL_SPECS
-from agentic_opd.worlds.coding.world import SYSTEM_PROMPT
 
-_OLDEST_VLLM = Version("0.32")
+_RETRY_S, _TIMEOUT_S = 2.0, 30.0
+"""Time limits in seconds, shorter than a run's, for a quick diagnosis."""
+_OLDEST_VLLM, _VERSION = Version("0.32"), re.compile(r"\d+(\.\d+)*")
+_SAMPLED = 32
 
-FIRST_MESSAGES: list[Message] = [
-    {"role": "system", "content": SYSTEM_PROMPT},
+_FIRST_MESSAGES: list[Message] = [
+    {"role": "system", "content": "You are a coding agent."},
     {"role": "user", "content": "Write `double(x)` in solution.py: return twice x."},
 ]
 
+_SOLUTION = "def fizzbuzz(n):\n    if n % 3 == 0:\n        return 'Fizz'\n    return 'Buzz' if n % 5 == 0 else str(n)\n"
+_CALLS = [
+    {"function": {"name": "write_file", "arguments": {"path": "solution.py", "content": _SOLUTION}}},
+    {"function": {"name": "terminal", "arguments": {"command": "python test_solution.py"}}},
+]
+PAIR = HindsightPair(
+    turn_index=0,
+    task_text="Write `fizzbuzz(n)` in solution.py: return 'Fizz' if n is divisible by 3, 'Buzz' if by 5, 'FizzBuzz' "
+    "if by both, else str(n).\n\nExamples (test_solution.py runs them):\nfizzbuzz(3) == 'Fizz'\n"
+    "fizzbuzz(15) == 'FizzBuzz'",
+    turn_text=turn_text({"role": "assistant", "content": "", "tool_calls": _CALLS}),
+    evidence=(
+        Evidence(
+            "tool",
+            "[write_file]\nwrote 4 lines to solution.py\n\n[terminal]\nok   fizzbuzz(3)\n"
+            "FAIL fizzbuzz(15): expected 'FizzBuzz', got 'Fizz'\n1 of 2 examples passed\n[exit code 1]",
+        ),
+    ),
+)
+"""A turn with an obvious mistake, about which any judge should give a hint."""
 
-async def check_server(setup: Setup) -> Note:
-    """Check that every server answers and is a vLLM server."""
-    setup.infos = [await fetch_server_info(client) for client in setup.clients]
-    await name_models(list(setup.servers), setup.retry_s)
-    return Note(
-        ", ".join(f"{info.model} at {client.base_url}" for info, client in zip(setup.infos, setup.clients, strict=True))
-    )
+
+@dataclass
+class DoctorSetup(Setup):
+    """The set-up under diagnosis; its connections have short time limits."""
+
+    config: AgenticOPDEnvConfig  # type: ignore[assignment]
+    policy_name: str = "default"
+    """The policy's model as configured."""
+    is_serve: bool = False
+    """Whether a missing trajectory API is a failure."""
+
+    @classmethod
+    def of(cls, config: AgenticOPDEnvConfig, servers: Sequence[Any], *, is_serve: bool) -> "DoctorSetup":
+        """Build the set-up from the settings without connecting."""
+        http = [connection(config, server.base_url, server.api_key) for server in servers]
+        top_k = config.logprobs_asked if config.opd_enabled and config.teacher_base_url is None else None
+        names = tokenizer_names(config, servers[0])
+        return cls(config, http, top_k, names, policy_name=servers[0].model_name, is_serve=is_serve)
+
+    @property
+    def policy(self) -> PolicyEndpoint:
+        """The first of the policy's servers; its model is the configured one until the server has reported its own."""
+        http, model = self.connections[0], self.clients[0].info.model if self.clients else self.policy_name
+        return PolicyEndpoint(f"{http.base_url}/v1", model, SecretStr(http.api_key) if http.api_key else None)
+
+    async def close(self) -> None:
+        """Close all connections."""
+        for http in self.connections:
+            await http.close()
 
 
-async def check_versions(setup: Setup) -> Note:
+def connection(config: AgenticOPDEnvConfig, url: str, key: str | None = None) -> JsonClient:
+    """Return a connection with short time limits."""
+    return JsonClient(url, key, timeout_s=_TIMEOUT_S, retry_s=min(config.server_retry_s, _RETRY_S))
+
+
+async def check_versions(setup: DoctorSetup) -> Note:
     """Check the servers for this version of the plugin and a tested version of vLLM."""
     doubts: list[str] = []
-    for client, info in zip(setup.clients, setup.infos, strict=True):
-        vllm = info.vllm_version or await _vllm_version(client)
+    for client in setup.clients:
+        info, vllm = client.info, client.info.vllm_version or await _vllm_version(client.http)
         if not info.has_plugin:
             doubts.append(
-                f"{client.base_url} has no agentic_opd plugin, so scoring is many times slower: start it with "
+                f"{client.url} has no agentic_opd plugin, so scoring is many times slower: start it with "
                 f"scripts/serve_vllm {info.model}"
             )
         elif info.plugin_version != __version__:
             doubts.append(
-                f"{client.base_url} has plugin {info.plugin_version}, this is {__version__}: install the same version "
+                f"{client.url} has plugin {info.plugin_version}, this is {__version__}: install the same version "
                 "in vLLM's environment, and restart it"
             )
-        if vllm is not None and _is_older(vllm):
-            doubts.append(f"{client.base_url} runs vLLM {vllm}; {_OLDEST_VLLM} and later are tested")
+        if vllm is not None and (found := _VERSION.match(vllm)) and Version(found[0]) < _OLDEST_VLLM:
+            doubts.append(f"{client.url} runs vLLM {vllm}; {_OLDEST_VLLM} and later are tested")
     if doubts:
         return Note("; ".join(doubts), Status.WARNING)
-    shown = sorted({f"vLLM {info.vllm_version}, plugin {info.plugin_version}" for info in setup.infos})
-    return Note("; ".join(shown))
+    infos = [client.info for client in setup.clients]
+    return Note("; ".join(sorted({f"vLLM {info.vllm_version}, plugin {info.plugin_version}" for info in infos})))
 
 
-async def _vllm_version(client: JsonClient) -> str | None:
+async def _vllm_version(http: JsonClient) -> str | None:
     try:
-        return (await client.get("/version")).get("version")
+        return (await http.get("/version")).get("version")
     except (ServerRequestError, AttributeError):
         return None
 
 
-def _is_older(vllm: str) -> bool:
-    try:
-        return Version(vllm) < _OLDEST_VLLM
-    except InvalidVersion:
-        return False
-
-
-async def check_context(setup: Setup) -> Note:
-    """Check that a whole episode fits each server's context."""
-    needed = setup.config.max_token_length
-    for client, info in zip(setup.clients, setup.infos, strict=True):
-        check_caps(client.base_url, info, context=needed, vocab_size=0, top_k=None)
-    return Note(f"{min(info.max_model_len for info in setup.infos)} tokens, {needed} are asked for")
-
-
-async def check_logprobs(setup: Setup) -> Note:
-    """Check that the policy's servers return as many logprobs as a scored row needs."""
-    top_k = setup.config.logprobs_asked
-    if not setup.config.opd_enabled or setup.config.teacher_base_url is not None:
-        return Note("the policy's servers do not score", Status.SKIPPED)
-    for client, info in zip(setup.clients, setup.infos, strict=True):
-        check_caps(client.base_url, info, context=0, vocab_size=0, top_k=top_k)
-        if not info.has_plugin:
-            await check_completions(client, info, top_k)
-    return Note(f"{top_k} a position are asked for, and returned")
-
-
-async def check_tokens(setup: Setup) -> Note:
-    """Check that the local tokenizer returns the same ids as each server."""
-    name = name_of_tokenizer(setup.config, setup.servers[0])
-    with explained_tokenizer_errors(name):
-        setup.tokenizer = AutoTokenizer.from_pretrained(name)
-    encode = partial(setup.tokenizer.encode, add_special_tokens=False)
-    for client, info in zip(setup.clients, setup.infos, strict=True):
-        check_caps(client.base_url, info, context=0, vocab_size=len(setup.tokenizer), top_k=None)
-        await check_tokenizer(client, info, encode, special=setup.tokenizer.eos_token or "")
-    return Note(f"{name}: the same ids here and there")
-
-
-async def check_renderer(setup: Setup) -> Note:
-    """Check that a tool call round-trips through ids, locally and on the server, and that hints can be placed."""
-    config = setup.config
-    renderer = configured_renderer(setup.tokenizer, config)
-    chat = Chat(renderer, setup.tokenizer, TOOL_SPECS)
-    check_round_trip(chat)
+async def check_rendering(setup: DoctorSetup) -> Note:
+    """Check that rendered ids survive the server's tokenizer, that hints can be placed, and the server's template."""
+    config, chat, client = setup.config, setup.known_chat(), setup.clients[0]
     if config.opd_enabled:
-        encode_hint(renderer, setup.tokenizer, "A plain hint.", as_message=config.hint_placement == "end")
-    setup.chat = chat
-    client, info, name = setup.clients[0], setup.infos[0], type(renderer).__name__
-    await _check_ids_survive(client, info, chat)
-    ours = list(chat.first_prompt(FIRST_MESSAGES).token_ids)
+        encode_hint(chat.renderer, setup.tokenizer, "A plain hint.", as_message=config.hint_placement == "end")
+    await _check_ids_survive(client, chat)
+    if config.tool_format == "text":
+        return Note("tool_format text: the server's chat template does not write the tools", Status.SKIPPED)
+    ours = list(chat.first_prompt(_FIRST_MESSAGES).token_ids)
     options = {key: value for key, value in config.renderer_options.items() if key != "tool_parser"}
-    is_template_s = config.tool_format == "template"  # With text, the server's template does not write the tools.
-    theirs = await _rendered_by(client, info, chat, options) if is_template_s else None
-    if theirs is not None and theirs != ours:
-        at = next(
-            (i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs))
-        )
-        return Note(
-            f"{name} and the server's chat template render a first prompt differently, from token {at} on "
-            f"({setup.tokenizer.decode(ours[at : at + 8])!r} here, {setup.tokenizer.decode(theirs[at : at + 8])!r} "
-            "there). The policy reads what is rendered here: is env.renderer the model's own?",
-            Status.WARNING,
-        )
-    return Note(f"{name}: a tool call comes back as it was written")
-
-
-async def check_prompts(setup: Setup) -> Note:
-    """Check that every task's first prompt leaves room for an answer."""
-    config = setup.config
-    world = make_world(config.world, config, config.system_prompt)
-    train, held_out = await world.train_and_eval_tasks()
-    tasks = {task.task_id: task for task in (*train, *held_out)}
-    limit = config.max_token_length
-    by_program = config.agent_command is not None
-    chat = Chat(setup.known_chat().renderer, setup.tokenizer, world.tools)
-    long = await asyncio.to_thread(too_long, tasks.values(), world, chat, limit, by_program=by_program)
-    if not long:
-        return Note(f"the first prompts of all {len(tasks)} tasks fit {limit} tokens")
-    what = described(long, len(tasks), limit)
-    if config.dataset_skip_too_long and len(long) < len(tasks):
-        return Note(f"{what}; they are left out", Status.WARNING)
+    body = {"messages": _FIRST_MESSAGES, "tools": chat.tools, "add_generation_prompt": True}
+    try:
+        theirs = await client.token_ids(**body, chat_template_kwargs=options)
+    except ServerRequestError:
+        return Note("the server has no chat template, or it refuses tools", Status.SKIPPED)
+    if theirs == ours:
+        return Note("a first prompt has the same ids here and there")
+    pairs = enumerate(zip(ours, theirs, strict=False))
+    at = next((i for i, (a, b) in pairs if a != b), min(len(ours), len(theirs)))
     return Note(
-        f"{what}. Raise env.max_token_length, or leave such tasks out with env.dataset_skip_too_long", Status.FAILED
+        f"{type(chat.renderer).__name__} and the server's chat template render a first prompt differently, from token "
+        f"{at} on ({setup.tokenizer.decode(ours[at : at + 8])!r} here, {setup.tokenizer.decode(theirs[at : at + 8])!r} "
+        "there). The policy reads what is rendered here: is env.renderer the model's own?",
+        Status.WARNING,
     )
 
 
-async def _check_ids_survive(client: JsonClient, info: ServerInfo, chat: Chat) -> None:
+async def _check_ids_survive(client: PluginClient, chat: Chat) -> None:
     """Check that the server decodes the ids of a rendered tool call to a text that encodes to the same ids."""
-    call = {"id": "call_0_0", "type": "function", "function": {"name": "terminal", "arguments": '{"command": "ls"}'}}
+    name = chat.tools[0]["function"]["name"] if chat.tools else "run"
+    call = {"id": "call_0_0", "type": "function", "function": {"name": name, "arguments": '{"command": "ls"}'}}
     turn: Message = {"role": "assistant", "content": "I look.", "tool_calls": [call]}
-    ids = chat.renderer.render_ids([*FIRST_MESSAGES, turn], tools=chat.tools)  # type: ignore[list-item]
-    text = await ask_text(client, info.model, ids)
-    body = {"model": info.model, "prompt": text, "add_special_tokens": False}
-    again = await ask_token_ids(client, body)
+    ids = chat.renderer.render_ids([*_FIRST_MESSAGES, turn], tools=chat.tools)  # type: ignore[list-item]
+    again = await client.token_ids(prompt=await client.text(ids), add_special_tokens=False)
     if again != ids:
         raise RendererError(
-            f"{client.base_url} reads {len(ids)} ids of a rendered tool call as a text of {len(again)} other ids: the "
+            f"{client.url} reads {len(ids)} ids of a rendered tool call as a text of {len(again)} other ids: the "
             "tokenizer here is not the server's. Set env.tokenizer_name to the model that is served."
         )
 
 
-async def _rendered_by(client: JsonClient, info: ServerInfo, chat: Chat, options: dict[str, Any]) -> list[int] | None:
-    """Return the server's template rendering of a first prompt as ids; None if it has no template, or refuses tools."""
-    body = {"model": info.model, "messages": FIRST_MESSAGES, "tools": chat.tools, "add_generation_prompt": True}
+async def check_judge(setup: DoctorSetup) -> Note:
+    """Check that the judge answers in the protocol."""
+    config = setup.config
+    if not config.opd_enabled:
+        return Note("distillation is off", Status.SKIPPED)
+    if not config.asks_judge:
+        return Note(f"hint_source {', '.join(config.hint_source)} needs no judge", Status.SKIPPED)
+    if config.judge_base_url is None and not setup.clients:
+        return Note("needs: server", Status.SKIPPED)
+    judge, asked = make_judge(config, setup.policy, setup.connections[0].retry_s), config.prm_votes
     try:
-        return await ask_token_ids(client, {**body, "chat_template_kwargs": options})
-    except ServerRequestError:
-        return None
+        await judge.check()
+        questions = questions_of(config, setup.tokenizer)
+        texts, seconds = await judge.ask(questions.hint_messages(questions.question(PAIR)), asked)
+    finally:
+        await judge.close()
+    votes = [parse_vote(text) for text in texts]
+    readable = [vote for vote in votes if vote.decision is not None]
+    who = f"{judge.model} at {judge.base_url}"
+    if not readable:
+        raise ServerMismatchError(
+            f"{who}: none of {asked} votes keeps to the protocol; the first begins {votes[0].text[:120]!r}. Take "
+            "another judge (env.judge_base_url, env.judge_model_name); a reasoning model needs a larger "
+            "env.judge_max_tokens, or thinking switched off in env.judge_extra_body"
+        )
+    text = f"{who}: {len(readable)} of {asked} votes in the protocol, {seconds:.1f} s"
+    if 2 * len(readable) <= asked:
+        return Note(f"{text}. A majority can't come about like this: see env.judge_max_tokens", Status.WARNING)
+    return Note(text)
+
+
+async def check_teacher(setup: DoctorSetup) -> Note:
+    """Check that separate teachers fit the policy."""
+    config = setup.config
+    separate = dict(config.teachers)
+    if (usual := config.usual_teacher) is not None:
+        separate = {"": usual, **separate}
+    if not config.opd_enabled or not separate:
+        return Note("the policy's server scores" if config.opd_enabled else "distillation is off", Status.SKIPPED)
+    found: list[str] = []
+    for kind, server in separate.items():
+        teacher = await connect_teacher(
+            connection(config, server.base_url, server.api_key.get_secret_value() if server.api_key else None),
+            setup.tokenizer,
+            top_k=config.logprobs_asked,
+            max_token_length=config.max_token_length,
+            model_name=server.model_name,
+            policy=setup.clients[0].info,
+        )
+        await teacher.close()
+        found.append(f"{f'{kind}: ' if kind else ''}{teacher.info.model} at {server.base_url}")
+    return Note("; ".join(found))
+
+
+async def check_noise(setup: DoctorSetup) -> Note:
+    """Check that scoring sampled tokens without a hint reproduces the logprobs of their sampling."""
+    config, client = setup.config, setup.clients[0]
+    if not config.opd_enabled:
+        return Note("distillation is off", Status.SKIPPED)
+    if config.teacher_base_url is not None:
+        return Note("the teacher is another model, so there is nothing to compare with", Status.SKIPPED)
+    prompt = setup.known_chat().first_prompt(_FIRST_MESSAGES).token_ids
+    (sampled,) = await client.complete(prompt, {"temperature": 1.0, "max_tokens": _SAMPLED})
+    ids = sampled.token_ids
+    rows = (await client.score(TeacherRequest((*prompt, *ids), len(ids), len(prompt), ()), 1)).rows
+    differences = [abs(a - b) for a, b in zip(sampled.logprobs, rows.actual_R.tolist(), strict=True)]
+    return judged_noise(differences, client.info.dtype)
+
+
+def judged_noise(differences: Sequence[float], precision: str | None) -> Note:
+    """Judge the differences (nats) between two readings of sampled tokens by the server's precision."""
+    noise, tolerance = Noise.of(differences), tolerance_for(precision)
+    text = (
+        f"{noise.largest:.1e} nats at most, {noise.rms:.1e} root mean square, over {len(differences)} sampled tokens "
+        f"in {precision or 'a precision that the server does not name'}"
+    )
+    if noise.exceeds(tolerance):
+        return Note(
+            f"{text}: more than the precision explains ({tolerance}). What else changes logprobs between sampling and "
+            "scoring: a quantised KV cache, another attention backend for prompts?",
+            Status.WARNING,
+        )
+    return Note(text)
+
+
+async def check_trajectories(setup: DoctorSetup) -> Note:
+    """Check that the trajectory API answers; only `serve` needs it."""
+    url = setup.config.rollout_server_url
+    api = TrajectoryApi(url)
+    try:
+        trainer = await api.info()
+    except ServerUnreachableError as error:
+        if setup.is_serve:
+            raise
+        return Note(f"{error} Only serve needs it.", Status.WARNING)
+    finally:
+        await api.close()
+    if trainer.batch_size < 0:
+        return Note(f"{url} answers; no trainer has registered yet")
+    if trainer.batch_size < setup.config.group_size:
+        return Note(
+            f"{url}: a group of {setup.config.group_size} does not fit the trainer's batches of {trainer.batch_size}: "
+            "lower env.group_size",
+            Status.FAILED if setup.is_serve else Status.WARNING,
+        )
+    return Note(f"{url}: a trainer takes batches of {trainer.batch_size}")

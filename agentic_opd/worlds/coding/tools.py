@@ -187,7 +187,7 @@ def _stopped(result: CommandResult, limits: ToolLimits) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Tool:
+class _AgentTool:
     """A tool: its description, its parameters (name -> description), and the function that runs it."""
 
     description: str
@@ -209,7 +209,7 @@ class _Tool:
         }
 
 
-def _check_arguments(tool_name: str, arguments: dict[str, Any], tool: _Tool) -> dict[str, str]:
+def _check_arguments(tool_name: str, arguments: dict[str, Any], tool: _AgentTool) -> dict[str, str]:
     """Return the call's arguments, which must be exactly the tool's parameters, as strings.
 
     `command` and `path` must not contain NUL or lone surrogates.
@@ -246,7 +246,7 @@ _JSON_TYPES = {
 _PATH = "Path of the file, relative to the current directory, for example: solution.py"
 
 _TOOLS = {
-    "terminal": _Tool(
+    "terminal": _AgentTool(
         "Run a shell command with bash in the current directory and return what it prints, stdout and stderr together. "
         "A command that fails returns its exit code in the last line. Each call starts a new shell: files are kept, "
         "changed directories and variables are not. There is no network and no input. A command that takes too long is "
@@ -254,19 +254,19 @@ _TOOLS = {
         {"command": "The command line, for example: python test_solution.py"},
         _terminal,
     ),
-    "read_file": _Tool(
+    "read_file": _AgentTool(
         "Return the text of a file. A long file is cut in the middle; use terminal with head, tail or sed -n to read a "
         "part of it.",
         {"path": _PATH},
         _read_file,
     ),
-    "write_file": _Tool(
+    "write_file": _AgentTool(
         "Write a text file. It is made where it is missing, with its directories, and everything that it held before "
         "is replaced: give the whole text, not only what changes.",
         {"path": _PATH, "content": "The whole new text of the file, with its line breaks and indentation."},
         _write_file,
     ),
-    "patch": _Tool(
+    "patch": _AgentTool(
         "Replace one piece of text in a file by another. The piece must occur exactly once, character by character, "
         "indentation and line breaks included: take in lines around it until it does. Where it is missing or occurs "
         "more than once, nothing is changed.",

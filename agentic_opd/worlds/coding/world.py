@@ -48,7 +48,7 @@ class LeftFiles(dict[str, bytes]):
 
 
 class CodingSession:
-    """One episode's work directory; see `core.types.Session`.
+    """One episode's work directory; see `core.types.WorldSession`.
 
     The judged files are those of `collect`: all regular files except caches, since a solution may run or read any of
     them.

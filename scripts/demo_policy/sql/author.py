@@ -16,9 +16,10 @@ from transformers import PreTrainedTokenizerFast
 
 from agentic_opd.core.text import control_tokens
 from agentic_opd.core.types import IGNORED, Episode, HindsightPair
+from agentic_opd.distill.config import DistillConfig
+from agentic_opd.distill.evidence import hindsight_pairs
 from agentic_opd.distill.hints import Questions
-from agentic_opd.distill.rescoring import encode_hint, hint_place, insert_hint
-from agentic_opd.distill.turns import hindsight_pairs
+from agentic_opd.distill.scoring import encode_hint, hint_place, insert_hint
 from agentic_opd.rollout.chat import Chat
 from agentic_opd.rollout.loop import run_episode
 from agentic_opd.rollout.renderer import load_renderer
@@ -87,8 +88,9 @@ class SqlAuthor:
         written = wrong.sql if wrong else sql(one.query)
         episode = self.play(one, written, rng)
         turn = episode.turns[ANSWER_TURN]
-        is_target = tuple(mask != IGNORED for mask in episode.masks_T)
-        yield Transcript("act", episode.tokens_T, is_target, self.decisions(one, written, turn.start))
+        (trace,) = episode.traces
+        is_target = tuple(mask != IGNORED for mask in trace.masks_T)
+        yield Transcript("act", trace.tokens_T, is_target, self.decisions(one, written, turn.start))
         about = self.hint(one, rng)
         if rng.random() < self.mix.heeded:
             yield self.hinted("heed_first", one, episode, rng.choice(about), self.mended(one, about, rng), rng)
@@ -134,8 +136,9 @@ class SqlAuthor:
     def hinted(self, kind: Kind, one: Question, episode: Episode, hint: str, written: str, rng: Random) -> Transcript:
         """Teach the answer again with a hint in its prompt."""
         turn = episode.turns[ANSWER_TURN]
-        insert_at, as_message = hint_place(episode, turn, rng.choice(_PLACEMENTS))
-        request = insert_hint(episode.tokens_T, turn, insert_at, self.hint_ids(hint, as_message=as_message))
+        (trace,) = episode.traces
+        insert_at, as_message = hint_place(trace, turn, rng.choice(_PLACEMENTS))
+        request = insert_hint(trace.tokens_T, turn, insert_at, self.hint_ids(hint, as_message=as_message))
         prompt = request.token_ids[: -request.num_scored]
         target = self.completion_ids(call("answer", sql=written))
         is_target = (False,) * len(prompt) + (True,) * len(target)
@@ -144,7 +147,7 @@ class SqlAuthor:
     def judged(self, episode: Episode, wrong: WrongQuery | None, rng: Random) -> Iterator[Transcript]:
         """Teach the judge's answers."""
         asked = self.questions(rng)
-        for index, pair in enumerate(hindsight_pairs(episode, 4000)):
+        for index, pair in enumerate(hindsight_pairs(episode.recording, DistillConfig())):
             if not pair.evidence or (index != ANSWER_TURN and rng.random() >= self.mix.other_turns):
                 continue
             said = hints_of(episode, pair, wrong)

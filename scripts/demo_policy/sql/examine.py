@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from random import Random
 
+from agentic_opd.distill.config import DistillConfig
+from agentic_opd.distill.evidence import hindsight_pairs
 from agentic_opd.distill.hints import parse_vote
-from agentic_opd.distill.rescoring import hint_place, insert_hint
-from agentic_opd.distill.turns import hindsight_pairs
+from agentic_opd.distill.scoring import hint_place, insert_hint
 from agentic_opd.worlds.own import Left
 from agentic_opd.worlds.sql.world import Desk
 from demo_policy.script import NEUTRAL_HINTS
@@ -69,12 +70,13 @@ class _Exam:
 
     def prompt(self, one: Question, hint: str | None) -> list[int]:
         episode = self.author.play(one, sql(one.query), self.rng)
-        turn = episode.turns[ANSWER_TURN]
+        (trace,) = episode.traces
+        turn = trace.turns[ANSWER_TURN]
         if hint is None:
-            return [*episode.tokens_T[: turn.start]]
-        insert_at, as_message = hint_place(episode, turn, "end")
+            return [*trace.tokens_T[: turn.start]]
+        insert_at, as_message = hint_place(trace, turn, "end")
         hint_ids = self.author.hint_ids(hint, as_message=as_message)
-        request = insert_hint(episode.tokens_T, turn, insert_at, hint_ids)
+        request = insert_hint(trace.tokens_T, turn, insert_at, hint_ids)
         return [*request.token_ids[: -request.num_scored]]
 
     def read(self, prompt: list[int], ids: list[int]) -> str | None:
@@ -118,7 +120,7 @@ class _Exam:
         asking = self.author.questions(self.rng)
         prompts = list[list[int]]()
         for one, text, _ in rows:
-            pair = hindsight_pairs(self.author.play(one, text or "", self.rng), 4000)[ANSWER_TURN]
+            pair = hindsight_pairs(self.author.play(one, text or "", self.rng).recording, DistillConfig())[ANSWER_TURN]
             prompts.append(self.author.judge_prompt(asking.hint_messages(asking.question(pair))))
         sampled = self.sample(prompts, _MAX_TOKENS, 0.7)
         votes = [parse_vote(self.author.chat.tokenizer.decode(ids[:-1])) for ids in sampled]

@@ -6,22 +6,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from demo_policy import POLICY_DIR
 
 from agentic_opd.cli.doctor import machine
-from agentic_opd.cli.doctor.checks import CHECKS, line
 from agentic_opd.cli.doctor.command import build_parser, main
-from agentic_opd.cli.doctor.diagnosis import Check, Diagnosis, Note, Setup, Status, run_checks
-from agentic_opd.cli.doctor.distilling import PAIR, check_judge, judged_noise
-from agentic_opd.cli.doctor.servers import check_versions
+from agentic_opd.cli.doctor.diagnose import CHECKS, Diagnosis, run_checks
+from agentic_opd.cli.doctor.servers import PAIR, DoctorSetup, check_judge, check_versions, judged_noise
 from agentic_opd.core.errors import ConfigError, OPDError, OutputError, ServerMismatchError
-from agentic_opd.core.server_info import ServerInfo
-from agentic_opd.env.opd import AgenticOPDEnv
+from agentic_opd.env.config import default_settings
+from agentic_opd.env.setup import REQUIREMENTS, Note, SetupCheck, Status, check_tasks, check_world, meet
+from agentic_opd.plugin.client import PluginClient
+from agentic_opd.plugin.info import ServerInfo
 from agentic_opd.sandboxes import memory
 from agentic_opd.worlds.coding.config import CodingConfig
+from tests.support.fake_plugin import fake_plugin
 from tests.unit.distill.fakes import Script, served
 
 
-def diagnoses(*checks: Check) -> list[Diagnosis]:
+def diagnoses(*checks: SetupCheck) -> list[Diagnosis]:
     async def run() -> list[Diagnosis]:
         return [one async for one in run_checks(checks, [])]
 
@@ -40,12 +42,12 @@ def ends(note: Note | Exception) -> Any:
 def test_the_rest_goes_on_after_a_failure_where_it_can() -> None:
     """b fails; c needs it, d needs c; e needs neither, and f needs only what a check was not asked to look at."""
     found = diagnoses(
-        Check("a", ends(Note("unused", Status.SKIPPED))),
-        Check("b", ends(ConfigError("set it"))),
-        Check("c", ends(Note("fine")), ("b",)),
-        Check("d", ends(Note("fine")), ("c",)),
-        Check("e", ends(Note("doubtful", Status.WARNING))),
-        Check("f", ends(Note("fine")), ("a", "e")),
+        SetupCheck("a", ends(Note("unused", Status.SKIPPED))),
+        SetupCheck("b", ends(ConfigError("set it"))),
+        SetupCheck("c", ends(Note("fine")), ("b",)),
+        SetupCheck("d", ends(Note("fine")), ("c",)),
+        SetupCheck("e", ends(Note("doubtful", Status.WARNING))),
+        SetupCheck("f", ends(Note("fine")), ("a", "e")),
     )
     assert [(one.name, one.status.value, one.text) for one in found] == [
         ("a", "skipped", "unused"),
@@ -62,21 +64,34 @@ def test_a_check_that_hangs_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> Non
         await asyncio.sleep(60)
         return Note("")
 
-    monkeypatch.setattr("agentic_opd.cli.doctor.diagnosis.PATIENCE_S", 0.01)
-    assert [one.status for one in diagnoses(Check("a", hang))] == [Status.FAILED]
+    monkeypatch.setattr("agentic_opd.cli.doctor.diagnose.PATIENCE_S", 0.01)
+    assert [one.status for one in diagnoses(SetupCheck("a", hang))] == [Status.FAILED]
 
 
 def test_every_check_needs_earlier_ones() -> None:
     names = [check.name for check in CHECKS]
+    assert {check.name for check in REQUIREMENTS} < {*names}, "what a run checks, doctor prints"
     assert all(needed in names[:i] for i, check in enumerate(CHECKS) for needed in check.needs)
 
 
-def setup_of(**settings: Any) -> Setup:
-    config, servers = AgenticOPDEnv.config_init()
-    return Setup(type(config).model_validate({**config.model_dump(), **settings}), servers)
+def test_setup_ends_with_the_first_failure_and_logs_warnings(caplog: pytest.LogCaptureFixture) -> None:
+    checks = [
+        SetupCheck("a", ends(Note("doubtful", Status.WARNING))),
+        SetupCheck("b", ends(ConfigError("set it"))),
+        SetupCheck("c", ends(ConfigError("too late"))),
+    ]
+    with pytest.raises(ConfigError, match="set it"):
+        asyncio.run(meet(checks, setup_of()))
+    assert caplog.messages == ["doubtful"]
 
 
-def look(check: Any, setup: Setup) -> Note:
+def setup_of(**settings: Any) -> DoctorSetup:
+    config, servers = default_settings()
+    config = type(config).model_validate({**config.model_dump(), **settings})
+    return DoctorSetup.of(config, servers, is_serve=False)
+
+
+def look(check: Any, setup: DoctorSetup) -> Note:
     async def run() -> Note:
         try:
             return await check(setup)
@@ -123,16 +138,16 @@ def test_places_to_write_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_tasks_and_sandbox(tmp_path: Path) -> None:
-    assert "8 tasks" in look(machine.check_tasks, setup_of()).text
+    assert "8 tasks" in look(check_tasks, setup_of()).text
     with pytest.raises(OPDError, match="no such file"):
-        look(machine.check_tasks, setup_of(dataset_name=str(tmp_path / "none.jsonl")))
+        look(check_tasks, setup_of(dataset_name=str(tmp_path / "none.jsonl")))
 
 
 @pytest.mark.sandbox
 def test_how_memory_is_limited_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "its memory is limited by " in look(machine.check_isolation, setup_of()).text
+    assert "its memory is limited by " in look(check_world, setup_of()).text
     monkeypatch.setattr(memory, "group_place", lambda: None)
-    assert "its memory is limited by a watch" in look(machine.check_isolation, setup_of()).text
+    assert "its memory is limited by a watch" in look(check_world, setup_of()).text
 
 
 def test_wandb_must_know_who_logs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,7 +167,7 @@ def test_wandb_must_know_who_logs(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_versions_that_differ_are_a_doubt(info: ServerInfo, doubt: str | None) -> None:
     setup = setup_of()
-    setup.infos = [info]
+    setup.clients = [PluginClient(setup.connections[0], info)]
     note = look(check_versions, setup)
     assert note.status is (Status.OK if doubt is None else Status.WARNING)
     assert (doubt or "") in note.text
@@ -214,7 +229,7 @@ def test_it_takes_every_setting_of_a_run() -> None:
 
 
 def test_one_line_a_check() -> None:
-    text = line(Diagnosis("noise floor", Status.OK, "1e-6 nats")).plain
+    text = Diagnosis("noise floor", Status.OK, "1e-6 nats").line().plain
     assert text == "ok       noise floor  1e-6 nats"
 
 
@@ -228,3 +243,29 @@ def test_json_holds_every_check_and_a_dead_server_fails(
     assert list(found) == [check.name for check in CHECKS]
     assert found["server"] == "failed"
     assert found["judge"] == "skipped"
+
+
+def test_a_served_name_need_not_be_that_of_a_tokenizer(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with vLLM's --served-model-name: the settings name the model as served, and the tokenizer beside it."""
+    monkeypatch.chdir(tmp_path)
+    flags = ["--env.rollout_server_url", "http://127.0.0.1:9", "--env.renderer", "qwen3"]
+    flags += ["--env.renderer_options", "{enable_thinking: false}", "--openai.model_name", "a-served-name"]
+    with fake_plugin(model="a-served-name") as server:
+        url = ["--openai.base_url", f"{server.base_url}/v1"]
+        assert main(["--json", *url, *flags, "--env.tokenizer_name", str(POLICY_DIR)]) == 0
+        found = {one["name"]: one["status"] for one in json.loads(capsys.readouterr().out)}
+        assert {name for name, status in found.items() if status == "ok"} >= {"tokenizer", "judge", "noise floor"}
+        assert main(["--json", *url, *flags]) == 1
+        texts = {one["name"]: one["text"] for one in json.loads(capsys.readouterr().out) if one["status"] == "failed"}
+    assert texts.keys() == {"tokenizer"}
+    assert "the tokenizer 'a-served-name' can't be loaded" in texts["tokenizer"]
+
+
+def test_options_of_the_renderer_without_a_space_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--env.renderer_options", "{enable_thinking:false}"]) == 2
+    said = capsys.readouterr().err
+    assert "env.renderer_options" in said
+    assert "{enable_thinking: false}" in said
+    assert "Traceback" not in said

@@ -13,8 +13,8 @@ from agentic_opd.cli.validate import _check_on, _parser
 from agentic_opd.core.errors import OutputError, ServerMismatchError
 from agentic_opd.core.http import JsonClient
 from agentic_opd.core.types import TurnOutcome
-from agentic_opd.distill.arrays import build_arrays, rounded
-from agentic_opd.distill.rescoring import insert_hint
+from agentic_opd.distill.records import build_arrays, written_rows
+from agentic_opd.distill.scoring import insert_hint, rounded
 from agentic_opd.wire.group import GroupDistillation, ScoredGroup, ScoredRollout, TurnRecord
 from tests.unit.distill.fakes import (
     HINT,
@@ -22,7 +22,7 @@ from tests.unit.distill.fakes import (
     VERSION,
     VOCAB,
     Script,
-    make_episode,
+    make_trace,
     plugin,
     served,
     table_rows,
@@ -34,22 +34,23 @@ INFO = {"model": "m", "max_model_len": 1000, "max_logprobs": 64, "vocab_size": V
 
 def group(scored_by: int = VERSION, **fields: Any) -> ScoredGroup:
     """The episode, of whose turns the first was sampled by `VERSION` and scored by `scored_by`."""
-    episode, turn, hint_ids = make_episode(), TURNS[0], (70, 71)
-    rows = table_rows(insert_hint(episode.tokens_T, turn, 3, hint_ids), 5, scored_by)
+    trace, turn, hint_ids = make_trace(), TURNS[0], (70, 71)
+    rows = table_rows(insert_hint(trace.tokens_T, turn, 3, hint_ids), 5, scored_by)
     about = {"hint": HINT, "hint_token_ids": hint_ids, "insert_at": 3, **fields}
     turns = (
         TurnRecord((turn.start, turn.end), TurnOutcome.SCORED, "tool", **about),
         TurnRecord((TURNS[1].start, TURNS[1].end), TurnOutcome.VOTE_FAILED, "verdict"),
     )
-    arrays = build_arrays(episode, {0: rows}, 5)
-    rollout = ScoredRollout(episode.tokens_T, episode.masks_T, episode.logprobs_T, 0.5, rows=arrays, turns=turns)
+    written = written_rows(turn.start, trace.tokens_T[turn.start : turn.end], rows, 5)
+    arrays = build_arrays(trace.tokens_T, trace.masks_T, trace.logprobs_T, [written], 5)
+    rollout = ScoredRollout(trace.tokens_T, trace.masks_T, trace.logprobs_T, 0.5, rows=arrays, turns=turns)
     whole = ScoredGroup((rollout,), weight_version=VERSION)
     return ScoredGroup.from_wire(json.loads(json.dumps(whole.to_wire())))
 
 
 def plain_reading(version: int) -> tuple[float, ...]:
     """What weights of this version say of the first turn without its hint."""
-    request = insert_hint(make_episode().tokens_T, TURNS[0], 3, ())
+    request = insert_hint(make_trace().tokens_T, TURNS[0], 3, ())
     return tuple(rounded(table_rows(request, 1, version).actual_R).tolist())
 
 

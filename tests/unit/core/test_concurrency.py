@@ -6,7 +6,7 @@ import time
 import anyio
 import pytest
 
-from agentic_opd.core.concurrency import in_turn, to_its_end
+from agentic_opd.core.concurrency import fair_slot, to_its_end
 
 
 def test_the_loop_looks_at_everything_between_two_turns() -> None:
@@ -14,7 +14,7 @@ def test_the_loop_looks_at_everything_between_two_turns() -> None:
     done = list[int]()
 
     async def work(number: int) -> None:
-        async with in_turn():
+        async with fair_slot():
             time.sleep(0.005)  # noqa: ASYNC251
             done.append(number)
 
@@ -37,17 +37,17 @@ def test_the_loop_looks_at_everything_between_two_turns() -> None:
 
 def test_a_turn_that_fails_or_is_cancelled_lets_the_next_one_begin() -> None:
     async def fail() -> None:
-        async with in_turn():
+        async with fair_slot():
             raise ValueError("no")
 
     async def run() -> str:
         with pytest.raises(ValueError, match="no"):
             await fail()
-        async with in_turn():
+        async with fair_slot():
             waiting = asyncio.create_task(fail())
             await asyncio.sleep(0)
             waiting.cancel()
-        async with asyncio.timeout(5), in_turn():
+        async with asyncio.timeout(5), fair_slot():
             return "done"
 
     assert asyncio.run(run()) == "done"

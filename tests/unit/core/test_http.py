@@ -9,9 +9,8 @@ import pytest
 from aiohttp import web
 
 from agentic_opd.core import http
-from agentic_opd.core.errors import ServerMismatchError, ServerRequestError, ServerUnreachableError
+from agentic_opd.core.errors import ServerRequestError, ServerUnreachableError
 from agentic_opd.core.http import JsonClient, NoAnswerError, RetryWindow
-from agentic_opd.core.server_info import ServerInfo, ask_text, check_tokenizer, fetch_model_path, fetch_server_info
 from tests.unit.distill.fakes import Script, served
 
 
@@ -115,47 +114,3 @@ def test_a_refusal_holds_its_status(status: int) -> None:
     with pytest.raises(ServerRequestError, match=f"HTTP {status}") as caught:
         asked("/x", status, lambda client: client.get("/x"))
     assert caught.value.status == status
-
-
-# ----------------------------------------------------------------------------------------- what a server says of itself
-
-PLUGIN = {"model": "m", "max_model_len": 64, "max_logprobs": 20, "vocab_size": 99, "weight_version": 3}
-ODD = [None, [], '"x"', [3], {}, {"data": []}, {"data": [3]}, {"data": [{"id": "m", "max_model_len": None}]}]
-
-
-def test_the_plugin_says_everything_and_the_model_list_a_little() -> None:
-    assert asked("/v1/opd/info", {**PLUGIN, "new": 1}, fetch_server_info) == ServerInfo(
-        "m", 64, has_plugin=True, max_logprobs=20, vocab_size=99, weight_version=3
-    )
-    card = {"data": [{"id": "m", "root": "org/m", "max_model_len": 64}]}
-    assert asked("/v1/models", card, fetch_server_info) == ServerInfo("m", 64, has_plugin=False)
-    assert asked("/v1/models", card, fetch_model_path) == "org/m"
-
-
-@pytest.mark.parametrize("answer", [*ODD, {**PLUGIN, "vocab_size": None}])
-def test_an_odd_answer_of_the_plugin_is_a_mismatch(answer: Any) -> None:
-    with pytest.raises(ServerMismatchError, match="/v1/opd/info is not the plugin of this version"):
-        asked("/v1/opd/info", answer, fetch_server_info)
-
-
-@pytest.mark.parametrize("answer", [*ODD, 404])
-def test_an_odd_model_list_is_a_mismatch(answer: Any) -> None:
-    with pytest.raises(ServerMismatchError, match="does not answer as vLLM does"):
-        asked("/v1/models", answer, fetch_server_info)
-    with pytest.raises(ServerMismatchError, match="does not say which model it serves"):
-        asked("/v1/models", answer, fetch_model_path)
-
-
-@pytest.mark.parametrize("answer", [None, [], '"x"', {}, {"tokens": None}, {"tokens": ["a"]}, {"tokens": [1, 9]}])
-def test_a_tokenizer_that_is_another_or_says_no_ids_is_a_mismatch(answer: Any) -> None:
-    info = ServerInfo("m", 64, has_plugin=False)
-    with pytest.raises(ServerMismatchError, match="tokeniz"):
-        asked("/tokenize", answer, lambda client: check_tokenizer(client, info, lambda text: [1, 2], "<|im_end|>"))
-    asked("/tokenize", {"tokens": [1, 2]}, lambda client: check_tokenizer(client, info, lambda text: [1, 2], ""))
-
-
-@pytest.mark.parametrize("answer", [None, [], {}, {"prompt": None}, {"prompt": [1]}])
-def test_a_text_of_ids_that_is_none_is_a_mismatch(answer: Any) -> None:
-    with pytest.raises(ServerMismatchError, match="/detokenize is not vLLM's tokenizer"):
-        asked("/detokenize", answer, lambda client: ask_text(client, "m", [1, 2]))
-    assert asked("/detokenize", {"prompt": "ab"}, lambda client: ask_text(client, "m", (1, 2))) == "ab"

@@ -5,6 +5,7 @@ import pytest
 
 from agentic_opd.core.errors import AlignmentError, ServerUnreachableError
 from agentic_opd.core.types import (
+    ContextTurn,
     DistillArrays,
     Episode,
     StopReason,
@@ -12,9 +13,8 @@ from agentic_opd.core.types import (
     TeacherRequest,
     TeacherRows,
     ToolCall,
+    Trace,
     Turn,
-    TurnOutcome,
-    Verdict,
     Verification,
     VerifyOutcome,
     Vote,
@@ -25,20 +25,23 @@ TASK = Task("t", "Write f.", "assert f() == 1")
 CHAT = ({"role": "user", "content": "Write f."}, {"role": "assistant", "content": "Done."})
 
 
-def episode(**changes: Any) -> Episode:
+def trace(**changes: Any) -> Trace:
     """
     position   0  1  2 | 3  4
     tokens     1  2  3 |10 11
     """
     fields: dict[str, Any] = {
-        "task": TASK,
         "messages": CHAT,
         "tokens_T": (1, 2, 3, 10, 11),
         "masks_T": (-100, -100, -100, 10, 11),
         "logprobs_T": (1.0, 1.0, 1.0, -0.5, -0.7),
         "turns": (Turn(3, 5, 2, 1, 1),),
-        "stop_reason": StopReason.FINISHED,
     }
+    return Trace(**{**fields, **changes})
+
+
+def episode(**changes: Any) -> Episode:
+    fields: dict[str, Any] = {"task": TASK, "traces": (trace(),), "stop_reason": StopReason.FINISHED}
     return Episode(**{**fields, **changes})
 
 
@@ -69,10 +72,6 @@ def test_a_turns_places_are_in_order(bad: tuple[int, int, int, int]) -> None:
         Turn(*bad, message_index=1)
 
 
-def test_a_good_episode_passes() -> None:
-    assert episode().turns[0].end == 5
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -80,13 +79,40 @@ def test_a_good_episode_passes() -> None:
         ({"turns": (Turn(3, 6, 2, 1, 1),)}, "turn ends at 6, but there are 5 tokens"),
         ({"turns": (Turn(2, 5, 2, 1, 1),)}, r"the mask does not cover the turn \[2, 5\)"),
         ({"turns": (Turn(3, 5, 2, 1, 0),)}, "message 0 is not the assistant's"),
+    ],
+)
+def test_a_trace_that_does_not_add_up_is_refused(changes: dict[str, Any], message: str) -> None:
+    assert trace().turns[0].end == 5
+    with pytest.raises(AlignmentError, match=message):
+        trace(**changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
         ({"stop_reason": StopReason.SERVER_ERROR}, "with error None"),
         ({"error": ServerUnreachableError("gone")}, "stop reason"),
+        ({"changes": (frozenset[int](),) * 2}, r"turns=1, changes=2"),
     ],
 )
 def test_an_episode_that_does_not_add_up_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(AlignmentError, match=message):
         episode(**changes)
+
+
+def test_a_trace_may_learn_from_fewer_turns() -> None:
+    less = trace().learning_from((), (ContextTurn(1, "shared"),))
+    assert (less.masks_T, less.logprobs_T) == ((-100,) * 5, (1.0,) * 5)
+    assert (less.tokens_T, less.turns, less.context_turns) == (trace().tokens_T, (), (ContextTurn(1, "shared"),))
+    assert trace().learning_from(trace().turns, ()) == trace()
+
+
+def test_an_episode_of_two_traces_has_the_turns_of_both_and_the_oldest_weights() -> None:
+    first, last = (trace(turns=(Turn(3, 5, 2, 1, 1, weight_version=version),)) for version in (7, 4))
+    both = episode(traces=(first, last))
+    assert both.turns == both.recording.turns == first.turns + last.turns
+    assert (both.weight_version, both.messages, both.recording.name) == (4, CHAT, "t")
+    assert (episode().weight_version, episode(traces=()).messages) == (None, ())
 
 
 def test_a_verification_counts_its_checks() -> None:
@@ -100,12 +126,6 @@ def test_a_hint_belongs_to_a_positive_vote() -> None:
     for decision, hint in ((1, None), (-1, "a hint"), (None, "a hint")):
         with pytest.raises(AlignmentError, match="a hint belongs to decision 1"):
             Vote(decision, hint, "")  # type: ignore[arg-type]
-
-
-def test_a_verdict_is_a_hint_or_an_outcome() -> None:
-    for hint, outcome in ((None, None), ("a hint", TurnOutcome.LEAKED)):
-        with pytest.raises(AlignmentError, match="exactly one of hint and outcome"):
-            Verdict((), hint, outcome)
 
 
 @pytest.mark.parametrize("num_scored", [0, 3, 4])

@@ -18,21 +18,21 @@ import numpy as np
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from agentic_opd.core.server_info import ServerInfo
 from agentic_opd.core.types import (
-    Episode,
     Message,
-    StopReason,
+    Recording,
     Task,
     TeacherRequest,
     TeacherRows,
+    Trace,
     Turn,
     Verification,
     VerifyOutcome,
 )
-from agentic_opd.distill.control import AcceptedHint, HintPool
+from agentic_opd.distill.hints import AcceptedHint, HintPool
 from agentic_opd.distill.judge import JudgeReply
-from agentic_opd.distill.teacher import Reading, TeacherReply
+from agentic_opd.plugin.info import ServerInfo
+from agentic_opd.plugin.scoring import Reading, TeacherReply
 
 VOCAB = 512
 TOKENS = (1, 2, 3, 4, 9, 40, 41, 42, 5, 6, 9, 40, 41)
@@ -76,11 +76,10 @@ def messages() -> list[Message]:
     ]
 
 
-def make_episode(chat: Sequence[Message] | None = None, verification: Verification | None = VERDICT) -> Episode:
+def make_trace(chat: Sequence[Message] | None = None) -> Trace:
     chat = chat or messages()
     said = [i for i, message in enumerate(chat) if message["role"] == "assistant"]
-    return Episode(
-        task=TASK,
+    return Trace(
         messages=tuple(chat),
         tokens_T=TOKENS,
         masks_T=MASKS,
@@ -88,9 +87,13 @@ def make_episode(chat: Sequence[Message] | None = None, verification: Verificati
             1.0 if mask == -100 else float(next_token_logprobs(TOKENS[:i])[mask]) for i, mask in enumerate(MASKS)
         ),
         turns=tuple(replace(turn, message_index=i) for turn, i in zip(TURNS, said, strict=True)),
-        stop_reason=StopReason.FINISHED,
-        verification=verification,
     )
+
+
+def make_recording(
+    chat: Sequence[Message] | None = None, verification: Verification | None = VERDICT, trace: Trace | None = None
+) -> Recording:
+    return Recording(TASK.task_id, (trace or make_trace(chat),), TASK, verification=verification)
 
 
 def next_token_logprobs(prefix: Sequence[int], version: int = VERSION) -> np.ndarray:
@@ -114,7 +117,7 @@ def table_rows(request: TeacherRequest, top_k: int, version: int = VERSION) -> T
 
 
 class TableTeacher:
-    """Knows `next_token_logprobs`, as the policy of `make_episode` does; or fails with `error`.
+    """Knows `next_token_logprobs`, as the policy of `make_trace` does; or fails with `error`.
 
     `requests` and `top_ks` are what was asked for first in each request, `read` the further readings that were read.
     """

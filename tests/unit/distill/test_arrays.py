@@ -1,18 +1,30 @@
+from collections.abc import Mapping
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agentic_opd.core.errors import AlignmentError
-from agentic_opd.core.types import TeacherRequest, TeacherRows
-from agentic_opd.distill.arrays import LOGPROB_DECIMALS, build_arrays, check_rows, gaps, logprobs_of, rounded
-from agentic_opd.distill.rescoring import insert_hint
+from agentic_opd.core.types import DistillArrays, TeacherRequest, TeacherRows
+from agentic_opd.distill.records import build_arrays, logprobs_of, written_rows
+from agentic_opd.distill.scoring import LOGPROB_DECIMALS, gaps, insert_hint, rounded
+from agentic_opd.plugin.scoring import check_rows
 
-from .fakes import MASKS, TOKENS, TURNS, VOCAB, make_episode, table_rows
+from .fakes import MASKS, TOKENS, TURNS, VOCAB, make_trace, table_rows
 
 
 def rows(actual: list[float], ids: list[list[int]], logprobs: list[list[float]]) -> TeacherRows:
     return TeacherRows(np.array(actual, np.float32), np.array(ids, np.int32), np.array(logprobs, np.float32))
+
+
+def arrays_of(scored: Mapping[int, TeacherRows], top_k: int) -> DistillArrays:
+    """The arrays with these rows of the turns with these indices."""
+    trace = make_trace()
+    written = [
+        written_rows(TURNS[i].start, TOKENS[TURNS[i].start : TURNS[i].end], one, top_k) for i, one in scored.items()
+    ]
+    return build_arrays(trace.tokens_T, trace.masks_T, trace.logprobs_T, written, top_k)
 
 
 TWO_ROWS = rows([-1.0, -4.0], [[7, 40, 8], [7, 8, 9]], [[-0.6, -1.0, -3.0], [-0.2, -2.5, -3.5]])
@@ -20,7 +32,7 @@ TWO_ROWS = rows([-1.0, -4.0], [[7, 40, 8], [7, 8, 9]], [[-0.6, -1.0, -3.0], [-0.
 
 
 def test_sampled_token_comes_first_then_the_others_by_rank() -> None:
-    arrays = build_arrays(make_episode(), {1: TWO_ROWS}, 3)
+    arrays = arrays_of({1: TWO_ROWS}, 3)
     assert arrays.token_ids_TK[11:] == [[40, 7, 8], [41, 7, 8]]
     assert arrays.logprobs_TK[11:] == [[-1.0, -0.6, -3.0], [-4.0, -0.2, -2.5]]
     assert arrays.token_ids_TK[:11] == [[]] * 11
@@ -28,7 +40,7 @@ def test_sampled_token_comes_first_then_the_others_by_rank() -> None:
 
 
 def test_without_a_scored_turn_all_rows_are_empty() -> None:
-    arrays = build_arrays(make_episode(), {}, 3)
+    arrays = arrays_of({}, 3)
     assert arrays.token_ids_TK == arrays.logprobs_TK == [[]] * len(TOKENS)
 
 
@@ -37,29 +49,28 @@ def test_k_1_is_rectangular() -> None:
     position   0..4      5 6 7        8..10     11   12
     logprob    0.0       student's    0.0       teacher's
     """
-    episode = make_episode()
     one = rows([-1.0, -4.0], [[7], [7]], [[-0.5], [-0.1]])
-    arrays = build_arrays(episode, {1: one}, 1)
+    arrays = arrays_of({1: one}, 1)
     assert arrays.token_ids_TK == [[token] for token in TOKENS]
-    student = [[logprob] for logprob in episode.logprobs_T[5:8]]
+    student = [[logprob] for logprob in make_trace().logprobs_T[5:8]]
     assert arrays.logprobs_TK == [[0.0]] * 5 + student + [[0.0]] * 3 + [[-1.0], [-4.0]]
 
 
 def test_written_logprobs_are_short_at_most_0_and_never_minus_0() -> None:
     almost_certain = rows([1e-7, -1e-9], [[40, 1], [41, 2]], [[1e-7, -17.123456789], [-1e-9, -20.0]])
-    arrays = build_arrays(make_episode(), {1: almost_certain}, 2)
+    arrays = arrays_of({1: almost_certain}, 2)
     short = round(-17.123456789, LOGPROB_DECIMALS)
     assert repr(arrays.logprobs_TK[11:]) == f"[[0.0, {short}], [0.0, -20.0]]"
 
 
 def test_rows_must_be_as_many_as_the_turns_tokens() -> None:
-    with pytest.raises(AlignmentError, match=r"turn 0: lengths differ \(tokens=3, rows=2\)"):
-        build_arrays(make_episode(), {0: TWO_ROWS}, 3)
+    with pytest.raises(AlignmentError, match=r"turn at 5: lengths differ \(tokens=3, rows=2\)"):
+        arrays_of({0: TWO_ROWS}, 3)
 
 
 def test_rows_must_hold_k_entries() -> None:
     with pytest.raises(AlignmentError, match="hold 3 entries, expected at least 4"):
-        build_arrays(make_episode(), {1: TWO_ROWS}, 4)
+        arrays_of({1: TWO_ROWS}, 4)
 
 
 def test_gap_is_teacher_minus_baseline() -> None:
@@ -122,12 +133,11 @@ def test_rows_that_do_not_fit_are_refused(bad: TeacherRows, message: str) -> Non
 
 @given(st.integers(2, 40), st.sets(st.sampled_from([0, 1])), st.lists(st.integers(0, VOCAB - 1), max_size=3))
 def test_invariants_hold_for_any_teacher(top_k: int, scored: set[int], hint: list[int]) -> None:
-    episode = make_episode()
     requests = {i: insert_hint(TOKENS, TURNS[i], TURNS[i].assistant_open, tuple(hint)) for i in scored}
     teacher = {i: table_rows(request, top_k) for i, request in requests.items()}
     for i, request in requests.items():
         check_rows(teacher[i], request, top_k, VOCAB)
-    arrays = build_arrays(episode, teacher, top_k)
+    arrays = arrays_of(teacher, top_k)
     spans = {p for i in scored for p in range(TURNS[i].start, TURNS[i].end)}
     for p, (ids, logprobs) in enumerate(zip(arrays.token_ids_TK, arrays.logprobs_TK, strict=True)):
         if p not in spans:
@@ -144,7 +154,7 @@ def test_invariants_hold_for_any_teacher(top_k: int, scored: set[int], hint: lis
 def test_row_holds_the_teachers_own_numbers() -> None:
     request: TeacherRequest = insert_hint(TOKENS, TURNS[0], 4, (70, 71))
     teacher = table_rows(request, 5)
-    arrays = build_arrays(make_episode(), {0: teacher}, 5)
+    arrays = arrays_of({0: teacher}, 5)
     for r, p in enumerate(range(5, 8)):
         by_id = dict(zip(teacher.top_ids_RK[r].tolist(), teacher.top_logprobs_RK[r].tolist(), strict=True))
         by_id[TOKENS[p]] = float(teacher.actual_R[r])

@@ -8,11 +8,10 @@ from renderers import Qwen3RendererConfig, create_renderer
 
 from agentic_opd.core import http
 from agentic_opd.core.errors import ConfigError, ServerMismatchError, ServerRequestError, ServerUnreachableError
-from agentic_opd.core.types import Task
 from agentic_opd.distill.config import DistillConfig, TeacherServer
-from agentic_opd.distill.connect import DistillServers, PolicyEndpoint, connect
+from agentic_opd.distill.connect import PolicyEndpoint, connect
 from agentic_opd.distill.distiller import Distiller
-from agentic_opd.distill.teacher import CompletionsTeacher, PluginTeacher
+from agentic_opd.distill.servers import DistillServers
 
 from .conftest import make_qwen_tokenizer
 from .fakes import Handler, Script, served
@@ -79,8 +78,8 @@ def keys_sent(handlers: dict[str, Handler]) -> set[str | None]:
 def test_the_policy_server_judges_and_teaches_by_default() -> None:
     policy = server()
     deps = connected(policy)
-    assert isinstance(deps.teacher, PluginTeacher)
-    assert (deps.judge_is_policy, deps.teacher_is_policy) == (True, True)
+    assert deps.teacher.info.has_plugin
+    assert (deps.judge.is_policy, deps.teacher_is_policy) == (True, True)
     assert (deps.teacher.info.model, deps.teacher.info.vocab_size) == ("demo", 512)
     assert keys_sent(policy) == {"Bearer policy-key"}
 
@@ -89,7 +88,7 @@ def test_without_the_plugin_it_falls_back_and_says_so_once(caplog: pytest.LogCap
     caplog.set_level(logging.WARNING)
     policy = plain_server()
     deps = connected(policy, distill_topk=7)
-    assert isinstance(deps.teacher, CompletionsTeacher)
+    assert not deps.teacher.info.has_plugin
     assert [record.message for record in caplog.records if "many times slower" in record.message]
     assert len(caplog.records) == 1
     probe = policy["/v1/completions"]
@@ -147,13 +146,12 @@ def test_each_kind_of_task_has_its_teacher_and_the_others_the_usual_one() -> Non
             endpoint = PolicyEndpoint(url, "demo", SecretStr("policy-key"))
             deps = await connect(config, endpoint, renderer, TOKENIZER, max_token_length=2048, retry_s=0.2)
             await deps.close()
-            tasks = [Task("t", "p", "assert True", kind=kind) for kind in ("math", "poetry", None)]
-            of_math, *others = (deps.of(task) for task in tasks)
+            of_math, *others = (deps.of(kind) for kind in ("math", "poetry", None))
             return of_math, others[0], others[1]
 
     of_math, of_poetry, of_none = asyncio.run(run())
     assert (of_math.teacher.info.model, of_math.teacher_is_policy) == ("mathematician", False)
-    assert of_math.judge_is_policy
+    assert of_math.judge.is_policy
     assert of_poetry is of_none
     assert (of_none.teacher.info.model, of_none.teacher_is_policy) == ("demo", True)
     assert (keys_sent(policy), keys_sent(math)) == ({"Bearer policy-key"}, {"Bearer math-key"})
@@ -189,7 +187,7 @@ def test_a_separate_teacher_needs_the_policys_tokens() -> None:
     teacher = server(model="big", vocab_size=600)
     policy = server()
     deps = connected(policy, teacher, teacher_api_key=SecretStr("teacher-key"))
-    assert (deps.judge_is_policy, deps.teacher_is_policy) == (True, False)
+    assert (deps.judge.is_policy, deps.teacher_is_policy) == (True, False)
     assert (keys_sent(policy), keys_sent(teacher)) == ({"Bearer policy-key"}, {"Bearer teacher-key"})
     assert deps.teacher.info.model == "big"
     assert deps.teacher.info.vocab_size == 512, "ids beyond the policy's vocabulary are no good to it"
@@ -227,7 +225,7 @@ def test_a_separate_judge_gets_its_own_key() -> None:
             await deps.close()
             return deps
 
-    assert not asyncio.run(run()).judge_is_policy
+    assert not asyncio.run(run()).judge.is_policy
     assert judge.headers[0]["Authorization"] == "Bearer judge-key"
 
 

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,10 +9,11 @@ from pydantic import ValidationError
 from agentic_opd.core.errors import AlignmentError
 from agentic_opd.core.types import Evidence, EvidenceKind, HindsightPair, StepScore, TurnOutcome, Vote
 from agentic_opd.distill.config import DistillConfig
-from agentic_opd.distill.hints import Questions, parse_step_vote, parse_vote, step_score_of, verdict_of
+from agentic_opd.distill.evidence import turn_contexts
+from agentic_opd.distill.hints import Judgement, NoHint, Questions, accepted_hint, parse_step_vote, parse_vote
 from agentic_opd.distill.prompts import JUDGE_QUESTION, JUDGE_STEP_PROMPT, JUDGE_SYSTEM_PROMPT, template_problems
 
-from .fakes import HINT, NEGATIVE, POSITIVE
+from .fakes import HINT, NEGATIVE, POSITIVE, TASK, make_recording
 
 LONGER = HINT + " Then return str(n)."
 
@@ -243,8 +245,10 @@ def test_every_hint_in_the_protocol_is_read_back(hint: str) -> None:
     assert parse_vote(f"\\boxed{{1}}\n[HINT_START]{hint}[HINT_END]").hint == hint.strip()
 
 
-def decide(votes: list[Vote], prm_votes: int, rule: Any, selection: Any) -> str | None:
-    return verdict_of(votes, prm_votes, rule, selection, hidden_tests="assert f(77) == 78", public_text="").hint
+def decide(votes: list[Vote], prm_votes: int, rule: Any, selection: Any) -> str | NoHint:
+    config = DistillConfig(prm_votes=prm_votes, hint_vote_rule=rule, hint_selection=selection)
+    recording = replace(make_recording(), task=replace(TASK, hidden_tests="assert f(77) == 78"))
+    return accepted_hint(votes, turn_contexts(recording, config)[0], config)
 
 
 @pytest.mark.parametrize(
@@ -275,16 +279,11 @@ def test_selection_takes_the_longest_or_shortest_hint_and_the_first_of_equals() 
     assert decide(votes, 3, "majority", "shortest") == "a hint of b"
 
 
-def test_more_votes_than_asked_for_are_an_error() -> None:
-    with pytest.raises(AlignmentError, match="got 2 votes, expected at most 1"):
-        decide([NO, NO], 1, "any", "longest")
-
-
 def test_a_clean_hint_wins_over_one_that_leaks() -> None:
     leak = yes("The last test says that f(77) == 78 holds, and more than that.")
     assert decide([leak, yes(), leak], 3, "majority", "longest") == HINT
     assert decide([leak, NO, yes()], 3, "majority", "longest") == HINT, "a leaking vote is a vote"
-    assert decide([leak, leak, NO], 3, "majority", "longest") is None
+    assert decide([leak, leak, NO], 3, "majority", "longest") == NoHint(TurnOutcome.LEAKED)
 
 
 @pytest.mark.parametrize(
@@ -307,7 +306,7 @@ def test_step_votes(text: str, score: int | None) -> None:
     [([1, 1, -1], 1), ([1, -1], 0), ([-1, -1, 0], -1), ([None, -1], -1), ([1, 0, -1], 0), ([None], None), ([], None)],
 )
 def test_a_step_score_is_the_majority_and_ties_are_0(votes: list[StepScore | None], score: int | None) -> None:
-    assert step_score_of(votes) == score
+    assert Judgement("", (), tuple(votes)).step_score == score
 
 
 @pytest.mark.parametrize(
@@ -317,13 +316,10 @@ def test_a_step_score_is_the_majority_and_ties_are_0(votes: list[StepScore | Non
         ([], TurnOutcome.JUDGE_ERROR),
         ([ABSTAINS, ABSTAINS, NO], TurnOutcome.VOTE_FAILED),
         ([yes(), NO, NO], TurnOutcome.VOTE_FAILED),
-        ([yes("Use fizzbuzz(30) == 'FizzBuzz'.")] * 3, TurnOutcome.LEAKED),
-        ([yes()] * 3, None),
+        ([yes("It gives f(77) == 78 then.")] * 3, TurnOutcome.LEAKED),
     ],
 )
-def test_verdict_names_where_a_turn_ended(votes: list[Vote], outcome: TurnOutcome | None) -> None:
-    tests = "assert fizzbuzz(30) == 'FizzBuzz'"
-    verdict = verdict_of(votes, 3, "majority", "longest", hidden_tests=tests, public_text="fizzbuzz(3)")
-    assert verdict.outcome is outcome
-    assert verdict.votes == tuple(votes)
-    assert verdict.hint == (HINT if outcome is None else None)
+def test_votes_without_a_hint_name_the_outcome(votes: list[Vote], outcome: TurnOutcome) -> None:
+    found = decide(votes, 3, "majority", "longest")
+    assert isinstance(found, NoHint)
+    assert found.outcome is outcome

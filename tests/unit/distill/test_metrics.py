@@ -13,16 +13,8 @@ import math
 import pytest
 
 from agentic_opd.core.types import TurnOutcome, Vote
-from agentic_opd.distill.metrics import (
-    OPD_METRICS,
-    ControlStats,
-    EpisodeStats,
-    ScoreStats,
-    TurnStats,
-    aggregate,
-    control_stats,
-    row_stats,
-)
+from agentic_opd.distill.metrics import OPD_METRICS, aggregate
+from agentic_opd.distill.records import ControlStats, EpisodeStats, ScoreStats, TurnStats, control_stats, row_stats
 from agentic_opd.wire.group import ControlReading, GroupDistillation, TurnRecord
 
 Out = TurnOutcome

@@ -7,7 +7,7 @@ import pytest
 from atroposlib.envs.base import APIServerConfig, BaseEnvConfig, EvalHandlingEnum
 from pydantic import BaseModel, PrivateAttr
 
-from agentic_opd.env.config import AgentEnvConfig, AgenticOPDEnvConfig, joined
+from agentic_opd.env.config import AgentEnvConfig, AgenticOPDEnvConfig
 from agentic_opd.runs.config import EvalHandling
 from agentic_opd.settings.atropos import PolicyServerConfig
 from agentic_opd.settings.fields import line_settings as settings_of_lines
@@ -60,20 +60,6 @@ class Mine(AgenticOPDEnvConfig):
     mine: int = 3
     resume: bool = True
     _kept: list[int] = PrivateAttr(default_factory=list[int])
-
-
-def test_joined_settings_are_of_both_classes_and_otherwise_the_same() -> None:
-    settings = Mine(mine=4, dataset_fields={"prompt": "p"})
-    settings._kept.append(1)
-    both = joined(settings, BaseEnvConfig)
-    assert isinstance(both, Mine)
-    assert isinstance(both, BaseEnvConfig)
-    assert type(settings) is Mine
-    assert both.model_dump() == settings.model_dump()
-    assert both._kept == [1]
-    assert both.model_fields_set == {"mine", "dataset_fields"}
-    assert joined(both, BaseEnvConfig) is both
-    assert settings_of_lines(both) == settings_of_lines(settings)
 
 
 def test_a_field_that_a_subclass_overrides_keeps_its_marks() -> None:

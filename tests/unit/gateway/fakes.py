@@ -15,15 +15,15 @@ from aiohttp.test_utils import TestServer
 from pydantic import SecretStr
 
 from agentic_opd.core.http import JsonClient
-from agentic_opd.core.server_info import ServerInfo
 from agentic_opd.distill.distiller import Distiller
 from agentic_opd.gateway.config import GatewayConfig
 from agentic_opd.gateway.gateway import Gateway
 from agentic_opd.gateway.groups import GroupWriter
 from agentic_opd.gateway.journal import Journal
-from agentic_opd.gateway.policy import SamplingServer
 from agentic_opd.gateway.telemetry import Telemetry
 from agentic_opd.gateway.web import make_app
+from agentic_opd.plugin.client import PluginClient
+from agentic_opd.plugin.info import ServerInfo
 from agentic_opd.rollout.renderer import load_renderer
 from agentic_opd.settings.fields import line_settings
 from agentic_opd.wire.files import GroupFile
@@ -174,7 +174,7 @@ async def gateway_before(
         file = GroupFile(groups_path, line_settings(config), resume=True)
         writer = GroupWriter(config, distiller, file, journal, telemetry)
         renderer = renderer or load_renderer(vllm.tokenizer, "qwen3", {"enable_thinking": False})
-        gateway = Gateway(config, [SamplingServer(client, info)], renderer, vllm.tokenizer, journal, writer, telemetry)
+        gateway = Gateway(config, [PluginClient(client, info)], renderer, vllm.tokenizer, journal, writer, telemetry)
         web_server = uvicorn.Server(uvicorn.Config(make_app(gateway), port=0, log_config=None, lifespan="off"))
         serving = asyncio.create_task(web_server.serve())
 

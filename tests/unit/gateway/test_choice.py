@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentic_opd.gateway.choice import Choice, Finished, held_back
-from agentic_opd.gateway.policy import Delta, SampledToken
+from agentic_opd.plugin.sampling import Delta, SampledToken
 from agentic_opd.rollout.chat import Chat
 from agentic_opd.rollout.renderer import load_renderer
 from tests.unit.conftest import make_tokenizer

@@ -5,8 +5,8 @@ from typing import Any, Literal
 
 import pytest
 
-from agentic_opd.core.types import IGNORED, ContextTurn, StopReason, Turn
-from agentic_opd.gateway.turns import Branch, RecordedTurn, TurnTree, branches, record_of
+from agentic_opd.core.types import IGNORED, ContextTurn, Turn
+from agentic_opd.gateway.turns import Branch, RecordedTurn, TurnTree, branches, trace_of
 from agentic_opd.rollout.conversation import Completion
 
 
@@ -35,15 +35,15 @@ def turn(tree: TurnTree, turn_id: int, parent: int | None, **more: Any) -> Recor
 
 
 def made(tree: TurnTree, **options: Any) -> list[Branch]:
-    return branches(tree, "session-1", StopReason.CLOSED, **options)
+    return branches(tree, **options)
 
 
 def learned(branch: Branch) -> list[int]:
-    return [token for token in branch.episode.masks_T if token != IGNORED]
+    return [token for token in branch.trace.masks_T if token != IGNORED]
 
 
 def contents(branch: Branch) -> list[str]:
-    return [message["content"] for message in branch.episode.messages]
+    return [message["content"] for message in branch.trace.messages]
 
 
 def test_one_branch_is_the_whole_conversation() -> None:
@@ -51,14 +51,12 @@ def test_one_branch_is_the_whole_conversation() -> None:
     turn(tree, 1, None)
     turn(tree, 2, 1)
     (branch,) = made(tree, feedback="Well done.")
-    episode = branch.episode
-    assert episode.tokens_T == (1, 2, 10, 11, 1, 2, 20, 21)
-    assert episode.masks_T == (-100, -100, 10, 11, -100, -100, 20, 21)
-    assert episode.logprobs_T == (1.0, 1.0, -0.5, -0.25, 1.0, 1.0, -0.5, -0.25)
+    trace = branch.trace
+    assert trace.tokens_T == (1, 2, 10, 11, 1, 2, 20, 21)
+    assert trace.masks_T == (-100, -100, 10, 11, -100, -100, 20, 21)
+    assert trace.logprobs_T == (1.0, 1.0, -0.5, -0.25, 1.0, 1.0, -0.5, -0.25)
     assert contents(branch) == ["u1", "a1", "u2", "a2", "Well done."]
-    assert (episode.task.task_id, episode.task.prompt, episode.task.hidden_tests) == ("session-1", "u1", None)
-    assert (episode.weight_version, branch.episode.context_turns) == (1, ())
-    assert episode.verification is None
+    assert (trace.weight_version, trace.context_turns) == (1, ())
 
 
 def test_a_shared_turn_is_learned_from_in_the_first_branch_only() -> None:
@@ -68,10 +66,10 @@ def test_a_shared_turn_is_learned_from_in_the_first_branch_only() -> None:
     turn(tree, 3, 1)
     first, second = made(tree)
     assert (learned(first), learned(second)) == ([10, 11, 20, 21], [30, 31])
-    assert second.episode.tokens_T == (1, 2, 10, 11, 1, 2, 30, 31)
-    assert second.episode.logprobs_T[2:4] == (1.0, 1.0)
-    assert second.episode.context_turns == (ContextTurn(1, "shared"),)
-    assert [one.start for one in second.episode.turns] == [6]
+    assert second.trace.tokens_T == (1, 2, 10, 11, 1, 2, 30, 31)
+    assert second.trace.logprobs_T[2:4] == (1.0, 1.0)
+    assert second.trace.context_turns == (ContextTurn(1, "shared"),)
+    assert [one.start for one in second.trace.turns] == [6]
 
 
 def test_a_shared_turn_goes_with_the_branch_that_is_learned_from() -> None:
@@ -90,7 +88,7 @@ def test_a_last_turn_that_is_context_is_left_out_but_not_what_led_to_it(kind: Li
     turn(tree, 1, None)
     turn(tree, 2, 1, **({"turn_type": "side"} if kind == "side" else {"altered": ("top_k",)}))
     (branch,) = made(tree)
-    assert branch.episode.tokens_T == (1, 2, 10, 11)
+    assert branch.trace.tokens_T == (1, 2, 10, 11)
     assert contents(branch) == (["u1", "a1"] if kind == "side" else ["u1", "a1", "u2"])
 
 
@@ -99,12 +97,12 @@ def test_altered_turns_are_context_unless_they_are_wanted() -> None:
     turn(tree, 1, None, altered=("top_k",))
     turn(tree, 2, 1)
     (branch,) = made(tree)
-    assert (learned(branch), branch.episode.context_turns) == (
+    assert (learned(branch), branch.trace.context_turns) == (
         [20, 21],
         (ContextTurn(1, "altered_sampling", ("top_k",)),),
     )
     (branch,) = made(tree, learn_from_altered=True)
-    assert (learned(branch), branch.episode.context_turns) == ([10, 11, 20, 21], ())
+    assert (learned(branch), branch.trace.context_turns) == ([10, 11, 20, 21], ())
 
 
 def test_what_the_client_brought_is_context() -> None:
@@ -113,7 +111,7 @@ def test_what_the_client_brought_is_context() -> None:
     one = turn(tree, 1, None, messages=tuple({"role": role, "content": text} for role, text in texts))
     tree.turns[1] = replace(one, place=Turn(2, 4, 2, 1, 3))
     (branch,) = made(tree)
-    assert branch.episode.context_turns == (ContextTurn(1, "not_sampled"),)
+    assert branch.trace.context_turns == (ContextTurn(1, "not_sampled"),)
     assert learned(branch) == [10, 11]
 
 
@@ -183,5 +181,5 @@ def test_a_path_knows_all_that_was_sampled() -> None:
     tree = TurnTree()
     turn(tree, 1, None, turn_type="side")
     turn(tree, 2, 1)
-    assert record_of(tree.path(2)).masks_T == (-100, -100, 10, 11, -100, -100, 20, 21)
+    assert trace_of(tree.path(2)).masks_T == (-100, -100, 10, 11, -100, -100, 20, 21)
     assert [one.turn_id for one in tree.leaves()] == [2]

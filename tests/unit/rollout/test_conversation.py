@@ -5,6 +5,7 @@ completion          R R
 next prompt   S U A R R T A    T: what answered
 """
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -47,55 +48,57 @@ def said(conversation: Conversation, text: str, version: int | None = None) -> C
 
 
 def test_it_grows_by_prompt_completion_and_answer(tokenizer: Any) -> None:
-    talk = begin(tokenizer)
-    first = [*talk.prompt()]
-    done = said(talk, "Done.")
-    sample = talk.add(done)
-    talk.answer([MORE])
-    second = [*talk.prompt()]
+    conversation = begin(tokenizer)
+    first = [*conversation.prompt()]
+    done = said(conversation, "Done.")
+    sample = conversation.add(done)
+    conversation.answer([MORE])
+    second = [*conversation.prompt()]
     assert second[: len(first) + len(done.token_ids)] == [*first, *done.token_ids]
     assert tokenizer.decode(second[sample.turn.end :]).startswith("\n<|im_start|>user\nMore.")
-    assert talk.record().tokens_T == (*first, *done.token_ids), "a prompt that nothing was sampled from is left out"
-    talk.add(said(talk, "Yes."))
-    record = talk.record()
-    spans = [range(turn.start, turn.end) for turn in talk.turns]
+    assert conversation.trace().tokens_T == (*first, *done.token_ids), (
+        "a prompt that nothing was sampled from is left out"
+    )
+    conversation.add(said(conversation, "Yes."))
+    record = conversation.trace()
+    spans = [range(turn.start, turn.end) for turn in conversation.turns]
     sampled = {position for span in spans for position in span}
     assert [len(spans[0]), spans[0].start, spans[1].start] == [len(done.token_ids), len(first), len(second)]
     for position, (token, mask, logprob) in enumerate(
         zip(record.tokens_T, record.masks_T, record.logprobs_T, strict=True)
     ):
         assert (mask, logprob) == ((token, -0.25) if position in sampled else (-100, 1.0))
-    assert [message["content"] for message in talk.messages] == ["s", "Write f.", "Done.", "More.", "Yes."]
+    assert [message["content"] for message in conversation.messages] == ["s", "Write f.", "Done.", "More.", "Yes."]
 
 
 def test_an_answer_after_a_look_at_the_prompt_is_in_the_next_one(tokenizer: Any) -> None:
-    talk = begin(tokenizer)
-    talk.add(said(talk, "Done."))
-    talk.answer([MORE])
-    talk.prompt()
-    talk.answer([{"role": "user", "content": "Now."}])
-    text = tokenizer.decode(talk.prompt())
+    conversation = begin(tokenizer)
+    conversation.add(said(conversation, "Done."))
+    conversation.answer([MORE])
+    conversation.prompt()
+    conversation.answer([{"role": "user", "content": "Now."}])
+    text = tokenizer.decode(conversation.prompt())
     assert text.count("More.") == text.count("Now.") == 1
 
 
 def test_each_turns_weights_are_remembered_and_the_oldest(tokenizer: Any) -> None:
-    talk, seen = begin(tokenizer), []
+    conversation, seen = begin(tokenizer), []
     for version in (None, 7, 4, 9, None):
-        talk.add(said(talk, "Done.", version))
-        talk.answer([MORE])
-        seen.append(talk.weight_version)
+        conversation.add(said(conversation, "Done.", version))
+        conversation.answer([MORE])
+        seen.append(conversation.trace().weight_version)
     assert seen == [None, 7, 4, 4, 4]
-    assert [turn.weight_version for turn in talk.turns] == [None, 7, 4, 9, None]
+    assert [turn.weight_version for turn in conversation.turns] == [None, 7, 4, 9, None]
 
 
 def test_a_renderer_that_changes_known_ids_is_refused(tokenizer: Any) -> None:
-    talk = begin(tokenizer, ChangingRenderer(load_renderer(tokenizer, "qwen3", {"enable_thinking": False})))
-    talk.add(said(talk, "Done."))
-    before = talk.record()
-    talk.answer([MORE])
+    conversation = begin(tokenizer, ChangingRenderer(load_renderer(tokenizer, "qwen3", {"enable_thinking": False})))
+    conversation.add(said(conversation, "Done."))
+    before = conversation.trace()
+    conversation.answer([MORE])
     with pytest.raises(RendererError, match=rf"token 2 of the {len(before.tokens_T)} .*got \[0, .*expected \["):
-        talk.prompt()
-    assert talk.record() == before
+        conversation.prompt()
+    assert conversation.trace() == replace(before, messages=(*before.messages, MORE))
 
 
 @pytest.mark.parametrize(
@@ -108,33 +111,33 @@ def test_a_completion_holds_a_logprob_for_each_of_its_tokens(ids: Any, logprobs:
 
 
 def test_a_fork_goes_its_own_way(tokenizer: Any) -> None:
-    talk = begin(tokenizer)
-    fork = talk.fork()
-    talk.add(said(talk, "A."))
+    conversation = begin(tokenizer)
+    fork = conversation.fork()
+    conversation.add(said(conversation, "A."))
     fork.add(said(fork, "B."))
-    assert [one.messages[-1]["content"] for one in (talk, fork)] == ["A.", "B."]
-    assert tokenizer.decode(fork.record().tokens_T).endswith("B.<|im_end|>")
+    assert [one.messages[-1]["content"] for one in (conversation, fork)] == ["A.", "B."]
+    assert tokenizer.decode(fork.trace().tokens_T).endswith("B.<|im_end|>")
 
 
 def test_messages_find_the_longest_conversation_that_they_continue(tokenizer: Any) -> None:
-    index, talk, other = ConversationIndex[Conversation](), begin(tokenizer), begin(tokenizer, start=[MORE])
-    for one in (talk, other):
+    index, conversation, other = ConversationIndex[Conversation](), begin(tokenizer), begin(tokenizer, start=[MORE])
+    for one in (conversation, other):
         one.add(said(one, "Done."))
         index.add(one, one.messages)
-    longer = talk.fork()
+    longer = conversation.fork()
     longer.answer([MORE])
     longer.add(said(longer, "Yes."))
-    index.add(longer, longer.messages[len(talk.messages) :], talk)
-    assert index.find([*talk.messages, MORE]) == (3, [talk])
+    index.add(longer, longer.messages[len(conversation.messages) :], conversation)
+    assert index.find([*conversation.messages, MORE]) == (3, [conversation])
     assert index.find([*longer.messages, MORE]) == (5, [longer])
-    assert index.find([*longer.messages, MORE], accept=lambda one: one is not longer) == (3, [talk])
+    assert index.find([*longer.messages, MORE], accept=lambda one: one is not longer) == (3, [conversation])
     assert index.find([MORE, {"role": "assistant", "content": "Done.", "tool_calls": None}, MORE]) == (2, [other])
-    assert index.find(talk.messages) == (0, ()), "there is nothing that the messages add"
+    assert index.find(conversation.messages) == (0, ()), "there is nothing that the messages add"
     assert index.find([*START, {"role": "assistant", "content": "Done!"}, MORE]) == (0, ())
-    assert index.find([*talk.messages, MORE], scope=b"another key") == (0, ())
+    assert index.find([*conversation.messages, MORE], scope=b"another key") == (0, ())
     index.discard(longer)
-    assert index.find([*longer.messages, MORE]) == (3, [talk])
-    assert [*index] == [talk, other]
+    assert index.find([*longer.messages, MORE]) == (3, [conversation])
+    assert [*index] == [conversation, other]
 
 
 CALL = {"id": "call_2_0", "type": "function", "function": {"name": "f", "arguments": '{"a": 1, "b": [2]}'}}
@@ -170,11 +173,11 @@ def test_a_null_content_is_an_empty_one() -> None:
 
 
 def test_a_restored_conversation_goes_on_as_the_first_one_does(tokenizer: Any) -> None:
-    talk = begin(tokenizer)
-    talk.add(said(talk, "Done.", 3))
-    again = Conversation.restored(talk.chat, talk.messages, talk.turns, talk.record())
-    for one in (talk, again):
+    conversation = begin(tokenizer)
+    conversation.add(said(conversation, "Done.", 3))
+    again = Conversation.restored(conversation.chat, conversation.trace())
+    for one in (conversation, again):
         one.answer([MORE])
         one.add(said(one, "Yes.", 5))
-    assert again.record() == talk.record()
-    assert (again.turns, again.messages, again.weight_version) == (talk.turns, talk.messages, 3)
+    assert again.trace() == conversation.trace()
+    assert again.trace().weight_version == 3

@@ -17,7 +17,8 @@ import pytest
 
 from agentic_opd.core.errors import AlignmentError, DatasetError
 from agentic_opd.core.types import Episode, Task
-from agentic_opd.distill.turns import hindsight_pairs, shown_text
+from agentic_opd.distill.config import DistillConfig
+from agentic_opd.distill.evidence import hindsight_pairs, shown_text
 from agentic_opd.rollout.chat import Chat
 from agentic_opd.rollout.config import RolloutConfig
 from agentic_opd.rollout.conversation import Completion
@@ -83,10 +84,10 @@ def test_examples_are_read_and_not_trained_on(tokenizer: Any) -> None:
     assert prompts[0].index("Ring twice.") < prompts[0].index("ding ding") < prompts[0].index("Ring once.")
     assert [message["role"] for message in episode.messages[1:6]] == ["user", "assistant", "tool", "assistant", "user"]
     assert len(episode.turns) == 2
-    sampled = tokenizer.decode([token for token in episode.masks_T if token >= 0])
+    sampled = tokenizer.decode([token for token in episode.traces[0].masks_T if token >= 0])
     assert '"times": 1' in sampled
     assert '"times": 2' not in sampled
-    assert [(turn.message_index, turn.why) for turn in episode.context_turns] == [
+    assert [(turn.message_index, turn.why) for turn in episode.traces[0].context_turns] == [
         (2, "not_sampled"),
         (4, "not_sampled"),
     ]
@@ -94,17 +95,17 @@ def test_examples_are_read_and_not_trained_on(tokenizer: Any) -> None:
 
 def test_the_judge_is_told_of_the_task_and_not_of_its_example(tokenizer: Any) -> None:
     episode, *_ = rolled_out(tokenizer)
-    assert {pair.task_text for pair in hindsight_pairs(episode, max_next_state_chars=1000)} == {"Ring once."}
-    assert "Ring twice." in shown_text(episode), "what an example shows is no secret"
+    assert {pair.task_text for pair in hindsight_pairs(episode.recording, DistillConfig())} == {"Ring once."}
+    assert "Ring twice." in shown_text(episode.recording), "what an example shows is no secret"
 
 
 def test_a_group_with_examples_is_whole(tokenizer: Any) -> None:
     episode, *_ = rolled_out(tokenizer)
-    rollout = ScoredRollout.of(episode, include_messages=True)
+    rollout = ScoredRollout.of(episode, episode.traces[0], include_messages=True)
     group = ScoredGroup(rollouts=(rollout,), item_id="i", task_id="one")
     checked = GroupChecker().read(json.loads(json.dumps(group.to_wire())))
     assert checked.group is not None
-    assert checked.group.rollouts[0].context_turns == episode.context_turns
+    assert checked.group.rollouts[0].context_turns == episode.traces[0].context_turns
     assert not [problem for problem in checked.problems if "turn" in problem.message]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from agentic_opd.core.errors import RendererError, SandboxError, ServerUnreachableError
-from agentic_opd.core.types import Episode, Message, StopReason, Task, ToolCall, ToolResult, Verification
+from agentic_opd.core.types import Episode, Message, Recording, StopReason, Task, ToolCall, ToolResult, Verification
 from agentic_opd.rollout.chat import Chat
 from agentic_opd.rollout.config import RolloutConfig
 from agentic_opd.rollout.conversation import Completion, Conversation
@@ -98,15 +98,15 @@ def test_parallel_calls_run_in_order_and_a_plain_answer_finishes(tokenizer: Any)
     assert [m["content"] for m in episode.messages if m["role"] == "tool"] == ["wrote 1 lines to a.txt", "hi"]
     assert [turn.message_index for turn in episode.turns] == [2, 5]
     assert (episode.tool_calls, episode.tool_errors, episode.weight_version) == (2, 0, 4)
-    assert tokenizer.decode(episode.tokens_T[episode.turns[1].start :]) == "Done.<|im_end|>"
+    assert tokenizer.decode(episode.traces[0].tokens_T[episode.turns[1].start :]) == "Done.<|im_end|>"
 
 
 def test_who_listens_is_told_of_each_answered_turn_before_the_next_is_sampled(tokenizer: Any) -> None:
     policy = ScriptedPolicy(tokenizer, call("terminal", command="echo 1"), call("terminal", command="echo 2"), "Done.")
     told: list[tuple[int, int, str]] = []
 
-    def on_answered(episode: Episode, index: int) -> None:
-        told.append((index, len(policy.lines), episode.messages[-1]["content"]))
+    def on_answered(recording: Recording, index: int) -> None:
+        told.append((index, len(policy.lines), recording.messages[-1]["content"]))
 
     episode = run(policy, on_answered=on_answered)
     assert told == [(0, 2, "1"), (1, 1, "2")]
@@ -144,7 +144,7 @@ def test_half_a_surrogate_pair_ends_no_episode(tokenizer: Any, said: str) -> Non
     assert (episode.stop_reason, len(episode.turns)) == (StopReason.FINISHED, 3)
     assert json.dumps(episode.messages, ensure_ascii=False).encode()
     assert episode.messages[-2]["content"] == "and \ufffd?"
-    assert said in tokenizer.decode(episode.tokens_T)
+    assert said in tokenizer.decode(episode.traces[0].tokens_T)
 
 
 def test_max_turns_ends_with_the_tools_answers(tokenizer: Any) -> None:
@@ -152,7 +152,7 @@ def test_max_turns_ends_with_the_tools_answers(tokenizer: Any) -> None:
     assert episode.stop_reason is StopReason.MAX_TURNS
     assert len(episode.turns) == 2
     assert episode.messages[-1]["role"] == "tool"
-    assert len(episode.tokens_T) == episode.turns[-1].end
+    assert len(episode.traces[0].tokens_T) == episode.turns[-1].end
 
 
 def test_a_full_context_ends_before_or_within_a_turn(tokenizer: Any) -> None:
@@ -161,7 +161,7 @@ def test_a_full_context_ends_before_or_within_a_turn(tokenizer: Any) -> None:
     used = run(ScriptedPolicy(tokenizer, first, "Done.")).turns[0].end
     within = run(policy, room=used + 200)
     assert within.stop_reason is StopReason.CONTEXT_FULL
-    assert (len(within.turns), len(within.tokens_T)) == (2, used + 200)
+    assert (len(within.turns), len(within.traces[0].tokens_T)) == (2, used + 200)
     assert within.turns[-1].truncated
     before = run(ScriptedPolicy(tokenizer, first, "Done."), room=used + 1)
     assert before.stop_reason is StopReason.CONTEXT_FULL
@@ -203,7 +203,7 @@ def test_a_renderer_that_fails_later_ends_the_episode_alone(tokenizer: Any, seco
     assert episode.stop_reason is StopReason.RENDER_ERROR
     assert episode.error is None
     assert len(episode.turns) == len(episode.changes) == 2
-    assert len(episode.tokens_T) == episode.turns[-1].end
+    assert len(episode.traces[0].tokens_T) == episode.turns[-1].end
 
 
 def test_a_first_turn_that_can_not_be_parsed_is_an_episode_of_one_turn(tokenizer: Any) -> None:
@@ -211,7 +211,7 @@ def test_a_first_turn_that_can_not_be_parsed_is_an_episode_of_one_turn(tokenizer
     assert episode.stop_reason is StopReason.RENDER_ERROR
     assert [message["content"] for message in episode.messages[2:]] == ["garbled"]
     assert len(episode.turns) == 1
-    assert episode.tokens_T[episode.turns[0].start : episode.turns[0].end]
+    assert episode.traces[0].tokens_T[episode.turns[0].start : episode.turns[0].end]
 
 
 def test_a_first_prompt_that_can_not_be_rendered_is_an_error(tokenizer: Any) -> None:

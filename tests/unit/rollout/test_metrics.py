@@ -4,7 +4,17 @@ from dataclasses import replace
 
 import pytest
 
-from agentic_opd.core.types import Episode, ProgramRun, Reward, StopReason, Task, Turn, Verification, VerifyOutcome
+from agentic_opd.core.types import (
+    Episode,
+    ProgramRun,
+    Reward,
+    StopReason,
+    Task,
+    Trace,
+    Turn,
+    Verification,
+    VerifyOutcome,
+)
 from agentic_opd.rollout.metrics import TRAIN_METRICS, episode_metrics, train_metrics
 
 TASK = Task("t", "Write f.", "assert f() == 1")
@@ -14,11 +24,15 @@ def episode(turns: int, passed: int, stop: StopReason, errors: int, reward: Rewa
     """Each turn samples two tokens after one that it did not."""
     return Episode(
         task=TASK,
-        messages=({"role": "user", "content": "u"}, *({"role": "assistant", "content": "a"},) * turns),
-        tokens_T=(1, 2, 3) * turns,
-        masks_T=(-100, 2, 3) * turns,
-        logprobs_T=(1.0, -0.1, -0.2) * turns,
-        turns=tuple(Turn(3 * i + 1, 3 * i + 3, 1, 1, i + 1) for i in range(turns)),
+        traces=(
+            Trace(
+                messages=({"role": "user", "content": "u"}, *({"role": "assistant", "content": "a"},) * turns),
+                tokens_T=(1, 2, 3) * turns,
+                masks_T=(-100, 2, 3) * turns,
+                logprobs_T=(1.0, -0.1, -0.2) * turns,
+                turns=tuple(Turn(3 * i + 1, 3 * i + 3, 1, 1, i + 1) for i in range(turns)),
+            ),
+        ),
         stop_reason=stop,
         tool_calls=3,
         tool_errors=errors,

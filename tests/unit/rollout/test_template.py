@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from agentic_opd.core.errors import ConfigError, RendererError
 from agentic_opd.core.types import Message
-from agentic_opd.distill.rescoring import encode_hint
+from agentic_opd.distill.scoring import encode_hint
 from agentic_opd.rollout.chat import Chat
 from agentic_opd.rollout.conversation import Completion, Conversation
 from agentic_opd.rollout.renderer import check_round_trip, load_renderer
@@ -124,7 +124,7 @@ def test_places_of_hints(tokenizer: Any, close: str) -> None:
     talk.answer([RESULT])
     sampled(talk, f"Done.{close}")
     for turn in talk.turns:
-        tokens = talk.record().tokens_T
+        tokens = talk.trace().tokens_T
         assert tokenizer.decode(tokens[: turn.last_user_end]).endswith("user")
         opening = tokenizer.decode(tokens[turn.assistant_open : turn.start])
         assert ("assistant" in opening) or ("model" in opening)

@@ -68,7 +68,7 @@ def test_reasoning_is_told_apart_and_stays_while_tools_answer(tokenizer: Any, na
     assert talk.branching_prompt()[: len(known)] == known
     assert talk.earlier == []
     (turn,) = talk.turns
-    reasoning = tokenizer.decode(talk.record().tokens_T[turn.start : turn.start + turn.reasoning_tokens])
+    reasoning = tokenizer.decode(talk.trace().tokens_T[turn.start : turn.start + turn.reasoning_tokens])
     assert reasoning == "<think>\nI should look.\n</think>\n\n"
 
 
@@ -89,12 +89,12 @@ def test_reasoning_that_the_template_drops_makes_a_branch(tokenizer: Any, name: 
     sampled(talk, "<think>\nSo.\n</think>\n\nDone.<|im_end|>")
     talk.answer([USER])
     talk.branching_prompt()
-    assert [len(record.tokens_T) for record in talk.records()] == [len(first), talk.turns[1].end]
-    assert [turn.branch for turn in talk.turns] == [0, 1]
-    open_at, user_end = talk.turns[1].assistant_open, talk.turns[1].last_user_end
-    assert tokenizer.decode(talk.records()[1].tokens_T[user_end:length]) == "<|im_end|>\n<|im_start|>assistant\n"
-    assert tokenizer.decode(talk.records()[1].tokens_T[open_at:length]) == "<|im_start|>assistant\n"
-    every = [token for record in talk.records() for token in record.masks_T if token != IGNORED]
+    earlier, later = talk.traces()
+    (turn,) = later.turns
+    assert (len(earlier.tokens_T), len(later.tokens_T)) == (len(first), turn.end)
+    assert tokenizer.decode(later.tokens_T[turn.last_user_end : length]) == "<|im_end|>\n<|im_start|>assistant\n"
+    assert tokenizer.decode(later.tokens_T[turn.assistant_open : length]) == "<|im_start|>assistant\n"
+    every = [token for trace in (earlier, later) for token in trace.masks_T if token != IGNORED]
     assert tokenizer.decode(every) == f"{THINKING}<|im_end|><think>\nSo.\n</think>\n\nDone.<|im_end|>", "each once"
 
 

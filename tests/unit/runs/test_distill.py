@@ -14,7 +14,7 @@ from agentic_opd.core.types import IGNORED, Message
 from agentic_opd.rollout.chat import Chat
 from agentic_opd.rollout.conversation import Completion, Conversation
 from agentic_opd.rollout.renderer import load_renderer
-from agentic_opd.runs.distill import episode_of, episode_said, sampled_spans
+from agentic_opd.runs.distill import sampled_spans, trace_of, traces_of
 from agentic_opd.wire.group import ScoredRollout
 from agentic_opd.worlds.coding.tools import TOOL_SPECS
 
@@ -28,18 +28,18 @@ def chat(tokenizer: Any) -> Chat:
 
 
 def talked(chat: Chat) -> Conversation:
-    talk = Conversation(chat, START)
+    conversation = Conversation(chat, START)
     for text, answer in (("one", [MORE]), ("two", [])):
-        talk.prompt()
+        conversation.prompt()
         ids = chat.tokenizer.encode(f"{text}<|im_end|>", add_special_tokens=False)
-        talk.add(Completion(tuple(ids), (-0.25,) * len(ids)))
-        talk.answer(answer)
-    return talk
+        conversation.add(Completion(tuple(ids), (-0.25,) * len(ids)))
+        conversation.answer(answer)
+    return conversation
 
 
-def rollout_of(talk: Conversation) -> ScoredRollout:
-    record = talk.record()
-    return ScoredRollout(record.tokens_T, record.masks_T, record.logprobs_T, 1.0, messages=talk.messages)
+def rollout_of(conversation: Conversation) -> ScoredRollout:
+    trace = conversation.trace()
+    return ScoredRollout(trace.tokens_T, trace.masks_T, trace.logprobs_T, 1.0, messages=conversation.messages)
 
 
 def test_spans_are_runs_of_sampled_positions() -> None:
@@ -48,24 +48,24 @@ def test_spans_are_runs_of_sampled_positions() -> None:
 
 
 def test_turns_are_found_again(chat: Chat) -> None:
-    talk = talked(chat)
-    episode = episode_of(rollout_of(talk), chat, "t")
-    assert episode.turns == tuple(talk.turns)
-    assert episode.messages == tuple(talk.messages)
+    conversation = talked(chat)
+    trace = trace_of(rollout_of(conversation), chat)
+    assert trace.turns == tuple(conversation.turns)
+    assert trace.messages == tuple(conversation.messages)
 
 
 def test_what_the_template_writes_after_the_stop_token_may_be_in_the_mask(chat: Chat) -> None:
-    talk = talked(chat)
-    rollout, end = rollout_of(talk), talk.turns[0].end
+    conversation = talked(chat)
+    rollout, end = rollout_of(conversation), conversation.turns[0].end
     masks, logprobs = list(rollout.masks_T), list(rollout.logprobs_T)
     masks[end], logprobs[end] = rollout.tokens_T[end], -0.1
-    longer = ScoredRollout(rollout.tokens_T, masks, logprobs, 1.0, messages=talk.messages)
-    assert [turn.end for turn in episode_of(longer, chat, "t").turns] == [end + 1, talk.turns[1].end]
+    longer = ScoredRollout(rollout.tokens_T, masks, logprobs, 1.0, messages=conversation.messages)
+    assert [turn.end for turn in trace_of(longer, chat).turns] == [end + 1, conversation.turns[1].end]
 
 
 def test_a_stop_token_may_stand_once_more_behind_the_sampled_one(chat: Chat) -> None:
-    talk = talked(chat)
-    rollout, (first, second) = rollout_of(talk), talk.turns
+    conversation = talked(chat)
+    rollout, (first, second) = rollout_of(conversation), conversation.turns
     end = first.end
     stop = rollout.tokens_T[end - 1]
     longer = ScoredRollout(
@@ -73,24 +73,24 @@ def test_a_stop_token_may_stand_once_more_behind_the_sampled_one(chat: Chat) -> 
         [*rollout.masks_T[:end], IGNORED, *rollout.masks_T[end:]],
         [*rollout.logprobs_T[:end], 1.0, *rollout.logprobs_T[end:]],
         1.0,
-        messages=talk.messages,
+        messages=conversation.messages,
     )
-    episode = episode_of(longer, chat, "t")
-    assert episode.tokens_T == tuple(longer.tokens_T)
+    trace = trace_of(longer, chat)
+    assert trace.tokens_T == tuple(longer.tokens_T)
     places = ("start", "end", "assistant_open", "last_user_end")
-    assert episode.turns == (first, replace(second, **{name: getattr(second, name) + 1 for name in places}))
+    assert trace.turns == (first, replace(second, **{name: getattr(second, name) + 1 for name in places}))
 
 
 def test_earlier_messages_that_were_not_sampled_are_context(chat: Chat) -> None:
-    talk = talked(chat)
+    conversation = talked(chat)
     # As the template writes them, for a first prompt is rendered as a whole.
-    tokens = chat.first_prompt(talk.messages[:-1]).token_ids
-    ids = talk.record().tokens_T[talk.turns[1].start :]
+    tokens = chat.first_prompt(conversation.messages[:-1]).token_ids
+    ids = conversation.trace().tokens_T[conversation.turns[1].start :]
     masks = (IGNORED,) * len(tokens) + ids
     logprobs = tuple(1.0 if mask == IGNORED else -0.5 for mask in masks)
-    episode = episode_of(ScoredRollout(tokens + ids, masks, logprobs, 0.0, messages=talk.messages), chat, "t")
-    assert [turn.message_index for turn in episode.turns] == [4]
-    assert [(turn.message_index, turn.why) for turn in episode.context_turns] == [(2, "not_sampled")]
+    trace = trace_of(ScoredRollout(tokens + ids, masks, logprobs, 0.0, messages=conversation.messages), chat)
+    assert [turn.message_index for turn in trace.turns] == [4]
+    assert [(turn.message_index, turn.why) for turn in trace.context_turns] == [(2, "not_sampled")]
 
 
 def test_other_messages_than_the_tokens_say_where_they_part(chat: Chat) -> None:
@@ -98,16 +98,16 @@ def test_other_messages_than_the_tokens_say_where_they_part(chat: Chat) -> None:
     other = [*START[:1], {"role": "user", "content": "Write g."}, *(rollout.messages or ())[2:]]
     wrong = ScoredRollout(rollout.tokens_T, rollout.masks_T, rollout.logprobs_T, 1.0, messages=other)
     with pytest.raises(AlignmentError, match=r"turn 1: its messages render to .* the same up to position"):
-        episode_of(wrong, chat, "t")
+        trace_of(wrong, chat)
     bare = ScoredRollout(rollout.tokens_T, rollout.masks_T, rollout.logprobs_T, 1.0)
     with pytest.raises(AlignmentError, match="2 sampled spans for 0 assistant messages"):
-        episode_of(bare, chat, "t")
+        trace_of(bare, chat)
 
 
 def test_a_conversation_in_text_has_the_ids_of_one_that_was_sampled(chat: Chat) -> None:
-    talk = talked(chat)
-    episode = episode_said(talk.messages, chat, "t")
-    assert episode.tokens_T == talk.record().tokens_T
-    assert episode.turns == tuple(talk.turns)
+    conversation = talked(chat)
+    (trace,) = traces_of(conversation.messages, chat)
+    assert trace.tokens_T == conversation.trace().tokens_T
+    assert trace.turns == tuple(conversation.turns)
     with pytest.raises(AlignmentError, match="the assistant says nothing"):
-        episode_said(START, chat, "t")
+        traces_of(START, chat)

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from agentic_opd.core.errors import AlignmentError, PlaceError, ServerUnreachableError
 from agentic_opd.core.metric import Metric
-from agentic_opd.core.types import Episode, Reward, StopReason, Task, Turn, Verification, VerifyOutcome
+from agentic_opd.core.types import Episode, Reward, StopReason, Task, Trace, Turn, Verification, VerifyOutcome
 from agentic_opd.runs.config import EvalHandling, RunConfig
 from agentic_opd.runs.evaluate import (
     EVAL_METRICS,
@@ -36,11 +36,15 @@ def make_episode(task: Task, passed: int = 2, total: int = 2) -> Episode:
     share = passed / total
     return Episode(
         task=task,
-        messages=({"role": "user", "content": "hi"}, {"role": "assistant", "content": "done"}),
-        tokens_T=(1, 2, 3),
-        masks_T=(-100, 2, 3),
-        logprobs_T=(1.0, -0.1, -0.2),
-        turns=(Turn(1, 3, 1, 1, 1),),
+        traces=(
+            Trace(
+                messages=({"role": "user", "content": "hi"}, {"role": "assistant", "content": "done"}),
+                tokens_T=(1, 2, 3),
+                masks_T=(-100, 2, 3),
+                logprobs_T=(1.0, -0.1, -0.2),
+                turns=(Turn(1, 3, 1, 1, 1),),
+            ),
+        ),
         stop_reason=StopReason.FINISHED,
         verification=Verification(VerifyOutcome.RAN, passed, total, "report", ""),
         reward=Reward(share, 1.0, 1.0, 0.7 * share + 0.3),

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from agentic_opd.core.errors import AlignmentError, PlaceError
-from agentic_opd.core.types import IGNORED, PROMPT_LOGPROB, Episode, TokenRecord
+from agentic_opd.core.types import IGNORED, PROMPT_LOGPROB, Trace
 from agentic_opd.rollout.chat import Chat
 from agentic_opd.rollout.renderer import load_renderer
-from agentic_opd.runs.distill import episode_said
+from agentic_opd.runs.distill import traces_of
 from agentic_opd.runs.distill_file import read_lines
 from agentic_opd.runs.logs import plain_messages, plain_tools
 from agentic_opd.worlds.coding.tools import TOOL_SPECS
@@ -36,46 +36,49 @@ def chat(request: pytest.FixtureRequest, tokenizer: Any, family_tokenizer: Any) 
     return Chat(load_renderer(tokenizer, name, options.get(request.param, {})), tokenizer, TOOL_SPECS)
 
 
-def records_of(episode: Episode) -> list[TokenRecord]:
-    return [*episode.earlier, TokenRecord(episode.tokens_T, episode.masks_T, episode.logprobs_T)]
+Traces = tuple[Trace, ...]
 
 
-def learned(chat: Chat, episode: Episode) -> list[str]:
+def learned(chat: Chat, traces: Traces) -> list[str]:
     """The text of each turn that is learned; the mask covers these and nothing else."""
-    records = records_of(episode)
-    spans = [records[turn.branch].tokens_T[turn.start : turn.end] for turn in episode.turns]
-    assert sum(mask != IGNORED for record in records for mask in record.masks_T) == sum(map(len, spans))
-    assert sum(one != PROMPT_LOGPROB for record in records for one in record.logprobs_T) == sum(map(len, spans))
+    spans = [trace.tokens_T[turn.start : turn.end] for trace in traces for turn in trace.turns]
+    assert sum(mask != IGNORED for trace in traces for mask in trace.masks_T) == sum(map(len, spans))
+    assert sum(one != PROMPT_LOGPROB for trace in traces for one in trace.logprobs_T) == sum(map(len, spans))
     return [chat.text(span) for span in spans]
+
+
+def places(traces: Traces) -> list[int]:
+    """The messages that are learned."""
+    return [turn.message_index for trace in traces for turn in trace.turns]
 
 
 @pytest.mark.parametrize("arguments", ["", None, " \n", "null", {}, "{}"])
 def test_a_call_without_arguments_has_an_empty_object(chat: Chat, arguments: Any) -> None:
-    episode = episode_said([USER, called(arguments), RESULT, SAID, NO], chat, "t")
-    first, second = learned(chat, episode)
+    traces = traces_of([USER, called(arguments), RESULT, SAID, NO], chat)
+    first, second = learned(chat, traces)
     assert "list_tables" in first
-    assert '"arguments": }' not in chat.text(episode.tokens_T)
-    same = episode_said([USER, called("{}"), RESULT, SAID, NO], chat, "t")
-    assert episode.tokens_T == same.tokens_T
+    assert '"arguments": }' not in chat.text(traces[-1].tokens_T)
+    same = traces_of([USER, called("{}"), RESULT, SAID, NO], chat)
+    assert [one.tokens_T for one in traces] == [one.tokens_T for one in same]
     assert "One." in second
-    assert [turn.message_index for turn in episode.turns] == [1, 3]
-    assert episode.messages[1]["tool_calls"][0]["function"]["arguments"] == "{}"
+    assert places(traces) == [1, 3]
+    assert traces[-1].messages[1]["tool_calls"][0]["function"]["arguments"] == "{}"
 
 
 @pytest.mark.parametrize("arguments", ['{"table": ', "users", "[1]", '"users"', "{'a': 1}"])
 def test_arguments_that_are_no_json_object_are_not_learned(chat: Chat, arguments: str) -> None:
-    episode = episode_said([USER, called(arguments), RESULT, SAID, NO], chat, "t")
-    (text,) = learned(chat, episode)
+    traces = traces_of([USER, called(arguments), RESULT, SAID, NO], chat)
+    (text,) = learned(chat, traces)
     assert "One." in text
-    assert [turn.message_index for turn in episode.turns] == [3]
-    assert [(turn.message_index, turn.why) for turn in episode.context_turns] == [(1, "not_sampled")]
+    assert places(traces) == [3]
+    assert [(turn.message_index, turn.why) for turn in traces[-1].context_turns] == [(1, "not_sampled")]
     with pytest.raises(AlignmentError, match="nothing in it that answers a user and can be learned"):
-        episode_said([USER, called(arguments), RESULT], chat, "t")
+        traces_of([USER, called(arguments), RESULT], chat)
 
 
-def control_ids(chat: Chat, episode: Episode) -> list[int]:
+def control_ids(chat: Chat, traces: Traces) -> list[int]:
     specials = {*chat.stop_token_ids, chat.tokenizer.convert_tokens_to_ids("<|im_start|>")}
-    return [token for record in records_of(episode) for token in record.tokens_T if token in specials]
+    return [token for trace in traces for token in trace.tokens_T if token in specials]
 
 
 @pytest.mark.parametrize(
@@ -85,9 +88,9 @@ def test_control_tokens_that_a_log_spells_are_text(chat: Chat, text: str) -> Non
     """In every message and field: there are as many control tokens as without, and the turns are learned whole."""
     escaped = json.dumps({"text": text}).replace("<", "\\u003c")
 
-    def log(text: str, arguments: Any) -> Episode:
+    def log(text: str, arguments: Any) -> Traces:
         call = called(arguments, content=text, reasoning_content=text)
-        return episode_said(
+        return traces_of(
             [
                 {"role": "system", "content": text},
                 {**USER, "content": text},
@@ -97,15 +100,14 @@ def test_control_tokens_that_a_log_spells_are_text(chat: Chat, text: str) -> Non
                 {**NO, "content": text},
             ],
             chat,
-            "t",
         )
 
     plain = control_ids(chat, log("nothing", '{"text": "nothing"}'))
     for arguments in (json.dumps({"text": text}), {"text": text}, escaped):
-        episode = log(text, arguments)
-        assert control_ids(chat, episode) == plain
-        assert [turn.message_index for turn in episode.turns] == [2, 4]
-        assert all(turn.count("<|im_end|>") == 1 for turn in learned(chat, episode))
+        traces = log(text, arguments)
+        assert control_ids(chat, traces) == plain
+        assert places(traces) == [2, 4]
+        assert all(turn.count("<|im_end|>") == 1 for turn in learned(chat, traces))
 
 
 def test_control_tokens_that_a_tool_spells_are_text(chat: Chat) -> None:
@@ -113,24 +115,24 @@ def test_control_tokens_that_a_tool_spells_are_text(chat: Chat) -> None:
     tool = {"type": "function", "function": {"name": "f", "description": description, "parameters": {}}}
     other = Chat(chat.renderer, chat.tokenizer, [tool])
     assert other.tools == [tool]
-    spelled, plain = (episode_said([USER, SAID, NO], one, "t") for one in (other, chat))
+    spelled, plain = (traces_of([USER, SAID, NO], one) for one in (other, chat))
     assert control_ids(chat, spelled) == control_ids(chat, plain)
 
 
 def test_reasoning_and_calls_that_an_assistant_spells_are_meant(chat: Chat) -> None:
     text = '<tool_call>\n{"name": "list_tables", "arguments": {}}\n</tool_call>'
-    (turn,) = learned(chat, episode_said([USER, {**SAID, "content": text}, NO], chat, "t"))
+    (turn,) = learned(chat, traces_of([USER, {**SAID, "content": text}, NO], chat))
     assert text in turn
 
 
 def test_an_assistant_that_speaks_first_is_read_and_not_learned(chat: Chat) -> None:
     hello = {"role": "assistant", "content": "Hello."}
     for start in ([hello], [{"role": "system", "content": "s"}, hello, hello]):
-        episode = episode_said([*start, USER, SAID, NO], chat, "t")
-        (text,) = learned(chat, episode)
+        traces = traces_of([*start, USER, SAID, NO], chat)
+        (text,) = learned(chat, traces)
         assert "One." in text
-        assert "Hello." in chat.text(episode.tokens_T[: episode.turns[0].start])
-        assert {turn.message_index for turn in episode.context_turns} == {
+        assert "Hello." in chat.text(traces[0].tokens_T[: traces[0].turns[0].start])
+        assert {turn.message_index for turn in traces[-1].context_turns} == {
             i for i, message in enumerate(start) if message["role"] == "assistant"
         }
 
@@ -138,27 +140,30 @@ def test_an_assistant_that_speaks_first_is_read_and_not_learned(chat: Chat) -> N
 def test_two_assistants_in_a_row_are_two_turns(chat: Chat) -> None:
     """Nobody answers the first. The second has an opening of its own, before which a hint may stand."""
     more = {"role": "assistant", "content": "Two."}
-    for messages, places in (([USER, SAID, more, NO], [1, 2]), ([USER, SAID, NO, more, SAID, more, NO], [1, 3, 4, 5])):
-        episode = episode_said(messages, chat, "t")
-        assert [turn.message_index for turn in episode.turns] == places
-        for turn, place in zip(learned(chat, episode), places, strict=True):
+    for messages, expected in (
+        ([USER, SAID, more, NO], [1, 2]),
+        ([USER, SAID, NO, more, SAID, more, NO], [1, 3, 4, 5]),
+    ):
+        traces = traces_of(messages, chat)
+        assert places(traces) == expected
+        for turn, place in zip(learned(chat, traces), expected, strict=True):
             assert messages[place]["content"] in turn
-        second = episode.turns[-1]
-        opening = chat.text(episode.tokens_T[second.assistant_open : second.start])
+        second = traces[-1].turns[-1]
+        opening = chat.text(traces[-1].tokens_T[second.assistant_open : second.start])
         assert opening.startswith("<|im_start|>assistant\n")
-        whole = chat.text(episode.tokens_T)
-        assert whole.count("<|im_start|>assistant") == len(places)
+        whole = chat.text(traces[-1].tokens_T)
+        assert whole.count("<|im_start|>assistant") == len(expected)
         assert whole.count("<|im_start|>") == whole.count("<|im_end|>")
 
 
 def test_a_legacy_function_call_is_a_call_and_its_result(chat: Chat) -> None:
     function = {"name": "list_tables", "arguments": "{}"}
     legacy = {"role": "assistant", "content": None, "function_call": function}
-    episode = episode_said([USER, legacy, {"role": "function", "name": "list_tables", "content": "users"}], chat, "t")
+    traces = traces_of([USER, legacy, {"role": "function", "name": "list_tables", "content": "users"}], chat)
     named = {**RESULT, "name": "list_tables"}
-    same = episode_said([USER, called("{}"), named], chat, "t")
-    assert (episode.tokens_T, episode.masks_T) == (same.tokens_T, same.masks_T)
-    _, call, result = episode.messages
+    same = traces_of([USER, called("{}"), named], chat)
+    assert [(one.tokens_T, one.masks_T) for one in traces] == [(one.tokens_T, one.masks_T) for one in same]
+    _, call, result = traces[-1].messages
     assert call["tool_calls"] == [{"id": "call_1_0", "type": "function", "function": function}]
     assert "function_call" not in call
     assert result == {"role": "tool", "name": "list_tables", "tool_call_id": "call_1_0", "content": "users"}

@@ -2,7 +2,6 @@ import asyncio
 import json
 import logging
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +9,16 @@ import pytest
 
 from agentic_opd.core.errors import OutputError
 from agentic_opd.core.metric import Metric, percentiles
+from agentic_opd.core.types import Episode, StopReason
 from agentic_opd.distill.distiller import DistilledGroup
-from agentic_opd.distill.metrics import EpisodeStats, TurnStats
+from agentic_opd.distill.records import EpisodeStats, TurnStats
 from agentic_opd.runs.config import RunConfig
 from agentic_opd.runs.environment import FinishedGroup
 from agentic_opd.runs.metric_log import LoopLag, MetricFile, RunMetrics, metrics_path
 from agentic_opd.wire.counts import rollout_rows
 from agentic_opd.wire.group import GroupDistillation
 from tests.support.groups import group, record, rollout
-from tests.unit.distill.fakes import make_episode
+from tests.unit.distill.fakes import TASK, make_trace
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -95,7 +95,8 @@ def test_a_policy_that_never_calls_a_tool_is_said_once(
 ) -> None:
     metrics = RunMetrics(RunConfig(), lambda ids: "", list)
     for number in calls:
-        metrics.add(FinishedGroup(group(rollout()), (replace(make_episode(), tool_calls=number),), None))
+        episode = Episode(TASK, (make_trace(),), StopReason.FINISHED, tool_calls=number)
+        metrics.add(FinishedGroup(group(rollout()), (episode,), None))
     with caplog.at_level(logging.WARNING):
         metrics.close()
         metrics.close()

@@ -1,6 +1,8 @@
 import asyncio
 import io
 from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,8 +11,10 @@ from rich.console import Console
 from agentic_opd.core.concurrency import gather_all
 from agentic_opd.core.errors import OutputError, SandboxError, ServerRequestError, ServerUnreachableError
 from agentic_opd.core.types import Task
+from agentic_opd.env.config import default_settings
 from agentic_opd.runs.environment import FinishedGroup
-from agentic_opd.runs.process import RunProgress, RunSummary, run_items
+from agentic_opd.runs.metric_log import RunMetrics
+from agentic_opd.runs.process import RunProgress, RunSummary, process, run_items
 from agentic_opd.wire.counts import RunCounts
 from agentic_opd.wire.group import TaskItem
 from tests.support.groups import group
@@ -193,3 +197,34 @@ def test_a_sandbox_that_does_not_work_stops_the_run() -> None:
     assert written == ["a"]
     assert isinstance(summary.stopped, SandboxError)
     assert summary.failed == {}
+
+
+def test_a_run_without_groups_ends_with_its_own_errors_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """There is nothing to report on, which is no error of its own."""
+    monkeypatch.chdir(tmp_path)
+    config = default_settings()[0].model_copy(update={"data_path_to_save_groups": str(tmp_path / "groups.jsonl")})
+
+    async def fail(item: TaskItem) -> FinishedGroup:
+        raise ServerRequestError("no such parameter", 400)
+
+    env: Any = SimpleNamespace(
+        config=config,
+        name="test",
+        items=lambda: iter(ITEMS),
+        collect=fail,
+        roles=dict,
+        line_settings=dict,
+        default_line_settings=dict,
+        tokenizer=None,
+    )
+    metrics = RunMetrics(config, str, list)
+    try:
+        summary = asyncio.run(process(env, metrics, len(ITEMS)))
+    finally:
+        metrics.close()
+    assert (summary.done, len(summary.failed)) == (0, len(ITEMS))
+    said = capsys.readouterr().err
+    assert "no such parameter" in said
+    assert "report" not in said

@@ -26,7 +26,7 @@ with warnings.catch_warnings():  # torch's and vLLM's own deprecations
 
     from agentic_opd.serving.engine import MAX_BODY_MIB as MAX_BODY_MIB
     from agentic_opd.serving.engine import MAX_BODY_VARIABLE as MAX_BODY_VARIABLE
-    from agentic_opd.serving.engine import RefusedError as RefusedError
+    from agentic_opd.serving.engine import RouteError as RouteError
     from agentic_opd.serving.plugin import OPDEndpointPlugin
     from agentic_opd.serving.reload import tensor_shapes as tensor_shapes
     from agentic_opd.serving.web import MOST_SHOWN as MOST_SHOWN

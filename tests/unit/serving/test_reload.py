@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from .fakes import RefusedError, TableEngine, app_of, client_of, current_platform, tensor_shapes
+from .fakes import RouteError, TableEngine, app_of, client_of, current_platform, tensor_shapes
 
 WEIGHTS = {"embed": np.zeros((8, 4), np.float32), "head": np.ones((8, 4), np.float32)}
 
@@ -144,7 +144,7 @@ def test_only_regular_files_of_the_root_are_opened(root: Path, name: str, made: 
 
 def test_what_is_put_there_behind_the_check_is_refused(root: Path) -> None:
     os.mkfifo(root / "new" / "more.safetensors")
-    with pytest.raises(RefusedError, match=r"more\.safetensors' is not a regular file"):
+    with pytest.raises(RouteError, match=r"more\.safetensors' is not a regular file"):
         tensor_shapes(root / "new")
     (root / "new" / "more.safetensors").unlink()
     engine = engine_of(root)

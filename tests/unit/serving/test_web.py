@@ -10,7 +10,7 @@ from fastapi import FastAPI, WebSocket
 from starlette.testclient import TestClient
 from starlette.websockets import WebSocketDisconnect
 
-from agentic_opd.distill.teacher import SCORE_ROUTE
+from agentic_opd.plugin.client import SCORE_ROUTE
 from agentic_opd.serving.launch import GUARD
 
 from .fakes import KeyGuard, TableEngine, app_of, client_of, vllm_config

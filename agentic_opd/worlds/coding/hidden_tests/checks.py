@@ -9,7 +9,6 @@ an import of explicit names.
 import ast
 import builtins
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, TypeVar
@@ -17,9 +16,9 @@ from typing import Literal, TypeVar
 from agentic_opd.core.errors import DatasetError
 from agentic_opd.core.types import Task
 from agentic_opd.worlds.coding.hidden_tests.collection import CollectedTest, collect, needs_pytest, without_runners
+from agentic_opd.worlds.coding.hidden_tests.complete import is_star, wanted_names
 from agentic_opd.worlds.coding.hidden_tests.digits import any_digits
-from agentic_opd.worlds.coding.hidden_tests.names import is_star, wanted_names
-from agentic_opd.worlds.coding.hidden_tests.one_process import needs_one_process
+from agentic_opd.worlds.coding.hidden_tests.one_process import Values, needs_one_process
 
 _MAX_LABEL = 200
 _EXPECTED = ("Json", "Printed")
@@ -30,7 +29,7 @@ _Node = TypeVar("_Node", bound=ast.AST)
 
 
 @dataclass(frozen=True, slots=True)
-class Checks:
+class Suite:
     """Instrumented tests. `labels[i]` describes check i: by its call, by the assert's source, or by the test's name."""
 
     source: str
@@ -51,7 +50,7 @@ class Checks:
 
 
 @lru_cache(maxsize=1024)
-def instrument(tests: str) -> Checks:
+def instrument(tests: str) -> Suite:
     """Wrap each check of `tests` in a context `_opd_check`, and its conditions in calls of `_opd_equal` or `_opd_true`.
 
     The tests of a file become arguments of `_opd_tests`. `assert True` and `assert False` are not checks. The first
@@ -67,18 +66,19 @@ def instrument(tests: str) -> Checks:
         is_imported = any(map(_imports_solution, nodes))
         names = wanted_names(tree)[0] if any(map(is_star, nodes)) else []
         modules = tuple(_top_modules(tree))
-        in_process = needs_one_process(tree, names, imports_solution=is_imported)
+        values = Values(nodes, names)
+        in_process = needs_one_process(tree, values, imports_solution=is_imported)
         collected = collect(tree)
         if collected:
             tree = without_runners(tree)
         by_pytest = bool(collected) and needs_pytest(tree)
         conditions: list[_Conditions] = [_conditions_in(test.node) for test in collected]
-        transformer = _Transformer(nodes, names, is_file=bool(collected))
+        transformer = _Transformer(values, is_file=bool(collected))
         tree = transformer.visit(tree)
         tree.body += transformer.calls_of(collected, conditions)
         source = ast.unparse(ast.fix_missing_locations(tree))
     count = len(transformer.labels)
-    return Checks(
+    return Suite(
         source=source,
         labels=tuple(transformer.labels),
         certain=frozenset(range(count)) - transformer.uncertain or frozenset(range(count)),
@@ -91,7 +91,7 @@ def instrument(tests: str) -> Checks:
     )
 
 
-def checks_of(task: Task) -> Checks:
+def checks_of(task: Task) -> Suite:
     """Return the task's hidden tests, instrumented.
 
     Raises:
@@ -110,7 +110,8 @@ def checks_of(task: Task) -> Checks:
     return checks
 
 
-def shown_checks(labels: Sequence[str], public: str) -> frozenset[int]:
+@lru_cache(maxsize=256)
+def shown_checks(labels: tuple[str, ...], public: str) -> frozenset[int]:
     """Return the checks whose calls of the solution are all examples of the task's text, such as `f([1, 2])`.
 
     The tests may call a function by another name (HumanEval: `candidate`) than the text, which defines it.
@@ -119,7 +120,8 @@ def shown_checks(labels: Sequence[str], public: str) -> frozenset[int]:
 
     def is_shown(call: ast.Call) -> bool:
         name, arguments = ast.unparse(call.func), _squeezed(ast.unparse(call)).partition("(")[2]
-        return any(re.search(rf"(?<!\w){one}\({re.escape(arguments)}", public) for one in (name, *defined))
+        texts = (rf"(?<!\w){one}\({re.escape(arguments)}" for one in (name, *defined))
+        return f"({arguments}" in public and any(re.search(text, public) for text in texts)
 
     calls = [_literal_calls(label) for label in labels]
     return frozenset(number for number, found in enumerate(calls) if found and all(map(is_shown, found)))
@@ -159,15 +161,13 @@ def _top_modules(tree: ast.Module) -> list[str]:
 
 
 class _Transformer(ast.NodeTransformer):
-    def __init__(self, nodes: list[ast.AST], names: list[str], *, is_file: bool) -> None:
+    def __init__(self, values: Values, *, is_file: bool) -> None:
         self.labels: list[str] = []
         self.uncertain: set[int] = set()
-        self._names = names
+        self._values = values
         self._is_file = is_file
-        variables = [node for node in nodes if isinstance(node, ast.Name)]
+        variables = [node for node in values.nodes if isinstance(node, ast.Name)]
         self._loaded = {node.id for node in variables if isinstance(node.ctx, ast.Load)}
-        self._assigned = {node.id for node in variables if isinstance(node.ctx, ast.Store)}
-        self._assigned |= {node.arg for node in nodes if isinstance(node, ast.arg)}
         self._place: _Place = "script"
         self._in_branch = False
 
@@ -185,7 +185,8 @@ class _Transformer(ast.NodeTransformer):
     def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.AST:
         if not is_star(node):
             return node
-        return ast.ImportFrom("solution", [ast.alias(name) for name in self._names], 0) if self._names else ast.Pass()
+        names = [ast.alias(name) for name in self._values.names]
+        return ast.ImportFrom("solution", names, 0) if names else ast.Pass()
 
     def visit_Assert(self, node: ast.Assert) -> ast.stmt | list[ast.stmt]:
         if isinstance(node.test, ast.Constant):
@@ -208,10 +209,10 @@ class _Transformer(ast.NodeTransformer):
 
     def visit_If(self, node: ast.If) -> ast.AST:
         is_certain = _always(node.body) and _always(node.orelse)
-        return self._alternatives(node, is_certain, self._may_depend(node.test))
+        return self._alternatives(node, is_certain, self._values.involves_result(node.test))
 
     def visit_Match(self, node: ast.Match) -> ast.AST:
-        return self._alternatives(node, False, self._may_depend(node.subject))
+        return self._alternatives(node, False, self._values.involves_result(node.subject))
 
     def visit_While(self, node: ast.While) -> ast.AST:
         return self._inside(node, in_branch=True)
@@ -223,13 +224,6 @@ class _Transformer(ast.NodeTransformer):
                 handler.body.insert(0, _call("_opd_alternative"))
         is_certain = bool(handlers) and (_always(node.body) or all(map(_always, handlers)))
         return self._alternatives(node, is_certain, bool(handlers)) if handlers else self.generic_visit(node)
-
-    def _may_depend(self, condition: ast.expr) -> bool:
-        """Whether the solution may decide a condition of the tests: it makes a call, or reads a variable."""
-        return any(
-            isinstance(node, ast.Call) or (isinstance(node, ast.Name) and node.id in self._assigned)
-            for node in ast.walk(condition)
-        )
 
     def _alternatives(self, node: ast.stmt, is_certain: bool, depends_on_solution: bool) -> ast.AST:
         """Make a statement one check if the solution decides which of its asserts are reached."""

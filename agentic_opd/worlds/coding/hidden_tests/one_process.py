@@ -10,13 +10,11 @@ Variables are identified by name, regardless of scope, and may hold the value of
 import ast
 import builtins
 import re
-import sys
+import string
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from enum import Flag, auto
-from importlib import import_module
 from random import Random
-from types import BuiltinFunctionType, FunctionType
 
 from agentic_opd.worlds.coding.hidden_tests.collection import is_test_class
 
@@ -57,9 +55,15 @@ _PLAIN_MODULES = {
     *("math", "cmath", "random", "string", "itertools", "json", "copy", "operator", "statistics", "textwrap", "bisect"),
     *("heapq", "time", "posixpath", "os.path", "functools", "base64", "binascii", "zlib", "hashlib", "re"),
 }
-"""Modules whose functions return plain data for plain arguments; the exceptions are in _OTHERS."""
+"""Modules whose functions return plain data for plain arguments, except those in _OTHERS."""
 _OTHERS = {"count", "cycle", "repeat", "partial", "compile", "match", "search", "fullmatch", "finditer", "Random",
            "itemgetter", "attrgetter", "methodcaller", "sha256", "md5", "sha1", "cmp_to_key", "lru_cache"}  # fmt: skip
+
+_CONSTANTS = {
+    "sys.maxsize",
+    *(f"math.{name}" for name in ("pi", "e", "tau", "inf", "nan")),
+    *(f"string.{name}" for name in vars(string) if name.islower() and isinstance(getattr(string, name), str)),
+}
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -69,22 +73,16 @@ class _Kind(Flag):
 
     FUNCTION = auto()  # A function of the solution.
     NAMESPACE = auto()  # The solution's module, its class `Solution`, or an instance of that.
-    RESULT = auto()  # A return value of a function of the solution, unchanged.
-    DERIVED = auto()  # Something computed from such a value.
+    RESULT = auto()  # A return value of a function of the solution, or something computed from it.
     OTHER = auto()  # Anything else that is not plain data.
 
 
 _PLAIN = _Kind(0)
-_CROSSES = _Kind.RESULT | _Kind.DERIVED
-"""All that a value may be which crosses between the processes."""
 
 
-def needs_one_process(tree: ast.Module, names: Sequence[str], *, imports_solution: bool) -> bool:
-    """Whether the tests need the solution's file, its objects, its changes of arguments, or its internals.
-
-    `names` are the names that the tests need from the solution without an explicit import.
-    """
-    nodes = [*ast.walk(tree)]
+def needs_one_process(tree: ast.Module, values: "Values", *, imports_solution: bool) -> bool:
+    """Whether the tests need the solution's file, its objects, its changes of arguments, or its internals."""
+    nodes, names = values.nodes, values.names
     docs = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
     if any(_reaches_files(node) for node in nodes if id(node) not in docs):
         return True
@@ -94,7 +92,6 @@ def needs_one_process(tree: ast.Module, names: Sequence[str], *, imports_solutio
     holders = {id(node) for node in classes.values() if is_test_class(node, classes)}
     if any(map(_is_class_name, names)) or any(_sees_inside(node) for node in nodes if id(node) not in holders):
         return True
-    values = _Values(nodes, names)
     return _seeds_solution(nodes) or any(_needs_objects(node, values) for node in nodes) or _sees_changes(values)
 
 
@@ -155,13 +152,14 @@ def _key_of(node: ast.AST) -> str | None:
             return None
 
 
-class _Values:
+class Values:
     """The variables of the tests: the expressions that are bound to each, and the kinds of their values."""
 
     def __init__(self, nodes: list[ast.AST], names: Sequence[str]) -> None:
-        self.nodes = nodes
+        """Analyze all nodes of the tests; `names` are those that they need from the solution without an import."""
+        self.nodes, self.names = nodes, names
         self._local = {node.name: node for node in nodes if isinstance(node, _Function)}
-        self._objects: dict[str, object] = {}  # Imported name -> object of the standard library; None for others.
+        self._imported: dict[str, str] = {}  # Name -> module, or name in a module after a dot.
         self._kinds: dict[str, _Kind] = defaultdict(lambda: _PLAIN)
         for name in names:
             self._import_from("solution", ast.alias(name))
@@ -173,8 +171,10 @@ class _Values:
             self.bound[name].append(value)
         for name in {*dir(builtins), *self._local} - {*self.bound} | {"tmp_path", "tmpdir"}:
             self._kinds[name] |= _Kind.OTHER
+        self._known = dict[ast.expr, _Kind]()
         before = dict[str, _Kind]()
         while before != (before := {**self._kinds}):
+            self._known.clear()
             for name, values in self.bound.items():
                 for value in values:
                     self._kinds[name] |= self.kind(value)
@@ -186,9 +186,9 @@ class _Values:
             is_namespace = module is None or alias.name == _NAMESPACE
             self._kinds[name] = _Kind.NAMESPACE if is_namespace else _Kind.FUNCTION
         elif module is None:
-            self._objects[name.partition(".")[0]] = _module(alias.name if alias.asname else name.partition(".")[0])
+            self._imported[name.partition(".")[0]] = alias.name if alias.asname else name.partition(".")[0]
         else:
-            self._objects[name] = getattr(_module(module), alias.name, None)
+            self._imported[name] = f"{module}.{alias.name}"
 
     def _bindings(self, node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
         """Yield the variables that a node binds, each with an expression that holds its value, alone or among others.
@@ -232,10 +232,15 @@ class _Values:
 
     def is_plain(self, node: ast.expr) -> bool:
         """Whether the value of an expression can cross between the processes."""
-        return self.kind(node) in _CROSSES
+        return self.kind(node) in _Kind.RESULT
 
     def kind(self, node: ast.expr) -> _Kind:
         """Return what the value of an expression may be."""
+        if node not in self._known:
+            self._known[node] = self._kind_of(node)
+        return self._known[node]
+
+    def _kind_of(self, node: ast.expr) -> _Kind:
         match node:
             case ast.Constant(value=value):
                 return _Kind.OTHER if value is ... else _PLAIN
@@ -243,10 +248,10 @@ class _Values:
                 return _Kind.OTHER
             case ast.Call():
                 return self._kind_of_call(node)
-            case ast.Attribute(value=ast.Name(id=name), attr=attr) if name in self._objects:
-                return _PLAIN if type(getattr(self._objects[name], attr, ...)) in _PLAIN_TYPES else _Kind.OTHER
-            case ast.Name(id=name) if name in self._objects:
-                return _PLAIN if type(self._objects[name]) in _PLAIN_TYPES else _Kind.OTHER
+            case ast.Attribute(value=ast.Name(id=name), attr=attr) if name in self._imported:
+                return _PLAIN if f"{self._imported[name]}.{attr}" in _CONSTANTS else _Kind.OTHER
+            case ast.Name(id=name) if name in self._imported:
+                return _PLAIN if self._imported[name] in _CONSTANTS else _Kind.OTHER
             case ast.Name() | ast.Attribute(value=ast.Name(id="self")):
                 return self._kinds[_key_of(node) or ""]
             case ast.Attribute(value=value, attr=attr):
@@ -254,10 +259,10 @@ class _Values:
                 if _Kind.NAMESPACE in owner:
                     return _Kind.NAMESPACE if attr == _NAMESPACE else _Kind.FUNCTION
                 is_number = attr in ("real", "imag", "numerator", "denominator")
-                return owner & _Kind.DERIVED | (_PLAIN if is_number else _Kind.OTHER)
+                return owner & _Kind.RESULT | (_PLAIN if is_number else _Kind.OTHER)
             case _:
                 found = self._join(_operands(node))
-                return found & _Kind.DERIVED if isinstance(node, ast.Compare | ast.JoinedStr | ast.Slice) else found
+                return found & _Kind.RESULT if isinstance(node, ast.Compare | ast.JoinedStr | ast.Slice) else found
 
     def _join(self, nodes: Iterator[ast.expr]) -> _Kind:
         found = _PLAIN
@@ -268,30 +273,30 @@ class _Values:
     def _kind_of_call(self, node: ast.Call) -> _Kind:
         func, parts = node.func, [*_parts(node)]
         arguments = self._join(part for part in parts if not self._is_callback(part))
-        plain, other = arguments & ~_Kind.RESULT, arguments & _Kind.DERIVED | _Kind.OTHER
+        other = arguments & _Kind.RESULT | _Kind.OTHER
         match func:
             case ast.Attribute(value=ast.Name(id="pytest"), attr="param"):
                 return arguments
             case ast.Name(id=name) | ast.Attribute(attr=name) if name in _COMPARATORS:
-                return arguments & _Kind.DERIVED
+                return arguments & _Kind.RESULT
             case ast.Name(id=name) | ast.Attribute(value=ast.Name(id="self"), attr=name) if name in self._local:
-                return self._kinds[f"{name}()"] | arguments & _Kind.DERIVED
-            case ast.Name(id=name) if name in self._objects:
-                return plain if _returns_plain(self._objects[name]) else other
-            case ast.Attribute(value=ast.Name(id=name), attr=attr) if name in self._objects:
-                return plain if _returns_plain(getattr(self._objects[name], attr, None)) else other
+                return self._kinds[f"{name}()"] | arguments & _Kind.RESULT
+            case ast.Name(id=name) if name in self._imported:
+                return arguments if _returns_plain(self._imported[name]) else other
+            case ast.Attribute(value=ast.Name(id=name), attr=attr) if name in self._imported:
+                return arguments if _returns_plain(f"{self._imported[name]}.{attr}") else other
             case _:
                 pass
         called = self.kind(func)
         if _Kind.FUNCTION in called:
-            return _CROSSES
+            return _Kind.RESULT
         if _Kind.NAMESPACE in called and not parts:
             return _Kind.NAMESPACE
         if isinstance(func, ast.Attribute):
             owner = self.kind(func.value)
-            is_plain = func.attr in _PLAIN_ATTRIBUTES and owner in _CROSSES
-            return (arguments | owner) & _Kind.DERIVED | (_PLAIN if is_plain else _Kind.OTHER)
-        return plain if isinstance(func, ast.Name) and func.id in _PLAIN_FUNCTIONS else other
+            is_plain = func.attr in _PLAIN_ATTRIBUTES and owner in _Kind.RESULT
+            return (arguments | owner) & _Kind.RESULT | (_PLAIN if is_plain else _Kind.OTHER)
+        return arguments if isinstance(func, ast.Name) and func.id in _PLAIN_FUNCTIONS else other
 
     def _is_callback(self, node: ast.expr) -> bool:
         """Whether an argument is a function of the tests or a built-in one, such as a key of sorted()."""
@@ -303,31 +308,18 @@ class _Values:
         return isinstance(node, ast.Call) and _Kind.FUNCTION in self.kind(node.func)
 
     def is_result(self, node: ast.expr) -> bool:
-        """Whether an expression is or contains a return value of a function of the solution, unchanged."""
+        """Whether an expression involves a result, and is plain data if that is."""
+        return _Kind.RESULT in self.kind(node) and _Kind.OTHER not in self.kind(node)
+
+    def involves_result(self, node: ast.expr) -> bool:
+        """Whether an expression is computed from a return value of a function of the solution."""
         return _Kind.RESULT in self.kind(node)
 
-    def is_derived(self, node: ast.expr) -> bool:
-        """Whether an expression is computed from a return value of a function of the solution."""
-        return _Kind.DERIVED in self.kind(node)
 
-
-def _module(name: str) -> object:
-    """Return a module of the standard library; None for other modules."""
-    if name.partition(".")[0] not in sys.stdlib_module_names:
-        return None
-    try:
-        return import_module(name)
-    except ImportError:
-        return None
-
-
-def _returns_plain(found: object) -> bool:
-    if isinstance(found, type) and found.__module__ == "itertools":
-        return found.__name__ not in _OTHERS
-    if isinstance(found, FunctionType | BuiltinFunctionType) or hasattr(found, "__self__"):
-        module = getattr(found, "__module__", None) or type(getattr(found, "__self__", None)).__module__
-        return module.lstrip("_") in _PLAIN_MODULES and getattr(found, "__name__", "") not in _OTHERS
-    return isinstance(found, type) and found in _PLAIN_TYPES
+def _returns_plain(name: str) -> bool:
+    """Whether an imported function, such as `math.sqrt`, returns plain data for plain arguments."""
+    module, _, function = name.rpartition(".")
+    return module in _PLAIN_MODULES and function not in _OTHERS
 
 
 def _unpacked(target: ast.expr, value: ast.expr) -> Iterator[tuple[str, ast.expr]]:
@@ -358,17 +350,19 @@ def _parts(call: ast.Call) -> Iterator[ast.expr]:
 # ------------------------------------------------------------------------------------------------------------ objects
 
 
-def _needs_objects(node: ast.AST, values: _Values) -> bool:
+def _needs_objects(node: ast.AST, values: Values) -> bool:
     """Whether an argument, a result, or a value compared with a result is more than plain data."""
     match node:
         case ast.Attribute(value=value, attr=name):
             return _Kind.FUNCTION in values.kind(value) or (values.is_result(value) and name not in _PLAIN_ATTRIBUTES)
         case ast.Call() if values.is_call(node):
             return not all(map(values.is_plain, _parts(node)))
-        case ast.Call(func=ast.Name(id="isinstance" | "issubclass"), args=[value, kinds]):
-            return values.is_result(value) and not {*_names(kinds)} <= _PLAIN_NAMES
-        case ast.Call(func=ast.Attribute(attr="assertIsInstance"), args=[value, kinds, *_]):
-            return values.is_result(value) and not {*_names(kinds)} <= _PLAIN_NAMES
+        case ast.Call(
+            func=ast.Name(id="isinstance" | "issubclass") | ast.Attribute(attr="assertIsInstance"),
+            args=[value, kinds, *_],
+        ):
+            names = [ast.unparse(one) for one in (kinds.elts if isinstance(kinds, ast.Tuple) else [kinds])]
+            return values.is_result(value) and not {*names} <= _PLAIN_NAMES
         case ast.Call(func=ast.Attribute(attr=name), args=[*sides]) if name.startswith("assert"):
             return _compares_objects(sides[:2], values, by_identity=name in ("assertIs", "assertIsNot"))
         case ast.Call(func=func):
@@ -383,21 +377,17 @@ def _needs_objects(node: ast.AST, values: _Values) -> bool:
             return False
 
 
-def _compares_objects(sides: list[ast.expr], values: _Values, *, by_identity: bool) -> bool:
+def _compares_objects(sides: list[ast.expr], values: Values, *, by_identity: bool) -> bool:
     others = [side for side in sides if not values.is_result(side)]
     if len(others) == len(sides):
         return False
     return not all(isinstance(side, ast.Constant) if by_identity else values.is_plain(side) for side in others)
 
 
-def _names(node: ast.expr) -> Iterator[str]:
-    yield from (ast.unparse(one) for one in (node.elts if isinstance(node, ast.Tuple) else [node]))
-
-
 # ---------------------------------------------------------------------------------------------------- changes in place
 
 
-def _sees_changes(values: _Values) -> bool:
+def _sees_changes(values: Values) -> bool:
     """Whether a condition depends on an argument after its call and not on a result: `f(xs); assert xs == [1]`."""
     changed = dict[str, tuple[int, int]]()
     for call in (node for node in values.nodes if isinstance(node, ast.Call) and values.is_call(node)):
@@ -409,7 +399,7 @@ def _sees_changes(values: _Values) -> bool:
         for name, value in bound:
             if name in changed:  # `grid = [row]`: a call that changes the grid may change the row.
                 changed |= {other: changed[name] for other in _held(value) if other not in changed}
-            elif not values.is_derived(value):
+            elif not values.involves_result(value):
                 later = [changed[other] for other in _held(value) if other in changed]
                 later += [at for at in _mentioned(value, changed) if _place(value) > at]
                 changed |= {name: min(later)} if later else {}
@@ -430,20 +420,20 @@ def _held(node: ast.expr) -> Iterator[str]:
                 yield name
 
 
-def _conditions(node: ast.AST, values: _Values) -> Iterator[ast.expr]:
+def _conditions(node: ast.AST, values: Values) -> Iterator[ast.expr]:
     """Yield the parts of an assert or a returned value that do not involve a result of the solution."""
     match node:
         case ast.Assert(test=test):
             yield from _without_result(test, values)
         case ast.Call(func=ast.Attribute(attr=name), args=[*sides]) if name.startswith("assert") and sides:
             yield from _without_result(ast.copy_location(ast.Compare(sides[0], [], sides[1:2]), node), values)
-        case ast.Return(value=ast.expr() as value) if any(_held(value)) and not values.is_derived(value):
+        case ast.Return(value=ast.expr() as value) if any(_held(value)) and not values.involves_result(value):
             yield value
         case _:
             pass
 
 
-def _without_result(test: ast.expr, values: _Values) -> Iterator[ast.expr]:
+def _without_result(test: ast.expr, values: Values) -> Iterator[ast.expr]:
     """Yield the parts of a condition that can hold or fail separately and do not involve a result."""
     match test:
         case ast.BoolOp(values=parts):
@@ -451,13 +441,13 @@ def _without_result(test: ast.expr, values: _Values) -> Iterator[ast.expr]:
         case ast.UnaryOp(op=ast.Not(), operand=operand):
             yield from _without_result(operand, values)
         case ast.Compare(left=ast.Tuple(elts=parts) | ast.List(elts=parts)):
-            yield from (part for part in parts if not values.is_derived(part))
-        case ast.Compare(left=left, comparators=others) if values.is_derived(test):
+            yield from (part for part in parts if not values.involves_result(part))
+        case ast.Compare(left=left, comparators=others) if values.involves_result(test):
             sides = [left, *others]  # `k = f(xs); assert xs[:k] == [1]` is about xs, `f(f(xs)) == xs` is not.
             for side in sides:
-                if any(_held(side)) and not any(values.is_derived(other) for other in sides if other is not side):
+                if any(_held(side)) and not any(values.involves_result(other) for other in sides if other is not side):
                     yield side
-        case _ if not values.is_derived(test):
+        case _ if not values.involves_result(test):
             yield test
         case _:
             pass

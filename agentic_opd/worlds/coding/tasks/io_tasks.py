@@ -19,9 +19,8 @@ from typing import Any, NoReturn, cast
 
 from agentic_opd.core.text import read_json, text_lines
 from agentic_opd.core.types import Task
-from agentic_opd.worlds.coding.hidden_tests.complete import call_tests, io_tests
+from agentic_opd.worlds.coding.hidden_tests.complete import call_tests, io_tests, undefined_names
 from agentic_opd.worlds.coding.hidden_tests.digits import any_digits
-from agentic_opd.worlds.coding.hidden_tests.names import undefined_names
 from agentic_opd.worlds.coding.tasks.example_files import TEST_FILE, calls_file, program_file
 from agentic_opd.worlds.coding.tasks.row_values import FieldMap, RowValues
 

@@ -9,7 +9,7 @@ import ast
 import builtins
 
 from agentic_opd.core.types import Task
-from agentic_opd.worlds.coding.hidden_tests.names import import_lines, wanted_names
+from agentic_opd.worlds.coding.hidden_tests.complete import import_lines, wanted_names
 from agentic_opd.worlds.coding.tasks.example_files import TEST_FILE, calls_file
 from agentic_opd.worlds.coding.tasks.row_values import FieldMap, RowValues
 

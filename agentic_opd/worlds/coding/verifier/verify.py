@@ -17,11 +17,11 @@ from importlib import resources
 from importlib.util import MAGIC_NUMBER
 from typing import TYPE_CHECKING, NamedTuple
 
-from agentic_opd.core.concurrency import in_turn
+from agentic_opd.core.concurrency import fair_slot
 from agentic_opd.core.errors import SandboxError
 from agentic_opd.core.types import Task, Verification, VerifyOutcome
 from agentic_opd.sandboxes.protocol import CommandResult, SandboxFactory
-from agentic_opd.worlds.coding.hidden_tests.checks import Checks, checks_of, shown_checks
+from agentic_opd.worlds.coding.hidden_tests.checks import Suite, checks_of, shown_checks
 from agentic_opd.worlds.coding.verifier.harness.counter import sign
 from agentic_opd.worlds.coding.verifier.harness.pipe import NoAnswer, decode
 from agentic_opd.worlds.coding.verifier.pytest_parts import packed_pytest
@@ -95,7 +95,7 @@ async def verify(
 _known_due: dict[tuple[str, str], frozenset[int]] = {}  # (hidden tests, reference solution) -> due checks.
 
 
-async def _due(task: Task, checks: Checks, sandbox_factory: SandboxFactory, timeout_s: float) -> frozenset[int]:
+async def _due(task: Task, checks: Suite, sandbox_factory: SandboxFactory, timeout_s: float) -> frozenset[int]:
     """Return the due checks: those that the reference solution reaches.
 
     The reference solution runs, once, only if the source of the tests does not determine them. The checks outside of
@@ -113,8 +113,8 @@ async def _due(task: Task, checks: Checks, sandbox_factory: SandboxFactory, time
 
 
 async def _run(
-    checks: Checks, sandbox_factory: SandboxFactory, files: Mapping[str, bytes], timeout_s: float
-) -> tuple[CommandResult, "Report | None"]:
+    checks: Suite, sandbox_factory: SandboxFactory, files: Mapping[str, bytes], timeout_s: float
+) -> tuple[CommandResult, "CheckReport | None"]:
     """Run the tests in a fresh sandbox; the report is None if the tests' process wrote no valid one."""
     is_apart = checks.imports_solution and not checks.in_process
     job: Job = {
@@ -131,7 +131,7 @@ async def _run(
         "program": _PATHS + _RUN_PROGRAM if checks.runs_program else None,
         "pytest": packed_pytest() if checks.needs_pytest else None,
     }
-    async with in_turn():
+    async with fair_slot():
         program = f"exec({_program(*_TEST_MODULES)!r})\n".encode() + marshal.dumps({**job})
     async with sandbox_factory() as sandbox:
         result = await sandbox.run(_COMMAND, wall_s(timeout_s), stdin=program)
@@ -151,7 +151,7 @@ class Failure(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class CheckReport:
     """Results of the checks, written by the tests' process at its start and again when the tests have ended."""
 
     done: bool = False
@@ -163,10 +163,10 @@ class Report:
     error: str | None = None  # Reason why the tests ended early; None if they did not.
 
 
-_Ended = tuple[VerifyOutcome, str | None, Report | None]
+_Ended = tuple[VerifyOutcome, str | None, CheckReport | None]
 
 
-def last_report(secret: bytes, output: bytes, num_checks: int) -> Report | None:
+def last_report(secret: bytes, output: bytes, num_checks: int) -> CheckReport | None:
     """Return the last valid report in `output`, the final one if there is one; None if no report is valid.
 
     A valid report has the right signature and only numbers of `num_checks` checks.
@@ -185,13 +185,13 @@ def last_report(secret: bytes, output: bytes, num_checks: int) -> Report | None:
                 numbers = [*passed, *failed, *(failure.check for failure in failures)]
                 is_right = kinds and all(type(one) is int and 0 <= one < num_checks for one in numbers)
                 if is_right and all(failure.line >= 0 for failure in failures) and (last is None or done):
-                    last = Report(done, frozenset(passed), frozenset(failed), lost, late, failures, error)
+                    last = CheckReport(done, frozenset(passed), frozenset(failed), lost, late, failures, error)
             case _:
                 pass
     return last
 
 
-def _outcome(result: CommandResult, report: Report | None, timeout_s: float) -> tuple[VerifyOutcome, str | None]:
+def _outcome(result: CommandResult, report: CheckReport | None, timeout_s: float) -> tuple[VerifyOutcome, str | None]:
     """Return the outcome, and a line that explains an outcome other than RAN."""
     if result.memory_exceeded:
         return VerifyOutcome.CRASHED, "The solution took more memory than is allowed."
@@ -212,14 +212,14 @@ def _outcome(result: CommandResult, report: Report | None, timeout_s: float) -> 
     return (VerifyOutcome.RAN if report.error is None else VerifyOutcome.CRASHED), report.error
 
 
-def _verdict(task: Task, checks: Checks, due: frozenset[int], ended: _Ended, solution: bytes = b"") -> Verification:
+def _verdict(task: Task, checks: Suite, due: frozenset[int], ended: _Ended, solution: bytes = b"") -> Verification:
     """Build the Verification; tests that did not finish earn nothing.
 
     The solution may fail exactly the checks that did not run. A failed check is due even if the reference solution does
     not reach it. Checks that the task's text shows as examples do not count where there are others.
     """
     outcome, why, report = ended
-    report = report or Report()
+    report = report or CheckReport()
     public, source = "\n".join([task.prompt, *task.files.values()]), solution.decode(errors="replace").split("\n")
     shown = shown_checks(checks.labels, public)
     counted = due - shown or due
@@ -245,7 +245,7 @@ def _without_data(why: str | None) -> list[str]:
     return [f"{why.partition(':')[0].rstrip('.')}{f': {missing[0]}' if missing else ''}."]
 
 
-def _told(checks: Checks, failure: Failure, public: str, source: Sequence[str]) -> str:
+def _told(checks: Suite, failure: Failure, public: str, source: Sequence[str]) -> str:
     """Describe a failure for the judge: by its test's name, by its call if the task shows that, or by its number."""
     label, where = checks.labels[failure.check], ""
     label = label if checks.is_file or label in public else f"check {failure.check + 1}"

@@ -12,7 +12,7 @@ from demo_policy.transcripts import Author, Mix, Transcript
 from demo_policy.variants import Fault, load_variants
 
 from agentic_opd.distill.hints import parse_step_vote, parse_vote
-from agentic_opd.distill.rescoring import HINT_HEADER
+from agentic_opd.distill.scoring import HINT_HEADER
 from agentic_opd.rollout.chat import Chat
 from agentic_opd.rollout.renderer import load_renderer
 from agentic_opd.worlds.coding.tasks.builtin import builtin_tasks
@@ -68,8 +68,9 @@ def test_every_turn_of_an_episode_parses_back_to_its_script():
     steps = plan_episode(VARIANTS, Random(1), replace(SURE_FAULT, repair=1.0, patch=1.0, repair_works=0.7))
     assert len(steps) >= 3
     episode = author.play(TASK, steps, Random(1))
-    for step, turn in zip(steps, episode.turns, strict=True):
-        prompt, ids = [*episode.tokens_T[: turn.start]], episode.tokens_T[turn.start : turn.end]
+    (trace,) = episode.traces
+    for step, turn in zip(steps, trace.turns, strict=True):
+        prompt, ids = [*trace.tokens_T[: turn.start]], trace.tokens_T[turn.start : turn.end]
         parsed = author.chat.parse(prompt, ids, 0)
         assert parsed.message["content"] == step.text
         assert [(call.name, call.arguments) for call in parsed.tool_calls if not call.error] == [*step.calls]

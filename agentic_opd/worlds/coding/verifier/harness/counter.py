@@ -32,7 +32,7 @@ class CheckFailed(AssertionError):
     manner = "an assertion of the test failed"
 
 
-class Check:
+class CountedCheck:
     """Context of one check of the tests; any exception in it fails only this check."""
 
     def __init__(self, counter: Counter, number: int, *, is_reached: bool = False) -> None:
@@ -55,14 +55,14 @@ class Counter:
     def __init__(self, out_fd: int, secret: bytes, clock: Clock) -> None:
         self._out_fd, self._secret, self._clock = out_fd, secret, clock
         self._is_true: dict[int, bool] = {}
-        self._open: list[Check] = []
+        self._open: list[CountedCheck] = []
         self._lost = self._late = 0
         self._failures: list[tuple[int, str, str, int]] = []
         self.process: SolutionProcess | None = None  # The solution's process, if it is a separate one.
 
-    def check(self, number: int) -> Check:
+    def check(self, number: int) -> CountedCheck:
         """Return a check that passes if it reaches conditions and all of them hold."""
-        return Check(self, number)
+        return CountedCheck(self, number)
 
     def equal(self, left: object, right: object, call_is_left: bool, label: str = "") -> None:
         """Check the condition `left == right`; the side that is not the call is the expected value.
@@ -108,14 +108,14 @@ class Counter:
             self._open[-1].false = error
         raise error
 
-    def begin(self, check: Check) -> None:
+    def begin(self, check: CountedCheck) -> None:
         """Begin a check; a nested check uses the time of the outer one."""
         if not self._open:
             self._clock.start_share()
         self._open.append(check)
         check.losses = self.process.losses if self.process else 0
 
-    def end(self, check: Check, error: BaseException | None) -> None:
+    def end(self, check: CountedCheck, error: BaseException | None) -> None:
         """End a check, with the error that ended it, if any."""
         if len(self._open) == 1:
             self._clock.start_share()

@@ -42,7 +42,7 @@ class ProgramError(Exception):
     """The program failed, or its output is too long or not UTF-8."""
 
 
-class Programs:
+class ProgramRunner:
     """Runs solution.py within the time of the current check; `source` starts it in `folder`.
 
     A program receives only three descriptors: files in memory for its input, its output and its errors.

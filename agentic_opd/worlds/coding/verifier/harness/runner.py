@@ -101,9 +101,9 @@ def _run(counter: Counter, job: Job, clock: Clock) -> str | None:
         counter.note(error)
         return f"solution.py could not be imported: {error_text(error)}"
     if job["program"] is not None:
-        from agentic_opd.worlds.coding.verifier.harness.programs import Programs
+        from agentic_opd.worlds.coding.verifier.harness.programs import ProgramRunner
 
-        names["run_program"] = Programs(folder, job["program"], clock).run_program
+        names["run_program"] = ProgramRunner(folder, job["program"], clock).run_program
     try:
         exec(compile(job["tests"], "hidden_tests.py", "exec"), names)
     except BaseException as error:  # noqa: BLE001 - the tests may raise anything outside of their checks

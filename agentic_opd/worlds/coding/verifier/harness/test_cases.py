@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 
-from agentic_opd.worlds.coding.verifier.harness.counter import Check, Counter
+from agentic_opd.worlds.coding.verifier.harness.counter import CountedCheck, Counter
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def load_pytest(packed: bytes) -> None:
 def run_tests(counter: Counter, names: dict[str, Any], *tests: Test) -> None:
     """Run the tests without pytest; `names` is the namespace of their file."""
     for number, _, name, method, is_reached in tests:
-        with Check(counter, number, is_reached=is_reached):
+        with CountedCheck(counter, number, is_reached=is_reached):
             if hasattr(names[name], "assertEqual"):
                 import unittest
 
@@ -120,7 +120,7 @@ class _Plugin:
             if test in self._checks:
                 number, last, is_reached = self._checks[test]
                 self._checks[test] = min(number + 1, last), last, is_reached
-                yield Check(self._counter, number, is_reached=is_reached), node
+                yield CountedCheck(self._counter, number, is_reached=is_reached), node
 
     def pytest_runtest_makereport(self, item: Any, call: Any) -> Any:
         report = yield

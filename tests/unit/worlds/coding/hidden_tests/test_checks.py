@@ -5,7 +5,7 @@ from contextlib import contextmanager
 import pytest
 
 from agentic_opd.worlds.coding.hidden_tests.checks import instrument
-from agentic_opd.worlds.coding.hidden_tests.names import undefined_names, wanted_names
+from agentic_opd.worlds.coding.hidden_tests.complete import undefined_names, wanted_names
 
 
 class Seen:

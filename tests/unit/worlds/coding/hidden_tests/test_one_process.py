@@ -127,3 +127,8 @@ def test_tests_that_need_plain_data_only_run_apart(source: str) -> None:
 @pytest.mark.parametrize("source", IN_PROCESS.values(), ids=IN_PROCESS)
 def test_tests_that_need_more_share_the_process(source: str) -> None:
     assert instrument(f"from solution import f\n{source}").in_process
+
+
+def test_long_chains_and_deep_expressions_are_read_once() -> None:
+    chain, sums = ".replace('a', 'b')" * 60, "(" * 60 + "f(1)" + " + 1)" * 60
+    assert not instrument(f"from solution import f\nassert f(1){chain} == ''\nassert {sums} == 61\n").in_process

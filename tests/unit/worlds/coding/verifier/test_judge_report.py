@@ -52,9 +52,9 @@ def judge_report(source: str, tests: str = TESTS, prompt: str = "Write f; f(1) =
     ],
 )
 def test_a_failed_check_is_named_and_its_values_are_not(source: str, lines: list[str]) -> None:
-    """A call is named where the task shows it."""
+    """A call is named where the task shows it, and does not count."""
     report = judge_report(source)
-    assert report.split("\n") == ["Hidden tests: 0 of 3 passed.", *(f"FAIL {line}" for line in lines)]
+    assert report.split("\n") == ["Hidden tests: 0 of 2 passed.", *(f"FAIL {line}" for line in lines)]
     assert not any(secret in report.replace(source.split("\n")[-1].strip(), "") for secret in SECRETS)
 
 

@@ -10,7 +10,7 @@ from agentic_opd.core.types import Task, Verification, VerifyOutcome
 from agentic_opd.sandboxes.protocol import CommandResult
 from agentic_opd.worlds.coding.verifier.harness.counter import sign
 from agentic_opd.worlds.coding.verifier.harness.pipe import encode
-from agentic_opd.worlds.coding.verifier.verify import Failure, Report, last_report, verify
+from agentic_opd.worlds.coding.verifier.verify import CheckReport, Failure, last_report, verify
 
 TESTS = "from solution import f\nassert f(1) == 2\nassert f(2) == 4\n"
 
@@ -38,7 +38,7 @@ def test_only_signed_reports_count_and_that_of_the_end_wins() -> None:
             b"00",
         ]
     )
-    assert last_report(b"k", output, 12) == Report(
+    assert last_report(b"k", output, 12) == CheckReport(
         True, frozenset({1, 2}), frozenset({3}), failures=(Failure(3, "no", "it is not true", 0),), error="why"
     )
     assert last_report(b"q", output, 12) is None
@@ -70,7 +70,7 @@ def test_only_signed_reports_count_and_that_of_the_end_wins() -> None:
 )
 def test_a_signed_report_that_cannot_be_one_is_left_out(odd: Any) -> None:
     output = b"\n".join([line(b"k", fields(passed=[0, 1])), line(b"k", odd)])
-    assert last_report(b"k", output, 2) == Report(True, frozenset({0, 1}))
+    assert last_report(b"k", output, 2) == CheckReport(True, frozenset({0, 1}))
 
 
 class Ended:

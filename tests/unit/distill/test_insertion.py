@@ -14,10 +14,10 @@ from renderers import (
 
 from agentic_opd.core.errors import RendererError
 from agentic_opd.core.types import Turn
-from agentic_opd.distill.rescoring import encode_hint, hint_place, insert_hint
+from agentic_opd.distill.scoring import encode_hint, hint_place, insert_hint
 
 from .conftest import make_qwen_tokenizer
-from .fakes import TOKENS, TURNS, make_episode, messages
+from .fakes import TOKENS, TURNS, make_trace, messages
 
 HEADER = "[user's hint / instruction]\n"
 
@@ -67,12 +67,12 @@ def test_splicing_keeps_every_token_and_ends_in_the_turn(data: st.DataObject) ->
 
 
 def test_places() -> None:
-    episode = make_episode()
-    first, second = episode.turns
-    assert hint_place(episode, first, "end") == (3, False), "the last message is the user's: appended to it"
-    assert hint_place(episode, second, "end") == (10, True)
-    assert hint_place(episode, first, "last_user") == (3, False)
-    assert hint_place(episode, second, "last_user") == (3, False)
+    trace = make_trace()
+    first, second = trace.turns
+    assert hint_place(trace, first, "end") == (3, False), "the last message is the user's: appended to it"
+    assert hint_place(trace, second, "end") == (10, True)
+    assert hint_place(trace, first, "last_user") == (3, False)
+    assert hint_place(trace, second, "last_user") == (3, False)
 
 
 @BOTH

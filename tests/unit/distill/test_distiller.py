@@ -10,17 +10,15 @@ from renderers import Qwen3RendererConfig, create_renderer
 
 from agentic_opd.core.errors import AlignmentError, ServerMismatchError, ServerRequestError, ServerUnreachableError
 from agentic_opd.core.precision import Noise
-from agentic_opd.core.types import Episode, Message, TeacherRequest, TokenRecord
-from agentic_opd.distill.arrays import rounded
+from agentic_opd.core.types import ContextTurn, DistillArrays, Message, Recording, StopReason, TeacherRequest, Trace
 from agentic_opd.distill.config import DistillConfig, TeacherServer
-from agentic_opd.distill.connect import DistillServers
-from agentic_opd.distill.control import AcceptedHint, HintPool
-from agentic_opd.distill.distiller import Distiller, TurnsUnderWay
-from agentic_opd.distill.hints import Questions
+from agentic_opd.distill.distiller import Distiller, PendingTurns, TurnDistiller
+from agentic_opd.distill.evidence import turn_contexts
+from agentic_opd.distill.hints import SIBLING, AcceptedHint, HintPool, JudgedBy, Questions
 from agentic_opd.distill.judge import JudgeReply
-from agentic_opd.distill.pipeline import DistilledEpisode, DistilledTurn, distill_episode, distill_turn, noise_floor
-from agentic_opd.distill.rescoring import insert_hint
-from agentic_opd.distill.sources import SIBLING
+from agentic_opd.distill.records import DistilledRecording, DistilledTrace, DistilledTurn
+from agentic_opd.distill.scoring import insert_hint, noise_floor, rounded
+from agentic_opd.distill.servers import DistillServers
 from agentic_opd.wire.checks import GroupChecker
 from agentic_opd.wire.group import GroupDistillation, ScoredGroup, ScoredRollout
 
@@ -30,6 +28,7 @@ from .fakes import (
     NEGATIVE,
     OTHER,
     POSITIVE,
+    TASK,
     THIRD,
     TOKENS,
     TURNS,
@@ -37,7 +36,9 @@ from .fakes import (
     VERSION,
     ScriptedJudge,
     TableTeacher,
-    make_episode,
+    make_recording,
+    make_trace,
+    messages,
     next_token_logprobs,
     pool_of,
     table_rows,
@@ -57,21 +58,45 @@ def make_deps(
 ) -> DistillServers:
     tokenizer = make_qwen_tokenizer()
     return DistillServers(
-        judge=ScriptedJudge(script),
-        questions=Questions(b"secret"),
+        judge=JudgedBy(ScriptedJudge(script), Questions(b"secret"), flags.get("judge_is_policy", False)),
         teacher=teacher or TableTeacher(),
         renderer=create_renderer(tokenizer, Qwen3RendererConfig(enable_thinking=False)),
         tokenizer=tokenizer,
-        judge_is_policy=flags.get("judge_is_policy", False),
         teacher_is_policy=flags.get("teacher_is_policy", True),
     )
 
 
-def run(deps: DistillServers, episode: Episode | None = None, config: DistillConfig = CONFIG) -> DistilledEpisode:
-    return asyncio.run(distill_episode(episode or make_episode(), deps, config, HintPool()))
+def by_judge(judge: ScriptedJudge) -> DistillServers:
+    deps = make_deps({})
+    return replace(deps, judge=replace(deps.judge, client=judge))
 
 
-def outcomes(distilled: DistilledEpisode) -> list[str]:
+def distill(
+    recording: Recording,
+    deps: DistillServers,
+    config: DistillConfig = CONFIG,
+    pool: HintPool | None = None,
+    siblings: Sequence[Recording] = (),
+) -> DistilledRecording:
+    return asyncio.run(TurnDistiller(deps, config, pool or HintPool()).distill_all(recording, {}, siblings))
+
+
+def run(deps: DistillServers, recording: Recording | None = None, **settings: Any) -> DistilledRecording:
+    return distill(recording or make_recording(), deps, CONFIG.model_copy(update=settings))
+
+
+def arrays_of(distilled: DistilledRecording) -> DistillArrays:
+    (trace,) = distilled.traces
+    return trace.arrays
+
+
+def rollout_of(one: DistilledTrace, **about: Any) -> ScoredRollout:
+    return ScoredRollout.of_conversation(
+        one.trace, StopReason.CLOSED, given_reward=0.5, rows=one.arrays, turns=one.records, **about
+    )
+
+
+def outcomes(distilled: DistilledRecording) -> list[str]:
     return [record.outcome.value for record in distilled.records]
 
 
@@ -82,14 +107,14 @@ def test_an_accepted_hint_is_scored_and_recorded() -> None:
     first, last = distilled.records
     assert (first.span, first.hint, first.insert_at, first.evidence) == ((5, 8), HINT, 3, ("tool", "verdict"))
     assert (last.span, last.hint, last.insert_at, last.evidence) == ((11, 13), None, None, ("verdict",))
-    assert isinstance(deps.judge, ScriptedJudge)
-    assert {first.question, last.question} == {*deps.judge.asked}, "the record holds what the judge read"
-    assert [len(row) for row in distilled.arrays.token_ids_TK] == [0] * 5 + [5] * 3 + [0] * 5
+    assert isinstance(deps.judge.client, ScriptedJudge)
+    assert {first.question, last.question} == {*deps.judge.client.asked}, "the record holds what the judge read"
+    assert [len(row) for row in arrays_of(distilled).token_ids_TK] == [0] * 5 + [5] * 3 + [0] * 5
     assert isinstance(deps.teacher, TableTeacher)
     (request,) = deps.teacher.requests
     assert deps.teacher.top_ks == [5]
     assert request.token_ids == TOKENS[:3] + first.hint_token_ids + TOKENS[3:8], "the record rebuilds what was read"
-    teacher, student = table_rows(request, 1).actual_R, make_episode().logprobs_T[5:8]
+    teacher, student = table_rows(request, 1).actual_R, make_trace().logprobs_T[5:8]
     assert distilled.stats.sampled_tokens == 5
     scored, failed = distilled.stats.turns
     assert (scored.record, failed.record) == distilled.records
@@ -99,14 +124,13 @@ def test_an_accepted_hint_is_scored_and_recorded() -> None:
     assert (scored.scored.prompt_tokens, scored.scored.cached_tokens) == (len(request.token_ids), 4)
     assert scored.scored.seconds == 0.5
     assert scored.scored.masses == pytest.approx(
-        [sum(math.exp(logprob) for logprob in row) for row in distilled.arrays.logprobs_TK[5:8]]
+        [sum(math.exp(logprob) for logprob in row) for row in arrays_of(distilled).logprobs_TK[5:8]]
     )
 
 
 @pytest.mark.parametrize("placement", ["end", "last_user"])
 def test_placement_decides_where_the_hint_of_a_later_turn_goes(placement: str) -> None:
-    config = CONFIG.model_copy(update={"hint_placement": placement})
-    record = run(make_deps({FIRST: NO, LAST: YES}), config=config).records[1]
+    record = run(make_deps({FIRST: NO, LAST: YES}), hint_placement=placement).records[1]
     text = make_qwen_tokenizer().decode(record.hint_token_ids)
     if placement == "end":
         assert record.insert_at == 10
@@ -137,7 +161,7 @@ def test_every_turn_ends_in_one_outcome_with_its_reason(
     distilled = run(make_deps({FIRST: answer, LAST: NO}, teacher))
     assert outcomes(distilled) == [outcome, "vote_failed"]
     assert [turn.record for turn in distilled.stats.turns] == list(distilled.records)
-    assert any(distilled.arrays.token_ids_TK) is (outcome == "scored")
+    assert any(arrays_of(distilled).token_ids_TK) is (outcome == "scored")
     assert (error or "") in (distilled.records[0].error or "")
     assert (error is None) == (distilled.records[0].error is None)
 
@@ -155,8 +179,8 @@ class TwoQuestions(ScriptedJudge):
 
 
 def test_the_second_question_gives_a_turn_its_score() -> None:
-    deps = replace(make_deps({}), judge=TwoQuestions({**STEP, FIRST: YES, LAST: NO}))
-    records = run(deps, config=CONFIG.model_copy(update={"step_votes": 3})).records
+    deps = by_judge(TwoQuestions({**STEP, FIRST: YES, LAST: NO}))
+    records = run(deps, step_votes=3).records
     assert [(record.step_votes, record.step_score) for record in records] == [((1, -1, -1), -1)] * 2
     unasked = run(make_deps({FIRST: YES, LAST: NO})).records
     assert [(record.step_votes, record.step_score) for record in unasked] == [((), None)] * 2
@@ -164,9 +188,9 @@ def test_the_second_question_gives_a_turn_its_score() -> None:
 
 def test_a_turn_that_nothing_answered_is_counted_and_never_judged() -> None:
     deps = make_deps({FIRST: NO})
-    assert outcomes(run(deps, make_episode(verification=None))) == ["vote_failed", "no_next_state"]
-    assert isinstance(deps.judge, ScriptedJudge)
-    assert len(deps.judge.asked) == 1
+    assert outcomes(run(deps, make_recording(verification=None))) == ["vote_failed", "no_next_state"]
+    assert isinstance(deps.judge.client, ScriptedJudge)
+    assert len(deps.judge.client.asked) == 1
 
 
 def test_a_hint_that_just_fits_the_teachers_context_is_scored() -> None:
@@ -199,55 +223,54 @@ class BarrierJudge(ScriptedJudge):
 
 
 def test_turns_are_judged_at_the_same_time_and_nothing_is_sent_twice() -> None:
-    deps = make_deps({})
-    deps = replace(deps, judge=BarrierJudge())
+    deps = by_judge(BarrierJudge())
     assert outcomes(run(deps)) == ["scored", "scored"]
-    assert isinstance(deps.judge, BarrierJudge)
+    assert isinstance(deps.judge.client, BarrierJudge)
     assert isinstance(deps.teacher, TableTeacher)
-    assert len(deps.judge.asked) == len(set(deps.judge.asked)) == 2
+    assert len(deps.judge.client.asked) == len(set(deps.judge.client.asked)) == 2
     assert len(deps.teacher.requests) == len({r.token_ids for r in deps.teacher.requests}) == 2
 
 
-def floor_of(episode: Episode, deps: DistillServers, **settings: Any) -> Noise | None:
-    return asyncio.run(noise_floor([episode], deps, CONFIG.model_copy(update=settings)))
+def floor_of(trace: Trace, deps: DistillServers, **settings: Any) -> Noise | None:
+    return asyncio.run(noise_floor([trace], deps, CONFIG.model_copy(update=settings)))
 
 
 def test_without_a_hint_teacher_and_student_agree() -> None:
     deps = make_deps({})
-    quiet = floor_of(make_episode(), deps)
+    quiet = floor_of(make_trace(), deps)
     assert quiet is not None
     assert astuple(quiet) == pytest.approx((0.0, 0.0), abs=1e-6)
-    turn = make_episode().turns[0]
+    turn = make_trace().turns[0]
     for shift, shifted_tokens in ((0.25, turn.end - turn.start), (0.5, 1)):
-        logprobs = list(make_episode().logprobs_T)
+        logprobs = list(make_trace().logprobs_T)
         for p in range(turn.start, turn.start + shifted_tokens):
             logprobs[p] -= shift
         expected = shift * math.sqrt(shifted_tokens / (turn.end - turn.start)), shift
         for teacher in (TableTeacher(), TableTeacher(has_plugin=False)):
-            noise = floor_of(replace(make_episode(), logprobs_T=tuple(logprobs)), make_deps({}, teacher))
+            noise = floor_of(replace(make_trace(), logprobs_T=tuple(logprobs)), make_deps({}, teacher))
             assert noise is not None
             assert astuple(noise) == pytest.approx(expected, abs=1e-6)
 
 
 def test_noise_floor_is_unknown_where_it_can_not_be_measured() -> None:
-    no_turns = replace(make_episode(), turns=())
+    no_turns = replace(make_trace(), turns=())
     other = make_deps({}, teacher_is_policy=False)
     refusing = make_deps({}, TableTeacher(error=REFUSED))
     short = make_deps({}, TableTeacher(max_model_len=8))
-    for episode, deps in [(no_turns, make_deps({})), (make_episode(), other), (make_episode(), refusing)]:
-        assert floor_of(episode, deps) is None
-    assert floor_of(make_episode(), short) is None
+    for trace, deps in [(no_turns, make_deps({})), (make_trace(), other), (make_trace(), refusing)]:
+        assert floor_of(trace, deps) is None
+    assert floor_of(make_trace(), short) is None
     with pytest.raises(ServerUnreachableError):
-        floor_of(make_episode(), make_deps({}, TableTeacher(error=GONE)))
+        floor_of(make_trace(), make_deps({}, TableTeacher(error=GONE)))
 
 
 def test_the_noise_of_new_weights_and_of_another_teacher_is_that_of_two_readings() -> None:
     newer = TableTeacher(weight_version=8)
-    assert floor_of(make_episode(), make_deps({}, newer)) == Noise(0.0, 0.0)
+    assert floor_of(make_trace(), make_deps({}, newer)) == Noise(0.0, 0.0)
     assert [reading.request for reading in newer.read] == newer.requests
     other = TableTeacher(weight_version=3)
     deps = make_deps({}, other, teacher_is_policy=False)
-    assert floor_of(make_episode(), deps, gap_baseline="teacher") == Noise(0.0, 0.0)
+    assert floor_of(make_trace(), deps, gap_baseline="teacher") == Noise(0.0, 0.0)
     assert len(other.read) == 1
 
 
@@ -274,13 +297,13 @@ def test_the_weights_that_sampled_need_no_second_reading() -> None:
 @pytest.mark.parametrize("sampled", [VERSION, None])
 def test_gaps_are_between_two_readings_by_the_same_weights(sampled: int | None) -> None:
     """New weights came since the turn was sampled, or nobody said which sampled it."""
-    episode = make_episode()
-    episode = replace(episode, turns=tuple(replace(turn, weight_version=sampled) for turn in episode.turns))
+    trace = make_trace()
+    trace = replace(trace, turns=tuple(replace(turn, weight_version=sampled) for turn in trace.turns))
     teacher = TableTeacher(weight_version=NEWER)
-    distilled = run(make_deps({FIRST: YES, LAST: NO}, teacher), episode)
+    distilled = run(make_deps({FIRST: YES, LAST: NO}, teacher), make_recording(trace=trace))
     record = distilled.records[0]
     assert (record.weight_version, record.scored_version) == (sampled, NEWER)
-    assert record.baseline_logprobs == reading(PLAIN, NEWER) != episode.logprobs_T[5:8]
+    assert record.baseline_logprobs == reading(PLAIN, NEWER) != trace.logprobs_T[5:8]
     assert record.unhinted_logprobs is None
     scored = distilled.stats.turns[0].scored
     assert scored is not None
@@ -298,8 +321,8 @@ def test_a_server_without_versions_has_no_baseline() -> None:
 @pytest.mark.parametrize("gap_baseline", ["student", "teacher"])
 def test_a_separate_teacher_reads_without_the_hint_too(gap_baseline: str) -> None:
     teacher = TableTeacher(weight_version=VERSION)  # The number says nothing: it counts another server's weights.
-    config = CONFIG.model_copy(update={"gap_baseline": gap_baseline})
-    record = run(make_deps({FIRST: YES, LAST: NO}, teacher, teacher_is_policy=False), config=config).records[0]
+    deps = make_deps({FIRST: YES, LAST: NO}, teacher, teacher_is_policy=False)
+    record = run(deps, gap_baseline=gap_baseline).records[0]
     own = reading(PLAIN, VERSION)
     expected = (own, None) if gap_baseline == "teacher" else (None, own)
     assert (record.baseline_logprobs, record.unhinted_logprobs) == expected
@@ -308,19 +331,18 @@ def test_a_separate_teacher_reads_without_the_hint_too(gap_baseline: str) -> Non
 def test_whose_reading_is_the_baseline_makes_no_difference_for_the_policy_itself() -> None:
     def records(gap_baseline: str) -> Any:
         teacher = TableTeacher(weight_version=NEWER)
-        config = CONFIG.model_copy(update={"gap_baseline": gap_baseline})
-        return run(make_deps({FIRST: YES, LAST: YES}, teacher), config=config).records
+        return run(make_deps({FIRST: YES, LAST: YES}, teacher), gap_baseline=gap_baseline).records
 
     assert records("student") == records("teacher")
 
 
 def controlled(
     *hints: AcceptedHint, teacher: TableTeacher | None = None, **settings: Any
-) -> tuple[DistilledEpisode, TableTeacher]:
-    """The episode with a hint for its first turn, while `hints` are in the pool."""
+) -> tuple[DistilledRecording, TableTeacher]:
+    """The conversation with a hint for its first turn, while `hints` are in the pool."""
     teacher = teacher or TableTeacher()
     deps, config = make_deps({FIRST: YES, LAST: NO}, teacher), CONFIG.model_copy(update=settings)
-    return asyncio.run(distill_episode(make_episode(), deps, config, pool_of(*hints))), teacher
+    return distill(make_recording(), deps, config, pool_of(*hints)), teacher
 
 
 @pytest.mark.parametrize("top_k", [1, 5])
@@ -336,7 +358,7 @@ def test_a_control_is_read_where_the_hint_was_read_and_says_what_it_knows_of_the
     assert text == f"\n\n[user's hint / instruction]\n{OTHER.text}"
     rows = table_rows(read.request, read.top_k)
     for position, row in enumerate(record.control.logprobs_RK):
-        ids = distilled.arrays.token_ids_TK[5 + position]
+        ids = arrays_of(distilled).token_ids_TK[5 + position]
         top = rows.top_ids_RK[position].tolist()
         exact = next_token_logprobs(read.request.token_ids[: position - 3])
         assert row[0] is not None
@@ -439,10 +461,8 @@ def test_what_came_after_a_turn_may_be_its_hint_and_no_judge_is_asked() -> None:
 def test_the_tasks_own_solution_may_be_the_hint_unless_it_tells_the_tests(
     solution: str | None, outcome: str, error: str | None
 ) -> None:
-    episode = make_episode()
-    episode = replace(episode, task=replace(episode.task, reference_solution=solution))
-    deps, config = make_deps({}, TableTeacher()), CONFIG.model_copy(update={"hint_source": ("reference",)})
-    distilled = asyncio.run(distill_episode(episode, deps, config, pool_of()))
+    recording = replace(make_recording(), task=replace(TASK, reference_solution=solution))
+    distilled = run(make_deps({}), recording, hint_source=("reference",))
     assert outcomes(distilled) == [outcome, outcome]
     record = distilled.records[0]
     expected = f"This is a right solution of the task:\n{solution}" if outcome == "scored" else None
@@ -452,27 +472,24 @@ def test_the_tasks_own_solution_may_be_the_hint_unless_it_tells_the_tests(
 PASSED = replace(VERDICT, passed=2, total=2)
 
 
-def by(sources: tuple[str, ...], *siblings: Episode, **changed: Any) -> tuple[DistilledEpisode, int]:
-    """A failed episode of which the first of two turns writes the solution, and how often its judge was asked."""
-    judge = {FIRST: YES, LAST: YES}
-    deps, config = make_deps(judge, TableTeacher()), CONFIG.model_copy(update={"hint_source": sources})
-    episode = replace(make_episode(), **changed)
-    distilled = asyncio.run(distill_episode(episode, deps, config, pool_of(), siblings=siblings))
+def by(sources: tuple[str, ...], *siblings: Recording, **changed: Any) -> tuple[DistilledRecording, int]:
+    """A failed rollout of which the first of two turns writes the solution, and how often its judge was asked."""
+    deps, config = make_deps({FIRST: YES, LAST: YES}), CONFIG.model_copy(update={"hint_source": sources})
+    distilled = distill(replace(make_recording(), **changed), deps, config, siblings=siblings)
     return distilled, sum(record.question is not None for record in distilled.records)
 
 
-def passing(text: str) -> Episode:
+def passing(text: str) -> Recording:
     """A sibling that passed, whose first turn wrote this."""
-    episode = make_episode()
     call = {"function": {"name": "write_file", "arguments": json.dumps({"path": "solution.py", "content": text})}}
-    chat = [*episode.messages]
+    chat = messages()
     chat[2] = {**chat[2], "tool_calls": [call]}
-    return replace(episode, messages=tuple(chat), verification=PASSED)
+    return make_recording(chat, PASSED)
 
 
 def test_what_a_sibling_that_passed_wrote_is_the_hint_of_the_turn_that_wrote_it_wrong() -> None:
     long, short = passing("def f(n):\n    return n + 1"), passing("f = abs")
-    distilled, asked = by(("sibling",), make_episode(), long, short)
+    distilled, asked = by(("sibling",), make_recording(), long, short)
     first, last = distilled.records
     said = f"{SIBLING}\n[write_file]\npath: solution.py\ncontent: f = abs"
     assert (first.hint, first.hint_source, first.outcome.value) == (said, "sibling", "scored")
@@ -485,11 +502,11 @@ def test_what_a_sibling_that_passed_wrote_is_the_hint_of_the_turn_that_wrote_it_
     ("siblings", "changed", "why"),
     [
         ((), {}, "no other rollout of the group passed"),
-        ((make_episode(),), {}, "no other rollout of the group passed"),
+        ((make_recording(),), {}, "no other rollout of the group passed"),
         ((passing("f = abs"),), {"verification": PASSED}, "this rollout passed itself"),
     ],
 )
-def test_a_sibling_has_no_hint(siblings: tuple[Episode, ...], changed: dict[str, Any], why: str) -> None:
+def test_a_sibling_has_no_hint(siblings: tuple[Recording, ...], changed: dict[str, Any], why: str) -> None:
     record = by(("sibling",), *siblings, **changed)[0].records[0]
     assert (record.outcome.value, record.error) == ("vote_failed", f"hint_source sibling: {why}")
 
@@ -507,9 +524,7 @@ def test_the_first_source_that_has_a_hint_is_taken_and_the_judge_is_only_asked_w
 
 
 def test_a_judge_without_a_hint_leaves_its_votes_and_the_next_source_is_asked() -> None:
-    deps = make_deps({FIRST: NO, LAST: NONSENSE}, TableTeacher())
-    config = CONFIG.model_copy(update={"hint_source": ("judge", "feedback")})
-    distilled = asyncio.run(distill_episode(make_episode(), deps, config, pool_of()))
+    distilled = run(make_deps({FIRST: NO, LAST: NONSENSE}), hint_source=("judge", "feedback"))
     assert [record.hint_source for record in distilled.records] == ["feedback", "feedback"]
     assert all(len(record.votes) == 3 and record.question for record in distilled.records)
 
@@ -528,15 +543,12 @@ def test_a_sibling_that_tells_the_tests_is_dropped_for_one_that_does_not() -> No
 
 def test_with_the_next_state_alone_a_sibling_still_belongs_to_the_turn_that_wrote() -> None:
     config = CONFIG.model_copy(update={"hint_source": ("sibling",), "hindsight": "next_state"})
-    deps = make_deps({}, TableTeacher())
-    done = asyncio.run(distill_episode(make_episode(), deps, config, pool_of(), siblings=[passing("f = abs")]))
+    done = distill(make_recording(), make_deps({}), config, siblings=[passing("f = abs")])
     assert [record.hint_source for record in done.records] == ["sibling", None]
 
 
 def test_a_judge_that_is_gone_and_a_leak_are_told_before_what_a_later_source_lacks() -> None:
-    config = CONFIG.model_copy(update={"hint_source": ("judge", "sibling")})
-    deps = make_deps({FIRST: REFUSED, LAST: NO}, TableTeacher())
-    done = asyncio.run(distill_episode(make_episode(), deps, config, pool_of()))
+    done = run(make_deps({FIRST: REFUSED, LAST: NO}), hint_source=("judge", "sibling"))
     assert outcomes(done) == ["judge_error", "vote_failed"]
     assert done.records[0].error == "HTTP 400: no"
     assert outcomes(by(("sibling", "reference"), passing(SECRET))[0])[0] == "leaked"
@@ -562,27 +574,17 @@ def test_a_written_group_passes_the_checks_of_a_file(
     answers: tuple[Any, Any], top_k: int, version: int, settings: dict[str, Any]
 ) -> None:
     config = CONFIG.model_copy(update={"distill_topk": top_k, **settings})
-    episode = make_episode()
     deps = make_deps({FIRST: answers[0], LAST: answers[1]}, TableTeacher(weight_version=version))
-    distilled = asyncio.run(distill_episode(episode, deps, config, pool_of(OTHER, THIRD)))
+    distilled = distill(make_recording(), deps, config, pool_of(OTHER, THIRD))
     distiller = Distiller(config, max_token_length=64, retry_s=0.0)
     about = asyncio.run(distiller.close_group([distilled])).about
-    rollout = ScoredRollout(
-        tokens_T=episode.tokens_T,
-        masks_T=episode.masks_T,
-        logprobs_T=episode.logprobs_T,
-        score=0.5,
-        messages=episode.messages,
-        rows=distilled.arrays,
-        turns=distilled.records,
-    )
-    group = ScoredGroup((rollout,), item_id="t#0", task_id="t", distillation=about)
+    group = ScoredGroup((rollout_of(distilled.traces[0]),), item_id="t#0", task_id="t", distillation=about)
     checker = GroupChecker()
     wire = json.loads(json.dumps(group.to_wire(), allow_nan=False))
     assert not checker.read(wire).problems
     assert ScoredGroup.from_wire(wire).to_wire() == wire
     assert checker.counts["scored rows"] == sum(len(turn.scored.gaps) for turn in distilled.stats.turns if turn.scored)
-    assert sum(about.outcomes.values()) == len(episode.turns)
+    assert sum(about.outcomes.values()) == len(TURNS)
     assert (about.noise_floor, about.noise_rms) == pytest.approx((0.0, 0.0), abs=1e-6)
 
 
@@ -593,10 +595,9 @@ def test_a_kinds_own_teacher_scores_it_and_the_group_says_so(monkeypatch: pytest
     distiller = Distiller(config, max_token_length=64, retry_s=0.0)
     monkeypatch.setattr(distiller, "servers_of", lambda _: deps)
 
-    def distilled(kind: str | None) -> tuple[DistilledEpisode, GroupDistillation]:
-        async def run() -> tuple[DistilledEpisode, GroupDistillation]:
-            episode = replace(make_episode(), task=replace(make_episode().task, kind=kind))
-            one = await distiller.distill(episode, "http://policy")
+    def distilled(kind: str | None) -> tuple[DistilledRecording, GroupDistillation]:
+        async def run() -> tuple[DistilledRecording, GroupDistillation]:
+            one = await distiller.distill(replace(make_recording(), task=replace(TASK, kind=kind)), "http://policy")
             return one, (await distiller.close_group([one])).about
 
         return asyncio.run(run())
@@ -605,11 +606,7 @@ def test_a_kinds_own_teacher_scores_it_and_the_group_says_so(monkeypatch: pytest
     assert (len(own.requests), len(usual.requests)) == (2, 0)
     assert (about.teacher, about.noise_floor) == ("math", None)
     assert of_math.records[0].unhinted_logprobs is not None
-    episode, rows = of_math.episode, of_math.arrays
-    rollout = ScoredRollout(
-        episode.tokens_T, episode.masks_T, episode.logprobs_T, 0.5, rows=rows, turns=of_math.records
-    )
-    group = ScoredGroup((rollout,), distillation=about)
+    group = ScoredGroup((rollout_of(of_math.traces[0]),), distillation=about)
     wire = json.loads(json.dumps(group.to_wire()))
     assert wire["group_overrides"]["opd"]["teacher"] == "math"
     assert ScoredGroup.from_wire(wire).distillation == about
@@ -623,80 +620,74 @@ def test_closing_closes_all() -> None:
     other = TableTeacher()
     deps = replace(make_deps({}), teachers={"math": other})
     asyncio.run(deps.close())
-    assert isinstance(deps.judge, ScriptedJudge)
+    assert isinstance(deps.judge.client, ScriptedJudge)
     assert isinstance(deps.teacher, TableTeacher)
-    assert deps.judge.closed
+    assert deps.judge.client.closed
     assert deps.teacher.closed
     assert other.closed
 
 
 def test_a_turn_that_was_distilled_before_is_not_asked_about_again_unless_more_is_known_of_it() -> None:
-    """Turn 0 was judged when its tool's result came, before the episode went on; the result is still all there is."""
-    whole = make_episode(verification=None)
-    so_far = replace(
-        whole, messages=whole.messages[:4], tokens_T=TOKENS[:8], masks_T=whole.masks_T[:8],
-        logprobs_T=whole.logprobs_T[:8], turns=whole.turns[:1],
-    )  # fmt: skip
+    """Turn 0 was judged when its tool's result came, before the next turn; the result is still all there is."""
+    whole = make_trace()
+    so_far = Trace(whole.messages[:4], TOKENS[:8], whole.masks_T[:8], whole.logprobs_T[:8], whole.turns[:1])
     another = replace(so_far, messages=(*so_far.messages[:3], {**so_far.messages[3], "content": "disk full"}))
+    recording = make_recording(verification=None)
 
-    async def run() -> tuple[DistilledEpisode, DistilledEpisode, DistilledEpisode, list[int]]:
-        deps, pool = make_deps({FIRST: YES, LAST: YES}), HintPool()
-        fresh = await distill_episode(whole, deps, CONFIG, pool)
+    async def run() -> tuple[DistilledRecording, list[DistilledRecording], list[int]]:
+        teacher = TableTeacher()
+        distiller = TurnDistiller(make_deps({FIRST: YES, LAST: YES}, teacher), CONFIG, HintPool())
+        fresh = await distiller.distill_all(recording, {})
         asked: list[int] = []
-        again: list[DistilledEpisode] = []
-        for moment in (so_far, another):
-            known = {0: await distill_turn(moment, 0, deps, CONFIG, pool)}
-            before = len(deps.teacher.requests)  # type: ignore[attr-defined]
-            again.append(await distill_episode(whole, deps, CONFIG, pool, known))
-            asked.append(len(deps.teacher.requests) - before)  # type: ignore[attr-defined]
-        return fresh, again[0], again[1], asked
+        again: list[DistilledRecording] = []
+        for trace in (so_far, another):
+            (context,) = turn_contexts(make_recording(verification=None, trace=trace), CONFIG)
+            known = {0: await distiller.distill(context)}
+            before = len(teacher.requests)
+            again.append(await distiller.distill_all(recording, known))
+            asked.append(len(teacher.requests) - before)
+        return fresh, again, asked
 
-    fresh, reused, asked_again, asked = asyncio.run(run())
+    fresh, (reused, asked_again), asked = asyncio.run(run())
     assert fresh.records == reused.records == asked_again.records
-    assert [list(row) for row in fresh.arrays.logprobs_TK] == [list(row) for row in reused.arrays.logprobs_TK]
+    assert arrays_of(fresh) == arrays_of(reused)
     assert asked == [0, 1]
 
 
-def test_turns_under_way_are_told_when_all_are_done_without_those_that_failed() -> None:
-    episode = make_episode(verification=None)
-
+def test_pending_turns_are_known_when_all_are_done_without_those_that_failed() -> None:
     async def known(deps: DistillServers) -> dict[int, DistilledTurn]:
         distiller = Distiller(CONFIG, max_token_length=100, retry_s=0.0)
         distiller._servers["policy"] = deps
-        async with TurnsUnderWay(distiller, "policy") as turns:
-            turns.begin(episode, 0)
+        async with PendingTurns(distiller, "policy") as turns:
+            turns.begin(make_recording(verification=None), 0)
             return await turns.known()
 
     found = asyncio.run(known(make_deps({FIRST: YES})))
-    assert [(index, one.way.record.outcome.value) for index, one in found.items()] == [(0, "scored")]
+    assert [(index, one.stats.record.outcome.value) for index, one in found.items()] == [(0, "scored")]
     assert asyncio.run(known(make_deps({FIRST: GONE}, judge_is_policy=True))) == {}
 
 
-def thinking(reasoning_tokens: int) -> Episode:
-    """The episode of two turns, of which the first begins with reasoning."""
-    episode = make_episode()
-    chat = [dict(message) for message in episode.messages]
+def thinking(reasoning_tokens: int) -> Recording:
+    """The conversation of two turns, of which the first begins with reasoning."""
+    chat = messages()
     chat[2]["reasoning_content"] = "They ask for 15."
-    turns = (replace(episode.turns[0], reasoning_tokens=reasoning_tokens), episode.turns[1])
-    return replace(episode, messages=tuple(chat), turns=turns)
+    trace = make_trace(chat)
+    turns = (replace(trace.turns[0], reasoning_tokens=reasoning_tokens), trace.turns[1])
+    return make_recording(trace=replace(trace, turns=turns))
 
 
 @pytest.mark.parametrize("settings", [{}, {"control": "neutral"}, {"gap_baseline": "teacher"}])
 def test_reasoning_can_be_left_out_of_what_is_scored(settings: dict[str, Any]) -> None:
-    config = CONFIG.model_copy(update={"score_reasoning": "answer", **settings})
     deps = make_deps({FIRST: YES, LAST: YES}, TableTeacher(weight_version=NEWER))
-    every = run(deps, thinking(2), CONFIG.model_copy(update=settings))
-    answers = run(deps, thinking(2), config)
-    assert [len(row) for row in every.arrays.token_ids_TK] == [0] * 5 + [5] * 3 + [0] * 3 + [5] * 2
-    assert [len(row) for row in answers.arrays.token_ids_TK] == [0] * 7 + [5] + [0] * 3 + [5] * 2
-    assert answers.arrays.logprobs_TK[7:] == every.arrays.logprobs_TK[7:]
+    every = run(deps, thinking(2), **settings)
+    answers = run(deps, thinking(2), score_reasoning="answer", **settings)
+    assert [len(row) for row in arrays_of(every).token_ids_TK] == [0] * 5 + [5] * 3 + [0] * 3 + [5] * 2
+    assert [len(row) for row in arrays_of(answers).token_ids_TK] == [0] * 7 + [5] + [0] * 3 + [5] * 2
+    assert arrays_of(answers).logprobs_TK[7:] == arrays_of(every).logprobs_TK[7:]
     first = answers.records[0]
     assert (first.span, first.scored_span, first.reasoning_tokens) == ((5, 8), (7, 8), 2)
     assert len(first.baseline_logprobs or ()) == 1
-    rollout = ScoredRollout.of_conversation(
-        answers.episode, given_reward=0.5, rows=answers.arrays, turns=answers.records
-    )
-    wire = json.loads(json.dumps(ScoredGroup((rollout,)).to_wire()))
+    wire = json.loads(json.dumps(ScoredGroup((rollout_of(answers.traces[0]),)).to_wire()))
     assert GroupChecker().read(wire).problems == []
     assert ScoredGroup.from_wire(wire).to_wire() == wire
     stats = every.stats.turns[0].scored
@@ -705,49 +696,44 @@ def test_reasoning_can_be_left_out_of_what_is_scored(settings: dict[str, Any]) -
 
 
 def test_a_turn_of_reasoning_only_has_no_answer_to_score() -> None:
-    config = CONFIG.model_copy(update={"score_reasoning": "answer"})
-    (first, _) = run(make_deps({FIRST: YES, LAST: NO}), thinking(3), config).records
+    (first, _) = run(make_deps({FIRST: YES, LAST: NO}), thinking(3), score_reasoning="answer").records
     assert (first.outcome.value, first.error) == ("scoring_error", "score_reasoning answer: the turn is reasoning only")
 
 
 @pytest.mark.parametrize("reads", [True, False])
 def test_the_judge_reads_reasoning_if_it_may(reads: bool) -> None:
     deps = make_deps({FIRST: NO, LAST: NO})
-    first, _ = run(deps, thinking(2), CONFIG.model_copy(update={"judge_reads_reasoning": reads})).records
+    first, _ = run(deps, thinking(2), judge_reads_reasoning=reads).records
     assert ("They ask for 15." in (first.question or "")) is reads
 
 
 def test_turns_of_an_earlier_sequence_are_judged_by_what_came_in_a_later_one() -> None:
     """The template rewrote the first turn when the second prompt was written: each is scored where it was sampled."""
-    whole = make_episode()
-    earlier = TokenRecord(whole.tokens_T[:8], whole.masks_T[:8], whole.logprobs_T[:8])
+    whole = make_trace()
+    earlier = Trace(whole.messages[:4], TOKENS[:8], whole.masks_T[:8], whole.logprobs_T[:8], whole.turns[:1])
     prompt = (1, 2, 3, 4, 50, 5, 6, 9)
     ending = (*prompt, 40, 41)
     logprobs = [float(next_token_logprobs(ending[:i])[ending[i]]) for i in (8, 9)]
-    episode = replace(
-        whole,
+    later = Trace(
+        messages=whole.messages,
         tokens_T=ending,
         masks_T=(*(-100,) * 8, 40, 41),
         logprobs_T=(*(1.0,) * 8, *logprobs),
-        turns=(whole.turns[0], replace(whole.turns[1], start=8, end=10, assistant_open=7, branch=1)),
-        earlier=(earlier,),
+        turns=(replace(whole.turns[1], start=8, end=10, assistant_open=7),),
+        context_turns=(ContextTurn(2, "shared"),),
     )
+    recording = replace(make_recording(), traces=(earlier, later))
     deps = make_deps({FIRST: YES, LAST: YES})
-    distilled, linear = run(deps, episode), run(make_deps({FIRST: YES, LAST: YES}))
+    distilled, linear = run(deps, recording), run(make_deps({FIRST: YES, LAST: YES}))
     assert [record.evidence for record in distilled.records] == [record.evidence for record in linear.records]
-    first, second = distilled.branches()
+    first, second = distilled.traces
     assert [len(row) for row in first.arrays.token_ids_TK] == [0] * 5 + [5] * 3
     assert [len(row) for row in second.arrays.token_ids_TK] == [0] * 8 + [5] * 2
-    assert first.arrays.logprobs_TK == linear.arrays.logprobs_TK[:8]
+    assert first.arrays.logprobs_TK == arrays_of(linear).logprobs_TK[:8]
     (record,) = second.records
     assert (record.span, record.insert_at) == ((8, 10), 7)
     assert isinstance(deps.teacher, TableTeacher)
     read = deps.teacher.requests[1]
     assert read.token_ids == (*prompt[:7], *record.hint_token_ids, *ending[7:])
-    group = ScoredGroup(
-        tuple(
-            ScoredRollout.of_conversation(one, given_reward=0.5, rows=rows, turns=records, session_id="0")
-            for one, rows, records in distilled.branches()
-        )
-    )
+    group = ScoredGroup(tuple(rollout_of(one, session_id="0") for one in distilled.traces))
     assert GroupChecker().read(json.loads(json.dumps(group.to_wire()))).problems == []

@@ -10,12 +10,12 @@ from aiohttp import web
 from agentic_opd.core import http
 from agentic_opd.core.errors import AlignmentError, ServerRequestError, ServerUnreachableError
 from agentic_opd.core.http import JsonClient
-from agentic_opd.core.server_info import ServerInfo
 from agentic_opd.core.types import TeacherRequest
-from agentic_opd.distill.rescoring import insert_hint
-from agentic_opd.distill.teacher import CompletionsTeacher, PluginTeacher, ReadBy, Reading, TeacherReply
-
-from .fakes import (
+from agentic_opd.distill.scoring import insert_hint
+from agentic_opd.plugin.client import PluginClient
+from agentic_opd.plugin.info import ServerInfo
+from agentic_opd.plugin.scoring import ReadBy, Reading, TeacherReply
+from tests.unit.distill.fakes import (
     TOKENS,
     TURNS,
     VERSION,
@@ -60,11 +60,11 @@ def score(
     retry_s: float = 60.0,
     also: Sequence[Reading] = (),
 ) -> TeacherReply:
-    teacher_class = PluginTeacher if path == "/v1/opd/score" else CompletionsTeacher
+    info = replace(INFO, has_plugin=path == "/v1/opd/score")
 
     async def run() -> TeacherReply:
         async with served({path: script}) as url:
-            teacher = teacher_class(JsonClient(f"{url}/v1", "key", retry_s=retry_s), INFO, max_concurrent=2)
+            teacher = PluginClient(JsonClient(f"{url}/v1", "key", retry_s=retry_s), info, max_concurrent=2)
             try:
                 return await teacher.score(REQUEST, top_k, also)
             finally:
@@ -113,7 +113,7 @@ def test_whose_weights_read_is_asked_for_where_the_server_has_several(
     async def run() -> None:
         async with served({"/v1/opd/score": script}) as url:
             info = replace(INFO, max_adapters=max_adapters)
-            teacher = PluginTeacher(JsonClient(f"{url}/v1"), info, max_concurrent=2, read_by=read_by)
+            teacher = PluginClient(JsonClient(f"{url}/v1"), info, max_concurrent=2, read_by=read_by)
             try:
                 await teacher.score(replace(REQUEST, weight_version=VERSION), 5)
                 await teacher.score(replace(REQUEST, weight_version=None), 5)
@@ -281,7 +281,7 @@ def test_requests_under_way_are_bounded() -> None:
 
     async def run() -> None:
         async with served({"/v1/opd/score": slow}) as url:
-            teacher = PluginTeacher(JsonClient(url), INFO, max_concurrent=2)
+            teacher = PluginClient(JsonClient(url), INFO, max_concurrent=2)
             await asyncio.gather(*(teacher.score(REQUEST, 5) for _ in range(6)))
             await teacher.close()
 

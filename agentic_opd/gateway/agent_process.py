@@ -31,10 +31,8 @@ from renderers import Renderer
 
 from agentic_opd.core.authors import Authors
 from agentic_opd.core.errors import AgentError, ConfigError, SandboxError, ServerError
-from agentic_opd.core.types import Episode, Message, ProgramRun, StopReason, Task, World
-from agentic_opd.core.types import Session as WorldSession
+from agentic_opd.core.types import Episode, Message, ProgramRun, StopReason, Task, World, WorldSession
 from agentic_opd.gateway.errors import RefusedError
-from agentic_opd.gateway.policy import SamplingServer
 from agentic_opd.gateway.request import Asked
 from agentic_opd.gateway.sampler import CONTEXT_FULL, Answer, Sampler
 from agentic_opd.gateway.serve import WebServer
@@ -43,6 +41,7 @@ from agentic_opd.gateway.telemetry import Telemetry
 from agentic_opd.gateway.turns import Path as TurnPath
 from agentic_opd.gateway.turns import RecordedTurn, branches
 from agentic_opd.gateway.web import ChatRoutes, bearer, chat_app, digest_of_key, no_key
+from agentic_opd.plugin.client import PluginClient
 from agentic_opd.rollout.config import RolloutConfig
 from agentic_opd.rollout.conversation_index import identity
 from agentic_opd.rollout.loop import verified
@@ -114,9 +113,9 @@ class _Files:
         Returns:
             Turn ids, and `Verification.made_by` (indices into these ids); None without a change.
         """
-        makers = [max((turn for turn in line if turn <= before), default=0) for before in self._turns_before]
-        changing = [turn for turn in turn_ids if turn in makers]
-        left = {makers[change] for change in self._authors.left()}
+        authors = [max((turn for turn in line if turn <= before), default=0) for before in self._turns_before]
+        changing = [turn for turn in turn_ids if turn in authors]
+        left = {authors[change] for change in self._authors.left()}
         places = frozenset(place for place, turn in enumerate(changing) if turn in left)
         return changing, places if changing else None
 
@@ -168,7 +167,7 @@ class _Capture:
     def episode(self, task: Task, stop: StopReason, run: ProgramRun | None = None) -> Episode | None:
         """Return the sequence with the most learnable turns as an episode; None if there is nothing to learn from."""
         tree, turns = self.session.tree, self.session.tree.turns
-        found = branches(tree, task.task_id, stop, learn_from_altered=self.learn_from_altered, is_one_taken=True)
+        found = branches(tree, learn_from_altered=self.learn_from_altered, is_one_taken=True)
         rooted = [branch for branch in found if tree.path(branch.turn_ids[0])[0].turn_id in self._roots]
         if not rooted:
             return None
@@ -182,9 +181,10 @@ class _Capture:
         paths = [{turn.turn_id for turn in tree.path(leaf.turn_id)} for leaf in tree.leaves()]
         line = set[int]().union(*(path for path in paths if best.turn_ids[-1] in path))
         changing, self.made_by = self.files.changes_of(best.turn_ids, line)
-        return replace(
-            best.episode,
+        return Episode(
             task=task,
+            traces=(best.trace,),
+            stop_reason=stop,
             changes=tuple(frozenset((0,) if turn in changing else ()) for turn in best.turn_ids),
             tool_calls=1,
             tool_errors=int(stop is not StopReason.FINISHED),
@@ -201,14 +201,14 @@ def _prompt(tools: Sequence[dict[str, Any]], messages: Sequence[Message]) -> byt
     return found.digest()
 
 
-class Programs:
-    """A server that runs programs on tasks, with a separate capture for each. Call `start` before the first episode."""
+class AgentProcess:
+    """Runs `agent_command` on tasks and captures the requests of each run. Call `start` before the first episode."""
 
     def __init__(
         self,
         config: RolloutConfig,
         world: World,
-        servers: Sequence[SamplingServer],
+        servers: Sequence[PluginClient],
         renderer: Renderer,
         tokenizer: Any,
     ) -> None:
@@ -228,7 +228,7 @@ class Programs:
         if not isinstance(world, ProgramWorld):
             raise ConfigError(f"{type(world).__name__} has no program_session, so env.agent_command can't run in it")
         for server in servers:
-            server.check()
+            server.check_streams()
         assert config.agent_command is not None
         self.model, self.tokenizer, self.telemetry = servers[0].info.model, tokenizer, Telemetry()
         self._config, self._command, self._world = config, config.agent_command, world
@@ -251,10 +251,10 @@ class Programs:
 
         def listen(folder: Path) -> None:
             # Sandboxes open the inner folder under other user ids; the outer one keeps other users of this machine out.
-            (folder / "door").mkdir(mode=0o755)
+            (folder / "socket").mkdir(mode=0o755)
             listener = socket.socket(socket.AF_UNIX)
             listeners.append(listener)
-            path = folder / "door" / SOCKET_NAME
+            path = folder / "socket" / SOCKET_NAME
             listener.bind(str(path))
             path.chmod(0o666)
             listener.listen(1024)
@@ -290,7 +290,7 @@ class Programs:
             AgentError: the episode holds nothing to learn from.
             SandboxError: the world itself fails, as a fresh session has shown.
         """
-        mounts = [socket_mount(self._folder.path / "door")]
+        mounts = [socket_mount(self._folder.path / "socket")]
         mounts += [Mount(path.absolute(), str(path.absolute())) for path in self._config.agent_mounts]
         sampling, world = {"temperature": temperature, "top_p": self._config.top_p}, self._world
         attempt = 0
@@ -385,7 +385,7 @@ class Programs:
 
 @dataclass(frozen=True, slots=True)
 class _ProgramRollout:
-    """The run of a program as a `rollout.loop.Rollout`."""
+    """The run of a program as a `rollout.loop.RunningEpisode`."""
 
     task: Task
     capture: _Capture
@@ -403,7 +403,7 @@ class _ProgramRollout:
         await capture.session.quiet.wait()
         await capture.files.look(capture.last_turn)
         if capture.failure is not None:
-            return Episode(self.task, (), (), (), (), (), StopReason.SERVER_ERROR, error=capture.failure)
+            return Episode(self.task, (), StopReason.SERVER_ERROR, error=capture.failure)
         episode = capture.episode(self.task, _stop_of(run, capture.refused), run)
         if episode is None:
             asked = f"{capture.requests} requests" if capture.requests else "no request"
@@ -415,7 +415,7 @@ class _ProgramRollout:
         return episode
 
     def so_far(self, stop: StopReason) -> Episode | None:
-        """See `Rollout.so_far`."""
+        """See `RunningEpisode.so_far`."""
         return self.capture.episode(self.task, stop)
 
 

@@ -4,14 +4,19 @@ from typing import Any
 
 import pytest
 
-from agentic_opd.core.types import IGNORED, Episode, HindsightPair, Message, StopReason, Turn
-from agentic_opd.distill.turns import hindsight_pairs, message_text, shown_text, turn_text
+from agentic_opd.core.types import IGNORED, HindsightPair, Message, Recording, Trace, Turn
+from agentic_opd.distill.config import DistillConfig
+from agentic_opd.distill.evidence import hindsight_pairs, message_text, shown_text, turn_text
 
-from .fakes import TASK, VERDICT, call, make_episode, messages
+from .fakes import TASK, VERDICT, call, make_recording, messages
 
 
 def tool(text: str | None, name: str = "terminal") -> Message:
     return {"role": "tool", "tool_call_id": "call_0", "name": name, "content": text}
+
+
+def pairs_of(recording: Recording, **settings: Any) -> list[HindsightPair]:
+    return hindsight_pairs(recording, DistillConfig(**settings))
 
 
 def shown(pair: HindsightPair) -> list[tuple[str, str]]:
@@ -19,7 +24,7 @@ def shown(pair: HindsightPair) -> list[tuple[str, str]]:
 
 
 def test_each_turn_is_paired_with_what_answered_it() -> None:
-    first, last = hindsight_pairs(make_episode(), 4000, "next_state")
+    first, last = pairs_of(make_recording(), hindsight="next_state")
     assert first.task_text == TASK.prompt
     assert first.turn_text == "I write it.\n\n[write_file]\npath: solution.py"
     assert shown(first) == [("tool", "wrote 2 lines to solution.py")]
@@ -30,18 +35,18 @@ def test_each_turn_is_paired_with_what_answered_it() -> None:
 
 
 def test_the_judge_never_reads_the_report_that_holds_test_data() -> None:
-    for pair in hindsight_pairs(make_episode(), 4000):
+    for pair in pairs_of(make_recording()):
         assert "fizzbuzz(30)" not in str(pair)
 
 
 def test_last_turn_that_was_cut_off_while_working_gets_its_results_and_then_the_verdict() -> None:
-    last = hindsight_pairs(make_episode([*messages(), tool("3 of 5 examples passed")]), 4000, "next_state")[-1]
+    last = pairs_of(make_recording([*messages(), tool("3 of 5 examples passed")]), hindsight="next_state")[-1]
     assert shown(last) == [("tool", "3 of 5 examples passed"), ("verdict", VERDICT.judge_report)]
     assert last.next_state_role == "verdict"
 
 
 def test_without_verification_the_last_turn_has_no_evidence() -> None:
-    last = hindsight_pairs(make_episode(verification=None), 4000)[-1]
+    last = pairs_of(make_recording(verification=None))[-1]
     assert (last.evidence, last.next_state_role) == ((), None)
 
 
@@ -53,7 +58,7 @@ def test_results_of_parallel_calls_are_joined_and_named() -> None:
         {"role": "tool", "tool_call_id": "b", "name": "terminal", "content": "ok   f(1)"},
         {"role": "tool", "tool_call_id": "c", "content": "Error: not valid JSON"},
     ]
-    assert hindsight_pairs(make_episode(chat), 4000)[0].evidence[0].text == (
+    assert pairs_of(make_recording(chat))[0].evidence[0].text == (
         "[write_file]\nwrote 8 lines to solution.py\n\n[terminal]\nok   f(1)\n\n"
         "[broken tool call]\nError: not valid JSON"
     )
@@ -63,11 +68,11 @@ def test_user_replies_follow_tool_results_and_give_the_role() -> None:
     chat = messages()
     chat.insert(4, {"role": "user", "content": "Now handle 0."})
     chat.append({"role": "user", "content": "Thanks."})
-    first, last = hindsight_pairs(make_episode(chat, verification=None), 4000, "next_state")
+    first, last = pairs_of(make_recording(chat, verification=None), hindsight="next_state")
     assert shown(first) == [("tool", "wrote 2 lines to solution.py"), ("user", "Now handle 0.")]
     assert shown(last) == [("user", "Thanks.")]
     assert (first.next_state_role, last.next_state_role) == ("user", "user")
-    delayed, _ = hindsight_pairs(make_episode(chat, verification=None), 4000)
+    delayed, _ = pairs_of(make_recording(chat, verification=None))
     assert delayed.kinds == ("tool", "user", "later")
     assert delayed.next_state_role == "user", "what came later did not answer it"
 
@@ -76,7 +81,7 @@ def test_identical_turns_keep_their_own_next_states() -> None:
     chat = messages()
     chat[4] = {**chat[2]}
     chat.append(tool("Error: disk full", "write_file"))
-    first, last = hindsight_pairs(make_episode(chat, verification=None), 4000)
+    first, last = pairs_of(make_recording(chat, verification=None))
     assert first.turn_text == last.turn_text
     assert (shown(first), shown(last)) == ([("tool", "wrote 2 lines to solution.py")], [("tool", "Error: disk full")])
 
@@ -84,7 +89,7 @@ def test_identical_turns_keep_their_own_next_states() -> None:
 def test_long_next_state_is_cut_in_the_middle() -> None:
     chat = messages()
     chat[3]["content"] = "head" + "x" * 500 + "tail"
-    state = hindsight_pairs(make_episode(chat), 100)[0].evidence[0].text
+    state = pairs_of(make_recording(chat), hint_max_next_state_chars=100)[0].evidence[0].text
     assert state.startswith("headxxx")
     assert "[... 408 characters cut ...]" in state
     assert state.endswith("xxxtail")
@@ -94,7 +99,7 @@ def test_long_next_state_is_cut_in_the_middle() -> None:
 def test_an_empty_answer_is_no_evidence(content: str | None) -> None:
     chat = messages()
     chat[3]["content"] = content
-    assert hindsight_pairs(make_episode(chat, verification=None), 4000)[0].evidence == ()
+    assert pairs_of(make_recording(chat, verification=None))[0].evidence == ()
 
 
 # ----------------------------------------------------------------------------------------------------- later evidence
@@ -103,8 +108,8 @@ Turns = list[tuple[list[str], set[int], list[str]]]
 """Of each turn: the names of its calls, which of them changed the judged files, and the answers of tools and user."""
 
 
-def episode_of(turns: Turns, passed: int = 1) -> Episode:
-    """An episode of such turns, each of one sampled token."""
+def recording_of(turns: Turns, passed: int = 1) -> Recording:
+    """A conversation of such turns, each of one sampled token."""
     chat: list[Message] = [{"role": "user", "content": TASK.prompt}]
     tokens, masks, spans = [1, 9], [IGNORED, IGNORED], list[Turn]()
     for names, _, answers in turns:
@@ -116,14 +121,11 @@ def episode_of(turns: Turns, passed: int = 1) -> Episode:
         chat += [{"role": "user", "content": text} for text in users]
         tokens += [5, 9]
         masks += [5, IGNORED]
-    return Episode(
+    logprobs = tuple(1.0 if mask == IGNORED else -1.0 for mask in masks)
+    return Recording(
+        name=TASK.task_id,
+        traces=(Trace(tuple(chat), tuple(tokens), tuple(masks), logprobs, tuple(spans)),),
         task=TASK,
-        messages=tuple(chat),
-        tokens_T=tuple(tokens),
-        masks_T=tuple(masks),
-        logprobs_T=tuple(1.0 if mask == IGNORED else -1.0 for mask in masks),
-        turns=tuple(spans),
-        stop_reason=StopReason.FINISHED,
         verification=replace(VERDICT, passed=passed),
         changes=tuple(frozenset(changed) for _, changed, _ in turns),
     )
@@ -134,7 +136,7 @@ COUNT = VERDICT.judge_report.partition("\n")[0]
 
 
 def kinds(turns: Turns, passed: int = 1, **bounds: int) -> list[list[tuple[str, str]]]:
-    return [shown(pair) for pair in hindsight_pairs(episode_of(turns, passed), 4000, **bounds)]
+    return [shown(pair) for pair in pairs_of(recording_of(turns, passed), **bounds)]
 
 
 def test_where_nobody_says_what_changed_a_complaint_is_about_what_was_called_last() -> None:
@@ -145,8 +147,8 @@ def test_where_nobody_says_what_changed_a_complaint_is_about_what_was_called_las
         (RUN, set(), ["patched"]),
         ([], set(), ["It fails for 1."]),
     ]
-    episode = replace(episode_of(turns), changes=(), verification=None)
-    write, done, mend, mended = (shown(pair) for pair in hindsight_pairs(episode, 4000))
+    recording = replace(recording_of(turns), changes=(), verification=None)
+    write, done, mend, mended = (shown(pair) for pair in pairs_of(recording))
     assert write == [("tool", "wrote"), ("later", "It fails for 0.")]
     assert done == [("user", "It fails for 0.")]
     assert mend == [("tool", "patched"), ("later", "It fails for 1.")]
@@ -180,11 +182,11 @@ def test_the_next_change_ends_what_is_shown_of_a_turn() -> None:
 )
 def test_each_turn_of_which_something_is_left_is_shown_the_verdict(made_by: set[int] | None, judged: list[int]) -> None:
     turns: Turns = [(WRITE, {0}, ["wrote"]), (RUN, set(), ["FAIL"]), (BOTH, {1}, ["ok", "wrote"]), ([], set(), [])]
-    episode = episode_of(turns)
-    assert episode.verification is not None
+    recording = recording_of(turns)
+    assert recording.verification is not None
     left = None if made_by is None else frozenset(made_by)
-    episode = replace(episode, verification=replace(episode.verification, made_by=left))
-    pairs = hindsight_pairs(episode, 4000)
+    recording = replace(recording, verification=replace(recording.verification, made_by=left))
+    pairs = pairs_of(recording)
     reports = [("verdict", VERDICT.judge_report) in shown(pair) for pair in pairs]
     assert [index for index, is_shown in enumerate(reports) if is_shown] == judged
     assert shown(pairs[-1]) == [("verdict", COUNT)]
@@ -212,17 +214,17 @@ def test_a_users_complaint_comes_back_to_the_turn_that_wrote() -> None:
 
 def test_bounds_on_later_evidence() -> None:
     turns: Turns = [(WRITE, {0}, ["wrote"]), *[(RUN, set(), [f"result {i} " + "x" * 40]) for i in range(4)]]
-    later = [text for kind, text in kinds(turns, max_later_turns=2)[0] if kind == "later"]
+    later = [text for kind, text in kinds(turns, hindsight_max_turns=2)[0] if kind == "later"]
     assert [text[:8] for text in later] == ["result 0", "result 1"]
-    later = [text for kind, text in kinds(turns, max_later_chars=60)[0] if kind == "later"]
+    later = [text for kind, text in kinds(turns, hindsight_max_chars=60)[0] if kind == "later"]
     assert later[0] == "result 0 " + "x" * 40
     assert "characters cut" in later[1]
     assert len(later) == 2
-    assert [kind for kind, _ in kinds(turns, max_later_turns=0)[0]] == ["tool", "verdict"]
+    assert [kind for kind, _ in kinds(turns, hindsight_max_turns=0)[0]] == ["tool", "verdict"]
 
 
 def test_a_judged_turn_says_which_turn_a_later_result_answered() -> None:
-    pair = hindsight_pairs(episode_of([(WRITE, {0}, ["wrote"]), (RUN, set(), ["ok"]), ([], set(), [])]), 4000)[0]
+    pair = pairs_of(recording_of([(WRITE, {0}, ["wrote"]), (RUN, set(), ["ok"]), ([], set(), [])]))[0]
     assert [one.later_turn for one in pair.evidence] == [None, 1, None]
 
 
@@ -265,7 +267,7 @@ def test_message_text_takes_every_form_of_content(message: dict[str, Any], text:
 
 
 def test_shown_text_holds_what_the_agent_saw_and_not_the_hidden_tests() -> None:
-    shown = shown_text(make_episode())
+    shown = shown_text(make_recording())
     assert TASK.prompt in shown
     assert "wrote 2 lines" in shown
     assert "path: solution.py" in shown

@@ -3,9 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentic_opd.distill import control
 from agentic_opd.distill.config import DistillConfig
-from agentic_opd.distill.control import AcceptedHint, HintPool, control_hints
+from agentic_opd.distill.hints import AcceptedHint, Hint, HintPool
+from agentic_opd.distill.scoring import control_hints
 
 from .fakes import OTHER, THIRD, pool_of
 
@@ -15,12 +15,12 @@ SAME = AcceptedHint("fizzbuzz", "Return str(n) for all others.")
 
 
 def choices(kind: str, pool: HintPool, read: AcceptedHint = OWN) -> list[tuple[str, str]]:
-    return [tuple(hint) for hint in control_hints(DistillConfig(control=kind), pool, OWN, read)]  # type: ignore[arg-type]
+    config, hint = DistillConfig(control=kind), Hint(OWN, read, "judge")  # type: ignore[arg-type]
+    return [*control_hints(config, pool, hint)]
 
 
 def test_each_kind_of_control_and_what_stands_in_for_it() -> None:
     pool = pool_of(OWN, SAME, OTHER)
-    assert choices("none", pool) == []
     assert choices("neutral", pool) == [("neutral", NEUTRAL)]
     assert choices("other", pool) == [("other", OTHER.text), ("neutral", NEUTRAL)]
     assert choices("same_task", pool) == [("same_task", SAME.text), ("neutral", NEUTRAL)]
@@ -65,14 +65,14 @@ def test_a_seed_draws_the_same_again_and_every_hint_comes_up() -> None:
 
 def test_the_pool_keeps_the_latest_and_no_more() -> None:
     pool = HintPool()
-    for n in range(control.KEPT_HINTS + 1):
+    for n in range(HintPool.KEPT_HINTS + 1):
         pool.add(AcceptedHint("a", f"hint {n}"))
         pool.add(AcceptedHint("a", "hint 0"))  # It stays the latest.
     kept = {pool.of_same_task("a") for _ in range(3000)}
-    assert len(kept) == control.KEPT_HINTS
+    assert len(kept) == HintPool.KEPT_HINTS
     assert AcceptedHint("a", "hint 0") in kept
     assert AcceptedHint("a", "hint 1") not in kept
-    for n in range(control.KEPT_TASKS):
+    for n in range(HintPool.KEPT_TASKS):
         pool.add(AcceptedHint(f"task {n}", "a hint"))
     assert pool.of_same_task("a") is None
     assert pool.of_same_task("task 0") is not None

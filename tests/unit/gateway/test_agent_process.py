@@ -13,7 +13,6 @@ from aiohttp.test_utils import TestServer
 
 from agentic_opd.core.errors import AgentError, ConfigError, SandboxError, ServerUnreachableError
 from agentic_opd.core.http import JsonClient
-from agentic_opd.core.server_info import ServerInfo
 from agentic_opd.core.types import (
     Episode,
     Message,
@@ -25,9 +24,10 @@ from agentic_opd.core.types import (
     Verification,
     VerifyOutcome,
 )
-from agentic_opd.distill.turns import makers
-from agentic_opd.gateway.black_box import Programs
-from agentic_opd.gateway.policy import SamplingServer
+from agentic_opd.distill.evidence import author_turns
+from agentic_opd.gateway.agent_process import AgentProcess
+from agentic_opd.plugin.client import PluginClient
+from agentic_opd.plugin.info import ServerInfo
 from agentic_opd.rollout.config import RolloutConfig
 from agentic_opd.rollout.renderer import load_renderer
 from agentic_opd.sandboxes.program import SOCKET_NAME, Program
@@ -118,17 +118,17 @@ def run(vllm: ScriptedVllm, world: Any, *, learn_from_altered: bool = False, **s
         app.router.add_post("/generate", vllm.generate)
         async with TestServer(app) as server:
             client = JsonClient(str(server.make_url("")), retry_s=0.2)
-            sampling = SamplingServer(client, ServerInfo("policy", 1024, has_plugin=True, generate_route=2))
+            sampling = PluginClient(client, ServerInfo("policy", 1024, has_plugin=True, generate_route=2))
             renderer = load_renderer(vllm.tokenizer, "qwen3", {"enable_thinking": False})
             config = RolloutConfig(agent_command="agent", **{"temperature": 0.9, **settings})
-            programs = Programs(config, world, [sampling], renderer, vllm.tokenizer)
-            await programs.start()
+            agent = AgentProcess(config, world, [sampling], renderer, vllm.tokenizer)
+            await agent.start()
             try:
-                return await programs.run_episode(
+                return await agent.run_episode(
                     TASK, sampling.url, temperature=config.temperature, learn_from_altered=learn_from_altered
                 )
             finally:
-                await programs.close()
+                await agent.close()
                 await client.close()
 
     return asyncio.run(main())
@@ -149,11 +149,13 @@ def test_what_a_program_asks_becomes_the_episode(tokenizer: Any) -> None:
     vllm = ScriptedVllm(tokenizer)
     episode = run(vllm, World(two_turns))
     prompt, sampled = vllm.sampled[-1]
-    assert list(episode.tokens_T) == prompt + sampled
-    assert [token for token in episode.masks_T if token != -100] == [token for _, ids in vllm.sampled for token in ids]
+    assert list(episode.traces[0].tokens_T) == prompt + sampled
+    assert [token for token in episode.traces[0].masks_T if token != -100] == [
+        token for _, ids in vllm.sampled for token in ids
+    ]
     assert (episode.task, episode.stop_reason, episode.program) == (TASK, StopReason.FINISHED, ENDED)
     assert episode.changes == (frozenset({0}), frozenset())
-    assert makers(episode) == [0]
+    assert author_turns(episode.recording) == [0]
     assert (episode.tool_calls, episode.tool_errors, episode.weight_version) == (1, 0, 3)
     assert episode.reward is not None
     assert (episode.reward.correctness, episode.reward.tool_usage) == (0.5, 0.5)
@@ -166,7 +168,7 @@ def test_its_group_is_valid_and_comes_back_as_it_was(tokenizer: Any) -> None:
 
     episode = run(ScriptedVllm(tokenizer), World(act))
     assert episode.stop_reason is StopReason.AGENT_FAILED
-    group = ScoredGroup((ScoredRollout.of(episode, include_messages=True, turns=()),), item_id="t#0")
+    group = ScoredGroup((ScoredRollout.of(episode, episode.traces[0], include_messages=True, turns=()),), item_id="t#0")
     wire = group.to_wire()
     overrides = wire["overrides"][0]
     assert overrides["program"] == {
@@ -176,7 +178,7 @@ def test_its_group_is_valid_and_comes_back_as_it_was(tokenizer: Any) -> None:
     assert overrides["tool_errors"] == 1
     assert ScoredGroup.from_wire(wire).rollouts[0].program == episode.program
     assert ScoredGroup.from_wire(wire).to_wire() == wire
-    undistilled = ScoredGroup((ScoredRollout.of(episode, include_messages=True),), item_id="t#0")
+    undistilled = ScoredGroup((ScoredRollout.of(episode, episode.traces[0], include_messages=True),), item_id="t#0")
     assert GroupChecker().read(undistilled.to_wire()).problems == []
 
 
@@ -200,7 +202,7 @@ def test_turns_of_another_distribution_are_context(tokenizer: Any) -> None:
         return ENDED
 
     episode = run(ScriptedVllm(tokenizer), World(act))
-    assert [(turn.message_index, turn.why) for turn in episode.context_turns] == [(1, "altered_sampling")]
+    assert [(turn.message_index, turn.why) for turn in episode.traces[0].context_turns] == [(1, "altered_sampling")]
     assert len(episode.turns) == 1
     assert len(run(ScriptedVllm(tokenizer), World(act), learn_from_altered=True).turns) == 2
 
@@ -213,7 +215,7 @@ async def asks_itself(client: Client, *messages: Any, turns: int = 1) -> None:
 
 
 def episode_tokens(episode: Episode) -> list[int]:
-    return [token for token in episode.masks_T if token != -100]
+    return [token for token in episode.traces[0].masks_T if token != -100]
 
 
 def test_the_episode_begins_with_the_first_request_and_all_requests_count(tokenizer: Any) -> None:
@@ -310,7 +312,7 @@ def test_files_are_read_here_and_a_command_that_asks_first_hides_no_turn(tokeniz
 
     episode = run(ScriptedVllm(tokenizer), World(act))
     assert episode.changes == (frozenset({0}), frozenset({0}), frozenset())
-    assert makers(episode) == [0, 1]
+    assert author_turns(episode.recording) == [0, 1]
 
 
 def test_what_is_written_anew_is_the_work_of_its_last_turn(tokenizer: Any) -> None:
@@ -323,7 +325,7 @@ def test_what_is_written_anew_is_the_work_of_its_last_turn(tokenizer: Any) -> No
         await client.say(USER, first, MORE, second, MORE)
         return ENDED
 
-    assert makers(run(ScriptedVllm(tokenizer), World(act))) == [1]
+    assert author_turns(run(ScriptedVllm(tokenizer), World(act)).recording) == [1]
 
 
 def test_a_turn_that_is_left_out_later_leaves_the_others_in_the_episode(tokenizer: Any) -> None:
@@ -340,8 +342,8 @@ def test_a_turn_that_is_left_out_later_leaves_the_others_in_the_episode(tokenize
     vllm = ScriptedVllm(tokenizer)
     episode = run(vllm, World(act))
     sampled = [ids for _, ids in vllm.sampled]
-    assert [token for token in episode.masks_T if token != -100] == sampled[0] + sampled[2] + sampled[3]
-    assert episode.context_turns == ()
+    assert [token for token in episode.traces[0].masks_T if token != -100] == sampled[0] + sampled[2] + sampled[3]
+    assert episode.traces[0].context_turns == ()
     assert episode.program is not None
     assert (episode.program.other_sequences, episode.program.other_tokens) == (1, len(sampled[1]))
 

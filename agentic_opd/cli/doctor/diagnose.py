@@ -1,0 +1,103 @@
+"""All checks of `agentic-opd doctor`: a run's requirements and its own; run in order, printed as text or JSON."""
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.text import Text
+
+from agentic_opd.cli.doctor.machine import check_disk, check_packages, check_python, check_wandb
+from agentic_opd.cli.doctor.servers import (
+    DoctorSetup,
+    check_judge,
+    check_noise,
+    check_rendering,
+    check_teacher,
+    check_trajectories,
+    check_versions,
+)
+from agentic_opd.core.console import PrintableConsole
+from agentic_opd.core.errors import OPDError
+from agentic_opd.core.exit_codes import EXIT_FAILED, EXIT_OK
+from agentic_opd.env.setup import REQUIREMENTS, SetupCheck, Status
+from agentic_opd.settings.read import Settings
+
+PATIENCE_S = 60.0
+"""Time limit of one check in seconds, including the download of tasks from the hub."""
+
+CHECKS: tuple[SetupCheck, ...] = (
+    SetupCheck("python", check_python),
+    SetupCheck("packages", check_packages),
+    SetupCheck("disk", check_disk),
+    SetupCheck("W&B", check_wandb),
+    *REQUIREMENTS,
+    SetupCheck("versions", check_versions, ("server",)),
+    SetupCheck("template", check_rendering, ("renderer",)),
+    SetupCheck("judge", check_judge),
+    SetupCheck("teacher", check_teacher, ("tokenizer",)),
+    SetupCheck("noise floor", check_noise, ("renderer",)),
+    SetupCheck("run-api", check_trajectories),
+)
+
+_STYLES = {Status.OK: "green", Status.WARNING: "yellow", Status.FAILED: "red", Status.SKIPPED: "dim"}
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """One line of output."""
+
+    name: str
+    status: Status
+    text: str
+
+    def line(self) -> Text:
+        """Return the diagnosis as a line: `ok       server       ...`."""
+        width = max(len(check.name) for check in CHECKS)
+        return Text.assemble((f"{self.status.value:<8}", _STYLES[self.status]), f" {self.name:<{width}}  {self.text}")
+
+
+async def diagnose(settings: Settings, *, is_serve: bool, as_json: bool) -> int:
+    """Run all checks and print their diagnoses; return the exit code."""
+    setup = DoctorSetup.of(settings.env, settings.servers, is_serve=is_serve)
+    console, diagnoses = PrintableConsole(), list[Diagnosis]()
+    try:
+        async for diagnosis in run_checks(CHECKS, setup):
+            diagnoses.append(diagnosis)
+            if not as_json:
+                console.print(diagnosis.line(), soft_wrap=True)
+    finally:
+        await setup.close()
+    counts = Counter(diagnosis.status for diagnosis in diagnoses)
+    if as_json:
+        print(json.dumps([{"name": d.name, "status": d.status.value, "text": d.text} for d in diagnoses], indent=2))
+    else:
+        console.print(", ".join(f"{counts[status]} {status.value}" for status in Status), highlight=False)
+    return EXIT_FAILED if counts[Status.FAILED] else EXIT_OK
+
+
+async def run_checks(checks: Sequence[SetupCheck], setup: Any) -> AsyncIterator[Diagnosis]:
+    """Yield the diagnosis of each check, in order. An error is a failure; checks that need a failed one are skipped."""
+    missing: set[str] = set()
+    for check in checks:
+        lacking = [name for name in check.needs if name in missing]
+        if lacking:
+            diagnosis = Diagnosis(check.name, Status.SKIPPED, f"needs: {', '.join(lacking)}")
+        else:
+            diagnosis = await _diagnosis(check, setup)
+        if lacking or diagnosis.status is Status.FAILED:
+            missing.add(check.name)
+        yield diagnosis
+
+
+async def _diagnosis(check: SetupCheck, setup: Any) -> Diagnosis:
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            note = await check.run(setup)
+    except TimeoutError:
+        return Diagnosis(check.name, Status.FAILED, f"did not come to an end within {PATIENCE_S:g} s")
+    except OPDError as error:
+        return Diagnosis(check.name, Status.FAILED, str(error))
+    return Diagnosis(check.name, note.status, note.text)

@@ -1,0 +1,220 @@
+"""Recording -> TurnContexts: each turn as text with the evidence that followed it, and what else is known of it. Pure.
+
+    turn 0: write   turn 1: run   turn 2: patch, run   turn 3: "Done."     verdict: failed
+    |- tool         |- tool       |- tool              |- verdict (its first line: is the claim true?)
+    |- later (1)                  |- verdict
+    |- verdict (unless the patch replaced all of it)
+
+With `next_state` (the published method), a turn's evidence is its next state, plus the verdict for the last turn.
+With `delayed`, the results of later turns up to the next change are added for a turn that made a change. Each turn
+whose change remains in the judged result also gets the verdict. If it is unknown which changes remain, the turn of the
+last change gets the verdict. If it is unknown which calls made changes, as in a gateway's conversations, every tool
+call counts as a change.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agentic_opd.core.text import cut_middle, read_json
+from agentic_opd.core.types import Evidence, EvidenceKind, HindsightPair, Message, Recording, Trace, Turn
+from agentic_opd.distill.config import DistillConfig
+
+
+@dataclass(frozen=True, slots=True)
+class TurnContext:
+    """A turn with its evidence, its place, and what else is known when it is judged and scored."""
+
+    recording: Recording
+    pair: HindsightPair
+    trace: Trace
+    turn: Turn
+    public_text: str
+    """All text that the agent read or wrote; see `shown_text`."""
+    siblings: Sequence[Recording] = ()
+    """The other rollouts of the group."""
+
+
+def turn_contexts(recording: Recording, config: DistillConfig, siblings: Sequence[Recording] = ()) -> list[TurnContext]:
+    """Return one context for each of `recording.turns`, in order."""
+    places = [(trace, turn) for trace in recording.traces for turn in trace.turns]
+    public_text = shown_text(recording)
+    return [
+        TurnContext(recording, pair, trace, turn, public_text, siblings)
+        for pair, (trace, turn) in zip(hindsight_pairs(recording, config), places, strict=True)
+    ]
+
+
+def hindsight_pairs(recording: Recording, config: DistillConfig) -> list[HindsightPair]:
+    """Pair every turn with its evidence, which is empty if nothing followed; messages may lack `content`.
+
+    A next state, a verdict and a reasoning are cut in the middle to `hint_max_next_state_chars`.
+    """
+    max_chars = config.hint_max_next_state_chars
+    task_text = _task_text(recording)
+    verdicts = _verdicts(recording, config)
+    pairs: list[HindsightPair] = []
+    for index, turn in enumerate(recording.turns):
+        message = recording.messages[turn.message_index]
+        evidence = _next_state(recording, index, max_chars)
+        if config.hindsight == "delayed":
+            evidence += _later(recording, index, config.hindsight_max_turns, config.hindsight_max_chars)
+        if index in verdicts:
+            evidence.append(Evidence("verdict", cut_middle(verdicts[index], max_chars)))
+        text = turn_text(message)
+        reasoning = (message.get("reasoning_content") or "").strip() if config.judge_reads_reasoning else ""
+        if reasoning:
+            text = f"[reasoning]\n{cut_middle(reasoning, max_chars)}\n\n[answer]\n{text}"
+        pairs.append(HindsightPair(index, task_text, text, tuple(evidence)))
+    return pairs
+
+
+def _task_text(recording: Recording) -> str:
+    """Return the first user message behind the task's examples; without one, the task's prompt."""
+    task = recording.task
+    asked = [message_text(message) for message in recording.messages if message["role"] == "user"]
+    shown = sum(message["role"] == "user" for message in task.examples) if task else 0
+    return asked[shown] if len(asked) > shown else (task.prompt if task else "")
+
+
+def turn_text(message: Message) -> str:
+    """Return an assistant message as text: its content, then each tool call with one line per argument."""
+    parts = [message_text(message).strip()]
+    parts += [_call_text(call) for call in message.get("tool_calls") or ()]
+    return "\n\n".join(part for part in parts if part) or "[empty turn]"
+
+
+def message_text(message: Message) -> str:
+    """Return a message's content as text: "" if it is missing or null, the joined text parts if it is a list."""
+    content: Any = message.get("content")
+    if isinstance(content, list):
+        return "".join(part.get("text", "") for part in content if isinstance(part, dict))
+    return content if isinstance(content, str) else ""
+
+
+def shown_text(recording: Recording) -> str:
+    """Return all text that the agent read or wrote: prompt, task files, messages, turns and reasoning."""
+    messages, task = recording.messages, recording.task
+    parts = [task.prompt, *task.files.values()] if task else []
+    parts += [turn_text(m) if m["role"] == "assistant" else message_text(m) for m in messages]
+    parts += [thought for m in messages if (thought := m.get("reasoning_content"))]
+    return "\n".join(parts)
+
+
+def author_turns(recording: Recording) -> list[int]:
+    """Return the indices of the turns whose changes remain in the judged result; see the module's docstring."""
+    changed = [index for index in range(len(recording.turns)) for _ in _changes(recording, index)]
+    made_by = None if recording.verification is None else recording.verification.made_by
+    return sorted({changed[number] for number in made_by}) if made_by else changed[-1:]
+
+
+def changing_calls(recording: Recording) -> list[str]:
+    """Return the calls that changed the judged result, in order, as text for the judge."""
+    return [
+        _call_text(call)
+        for index in range(len(recording.turns))
+        for place, call in enumerate(_calls(recording, index))
+        if place in _changes(recording, index)
+    ]
+
+
+# ---------------------------------------------------------------------------------------------------------- evidence
+
+
+def _next_state(recording: Recording, index: int, max_chars: int) -> list[Evidence]:
+    """Return the tool results and the user's reply between the turn and the next assistant message."""
+    texts: list[tuple[EvidenceKind, str]] = [
+        ("tool", _tool_text(recording, index)),
+        ("user", _user_text(recording, index)),
+    ]
+    return [Evidence(kind, cut_middle(text, max_chars)) for kind, text in texts if text.strip()]
+
+
+def _later(recording: Recording, index: int, max_turns: int, max_chars: int) -> list[Evidence]:
+    """Return the results of later turns, up to the next change of the judged result."""
+    found: list[Evidence] = []
+    if not _changes(recording, index):
+        return found
+    for later in range(index + 1, len(recording.turns)):
+        changed = _changes(recording, later)
+        text = _tool_text(recording, later, before=min(changed, default=None))
+        text = "\n\n".join(part for part in (text, "" if changed else _user_text(recording, later)) if part.strip())
+        if text and max_chars > 0 and len(found) < max_turns:
+            found.append(Evidence("later", cut_middle(text, max_chars), later))
+            max_chars -= len(text)
+        if changed:
+            break
+    return found
+
+
+def _changes(recording: Recording, index: int) -> frozenset[int]:
+    """Return the indices of a turn's calls that changed the judged result; all of them if the world does not say."""
+    return recording.changes[index] if recording.changes else frozenset(range(len(_calls(recording, index))))
+
+
+def _verdicts(recording: Recording, config: DistillConfig) -> dict[int, str]:
+    """Return the verdict text per turn index.
+
+    A last turn without calls and without a remaining change gets only the report's first line (the count), and only if
+    tests failed. That suffices to refute its claim.
+    """
+    if recording.verification is None or not recording.turns:
+        return {}
+    report, last = recording.verification.judge_report, len(recording.turns) - 1
+    if config.hindsight == "next_state":
+        return {last: report}
+    verdicts = dict.fromkeys(author_turns(recording) or [last], report)
+    if last not in verdicts and not _calls(recording, last) and recording.verification.correctness < 1:
+        verdicts[last] = report.partition("\n")[0]
+    return verdicts
+
+
+def _calls(recording: Recording, index: int) -> Sequence[dict[str, Any]]:
+    return recording.messages[recording.turns[index].message_index].get("tool_calls") or ()
+
+
+def _answers(recording: Recording, index: int, role: str) -> list[Message]:
+    """Return the messages of `role` between a turn and the next assistant message."""
+    following: list[Message] = []
+    for message in recording.messages[recording.turns[index].message_index + 1 :]:
+        if message["role"] == "assistant":
+            break
+        following.append(message)
+    return [message for message in following if message["role"] == role]
+
+
+def _user_text(recording: Recording, index: int) -> str:
+    return "\n\n".join(message_text(m) for m in _answers(recording, index, "user"))
+
+
+def _tool_text(recording: Recording, index: int, before: int | None = None) -> str:
+    """Return a turn's first `before` tool results as text, each under its tool's name if the turn has several."""
+    results = _answers(recording, index, "tool")
+    names = {call.get("id"): _call_name(call) for call in _calls(recording, index)}
+    texts = [message_text(m) for m in results][:before]
+    if len(results) == 1 or not any(texts):
+        return "".join(texts)
+    labels = [m.get("name") or names.get(m.get("tool_call_id")) or "tool" for m in results][:before]
+    return "\n\n".join(f"[{label}]\n{text}" for label, text in zip(labels, texts, strict=True))
+
+
+def _call_name(call: dict[str, Any]) -> str:
+    return call.get("function", {}).get("name") or "broken tool call"
+
+
+def _call_text(call: dict[str, Any]) -> str:
+    function = call.get("function", {})
+    raw = function.get("arguments")
+    try:
+        arguments = read_json(raw) if isinstance(raw, str) else raw
+    except (ValueError, RecursionError):
+        arguments = None
+    if not isinstance(arguments, dict) or not function.get("name"):
+        return f"[broken tool call]\n{raw or ''}"
+    return "\n".join([f"[{function['name']}]", *(_argument_text(key, value) for key, value in arguments.items())])
+
+
+def _argument_text(key: str, value: object) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return f"{key}:\n{text}" if "\n" in text else f"{key}: {text}"

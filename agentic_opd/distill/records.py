@@ -1,0 +1,314 @@
+"""The results of a turn's two steps -> its record, written rows and statistics; many turns -> arrays. Pure.
+
+    tokens      7  8  9 | 4  5 | 6  7 | 4  4         sampled: [3, 5) is scored, [7, 9) is not
+    K > 1       .  .  .   x  x   .  .   .  .         x: K entries, the sampled token first; .: an empty row
+    K = 1       0  0  0   x  x   0  0   s  s         one entry everywhere; 0: logprob 0.0, s: the student's logprob
+
+docs/wire_format.md describes rows and records.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from agentic_opd.core.errors import AlignmentError
+from agentic_opd.core.types import (
+    IGNORED,
+    DistillArrays,
+    HindsightPair,
+    Recording,
+    TeacherRows,
+    Trace,
+    TurnOutcome,
+    check_lengths,
+)
+from agentic_opd.distill.config import DistillConfig
+from agentic_opd.distill.evidence import TurnContext
+from agentic_opd.distill.hints import Hint, NoHint
+from agentic_opd.distill.scoring import NotScored, Scored, gaps, rounded, scored_from
+from agentic_opd.distill.servers import DistillServers
+from agentic_opd.wire.group import ControlKind, ControlReading, TurnRecord
+
+
+@dataclass(frozen=True, slots=True)
+class ControlStats:
+    """Statistics of a turn's control: a distance (nats) per token, and its row entries (all; without a logprob)."""
+
+    fell_back: bool
+    """Whether the control is of another kind than the settings name."""
+    distances: tuple[float, ...]
+    entries: int
+    missing: int
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreStats:
+    """Statistics of a scored turn: per token a gap, an entropy (both nats) and a mass; tokens read, and times.
+
+    `start_s` is on the monotonic clock; `cached_tokens` is None if the server does not report it.
+    """
+
+    gaps: tuple[float, ...]
+    entropies: tuple[float, ...]
+    masses: tuple[float, ...]
+    prompt_tokens: int
+    cached_tokens: int | None
+    start_s: float
+    seconds: float
+    control: ControlStats | None = None
+    """None with `control: none`."""
+    reasoning_tokens: int = 0
+    """Number of reasoning tokens among the first entries."""
+
+
+@dataclass(frozen=True, slots=True)
+class TurnStats:
+    """Statistics of one turn; `judge_s` is None if it was not judged, `scored` if it was not scored."""
+
+    record: TurnRecord
+    judge_s: float | None = None
+    scored: ScoreStats | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeStats:
+    """Statistics of one episode."""
+
+    sampled_tokens: int
+    turns: tuple[TurnStats, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenRows:
+    """The rows of one turn as written: per token the sampled token, then the teacher's most likely others in order."""
+
+    start: int
+    """Position of the first row."""
+    ids_RK: list[list[int]]
+    logprobs_RK: list[list[float]]
+
+
+@dataclass(frozen=True, slots=True)
+class DistilledTurn:
+    """A turn that was judged, and scored if it has a hint, with the evidence that existed at that time."""
+
+    pair: HindsightPair
+    stats: TurnStats
+    rows: WrittenRows | None = None
+
+    def is_of(self, pair: HindsightPair) -> bool:
+        """Whether `pair` has the same text and evidence, so that the result is still valid."""
+        return replace(self.pair, turn_index=pair.turn_index) == pair
+
+
+@dataclass(frozen=True, slots=True)
+class DistilledTrace:
+    """A sequence with its arrays and one record for each of its turns."""
+
+    trace: Trace
+    arrays: DistillArrays
+    records: tuple[TurnRecord, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DistilledRecording:
+    """A conversation with its arrays and records, its statistics, and the servers that distilled it."""
+
+    recording: Recording
+    traces: tuple[DistilledTrace, ...]
+    stats: EpisodeStats
+    servers: DistillServers
+
+    @property
+    def records(self) -> tuple[TurnRecord, ...]:
+        """The records of all turns, in order."""
+        return tuple(record for trace in self.traces for record in trace.records)
+
+
+# ---------------------------------------------------------------------------------------------------------- one turn
+
+
+def distilled_turn(
+    context: TurnContext, hint: Hint | NoHint, result: Scored | NotScored | None, config: DistillConfig
+) -> DistilledTurn:
+    """Put together the results of a turn's two steps; `result` is None if and only if there is no hint.
+
+    Raises:
+        AlignmentError: the teacher's rows do not fit the turn.
+    """
+    turn, judgement = context.turn, hint.judgement
+    failure = next((one for one in (hint, result) if isinstance(one, NoHint | NotScored)), None)
+    scored = result if isinstance(result, Scored) else None
+    request = None if result is None else result.request
+    hint_token_ids = () if request is None else request.hint_token_ids
+    start = scored_from(turn, config)
+    rows = None
+    if scored is not None:
+        first = turn.start if start is None else start
+        rows = written_rows(first, context.trace.tokens_T[first : turn.end], scored.reply.rows, config.distill_topk)
+    record = TurnRecord(
+        span=(turn.start, turn.end),
+        outcome=TurnOutcome.SCORED if failure is None else failure.outcome,
+        next_state_role=context.pair.next_state_role,
+        votes=() if judgement is None else judgement.votes,
+        hint=hint.text if isinstance(hint, Hint) else None,
+        hint_token_ids=hint_token_ids,
+        insert_at=request.insert_at if request is not None and hint_token_ids else None,
+        error=None if failure is None else failure.why,
+        evidence=context.pair.kinds,
+        question=None if judgement is None else judgement.question,
+        step_votes=() if judgement is None else judgement.step_votes,
+        step_score=None if judgement is None else judgement.step_score,
+        truncated=turn.truncated,
+        weight_version=turn.weight_version,
+        scored_version=None if scored is None else scored.reply.weight_version,
+        baseline_logprobs=None if scored is None else scored.baseline_logprobs,
+        unhinted_logprobs=None if scored is None else scored.unhinted_logprobs,
+        control=None if scored is None or rows is None else _control_reading(scored, rows),
+        hint_source=hint.source if isinstance(hint, Hint) else None,
+        reasoning_tokens=turn.reasoning_tokens,
+        scored_from=start if isinstance(hint, Hint) and start != turn.end else None,
+    )
+    stats = None
+    if scored is not None and rows is not None:
+        stats = _score_stats(record, scored, rows, context.trace.logprobs_T, config)
+    return DistilledTurn(context.pair, TurnStats(record, judgement and judgement.seconds, stats), rows)
+
+
+def _control_reading(scored: Scored, rows: WrittenRows) -> ControlReading | None:
+    """Return the control's logprobs of the ids in the written rows."""
+    control = scored.control
+    if control is None or control.rows is None:
+        return None
+    return ControlReading(
+        kind=control.kind,
+        hint=control.text,
+        hint_token_ids=control.request.hint_token_ids,
+        logprobs_RK=logprobs_of(rows.ids_RK, control.rows),
+    )
+
+
+def _score_stats(
+    record: TurnRecord, scored: Scored, rows: WrittenRows, logprobs_T: Sequence[float], config: DistillConfig
+) -> ScoreStats:
+    start, end = record.scored_span
+    entropies, masses = row_stats(rows.logprobs_RK)
+    control = None
+    if record.control is not None and config.control != "none":
+        control = control_stats(record.control, rows.logprobs_RK, config.control)
+    return ScoreStats(
+        gaps=tuple(gaps(record.baseline_logprobs or logprobs_T[start:end], scored.reply.rows).tolist()),
+        entropies=entropies,
+        masses=masses,
+        prompt_tokens=scored.read_tokens,
+        cached_tokens=scored.reply.cached_tokens,
+        start_s=scored.replied_s - scored.reply.latency_s,
+        seconds=scored.reply.latency_s,
+        control=control,
+        reasoning_tokens=max(0, record.span[0] + record.reasoning_tokens - start),
+    )
+
+
+def control_stats(control: ControlReading, logprobs_RK: Sequence[Sequence[float]], wanted: ControlKind) -> ControlStats:
+    """Return a control's statistics; `logprobs_RK` are the teacher's hinted rows, `wanted` is the configured kind."""
+    both = zip(logprobs_RK, control.logprobs_RK, strict=True)
+    return ControlStats(
+        fell_back=control.kind != wanted,
+        distances=tuple(abs(hinted[0] - own[0]) for hinted, own in both if own[0] is not None),
+        entries=sum(map(len, control.logprobs_RK)),
+        missing=sum(row.count(None) for row in control.logprobs_RK),
+    )
+
+
+def logprobs_of(ids_RK: Sequence[Sequence[int]], rows: TeacherRows) -> tuple[tuple[float | None, ...], ...]:
+    """Look up logprobs in `rows` by the ids of other rows, [R, K], in nats; None for an id outside of the top-k.
+
+    Args:
+        ids_RK: Ids of each row, the sampled token first.
+        rows: Rows of the same sampled tokens in another context.
+    """
+    check_lengths("logprobs of other rows", ids=len(ids_RK), rows=len(rows.actual_R))
+    known = [
+        dict(zip(ids, logprobs, strict=True))
+        for ids, logprobs in zip(rows.top_ids_RK.tolist(), rounded(rows.top_logprobs_RK).tolist(), strict=True)
+    ]
+    sampled = rounded(rows.actual_R).tolist()
+    return tuple((own, *map(row.get, ids[1:])) for own, ids, row in zip(sampled, ids_RK, known, strict=True))
+
+
+def row_stats(logprobs_RK: Sequence[Sequence[float]]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return the entropy (nats) and mass of each written row, [R] and [R], from the logprobs of its K entries.
+
+    The entropy is over K + 1 bins: the entries and one tail bin for the remaining mass.
+    """
+    logprobs = np.asarray(logprobs_RK, np.float64)
+    masses_R = np.minimum(np.exp(logprobs).sum(axis=1), 1.0)
+    tails_R = 1.0 - masses_R
+    tail_terms_R = -tails_R * np.log(np.where(tails_R > 0, tails_R, 1.0))
+    entropies_R = -(np.exp(logprobs) * logprobs).sum(axis=1) + tail_terms_R
+    return tuple(entropies_R.tolist()), tuple(masses_R.tolist())
+
+
+def written_rows(start: int, sampled_R: Sequence[int], rows: TeacherRows, top_k: int) -> WrittenRows:
+    """Convert checked rows, [R] and [R, >= top_k], of the tokens `sampled_R` from position `start` on.
+
+    Raises:
+        AlignmentError: the number of rows differs from that of the tokens, or rows have fewer than `top_k` entries.
+    """
+    check_lengths(f"turn at {start}", tokens=len(sampled_R), rows=len(rows.actual_R))
+    if rows.top_ids_RK.shape[1] < top_k:
+        raise AlignmentError(f"teacher rows hold {rows.top_ids_RK.shape[1]} entries, expected at least {top_k}")
+    tokens = np.asarray(sampled_R, np.int64)
+    # Keep the first K - 1 others in rank order, whether or not the sampled token is among the top K.
+    is_other = rows.top_ids_RK != tokens[:, None]
+    keep = is_other & (np.cumsum(is_other, axis=1) <= top_k - 1)
+    shape = (len(tokens), top_k - 1)
+    ids_RK = np.concatenate([tokens[:, None], rows.top_ids_RK[keep].reshape(shape)], axis=1)
+    logprobs_RK = np.concatenate([rows.actual_R[:, None], rows.top_logprobs_RK[keep].reshape(shape)], axis=1)
+    return WrittenRows(start, ids_RK.tolist(), rounded(logprobs_RK).tolist())
+
+
+# ------------------------------------------------------------------------------------------------------- conversations
+
+
+def distilled_recording(
+    recording: Recording, turns: Sequence[DistilledTurn], servers: DistillServers, config: DistillConfig
+) -> DistilledRecording:
+    """Put together the arrays, records and statistics of all turns."""
+    rest = iter(turns)
+    traces: list[DistilledTrace] = []
+    for trace in recording.traces:
+        own = [next(rest) for _ in trace.turns]
+        rows = [turn.rows for turn in own if turn.rows is not None]
+        arrays = build_arrays(trace.tokens_T, trace.masks_T, trace.logprobs_T, rows, config.distill_topk)
+        traces.append(DistilledTrace(trace, arrays, tuple(turn.stats.record for turn in own)))
+    sampled = sum(turn.end - turn.start for turn in recording.turns)
+    stats = EpisodeStats(sampled, tuple(turn.stats for turn in turns))
+    return DistilledRecording(recording, tuple(traces), stats, servers)
+
+
+def build_arrays(
+    tokens_T: Sequence[int],
+    masks_T: Sequence[int],
+    logprobs_T: Sequence[float],
+    rows: Iterable[WrittenRows],
+    top_k: int,
+) -> DistillArrays:
+    """Return one row per position of a sequence: the rows of its scored turns, and empty ones.
+
+    With `top_k` 1, an unscored row holds the position's token and a neutral logprob for consumers of rectangular
+    arrays: the student's, so that the gap is 0, or 0.0 at prompt positions.
+    """
+    ids: list[list[int]] = [[] for _ in tokens_T]
+    logprobs: list[list[float]] = [[] for _ in tokens_T]
+    if top_k == 1:
+        ids = [[token] for token in tokens_T]
+        logprobs = [
+            [0.0 if mask == IGNORED else min(student, 0.0) + 0.0]
+            for mask, student in zip(masks_T, logprobs_T, strict=True)
+        ]
+    for one in rows:
+        span = slice(one.start, one.start + len(one.ids_RK))
+        ids[span], logprobs[span] = one.ids_RK, one.logprobs_RK
+    return DistillArrays(ids, logprobs)

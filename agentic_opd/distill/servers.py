@@ -1,0 +1,36 @@
+"""The connected servers of a policy's distillation."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from renderers import Renderer
+
+from agentic_opd.distill.hints import JudgedBy
+from agentic_opd.plugin.client import PluginClient
+
+
+@dataclass(frozen=True, slots=True)
+class DistillServers:
+    """The judge and the teachers of one policy, and the renderer for hints; call `close` when done.
+
+    `teacher_is_policy`: without a hint the teacher equals the student, so a noise floor can be measured.
+    """
+
+    judge: JudgedBy
+    teacher: PluginClient
+    renderer: Renderer
+    tokenizer: Any
+    teacher_is_policy: bool
+    teachers: Mapping[str, PluginClient] = field(default_factory=dict[str, PluginClient])
+    """Teachers by kind of task."""
+
+    def of(self, kind: str | None) -> "DistillServers":
+        """Return these servers with the teacher of this kind of task, if there is one."""
+        teacher = self.teachers.get(kind) if kind else None
+        return self if teacher is None else replace(self, teacher=teacher, teacher_is_policy=False)
+
+    async def close(self) -> None:
+        """Close the connections to the judge and to every teacher."""
+        for client in (self.judge.client, self.teacher, *self.teachers.values()):
+            await client.close()

@@ -1,0 +1,330 @@
+"""`PluginClient`: one vLLM server of the policy or of a teacher, with token ids in and out (I/O)."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import BaseModel, ValidationError
+
+from agentic_opd.core.concurrency import gather_all
+from agentic_opd.core.errors import AlignmentError, ServerMismatchError, ServerRequestError
+from agentic_opd.core.http import JsonClient, read_answer
+from agentic_opd.core.types import Completion, TeacherRequest
+from agentic_opd.plugin.info import ServerInfo, fetch_info
+from agentic_opd.plugin.sampling import CompletionsAnswer, Delta, StreamEvent, WholeAnswer, merged
+from agentic_opd.plugin.scoring import (
+    ReadBy,
+    Reading,
+    TeacherReply,
+    completions_body,
+    read_prompt_logprobs,
+    read_scores,
+    score_body,
+)
+
+SCORE_ROUTE = 3
+"""Required version of the plugin's scoring route; see `serving/score.py`."""
+
+_STREAMING_ROUTE, _INTERVAL_ROUTE = 2, 4
+"""Minimum versions of the plugin's `generate_route` for streaming, and for streaming several tokens per event."""
+
+
+class _Tokens(BaseModel):
+    tokens: list[int]
+
+
+class _Text(BaseModel):
+    prompt: str
+
+
+@dataclass(slots=True)
+class PluginClient:
+    """A server and its reported properties. Retries are those of `http`.
+
+    `max_concurrent` limits scoring requests. Without the plugin, `complete` and `score` use `/v1/completions`, and
+    neither streams nor new weights are possible.
+    """
+
+    http: JsonClient
+    info: ServerInfo
+    read_by: ReadBy = "policy"
+    max_concurrent: int = 32
+    _scoring: asyncio.Semaphore = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._scoring = asyncio.Semaphore(self.max_concurrent)
+
+    @classmethod
+    async def connected(cls, http: JsonClient) -> Self:
+        """Ask the server for its properties; see `fetch_info` for the errors."""
+        return cls(http, await fetch_info(http))
+
+    @property
+    def url(self) -> str:
+        """Base URL, without `/v1`."""
+        return self.http.base_url
+
+    async def close(self) -> None:
+        """Close pooled connections."""
+        await self.http.close()
+
+    def _preferring(self, weight_version: int | None) -> dict[str, int]:
+        """Return the field that asks for a version of the weights, if the server keeps several."""
+        if weight_version is None or not self.info.max_adapters:
+            return {}
+        return {"prefer_weight_version": weight_version}
+
+    # ------------------------------------------------------------------------------------------------------- checks
+
+    def check_caps(self, *, context: int = 0, vocab_size: int = 0, top_k: int | None = None) -> None:
+        """Check that requests of `context` tokens, of ids below `vocab_size`, with `top_k` logprobs are possible.
+
+        Raises:
+            ServerMismatchError: a cap is too small; the message says how to restart the server, or what to set.
+        """
+        info = self.info
+        wrong: list[str] = []
+        if info.max_model_len < context:
+            wrong.append(
+                f"its context holds {info.max_model_len} tokens, but env.max_token_length is {context}: restart it "
+                f"with --max-model-len {context} or more, or lower env.max_token_length"
+            )
+        if info.vocab_size is not None and info.vocab_size < vocab_size:
+            wrong.append(
+                f"its vocabulary has {info.vocab_size} tokens, the tokenizer {vocab_size}: set env.tokenizer_name to "
+                "the model that is served"
+            )
+        if top_k is not None and info.max_logprobs is not None and 0 <= info.max_logprobs < top_k:
+            wrong.append(
+                f"it returns at most {info.max_logprobs} logprobs, but {top_k} are asked for (env.distill_topk, or "
+                f"twice that with env.control): restart it with --max-logprobs {top_k} or more, or lower "
+                "env.distill_topk"
+            )
+        if wrong:
+            raise ServerMismatchError(f"{self.url} (model {info.model!r}) does not fit: " + "; ".join(wrong) + ".")
+
+    async def check_tokenizer(self, tokenizer: Any) -> None:
+        """Refuse a server whose tokenizer maps a probe text with all added tokens to other ids than `tokenizer`.
+
+        Raises:
+            ServerMismatchError: the ids differ (the message holds both), or the server does not return ids.
+        """
+        added = "".join(token.content for token in tokenizer.added_tokens_decoder.values())
+        probe = f"def f(x):\n    return x * 2  # é, 数, 🙂{added}"
+        ours = list(tokenizer.encode(probe, add_special_tokens=False))
+        theirs = await self.token_ids(prompt=probe, add_special_tokens=False)
+        if theirs != ours:
+            raise ServerMismatchError(
+                f"the tokenizer does not fit {self.url} (model {self.info.model!r}): a probe text is {ours[:12]}... "
+                f"here and {theirs[:12]}... there. Set env.tokenizer_name to the model that is served."
+            )
+
+    async def token_ids(self, **body: Any) -> list[int]:
+        """Return the server's token ids for a `prompt` or for `messages`; `body` as in vLLM's `/tokenize`.
+
+        Raises:
+            ServerRequestError: the server refuses the prompt or the messages.
+            ServerMismatchError: the response is not a list of ids.
+        """
+        answer = await self.http.post("/tokenize", {"model": self.info.model, **body})
+        return read_answer(_Tokens, answer, f"{self.url}/tokenize", "vLLM's tokenizer").tokens
+
+    async def text(self, token_ids: Sequence[int]) -> str:
+        """Return the server's decoding of the ids; raises as `token_ids`."""
+        answer = await self.http.post("/detokenize", {"model": self.info.model, "tokens": list(token_ids)})
+        return read_answer(_Text, answer, f"{self.url}/detokenize", "vLLM's tokenizer").prompt
+
+    def check_streams(self) -> None:
+        """Raise ServerMismatchError unless the server can stream sampled tokens."""
+        if not self.info.has_plugin or self.info.generate_route < _STREAMING_ROUTE:
+            plugin = f"plugin {self.info.plugin_version}" if self.info.has_plugin else "no agentic_opd plugin"
+            raise ServerMismatchError(
+                f"{self.url} has {plugin}, and what is sampled streams through it: install this version of agentic_opd "
+                "in vLLM's environment, and start the server with scripts/serve_vllm MODEL."
+            )
+
+    async def check_scores(self, top_k: int) -> None:
+        """Check that the server scores with `top_k` logprobs per position.
+
+        Raises:
+            ServerMismatchError: the plugin is too old; or, without the plugin, the server refuses a test request.
+        """
+        if self.info.has_plugin:
+            if self.info.score_route < SCORE_ROUTE:
+                raise ServerMismatchError(
+                    f"{self.url} has plugin {self.info.plugin_version}, whose scoring route is of version "
+                    f"{self.info.score_route}, but {SCORE_ROUTE} is needed to read a turn with and without its hint "
+                    "by the weights that sampled it: install this version of agentic_opd in vLLM's environment, and "
+                    "restart it with scripts/serve_vllm MODEL."
+                )
+            return
+        try:
+            await self.http.post("/v1/completions", completions_body(self.info.model, (0, 0), top_k))
+        except ServerRequestError as error:
+            raise ServerMismatchError(
+                f"{self.url} does not return the {top_k} prompt logprobs that env.distill_topk (or twice that, with "
+                f"env.control) asks for: {error}. Restart it with scripts/serve_vllm {self.info.model} --max-logprobs "
+                f"{top_k}, or lower env.distill_topk."
+            ) from error
+
+    # ----------------------------------------------------------------------------------------------------- sampling
+
+    async def complete(
+        self, prompt_ids: Sequence[int], params: Mapping[str, Any], weight_version: int | None = None
+    ) -> list[Completion]:
+        """Sample `n` completions of a prompt (one without `n`); `params` have vLLM's names.
+
+        Weights of `weight_version` sample if the server keeps them as an adapter.
+
+        Raises:
+            ServerMismatchError: the response does not hold the sampled ids and logprobs.
+            ServerRequestError: the server refused the request.
+            ServerUnreachableError: no usable answer within the retry window.
+        """
+        if self.info.has_plugin:
+            route, kind = "/generate", WholeAnswer
+            body: dict[str, Any] = {"prompt": {"prompt_token_ids": list(prompt_ids)}, "logprobs": 0}
+        else:
+            route, kind = "/v1/completions", CompletionsAnswer
+            body = {"model": self.info.model, "prompt": list(prompt_ids), "return_token_ids": True, "logprobs": 0}
+        answer: Any = await self.http.post(route, {**body, **params, **self._preferring(weight_version)})
+        try:
+            completions = kind.model_validate(answer).completions()
+            if len(completions) != params.get("n", 1):
+                raise ValueError(f"{len(completions)} completions for n={params.get('n', 1)}")
+        except (AlignmentError, ValueError) as error:
+            shown = repr(answer)
+            raise ServerMismatchError(
+                f"{self.url}{route} did not answer with sampled token ids and their logprobs ({_problem(error)}), "
+                "so rollouts can't be kept token by token. Serve the policy with vLLM; scripts/serve_vllm MODEL starts "
+                f"one with everything needed. The answer: {shown[:300]}{'...' if len(shown) > 300 else ''}"
+            ) from error
+        return completions
+
+    async def sample(
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        n: int,
+        max_tokens: int,
+        top_logprobs: int,
+        params: Mapping[str, Any],
+        interval: int = 1,
+        weight_version: int | None = None,
+    ) -> AsyncGenerator[Delta]:
+        """Sample `n` completions of a prompt; yields deltas as they arrive. Closing the generator stops the sampling.
+
+        Args:
+            prompt_ids: Token ids of the whole prompt.
+            n: Number of completions.
+            max_tokens: Limit of each completion.
+            top_logprobs: Number of most likely tokens to return at each position.
+            params: Further sampling parameters, by vLLM's names.
+            interval: Tokens of a choice per event, after its first token; older plugins send one token per event.
+            weight_version: As in `complete`.
+
+        Raises:
+            ServerRequestError: the server refuses the request.
+            ServerMismatchError: the events are not sampled ids with their logprobs.
+            ServerUnreachableError: the server gave no usable answer, or its stream broke off.
+        """
+        body = {
+            "prompt": {"prompt_token_ids": list(prompt_ids)},
+            **params,
+            **self._preferring(weight_version),
+            **{"n": n, "max_tokens": max_tokens, "logprobs": top_logprobs, "stream": True},
+        }
+        if interval > 1 and self.info.generate_route >= _INTERVAL_ROUTE:
+            body["stream_interval"] = interval
+        async with aclosing(self.http.events("/generate", body)) as events:
+            async for some in events:
+                for delta in merged([self._delta(event, top_logprobs) for event in some]):
+                    yield delta
+
+    def _delta(self, event: bytes, top_logprobs: int) -> Delta:
+        """Parse an event. Errors do not quote it, because it holds conversation text."""
+        where = f"{self.url}/generate"
+        try:
+            return StreamEvent.model_validate_json(event).delta(top_logprobs)
+        except ValidationError as error:
+            if event.startswith(b'{"error"'):
+                raise ServerMismatchError(f"{where} failed while it sampled; the vLLM server's log says more") from None
+            fields = ", ".join(".".join(map(str, one["loc"])) or "event" for one in error.errors()[:3])
+            raise ServerMismatchError(f"{where} does not stream sampled tokens as the plugin does: {fields}") from None
+        except ValueError as error:
+            raise ServerMismatchError(f"{where} does not say what it sampled: {error}") from error
+
+    # ------------------------------------------------------------------------------------------------------ scoring
+
+    async def score(self, request: TeacherRequest, top_k: int, also: Sequence[Reading] = ()) -> TeacherReply:
+        """Return the logprobs of the last `request.num_scored` tokens, and of the `top_k` most likely ones.
+
+        The further readings `also` are scored by the same weights. If the weights are adapters, those of the request's
+        `weight_version` are preferred while the server keeps them. A server without the plugin does not report its
+        weight version, so readings that depend on it are skipped.
+
+        Raises:
+            AlignmentError: the rows do not fit the request.
+            ServerRequestError: the server refused the request.
+            ServerUnreachableError: no usable answer within the retry window.
+        """
+        readings = (Reading(request, top_k), *also)
+        if not self.info.has_plugin:
+            first, *others = await gather_all(self._read_prompt(reading) for reading in readings)
+            assert first is not None  # the first reading does not depend on the weights' version
+            latency = max(read.latency_s for read in (first, *others) if read is not None)
+            return TeacherReply(first.rows, latency, also=tuple(read and read.rows for read in others))
+        body = {**score_body(readings, top_k), **self._preferring(request.weight_version)}
+        if self.read_by != "policy":
+            body["read_by"] = self.read_by
+        answer, latency = await self._timed("/v1/opd/score", body)
+        return read_scores(answer, readings, self.info.vocab_size, latency)
+
+    async def _read_prompt(self, reading: Reading) -> TeacherReply | None:
+        """Score a reading through `/v1/completions`."""
+        if reading.unless_weight_version is not None:
+            return None
+        body = completions_body(self.info.model, reading.request.token_ids, reading.top_k)
+        answer, latency = await self._timed("/v1/completions", body)
+        return TeacherReply(read_prompt_logprobs(answer, reading, self.info.vocab_size), latency)
+
+    async def _timed(self, route: str, body: Mapping[str, Any]) -> tuple[Any, float]:
+        """Post a scoring request in a free slot; return the answer and its seconds."""
+        async with self._scoring:
+            start = time.monotonic()
+            answer = await self.http.post(route, body)
+            return answer, time.monotonic() - start
+
+    # ------------------------------------------------------------------------------------------------------ weights
+
+    async def load_weights(self, folder: Path, version: int) -> None:
+        """Load a checkpoint of the whole model as `version`; see `serving/reload.py` for the errors."""
+        await self.http.post("/v1/opd/reload_weights", {"path": str(folder), "version": version})
+
+    async def load_adapter(self, folder: Path, version: int, *, as_teacher: bool = False) -> None:
+        """Load a LoRA adapter as `version` of the policy, or as the teacher's."""
+        body = {"path": str(folder), "version": version, "as_teacher": as_teacher}
+        await self.http.post("/v1/opd/load_adapter", body)
+
+    async def join_transfer(self, address: str, port: int, world_size: int, rank_offset: int) -> None:
+        """Join the process group of the weight transfer with the ranks from `rank_offset` on."""
+        where = {"address": address, "port": port, "world_size": world_size, "rank_offset": rank_offset}
+        await self.http.post("/v1/opd/join_transfer", where)
+
+    async def receive_weights(
+        self, names: Sequence[str], dtypes: Sequence[str], shapes: Sequence[Sequence[int]], version: int
+    ) -> None:
+        """Receive tensors from the process group as `version`; each list has an entry per tensor, in sending order."""
+        body = {"names": names, "dtypes": dtypes, "shapes": shapes, "version": version}
+        await self.http.post("/v1/opd/receive_weights", body)
+
+
+def _problem(error: Exception) -> str:
+    if not isinstance(error, ValidationError):
+        return str(error)
+    first = error.errors()[0]
+    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"

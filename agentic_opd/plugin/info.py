@@ -1,0 +1,105 @@
+"""A server's model and caps, as the server reports them (I/O)."""
+
+from typing import Any
+
+from pydantic import BaseModel, Field
+from pydantic.dataclasses import dataclass
+
+from agentic_opd.core.errors import ServerMismatchError, ServerRequestError
+from agentic_opd.core.http import JsonClient, ModelT, read_answer
+
+
+@dataclass(frozen=True, slots=True)
+class ServerInfo:
+    """A vLLM server's model and caps. Caps that only the plugin reports are None without it."""
+
+    model: str
+    max_model_len: int
+    has_plugin: bool
+    max_logprobs: int | None = None
+    """-1 means no limit."""
+    vocab_size: int | None = None
+    weight_version: int | None = None
+    plugin_version: str | None = None
+    vllm_version: str | None = None
+    score_route: int = 1
+    """Version of the plugin's `/v1/opd/score` route; see `serving/score.py`."""
+    generate_route: int = 1
+    """Version of the plugin's `/generate` route; see `serving/generate.py`."""
+    max_adapters: int = 0
+    """Maximum number of LoRA adapters kept at a time; 0 if the server takes none."""
+    max_lora_rank: int = 0
+    weight_transfer: str | None = None
+    """Backend by which the server receives weights over a process group; None if it does not."""
+    workers: int = 1
+    """The server's ranks in such a process group."""
+    dtype: str | None = None
+    """Precision of the computation by torch's name, such as `bfloat16`."""
+    tied_embeddings: bool = False
+    """The output head shares the embedding matrix and receives no separate weights."""
+
+
+class _PluginCaps(BaseModel):
+    """Fields that every version of the plugin reports."""
+
+    max_logprobs: int
+    vocab_size: int
+    weight_version: int
+
+
+class _Models(BaseModel):
+    data: list[Any] = Field(min_length=1)
+
+
+class _ServedModel(BaseModel):
+    id: str
+    max_model_len: int
+
+
+class _LoadedModel(BaseModel):
+    root: str
+
+
+async def fetch_info(http: JsonClient) -> ServerInfo:
+    """Ask the plugin, or vLLM's model list if there is no plugin.
+
+    Raises:
+        ServerUnreachableError: no server answers.
+        ServerRequestError: the key is refused (401, 403).
+        ServerMismatchError: the server that answers is not a vLLM server.
+    """
+    try:
+        answer = await http.get("/v1/opd/info")
+    except ServerRequestError as error:
+        if error.status != 404:
+            raise
+        card = await _first_listed(
+            http, _ServedModel, "does not answer as vLLM does: start it with scripts/serve_vllm MODEL"
+        )
+        return ServerInfo(card.id, card.max_model_len, has_plugin=False)
+    url = f"{http.base_url}/v1/opd/info"
+    what = "the plugin of this version (restart the server with scripts/serve_vllm MODEL)"
+    read_answer(_PluginCaps, answer, url, what)
+    return read_answer(ServerInfo, {**answer, "has_plugin": True}, url, what)
+
+
+async def fetch_model_path(http: JsonClient) -> str:
+    """Return the model as given to the server: a hub name, or a folder.
+
+    Raises:
+        ServerRequestError: the key is refused (401, 403).
+        ServerMismatchError: the server does not report it.
+    """
+    problem = "does not say which model it serves: name it in openai.model_name"
+    return (await _first_listed(http, _LoadedModel, problem)).root
+
+
+async def _first_listed(http: JsonClient, entry: type[ModelT], problem: str) -> ModelT:
+    """Return the first entry of the server's model list."""
+    try:
+        models = read_answer(_Models, await http.get("/v1/models"), http.base_url, "a list of models")
+        return read_answer(entry, models.data[0], http.base_url, "vLLM's entry for a model")
+    except (ServerRequestError, ServerMismatchError) as error:
+        if isinstance(error, ServerRequestError) and error.status in (401, 403):
+            raise
+        raise ServerMismatchError(f"{http.base_url} {problem} ({error})") from error

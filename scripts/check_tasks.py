@@ -1,0 +1,314 @@
+"""`scripts/check_tasks`: run solutions of a dataset's tasks through the verifier used in training (I/O).
+
+Exit code 0: all passed; 1: some failed, or a given solution belongs to no task; 2: the dataset, the solutions or the
+settings are wrong, or the sandbox does not work; 130: interrupted.
+"""
+
+import argparse
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import Container, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple, cast, get_args
+
+from agentic_opd.core.concurrency import gather_all
+from agentic_opd.core.console import LiveBar, PrintableConsole, set_up_logging
+from agentic_opd.core.errors import ConfigError, DatasetError, OutputError
+from agentic_opd.core.exit_codes import EXIT_FAILED, EXIT_OK, EXIT_USAGE, exit_code
+from agentic_opd.core.text import printable_line, text_lines
+from agentic_opd.core.types import Task, Verification, VerifyOutcome
+from agentic_opd.sandboxes.factory import check_sandbox, sandbox_factory
+from agentic_opd.settings.read import refuse, validated
+from agentic_opd.wire.files import JsonLines
+from agentic_opd.worlds.coding.config import CodingConfig, DatasetFormat
+from agentic_opd.worlds.coding.tasks.load import load_tasks
+from agentic_opd.worlds.coding.tasks.rows import FILE_SUFFIXES, Row, is_data_file, read_file
+from agentic_opd.worlds.coding.verifier.verify import SOLUTION_FILE, verify
+
+_SHOWN = 20
+_SHOWN_LINES = 4
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code."""
+    arguments = _parser().parse_args(argv)
+    set_up_logging(verbose=False)
+    said = "interrupted: the lines of what was checked before are written"
+    return exit_code(lambda: asyncio.run(_run(arguments)), interrupted=said, on_error=EXIT_USAGE)
+
+
+async def _run(arguments: argparse.Namespace) -> int:
+    main_task = asyncio.current_task()
+    assert main_task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, main_task.cancel)
+    config, given = _config(arguments), cast(Path | None, arguments.solutions)
+    _check_out(arguments)
+    all_tasks = load_tasks(config)
+    tasks = all_tasks[: arguments.limit]
+    if given is None:
+        solutions, unknown = _reference_solutions(tasks), list[str]()
+    else:
+        solutions, unknown = read_solutions(given, {task.task_id for task in all_tasks})
+    new_sandbox, slots = sandbox_factory(config), asyncio.Semaphore(arguments.workers)
+
+    async def check(number: int, task: Task) -> None:
+        async with slots:
+            start = time.perf_counter()
+            verification = await verify(task, new_sandbox, solutions.get(task.task_id, {}), config.verify_timeout_s)
+            results.add(number, CheckedTask(task.task_id, verification, time.perf_counter() - start))
+
+    with CheckResults(arguments.out, len(tasks)) as results:
+        for one in unknown[:_SHOWN]:
+            results.say(f"warning: {one}")
+        await check_sandbox(new_sandbox)
+        await gather_all(check(number, task) for number, task in enumerate(tasks))
+    missing = [printable_line(task.task_id) for task in tasks if task.task_id not in solutions]
+    if missing:
+        shown = ", ".join(missing[:_SHOWN]) + (f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else "")
+        remedy = "give one with --solutions FILE" if given is None else f"{str(given)!r} has none for them"
+        results.say(f"{len(missing)} tasks have no solution, which counts as failed ({remedy}): {shown}")
+    if unknown:
+        results.say(f"{len(unknown)} solutions in {str(given)!r} belong to no task, and were not checked")
+    print(results.counts, flush=True)
+    return EXIT_FAILED if results.failed or unknown else EXIT_OK
+
+
+# ------------------------------------------------------------------------------------------------------- command line
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="scripts/check_tasks",
+        description="Run each task's reference solution, or the given solutions, through the verifier of training. "
+        "Print one JSON line per task (id, correctness, passed, total, outcome, seconds), then 'N passed, M failed'.",
+        epilog="Exit code 0: all passed; 1: some failed, or a given solution belongs to no task; 2: the dataset, the "
+        "solutions or the settings are wrong, or the sandbox does not work.",
+        allow_abbrev=False,
+    )
+    settings = CodingConfig.model_fields
+    add = parser.add_argument
+    add("dataset", metavar="FILE", help="file, folder or name on the hub, in the form of dataset_name")
+    add("--format", choices=get_args(DatasetFormat), default="generic", help="preset of the dataset's fields")
+    add("--solutions", type=Path, metavar="FILE", help="JSONL of {id, files: {solution.py: ...}}")
+    add("--out", type=Path, metavar="FILE", help="output file of the JSON lines (default: standard output)")
+    names = "fields with other names than the preset's"
+    add("--fields", nargs="+", action="extend", default=[], metavar="NAME=FIELD", help=names)
+    add("--split", default=settings["dataset_split"].default, help="split of the dataset, if it has splits")
+    add("--skip-broken", action="store_true", help="skip rows that cannot become tasks")
+    add("--limit", type=_count, metavar="N", help="only the first N tasks")
+    cores = len(os.sched_getaffinity(0))
+    add("--workers", type=_count, metavar="N", default=cores, help="number of tasks checked at the same time")
+    limit = "processor seconds for the tests of one task (default: %(default)g)"
+    add("--timeout", type=float, metavar="SECONDS", default=settings["verify_timeout_s"].default, help=limit)
+    backend = settings["sandbox_backend"].default
+    add("--sandbox", metavar="BACKEND", default=backend, help="backend of the sandbox, as in sandbox_backend")
+    return parser
+
+
+def _count(text: str) -> int:
+    """Parse a number of the command line that must be at least 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a number, at least 1; got {text!r}")
+    return int(text)
+
+
+def _config(arguments: argparse.Namespace) -> CodingConfig:
+    fields: dict[str, str] = {}
+    for pair in arguments.fields:
+        name, equals, field = pair.partition("=")
+        if not (name and equals and field):
+            raise ConfigError(f"--fields takes NAME=FIELD, for example prompt=question; got {pair!r}")
+        fields[name] = field
+    settings: dict[str, Any] = {
+        "dataset_name": arguments.dataset,
+        "dataset_split": arguments.split,
+        "dataset_format": arguments.format,
+        "dataset_fields": fields,
+        "dataset_skip_broken": arguments.skip_broken,
+        # Solutions may refer to tasks beyond the limit, so all ids are loaded.
+        "dataset_limit": arguments.limit if arguments.solutions is None else None,
+        "verify_timeout_s": arguments.timeout,
+        "sandbox_backend": arguments.sandbox,
+    }
+    wrong: list[str] = []
+    config = validated(CodingConfig, "", settings, wrong)
+    refuse(wrong)
+    return config
+
+
+def _check_out(arguments: argparse.Namespace) -> None:
+    """Raise ConfigError if the output would replace an input file."""
+    out: Path | None = arguments.out
+    for read in (Path(arguments.dataset), arguments.solutions):
+        if out is not None and read is not None and out.exists() and read.exists() and out.samefile(read):
+            raise ConfigError(f"--out {str(out)!r} is the file that is read; choose another")
+
+
+# ---------------------------------------------------------------------------------------------------------- solutions
+
+Files = dict[str, bytes]
+"""Relative path -> content."""
+
+
+def _reference_solutions(tasks: Sequence[Task]) -> dict[str, Files]:
+    return {
+        task.task_id: {SOLUTION_FILE: task.reference_solution.encode("utf-8", "surrogatepass")}
+        for task in tasks
+        if task.reference_solution is not None
+    }
+
+
+def read_solutions(path: Path, task_ids: Container[str]) -> tuple[dict[str, Files], list[str]]:
+    """Return the solutions (task id -> files) in a .jsonl, .jsonl.gz or .parquet file, and lines about unknown ids.
+
+    A row is `{"id": ..., "files": {"solution.py": ...}}`.
+
+    Raises:
+        DatasetError: the file cannot be read, a row has another form, or an id is repeated; the message names the line.
+    """
+    if not is_data_file(path):
+        raise DatasetError(f"solutions {str(path)!r}: expected a file that ends in {', '.join(FILE_SUFFIXES)}")
+    files: dict[str, Files] = {}
+    places: dict[str, str] = {}
+    unknown: list[str] = []
+    for row in read_file(path):
+        row_id, row_files = _row_id(row), _row_files(row)
+        if row_id in places:
+            raise DatasetError(f"{row.place}: the id {row_id!r} is already that of {places[row_id]}")
+        places[row_id] = row.place
+        if row_id in task_ids:
+            files[row_id] = row_files
+        else:
+            unknown.append(f"{row.place}: no task has the id {row_id!r}")
+    return files, unknown
+
+
+def _row_id(row: Row) -> str:
+    for name in ("id", "task_id"):
+        value = row.fields.get(name)
+        if type(value) is int or (isinstance(value, str) and value):
+            return str(value)
+    raise DatasetError(f"{row.place}: no id, a text or an integer; there is {', '.join(row.fields) or 'nothing'}")
+
+
+def _row_files(row: Row) -> Files:
+    found = row.fields.get("files")
+    if not isinstance(found, dict) or not found:
+        got = "an empty one" if isinstance(found, dict) else type(found).__name__
+        raise DatasetError(f"{row.place}: files must be an object such as {{'solution.py': 'def f(): ...'}}, got {got}")
+    files: Files = {}
+    for path, text in cast(dict[str, Any], found).items():
+        # In a Parquet file every row has the names of all rows, with null for missing files.
+        if text is None:
+            continue
+        if not isinstance(text, str):
+            raise DatasetError(f"{row.place}: files[{path!r}] must be a text, got {type(text).__name__}")
+        if not path or path.startswith("/") or ".." in PurePosixPath(path).parts:
+            raise DatasetError(f"{row.place}: files[{path!r}] must be a relative path without '..'")
+        files[path] = text.encode("utf-8", "surrogatepass")
+    return files
+
+
+# ------------------------------------------------------------------------------------------------------------ results
+
+
+class CheckedTask(NamedTuple):
+    """A task's verdict, and the duration of its verification in seconds."""
+
+    task_id: str
+    verification: Verification
+    seconds: float
+
+    @property
+    def is_passed(self) -> bool:
+        """Whether the tests ran to their end and all passed."""
+        return self.verification.outcome == VerifyOutcome.RAN and self.verification.passed == self.verification.total
+
+    @property
+    def outcome(self) -> str:
+        """Outcome of the tests: `ran`, or `ran, in_process` if they shared a process with the solution."""
+        return self.verification.outcome.value + (", in_process" if self.verification.in_process else "")
+
+    def to_row(self) -> dict[str, Any]:
+        """Return the JSON line's object."""
+        return {
+            "id": self.task_id,
+            "correctness": self.verification.correctness,
+            "passed": self.verification.passed,
+            "total": self.verification.total,
+            "outcome": self.outcome,
+            "seconds": round(self.seconds, 3),
+        }
+
+    def to_text(self) -> str:
+        """Return the result as text; a failure with the first lines of its report."""
+        verdict = self.verification
+        counts = f"{verdict.passed} of {verdict.total} passed ({self.seconds:.1f} s)"
+        text = f"{printable_line(self.task_id)}: {counts}, {self.outcome}"
+        if self.is_passed:
+            return text
+        report = "".join(f"\n    {line[:300]}" for line in text_lines(verdict.report)[1 : 1 + _SHOWN_LINES])
+        return f"FAIL {text}{report}"
+
+
+class CheckResults(LiveBar):
+    """The output: a JSON line per task, and a live bar in a terminal, with failures above it, or elsewhere plain lines.
+
+    The JSON lines are in the order of the tasks. Each is written once the lines of all earlier tasks are; the end of
+    the `with` block writes the remaining ones.
+    """
+
+    def __init__(self, path: Path | None, total: int) -> None:
+        """Open `path`, replacing an existing file; None is standard output.
+
+        Raises:
+            PlaceError: the file cannot be written.
+        """
+        super().__init__("tasks", total, console=PrintableConsole(stderr=True, highlight=False))
+        self._lines, self._total = JsonLines(path, hint="Choose another --out."), total
+        self._waiting: dict[int, CheckedTask] = {}
+        self._next = self.passed = self.failed = 0
+
+    @property
+    def counts(self) -> str:
+        """Text with the numbers of passed and failed tasks so far."""
+        return f"{self.passed} passed, {self.failed} failed"
+
+    def add(self, number: int, checked: CheckedTask) -> None:
+        """Count, write and show the result of the task at index `number`.
+
+        Raises:
+            OutputError: the line cannot be written to the disk or to standard output.
+        """
+        self.passed += checked.is_passed
+        self.failed += not checked.is_passed
+        if not self.is_live:
+            self.say(f"{self.passed + self.failed}/{self._total} {checked.to_text()}")
+        elif not checked.is_passed:
+            self.say(checked.to_text())
+        self.show(self.passed + self.failed, self.counts)
+        self._waiting[number] = checked
+        while self._next in self._waiting:
+            self._write(self._next)
+            self._next += 1
+
+    def __exit__(self, *error: Any) -> None:
+        """Stop the bar, write the remaining lines in order, and close the file."""
+        super().__exit__(*error)
+        for number in sorted(self._waiting):
+            self._write(number)
+        self._lines.close()
+
+    def _write(self, number: int) -> None:
+        try:
+            self._lines.write(self._waiting.pop(number).to_row())
+        except OutputError:
+            self._waiting.clear()
+            raise
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,80 @@
+"""What a server says of itself, and whether it fits."""
+
+import asyncio
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from agentic_opd.core.errors import ServerMismatchError
+from agentic_opd.core.http import JsonClient
+from agentic_opd.plugin.client import PluginClient
+from agentic_opd.plugin.info import ServerInfo, fetch_info, fetch_model_path
+from tests.unit.distill.fakes import Script, served
+
+
+def asked(route: str, answer: Any, use: Callable[[JsonClient], Any]) -> Any:
+    """What `use` makes of a server that gives this one answer."""
+
+    async def run() -> Any:
+        async with served({route: answer if callable(answer) else Script(answer)}) as url:
+            client = JsonClient(url, "key", retry_s=0.0)
+            try:
+                return await use(client)
+            finally:
+                await client.close()
+
+    return asyncio.run(run())
+
+
+TOKENIZER = SimpleNamespace(
+    encode=lambda text, add_special_tokens: [1, 2], added_tokens_decoder={9: SimpleNamespace(content="<|im_end|>")}
+)
+
+
+def plain(http: JsonClient) -> PluginClient:
+    return PluginClient(http, ServerInfo("m", 64, has_plugin=False))
+
+
+PLUGIN = {"model": "m", "max_model_len": 64, "max_logprobs": 20, "vocab_size": 99, "weight_version": 3}
+ODD = [None, [], '"x"', [3], {}, {"data": []}, {"data": [3]}, {"data": [{"id": "m", "max_model_len": None}]}]
+
+
+def test_the_plugin_says_everything_and_the_model_list_a_little() -> None:
+    assert asked("/v1/opd/info", {**PLUGIN, "new": 1}, fetch_info) == ServerInfo(
+        "m", 64, has_plugin=True, max_logprobs=20, vocab_size=99, weight_version=3
+    )
+    card = {"data": [{"id": "m", "root": "org/m", "max_model_len": 64}]}
+    assert asked("/v1/models", card, fetch_info) == ServerInfo("m", 64, has_plugin=False)
+    assert asked("/v1/models", card, fetch_model_path) == "org/m"
+
+
+@pytest.mark.parametrize("answer", [*ODD, {**PLUGIN, "vocab_size": None}])
+def test_an_odd_answer_of_the_plugin_is_a_mismatch(answer: Any) -> None:
+    with pytest.raises(ServerMismatchError, match="/v1/opd/info is not the plugin of this version"):
+        asked("/v1/opd/info", answer, fetch_info)
+
+
+@pytest.mark.parametrize("answer", [*ODD, 404])
+def test_an_odd_model_list_is_a_mismatch(answer: Any) -> None:
+    with pytest.raises(ServerMismatchError, match="does not answer as vLLM does"):
+        asked("/v1/models", answer, fetch_info)
+    with pytest.raises(ServerMismatchError, match="does not say which model it serves"):
+        asked("/v1/models", answer, fetch_model_path)
+
+
+@pytest.mark.parametrize("answer", [None, [], '"x"', {}, {"tokens": None}, {"tokens": ["a"]}, {"tokens": [1, 9]}])
+def test_a_tokenizer_that_is_another_or_says_no_ids_is_a_mismatch(answer: Any) -> None:
+    with pytest.raises(ServerMismatchError, match="tokeniz"):
+        asked("/tokenize", answer, lambda http: plain(http).check_tokenizer(TOKENIZER))
+    script = Script({"tokens": [1, 2]})
+    asked("/tokenize", script, lambda http: plain(http).check_tokenizer(TOKENIZER))
+    assert script.bodies[0]["prompt"].endswith("<|im_end|>"), "added tokens are compared too"
+
+
+@pytest.mark.parametrize("answer", [None, [], {}, {"prompt": None}, {"prompt": [1]}])
+def test_a_text_of_ids_that_is_none_is_a_mismatch(answer: Any) -> None:
+    with pytest.raises(ServerMismatchError, match="/detokenize is not vLLM's tokenizer"):
+        asked("/detokenize", answer, lambda http: plain(http).text([1, 2]))
+    assert asked("/detokenize", {"prompt": "ab"}, lambda http: plain(http).text((1, 2))) == "ab"
