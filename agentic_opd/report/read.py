@@ -32,7 +32,7 @@ _MIN_LOGPROB = math.log(MIN_PROBABILITY)
 MOVED = 0.05
 """Smallest |gap| (nats) of a token that moved. The |gap| must also reach `NOISE_FACTOR` times the noise."""
 NOISE_FACTOR = 3.0
-"""Smallest ratio of |gap| to the measured noise (root mean square, else the noise floor) of a token that moved."""
+"""Smallest ratio of |gap| to the measured noise (root mean square) of a token that moved."""
 
 Wrap = Callable[[BinaryIO, int], BinaryIO]
 
@@ -115,8 +115,7 @@ class ShownRollout:
     @property
     def moved_from(self) -> float:
         """Smallest |gap| (nats) of a token that moved."""
-        noise = self.noise_floor if self.noise_rms is None else self.noise_rms
-        return max(MOVED, NOISE_FACTOR * (noise or 0.0))
+        return max(MOVED, NOISE_FACTOR * (self.noise_rms or 0.0))
 
     @property
     def moved(self) -> NDArray[np.float64]:

@@ -102,9 +102,7 @@ def context_parts(text: str, messages: Sequence[Mapping[str, Any]], control: Col
     last token) the messages are the parts.
     """
     if not text:
-        return [
-            Passage(str(message.get("role")), message_text(message), _name(message), True) for message in messages
-        ]
+        return [Passage(str(message.get("role")), message_text(message), _name(message), True) for message in messages]
     parts: list[Passage] = []
     end = 0
     for message in messages:

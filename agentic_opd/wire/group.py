@@ -530,7 +530,7 @@ class ScoredGroup:
 
 # ------------------------------------------------------------------------------------------------- the form of the JSON
 
-_List = Annotated[list[Any], InstanceOf()]
+_List = InstanceOf[list[Any]]
 """An array, as it is: `checks.read_group` checks its entries without a copy."""
 
 

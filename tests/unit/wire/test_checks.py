@@ -3,9 +3,12 @@
 import copy
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from agentic_opd.core.errors import WireError
 from agentic_opd.core.types import ContextTurn
@@ -453,3 +456,54 @@ def test_each_message_of_the_assistants_has_a_record_or_is_context(entries: Any,
     one = conversation()
     one["overrides"][0]["opd"]["context_turns"] = entries
     assert any(expected in problem.at("line 1") for problem in GroupChecker().read(one).problems)
+
+
+ANY_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(), max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=6,
+)
+WHOLE = known_more()
+PLACES = places(WHOLE)[1:]
+
+
+@given(st.lists(st.tuples(st.sampled_from(PLACES), ANY_JSON), min_size=1, max_size=3))
+def test_a_group_changed_at_random_is_read_or_named_and_never_a_traceback(changes: list[tuple[Any, Any]]) -> None:
+    bad = copy.deepcopy(WHOLE)
+    for place, value in changes:
+        with suppress(LookupError, TypeError):  # An earlier change removed the place.
+            change(*place, to=value)(bad)
+    read, problems = GroupChecker().read(bad)
+    assert read is not None or problems
+    assert all(len(problem.at("line 1")) < 2000 for problem in problems)
+    if read is not None and not problems:
+        again, none = GroupChecker().read(read.to_wire())
+        assert (again, none) == (read, [])
+
+
+@given(st.sampled_from(PLACES))
+def test_a_group_that_lacks_something_is_read_or_named(place: tuple[Any, ...]) -> None:
+    bad = copy.deepcopy(WHOLE)
+    inner = bad
+    for key in place[:-1]:
+        inner = inner[key]
+    del inner[place[-1]]
+    read, problems = GroupChecker().read(bad)
+    assert read is not None or problems
+
+
+def nested(depth: int) -> Any:
+    value: Any = 1
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize("odd", [nested(5000), {"a": nested(5000)}, "\ud800", 10**4000, "0.5", True, -9999, 1e39])
+def test_odd_values_are_named_in_a_few_words_wherever_they_stand(odd: Any) -> None:
+    for place in PLACES:
+        bad = copy.deepcopy(WHOLE)
+        change(*place, to=odd)(bad)
+        read, problems = GroupChecker().read(bad)
+        assert read is not None or problems
+        assert all(len(problem.at("line 1")) < 1000 for problem in problems)
