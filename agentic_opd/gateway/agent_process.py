@@ -32,11 +32,11 @@ from renderers import Renderer
 from agentic_opd.core.authors import Authors
 from agentic_opd.core.errors import AgentError, ConfigError, SandboxError, ServerError
 from agentic_opd.core.types import Episode, Message, ProgramRun, StopReason, Task, World, WorldSession
-from agentic_opd.gateway.errors import RefusedError
+from agentic_opd.gateway.errors import ClientError
 from agentic_opd.gateway.request import Asked
 from agentic_opd.gateway.sampler import CONTEXT_FULL, Answer, Sampler
 from agentic_opd.gateway.serve import WebServer
-from agentic_opd.gateway.sessions import Session, Sessions
+from agentic_opd.gateway.sessions import OpenSession, Sessions
 from agentic_opd.gateway.telemetry import Telemetry
 from agentic_opd.gateway.turns import Path as TurnPath
 from agentic_opd.gateway.turns import RecordedTurn, branches
@@ -106,10 +106,6 @@ class _Files:
     def changes_of(self, turn_ids: Sequence[int], line: Collection[int]) -> tuple[list[int], frozenset[int] | None]:
         """Return the turns that changed the files, and which of these changes are still in the files.
 
-        Args:
-            turn_ids: Ids of the episode's turns.
-            line: Ids of these and of their sequence's context turns; a change belongs to the last one before it.
-
         Returns:
             Turn ids, and `Verification.made_by` (indices into these ids); None without a change.
         """
@@ -124,7 +120,7 @@ class _Files:
 class _Capture:
     """The requests of one program so far."""
 
-    session: Session
+    session: OpenSession
     key: str
     sampling: Mapping[str, float]
     """The environment's sampling parameters, by vLLM's names."""
@@ -162,7 +158,8 @@ class _Capture:
         """Return the request with the environment's sampling parameters and at most `max_tokens` per answer."""
         rest = {name: value for name, value in asked.sampling.items() if name not in _OURS}
         most = min(asked.max_tokens or max_tokens, max_tokens)
-        return replace(asked, sampling={**rest, **self.sampling}, max_tokens=most, session=_SESSION, group=None)
+        client = replace(asked.client, group=None, is_last=False)
+        return replace(asked, sampling={**rest, **self.sampling}, max_tokens=most, session=_SESSION, client=client)
 
     def episode(self, task: Task, stop: StopReason, run: ProgramRun | None = None) -> Episode | None:
         """Return the sequence with the most learnable turns as an episode; None if there is nothing to learn from."""
@@ -213,13 +210,6 @@ class AgentProcess:
         tokenizer: Any,
     ) -> None:
         """Check the world and the servers, and build the web application.
-
-        Args:
-            config: Settings of the rollouts; `agent_command` must be set.
-            world: World that runs the programs and verifies their files.
-            servers: The policy's servers.
-            renderer: Renderer of the conversations.
-            tokenizer: The policy's tokenizer.
 
         Raises:
             ConfigError: the world can't run programs.
@@ -277,12 +267,6 @@ class AgentProcess:
 
         The program counts as the only tool call, without error if it ended by itself with exit code 0.
 
-        Args:
-            task: Task of the episode.
-            server_url: Server that samples its turns.
-            temperature: Sampling temperature; `top_p` comes from the settings.
-            learn_from_altered: Also learn from turns for which a request changed the sampling distribution.
-
         Returns:
             A verified and rewarded episode, or an unverified one with the policy server's failure in `error`.
 
@@ -312,17 +296,18 @@ class AgentProcess:
         """Answer a program's request; see `Gateway.answer`.
 
         Raises:
-            RefusedError: the request can't be answered, or the episode has used up its turns.
+            ClientError: the request can't be answered, or the episode has used up its turns.
             ServerError: the policy's server failed.
         """
         capture, config = self._captures.get(owner), self._config
         if capture is None:
-            raise RefusedError(409, "the episode is over", code="session_ended")
+            raise ClientError(409, "the episode is over", code="session_ended")
         if capture.requests >= config.max_turns:
             capture.refused = StopReason.MAX_TURNS
             message = f"this episode has had its {config.max_turns} turns (env.max_turns)"
-            raise RefusedError(403, message, code="max_turns")
-        asked, session = capture.asked(asked, config.max_tokens_per_turn), capture.session
+            raise ClientError(403, message, code="max_turns")
+        asked = self._sampler.settled(capture.asked(asked, config.max_tokens_per_turn))
+        session = capture.session
         place = self._sessions.place(owner, asked)
         capture.asks(asked, place.path)
         server = self._servers[session.row.server]
@@ -332,13 +317,13 @@ class AgentProcess:
             self._sampler.check_size(asked, context)
             with contextlib.suppress(SandboxError):  # `run_program` raises the same error.
                 await capture.files.look(capture.last_turn)
-            talk, path = await self._sampler.prompted(place, asked)
-            events = self._sampler.sampled(asked, session, server, talk, path, context=context)
+            conversation, path = await self._sampler.prompted(place, asked)
+            events = self._sampler.sampled(asked, session, server, conversation, path, context=context)
             async with aclosing(events):
                 async for event in events:
                     yield event
             capture.failure = None
-        except RefusedError as error:
+        except ClientError as error:
             if error.code == CONTEXT_FULL:
                 capture.refused = StopReason.CONTEXT_FULL
             raise
@@ -348,7 +333,19 @@ class AgentProcess:
         finally:
             session.end(time.time())
 
-    async def _keep(self, session: Session, turn: RecordedTurn) -> None:
+    async def count(self, asked: Asked) -> int:
+        """See `Gateway.count`."""
+        asked = self._sampler.settled(asked)
+        self._sampler.check_size(asked, self.max_model_len)
+        return await self._sampler.count(asked)
+
+    @property
+    def max_model_len(self) -> int:
+        """Maximum tokens of a sequence."""
+        longest = max(server.info.max_model_len for server in self._servers.values())
+        return min(longest, self._config.max_token_length)
+
+    async def _keep(self, session: OpenSession, turn: RecordedTurn) -> None:
         altered = tuple(name for name in turn.altered if name not in _OURS)
         self._sessions.add(session, replace(turn, altered=altered))
         self._captures[session.row.owner].finished(turn)
@@ -357,7 +354,7 @@ class AgentProcess:
         """Return the digest of the request's key, which identifies its episode.
 
         Raises:
-            RefusedError: 401, the key belongs to no running episode.
+            ClientError: 401, the key belongs to no running episode.
         """
         owner = digest_of_key(bearer(request))
         if owner not in self._captures:

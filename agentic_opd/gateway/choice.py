@@ -49,6 +49,10 @@ class Finished:
     """`stop`, `length` or `tool_calls`."""
     rest: Piece
     """The text that was not streamed yet; tool calls are only in `message`."""
+    stop_string: str | None = None
+    """The `stop` string that ended the choice, if any."""
+    reasoning_tokens: int = 0
+    """Number of leading tokens that are reasoning."""
     rewrote: bool = False
     """Whether the parsed message did not start with the streamed text, so that `message` keeps the streamed text."""
 
@@ -57,15 +61,7 @@ class Choice:
     """The state of one choice while it is sampled."""
 
     def __init__(self, index: int, chat: Chat, prompt_ids: list[int], message_index: int, keeps_stop: bool) -> None:
-        """Start without tokens.
-
-        Args:
-            index: Index of the choice in the answer.
-            chat: Parser of the sampled tokens.
-            prompt_ids: Token ids of the prompt.
-            message_index: Index that the message will have in the conversation.
-            keeps_stop: Keep the stop string that ends the choice in the text.
-        """
+        """Start without tokens."""
         self.index = index
         self._chat, self._prompt_ids, self._message_index = chat, prompt_ids, message_index
         self._keeps_stop = keeps_stop
@@ -83,12 +79,7 @@ class Choice:
         """
 
     def take(self, delta: Delta, stop: Sequence[str] = ()) -> Piece | None:
-        """Add sampled tokens, and return the text that is safe to stream now; None if nothing is new.
-
-        Args:
-            delta: The sampled tokens.
-            stop: Strings that end the text. A possible beginning of one is held back.
-        """
+        """Add sampled tokens, and return the text that is safe to stream now; None if nothing is new."""
         self._tokens += delta.tokens
         if delta.weight_version is not None:
             self._versions.append(delta.weight_version)
@@ -141,7 +132,16 @@ class Choice:
                 message[name], rewrote = shown, True
         rest = self._piece(message["content"], message.get("reasoning_content") or "")
         reason = "tool_calls" if parsed.tool_calls and delta.finish_reason == "stop" else delta.finish_reason
-        return Finished(self.index, completion, message, reason, rest or Piece(self.index, "", "", ()), rewrote)
+        return Finished(
+            self.index,
+            completion,
+            message,
+            reason,
+            rest or Piece(self.index, "", "", ()),
+            delta.stop_string,
+            self._chat.reasoning_tokens(completion.token_ids, message),
+            rewrote,
+        )
 
     def _as_text(self, completion: Completion, parsed: ParsedTurn | None) -> ParsedTurn:
         """Return the completion as text, if parsing failed, a tool call is malformed or the request has no tools.
@@ -191,13 +191,7 @@ class Choice:
 
 
 def held_back(content: str, stop: Sequence[str], *, has_tools: bool) -> str:
-    """Return the beginning of an unfinished text that no later token can change.
-
-    Args:
-        content: The text so far.
-        stop: Strings that end the text and are not part of it.
-        has_tools: Whether the model may call tools; some model families write calls as text.
-    """
+    """Return the beginning of an unfinished text that no later token can change."""
     certain = _certain(content)
     for string in stop:
         certain = certain.partition(string)[0]

@@ -27,14 +27,7 @@ class Delivery:
     """A background task that sends the groups of one gateway to one API."""
 
     def __init__(self, url: str, env: EnvDescription, journal: Journal, telemetry: Telemetry) -> None:
-        """Start with the unsent groups of the journal; the API need not be reachable yet.
-
-        Args:
-            url: Address of the API.
-            env: Description for the registration; its `group_size` is the number of sessions in a group.
-            journal: Journal that holds the groups.
-            telemetry: Metrics of sent, skipped and lost groups.
-        """
+        """Start with the unsent groups of the journal; the API need not be reachable yet."""
         self._journal, self._telemetry = journal, telemetry
         self._waiting = deque(journal.unsent_groups())
         telemetry.unsent.set(len(self._waiting))

@@ -1,25 +1,19 @@
-"""The error with which the gateway refuses a request, in OpenAI's format."""
+"""The error with which the gateway refuses a request."""
 
 from dataclasses import dataclass
-from typing import Any
 
 from agentic_opd.core.errors import ServerError, ServerRequestError
 from agentic_opd.core.text import read_json
 
 
 @dataclass(frozen=True, slots=True)
-class RefusedError(Exception):
+class ClientError(Exception):
     """A refused request: `status` is the HTTP status, `param` the invalid field."""
 
     status: int
     message: str
     param: str | None = None
     code: str | None = None
-
-    def to_wire(self) -> dict[str, Any]:
-        """Return the response body in OpenAI's error format."""
-        kind = "server_error" if self.status >= 500 else "invalid_request_error"
-        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
 
 def as_refusal(error: ServerRequestError) -> Exception:
@@ -28,6 +22,6 @@ def as_refusal(error: ServerRequestError) -> Exception:
         return ServerError(str(error))
     try:
         refused = read_json(error.answer)["error"]
-        return RefusedError(error.status, f"vLLM refuses it: {refused['message']}", refused.get("field"))
+        return ClientError(error.status, f"vLLM refuses it: {refused['message']}", refused.get("field"))
     except (ValueError, KeyError, TypeError, AttributeError):
-        return RefusedError(error.status, "vLLM refuses the request's sampling parameters")
+        return ClientError(error.status, "vLLM refuses the request's sampling parameters")

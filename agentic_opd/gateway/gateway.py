@@ -15,19 +15,19 @@ from agentic_opd.atropos.api import EnvDescription
 from agentic_opd.core.concurrency import to_its_end
 from agentic_opd.core.errors import OutputError
 from agentic_opd.core.http import JsonClient
-from agentic_opd.core.types import StopReason
+from agentic_opd.core.types import Message, StopReason
 from agentic_opd.distill.connect import PolicyEndpoint
 from agentic_opd.distill.distiller import Distiller
 from agentic_opd.gateway.config import GatewayConfig
 from agentic_opd.gateway.delivery import Delivery
-from agentic_opd.gateway.errors import RefusedError
+from agentic_opd.gateway.errors import ClientError
 from agentic_opd.gateway.groups import Closed, GroupWriter
 from agentic_opd.gateway.journal import Ending, Journal, SessionRow, SessionState
-from agentic_opd.gateway.request import Asked
+from agentic_opd.gateway.request import Asked, with_messages
 from agentic_opd.gateway.sampler import Answer, Sampler
-from agentic_opd.gateway.sessions import Session, Sessions
+from agentic_opd.gateway.sessions import OpenSession, Sessions, TurnKey
 from agentic_opd.gateway.telemetry import Telemetry
-from agentic_opd.gateway.turns import RecordedTurn
+from agentic_opd.gateway.turns import Feedback, Follows, Path, RecordedTurn, TurnTree, reply_to
 from agentic_opd.plugin.client import PluginClient
 from agentic_opd.rollout.renderer import configured_renderer, load_policy_tokenizer
 from agentic_opd.settings.atropos import PolicyServerConfig
@@ -71,7 +71,7 @@ class Gateway:
         self._sessions = Sessions(config.max_open_sessions)
         self._sampler = Sampler(renderer, tokenizer, telemetry, self._keep, journal.last_turn_id() + 1)
         for row in map(self._with_server, journal.sessions(SessionState.OPEN)):
-            self._sessions.restore(row, journal.turns(row.session_id))
+            self._sessions.restore(row, journal.turns(row.session_id), journal.feedback(row.session_id))
         writer.restore(map(self._with_server, journal.sessions(SessionState.CLOSED)))
         self._idle = asyncio.create_task(self._close_idle())
         self._undo = AsyncExitStack()
@@ -146,67 +146,114 @@ class Gateway:
 
         A choice's turn is in the journal before its `Finished` is yielded. Closing the generator stops the sampling.
 
-        Args:
-            asked: The request.
-            owner: Digest of the client's key.
-
         Raises:
-            RefusedError: the request can't be answered; the message says why.
+            ClientError: the request can't be answered; the message says why.
             OutputError, ServerError: the disk or the policy's server failed.
         """
-        if asked.model is not None and asked.model != self.model:
-            raise RefusedError(
-                404,
-                f"the model {asked.model[:200]!r} is not served here; {self.model!r} is",
-                "model",
-                "model_not_found",
-            )
-        self._sampler.check_size(asked, max(server.info.max_model_len for server in self._servers.values()))
+        asked = self._sampler.settled(await self._continued(asked, owner))
+        self._sampler.check_size(asked, self.max_model_len)
         place = self._sessions.place(owner, asked)
         session = place.session
-        self._check_group(asked.group, session)
+        self._check_group(asked.client.group, session)
         if session is not None and session.is_ending:
-            raise RefusedError(409, "the session is being ended", "session_id", "session_ended")
+            raise ClientError(409, "the session is being ended", "session_id", "session_ended")
         if session is None:
             least = min(self._servers, key=self._load_of)
-            session = self._sessions.open(owner, asked.session, least, time.time(), asked.group)
+            group = asked.client.group
+            session = self._sessions.open(owner, place.name, least, time.time(), group, place.parent)
         session.begin()
         self._show_open()
         is_whole = False
         try:
-            talk, path = await self._sampler.prompted(place, asked)
+            conversation, path = await self._sampler.prompted(place, asked)
             if place.is_rewritten or (place.path and not path):
                 self.telemetry.rewritten.inc()
-            if path and asked.turn_type == "main" and path[-1].turn_id not in session.judged:
-                judging = self._writer.judge(session.row, path, place.new)
-                if judging is not None:
-                    session.judged[path[-1].turn_id] = judging
+            follows = place.follows
+            if place.path and not path:  # The chat template wrote the history anew.
+                length = len(asked.messages)
+                follows = Follows(place.path[-1].turn_id, length - len(place.new), length)
+            if path and asked.turn_type == "main":
+                self._judge(session, path, place.new)
+            elif follows is not None and asked.turn_type == "main":
+                before = session.tree.path(follows.turn_id)
+                self._judge(session, before, asked.messages[follows.start : follows.stop])
             server = self._servers[session.row.server]
-            answer = self._sampler.sampled(asked, session, server, talk, path, context=server.info.max_model_len)
+            context = server.info.max_model_len
+            answer = self._sampler.sampled(asked, session, server, conversation, path, follows=follows, context=context)
             async with aclosing(answer) as events:
                 async for event in events:
                     yield event
             is_whole = True
         finally:
             session.end(time.time())
-            if is_whole and asked.is_last and not session.is_ending:
+            if is_whole and asked.client.is_last and not session.is_ending:
                 await self._close(session, StopReason.CLOSED)
             elif not session.tree.turns and session.is_free:
                 self._sessions.remove(session)
             self._show_open()
 
-    def _check_group(self, group: str | None, session: Session | None) -> None:
-        """Refuse a group name that the session can't belong to, with a RefusedError."""
+    async def count(self, asked: Asked) -> int:
+        """Return the number of tokens of a request's prompt; raises ClientError (400) if it can't be rendered."""
+        asked = self._sampler.settled(asked)
+        self._sampler.check_size(asked, self.max_model_len)
+        return await self._sampler.count(asked)
+
+    @property
+    def max_model_len(self) -> int:
+        """Maximum tokens of a sequence: that of the server with the longest context."""
+        return max(server.info.max_model_len for server in self._servers.values())
+
+    async def _continued(self, asked: Asked, owner: str) -> Asked:
+        """Return the request with the conversation of the answer that it continues.
+
+        Raises:
+            ClientError: 404, this client received no answer with that id; or 400, the conversation can't be continued.
+        """
+        if asked.previous is None:
+            return asked
+        key = self._sessions.answered(owner, asked.previous)
+        if key is not None:
+            path, session = self._sessions.path(key), key.session_id
+        else:
+            path, session = await self._answered(owner, asked.previous), asked.session
+        history = [message for turn in path for message in turn.messages][path[0].num_instructions :]
+        instructions, new = asked.messages[: asked.num_instructions], asked.messages[asked.num_instructions :]
+        return with_messages(replace(asked, session=asked.session or session), (*instructions, *history, *new))
+
+    async def _answered(self, owner: str, answer_id: str) -> Path:
+        """Return the turns up to an answer of a session in the journal."""
+        found = await self._journal.run(lambda: self._journal.answered(owner, answer_id))
+        if found is None:
+            message = f"previous_response_id: there is no answer {answer_id[:80]!r}"
+            raise ClientError(404, message, "previous_response_id", "previous_response_not_found")
+        row, turn_id = found
+        tree = TurnTree()
+        for turn in await self._journal.run(lambda: self._journal.turns(row.session_id)):
+            tree.add(turn)
+        return tree.path(turn_id)
+
+    def _judge(self, session: OpenSession, path: Path, new: Sequence[Message]) -> None:
+        """Start to judge a path's last turn with its next state and its feedback, unless it is judged already."""
+        turn_id = path[-1].turn_id
+        feedback = session.feedback.get(turn_id, ())
+        if (turn_id in session.judged and not feedback) or turn_id in session.tree.side_turns():
+            return
+        judging = self._writer.judge(session.row, path, [*new, *(one.message() for one in feedback)])
+        if judging is not None:
+            session.judged[turn_id] = judging
+
+    def _check_group(self, group: str | None, session: OpenSession | None) -> None:
+        """Refuse a group name that the session can't belong to, with a ClientError."""
         if group is None:
             return
         if self.config.group_size == 1:
-            raise RefusedError(
+            raise ClientError(
                 400, "sessions form no groups here: env.group_size of the gateway is 1", "X-Group-Id", "no_groups"
             )
         if session is not None and session.row.group_name != group:
-            raise RefusedError(409, "the session was opened in another group, or in none", "X-Group-Id")
+            raise ClientError(409, "the session was opened in another group, or in none", "X-Group-Id")
 
-    async def _keep(self, session: Session, turn: RecordedTurn) -> None:
+    async def _keep(self, session: OpenSession, turn: RecordedTurn) -> None:
         """Add a turn to the journal, then to its session."""
         await self._journal.add_turn(session.row, turn)
         self._sessions.add(session, turn)
@@ -225,27 +272,46 @@ class Gateway:
     ) -> SessionStatus:
         """End a session after its pending answers.
 
-        Args:
-            owner: Digest of the client's key.
-            name: The client's name of the session, or its id.
-            reward: The client's reward of the session; None: not given.
-            feedback: The client's final feedback, which is the next state of the last learnable turn.
-
         Raises:
-            RefusedError: 404, this client has no open session of this name.
+            ClientError: 404, this client has no open session of this name.
             OutputError: the end could not be written to the journal; the session stays open.
         """
         session = self._sessions.named(owner, name)
         if session is None or session.is_ending:
             raise _unknown_session()
+        for other in self._sessions.under(session):
+            if not other.is_ending:
+                await self._close(other, StopReason.CLOSED)
         turns = await self._close(session, StopReason.CLOSED, reward, feedback)
         return SessionStatus(session.session_id, session.row.name, SessionState.CLOSED, turns)
+
+    async def give_feedback(self, owner: str, name: str | None, turn: str, feedback: Feedback) -> int:
+        """Record feedback for one turn of an open session, and judge the turn with it; returns the turn's id.
+
+        Raises:
+            ClientError: 404, this client has no open session with such a turn.
+            OutputError: the feedback could not be written to the journal.
+        """
+        key = self._sessions.answered(owner, turn)
+        session = self._sessions.named(owner, name) if name is not None else None
+        if session is not None and turn.isdecimal() and len(turn) < 20:
+            key = TurnKey(session.session_id, int(turn))
+        found = None if key is None else self._sessions.named(owner, key.session_id)
+        if key is None or found is None or found.is_ending or key.turn_id not in found.tree.turns:
+            raise ClientError(404, "no open session has such a turn", "turn", "turn_not_found")
+        if name is not None and found is not session:
+            raise ClientError(404, "this turn is of another session", "turn", "turn_not_found")
+        await self._journal.run(lambda: self._journal.add_feedback(key.turn_id, feedback))
+        found.feedback.setdefault(key.turn_id, []).append(feedback)
+        found.used = time.time()
+        self._judge(found, self._sessions.path(key), reply_to(found.tree, found.tree.turns[key.turn_id]))
+        return key.turn_id
 
     async def status(self, owner: str, name: str) -> SessionStatus:
         """Return the status of an open or ended session.
 
         Raises:
-            RefusedError: 404, the journal has no session of this client with this name or id.
+            ClientError: 404, the journal has no session of this client with this name or id.
         """
         session = self._sessions.named(owner, name)
         if session is not None:
@@ -257,7 +323,7 @@ class Gateway:
         return SessionStatus(row.session_id, row.name, row.state, turns)
 
     async def _close(
-        self, session: Session, stop: StopReason, reward: float | None = None, feedback: str | None = None
+        self, session: OpenSession, stop: StopReason, reward: float | None = None, feedback: str | None = None
     ) -> int:
         """Close a session after its pending answers; returns its number of turns."""
         session.is_ending = True
@@ -271,13 +337,13 @@ class Gateway:
                 self._writer.leave(session.row, ending.group_id)
         return len(session.tree.turns)
 
-    async def _closed(self, session: Session, ending: Ending) -> None:
+    async def _closed(self, session: OpenSession, ending: Ending) -> None:
         """Record the end, and submit the session for its group. On OutputError the session stays open."""
         row: SessionRow = replace(session.row, state=SessionState.CLOSED, ending=ending)
         await self._journal.run(lambda: self._journal.close_session(row.session_id, ending))
         self._sessions.remove(session)
         self._show_open()
-        self._writer.submit(Closed(row, session.tree, session.judged))
+        self._writer.submit(Closed(row, session.tree, session.judged, session.feedback))
 
     async def _close_idle(self) -> None:
         idle_s, cleaned = self.config.session_idle_s, 0.0
@@ -306,8 +372,8 @@ class Gateway:
         self.telemetry.open.set(len(self._sessions))
 
 
-def _unknown_session() -> RefusedError:
-    return RefusedError(404, "there is no such session", "session_id", "session_not_found")
+def _unknown_session() -> ClientError:
+    return ClientError(404, "there is no such session", "session_id", "session_not_found")
 
 
 async def _connected(http: JsonClient, tokenizer: Any) -> PluginClient:

@@ -26,7 +26,7 @@ from agentic_opd.gateway.config import GatewayConfig
 from agentic_opd.gateway.delivery import Delivery
 from agentic_opd.gateway.journal import Ending, Journal, SessionRow, SessionState
 from agentic_opd.gateway.telemetry import Telemetry
-from agentic_opd.gateway.turns import Branch, Path, TurnTree, answered, branches
+from agentic_opd.gateway.turns import Branch, Feedback, Path, TurnTree, answered, branches
 from agentic_opd.wire.files import GroupFile
 from agentic_opd.wire.group import GroupDistillation, ScoredGroup, ScoredRollout
 
@@ -48,6 +48,9 @@ class Closed:
     """The session's turns; None: read them from the journal."""
     judged: Judged = field(default_factory=dict[int, asyncio.Task[DistilledTurn]])
     """Tasks started by `GroupWriter.judge`, by turn id."""
+
+    feedback: Mapping[int, Sequence[Feedback]] = field(default_factory=dict[int, Sequence[Feedback]])
+    """The client's feedback for single turns, by turn id."""
 
     @property
     def ending(self) -> Ending:
@@ -80,16 +83,7 @@ class GroupWriter:
         telemetry: Telemetry,
         delivery: Delivery | None = None,
     ) -> None:
-        """Start without sessions.
-
-        Args:
-            config: Settings of the gateway.
-            distiller: Distiller of the turns; None: groups hold no distillation targets.
-            file: Output file of the groups.
-            journal: Journal of the sessions.
-            telemetry: Metrics of sessions and turns.
-            delivery: Sender of written groups to a trajectory API; None: groups are only in the file.
-        """
+        """Start without sessions. Without a distiller groups hold no targets; without a delivery they are not sent."""
         self._config, self._distiller, self._file = config, distiller, file
         self._journal, self._telemetry, self._delivery = journal, telemetry, delivery
         self._slots = asyncio.Semaphore(config.max_concurrent_groups)
@@ -249,15 +243,18 @@ class GroupWriter:
         return None
 
     async def _branches(self, closed: Closed) -> list[Branch]:
-        session_id, tree = closed.row.session_id, closed.tree
+        session_id, tree, feedback = closed.row.session_id, closed.tree, closed.feedback
         if tree is None:
             tree = TurnTree()
             for turn in await self._journal.run(partial(self._journal.turns, session_id)):
                 tree.add(turn)
+            feedback = await self._journal.run(partial(self._journal.feedback, session_id))
         return branches(
             tree,
             feedback=closed.ending.feedback,
             learn_from_altered=self._config.learn_from_altered_sampling,
+            reward=closed.ending.reward,
+            of_turns=feedback,
         )
 
     async def _scored(self, closed: Sequence[Closed], found: Mapping[str, Sequence[Branch]]) -> ScoredGroup:
@@ -282,7 +279,7 @@ class GroupWriter:
                 ScoredRollout.of_conversation(
                     branch.trace,
                     one.ending.stop,
-                    given_reward=one.ending.reward,
+                    given_reward=branch.reward,
                     rows=of_it and of_it.traces[0].arrays,
                     turns=of_it and of_it.records,
                     session_id=names[one.row.session_id] if is_named else None,

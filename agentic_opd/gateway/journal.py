@@ -21,7 +21,7 @@ from pydantic import TypeAdapter, ValidationError
 from agentic_opd.core.errors import OutputError, WireError
 from agentic_opd.core.text import json_line, read_json
 from agentic_opd.core.types import StopReason
-from agentic_opd.gateway.turns import RecordedTurn
+from agentic_opd.gateway.turns import Feedback, RecordedTurn
 from agentic_opd.wire.files import FileLock
 from agentic_opd.wire.group import ScoredGroup
 
@@ -31,20 +31,26 @@ _SCHEMA = """
 CREATE TABLE IF NOT EXISTS sessions (
     session_id TEXT PRIMARY KEY, owner TEXT NOT NULL, name TEXT, server TEXT NOT NULL,
     opened REAL NOT NULL, used REAL NOT NULL, state TEXT NOT NULL,
-    stop TEXT, reward REAL, feedback TEXT, group_id TEXT, error TEXT, group_name TEXT
+    stop TEXT, reward REAL, feedback TEXT, group_id TEXT, error TEXT, group_name TEXT, parent TEXT
 ) STRICT;
 CREATE TABLE IF NOT EXISTS turns (
-    turn_id INTEGER PRIMARY KEY, session_id TEXT NOT NULL REFERENCES sessions, body TEXT NOT NULL
+    turn_id INTEGER PRIMARY KEY, session_id TEXT NOT NULL REFERENCES sessions, answer_id TEXT NOT NULL,
+    body TEXT NOT NULL
+) STRICT;
+CREATE TABLE IF NOT EXISTS feedback (
+    turn_id INTEGER NOT NULL REFERENCES turns, reward REAL, text TEXT
 ) STRICT;
 CREATE TABLE IF NOT EXISTS groups (
     group_id TEXT PRIMARY KEY, body BLOB NOT NULL, is_sent INTEGER NOT NULL DEFAULT 0
 ) STRICT;
 CREATE INDEX IF NOT EXISTS turns_of_session ON turns (session_id);
+CREATE INDEX IF NOT EXISTS turns_of_answer ON turns (answer_id);
+CREATE INDEX IF NOT EXISTS feedback_of_turn ON feedback (turn_id);
 CREATE INDEX IF NOT EXISTS sessions_of_name ON sessions (owner, name);
 CREATE INDEX IF NOT EXISTS sessions_of_state ON sessions (state);
 CREATE INDEX IF NOT EXISTS sessions_of_group ON sessions (group_id);
 """
-_VERSION = 2
+_VERSION = 3
 """Version of the tables, stored in `PRAGMA user_version`."""
 _TURN = TypeAdapter(RecordedTurn)
 
@@ -98,6 +104,8 @@ class SessionRow:
     ending: Ending | None = None
     group_name: str | None = None
     """The client's name of the session's group; None: the session forms a group by itself."""
+    parent: str | None = None
+    """Id of the session whose sub-agent holds this one."""
 
 
 class _Unwritten(NamedTuple):
@@ -111,10 +119,6 @@ class Journal:
 
     def __init__(self, path: Path, *, only_read: bool = False) -> None:
         """Open the journal, or create it readable by the current user only.
-
-        Args:
-            path: The SQLite file.
-            only_read: Open for reading only; a gateway may be writing the file.
 
         Raises:
             OutputError: another process writes the file, it can't be opened, or it has another schema version.
@@ -197,14 +201,39 @@ class Journal:
         with self._db:
             self._db.execute("BEGIN IMMEDIATE")
             for session, turn in turns:
-                row = (session.session_id, session.owner, session.name, session.group_name, session.server)
+                row = (session.session_id, session.owner, session.name, session.group_name, session.parent)
                 self._db.execute(
-                    "INSERT INTO sessions (session_id, owner, name, group_name, server, opened, used, state) "
-                    "VALUES (?, ?, ?, ?, ?, ?, ?, 'open') ON CONFLICT (session_id) DO UPDATE SET used = excluded.used",
-                    (*row, session.opened, time.time()),
+                    "INSERT INTO sessions (session_id, owner, name, group_name, parent, server, opened, used, state) "
+                    "VALUES (?, ?, ?, ?, ?, ?, ?, ?, 'open') "
+                    "ON CONFLICT (session_id) DO UPDATE SET used = excluded.used",
+                    (*row, session.server, session.opened, time.time()),
                 )
-                body = turn_as_json(turn)
-                self._db.execute("INSERT INTO turns VALUES (?, ?, ?)", (turn.turn_id, session.session_id, body))
+                row = (turn.turn_id, session.session_id, turn.answer_id, turn_as_json(turn))
+                self._db.execute("INSERT INTO turns VALUES (?, ?, ?, ?)", row)
+
+    def add_feedback(self, turn_id: int, feedback: Feedback) -> None:
+        """Write a client's feedback for a turn."""
+        self._db.execute("INSERT INTO feedback VALUES (?, ?, ?)", (turn_id, feedback.reward, feedback.text))
+
+    def feedback(self, session_id: str) -> dict[int, list[Feedback]]:
+        """Return the feedback for a session's turns, by turn id."""
+        query = (
+            "SELECT feedback.turn_id, reward, text FROM feedback JOIN turns USING (turn_id) "
+            "WHERE session_id = ? ORDER BY feedback.rowid"
+        )
+        found: dict[int, list[Feedback]] = {}
+        for turn_id, reward, text in self._db.execute(query, (session_id,)):
+            found.setdefault(turn_id, []).append(Feedback(reward, text))
+        return found
+
+    def answered(self, owner: str, answer_id: str) -> tuple[SessionRow, int] | None:
+        """Return the session and the turn id of the client's answer with this id."""
+        query = (
+            f"SELECT turn_id, {', '.join(f'sessions.{name}' for name in _COLUMNS.split(', '))} "
+            "FROM turns JOIN sessions USING (session_id) WHERE owner = ? AND answer_id = ? ORDER BY turn_id"
+        )
+        row = self._db.execute(query, (owner, answer_id)).fetchone()
+        return None if row is None else (_session(row[1:]), row[0])
 
     def close_session(self, session_id: str, ending: Ending) -> None:
         """Mark an open session as closed, so that its group will be built."""
@@ -263,6 +292,8 @@ class Journal:
         with self._db:
             self._db.execute("BEGIN IMMEDIATE")
             for session_id in session_ids:
+                turns = "SELECT turn_id FROM turns WHERE session_id = ?"
+                self._db.execute(f"DELETE FROM feedback WHERE turn_id IN ({turns})", (session_id,))
                 self._db.execute("DELETE FROM turns WHERE session_id = ?", (session_id,))
                 self._db.execute(
                     "DELETE FROM groups WHERE group_id = (SELECT group_id FROM sessions WHERE session_id = ?)",
@@ -329,10 +360,10 @@ def _unpacked(body: bytes) -> ScoredGroup:
     return ScoredGroup.from_wire(read_json(zlib.decompress(body)))
 
 
-_COLUMNS = "session_id, owner, name, server, opened, used, state, stop, group_id, reward, feedback, group_name"
+_COLUMNS = "session_id, owner, name, server, opened, used, state, stop, group_id, reward, feedback, group_name, parent"
 
 
 def _session(row: tuple[Any, ...]) -> SessionRow:
-    session_id, owner, name, server, opened, used, state, stop, group_id, reward, feedback, group_name = row
+    session_id, owner, name, server, opened, used, state, stop, group_id, reward, feedback, group_name, parent = row
     ending = None if stop is None else Ending(StopReason(stop), group_id, reward, feedback)
-    return SessionRow(session_id, owner, name, server, opened, used, SessionState(state), ending, group_name)
+    return SessionRow(session_id, owner, name, server, opened, used, SessionState(state), ending, group_name, parent)

@@ -1,22 +1,25 @@
-"""Validation of chat requests in OpenAI's format. Pure.
+"""A client's request in the gateway's form, whatever its protocol. Pure.
 
-In: JSON. Out: `Asked`, or a `RefusedError` that names the field. Unknown fields are refused, because silently ignoring
-a sampling parameter would change the sampling distribution.
+In: what a protocol read from a body. Out: `Asked`, or a `ClientError` that names the field. A parameter that would
+change what is sampled is honoured or refused, never ignored.
 """
 
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from itertools import chain
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from agentic_opd.core.text import call_arguments
 from agentic_opd.core.types import Message
-from agentic_opd.gateway.errors import RefusedError
+from agentic_opd.gateway.client import Client
+from agentic_opd.gateway.errors import ClientError
 from agentic_opd.rollout.conversation_index import identity
+
+logger = logging.getLogger(__name__)
 
 _DEEPEST = 257
 """Maximum nesting of objects and lists in a body. With one more level, pydantic could not serialise the tools."""
@@ -24,61 +27,25 @@ _MOST_VALUES = 2**16
 """Maximum number of values in the objects and lists of a body. Parsing takes microseconds per value."""
 
 TurnType = Literal["main", "side"]
+Model = TypeVar("Model", bound=BaseModel)
 
 
-class _Open(BaseModel):
+class OpenModel(BaseModel):
     """A model that ignores unknown fields, because clients send back fields that they received."""
 
     model_config = ConfigDict(extra="ignore")
 
 
-class _Closed(BaseModel):
+class ClosedModel(BaseModel):
     """A model that refuses unknown fields."""
 
     model_config = ConfigDict(extra="forbid")
 
 
-class _TextPart(_Closed):
-    type: Literal["text"]
-    text: str
+class FunctionSpec(OpenModel):
+    """A tool that the client runs."""
 
-
-class _Function(_Open):
-    name: str
-    arguments: str | dict[str, Any] | None = None
-
-
-class _Call(_Open):
-    id: str = ""
-    type: Literal["function"] = "function"
-    function: _Function
-
-
-class _Message(_Open):
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[_TextPart] | None = None
-    reasoning_content: str | None = None
-    name: str | None = None
-    tool_calls: list[_Call] | None = None
-    tool_call_id: str | None = None
-
-    def plain(self) -> Message:
-        """Return the message in the package's form: its content is always a string."""
-        content = self.content if isinstance(self.content, str) else "".join(p.text for p in self.content or ())
-        message: Message = {"role": "system" if self.role == "developer" else self.role, "content": content}
-        optional = {"name": self.name, "tool_call_id": self.tool_call_id, "reasoning_content": self.reasoning_content}
-        message |= {name: value for name, value in optional.items() if value is not None}
-        if self.role == "assistant" and self.tool_calls:
-            message["tool_calls"] = [
-                {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": text}}
-                for call in self.tool_calls
-                for text in [call_arguments(call.function.arguments)]
-            ]
-        return message
-
-
-class _ToolFunction(_Closed):
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{1,128}$")]
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:/-]{1,128}$")]
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
@@ -92,23 +59,12 @@ class _ToolFunction(_Closed):
             raise ValueError("properties must be an object of JSON schemas")
         return schema
 
-
-class _Tool(_Closed):
-    type: Literal["function"]
-    function: _ToolFunction
-
-
-class _StreamOptions(_Closed):
-    include_usage: bool = False
-    include_obfuscation: bool | None = None
+    def in_chat(self) -> dict[str, Any]:
+        """Return the tool as chat templates read it."""
+        return {"type": "function", "function": self.model_dump(exclude_none=True)}
 
 
-class _ResponseFormat(_Open):
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: dict[str, Any] | None = None
-
-
-class _Sampling(_Closed):
+class Sampling(ClosedModel):
     """Sampling parameters passed to vLLM unchanged, by vLLM's names. None means vLLM's default."""
 
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
@@ -127,65 +83,72 @@ class _Sampling(_Closed):
     bad_words: list[str] | None = None
     allowed_token_ids: list[Annotated[int, Field(ge=0)]] | None = None
     logit_bias: dict[int, Annotated[float, Field(ge=-100, le=100)]] | None = None
-
-
-class ChatRequest(_Sampling):
-    """The body of `POST /v1/chat/completions`."""
-
-    messages: list[_Message] = Field(min_length=1)
-    model: str | None = None
-    n: Annotated[int, Field(ge=1)] | None = None
-    stream: bool | None = None
-    stream_options: _StreamOptions | None = None
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
-    logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    tools: list[_Tool] | None = None
-    tool_choice: Literal["auto", "none"] | None = None
-    parallel_tool_calls: Literal[True] | None = None
-    response_format: _ResponseFormat | None = None
+    structured_outputs: dict[str, Any] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     session_id: Annotated[str, Field(min_length=1, max_length=256)] | None = None
-    user: str | None = None
-    metadata: dict[str, Any] | None = None
-    store: Literal[False] | None = None
 
-    def sampling(self) -> dict[str, Any]:
-        """Return the given sampling parameters by vLLM's names, without maximum length, `n` and logprobs."""
-        given = {name: getattr(self, name) for name in _Sampling.model_fields}
-        if self.response_format is not None and self.response_format.type != "text":
-            schema = (self.response_format.json_schema or {}).get("schema")
-            given["structured_outputs"] = {"json_object": True} if schema is None else {"json": schema}
-        return {name: value for name, value in given.items() if value is not None}
+    def given(self) -> dict[str, Any]:
+        """Return the given sampling parameters by vLLM's names, `stop` as a list."""
+        names = Sampling.model_fields.keys() - {"chat_template_kwargs", "session_id"}
+        found = {name: value for name in Sampling.model_fields if name in names for value in [getattr(self, name)]}
+        if isinstance(self.stop, str):
+            found["stop"] = [self.stop]
+        return {name: value for name, value in found.items() if value is not None}
+
+
+class ToolChoice(NamedTuple):
+    """Which tool calls an answer may or must contain."""
+
+    kind: Literal["auto", "none", "required", "named"] = "auto"
+    name: str | None = None
+    """The tool, for `named`."""
+    is_parallel: bool = True
+    """Whether an answer may contain several calls."""
+
+
+AUTO = ToolChoice()
+"""The policy decides."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A validated chat request."""
+    """A validated request."""
 
     messages: tuple[Message, ...]
     tools: tuple[dict[str, Any], ...]
     sampling: dict[str, Any]
     """The given sampling parameters by vLLM's names, without maximum length, `n`, `stop` and logprobs."""
-    stop: tuple[str, ...]
-    n: int
-    max_tokens: int | None
-    top_logprobs: int | None
+    stop: tuple[str, ...] = ()
+    n: int = 1
+    max_tokens: int | None = None
+    top_logprobs: int | None = None
     """Number of most likely tokens to return at each position; None: no logprobs are requested."""
-    stream: bool
-    include_usage: bool
-    model: str | None
-    session: str | None
-    """The client's name of the session; None: the session is found by its messages."""
-    turn_type: TurnType
-    is_last: bool
-    """Whether the session ends with this turn."""
-    group: str | None = None
-    """The client's name of the session's group; None: the session forms a group by itself."""
+    stream: bool = False
+    include_usage: bool = False
+    choice: ToolChoice = AUTO
+    template: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """The request's options of the chat template."""
+    client: Client = field(default_factory=Client)
+    session: str | None = None
+    """The name of the session; None: the session is found by its messages."""
+    answer_id: str = ""
+    """Id of the answer in its protocol."""
+    previous: str | None = None
+    """Id of the answer whose conversation `messages` continue."""
+    num_instructions: int = 0
+    """Number of first messages that belong to this request and not to the conversation that `previous` continues."""
+    prompt: str | tuple[int, ...] | None = None
+    """A prompt that is not rendered from messages, as text or token ids; None: `messages` are rendered."""
+    grammar: str | None = None
+    """Structural tag that the answer's tool calls follow; None: calls are not constrained."""
+    at: str = "messages"
+    """Name of the body's field with the conversation."""
+    echo: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Parts of the request that its protocol's answer repeats."""
     identities: tuple[bytes, ...] = ()
     """Digests of the messages; see `conversation_index.identity`."""
-    tools_key: bytes = b""
-    """Digest of the tools; see `tools_key`."""
+    prompt_key: bytes = b""
+    """Digest of the tools and the template's options; see `prompt_key`."""
     parts: int = 0
     """Number of messages, tool calls and tools. Each of them needs at least one prompt token."""
     size: int = 0
@@ -194,87 +157,166 @@ class Asked:
     """Characters of reasoning before the last user message, not part of `size`: some templates omit it."""
 
     @property
+    def turn_type(self) -> TurnType:
+        """The client's type of the turn."""
+        return self.client.turn_type
+
+    @property
     def altered(self) -> tuple[str, ...]:
         """Names of the parameters that change the sampling distribution."""
-        return tuple(_altering(self.sampling))
+        found = [*_altering(self.sampling)]
+        if self.choice.kind in ("required", "named"):
+            found.append("tool_choice")
+        if self.tools and not self.choice.is_parallel:
+            found.append("parallel_tool_calls")
+        return tuple(found)
 
 
-def read_request(
-    body: object,
+def make_asked(
+    client: Client,
+    body: Sampling,
+    messages: Sequence[Message],
+    tools: Sequence[FunctionSpec],
     *,
-    max_choices: int,
-    session: str | None = None,
-    turn_type: str | None = None,
-    is_last: bool = False,
-    group: str | None = None,
+    at: str = "messages",
+    sampling: Mapping[str, Any] | None = None,
+    choice: ToolChoice = AUTO,
+    template: Mapping[str, Any] | None = None,
+    **rest: Any,
 ) -> Asked:
-    """Validate a request.
-
-    Args:
-        body: The parsed JSON.
-        max_choices: Largest `n`.
-        session: The session's name in the path or in a header; it overrides the body's.
-        turn_type: Value of the header X-Turn-Type.
-        is_last: Value of the header X-Session-Done.
-        group: Value of the header X-Group-Id.
+    """Build the request from what a protocol read.
 
     Raises:
-        RefusedError: 400, with the first invalid field.
+        ClientError: 400, a field contradicts another one; or 413.
     """
-    if not isinstance(body, dict):
-        raise RefusedError(400, f"the body must be a JSON object, got {type(body).__name__}")
-    if turn_type not in (None, "main", "side"):
-        raise RefusedError(400, f"X-Turn-Type is {turn_type[:40]!r}; expected main or side", "X-Turn-Type")
-    _check_shape(body)
+    given = {**body.given(), **(sampling or {})}
+    stop = given.pop("stop", ())
+    if choice.kind in ("required", "named") and not tools:
+        raise ClientError(400, f"tool_choice {choice.name or choice.kind!r} needs tools", "tool_choice")
+    if choice.kind == "named" and choice.name not in {tool.name for tool in tools}:
+        raise ClientError(400, f"tool_choice names {choice.name!r}, which is not in tools", "tool_choice")
+    specs = () if choice.kind == "none" else tuple(tool.in_chat() for tool in tools)
+    template = {**(template or {}), **(body.chat_template_kwargs or {})}
     try:
-        request = ChatRequest.model_validate(body)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False)[0]
-        field = ".".join(str(part) for part in first["loc"] if part not in ("str", "list[_TextPart]"))
-        problem = "this field is unknown here" if first["type"] == "extra_forbidden" else first["msg"]
-        raise RefusedError(400, f"{field}: {problem.removeprefix('Value error, ')}", field) from error
-    for wrong in _contradictions(request, max_choices):
-        raise wrong
-    tools = () if request.tool_choice == "none" else request.tools or ()
-    sampling = request.sampling()
-    stop = sampling.pop("stop", ())
-    try:
-        messages = tuple(message.plain() for message in request.messages)
-        specs = tuple(tool.model_dump(exclude_none=True) for tool in tools)
-        tools_json = json.dumps(specs, sort_keys=True)
+        key = prompt_key(specs, template)
+        asked = Asked(
+            messages=(),
+            tools=specs,
+            sampling=given,
+            stop=tuple(stop),
+            choice=choice,
+            template=template,
+            client=client,
+            at=at,
+            session=client.session or body.session_id,
+            prompt_key=key,
+            **rest,
+        )
+        return with_messages(asked, messages, is_whole=asked.previous is None and asked.prompt is None)
     except RecursionError as error:
-        raise RefusedError(400, "the arguments of a tool call are nested too deeply", "messages") from error
-    last_user = max(index for index, message in enumerate(messages) if message["role"] == "user")
-    return Asked(
-        messages=messages,
-        tools=specs,
-        sampling=sampling,
-        stop=(stop,) if isinstance(stop, str) else tuple(stop),
-        n=request.n or 1,
-        max_tokens=request.max_completion_tokens or request.max_tokens,
-        top_logprobs=(request.top_logprobs or 0) if request.logprobs else None,
-        stream=bool(request.stream),
-        include_usage=bool(request.stream_options and request.stream_options.include_usage),
-        model=request.model,
-        session=session or request.session_id,
-        turn_type="side" if turn_type == "side" else "main",
-        is_last=is_last,
-        group=group,
+        raise ClientError(400, f"{at}: the arguments of a tool call are nested too deeply", at) from error
+
+
+def with_messages(asked: Asked, messages: Sequence[Message], *, is_whole: bool = True) -> Asked:
+    """Return the request with these messages, which are checked if they are the whole conversation, and their sizes.
+
+    Raises:
+        ClientError: 400, no policy's turn can follow it.
+    """
+    if is_whole:
+        check_conversation(messages, asked.at)
+    calls = sum(len(message.get("tool_calls", ())) for message in messages)
+    last_user = max((index for index, message in enumerate(messages) if message["role"] == "user"), default=0)
+    return replace(
+        asked,
+        messages=tuple(messages),
         identities=tuple(map(identity, messages)),
-        tools_key=_digest(tools_json),
-        parts=len(messages) + len(specs) + sum(len(message.get("tool_calls", ())) for message in messages),
-        size=len(tools_json) + sum(map(_size, messages)) + _reasoning(messages[last_user:]),
+        parts=len(messages) + len(asked.tools) + calls,
+        size=len(json.dumps(asked.tools, sort_keys=True))
+        + sum(map(_size, messages))
+        + _reasoning(messages[last_user:]),
         earlier_reasoning=_reasoning(messages[:last_user]),
     )
 
 
-def tools_key(tools: Sequence[dict[str, Any]]) -> bytes:
-    """Return a digest of the tools, which depends on their order."""
-    return _digest(json.dumps(tools, sort_keys=True))
+def check_conversation(messages: Sequence[Message], at: str) -> None:
+    """Refuse a conversation that no policy's turn can follow, with a ClientError that names the field `at`."""
+    if not messages or all(message["role"] != "user" for message in messages):
+        raise ClientError(400, f"{at}: one message at least must be the user's", at)
+    if messages[-1]["role"] == "assistant":
+        raise ClientError(400, f"{at}: the last message must not be the assistant's", f"{at}.{len(messages) - 1}.role")
 
 
-def _digest(text: str) -> bytes:
-    return blake2b(text.encode(), digest_size=16).digest()
+def check_choices(n: int | None, client: Client) -> int:
+    """Return the number of choices; raises ClientError (400) above the limit."""
+    if (n := n or 1) > client.max_choices:
+        raise ClientError(400, f"n is {n}, at most {client.max_choices} choices are sampled (env.max_choices)", "n")
+    return n
+
+
+def read_body(model: type[Model], body: object, *at: str | int) -> Model:
+    """Validate JSON as `model`.
+
+    Raises:
+        ClientError: 400, with the first invalid field.
+    """
+    if not at:
+        if not isinstance(body, dict):
+            raise ClientError(400, f"the body must be a JSON object, got {type(body).__name__}")
+        _check_shape(body)
+    try:
+        return model.model_validate(body)
+    except ValidationError as error:
+        errors = error.errors(include_url=False, include_context=False)
+        places = [(*_path(one["loc"], body),) for one in errors]
+        # An alternative of a type that was read furthest is the one that was meant.
+        _, place, first = max(
+            ((len(place), place, one) for place, one in zip(places, errors, strict=True) if place[:1] == places[0][:1]),
+            key=lambda found: found[0],
+        )
+        name = ".".join(map(str, [*at, *place]))
+        problem = "this field is unknown here" if first["type"] == "extra_forbidden" else first["msg"]
+        raise ClientError(400, f"{name}: {problem.removeprefix('Value error, ')}", name) from error
+    except RecursionError as error:
+        raise ClientError(400, "the body is nested too deeply", ".".join(map(str, at)) or None) from error
+
+
+def _path(location: Sequence[str | int], body: object) -> Iterator[str | int]:
+    """Yield the parts of an error's location that are places of the body, without the names of pydantic's types."""
+    for index, part in enumerate(location):
+        is_place = part in body if isinstance(body, dict) else isinstance(body, list) and isinstance(part, int)
+        if is_place:
+            body = body[part]  # type: ignore[index]
+        if is_place or (index == len(location) - 1 and isinstance(body, dict) and "[" not in str(part)):
+            yield part
+
+
+_named: set[str] = set()
+"""What the log has named."""
+
+
+HOSTED = "not offered to the policy, because its provider would run it"
+
+
+def ignored(where: str, names: Iterable[str], why: str = "accepted, and without effect here") -> None:
+    """Name in the log, once, each field of a request that changes nothing here."""
+    new = {f"{where}: {name}" for name in names} - _named
+    if new:
+        _named.update(new)
+        logger.info("%s: %s", why, ", ".join(sorted(new)))
+
+
+def schema_of(schema: Mapping[str, Any] | None, at: str) -> dict[str, Any]:
+    """Return vLLM's parameters for an answer that follows a JSON schema; raises ClientError (400) without one."""
+    if not schema:
+        raise ClientError(400, f"{at}: a JSON schema is needed", at)
+    return {"structured_outputs": {"json": dict(schema)}}
+
+
+def prompt_key(tools: Sequence[Mapping[str, Any]], template: Mapping[str, Any]) -> bytes:
+    """Return a digest of the tools, in their order, and the template's options."""
+    written = [*tools, {**template}] if template else [*tools]
+    return blake2b(json.dumps(written, sort_keys=True).encode(), digest_size=16).digest()
 
 
 def _size(message: Message) -> int:
@@ -293,37 +335,19 @@ def _inline_reasoning(message: Message) -> int:
 
 
 def _check_shape(body: object) -> None:
-    """Refuse, with a RefusedError, a body with too many values to parse quickly or nested too deeply to store."""
+    """Refuse, with a ClientError, a body with too many values to parse quickly or nested too deeply to store."""
     level, values = [body], 0
     for _ in range(_DEEPEST):
         level = [one for one in level if isinstance(one, dict | list)]
         values += sum(map(len, level))
         if values > _MOST_VALUES:
-            raise RefusedError(
+            raise ClientError(
                 400, f"the body holds more than {_MOST_VALUES} values: messages, calls, numbers and others"
             )
         level = [child for one in level for child in (one.values() if isinstance(one, dict) else one)]
         if not level:
             return
-    raise RefusedError(400, f"the body is nested more than {_DEEPEST} levels deep")
-
-
-def _contradictions(request: ChatRequest, max_choices: int) -> Iterator[RefusedError]:
-    """Yield errors for fields that are valid separately but contradict each other."""
-    for index, message in enumerate(request.messages):
-        if message.content is None and message.role not in ("assistant", "tool"):
-            yield RefusedError(400, f"a {message.role} message needs a content", f"messages.{index}.content")
-    last = len(request.messages) - 1
-    if request.messages[last].role == "assistant":
-        yield RefusedError(400, "the last message must not be the assistant's", f"messages.{last}.role")
-    if all(message.role != "user" for message in request.messages):
-        yield RefusedError(400, "one message at least must be the user's", "messages")
-    if (n := request.n or 1) > max_choices:
-        yield RefusedError(400, f"n is {n}, at most {max_choices} choices are sampled (env.max_choices)", "n")
-    if request.top_logprobs is not None and not request.logprobs:
-        yield RefusedError(400, "top_logprobs needs logprobs: true", "top_logprobs")
-    if request.stream_options is not None and not request.stream:
-        yield RefusedError(400, "stream_options needs stream: true", "stream_options")
+    raise ClientError(400, f"the body is nested more than {_DEEPEST} levels deep")
 
 
 _NEUTRAL: dict[str, Any] = {
@@ -343,7 +367,7 @@ _NEUTRAL: dict[str, Any] = {
 """Parameters that can change the sampling distribution, with the values that leave it unchanged."""
 
 
-def _altering(sampling: dict[str, Any]) -> Iterator[str]:
+def _altering(sampling: Mapping[str, Any]) -> Iterator[str]:
     for name, neutral in _NEUTRAL.items():
         value = sampling.get(name)
         if value is not None and value != neutral and not (isinstance(neutral, tuple) and value in neutral):

@@ -8,27 +8,31 @@ import asyncio
 import itertools
 import logging
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
-from copy import deepcopy
-from dataclasses import dataclass
+from copy import copy, deepcopy
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from renderers import Renderer
 
 from agentic_opd.core.concurrency import to_its_end
-from agentic_opd.core.errors import RendererError, ServerMismatchError, ServerRequestError
+from agentic_opd.core.errors import ConfigError, RendererError, ServerMismatchError, ServerRequestError
+from agentic_opd.core.types import Message
 from agentic_opd.gateway.choice import Choice, Finished, Piece
-from agentic_opd.gateway.errors import RefusedError, as_refusal
-from agentic_opd.gateway.request import Asked, tools_key
-from agentic_opd.gateway.sessions import Place, Session
+from agentic_opd.gateway.errors import ClientError, as_refusal
+from agentic_opd.gateway.grammar import call_grammar
+from agentic_opd.gateway.plain import PlainChat
+from agentic_opd.gateway.request import Asked, ignored, prompt_key
+from agentic_opd.gateway.sessions import OpenSession, Place
 from agentic_opd.gateway.telemetry import Telemetry
-from agentic_opd.gateway.turns import Path, RecordedTurn, recorded, trace_of
+from agentic_opd.gateway.turns import Follows, Path, RecordedTurn, recorded, trace_of
 from agentic_opd.plugin.client import PluginClient
 from agentic_opd.rollout.chat import Chat, ParsedTurn
 from agentic_opd.rollout.conversation import Conversation
+from agentic_opd.rollout.renderer import with_template_options
 
 logger = logging.getLogger(__name__)
 
@@ -55,16 +59,21 @@ _CHATS_KEPT = 64
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """The first event of an answer: its session and the length of its prompt."""
+    """The first event of an answer: its session and its prompt."""
 
     session_id: str
-    prompt_tokens: int
+    prompt_ids: tuple[int, ...]
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Length of the prompt."""
+        return len(self.prompt_ids)
 
 
 Answer = AsyncGenerator[Begun | Piece | Finished]
 """`Begun`, then pieces of the choices as they are sampled; the last event of a choice is its `Finished`."""
 
-Keep = Callable[[Session, RecordedTurn], Awaitable[None]]
+Keep = Callable[[OpenSession, RecordedTurn], Awaitable[None]]
 """Function that stores a finished turn. It is called before the turn's `Finished`, even if the client disconnects."""
 
 
@@ -90,22 +99,49 @@ class Sampler:
     def check_size(self, asked: Asked, context: int) -> None:
         """Refuse a request that certainly exceeds the context, before any expensive work.
 
-        Args:
-            asked: The request.
-            context: Maximum tokens of a sequence.
-
         Raises:
-            RefusedError: 400, the request is too long.
+            ClientError: 400, the request is too long.
         """
         earlier = asked.earlier_reasoning
         size = asked.size + (earlier if earlier and self._keeps_reasoning else 0)
         if (tokens := max(asked.parts, size // _MOST_CHARS)) >= context:
-            raise _too_long(f"{tokens} tokens or more", context)
+            raise _too_long(asked, f"at least {tokens}", context)
+
+    def settled(self, asked: Asked) -> Asked:
+        """Return the request with what depends on the model: the effective template options, and a grammar of calls.
+
+        Raises:
+            ClientError: 400, the model's renderer can't do what the request asks for.
+        """
+        template = self._chats.effective(asked.template)
+        asked = replace(asked, template=template, prompt_key=prompt_key(asked.tools, template))
+        if isinstance(asked.prompt, tuple):
+            self._chats.check_ids(asked.prompt)
+        if asked.prompt is not None:
+            ids = isinstance(asked.prompt, tuple)
+            text = self._chats.base.text(asked.prompt) if isinstance(asked.prompt, tuple) else asked.prompt
+            message: Message = {"role": "user", "content": text}
+            size = 0 if ids else len(text)
+            return replace(asked, messages=(message,), parts=len(asked.prompt) if ids else 1, size=size)
+        if asked.tools and (asked.choice.kind in ("required", "named") or not asked.choice.is_parallel):
+            if "structured_outputs" in asked.sampling:
+                raise ClientError(400, "tool_choice: it excludes a grammar for the whole answer", "tool_choice")
+            return replace(asked, grammar=call_grammar(self._chats.of(asked), asked.choice))
+        return asked
+
+    async def count(self, asked: Asked) -> int:
+        """Return the number of tokens of a request's prompt, rendered from its first message.
+
+        Raises:
+            ClientError: 400, the messages can't be rendered.
+        """
+        conversation, _ = await self.prompted(Place(None, (), asked.messages), asked)
+        return len(conversation.prompt())
 
     @cached_property
     def _keeps_reasoning(self) -> bool:
         """Whether prompts include reasoning from before the last user message, as a field or in the content."""
-        chat, user = self._chats.of((), tools_key(())), {"role": "user", "content": "u"}
+        chat, user = self._chats.base, {"role": "user", "content": "u"}
         turn = {"role": "assistant", "content": "a"}
         by_itself = [{**turn, "reasoning_content": text} for text in ("r", "another")]
         inline = [{**turn, "content": f"<think>{text}</think>a"} for text in ("r", "another")]
@@ -122,66 +158,64 @@ class Sampler:
         request is rendered on a thread with a separate tokenizer, because tokenizers are not thread-safe.
 
         Raises:
-            RefusedError: 400, the messages can't be rendered.
+            ClientError: 400, the messages can't be rendered.
         """
-        chat = self._chats.of(asked.tools, asked.tools_key)
+        chat = self._chats.of(asked)
         if asked.size + asked.earlier_reasoning <= _RENDERED_AT_ONCE:
             return self._prompted(chat, place, asked)
-        talk, path = await asyncio.get_running_loop().run_in_executor(self._aside, self._prompted_aside, place, asked)
-        talk.chat = chat
-        return talk, path
+        conversation, path = await asyncio.get_running_loop().run_in_executor(
+            self._aside, self._prompted_aside, place, asked
+        )
+        if asked.prompt is None:
+            conversation.chat = chat
+        return conversation, path
 
     def _prompted_aside(self, place: Place, asked: Asked) -> tuple[Conversation, Path | tuple[()]]:
         self._chats_aside = self._chats_aside or self._chats.copy()
-        return self._prompted(self._chats_aside.of(asked.tools, asked.tools_key), place, asked)
+        return self._prompted(self._chats_aside.of(asked), place, asked)
 
     def _prompted(self, chat: Chat, place: Place, asked: Asked) -> tuple[Conversation, Path | tuple[()]]:
         if place.path:
-            talk = Conversation.restored(chat, trace_of(place.path))
-            talk.answer(place.new)
+            conversation = Conversation.restored(chat, trace_of(place.path))
+            conversation.answer(place.new)
             try:
-                talk.prompt()
+                conversation.prompt()
             except RendererError:  # Not logged: its text may quote the messages.
                 logger.warning("the chat template rewrites earlier messages: a conversation goes on as a branch")
             else:
-                return talk, place.path
-        talk = Conversation(chat, asked.messages)
+                return conversation, place.path
+        conversation = Conversation(chat, asked.messages)
         try:
-            talk.prompt()
+            conversation.prompt()
         except RendererError as error:
-            raise RefusedError(400, f"the messages can't be written as a prompt: {error}", "messages") from error
-        return talk, ()
+            raise ClientError(400, f"the messages can't be written as a prompt: {error}", asked.at) from error
+        return conversation, ()
 
     async def sampled(
         self,
         asked: Asked,
-        session: Session,
+        session: OpenSession,
         server: PluginClient,
-        talk: Conversation,
+        conversation: Conversation,
         path: Path | tuple[()],
         *,
         context: int,
+        follows: Follows | None = None,
     ) -> Answer:
         """Sample the answer to a prompt.
 
-        Args:
-            asked: The request.
-            session: Session that receives the turns.
-            server: Server that samples them.
-            talk: The conversation with its prompt, from `prompted`.
-            path: The turns that it continues, from `prompted`.
-            context: Maximum tokens of a sequence.
-
         Raises:
-            RefusedError: 400 or 413, the prompt leaves no room for an answer, or vLLM refuses a parameter.
+            ClientError: 400 or 413, the prompt leaves no room for an answer, or vLLM refuses a parameter.
             OutputError, ServerError: a turn could not be stored, or not be sampled.
         """
-        prompt_ids = list(talk.prompt())
-        room = _room(len(prompt_ids), context)
+        prompt_ids = list(conversation.prompt())
+        room = _room(asked, len(prompt_ids), context)
         keeps_stop = bool(asked.sampling.get("include_stop_str_in_output"))
-        choices = [Choice(i, talk.chat, prompt_ids, len(talk.messages), keeps_stop) for i in range(asked.n)]
+        choices = [
+            Choice(i, conversation.chat, prompt_ids, len(conversation.messages), keeps_stop) for i in range(asked.n)
+        ]
         open_choices = set(range(asked.n))
-        yield Begun(session.session_id, len(prompt_ids))
+        yield Begun(session.session_id, tuple(prompt_ids))
         self._telemetry.tokens.labels("prompt").inc(len(prompt_ids))
         self._streams += asked.stream
         interval = min(_MOST_TOGETHER, max(1, self._streams // 2)) if asked.stream else _UNSEEN_TOGETHER
@@ -191,9 +225,9 @@ class Sampler:
                 n=asked.n,
                 max_tokens=min(room, asked.max_tokens or room),
                 top_logprobs=asked.top_logprobs or 0,
-                params=_parameters(asked, talk),
+                params=_parameters(asked, conversation),
                 interval=interval,
-                weight_version=talk.turns[-1].weight_version if talk.turns else None,
+                weight_version=conversation.turns[-1].weight_version if conversation.turns else None,
             )
             async with aclosing(deltas):
                 async for delta in deltas:
@@ -208,7 +242,7 @@ class Sampler:
                         open_choices.remove(delta.index)
                         finished = choices[delta.index].finish(delta)
                         # The turn is stored even if the client disconnects meanwhile.
-                        await to_its_end(self._record(asked, session, talk.fork(), path, finished))
+                        await to_its_end(self._record(asked, session, conversation.fork(), path, finished, follows))
                         yield finished
         except ServerRequestError as error:
             raise as_refusal(error) from error
@@ -218,19 +252,24 @@ class Sampler:
             raise ServerMismatchError(f"{server.url} ended its stream before {len(open_choices)} of its choices")
 
     async def _record(
-        self, asked: Asked, session: Session, talk: Conversation, path: Path | tuple[()], finished: Finished
+        self,
+        asked: Asked,
+        session: OpenSession,
+        conversation: Conversation,
+        path: Path | tuple[()],
+        finished: Finished,
+        follows: Follows | None,
     ) -> None:
         """Add a finished choice to its conversation, and store it as a turn."""
-        talk.add(finished.completion, ParsedTurn(finished.message, ()))
+        conversation.add(finished.completion, ParsedTurn(finished.message, ()))
         turn = recorded(
-            talk,
+            conversation,
             path,
             next(self._turn_ids),
             finished.completion,
             finished.message,
-            turn_type=asked.turn_type,
-            sampling={**asked.sampling, **({"stop": list(asked.stop)} if asked.stop else {})},
-            altered=asked.altered,
+            asked=asked,
+            follows=follows,
         )
         await self._keep(session, turn)
         self._telemetry.turns.labels(turn.turn_type).inc()
@@ -239,46 +278,89 @@ class Sampler:
             self._telemetry.unlike.inc()
 
 
-def _room(prompt_tokens: int, context: int) -> int:
+def _room(asked: Asked, prompt_tokens: int, context: int) -> int:
     """Return the maximum number of tokens of an answer.
 
     Raises:
-        RefusedError: 400, the prompt fills the context.
+        ClientError: 400, the prompt fills the context.
     """
     if prompt_tokens >= context:
-        raise _too_long(f"{prompt_tokens} tokens", context)
+        raise _too_long(asked, str(prompt_tokens), context)
     return context - prompt_tokens
 
 
-def _too_long(length: str, context: int) -> RefusedError:
-    said = f"the messages are {length} long; at most {context - 1} are read"
-    return RefusedError(400, said, "messages", CONTEXT_FULL)
+def _too_long(asked: Asked, length: str, context: int) -> ClientError:
+    """Return the error in vLLM's words, by which agents know that they must shorten the conversation."""
+    said = (
+        f"This model's maximum context length is {context} tokens. However, your prompt contains {length} input "
+        "tokens, which exceeds this limit even without any output tokens. Please reduce the length of the input prompt."
+    )
+    return ClientError(400, said, asked.at, CONTEXT_FULL)
 
 
-def _parameters(asked: Asked, talk: Conversation) -> dict[str, Any]:
+def _parameters(asked: Asked, conversation: Conversation) -> dict[str, Any]:
     """Return vLLM's parameters: the request's, and the stop tokens."""
     params = {**asked.sampling}
-    params["stop_token_ids"] = [*talk.chat.stop_token_ids, *asked.sampling.get("stop_token_ids", ())]
+    params["stop_token_ids"] = [*conversation.chat.stop_token_ids, *asked.sampling.get("stop_token_ids", ())]
+    if asked.grammar is not None:
+        params["structured_outputs"] = {"structural_tag": asked.grammar}
     if asked.stop:
         params["stop"] = list(asked.stop)
     return params
 
 
 class _Chats:
-    """Cache of `Chat` objects for the tool sets used last."""
+    """Cache of `Chat` objects for the tools and template options used last."""
 
     def __init__(self, renderer: Renderer, tokenizer: Any) -> None:
         self._renderer, self._tokenizer = renderer, tokenizer
-        self._by_tools = OrderedDict[bytes, Chat]()
+        self._by_key = OrderedDict[bytes, Chat]()
+
+    @cached_property
+    def base(self) -> Chat:
+        """The chat without tools and options."""
+        return Chat(self._renderer, self._tokenizer, ())
+
+    @cached_property
+    def _plain(self) -> PlainChat:
+        return PlainChat(self._renderer, self._tokenizer)
 
     def copy(self) -> "_Chats":
         """Return an empty cache with copies of the renderer and the tokenizer."""
         return _Chats(*deepcopy((self._renderer, self._tokenizer)))
 
-    def of(self, tools: Sequence[dict[str, Any]], key: bytes) -> Chat:
-        """Return the chat with these tools; `key` is their `tools_key`."""
-        chat = self._by_tools.pop(key, None) or Chat(self._renderer, self._tokenizer, tools)
-        self._by_tools[key] = chat
-        while len(self._by_tools) > _CHATS_KEPT:
-            self._by_tools.popitem(last=False)
+    def effective(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the options that change this model's prompts; see `with_template_options`.
+
+        Raises:
+            ClientError: 400, the template has an option that the renderer does not.
+        """
+        try:
+            chosen = with_template_options(self._renderer, self._tokenizer, options)[1]
+            ignored("chat template", options.keys() - chosen.keys())
+            return chosen
+        except ConfigError as error:
+            raise ClientError(400, str(error), "chat_template_kwargs") from error
+
+    def check_ids(self, prompt: Sequence[int]) -> None:
+        """Raise ClientError (400) if an id is not in the vocabulary."""
+        if (wrong := max(prompt)) >= len(self._tokenizer):
+            raise ClientError(
+                400, f"prompt: {wrong} is no token of the model, which has {len(self._tokenizer)}", "prompt"
+            )
+
+    def of(self, asked: Asked) -> Chat:
+        """Return the chat of a request; for a prompt that is not rendered, one that writes this prompt."""
+        if asked.prompt is not None:
+            chat = copy(self._plain)
+            chat.given = None if isinstance(asked.prompt, str) else list(asked.prompt)
+            return chat
+        key = asked.prompt_key
+        chat = self._by_key.pop(key, None)
+        if chat is None:
+            renderer = with_template_options(self._renderer, self._tokenizer, asked.template)[0]
+            chat = Chat(renderer, self._tokenizer, asked.tools)
+        self._by_key[key] = chat
+        while len(self._by_key) > _CHATS_KEPT:
+            self._by_key.popitem(last=False)
         return chat

@@ -56,11 +56,6 @@ async def serve(
 ) -> None:
     """Serve until SIGINT or SIGTERM.
 
-    Args:
-        config: The gateway's settings.
-        servers: Settings of the policy's servers.
-        ready: Called with the address (ending in /v1) and the model once requests are accepted.
-
     Raises:
         ConfigError: the address can't be bound.
         OPDError: as `Gateway.start`.

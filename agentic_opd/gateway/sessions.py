@@ -1,26 +1,27 @@
 """Open sessions, and the assignment of requests to them.
 
-A request finds its session by the client's name for it, or by the messages that it extends. A request never continues a
-session of another owner.
+A request finds its session by the client's name for it, by the messages that it extends, or by what lasts of them (see
+`traces`). A request never continues a session of another owner.
 """
 
 import asyncio
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from agentic_opd.core.types import Message
 from agentic_opd.distill.records import DistilledTurn
-from agentic_opd.gateway.errors import RefusedError
+from agentic_opd.gateway.errors import ClientError
 from agentic_opd.gateway.journal import SessionRow
-from agentic_opd.gateway.request import Asked, tools_key
-from agentic_opd.gateway.turns import Path, RecordedTurn, TurnTree
+from agentic_opd.gateway.request import Asked, prompt_key
+from agentic_opd.gateway.traces import PlainIndex, TraceIndex
+from agentic_opd.gateway.turns import Feedback, Follows, Path, RecordedTurn, TurnTree
 from agentic_opd.rollout.conversation_index import ConversationIndex
 
 
 @dataclass(slots=True, eq=False)
-class Session:
+class OpenSession:
     """An open session."""
 
     row: SessionRow
@@ -29,6 +30,8 @@ class Session:
     tree: TurnTree = field(default_factory=TurnTree)
     judged: dict[int, asyncio.Task[DistilledTurn]] = field(default_factory=dict[int, asyncio.Task[DistilledTurn]])
     """Tasks that judge turns whose next state has arrived, by turn id."""
+    feedback: dict[int, list[Feedback]] = field(default_factory=dict[int, list[Feedback]])
+    """Feedback of the client for single turns, by turn id."""
     is_ending: bool = False
     """Whether the session refuses further requests and closes after the pending ones."""
     quiet: asyncio.Event = field(default_factory=asyncio.Event)
@@ -64,7 +67,7 @@ class Session:
 class Place(NamedTuple):
     """The position of a request in a session."""
 
-    session: Session | None
+    session: OpenSession | None
     """None: a new session must be opened."""
     path: Path | tuple[()]
     """The turns that the request continues; empty: its prompt is rendered anew."""
@@ -72,9 +75,17 @@ class Place(NamedTuple):
     """The messages after the path."""
     is_rewritten: bool = False
     """Whether the request changed the text or the tools of a known session's history."""
+    follows: Follows | None = None
+    """The turn that the request answers although its prompt is rendered anew."""
+    parent: str | None = None
+    """Id of the session under which a new one is opened."""
+    name: str | None = None
+    """Name of a new session."""
 
 
-class _TurnKey(NamedTuple):
+class TurnKey(NamedTuple):
+    """A turn of an open session."""
+
     session_id: str
     turn_id: int
 
@@ -84,57 +95,134 @@ class Sessions:
 
     def __init__(self, max_open: int) -> None:
         self._max_open = max_open
-        self._by_id: dict[str, Session] = {}
-        self._by_name: dict[tuple[str, str], Session] = {}
-        self._index = ConversationIndex[_TurnKey]()
+        self._by_id: dict[str, OpenSession] = {}
+        self._by_name: dict[tuple[str, str], OpenSession] = {}
+        self._by_answer: dict[tuple[str, str], TurnKey] = {}
+        self._index = ConversationIndex[TurnKey]()
+        self._traces = TraceIndex[TurnKey]()
+        self._plain = PlainIndex[TurnKey]()
 
-    def __iter__(self) -> Iterator[Session]:
+    def __iter__(self) -> Iterator[OpenSession]:
         return iter(list(self._by_id.values()))
 
     def __len__(self) -> int:
         return len(self._by_id)
 
-    def named(self, owner: str, name: str) -> Session | None:
+    def named(self, owner: str, name: str) -> OpenSession | None:
         """Return the client's open session with this name or id; None if there is none."""
         session = self._by_name.get((owner, name)) or self._by_id.get(name)
         return session if session is not None and session.row.owner == owner else None
 
+    def answered(self, owner: str, answer_id: str) -> TurnKey | None:
+        """Return the client's turn that an answer with this id gave; None if no open session has it."""
+        return self._by_answer.get((owner, answer_id))
+
+    def under(self, session: OpenSession) -> list[OpenSession]:
+        """Return the open sessions of a session's sub-agents."""
+        return [one for one in self if one.row.parent == session.session_id]
+
+    def path(self, key: TurnKey) -> Path:
+        """Return the turns up to one."""
+        return self._tree(key).path(key.turn_id)
+
     def place(self, owner: str, asked: Asked) -> Place:
         """Find a request's position. If several turns fit, one without a continuation is preferred, then the newest."""
-        named = None if asked.session is None else self.named(owner, asked.session)
-        if asked.session is not None and named is None:
-            return Place(None, (), asked.messages)
+        own, agent = asked.session, asked.client.agent_session
+        name = own or agent
+        named = None if name is None else self.named(owner, name)
+        if name is not None and named is None:
+            parent = asked.client.parent and self.named(owner, asked.client.parent)
+            return Place(None, (), asked.messages, parent=parent.session_id if parent else None, name=name)
+        family = set[str]() if named is None else {named.session_id}
+        if named is not None and own is None:
+            family.update(one.session_id for one in self.under(named))
 
-        def is_meant(key: _TurnKey) -> bool:
+        def is_meant(key: TurnKey) -> bool:
             session = self._by_id[key.session_id]
-            return session is named or (named is None and not session.is_ending)
+            return key.session_id in family if named is not None else not session.is_ending
 
-        match = self._index.find_by(asked.identities, scope=_scope(owner, asked.tools_key), accept=is_meant)
+        if asked.prompt is not None:
+            return self._plain_place(owner, asked, named, is_meant)
+        scope = _scope(owner, asked.prompt_key)
+        match = self._index.find_by(asked.identities, scope=scope, accept=is_meant)
         rest = asked.messages[match.length :]
-        if not match.known:
-            return Place(named, (), asked.messages, named is not None and _has_turn(asked.messages))
-        key = min(match.known, key=lambda key: (self._tree(key).is_extended(key.turn_id), -key.turn_id))
-        session = self._by_id[key.session_id]
-        if _has_turn(rest):
-            return Place(session, (), asked.messages, True)
-        return Place(session, session.tree.path(key.turn_id), rest)
+        if match.known and not _has_turn(rest):
+            key = self._best(match.known)
+            return Place(self._by_id[key.session_id], self.path(key), rest)
+        found = self._traces.find(asked.messages, asked.identities, scope=owner.encode(), accept=is_meant)
+        if found is not None and found.position > match.length:
+            key = self._best(found.known) if found.is_said else self._only(found.known)
+            if key is not None:
+                return self._following(key, asked, found.position)
+        if match.known:
+            return Place(self._by_id[self._best(match.known).session_id], (), asked.messages, True)
+        if named is not None and own is None and named.tree.is_of_another(asked.tools, asked.messages):
+            return Place(None, (), asked.messages, parent=named.session_id)
+        return Place(named, (), asked.messages, named is not None and _has_turn(asked.messages))
 
-    def open(self, owner: str, name: str | None, server: str, now: float, group: str | None = None) -> Session:
-        """Open a session; `group` is the client's name of its group.
+    def _following(self, key: TurnKey, asked: Asked, start: int) -> Place:
+        """Return the place of a request whose messages from `start` on answer a turn of another text or prompt."""
+        session, messages = self._by_id[key.session_id], asked.messages
+        stop = next((i for i in range(start, len(messages)) if messages[i]["role"] == "assistant"), len(messages))
+        gone = self.path(key)[-1].messages[-2:-1]
+        if stop == len(messages) and stop - start > 1 and gone and _is_alike(gone[0], messages[-1]):
+            stop -= 1  # The client adds such a message to each request and takes it away again.
+        return Place(session, (), messages, True, Follows(key.turn_id, start, stop))
+
+    def _plain_place(
+        self, owner: str, asked: Asked, named: OpenSession | None, accept: Callable[[TurnKey], bool]
+    ) -> Place:
+        """Find the position of a prompt that the client rendered, by the text that it begins with."""
+        text = asked.messages[0]["content"]
+        length, known = self._plain.find(text, scope=owner, accept=accept)
+        if not known:
+            return Place(named, (), asked.messages)
+        key = self._best(known)
+        rest: Message = {"role": "user", "content": text[length:]}
+        return Place(self._by_id[key.session_id], self.path(key), (rest,))
+
+    def _best(self, known: Sequence[TurnKey]) -> TurnKey:
+        return min(known, key=lambda key: (self._tree(key).is_continued(key.turn_id), -key.turn_id))
+
+    def _only(self, known: Sequence[TurnKey]) -> TurnKey | None:
+        """Return the one turn that nothing continues yet; else the newest one if all are of one session."""
+        loose = [key for key in known if not self._tree(key).is_continued(key.turn_id)]
+        if len(loose) == 1:
+            return loose[0]
+        return self._best(known) if len({key.session_id for key in known}) == 1 else None
+
+    def open(
+        self,
+        owner: str,
+        name: str | None,
+        server: str,
+        now: float,
+        group: str | None = None,
+        parent: str | None = None,
+    ) -> OpenSession:
+        """Open a session; `group` is the client's name of its group, `parent` the id of the session above it.
 
         Raises:
-            RefusedError: 429, too many sessions are open.
+            ClientError: 429, too many sessions are open.
         """
         if len(self._by_id) >= self._max_open:
-            raise RefusedError(
+            raise ClientError(
                 429, f"{len(self._by_id)} sessions are open; end some (env.max_open_sessions)", code="too_many_sessions"
             )
-        row = SessionRow(f"session-{uuid.uuid4().hex}", owner, name, server, opened=now, used=now, group_name=group)
+        row = SessionRow(
+            f"session-{uuid.uuid4().hex}", owner, name, server, opened=now, used=now, group_name=group, parent=parent
+        )
         return self.restore(row, ())
 
-    def restore(self, row: SessionRow, turns: Sequence[RecordedTurn]) -> Session:
-        """Add an open session with its turns, for example from the journal."""
-        session = Session(row, row.used)
+    def restore(
+        self,
+        row: SessionRow,
+        turns: Sequence[RecordedTurn],
+        feedback: Mapping[int, Sequence[Feedback]] | None = None,
+    ) -> OpenSession:
+        """Add an open session with its turns and their feedback, for example from the journal."""
+        session = OpenSession(row, row.used)
+        session.feedback = {turn_id: [*given] for turn_id, given in (feedback or {}).items()}
         self._by_id[row.session_id] = session
         if row.name is not None:
             self._by_name[row.owner, row.name] = session
@@ -142,23 +230,35 @@ class Sessions:
             self.add(session, turn)
         return session
 
-    def add(self, session: Session, turn: RecordedTurn) -> None:
+    def add(self, session: OpenSession, turn: RecordedTurn) -> None:
         """Add a finished turn to its session."""
         session.tree.add(turn)
-        before = None if turn.parent is None else _TurnKey(session.session_id, turn.parent)
-        scope = _scope(session.row.owner, tools_key(turn.tools))
-        self._index.add(_TurnKey(session.session_id, turn.turn_id), turn.messages, before, scope=scope)
+        key, owner = TurnKey(session.session_id, turn.turn_id), session.row.owner
+        before = None if turn.parent is None else TurnKey(session.session_id, turn.parent)
+        if turn.answer_id:
+            self._by_answer.setdefault((owner, turn.answer_id), key)
+        if turn.is_plain:
+            text = "".join(message["content"] for one in session.tree.path(turn.turn_id) for message in one.messages)
+            self._plain.add(key, text, scope=owner)
+            return
+        scope = _scope(owner, prompt_key(turn.tools, turn.template))
+        self._index.add(key, turn.messages, before, scope=scope)
+        self._traces.add(key, turn.messages, before, scope=owner.encode())
 
-    def remove(self, session: Session) -> None:
+    def remove(self, session: OpenSession) -> None:
         """Remove a session from all indexes."""
         self._by_id.pop(session.session_id, None)
-        name = (session.row.owner, session.row.name or "")
+        owner = session.row.owner
+        name = (owner, session.row.name or "")
         if self._by_name.get(name) is session:
             del self._by_name[name]
-        for turn_id in session.tree.turns:
-            self._index.discard(_TurnKey(session.session_id, turn_id))
+        for turn_id, turn in session.tree.turns.items():
+            key = TurnKey(session.session_id, turn_id)
+            self._by_answer.pop((owner, turn.answer_id), None)
+            for index in (self._index, self._traces, self._plain):
+                index.discard(key)
 
-    def _tree(self, key: _TurnKey) -> TurnTree:
+    def _tree(self, key: TurnKey) -> TurnTree:
         return self._by_id[key.session_id].tree
 
 
@@ -166,6 +266,11 @@ def _has_turn(messages: Sequence[Message]) -> bool:
     return any(message["role"] == "assistant" for message in messages)
 
 
-def _scope(owner: str, tools: bytes) -> bytes:
+def _is_alike(one: Message, other: Message) -> bool:
+    """Return whether two user messages begin alike, as a client's notes to the model do."""
+    return one["role"] == other["role"] == "user" and one["content"][:16] == other["content"][:16]
+
+
+def _scope(owner: str, key: bytes) -> bytes:
     """Return the scope of an index look-up: the owner and the tools, because a prompt begins with its tools."""
-    return tools + owner.encode()
+    return key + owner.encode()

@@ -10,7 +10,7 @@ continue the same turn do not affect each other.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
-from typing import Any
+from typing import Any, NamedTuple
 
 from agentic_opd.core.types import (
     IGNORED,
@@ -20,9 +20,31 @@ from agentic_opd.core.types import (
     Trace,
     Turn,
 )
-from agentic_opd.gateway.request import TurnType
+from agentic_opd.gateway.request import Asked, TurnType
 from agentic_opd.rollout.conversation import Completion, Conversation
 from agentic_opd.rollout.conversation_index import identity
+
+
+class Feedback(NamedTuple):
+    """A client's feedback for one turn: a reward, a text, or both."""
+
+    reward: float | None
+    text: str | None
+
+    def message(self) -> Message:
+        """Return the feedback as a message, which is evidence about the turn."""
+        rated = [] if self.reward is None else [f"(The answer was rated {self.reward:g}.)"]
+        return {"role": "user", "content": "\n".join([*([self.text] if self.text else []), *rated])}
+
+
+class Follows(NamedTuple):
+    """The turn before a turn whose prompt was rendered anew, and the reply to it in the new prompt."""
+
+    turn_id: int
+    start: int
+    """Index of the reply's first message."""
+    stop: int
+    """Index after the reply's last message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +68,29 @@ class RecordedTurn:
     """The request's sampling parameters, by vLLM's names."""
     altered: tuple[str, ...] = ()
     """Names of the parameters that changed the sampling distribution."""
+    template: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """The request's options of the chat template."""
+    follows: Follows | None = None
+    """The earlier turn that the request answers, if its prompt was rendered anew; None: no such turn is known."""
+    answer_id: str = ""
+    """Id of the answer that the client received."""
+    num_instructions: int = 0
+    """See `Asked`; only of a turn whose prompt was rendered anew."""
+    is_plain: bool = False
+    """Whether the client rendered the prompt itself."""
 
 
 Path = tuple[RecordedTurn, ...]
 """Turns from a root on, each the parent of the next. A path is never empty."""
+
+
+class _Origin(NamedTuple):
+    """The beginning of a turn's prompt."""
+
+    system: tuple[bytes, ...]
+    """Digests of the system prompt."""
+    is_new: bool
+    """Whether the prompt answers no earlier turn."""
 
 
 @dataclass(slots=True)
@@ -58,12 +99,18 @@ class TurnTree:
 
     turns: dict[int, RecordedTurn] = field(default_factory=dict[int, RecordedTurn])
     _parents: set[int] = field(default_factory=set[int])
+    _followed: set[int] = field(default_factory=set[int])
+    _origins: dict[int, _Origin] = field(default_factory=dict[int, _Origin])
 
     def add(self, turn: RecordedTurn) -> None:
         """Add a turn whose parent, if it has one, is in the tree."""
         self.turns[turn.turn_id] = turn
         if turn.parent is not None:
             self._parents.add(turn.parent)
+        if turn.follows is not None:
+            self._followed.add(turn.follows.turn_id)
+        known = self._origins.get(turn.parent or 0)
+        self._origins[turn.turn_id] = known or _Origin(system_prompt(turn.messages), turn.follows is None)
 
     def path(self, turn_id: int) -> Path:
         """Return the turns from the root to this one."""
@@ -72,13 +119,50 @@ class TurnTree:
             path.append(self.turns[parent])
         return tuple(reversed(path))
 
-    def is_extended(self, turn_id: int) -> bool:
-        """Return whether another turn continues this one."""
-        return turn_id in self._parents
+    def before(self, turn: RecordedTurn) -> int | None:
+        """Return the id of the turn that this one continues or follows."""
+        return turn.follows.turn_id if turn.follows is not None else turn.parent
+
+    def line(self, turn_id: int) -> set[int]:
+        """Return the ids of a turn and of all turns before it."""
+        line = {turn_id}
+        while (before := self.before(self.turns[turn_id])) is not None and before in self.turns and before not in line:
+            line.add(before)
+            turn_id = before
+        return line
+
+    def side_turns(self) -> set[int]:
+        """Return the turns beside the conversation, such as titles and summaries.
+
+        The client says so, or the turn has neither tools nor the system prompt of the session's turns with tools, and
+        answers no earlier turn.
+        """
+        main = {self._origins[turn_id].system for turn_id, turn in self.turns.items() if turn.tools}
+
+        def is_aside(turn: RecordedTurn) -> bool:
+            origin = self._origins[turn.turn_id]
+            return bool(main) and not turn.tools and origin.is_new and origin.system not in main
+
+        return {turn_id for turn_id, turn in self.turns.items() if turn.turn_type == "side" or is_aside(turn)}
+
+    def is_of_another(self, tools: Sequence[Mapping[str, Any]], messages: Sequence[Message]) -> bool:
+        """Return whether tools and system prompt are another agent's than those of the session's turns with tools."""
+        own = [(turn.tools, self._origins[turn_id].system) for turn_id, turn in self.turns.items() if turn.tools]
+        system = system_prompt(messages)
+        return bool(tools and own) and all(one != tuple(tools) and of_it != system for one, of_it in own)
+
+    def is_continued(self, turn_id: int) -> bool:
+        """Return whether another turn continues or follows this one."""
+        return turn_id in self._parents or turn_id in self._followed
 
     def leaves(self) -> list[RecordedTurn]:
         """Return the last turn of each branch, in order of their ids."""
-        return [turn for turn_id, turn in sorted(self.turns.items()) if not self.is_extended(turn_id)]
+        return [turn for turn_id, turn in sorted(self.turns.items()) if turn_id not in self._parents]
+
+
+def system_prompt(messages: Sequence[Message]) -> tuple[bytes, ...]:
+    """Return digests of the system messages at the beginning of a conversation."""
+    return tuple(identity(message) for message in takewhile(lambda message: message["role"] == "system", messages))
 
 
 def trace_of(path: Path) -> Trace:
@@ -100,6 +184,8 @@ class Branch:
     trace: Trace
     turn_ids: tuple[int, ...]
     """Ids of the trace's turns."""
+    reward: float | None = None
+    """The session's reward if the branch ended the session or the one that did follows it; else its last turn's."""
 
 
 def branches(
@@ -108,6 +194,8 @@ def branches(
     feedback: str | None = None,
     learn_from_altered: bool = False,
     is_one_taken: bool = False,
+    reward: float | None = None,
+    of_turns: Mapping[int, Sequence[Feedback]] | None = None,
 ) -> list[Branch]:
     """Return the session's branches with at least one turn to learn from. No turn is learned from in two branches.
 
@@ -116,43 +204,56 @@ def branches(
         feedback: The client's final feedback: the next state of the learnable turn finished last.
         learn_from_altered: Also learn from turns for which the request changed the sampling distribution.
         is_one_taken: The caller learns from a single branch. Shared turns are then learnable in every branch.
+        reward: The session's reward. Shared turns then belong to the branch that ended it.
+        of_turns: The client's feedback for single turns, by turn id.
     """
     found: list[Branch] = []
     taken: set[int] = set()
-    turns = tree.turns.values()
-    last = max((turn.turn_id for turn in turns if not _why_context(turn, taken, learn_from_altered)), default=None)
+    turns, side = tree.turns.values(), tree.side_turns()
 
-    def is_context(leaf: RecordedTurn) -> bool:
-        return _why_context(leaf, taken, learn_from_altered) is not None
+    def why_context(turn: RecordedTurn) -> ContextTurn | None:
+        if turn.turn_id in side:
+            return ContextTurn(turn.place.message_index, "side")
+        return _why_context(turn, taken, learn_from_altered)
+
+    last = max((turn.turn_id for turn in turns if not why_context(turn)), default=None)
+    ended = max((turn_id for turn_id in tree.turns if turn_id not in side), default=None)
+    line = set[int]() if ended is None else tree.line(ended)
+
+    def order(leaf: RecordedTurn) -> tuple[bool, bool]:
+        return reward is not None and leaf.turn_id != ended, why_context(leaf) is not None
 
     # Shared turns belong to a branch whose leaf is learned from: there the client's real reply follows them.
-    for leaf in sorted(tree.leaves(), key=is_context):
+    for leaf in sorted(tree.leaves(), key=order):
         path = tree.path(leaf.turn_id)
-        why = {turn.turn_id: _why_context(turn, taken, learn_from_altered) for turn in path}
+        why = {turn.turn_id: why_context(turn) for turn in path}
         learned = [turn for turn in path if why[turn.turn_id] is None]
         if not learned:
             continue
         path = path[: path.index(learned[-1]) + 1]
         if not is_one_taken:
             taken.update(turn.turn_id for turn in learned)
-        following = [*_answer_to(tree, path[-1])]
+        following = [*reply_to(tree, path[-1])]
         if path[-1].turn_id == last and feedback is not None and feedback.strip():
             following.append({"role": "user", "content": feedback})
-        found.append(Branch(_trace(path, why, following), tuple(turn.turn_id for turn in learned)))
-    return found
+        ids = tuple(turn.turn_id for turn in learned)
+        own = [one.reward for turn_id in ids for one in (of_turns or {}).get(turn_id, ()) if one.reward is not None]
+        reaches = reward is not None and ids[-1] in line
+        trace = _trace(path, why, following, of_turns)
+        found.append(Branch(trace, ids, reward if reaches else own[-1] if own else None))
+    # The first branch tells the session's reward to its group.
+    return sorted(found, key=lambda branch: reward is not None and branch.turn_ids[-1] not in line)
 
 
 def _why_context(turn: RecordedTurn, taken: set[int], learn_from_altered: bool) -> ContextTurn | None:
     """Return why a turn is context only; None: it is learned from."""
     index = turn.place.message_index
-    if turn.turn_type == "side":
-        return ContextTurn(index, "side")
     if turn.altered and not learn_from_altered:
         return ContextTurn(index, "altered_sampling", turn.altered)
     return ContextTurn(index, "shared") if turn.turn_id in taken else None
 
 
-def _answer_to(tree: TurnTree, turn: RecordedTurn) -> tuple[Message, ...]:
+def reply_to(tree: TurnTree, turn: RecordedTurn) -> tuple[Message, ...]:
     """Return the client's reply to the last learned turn of a branch, up to the next assistant message.
 
     If a later turn continues this one, its messages are the reply. Otherwise the reply comes from the next request with
@@ -162,6 +263,9 @@ def _answer_to(tree: TurnTree, turn: RecordedTurn) -> tuple[Message, ...]:
     child = next((one for one in later if one.parent == turn.turn_id), None)
     if child is not None:
         return child.messages[:-1]
+    for one in later:
+        if one.follows is not None and one.follows.turn_id == turn.turn_id:
+            return tuple(_messages(tree.path(one.turn_id))[one.follows.start : one.follows.stop])
     prompt: list[bytes] | None = None
     for one in later:
         is_other = one.parent not in (None, turn.parent) or one.tools != turn.tools
@@ -183,27 +287,43 @@ def _messages(path: Path) -> list[Message]:
     return [message for turn in path for message in turn.messages]
 
 
-def _trace(path: Path, why: Mapping[int, ContextTurn | None], following: Sequence[Message]) -> Trace:
-    """Return the trace of a path that learns from the turns without a reason in `why`, and ends with `following`."""
+def _trace(
+    path: Path,
+    why: Mapping[int, ContextTurn | None],
+    following: Sequence[Message],
+    of_turns: Mapping[int, Sequence[Feedback]] | None = None,
+) -> Trace:
+    """Return the trace of a path that learns from the turns without a reason in `why`, and ends with `following`.
+
+    The feedback for a turn stands behind the reply to it, in the messages only.
+    """
     whole, sampled = trace_of(path), {turn.place.message_index: turn for turn in path}
+    messages: list[Message] = []
+    index_of: list[int] = []
+    due: list[Message] = []
+    for index, message in enumerate((*whole.messages, *following)):
+        if message["role"] == "assistant":
+            messages += due
+            due = []
+        if index in sampled:
+            due = [one.message() for one in (of_turns or {}).get(sampled[index].turn_id, ())]
+        index_of.append(len(messages))
+        messages.append(message)
     context = [
-        found
+        replace(found, message_index=index_of[index])
         for index, message in enumerate(whole.messages)
         if message["role"] == "assistant"
         for found in [why[sampled[index].turn_id] if index in sampled else ContextTurn(index, "not_sampled")]
         if found is not None
     ]
     learned = [turn.place for turn in path if why[turn.turn_id] is None]
-    return replace(whole.learning_from(learned, context), messages=(*whole.messages, *following))
+    trace = whole.learning_from(learned, context)
+    turns = tuple(replace(turn, message_index=index_of[turn.message_index]) for turn in trace.turns)
+    return replace(trace, messages=(*messages, *due), turns=turns)
 
 
 def answered(path: Path, new: Sequence[Message]) -> Trace:
-    """Return a trace that learns from the last turn of a path only, with its context and its next state.
-
-    Args:
-        path: The turns up to and including this one.
-        new: The messages after it, which are its next state.
-    """
+    """Return a trace that learns from the last turn of a path only, with its context and its next state."""
     return _trace(path, {turn.turn_id: None if turn is path[-1] else _CONTEXT for turn in path}, new)
 
 
@@ -217,26 +337,17 @@ def recorded(
     completion: Completion,
     given: Message,
     *,
-    turn_type: TurnType,
-    sampling: Mapping[str, Any],
-    altered: tuple[str, ...],
+    asked: Asked,
+    follows: Follows | None,
 ) -> RecordedTurn:
-    """Build the record of the turn just added to a conversation.
-
-    Args:
-        conversation: The conversation, including the new turn.
-        path: The turns that the new one continues; empty if its prompt was rendered anew.
-        turn_id: Id of the new turn.
-        completion: The sampled tokens.
-        given: The message as sent to the client.
-        turn_type: The client's type of the turn.
-        sampling: The request's sampling parameters.
-        altered: See `RecordedTurn`.
-    """
+    """Build the record of the turn just added to a conversation."""
     place = conversation.turns[-1]
     start = path[-1].place.end if path else 0
     known = path[-1].place.message_index + 1 if path else 0
     new = conversation.messages[known : place.message_index]
+    altered = asked.altered
+    if asked.prompt is not None and place.assistant_open == place.start:
+        altered += ("prompt",)  # A hint has no place in it.
     return RecordedTurn(
         turn_id=turn_id,
         parent=path[-1].turn_id if path else None,
@@ -244,8 +355,13 @@ def recorded(
         prompt_ids=conversation.trace().tokens_T[start : place.start],
         completion=completion,
         place=place,
-        turn_type=turn_type,
+        turn_type=asked.turn_type,
         tools=tuple(conversation.chat.tools),
-        sampling=sampling,
+        sampling={**asked.sampling, **({"stop": list(asked.stop)} if asked.stop else {})},
         altered=altered,
+        template=asked.template,
+        follows=None if path else follows,
+        answer_id=asked.answer_id,
+        num_instructions=0 if path else asked.num_instructions,
+        is_plain=asked.prompt is not None,
     )

@@ -1,7 +1,9 @@
-"""The gateway's HTTP routes: bodies, keys and headers in, OpenAI's JSON out. Logs contain no conversation text."""
+"""The gateway's HTTP routes: bodies, keys and headers in, each protocol's JSON out.
+
+Logs contain no conversation text.
+"""
 
 import asyncio
-import json
 import logging
 import math
 import secrets
@@ -15,7 +17,7 @@ from typing import Annotated, Any, Protocol, TypeVar
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
@@ -23,19 +25,23 @@ from agentic_opd.core.errors import OPDError, ServerUnreachableError
 from agentic_opd.core.text import read_json
 from agentic_opd.core.types import MOST_SCORE
 from agentic_opd.gateway.choice import Finished, Piece
+from agentic_opd.gateway.client import read_client
 from agentic_opd.gateway.config import is_loopback
-from agentic_opd.gateway.errors import RefusedError
+from agentic_opd.gateway.errors import ClientError
 from agentic_opd.gateway.gateway import Gateway, SessionStatus
-from agentic_opd.gateway.reply import Reply
-from agentic_opd.gateway.request import Asked, read_request
+from agentic_opd.gateway.protocols import PROTOCOLS
+from agentic_opd.gateway.protocols.base import Reply, WireProtocol
+from agentic_opd.gateway.request import Asked, read_body
 from agentic_opd.gateway.sampler import Answer, Begun
 from agentic_opd.gateway.telemetry import CONTENT_TYPE, Telemetry
+from agentic_opd.gateway.turns import Feedback
 
 logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
+Given = TypeVar("Given", bound=BaseModel)
 Owner = Callable[[Request], Awaitable[str]]
-"""Function that returns the digest of a client's key, or raises RefusedError for an unknown key."""
+"""Function that returns the digest of a client's key, or raises ClientError for an unknown key."""
 
 _PARSED_AT_ONCE = 2**16
 """Largest body (bytes) that is parsed on the event loop, which takes a few milliseconds."""
@@ -52,12 +58,30 @@ class _Ending(BaseModel):
     feedback: Annotated[str, Field(max_length=100_000)] | None = None
 
 
+class _TurnFeedback(BaseModel):
+    """The body of `POST /sessions/{name}/turns/{turn}/feedback`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    reward: Annotated[float, Field(ge=-MOST_SCORE, le=MOST_SCORE)] | None = None
+    text: Annotated[str, Field(max_length=100_000)] | None = None
+
+
 class Answers(Protocol):
     """A source of answers: a gateway, or an environment that runs agent programs."""
 
     model: str
     tokenizer: Any
     telemetry: Telemetry
+
+    @property
+    def max_model_len(self) -> int:
+        """Maximum tokens of a sequence."""
+        ...
+
+    async def count(self, asked: Asked) -> int:
+        """Return the number of tokens of a request's prompt."""
+        ...
 
     def answer(self, asked: Asked, owner: str) -> Answer:
         """Answer a request of the client whose key has the digest `owner`."""
@@ -79,15 +103,23 @@ def make_app(gateway: Gateway) -> FastAPI:
     app.add_api_route("/metrics", chat.guarded(routes.metrics), methods=["GET"])
     app.add_api_route("/sessions/{name}/end", chat.guarded(routes.end), methods=["POST"])
     app.add_api_route("/sessions/{name}", chat.guarded(routes.session), methods=["GET"])
+    for prefix in ("/sessions/{name}", ""):
+        app.add_api_route(f"{prefix}/turns/{{turn}}/feedback", chat.guarded(routes.feedback), methods=["POST"])
     return app
 
 
 def chat_app(chat: "ChatRoutes", *prefixes: str) -> FastAPI:
-    """Build a web application with the routes of OpenAI's clients under each prefix."""
+    """Build a web application with the routes of all protocols under each prefix."""
     app = FastAPI(title="agentic_opd gateway", docs_url=None, redoc_url=None, openapi_url=None)
     for prefix in prefixes:
-        app.add_api_route(f"{prefix}/v1/chat/completions", chat.guarded(chat.chat), methods=["POST"])
+        for protocol in PROTOCOLS:
+            answer = chat.guarded(partial(chat.answer, protocol), protocol)
+            app.add_api_route(f"{prefix}{protocol.path}", answer, methods=["POST"])
+            if protocol.count_path is not None:
+                count = chat.guarded(partial(chat.count, protocol), protocol)
+                app.add_api_route(f"{prefix}{protocol.count_path}", count, methods=["POST"])
         app.add_api_route(f"{prefix}/v1/models", chat.guarded(chat.models), methods=["GET"])
+        app.add_api_route(f"{prefix}/v1/models/{{model:path}}", chat.guarded(chat.model), methods=["GET"])
     app.add_exception_handler(HTTPException, _no_route)
     return app
 
@@ -98,27 +130,26 @@ async def _health(request: Request) -> Response:
 
 async def _no_route(request: Request, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 500
-    return JSONResponse(RefusedError(status, "there is no such route, or not with this method").to_wire(), status)
+    refused = ClientError(status, "there is no such route, or not with this method")
+    return JSONResponse(_protocol_of(request.url.path).error(refused), status)
+
+
+def _protocol_of(path: str) -> WireProtocol:
+    """Return the protocol that a path belongs to; OpenAI's chat for any other path."""
+    return next((one for one in PROTOCOLS if path.endswith((one.path, one.count_path or one.path))), PROTOCOLS[0])
 
 
 class ChatRoutes:
-    """The routes of OpenAI's clients, with authentication."""
+    """The routes of all protocols, with authentication."""
 
     def __init__(self, answers: Answers, owner: Owner, *, max_body_bytes: int, max_choices: int) -> None:
-        """Store the limits and start without requests.
-
-        Args:
-            answers: Source of the answers.
-            owner: Authentication of requests.
-            max_body_bytes: Largest body of a request, in bytes.
-            max_choices: Largest `n` of a request.
-        """
+        """Store the limits and start without requests."""
         self._answers, self._owner, self._telemetry = answers, owner, answers.telemetry
         self._max_body_bytes, self._max_choices = max_body_bytes, max_choices
         self._parser = ThreadPoolExecutor(1, "requests")
 
     def guarded(
-        self, handler: Callable[[Request, str], Awaitable[Response]]
+        self, handler: Callable[[Request, str], Awaitable[Response]], protocol: WireProtocol = PROTOCOLS[0]
     ) -> Callable[[Request], Awaitable[Response]]:
         """Wrap `handler`: authenticate the client, map errors to responses, and count all responses by status."""
 
@@ -128,31 +159,28 @@ class ChatRoutes:
             except ClientDisconnect:
                 self._telemetry.hung_up.inc()
                 response = Response(status_code=499)
-            except (RefusedError, OPDError) as error:
-                response = _refusal(error)
+            except (ClientError, OPDError) as error:
+                response = _refusal(error, protocol)
             self._telemetry.requests.labels(str(response.status_code)).inc()
             return response
 
         return handle
 
-    async def chat(self, request: Request, owner: str) -> Response:
-        """Answer `POST /v1/chat/completions`, as JSON or as a stream."""
-        start, headers = time.monotonic(), request.headers
+    async def _read(self, protocol: WireProtocol, request: Request, *, counts: bool = False) -> Asked:
+        """Receive and validate a request."""
+        client = read_client(request.headers, request.path_params.get("name"), self._max_choices)
         body = await _body(request, self._max_body_bytes)
-        read = partial(
-            read_request,
-            max_choices=self._max_choices,
-            session=_name(request.path_params.get("name") or headers.get("X-Session-Id"), "session_id"),
-            group=_name(headers.get("X-Group-Id"), "X-Group-Id"),
-            turn_type=headers.get("X-Turn-Type"),
-            is_last=_is_true(headers.get("X-Session-Done")),
-        )
-        asked = await self.parsed(body, read)
-        reply = Reply(self._answers.model, self._answers.tokenizer.decode, asked.top_logprobs)
+        return await self.parsed(body, partial(protocol.read, client=client, counts=counts))
+
+    async def answer(self, protocol: WireProtocol, request: Request, owner: str) -> Response:
+        """Answer a request of a protocol, as JSON or as a stream."""
+        start = time.monotonic()
+        asked = await self._read(protocol, request)
+        reply = protocol.reply(asked, self._answers.model, self._answers.tokenizer.decode)
         events = _timed(self._answers.answer(asked, owner), self._telemetry, start)
         if not asked.stream:
             await _unless_gone(request, _whole(events, reply))
-            return JSONResponse(reply.completion(), headers={"X-Session-Id": reply.session_id})
+            return JSONResponse(reply.whole(), headers={"X-Session-Id": reply.session_id})
         # Request errors occur before the first token, while the HTTP status can still report them.
         first = await _unless_gone(request, _until_sampled(events))
         return StreamingResponse(
@@ -161,20 +189,35 @@ class ChatRoutes:
             headers={"X-Session-Id": first[0].session_id, "Cache-Control": "no-cache"},
         )
 
+    async def count(self, protocol: WireProtocol, request: Request, owner: str) -> Response:
+        """Count the tokens of a request's prompt."""
+        asked = await self._read(protocol, request, counts=True)
+        return JSONResponse({"input_tokens": await self._answers.count(asked)})
+
     async def parsed(self, body: bytes, read: Callable[[object], Result]) -> Result:
         """Parse the body's JSON and return `read` of it. Large bodies are parsed on a thread, one at a time.
 
         Raises:
-            RefusedError: 400, the body is not JSON. Errors of `read` are raised too.
+            ClientError: 400, the body is not JSON. Errors of `read` are raised too.
         """
         if len(body) <= _PARSED_AT_ONCE:
             return read(_json(body))
         return await asyncio.get_running_loop().run_in_executor(self._parser, lambda: read(_json(body)))
 
     async def models(self, request: Request, owner: str) -> Response:
-        """Answer `GET /v1/models` with the policy's model."""
-        card = {"id": self._answers.model, "object": "model", "created": 0, "owned_by": "agentic_opd"}
-        return JSONResponse({"object": "list", "data": [card]})
+        """Answer `GET /v1/models` with the policy's model, as OpenAI's and Anthropic's clients read it."""
+        card = self._card(self._answers.model)
+        ids = {"first_id": card["id"], "last_id": card["id"], "has_more": False}
+        return JSONResponse({"object": "list", "data": [card], **ids})
+
+    async def model(self, request: Request, owner: str) -> Response:
+        """Answer `GET /v1/models/{model}`; the policy is served under any name."""
+        return JSONResponse(self._card(request.path_params["model"]))
+
+    def _card(self, name: str) -> dict[str, Any]:
+        openai = {"id": name, "object": "model", "created": 0, "owned_by": "agentic_opd"}
+        anthropic = {"type": "model", "display_name": name, "created_at": "1970-01-01T00:00:00Z"}
+        return {**openai, **anthropic, "max_model_len": self._answers.max_model_len}
 
 
 class _Routes:
@@ -189,15 +232,24 @@ class _Routes:
 
     async def end(self, request: Request, owner: str) -> Response:
         """Answer `POST /sessions/{name}/end`: end the session and return its status."""
-        body = await _body(request, self._gateway.config.max_body_bytes, or_nothing=True)
-        try:
-            ending = await self._chat.parsed(body, _Ending.model_validate)
-        except ValidationError as error:
-            first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-            field = ".".join(map(str, first["loc"]))
-            raise RefusedError(400, f"{field or 'body'}: {first['msg']}", field or None) from error
+        ending = await self._read(request, _Ending)
         status = await self._gateway.end(owner, request.path_params["name"], ending.reward, ending.feedback)
         return JSONResponse(_status(status))
+
+    async def feedback(self, request: Request, owner: str) -> Response:
+        """Answer `POST /sessions/{name}/turns/{turn}/feedback`, or without a session, by the answer's id."""
+        given = await self._read(request, _TurnFeedback)
+        if given.reward is None and not (given.text or "").strip():
+            raise ClientError(400, "feedback has a reward, a text or both", "text")
+        names = request.path_params
+        feedback = Feedback(given.reward, given.text)
+        turn_id = await self._gateway.give_feedback(owner, names.get("name"), names["turn"], feedback)
+        return JSONResponse({"turn": turn_id})
+
+    async def _read(self, request: Request, model: type[Given]) -> Given:
+        """Receive and validate a body; an empty one is read as `{}`."""
+        body = await _body(request, self._gateway.config.max_body_bytes, or_nothing=True)
+        return await self._chat.parsed(body, partial(read_body, model))
 
     async def session(self, request: Request, owner: str) -> Response:
         """Answer `GET /sessions/{name}` with the session's status."""
@@ -236,28 +288,27 @@ async def _until_sampled(events: Answer) -> tuple[Begun, Piece | Finished]:
 async def _stream(
     first: tuple[Begun, Piece | Finished], rest: Answer, reply: Reply, asked: Asked, telemetry: Telemetry
 ) -> AsyncGenerator[str]:
-    """Yield the server-sent events of an answer; an error while sampling is sent as an event before `[DONE]`."""
+    """Yield the server-sent events of an answer; an error while sampling is sent as an event."""
     is_whole, last, left = False, "", asked.n
     try:
         async with aclosing(_all(first, rest)) as events:
             async for event in events:
                 reply.take(event)
-                text = "".join(_event(chunk) for chunk in reply.chunks(event))
+                text = "".join(reply.events(event))
                 left -= isinstance(event, Finished)
-                if left:
+                if left and text:
                     yield text
-                else:  # Send it together with the end of the stream: one write is cheaper than three.
+                elif not left:  # Send it together with the end of the stream: one write is cheaper than three.
                     last = text
-        if asked.include_usage:
-            last += _event(reply.usage_chunk())
+        last += reply.closing()
         is_whole = True
-    except (RefusedError, OPDError) as error:
+    except (ClientError, OPDError) as error:
         is_whole = True
-        last += _event(_as_refused(error).to_wire())
+        last += reply.failed(_as_refused(error))
     finally:
         if not is_whole:
             telemetry.hung_up.inc()
-    yield f"{last}data: [DONE]\n\n"
+    yield last
 
 
 async def _all(first: tuple[Begun, Piece | Finished], rest: Answer) -> Answer:
@@ -266,11 +317,6 @@ async def _all(first: tuple[Begun, Piece | Finished], rest: Answer) -> Answer:
             yield event
         async for event in rest:
             yield event
-
-
-def _event(data: dict[str, Any]) -> str:
-    # ASCII only: some clients treat U+2028 as a line end.
-    return f"data: {json.dumps(data)}\n\n"
 
 
 def _status(status: SessionStatus) -> dict[str, Any]:
@@ -289,12 +335,12 @@ async def _owner(request: Request, keys: list[str]) -> str:
     """Return a digest of the client's key, by which sessions of different clients are kept apart.
 
     Raises:
-        RefusedError: 401, the key is unknown; 403, the gateway has no keys and the host name is not a loopback address.
+        ClientError: 401, the key is unknown; 403, the gateway has no keys and the host name is not a loopback address.
     """
     token = bearer(request)
     if not keys and not is_loopback(request.url.hostname or ""):
         # DNS rebinding: a web page's host name can resolve to this machine, which would make its requests same-origin.
-        raise RefusedError(403, "without api_keys the gateway is asked by a loopback address, as 127.0.0.1")
+        raise ClientError(403, "without api_keys the gateway is asked by a loopback address, as 127.0.0.1")
     # All keys are compared, so that the time taken reveals nothing about a match.
     matches = [secrets.compare_digest(token.encode(), key.encode()) for key in keys]
     if keys and not any(matches):
@@ -303,9 +349,9 @@ async def _owner(request: Request, keys: list[str]) -> str:
 
 
 def bearer(request: Request) -> str:
-    """Return the request's bearer key; empty without one."""
+    """Return the request's key, a bearer's or Anthropic's `x-api-key`; empty without one."""
     scheme, _, token = request.headers.get("Authorization", "").partition(" ")
-    return token.strip() if scheme.lower() == "bearer" else ""
+    return (token if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")).strip()
 
 
 def digest_of_key(key: str) -> str:
@@ -313,17 +359,19 @@ def digest_of_key(key: str) -> str:
     return sha256(key.encode()).hexdigest()[:32]
 
 
-async def no_key(request: Request) -> RefusedError:
+async def no_key(request: Request) -> ClientError:
     """Return the 401 error for a request without a known key, after discarding its body."""
     await _discard(request.stream())
-    return RefusedError(401, "a key is needed: send 'Authorization: Bearer KEY'", None, "invalid_api_key")
+    return ClientError(
+        401, "a key is needed: send 'Authorization: Bearer KEY' or 'x-api-key: KEY'", None, "invalid_api_key"
+    )
 
 
 async def _body(request: Request, max_bytes: int, *, or_nothing: bool = False) -> bytes:
     """Receive a JSON body, still unparsed; with `or_nothing`, an empty body is read as `{}`.
 
     Raises:
-        RefusedError: 413, the body is too long; 415, its content type is not JSON.
+        ClientError: 413, the body is too long; 415, its content type is not JSON.
         ClientDisconnect: the client disconnected before it had sent the whole body.
     """
     declared = request.headers.get("Content-Length", "")
@@ -335,21 +383,21 @@ async def _body(request: Request, max_bytes: int, *, or_nothing: bool = False) -
     if is_too_long:
         body.clear()
         await _discard(chunks)
-        raise RefusedError(413, f"the body is longer than the {max_bytes} bytes that are read (env.max_body_bytes)")
+        raise ClientError(413, f"the body is longer than the {max_bytes} bytes that are read (env.max_body_bytes)")
     if or_nothing and not body:
         return b"{}"
     # A web page of another origin can post text to a loopback address, but JSON only after a CORS preflight.
     if request.headers.get("Content-Type", "").partition(";")[0].strip().lower() != "application/json":
-        raise RefusedError(415, "the body must be JSON, with 'Content-Type: application/json'")
+        raise ClientError(415, "the body must be JSON, with 'Content-Type: application/json'")
     return bytes(body)
 
 
 def _json(body: bytes) -> object:
-    """Parse JSON; raises RefusedError (400) if that fails."""
+    """Parse JSON; raises ClientError (400) if that fails."""
     try:
         return read_json(body, parse_constant=_finite, parse_float=_finite)
     except (ValueError, RecursionError) as error:
-        raise RefusedError(400, "the body is not JSON that can be read") from error
+        raise ClientError(400, "the body is not JSON that can be read") from error
 
 
 def _finite(spelled: str) -> float:
@@ -366,34 +414,20 @@ async def _discard(chunks: AsyncGenerator[bytes]) -> None:
                 pass
 
 
-def _name(name: str | None, field: str) -> str | None:
-    """Return the name of a session or group; raises RefusedError (400) if its length is not 1 to 256."""
-    if name is not None and not 0 < len(name) <= 256:
-        raise RefusedError(400, "a name has 1 to 256 characters", field)
-    return name
-
-
-def _is_true(value: str | None) -> bool:
-    """Parse `true` or `false`, None as false; raises RefusedError (400) for other values."""
-    if value is not None and value.lower() not in ("true", "false"):
-        raise RefusedError(400, f"X-Session-Done is {value[:40]!r}; expected true or false", "X-Session-Done")
-    return value is not None and value.lower() == "true"
-
-
-def _refusal(error: RefusedError | OPDError) -> Response:
+def _refusal(error: ClientError | OPDError, protocol: WireProtocol) -> Response:
     refused = _as_refused(error)
     headers = {"Retry-After": "5"} if refused.status == 503 else None
-    return JSONResponse(refused.to_wire(), refused.status, headers=headers)
+    return JSONResponse(protocol.error(refused), refused.status, headers=headers)
 
 
-def _as_refused(error: RefusedError | OPDError) -> RefusedError:
+def _as_refused(error: ClientError | OPDError) -> ClientError:
     """Map an error to one for the client; internal errors are logged and reveal only their kind."""
-    if isinstance(error, RefusedError):
+    if isinstance(error, ClientError):
         return error
     logger.warning("a request failed: %s: %s", type(error).__name__, error)
     if isinstance(error, ServerUnreachableError):
-        return RefusedError(503, "the policy's server does not answer; try again")
-    return RefusedError(502, "the policy's server, or the journal, did not do its part; the gateway's log says more")
+        return ClientError(503, "the policy's server does not answer; try again")
+    return ClientError(502, "the policy's server, or the journal, did not do its part; the gateway's log says more")
 
 
 async def _unless_gone(request: Request, work: Coroutine[Any, Any, Result]) -> Result:

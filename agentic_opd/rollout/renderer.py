@@ -8,6 +8,7 @@ import json
 import logging
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from typing import Any, Literal
 
 from renderers import (
@@ -196,6 +197,47 @@ def _stop_ids_of_files(tokenizer: Any) -> list[int]:
     return [token_id for token_id in (*listed, tokenizer.eos_token_id) if token_id is not None]
 
 
+def with_template_options(
+    renderer: Renderer, tokenizer: Any, options: Mapping[str, Any]
+) -> tuple[Renderer, dict[str, Any]]:
+    """Return the renderer with a request's options of the chat template, and those of them that change its prompts.
+
+    An option that the model's chat template does not read changes nothing.
+
+    Raises:
+        ConfigError: the template reads an option, and the renderer can't set it, or not to this value.
+    """
+    config: Any = getattr(renderer, "config", None)
+    kind = type(config)
+    is_open = getattr(kind, "_allow_opaque_template_kwargs", False)
+    known: frozenset[str] = getattr(kind, "_template_fields", frozenset())
+    template = json.dumps(getattr(tokenizer, "chat_template", None) or "")
+    chosen: dict[str, Any] = {}
+    for name, value in options.items():
+        if name in known or (is_open and name in template):
+            if value != getattr(config, name, None):
+                chosen[name] = value
+        elif name in template:
+            raise ConfigError(f"chat_template_kwargs.{name}: the renderer {kind.__name__} has no such option")
+    if not chosen:
+        return renderer, {}
+    try:
+        changed = kind(**{**config.model_dump(exclude_unset=True), **chosen})
+    except ValueError as error:
+        raise ConfigError(f"chat_template_kwargs {', '.join(chosen)}: the renderer takes no such value") from error
+    inner = renderer.inner if isinstance(renderer, StoppingAt) else renderer
+    if isinstance(inner, TemplateRenderer):
+        other: Any = copy(inner)
+        other.config = changed
+    else:
+        make: Any = create_renderer
+        other = make(WithoutUnknown(tokenizer), changed)
+        if getattr(changed, "thinking_retention", "all") is None:
+            other.effective_thinking_retention = "all"
+    stopping: Any = StoppingAt(other, renderer.get_stop_token_ids())
+    return (stopping if isinstance(renderer, StoppingAt) else other), chosen
+
+
 class WithoutUnknown:
     """A tokenizer without an unknown token, because the renderers treat every token with that id as missing.
 
@@ -230,7 +272,7 @@ class StoppingAt:
     """A renderer with other stop tokens than its family's."""
 
     def __init__(self, renderer: Renderer, stop_token_ids: list[int]) -> None:
-        self._renderer, self._stop_token_ids = renderer, stop_token_ids
+        self.inner, self._stop_token_ids = renderer, stop_token_ids
 
     def get_stop_token_ids(self) -> list[int]:
         """Return the stop tokens."""
@@ -238,14 +280,14 @@ class StoppingAt:
 
     def parse_response(self, token_ids: list[int], **kwargs: Any) -> ParsedResponse:
         """Parse a turn; remove its last token first if that is a stop token unknown to the family."""
-        foreign = {*self._stop_token_ids} - {*self._renderer.get_stop_token_ids()}
+        foreign = {*self._stop_token_ids} - {*self.inner.get_stop_token_ids()}
         ends = token_ids[-1:] and token_ids[-1] in foreign
-        return self._renderer.parse_response(token_ids[:-1] if ends else token_ids, **kwargs)
+        return self.inner.parse_response(token_ids[:-1] if ends else token_ids, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name == "_renderer":
+        if name.startswith("__") or name == "inner":
             raise AttributeError(name)
-        return getattr(self._renderer, name)
+        return getattr(self.inner, name)
 
 
 _CALL = {"command": "ls"}

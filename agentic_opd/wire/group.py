@@ -661,6 +661,8 @@ def validated(
         problems += [_problem(one, where, name) for one in error.errors(include_url=False)]
     except AlignmentError as error:
         problems.append(Problem(where, str(error)))
+    except RecursionError:
+        problems.append(Problem(where, f"{name or 'a field'}: nested too deeply"))
     return None
 
 

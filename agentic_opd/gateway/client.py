@@ -1,0 +1,107 @@
+"""Who asks: the session, the group and the type of a turn, from the headers of a request and from ids that agents send.
+
+The table of agents is here and only here; a request of an agent that is not in it finds its session by its messages.
+Pure.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from agentic_opd.core.text import read_json
+from agentic_opd.gateway.errors import ClientError
+
+_LONGEST_NAME = 256
+_SESSION_HEADERS = ("X-Claude-Code-Session-Id", "session-id", "session_id", "x-session-affinity")
+"""Headers in which agents send an id of their session: Claude Code, Codex (two spellings), OpenCode."""
+_CACHE_KEY_IS_SESSION = ("codex", "opencode")
+"""Beginnings of the `User-Agent`s (or `originator`s) of agents whose `prompt_cache_key` is the id of a session."""
+_SESSION_IN_USER_ID = re.compile(r"_session_([0-9A-Za-z-]{8,})$")
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """The sender of a request."""
+
+    session: str | None = None
+    """The session that the client names for the gateway."""
+    agent_session: str | None = None
+    """The id of a session that an agent sends anyway. Requests of its side tasks and sub-agents carry it too."""
+    parent: str | None = None
+    """The name or the agent's id of the session to which this one belongs."""
+    group: str | None = None
+    """The client's name of the session's group; None: the session forms a group by itself."""
+    turn_type: Literal["main", "side"] = "main"
+    is_last: bool = False
+    """Whether the session ends with this turn."""
+    agent: str = ""
+    """The agent's `User-Agent` or `originator`, in lower case."""
+    max_choices: int = 1
+    """Largest number of choices of a request."""
+
+    def with_user_id(self, user_id: object) -> "Client":
+        """Return the client with the session in Anthropic's `metadata.user_id`, if it holds one.
+
+        Claude Code writes `user_..._account_..._session_ID`, or JSON with `session_id`.
+        """
+        if not isinstance(user_id, str) or self.agent_session is not None:
+            return self
+        found = _SESSION_IN_USER_ID.search(user_id)
+        return replace(self, agent_session=found[1] if found else _session_in_json(user_id))
+
+    def with_cache_key(self, key: str | None) -> "Client":
+        """Return the client with the session in `prompt_cache_key`, if this agent makes one a session."""
+        if (
+            not key
+            or len(key) > _LONGEST_NAME
+            or self.agent_session
+            or not self.agent.startswith(_CACHE_KEY_IS_SESSION)
+        ):
+            return self
+        return replace(self, agent_session=key)
+
+
+def read_client(headers: Mapping[str, str], name: str | None, max_choices: int) -> Client:
+    """Read the headers of a request.
+
+    Raises:
+        ClientError: 400, a header of the gateway has an invalid value.
+    """
+    turn_type = headers.get("X-Turn-Type")
+    if turn_type not in (None, "main", "side"):
+        raise ClientError(400, f"X-Turn-Type is {turn_type[:40]!r}; expected main or side", "X-Turn-Type")
+    sent = (headers.get(header) for header in _SESSION_HEADERS)
+    return Client(
+        session=_name(name or headers.get("X-Session-Id"), "session_id"),
+        agent_session=next((one for one in sent if one and len(one) <= _LONGEST_NAME), None),
+        parent=_name(headers.get("X-Parent-Session-Id"), "X-Parent-Session-Id"),
+        group=_name(headers.get("X-Group-Id"), "X-Group-Id"),
+        turn_type="side" if turn_type == "side" else "main",
+        is_last=_is_true(headers.get("X-Session-Done")),
+        agent=(headers.get("originator") or headers.get("User-Agent") or "").lower(),
+        max_choices=max_choices,
+    )
+
+
+def _session_in_json(text: str) -> str | None:
+    try:
+        read: Any = read_json(text)
+    except (ValueError, RecursionError):
+        return None
+    found = read.get("session_id") if isinstance(read, dict) else None
+    return found if isinstance(found, str) and 0 < len(found) <= _LONGEST_NAME else None
+
+
+def _name(name: str | None, header: str) -> str | None:
+    """Return the name of a session or group; raises ClientError (400) if its length is not 1 to 256."""
+    if name is not None and not 0 < len(name) <= _LONGEST_NAME:
+        raise ClientError(400, f"a name has 1 to {_LONGEST_NAME} characters", header)
+    return name
+
+
+def _is_true(value: str | None) -> bool:
+    """Parse `true` or `false`, None as false; raises ClientError (400) for other values."""
+    if value is not None and value.lower() not in ("true", "false"):
+        raise ClientError(400, f"X-Session-Done is {value[:40]!r}; expected true or false", "X-Session-Done")
+    return value is not None and value.lower() == "true"

@@ -1,0 +1,142 @@
+"""What a protocol of the gateway provides: a reader of requests, and a writer of answers. Pure."""
+
+import json
+import time
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from agentic_opd.gateway.choice import Finished, Piece
+from agentic_opd.gateway.client import Client
+from agentic_opd.gateway.errors import ClientError
+from agentic_opd.gateway.request import Asked, Sampling, ignored
+from agentic_opd.gateway.sampler import Begun
+from agentic_opd.plugin.sampling import SampledToken
+
+Event = Begun | Piece | Finished
+
+
+class CommonBody(Sampling):
+    """Fields that the protocols share."""
+
+    model: str | None = None
+    """Any name is served."""
+    stream: bool | None = None
+    metadata: dict[str, Any] | None = None
+    service_tier: str | None = None
+    user: str | None = None
+    store: bool | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    priority: int | None = None
+    request_id: str | None = None
+    cache_salt: str | None = None
+
+    without_effect: ClassVar[frozenset[str]] = frozenset(
+        (
+            *("metadata", "service_tier", "user", "store", "safety_identifier", "prompt_cache_key"),
+            *("prompt_cache_retention", "priority", "request_id", "cache_salt"),
+        )
+    )
+    """Fields that change nothing about the answer here."""
+
+    def log_without_effect(self, protocol: str) -> None:
+        """Name the given fields without effect in the log."""
+        ignored(
+            protocol, (name for name in self.model_fields_set & self.without_effect if getattr(self, name) is not None)
+        )
+
+
+class WireProtocol(ABC):
+    """A protocol: one path, the reader of its bodies, and the writers of its answers and errors."""
+
+    path: ClassVar[str]
+    count_path: ClassVar[str | None] = None
+    """Path that counts a prompt's tokens without sampling; None: the protocol has no such route."""
+    reply: "ClassVar[type[Reply]]"
+
+    @abstractmethod
+    def read(self, body: object, client: Client, *, counts: bool = False) -> Asked:
+        """Validate a body; raises ClientError (400) with the invalid field. `counts`: its prompt is only counted."""
+
+    def error(self, error: ClientError) -> dict[str, Any]:
+        """Return the body of an error, by default in OpenAI's format."""
+        kind = "server_error" if error.status >= 500 else "invalid_request_error"
+        return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}}
+
+
+@dataclass(slots=True)
+class Reply(ABC):
+    """The state of one answer while it is sampled. Each event is given to `take`, then to `events` in a stream."""
+
+    asked: Asked
+    model: str
+    decode: Callable[[Sequence[int]], str]
+    created: int = field(default_factory=lambda: int(time.time()))
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    session_id: str = ""
+    finished: dict[int, Finished] = field(default_factory=dict[int, Finished])
+    tokens: dict[int, list[SampledToken]] = field(default_factory=dict[int, list[SampledToken]])
+    """The sampled tokens of each choice."""
+
+    def take(self, event: Event) -> None:
+        """Add an event of the answer."""
+        if isinstance(event, Begun):
+            self.prompt_tokens, self.session_id = event.prompt_tokens, event.session_id
+            return
+        piece = event.rest if isinstance(event, Finished) else event
+        self.tokens.setdefault(piece.index, []).extend(piece.tokens)
+        if isinstance(event, Finished):
+            self.finished[event.index] = event
+            self.completion_tokens += len(event.completion.token_ids)
+
+    @abstractmethod
+    def whole(self) -> dict[str, Any]:
+        """Return the body of an answer that is not streamed."""
+
+    @abstractmethod
+    def events(self, event: Event) -> Iterator[str]:
+        """Yield the server-sent events for an event of the answer."""
+
+    @abstractmethod
+    def closing(self) -> str:
+        """Return the end of a stream whose choices are all finished."""
+
+    @abstractmethod
+    def failed(self, error: ClientError) -> str:
+        """Return the end of a stream that breaks off."""
+
+    def entry(self, token_id: int, logprob: float) -> dict[str, Any]:
+        """Return a token with its logprob, as OpenAI's protocols write it."""
+        text = self.decode([token_id])
+        return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+
+    def logprobs(self, tokens: Sequence[SampledToken]) -> list[dict[str, Any]]:
+        """Return the logprobs of sampled tokens, as OpenAI's protocols write them."""
+        most = self.asked.top_logprobs or 0
+        return [
+            {
+                **self.entry(token.token_id, token.logprob),
+                "top_logprobs": [self.entry(*one) for one in token.top[:most]],
+            }
+            for token in tokens
+        ]
+
+
+def new_id(prefix: str) -> str:
+    """Return a new id of an answer or of a part of one."""
+    return f"{prefix}{uuid.uuid4().hex}"
+
+
+def sse(data: dict[str, Any], name: str | None = None) -> str:
+    """Return a server-sent event. It is ASCII only, because some clients treat U+2028 as a line end."""
+    head = f"event: {name}\n" if name else ""
+    return f"{head}data: {json.dumps(data)}\n\n"
+
+
+DONE = "data: [DONE]\n\n"
+"""The last event of OpenAI's chat and completions streams."""

@@ -1,0 +1,331 @@
+"""Anthropic's messages: `POST /v1/messages` and `POST /v1/messages/count_tokens`. Pure.
+
+A message's blocks become messages of the conversation as in vLLM's route of this name: tool results come before the
+other blocks of their message, and text blocks are joined.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from agentic_opd.core.text import read_json
+from agentic_opd.core.types import Message
+from agentic_opd.gateway.choice import Finished
+from agentic_opd.gateway.client import Client
+from agentic_opd.gateway.errors import ClientError
+from agentic_opd.gateway.protocols.base import CommonBody, Event, Reply, WireProtocol, new_id, sse
+from agentic_opd.gateway.request import (
+    HOSTED,
+    Asked,
+    FunctionSpec,
+    OpenModel,
+    ToolChoice,
+    ignored,
+    make_asked,
+    read_body,
+    schema_of,
+)
+from agentic_opd.gateway.sampler import CONTEXT_FULL, Begun
+
+_BILLING = "x-anthropic-billing-header"
+"""Beginning of a block that Claude Code puts into its system prompt, with another checksum in every request."""
+_PING = sse({"type": "ping"}, "ping")
+_KINDS = {
+    **{400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error"},
+    **{413: "request_too_large", 429: "rate_limit_error", 503: "overloaded_error"},
+}
+
+
+class _Block(OpenModel):
+    type: Literal["text", "tool_use", "tool_result", "thinking", "redacted_thinking", "tool_reference"]
+    text: str | None = None
+    thinking: str | None = None
+    id: str | None = None
+    name: str | None = None
+    input: dict[str, Any] | None = None
+    tool_use_id: str | None = None
+    content: Any = None
+    is_error: bool | None = None
+
+    @model_validator(mode="after")
+    def _check_type(self) -> "_Block":
+        needed = {"text": "text", "thinking": "thinking", "tool_use": "name", "tool_result": "tool_use_id"}
+        name = needed.get(self.type)
+        if name is not None and getattr(self, name) is None:
+            raise ValueError(f"a block of type {self.type} needs {name}")
+        return self
+
+
+class _ResultPart(OpenModel):
+    type: Literal["text", "tool_reference"]
+    text: str = ""
+
+
+class _ResultContent(OpenModel):
+    content: str | list[_ResultPart] | None = None
+
+
+class _AnthropicTurn(OpenModel):
+    role: Literal["user", "assistant", "system"]
+    content: str | list[_Block]
+
+
+class _TextBlock(OpenModel):
+    type: Literal["text"]
+    text: str
+
+
+class _ClientTool(OpenModel):
+    type: str | None = None
+    name: str
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+
+
+class _AnthropicChoice(OpenModel):
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class _Format(OpenModel):
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
+
+
+class _OutputConfig(OpenModel):
+    format: _Format | None = None
+    effort: str | None = None
+
+
+class _MessagesBody(CommonBody):
+    messages: list[_AnthropicTurn] = Field(min_length=1)
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    system: str | list[_TextBlock] | None = None
+    tools: list[_ClientTool] | None = None
+    tool_choice: _AnthropicChoice | None = None
+    output_config: _OutputConfig | None = None
+    stop_sequences: list[str] | None = None
+    thinking: dict[str, Any] | None = None
+    cache_control: dict[str, Any] | None = None
+    mcp_servers: list[Any] | None = None
+    context_management: dict[str, Any] | None = None
+    betas: list[str] | None = None
+    speed: str | None = None
+    container: str | dict[str, Any] | None = None
+    inference_geo: str | None = None
+    diagnostics: dict[str, Any] | None = None
+    user_profile_id: str | None = None
+    workspace_id: str | None = None
+
+    without_effect = CommonBody.without_effect.union(
+        ("thinking", "cache_control", "mcp_servers", "context_management", "betas", "speed", "container"),
+        ("inference_geo", "diagnostics", "user_profile_id", "workspace_id"),
+    )
+
+
+def _conversation(body: _MessagesBody) -> list[Message]:
+    blocks = [body.system] if isinstance(body.system, str) else [block.text for block in body.system or ()]
+    system = "".join(text for text in blocks if not text.startswith(_BILLING))
+    messages: list[Message] = [{"role": "system", "content": system}] if system else []
+    for index, turn in enumerate(body.messages):
+        messages += _messages(turn, index)
+    return messages
+
+
+def _messages(turn: _AnthropicTurn, index: int) -> Iterator[Message]:
+    """Yield the messages of one turn: the tool results, then the text."""
+    if isinstance(turn.content, str):
+        yield {"role": turn.role, "content": turn.content}
+        return
+    message: Message = {"role": turn.role, "content": ""}
+    calls: list[Any] = []
+    for place, block in enumerate(turn.content):
+        at = ("messages", index, "content", place)
+        if block.type == "tool_result":
+            content = read_body(_ResultContent, {"content": block.content}, *at).content
+            if not isinstance(content, str):
+                content = "\n".join(part.text for part in content or () if part.type == "text")
+            yield {"role": "tool", "tool_call_id": block.tool_use_id or "", "content": content}
+        elif block.type == "tool_use":
+            arguments = json.dumps(block.input or {}, ensure_ascii=False)
+            function = {"name": block.name or "", "arguments": arguments}
+            calls.append({"id": block.id or f"call_{place}", "type": "function", "function": function})
+        elif block.type == "thinking":
+            message["reasoning_content"] = message.get("reasoning_content", "") + (block.thinking or "")
+        elif block.type == "text" and not (turn.role == "system" and (block.text or "").startswith(_BILLING)):
+            message["content"] += block.text or ""
+    if calls and turn.role == "assistant":
+        message["tool_calls"] = calls
+    if message["content"] or turn.role == "assistant":
+        yield message
+
+
+def _tools(tools: Sequence[_ClientTool]) -> list[FunctionSpec]:
+    found: list[FunctionSpec] = []
+    for index, tool in enumerate(tools):
+        if tool.input_schema is None and tool.type not in (None, "custom"):
+            ignored("messages", [tool.type], HOSTED)
+            continue
+        given = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema}
+        try:
+            found.append(read_body(FunctionSpec, given, "tools", index))
+        except ClientError as error:
+            name = (error.param or "").replace(".parameters", ".input_schema")
+            raise ClientError(400, error.message.replace(error.param or "", name), name) from error
+    return found
+
+
+def _choice(given: _AnthropicChoice | None) -> ToolChoice:
+    if given is None:
+        return ToolChoice()
+    is_parallel = not given.disable_parallel_tool_use
+    if given.type == "tool":
+        if not given.name:
+            raise ClientError(400, "tool_choice.name: it is needed", "tool_choice.name")
+        return ToolChoice("named", given.name, is_parallel)
+    return ToolChoice("required" if given.type == "any" else given.type, None, is_parallel)
+
+
+@dataclass(slots=True)
+class _MessagesReply(Reply):
+    block: int = -1
+    """Index of the last block of the stream."""
+    open_kind: str | None = None
+    """Type of the open block; None: no block is open."""
+
+    def whole(self) -> dict[str, Any]:
+        finished = self.finished[0]
+        reason, sequence = _stop(finished)
+        return {**self._head(), "content": _blocks(finished.message), "stop_reason": reason, "stop_sequence": sequence}
+
+    def events(self, event: Event) -> Iterator[str]:
+        if isinstance(event, Begun):
+            start = {**self._head(), "content": [], "stop_reason": None, "stop_sequence": None}
+            yield sse({"type": "message_start", "message": start}, "message_start") + _PING
+            return
+        piece = event.rest if isinstance(event, Finished) else event
+        if piece.reasoning:
+            yield from self._into("thinking", {"thinking": "", "signature": ""})
+            yield self._delta({"type": "thinking_delta", "thinking": piece.reasoning})
+        if piece.content:
+            yield from self._into("text", {"text": ""})
+            yield self._delta({"type": "text_delta", "text": piece.content})
+        if isinstance(event, Finished):
+            yield from self._end(event)
+
+    def closing(self) -> str:
+        return sse({"type": "message_stop"}, "message_stop")
+
+    def failed(self, error: ClientError) -> str:
+        return sse(AnthropicMessages().error(error), "error")
+
+    def _head(self) -> dict[str, Any]:
+        usage = {"input_tokens": self.prompt_tokens, "output_tokens": self.completion_tokens}
+        head = {"id": self.asked.answer_id, "type": "message", "role": "assistant", "model": self.model}
+        return {**head, "usage": usage}
+
+    def _into(self, kind: str, empty: dict[str, Any]) -> Iterator[str]:
+        """Yield the events that close an open block of another type and open one of this type."""
+        if self.open_kind == kind:
+            return
+        yield from self._close()
+        self.block, self.open_kind = self.block + 1, kind
+        block = {"type": kind, **empty}
+        yield sse({"type": "content_block_start", "index": self.block, "content_block": block}, "content_block_start")
+
+    def _close(self) -> Iterator[str]:
+        if self.open_kind is not None:
+            if self.open_kind == "thinking":
+                yield self._delta({"type": "signature_delta", "signature": ""})
+            self.open_kind = None
+            yield sse({"type": "content_block_stop", "index": self.block}, "content_block_stop")
+
+    def _delta(self, delta: dict[str, Any]) -> str:
+        return sse({"type": "content_block_delta", "index": self.block, "delta": delta}, "content_block_delta")
+
+    def _end(self, finished: Finished) -> Iterator[str]:
+        for block in _blocks(finished.message):
+            if block["type"] == "tool_use":
+                yield from self._close()
+                yield from self._into("tool_use", {"id": block["id"], "name": block["name"], "input": {}})
+                partial = json.dumps(block["input"], ensure_ascii=False)
+                yield self._delta({"type": "input_json_delta", "partial_json": partial})
+        if self.block < 0:
+            yield from self._into("text", {"text": ""})
+        yield from self._close()
+        reason, sequence = _stop(finished)
+        usage = {"input_tokens": self.prompt_tokens, "output_tokens": self.completion_tokens}
+        delta = {"stop_reason": reason, "stop_sequence": sequence}
+        yield sse({"type": "message_delta", "delta": delta, "usage": usage}, "message_delta")
+
+
+def _blocks(message: Message) -> list[dict[str, Any]]:
+    """Return the blocks of an answer: thinking, text, calls."""
+    blocks: list[dict[str, Any]] = []
+    if message.get("reasoning_content"):
+        blocks.append({"type": "thinking", "thinking": message["reasoning_content"], "signature": ""})
+    calls = message.get("tool_calls") or ()
+    if message["content"] or not (calls or blocks):
+        blocks.append({"type": "text", "text": message["content"]})
+    for call in calls:
+        function = call["function"]
+        arguments = read_json(function["arguments"])
+        block = {"type": "tool_use", "id": call["id"], "name": function["name"]}
+        blocks.append({**block, "input": arguments if isinstance(arguments, dict) else {"value": arguments}})
+    return blocks
+
+
+def _stop(finished: Finished) -> tuple[str, str | None]:
+    """Return Anthropic's reason of the end, and the stop string that ended the answer."""
+    if finished.finish_reason == "length":
+        return "max_tokens", None
+    if finished.message.get("tool_calls"):
+        return "tool_use", None
+    return ("end_turn", None) if finished.stop_string is None else ("stop_sequence", finished.stop_string)
+
+
+class AnthropicMessages(WireProtocol):
+    """The protocol of `POST /v1/messages`."""
+
+    path = "/v1/messages"
+    count_path = "/v1/messages/count_tokens"
+    reply = _MessagesReply
+
+    def read(self, body: object, client: Client, *, counts: bool = False) -> Asked:
+        """See `WireProtocol.read`."""
+        read = read_body(_MessagesBody, body)
+        if read.max_tokens is None and not counts:
+            raise ClientError(400, "max_tokens: Field required", "max_tokens")
+        last = len(read.messages) - 1
+        if read.messages[last].role == "assistant":
+            raise ClientError(400, "a prefilled answer is not continued", f"messages.{last}.role")
+        read.log_without_effect("messages")
+        config = read.output_config or _OutputConfig()
+        wanted = config.format
+        grammar = {} if wanted is None else schema_of(wanted.schema_, "output_config.format.schema")
+        return make_asked(
+            client.with_user_id((read.metadata or {}).get("user_id")),
+            read,
+            _conversation(read),
+            _tools(read.tools or ()),
+            sampling={**grammar, **({"stop": read.stop_sequences} if read.stop_sequences else {})},
+            choice=_choice(read.tool_choice),
+            template={"reasoning_effort": config.effort} if config.effort else None,
+            max_tokens=read.max_tokens,
+            stream=bool(read.stream),
+            answer_id=new_id("msg_"),
+        )
+
+    def error(self, error: ClientError) -> dict[str, Any]:
+        """See `WireProtocol.error`."""
+        kind = _KINDS.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
+        message = error.message
+        if error.code == CONTEXT_FULL:  # Anthropic's words, by which its clients know to compact.
+            message = f"prompt is too long: {message}"
+        elif error.param and error.param not in message:
+            message = f"{error.param}: {message}"
+        return {"type": "error", "error": {"type": kind, "message": message}, "request_id": new_id("req_")}

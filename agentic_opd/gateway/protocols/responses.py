@@ -1,0 +1,434 @@
+"""OpenAI's responses: `POST /v1/responses`. Pure.
+
+Items that an assistant wrote in a row (reasoning, a message, calls) are one message of the conversation. A custom tool
+becomes a function with the one argument `input`, and a namespace's tools are named `NAMESPACE__NAME`, as in vLLM.
+"""
+
+import base64
+import binascii
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from agentic_opd.core.text import call_arguments, read_json, well_formed
+from agentic_opd.core.types import Message
+from agentic_opd.gateway.choice import Finished
+from agentic_opd.gateway.client import Client
+from agentic_opd.gateway.errors import ClientError
+from agentic_opd.gateway.protocols.base import CommonBody, Event, Reply, WireProtocol, new_id, sse
+from agentic_opd.gateway.request import (
+    HOSTED,
+    Asked,
+    FunctionSpec,
+    OpenModel,
+    ToolChoice,
+    ignored,
+    make_asked,
+    read_body,
+    schema_of,
+)
+from agentic_opd.gateway.sampler import Begun
+from agentic_opd.plugin.sampling import SampledToken
+
+_INPUT = "input"
+"""The argument of a custom tool."""
+_SEPARATOR = "__"
+_SEALED = "reasoning:"
+"""Beginning of the `encrypted_content` of this gateway, which holds the reasoning: some clients keep nothing else."""
+
+
+class _ContentPart(OpenModel):
+    type: Literal["input_text", "output_text", "text", "refusal", "summary_text", "reasoning_text"]
+    text: str = ""
+    refusal: str = ""
+
+
+_Content = str | list[_ContentPart] | None
+
+
+class _MessageItem(OpenModel):
+    role: Literal["user", "assistant", "system", "developer"]
+    content: str | list[_ContentPart]
+
+
+class _CallItem(OpenModel):
+    call_id: str
+    name: str
+    namespace: str | None = None
+    arguments: str = ""
+    input: str = ""
+
+
+class _OutputItem(OpenModel):
+    call_id: str
+    output: _Content = None
+
+
+class _ReasoningItem(OpenModel):
+    summary: list[_ContentPart] | None = None
+    content: list[_ContentPart] | None = None
+    encrypted_content: str | None = None
+
+
+class _ToolItem(OpenModel):
+    type: str
+    name: str | None = None
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+    tools: list[dict[str, Any]] | None = None
+
+
+class _ChosenTool(OpenModel):
+    type: Literal["function", "custom"]
+    name: str
+
+
+class _TextFormat(OpenModel):
+    type: Literal["text", "json_object", "json_schema"]
+    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
+
+
+class _TextConfig(OpenModel):
+    format: _TextFormat | None = None
+    verbosity: str | None = None
+
+
+class _Reasoning(OpenModel):
+    effort: str | None = None
+    summary: str | None = None
+
+
+class _ResponsesBody(CommonBody):
+    input: str | list[dict[str, Any]]
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    stream_options: dict[str, Any] | None = None
+    max_output_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_tool_calls: int | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    tools: list[_ToolItem] | None = None
+    tool_choice: Literal["auto", "none", "required"] | _ChosenTool | None = None
+    parallel_tool_calls: bool | None = None
+    text: _TextConfig | None = None
+    reasoning: _Reasoning | None = None
+    include: list[str] | None = None
+    background: Literal[False] | None = None
+    truncation: Literal["disabled"] | None = None
+    conversation: None = None
+    prompt: None = None
+    prompt_cache_options: dict[str, Any] | None = None
+    client_metadata: dict[str, Any] | None = None
+    moderation: dict[str, Any] | None = None
+    context_management: list[Any] | dict[str, Any] | None = None
+    access_programs: dict[str, Any] | None = None
+
+    without_effect = CommonBody.without_effect.union(
+        ("prompt_cache_options", "max_tool_calls", "include", "stream_options", "client_metadata", "moderation"),
+        ("context_management", "access_programs"),
+    )
+
+
+def _add_item(messages: list[Message], item: dict[str, Any], index: int, num_instructions: int) -> None:
+    """Add an item of the input to the messages; raises ClientError (400) for one that has no place in them."""
+    kind = item.get("type") or "message"
+    last = messages[-1] if len(messages) > num_instructions and messages[-1]["role"] == "assistant" else None
+    if kind == "message":
+        read = read_body(_MessageItem, item, "input", index)
+        content = _text(read.content)
+        if read.role == "assistant" and last is not None and not last["content"] and "tool_calls" not in last:
+            last["content"] = content
+        else:
+            role = "system" if read.role == "developer" else read.role
+            messages.append({"role": role, "content": content})
+    elif kind in ("function_call", "custom_tool_call"):
+        called = read_body(_CallItem, item, "input", index)
+        name = called.name if called.namespace is None else f"{called.namespace}{_SEPARATOR}{called.name}"
+        arguments = call_arguments(called.arguments)
+        if kind == "custom_tool_call":
+            arguments = json.dumps({_INPUT: called.input}, ensure_ascii=False)
+        call = {"id": called.call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+        if last is None:
+            last = {"role": "assistant", "content": ""}
+            messages.append(last)
+        last |= {"tool_calls": [*last.get("tool_calls", ()), call]}
+    elif kind in ("function_call_output", "custom_tool_call_output"):
+        result = read_body(_OutputItem, item, "input", index)
+        messages.append({"role": "tool", "tool_call_id": result.call_id, "content": _text(result.output)})
+    elif kind == "reasoning":
+        thought = _reasoning(read_body(_ReasoningItem, item, "input", index))
+        messages.append({"role": "assistant", "content": "", **({"reasoning_content": thought} if thought else {})})
+    else:
+        name = f"input.{index}.type"
+        raise ClientError(400, f"{name}: items of type {str(kind)[:80]!r} are not read here", name)
+
+
+def _text(content: _Content) -> str:
+    return content if isinstance(content, str) else "".join(part.text or part.refusal for part in content or ())
+
+
+def _reasoning(item: _ReasoningItem) -> str:
+    if item.content or item.summary:
+        return _text(item.content or item.summary)
+    try:
+        opened = base64.b64decode(item.encrypted_content or "", validate=True).decode()
+    except (binascii.Error, ValueError):  # Another provider's.
+        return ""
+    return opened.removeprefix(_SEALED) if opened.startswith(_SEALED) else ""
+
+
+def _tools(items: Sequence[_ToolItem]) -> tuple[list[FunctionSpec], dict[str, str]]:
+    """Return the tools, and `custom` or the namespace of those that are not plain functions."""
+    found: list[FunctionSpec] = []
+    kinds: dict[str, str] = {}
+    for index, item in enumerate(items):
+        if item.type == "function":
+            given = {"name": item.name, "description": item.description, "parameters": item.parameters}
+            found.append(read_body(FunctionSpec, given, "tools", index))
+        elif item.type == "custom":
+            about = {"type": "object", "properties": {_INPUT: {"type": "string"}}, "required": [_INPUT]}
+            given = {"name": item.name, "description": item.description, "parameters": about}
+            found.append(read_body(FunctionSpec, given, "tools", index))
+            kinds[found[-1].name] = "custom"
+        elif item.type == "namespace":
+            for place, tool in enumerate(item.tools or ()):
+                spec = read_body(FunctionSpec, tool, "tools", index, "tools", place)
+                found.append(spec.model_copy(update={"name": f"{item.name}{_SEPARATOR}{spec.name}"}))
+                kinds[found[-1].name] = f"namespace:{item.name}"
+        else:
+            ignored("responses", [item.type[:80]], HOSTED)
+    return found, kinds
+
+
+def _choice(read: _ResponsesBody) -> ToolChoice:
+    given, parallel = read.tool_choice, read.parallel_tool_calls is not False
+    if isinstance(given, _ChosenTool):
+        return ToolChoice("named", given.name, parallel)
+    return ToolChoice(given or "auto", None, parallel)
+
+
+def _grammar(wanted: _TextFormat | None) -> dict[str, Any]:
+    if wanted is None or wanted.type == "text":
+        return {}
+    if wanted.type == "json_object":
+        return {"structured_outputs": {"json_object": True}}
+    return schema_of(wanted.schema_, "text.format.schema")
+
+
+_ECHOED: dict[str, Any] = {
+    **{"instructions": None, "metadata": {}, "parallel_tool_calls": True, "temperature": 1.0, "tool_choice": "auto"},
+    **{"tools": [], "top_p": 1.0, "background": False, "max_output_tokens": None, "max_tool_calls": None},
+    **{"previous_response_id": None, "prompt_cache_key": None, "reasoning": {"effort": None, "summary": None}},
+    **{"safety_identifier": None, "service_tier": "default", "store": True, "text": {"format": {"type": "text"}}},
+    **{"top_logprobs": 0, "truncation": "disabled", "user": None},
+}
+"""Fields of a request that its answer repeats, with their defaults."""
+
+
+def _echo(body: object, kinds: dict[str, str], *, is_sealed: bool) -> dict[str, Any]:
+    assert isinstance(body, dict)
+    given = {name: default if body.get(name) is None else body[name] for name, default in _ECHOED.items()}
+    given["service_tier"] = "default"
+    return {"response": given, "kinds": kinds, "is_sealed": is_sealed}
+
+
+@dataclass(slots=True)
+class _ResponsesReply(Reply):
+    sequence: int = 0
+    """Number of the next event."""
+    items: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    """The items that the stream has begun."""
+    written: str = ""
+    """Text of the last of them."""
+    logged: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    """Logprobs of its text, if the client asked for them."""
+
+    def whole(self) -> dict[str, Any]:
+        finished = self.finished[0]
+        message = finished.message
+        texts = [("reasoning", message.get("reasoning_content")), ("message", message["content"])]
+        items = [self._text_item(kind, text, self._status()) for kind, text in texts if text]
+        items += [self._call_item(call) for call in message.get("tool_calls") or ()]
+        return self._response(items or [self._text_item("message", "", self._status())], self._status())
+
+    def events(self, event: Event) -> Iterator[str]:
+        if isinstance(event, Begun):
+            start = self._response([], "in_progress")
+            yield self._event("response.created", response=start)
+            yield self._event("response.in_progress", response=start)
+            return
+        piece = event.rest if isinstance(event, Finished) else event
+        if piece.reasoning:
+            yield from self._write("reasoning", piece.reasoning, ())
+        if piece.content:
+            yield from self._write("message", piece.content, piece.tokens)
+        if isinstance(event, Finished):
+            yield from self._end(event)
+
+    def closing(self) -> str:
+        status = self._status()
+        return self._event(f"response.{status}", response=self._response(self.items, status))
+
+    def failed(self, error: ClientError) -> str:
+        response = self._response(self.items, "failed")
+        response["error"] = {"code": error.code or "server_error", "message": error.message}
+        return self._event("response.failed", response=response)
+
+    def _event(self, kind: str, **data: Any) -> str:
+        event = {"type": kind, "sequence_number": self.sequence, **data}
+        self.sequence += 1
+        return sse(event, kind)
+
+    def _status(self) -> str:
+        return "incomplete" if self.finished[0].finish_reason == "length" else "completed"
+
+    def _response(self, items: Sequence[dict[str, Any]], status: str) -> dict[str, Any]:
+        is_over = status in ("completed", "incomplete")
+        usage = {
+            "input_tokens": self.prompt_tokens,
+            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+            "output_tokens": self.completion_tokens,
+            "output_tokens_details": {"reasoning_tokens": sum(one.reasoning_tokens for one in self.finished.values())},
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
+        }
+        return {
+            "id": self.asked.answer_id,
+            "object": "response",
+            "created_at": self.created,
+            "completed_at": self.created if status == "completed" else None,
+            "status": status,
+            "error": None,
+            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+            "model": self.model,
+            "output": list(items),
+            **self.asked.echo["response"],
+            "usage": usage if is_over else None,
+        }
+
+    def _text_item(self, kind: str, text: str, status: str) -> dict[str, Any]:
+        if kind == "reasoning":
+            item = {"id": new_id("rs_"), "type": "reasoning", "summary": [], "content": [_part(kind, text, ())]}
+            if self.asked.echo["is_sealed"]:
+                item["encrypted_content"] = base64.b64encode(f"{_SEALED}{text}".encode()).decode()
+            return {**item, "status": status}
+        logged = () if self.asked.top_logprobs is None else self.logprobs(self.tokens[0])
+        content = [_part(kind, text, logged)]
+        return {"id": new_id("msg_"), "type": "message", "role": "assistant", "status": status, "content": content}
+
+    def _call_item(self, call: Any) -> dict[str, Any]:
+        name, arguments = call["function"]["name"], call["function"]["arguments"]
+        kind, _, namespace = self.asked.echo["kinds"].get(name, "").partition(":")
+        if kind == "custom":
+            item = {"id": new_id("ctc_"), "type": "custom_tool_call", "call_id": call["id"], "name": name}
+            return {**item, "input": _custom_input(arguments), "status": "completed"}
+        item = {"id": new_id("fc_"), "type": "function_call", "call_id": call["id"], "name": name}
+        if kind == "namespace":
+            item |= {"name": name.removeprefix(f"{namespace}{_SEPARATOR}"), "namespace": namespace}
+        return {**item, "arguments": arguments, "status": "completed"}
+
+    def _write(self, kind: str, text: str, tokens: Sequence[SampledToken]) -> Iterator[str]:
+        """Yield the events of new text, after those that begin its item if it is the first."""
+        if not self.items or self.items[-1]["type"] != kind:
+            yield from self._close()
+            self.items.append({**self._text_item(kind, "", "in_progress"), "content": []})
+            yield self._event("response.output_item.added", output_index=len(self.items) - 1, item=self.items[-1])
+            yield self._event("response.content_part.added", **self._place(), part=_part(kind, "", ()))
+        self.written += text
+        if kind == "reasoning":
+            yield self._event("response.reasoning_text.delta", **self._place(), delta=text)
+            return
+        logged = [] if self.asked.top_logprobs is None else self.logprobs(tokens)
+        self.logged += logged
+        yield self._event("response.output_text.delta", **self._place(), delta=text, logprobs=logged)
+
+    def _place(self) -> dict[str, Any]:
+        return {"item_id": self.items[-1]["id"], "output_index": len(self.items) - 1, "content_index": 0}
+
+    def _close(self, status: str = "completed") -> Iterator[str]:
+        """Yield the events that end the last text."""
+        if not self.items or self.items[-1]["type"] not in ("reasoning", "message"):
+            return
+        item, kind = self.items[-1], self.items[-1]["type"]
+        part = _part(kind, self.written, self.logged)
+        if kind == "reasoning":
+            yield self._event("response.reasoning_text.done", **self._place(), text=self.written)
+            item = {**self._text_item(kind, self.written, status), "id": item["id"]}
+        else:
+            done = {"text": self.written, "logprobs": self.logged}
+            yield self._event("response.output_text.done", **self._place(), **done)
+            item = {**item, "content": [part], "status": status}
+        yield self._event("response.content_part.done", **self._place(), part=part)
+        self.items[-1], self.written, self.logged = item, "", []
+        yield self._event("response.output_item.done", output_index=len(self.items) - 1, item=item)
+
+    def _end(self, finished: Finished) -> Iterator[str]:
+        calls = finished.message.get("tool_calls") or ()
+        if not self.items and not calls:
+            yield from self._write("message", "", ())
+        yield from self._close("completed" if calls else self._status())
+        for call in calls:
+            item = self._call_item(call)
+            name = "input" if item["type"] == "custom_tool_call" else "arguments"
+            self.items.append({**item, name: "", "status": "in_progress"})
+            index = len(self.items) - 1
+            yield self._event("response.output_item.added", output_index=index, item=self.items[-1])
+            kind = "response.custom_tool_call_input" if name == "input" else "response.function_call_arguments"
+            place = {"item_id": item["id"], "output_index": index}
+            yield self._event(f"{kind}.delta", **place, delta=item[name])
+            yield self._event(f"{kind}.done", **place, **{name: item[name]}, name=item["name"])
+            self.items[-1] = item
+            yield self._event("response.output_item.done", output_index=index, item=item)
+
+
+def _part(kind: str, text: str, logprobs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    if kind == "reasoning":
+        return {"type": "reasoning_text", "text": text}
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(logprobs)}
+
+
+def _custom_input(arguments: str) -> str:
+    """Return a custom tool's input from the arguments of the call; other arguments are its input as they are."""
+    read: Any = read_json(arguments)
+    text = read.get(_INPUT) if isinstance(read, dict) else None
+    return well_formed(text) if isinstance(text, str) else arguments
+
+
+class OpenAIResponses(WireProtocol):
+    """The protocol of `POST /v1/responses`."""
+
+    path = "/v1/responses"
+    reply = _ResponsesReply
+
+    def read(self, body: object, client: Client, *, counts: bool = False) -> Asked:
+        """See `WireProtocol.read`."""
+        read = read_body(_ResponsesBody, body)
+        include = read.include or ()
+        messages: list[Message] = [{"role": "system", "content": read.instructions}] if read.instructions else []
+        num_instructions = len(messages)
+        items = [{"role": "user", "content": read.input}] if isinstance(read.input, str) else read.input
+        for index, item in enumerate(items):
+            _add_item(messages, item, index, num_instructions)
+        read.log_without_effect("responses")
+        tools, kinds = _tools(read.tools or ())
+        text, effort = read.text or _TextConfig(), read.reasoning and read.reasoning.effort
+        wants_logprobs = read.top_logprobs is not None or "message.output_text.logprobs" in include
+        return make_asked(
+            client.with_cache_key(read.prompt_cache_key),
+            read,
+            messages,
+            tools,
+            at="input",
+            sampling=_grammar(text.format),
+            choice=_choice(read),
+            template={"reasoning_effort": effort} if effort else None,
+            max_tokens=read.max_output_tokens,
+            top_logprobs=(read.top_logprobs or 0) if wants_logprobs else None,
+            stream=bool(read.stream),
+            answer_id=new_id("resp_"),
+            previous=read.previous_response_id,
+            num_instructions=num_instructions,
+            echo=_echo(body, kinds, is_sealed="reasoning.encrypted_content" in include),
+        )

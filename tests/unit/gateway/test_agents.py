@@ -1,0 +1,321 @@
+"""What real agents send: one conversation of theirs is one session, whatever else they ask for beside it."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentic_opd.core.types import Message
+from agentic_opd.gateway.client import read_client
+from agentic_opd.gateway.errors import ClientError
+
+from .fakes import CALL, MORE, TOOL, USER, Running, ScriptedVllm
+from .test_gateway import checked, run
+
+SYSTEM = {"role": "system", "content": "You are an agent."}
+OTHER_TOOL = {"type": "function", "function": {"name": "look"}}
+
+
+def note(text: str) -> Message:
+    return {"role": "user", "content": f"<<<BEGIN_INTERNAL_CONTEXT>>> {text}"}
+
+
+def numbered(prompt: str, choice: int) -> str:
+    return f"Turn {prompt.count('Turn') + 1}."
+
+
+async def sessions(at: Running) -> list[Any]:
+    return [*at.gateway._sessions]
+
+
+async def ended(at: Running, **body: Any) -> list[dict[str, Any]]:
+    for session in await sessions(at):
+        await at.end(session.session_id, **body)
+    return checked(await at.groups())
+
+
+def test_a_last_message_that_the_next_request_does_not_hold_keeps_the_session(tokenizer: Any, tmp_path: Path) -> None:
+    """An agent (OpenClaw's shape) ends each request with a note of its own, and takes it away in the next one."""
+    vllm = ScriptedVllm(tokenizer, numbered)
+
+    async def talk(at: Running) -> Any:
+        history: list[Any] = [SYSTEM, USER]
+        for text in ("now", "later", "last"):
+            said = await at.say(*history, note(text), tools=[TOOL])
+            history += [said, {"role": "user", "content": f"No, not {text}."}]
+        assert len(await sessions(at)) == 1
+        (session,) = await sessions(at)
+        follows = [turn.follows and turn.follows.turn_id for turn in session.tree.turns.values()]
+        return follows, await ended(at, reward=0.5)
+
+    follows, (group,) = run(tmp_path, vllm, talk)
+    assert follows == [None, 1, 2]
+    assert group["scores"] == [0.5] * 3, "the history of the last turn continues all of them"
+    learned = [[token for token in mask if token != -100] for mask in group["masks"]]
+    assert sorted(learned) == sorted(ids for _, ids in vllm.sampled), "each sampled token is learned from once"
+    replies = {messages[-1]["content"] for messages in group["messages"]}
+    assert {"No, not now.", "No, not later."} < replies
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"content": "The client's own words."},
+        {
+            "content": None,
+            "tool_calls": [{"id": "x", "type": "function", "function": {"name": "run", "arguments": "{}"}}],
+        },
+    ],
+)
+def test_a_rewritten_answer_keeps_the_session_where_no_other_is_meant(
+    tokenizer: Any, tmp_path: Path, changed: dict[str, Any]
+) -> None:
+    async def talk(at: Running) -> Any:
+        said = await at.say(SYSTEM, USER)
+        await at.say(SYSTEM, USER, {**said, **changed}, MORE)
+        assert len(await sessions(at)) == 1
+        return await ended(at, reward=1.0)
+
+    (group,) = run(tmp_path, ScriptedVllm(tokenizer, numbered), talk)
+    assert group["scores"] == [1.0, 1.0]
+    assert "It fails." in [messages[-1]["content"] for messages in group["messages"]]
+
+
+def test_eight_rollouts_of_one_prompt_stay_eight_sessions(tokenizer: Any, tmp_path: Path) -> None:
+    vllm = ScriptedVllm(tokenizer, lambda prompt, _: "The same words.")
+
+    async def talk(at: Running) -> Any:
+        said = await asyncio.gather(*(at.say(SYSTEM, USER) for _ in range(8)))
+        for one in said:
+            await at.say(SYSTEM, USER, one, MORE)
+        counts = [len(session.tree.turns) for session in await sessions(at)]
+        await at.say(SYSTEM, USER, {"role": "assistant", "content": "Other words."}, MORE)
+        return counts, [len(session.tree.turns) for session in await sessions(at)]
+
+    counts, later = run(tmp_path, vllm, talk)
+    assert counts == [2] * 8
+    assert sorted(later) == [1, *[2] * 8], "eight turns may be meant: none of them is"
+
+
+def test_a_system_prompt_that_changes_with_the_time_keeps_the_session(tokenizer: Any, tmp_path: Path) -> None:
+    async def talk(at: Running) -> Any:
+        history: list[Any] = [USER]
+        for minute in range(3):
+            said = await at.say({"role": "system", "content": f"It is 12:0{minute}."}, *history)
+            history += [said, MORE]
+        return len(await sessions(at))
+
+    assert run(tmp_path, ScriptedVllm(tokenizer, numbered), talk) == 1
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{"X-Claude-Code-Session-Id": "one"}, {"session_id": "one"}, {"session-id": "one"}, {"X-Session-Id": "one"}],
+)
+@pytest.mark.parametrize("title_first", [False, True])
+def test_titles_beside_a_conversation_are_side_turns(
+    tokenizer: Any, tmp_path: Path, headers: dict[str, str], title_first: bool
+) -> None:
+    vllm = ScriptedVllm(tokenizer, numbered)
+    title = ({"role": "system", "content": "Write a title."}, USER)
+
+    async def talk(at: Running) -> Any:
+        if title_first:
+            await at.say(*title, headers=headers)
+        said = await at.say(SYSTEM, USER, tools=[TOOL], headers=headers)
+        if not title_first:
+            await at.say(*title, headers=headers)
+        await at.say(SYSTEM, USER, said, MORE, tools=[TOOL], headers=headers)
+        await at.say(SYSTEM, USER, said, MORE, {"role": "user", "content": "In short?"}, headers=headers)
+        assert [len(session.tree.turns) for session in await sessions(at)] == [4]
+        return await ended(at, reward=1.0)
+
+    (group,) = run(tmp_path, vllm, talk)
+    texts = [tokenizer.decode(ids) for ids in group["tokens"]]
+    assert not any("Write a title." in text for text in texts)
+    assert len(texts) == 2, "an answer without tools that the conversation's history leads to is part of it"
+
+
+def test_a_sub_agent_is_a_session_under_its_parent(tokenizer: Any, tmp_path: Path) -> None:
+    headers = {"X-Claude-Code-Session-Id": "main"}
+    helper = {"role": "system", "content": "You search."}
+
+    async def talk(at: Running) -> Any:
+        said = await at.say(SYSTEM, USER, tools=[TOOL], headers=headers)
+        found = await at.say(helper, MORE, tools=[OTHER_TOOL], headers=headers)
+        await at.say(helper, MORE, found, USER, tools=[OTHER_TOOL], headers=headers)
+        await at.say(SYSTEM, USER, said, MORE, tools=[TOOL, OTHER_TOOL], headers=headers)
+        await at.say(SYSTEM, USER, headers={"X-Session-Id": "third", "X-Parent-Session-Id": "main"})
+        main, child, third = await sessions(at)
+        assert (main.row.name, child.row.parent, third.row.parent) == ("main", main.session_id, main.session_id)
+        assert [len(session.tree.turns) for session in (main, child)] == [2, 2]
+        await at.end("main", reward=1.0)
+        assert await sessions(at) == []
+        return checked(await at.groups())
+
+    groups = run(tmp_path, ScriptedVllm(tokenizer, numbered), talk)
+    assert sorted(group["overrides"][0]["reward"] is None for group in groups) == [False, True, True]
+
+
+def test_a_reward_reaches_the_branch_that_ended_the_session(tokenizer: Any, tmp_path: Path) -> None:
+    """u a1 -> a2 (abandoned) and a3 (the end): a1 and a3 are rewarded, a2 is not."""
+    vllm = ScriptedVllm(tokenizer, lambda prompt, _: f"To {prompt.count('It fails.')} {prompt.count('And now?')}.")
+
+    async def talk(at: Running) -> Any:
+        said = await at.say(USER, session_id="s")
+        await at.say(USER, said, MORE, session_id="s")
+        await at.say(USER, said, {"role": "user", "content": "And now?"}, session_id="s")
+        await at.end("s", reward=1.0)
+        return checked(await at.groups())
+
+    (group,) = run(tmp_path, vllm, talk)
+    assert [about["reward"] for about in group["overrides"]] == [{"client": 1.0}, None]
+    learned = [[token for token in mask if token != -100] for mask in group["masks"]]
+    assert learned == [vllm.sampled[0][1] + vllm.sampled[2][1], vllm.sampled[1][1]]
+
+
+@pytest.mark.parametrize("by_answer", [False, True])
+def test_feedback_for_one_turn_is_its_evidence(tokenizer: Any, tmp_path: Path, by_answer: bool) -> None:
+    async def talk(at: Running) -> Any:
+        response = await at.chat(USER, session_id="s")
+        first = response.json()["choices"][0]["message"]
+        await at.say(USER, first, MORE, session_id="s")
+        path = f"/turns/{response.json()['id']}/feedback" if by_answer else "/sessions/s/turns/1/feedback"
+        given = await at.http.post(f"{at.url}{path}", json={"reward": -1, "text": "This was wrong."})
+        assert given.json() == {"turn": 1}
+        for path, body, status in (
+            ("/sessions/s/turns/1/feedback", {"reward": "much"}, 400),
+            ("/sessions/s/turns/1/feedback", {}, 400),
+            ("/sessions/s/turns/9/feedback", {"reward": 1}, 404),
+            ("/sessions/other/turns/1/feedback", {"reward": 1}, 404),
+            ("/turns/chatcmpl-none/feedback", {"reward": 1}, 404),
+        ):
+            assert (await at.http.post(f"{at.url}{path}", json=body)).status_code == status, path
+
+    run(tmp_path, ScriptedVllm(tokenizer, numbered), talk)
+
+    async def later(at: Running) -> Any:
+        await at.end("s")
+        return checked(await at.groups())
+
+    (group,) = run(tmp_path, ScriptedVllm(tokenizer), later)
+    assert [message["content"] for message in group["messages"][0]] == [
+        *("Write f.", "Turn 1.", "It fails.", "This was wrong.\n(The answer was rated -1.)", "Turn 2.")
+    ]
+    assert group["overrides"][0]["reward"] == {"client": -1.0}
+
+
+def test_ids_that_agents_send() -> None:
+    def of(headers: dict[str, str], user_id: Any = None, key: str | None = None) -> str | None:
+        client = read_client({name.lower(): value for name, value in headers.items()} | headers, None, 1)
+        return client.with_user_id(user_id).with_cache_key(key).agent_session
+
+    assert of({}, user_id="user_ab_account_cd_session_0f8e7d6c-1234") == "0f8e7d6c-1234"
+    assert of({}, user_id=json.dumps({"device_id": "d", "session_id": "s"})) == "s"
+    assert [of({}, user_id=other) for other in ("user-1", "{", "[]", 7, None, '{"session_id": 3}')] == [None] * 6
+    assert of({"User-Agent": "codex_cli_rs/1.0"}, key="k") == "k"
+    assert of({"User-Agent": "OpenAI/Python 3"}, key="k") is None
+    assert of({"X-Claude-Code-Session-Id": "a"}, user_id="user_session_0f8e7d6c-1234") == "a"
+    with pytest.raises(ClientError):
+        of({"X-Turn-Type": "mine"})
+
+
+# ------------------------------------------------------------------------------------------- accept, refuse and mark
+
+
+def test_what_changes_nothing_is_accepted_and_what_can_not_be_is_named(tokenizer: Any, tmp_path: Path) -> None:
+    neutral = {
+        **{"reasoning_effort": "high", "prompt_cache_key": "k", "store": True, "service_tier": "auto", "user": "u"},
+        **{"metadata": {"a": "b"}, "parallel_tool_calls": True, "safety_identifier": "s", "verbosity": "low"},
+        **{"chat_template_kwargs": {"preserve_thinking": True, "enable_thinking": False}, "model": "any/name"},
+    }
+
+    async def talk(at: Running) -> None:
+        assert (await at.chat(USER, **neutral, session_id="s")).status_code == 200
+        (session,) = await sessions(at)
+        assert session.tree.turns[1].altered == ()
+        for body, field in (
+            ({"chat_template_kwargs": {"enable_thinking": "much"}}, "chat_template_kwargs"),
+            ({"modalities": ["audio"]}, "modalities.0"),
+            ({"tool_choice": "required"}, "tool_choice"),
+            ({"tool_choice": {"type": "function", "function": {"name": "no"}}, "tools": [TOOL]}, "tool_choice"),
+            ({"response_format": {"type": "json_schema"}}, "response_format.json_schema.schema"),
+        ):
+            refused = await at.chat(USER, **body)
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, field), refused.text
+
+    run(tmp_path, ScriptedVllm(tokenizer), talk)
+
+
+def test_options_of_the_template_are_those_of_the_renderer(tokenizer: Any, tmp_path: Path) -> None:
+    vllm = ScriptedVllm(tokenizer, numbered)
+
+    async def talk(at: Running) -> int:
+        thinks = {"chat_template_kwargs": {"enable_thinking": True}}
+        said = await at.say(USER, **thinks)
+        await at.say(USER, said, MORE, **thinks)
+        await at.say(USER)
+        return len(await sessions(at))
+
+    assert run(tmp_path, vllm, talk) == 2
+    prompts = [prompt for prompt, _ in vllm.sampled]
+    assert ["<think>" in tokenizer.decode(prompt) for prompt in prompts] == [False, False, True]
+    assert prompts[1][: len(prompts[0])] == prompts[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "altered"),
+    [
+        ({"tool_choice": "required"}, "tags_with_separator", "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "run"}}}, "tags_with_separator", "tool_choice"),
+        ({"parallel_tool_calls": False}, "triggered_tags", "parallel_tool_calls"),
+    ],
+)
+def test_forced_calls_follow_a_grammar_of_the_models_own_format(
+    tokenizer: Any, tmp_path: Path, options: dict[str, Any], kind: str, altered: str
+) -> None:
+    vllm = ScriptedVllm(tokenizer, lambda prompt, _: CALL)
+
+    async def talk(at: Running) -> None:
+        answer = await at.chat(USER, tools=[TOOL, OTHER_TOOL], **options)
+        assert answer.json()["choices"][0]["finish_reason"] == "tool_calls"
+        (session,) = await sessions(at)
+        assert session.tree.turns[1].altered == (altered,)
+
+    run(tmp_path, vllm, talk)
+    form = json.loads(vllm.asked[0]["structured_outputs"]["structural_tag"])["format"]
+    assert form["type"] == kind
+    tag = form["tags"][0]
+    assert (tag["begin"], tag["end"]) == ('<tool_call>\n{"name": "run", "arguments": ', "}\n</tool_call>")
+    assert tag["content"]["json_schema"] == TOOL["function"]["parameters"]
+    assert len(form["tags"]) == (1 if isinstance(options.get("tool_choice"), dict) else 2)
+
+
+class Judge:
+    """A distiller that is asked for single turns only, and remembers what followed them."""
+
+    def __init__(self) -> None:
+        self.read: list[list[str]] = []
+
+    async def distill_turn(self, recording: Any, index: int, server: str) -> None:
+        (trace,) = recording.traces
+        behind = trace.turns[index].message_index
+        self.read.append([message["content"] for message in trace.messages[behind:]])
+
+
+def test_a_turn_is_judged_when_what_came_instead_of_its_text_arrives_and_again_with_feedback(
+    tokenizer: Any, tmp_path: Path
+) -> None:
+    judge: Any = Judge()
+
+    async def talk(at: Running) -> None:
+        said = await at.say(SYSTEM, USER, note("now"), session_id="s")
+        await at.say(SYSTEM, USER, said, MORE, note("later"), session_id="s")
+        assert (await at.http.post(f"{at.url}/sessions/s/turns/1/feedback", json={"text": "No."})).status_code == 200
+        (session,) = await sessions(at)
+        await asyncio.gather(*session.judged.values())
+
+    run(tmp_path, ScriptedVllm(tokenizer, numbered), talk, distiller=judge)
+    assert judge.read == [["Turn 1.", "It fails."], ["Turn 1.", "It fails.", "No."]]
