@@ -179,8 +179,9 @@ def overview(rollouts: Sequence[ShownRollout]) -> Overview:
     gaps, counts = np.concatenate([rollout.gaps for rollout in rollouts]), _counts(rollouts)
     is_reasoning = np.concatenate([rollout.is_reasoning for rollout in rollouts])
     moved, hinted = np.concatenate([rollout.moved for rollout in rollouts]), hinted_turns(rollouts)
-    floors = [rollout.noise_floor for rollout in rollouts if rollout.noise_floor is not None]
-    squares = [rollout.noise_rms for rollout in rollouts if rollout.noise_rms is not None]
+    about = [rollout.distillation for rollout in rollouts if rollout.distillation is not None]
+    floors = [one.noise_floor for one in about if one.noise_floor is not None]
+    squares = [one.noise_rms for one in about if one.noise_rms is not None]
     return Overview(
         groups=len({rollout.line for rollout in rollouts}),
         rollouts=counts.rollouts,
@@ -201,7 +202,7 @@ def overview(rollouts: Sequence[ShownRollout]) -> Overview:
         gap_rms=root_mean_square(gaps) if len(gaps) else None,
         noise_floor=max(floors, default=None),
         noise_rms=root_mean_square(squares) if squares else None,
-        precision=coarsest(rollout.precision for rollout in rollouts),
+        precision=coarsest(one.precision for one in about),
         funnel=_funnel(counts.records),
         distributions=tuple(distributions_of(rollouts, moved)),
         by_task=_by_task(rollouts),

@@ -21,7 +21,7 @@ from agentic_opd.core.types import IGNORED, ContextTurn, Message, check_lengths
 from agentic_opd.report.lifts import Lifts, ResampledTurn, lifts_path, read_lifts
 from agentic_opd.wire.checks import GroupChecker
 from agentic_opd.wire.counts import RolloutCounts
-from agentic_opd.wire.group import ScoredGroup, ScoredRollout, TurnRecord, VerdictCounts
+from agentic_opd.wire.group import GroupDistillation, ScoredGroup, ScoredRollout, TurnRecord, VerdictCounts
 
 TOP_SHOWN = 8
 """Largest number of entries kept of a teacher's row."""
@@ -81,12 +81,8 @@ class ShownRollout:
     reward: Mapping[str, float] | None
     stop_reason: str | None
     tool_errors: int | None
-    noise_floor: float | None
-    """Largest gap (nats) without a hint, measured once per group."""
-    noise_rms: float | None
-    """Root mean square (nats) of the gaps without a hint."""
-    precision: str | None
-    """Precision in which the teacher computed; None if its server did not report it."""
+    distillation: GroupDistillation | None
+    """About the group; None if it was not distilled, or another program wrote the file."""
     resampled: Mapping[int, ResampledTurn] = field(default_factory=dict[int, ResampledTurn])
     """Turns that were sampled again with and without their hint, by the turn's index from 0."""
 
@@ -115,7 +111,8 @@ class ShownRollout:
     @property
     def moved_from(self) -> float:
         """Smallest |gap| (nats) of a token that moved."""
-        return max(MOVED, NOISE_FACTOR * (self.noise_rms or 0.0))
+        noise = None if self.distillation is None else self.distillation.noise_rms
+        return max(MOVED, NOISE_FACTOR * (noise or 0.0))
 
     @property
     def moved(self) -> NDArray[np.float64]:
@@ -244,9 +241,7 @@ def _rollout(group: ScoredGroup, one: ScoredRollout, line: int, index: int, *, i
         reward=one.reward,
         stop_reason=one.stop_reason,
         tool_errors=one.tool_errors,
-        noise_floor=None if group.distillation is None else group.distillation.noise_floor,
-        noise_rms=None if group.distillation is None else group.distillation.noise_rms,
-        precision=None if group.distillation is None else group.distillation.precision,
+        distillation=group.distillation,
     )
 
 

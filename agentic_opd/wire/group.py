@@ -10,7 +10,7 @@ import re
 import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import not_
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, cast, get_type_hints
 
@@ -329,15 +329,7 @@ class ScoredRollout:
         turns: tuple[TurnRecord, ...] | None = None,
         session_id: str | None = None,
     ) -> "ScoredRollout":
-        """Build the rollout of one trace of a verified and rewarded episode.
-
-        Args:
-            episode: The episode.
-            trace: The trace.
-            include_messages: Whether its messages are written.
-            rows: The teacher's rows; None if nothing was distilled.
-            turns: The records of the turns; None if nothing was distilled.
-            session_id: Id shared by the traces of one rollout; None if the rollout has one trace.
+        """Build the rollout of one trace of a verified and rewarded episode; see `of_conversation`.
 
         Raises:
             AlignmentError: the episode lacks tokens, a verification or a reward.
@@ -345,21 +337,15 @@ class ScoredRollout:
         reward, verification = episode.reward, episode.verification
         if reward is None or verification is None or not trace.tokens_T:
             raise AlignmentError(f"an episode of {episode.task.task_id!r} has no tokens, no verdict or no reward")
-        return cls(
-            tokens_T=trace.tokens_T,
-            masks_T=trace.masks_T,
-            logprobs_T=trace.logprobs_T,
-            score=reward.total,
+        plain = cls.of_conversation(
+            trace, episode.stop_reason, given_reward=reward.total, rows=rows, turns=turns, session_id=session_id
+        )
+        return replace(
+            plain,
             messages=trace.messages if include_messages else None,
-            rows=rows,
-            turns=turns,
-            num_turns=len(trace.turns),
-            stop_reason=episode.stop_reason.value,
             tool_calls=episode.tool_calls,
             tool_errors=episode.tool_errors,
             reward={name: getattr(reward, name) for name in ("correctness", "efficiency", "tool_usage")},
-            context_turns=trace.context_turns,
-            session_id=session_id,
             checks=VerdictCounts(verification.outcome.value, verification.passed, verification.total),
             program=episode.program,
         )
@@ -375,15 +361,10 @@ class ScoredRollout:
         turns: tuple[TurnRecord, ...] | None = None,
         session_id: str | None = None,
     ) -> "ScoredRollout":
-        """Build the rollout of a recorded conversation, which was not verified.
+        """Build the rollout of one sequence of a recorded conversation, which was not verified.
 
-        Args:
-            trace: One sequence of the conversation.
-            stop_reason: Why the conversation ended.
-            given_reward: The reward that the client sent; None: no reward.
-            rows: The teacher's rows; None if nothing was distilled.
-            turns: The records of the turns; None if nothing was distilled.
-            session_id: Id of the conversation, if the group holds several conversations.
+        `given_reward` is the client's, if it sent one. `rows` and `turns` are None if nothing was distilled. `session_id`
+        is shared by the sequences of one rollout or conversation, in a group of several.
         """
         return cls(
             tokens_T=trace.tokens_T,

@@ -32,7 +32,7 @@ def test_a_rollout_holds_what_the_line_says() -> None:
         4,
     )
     assert (one.reward, one.stop_reason, one.tool_errors) == ({"correctness": 1, "efficiency": 0.5}, "finished", 1)
-    assert one.noise_floor == 2e-6
+    assert one.distillation.noise_floor == 2e-6
 
 
 def test_of_a_row_the_likely_entries_are_kept_and_three_at_least() -> None:
