@@ -363,8 +363,8 @@ class ScoredRollout:
     ) -> "ScoredRollout":
         """Build the rollout of one sequence of a recorded conversation, which was not verified.
 
-        `given_reward` is the client's, if it sent one. `rows` and `turns` are None if nothing was distilled. `session_id`
-        is shared by the sequences of one rollout or conversation, in a group of several.
+        `given_reward` is the client's, if it sent one. `rows` and `turns` are None if nothing was distilled. The
+        sequences of one rollout or conversation share a `session_id`, if their group holds several.
         """
         return cls(
             tokens_T=trace.tokens_T,
