@@ -20,9 +20,9 @@ from agentic_opd.core.errors import ConfigError, DatasetError, OutputError
 from agentic_opd.core.exit_codes import EXIT_FAILED, EXIT_OK, EXIT_USAGE, exit_code
 from agentic_opd.core.text import printable_line, text_lines
 from agentic_opd.core.types import Task, Verification, VerifyOutcome
-from agentic_opd.runs.files import JsonLines
 from agentic_opd.sandboxes.factory import check_sandbox, sandbox_factory
 from agentic_opd.settings.read import refuse, validated
+from agentic_opd.wire.files import JsonLines
 from agentic_opd.worlds.coding.config import CodingConfig, DatasetFormat
 from agentic_opd.worlds.coding.tasks.load import load_tasks
 from agentic_opd.worlds.coding.tasks.rows import FILE_SUFFIXES, Row, is_data_file, read_file

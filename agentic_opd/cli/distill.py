@@ -26,7 +26,7 @@ from agentic_opd.settings.read import read_settings as read_flags
 
 if TYPE_CHECKING:
     from agentic_opd.runs.distill_file import FileDistiller, Line
-    from agentic_opd.runs.files import GroupFile
+    from agentic_opd.wire.files import GroupFile
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ async def _distill(settings: Settings, arguments: argparse.Namespace) -> int:
     """Connect, and distill every line that an earlier run did not write."""
     from agentic_opd.runs.distill import PolicyDistiller
     from agentic_opd.runs.distill_file import FileDistiller, read_lines
-    from agentic_opd.runs.files import GroupFile
+    from agentic_opd.wire.files import GroupFile
 
     task = asyncio.current_task()
     assert task is not None

@@ -47,27 +47,20 @@ class _Compared:
 
 @dataclass(frozen=True, slots=True)
 class _ScoredTurn:
-    """A scored turn of a file, and the versions of the weights that sampled and scored it, if recorded."""
+    """A scored turn of a file."""
 
     rollout: ScoredRollout
     record: TurnRecord
-    sampled_version: int | None
-    scored_version: int | None
     precision: str | None
     """Precision of its teacher, if recorded."""
 
-    @property
-    def read_by_scorer(self) -> Sequence[float] | None:
-        """Logprobs without the hint, from the weights that scored the rows; None if they were not recorded."""
-        record = self.record
-        return record.unhinted_logprobs if record.baseline_logprobs is None else record.baseline_logprobs
-
     def without_hint(self, version: int | None) -> Sequence[float] | None:
         """Return the logprobs without the hint under this version of the weights; None if they are not in the file."""
-        if self.read_by_scorer is not None:
-            return self.read_by_scorer
-        is_same = version is None or self.sampled_version in (None, version)
-        return self.rollout.logprobs_T[slice(*self.record.scored_span)] if is_same else None
+        record = self.record
+        read = record.unhinted_logprobs if record.baseline_logprobs is None else record.baseline_logprobs
+        if read is None and (version is None or record.weight_version in (None, version)):
+            return self.rollout.logprobs_T[slice(*record.scored_span)]
+        return read
 
 
 async def recompute(
@@ -106,12 +99,12 @@ async def recompute(
     info, version = scorer.info, scorer.info.weight_version
     if teacher == "frozen" or kind is not None:
         version = None  # Base weights, and those of another model, have no version.
-    own = [turn for turn in scored if version is None or turn.scored_version in (None, version)]
+    own = [turn for turn in scored if version is None or turn.record.scored_version in (None, version)]
     if not own:
-        versions = {turn.scored_version for turn in scored if turn.scored_version is not None}
+        versions = {turn.record.scored_version for turn in scored} - {None}
         raise ServerMismatchError(
             f"{client.base_url} has the weights of version {version}, but the file was scored with "
-            f"{', '.join(map(str, sorted(versions)))}: load those weights, or choose a file of these"
+            f"{', '.join(sorted(map(str, versions)))}: load those weights, or choose a file of these"
         )
     scorer.read_by = "policy" if kind is not None else READ_BY[teacher]
     drawn = Random(seed).sample(own, min(count, len(own)))
@@ -134,15 +127,11 @@ def _teacher_of(group: ScoredGroup) -> str | None:
 
 
 def _scored_turns(groups: Iterable[ScoredGroup]) -> Iterator[_ScoredTurn]:
-    """Yield the scored turns. Records from earlier releases lack versions; the group's version replaces them."""
     for group in groups:
         for rollout in group.rollouts:
             for turn in rollout.turns or ():
                 if turn.is_scored and rollout.rows is not None:
-                    sampled = group.weight_version if turn.weight_version is None else turn.weight_version
-                    scored = sampled if turn.scored_version is None else turn.scored_version
-                    precision = group.distillation and group.distillation.precision
-                    yield _ScoredTurn(rollout, turn, sampled, scored, precision)
+                    yield _ScoredTurn(rollout, turn, group.distillation and group.distillation.precision)
 
 
 async def _compared(teacher: PluginClient, turn: _ScoredTurn, version: int | None) -> _Compared:
@@ -154,7 +143,7 @@ async def _compared(teacher: PluginClient, turn: _ScoredTurn, version: int | Non
     ids_RK = np.asarray(turn.rollout.rows.token_ids_TK[start:end])
     written_RK = np.asarray(turn.rollout.rows.logprobs_TK[start:end])
     reply = await teacher.score(
-        TeacherRequest(hinted, end - start, place, record.hint_token_ids, turn.scored_version),
+        TeacherRequest(hinted, end - start, place, record.hint_token_ids, record.scored_version),
         ids_RK.shape[1],
         (Reading(TeacherRequest(tokens[:end], end - start, start, ()), 1),),
     )

@@ -25,7 +25,7 @@ SHOWN = 20
 """Number of printed violations; the others are only counted."""
 
 
-class Report(NamedTuple):
+class FileContents(NamedTuple):
     """Counts of a file's contents, its first violations, and the total number of violations."""
 
     counts: dict[str, int]
@@ -33,7 +33,7 @@ class Report(NamedTuple):
     violations: int
 
 
-def validate(path: Path) -> Report:
+def validate(path: Path) -> FileContents:
     """Read `path` (JSONL, or gzipped if its name ends in .gz) line by line and check every group.
 
     Raises:
@@ -50,7 +50,7 @@ def validate(path: Path) -> Report:
     counts = dict(checker.counts)
     if checker.top_k is not None:
         counts["entries of a row (K)"] = checker.top_k
-    return Report(counts, shown, violations)
+    return FileContents(counts, shown, violations)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -171,7 +171,7 @@ def _opened(path: Path) -> Generator[IO[str]]:
         yield file
 
 
-def _show(path: Path, report: Report) -> None:
+def _show(path: Path, report: FileContents) -> None:
     width = max(map(len, report.counts), default=0)
     for name, count in report.counts.items():
         print(f"{name:<{width}}  {count:>10,}")

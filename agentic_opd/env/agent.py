@@ -32,12 +32,12 @@ from agentic_opd.rollout.loop import OnAnswered, run_episode
 from agentic_opd.rollout.renderer import explained_tokenizer_errors
 from agentic_opd.runs.environment import FinishedGroup
 from agentic_opd.runs.evaluate import Evaluated, Evaluation, evaluate
-from agentic_opd.runs.files import default_output_folder
 from agentic_opd.runs.metric_log import RunMetrics
 from agentic_opd.runs.process import RunSummary, process
 from agentic_opd.runs.serve import GroupServer, ServeCounts
 from agentic_opd.settings.atropos import PolicyServerConfig
 from agentic_opd.settings.fields import line_settings
+from agentic_opd.wire.files import default_output_folder
 from agentic_opd.wire.group import ScoredGroup, ScoredRollout, TaskItem
 from agentic_opd.worlds.choose import make_world
 
@@ -369,10 +369,6 @@ class AgentEnv(BaseEnv):
     def line_settings(self) -> dict[str, Any]:
         """Return the settings that a written line depends on, and the policy's model."""
         return {**line_settings(self.config), "policy_model": self.servers[0].config.model_name}
-
-    def default_line_settings(self) -> dict[str, Any]:
-        """Return the defaults of these settings."""
-        return line_settings(self.config_init()[0])
 
     def _sample_seconds(self) -> list[float]:
         return [seconds for server in self.servers for seconds in server.request_timings]

@@ -30,9 +30,9 @@ from agentic_opd.gateway.telemetry import Telemetry
 from agentic_opd.gateway.turns import Feedback, Follows, Path, RecordedTurn, TurnTree, reply_to
 from agentic_opd.plugin.client import PluginClient
 from agentic_opd.rollout.renderer import configured_renderer, load_policy_tokenizer
-from agentic_opd.runs.files import GroupFile
 from agentic_opd.settings.atropos import PolicyServerConfig
 from agentic_opd.settings.fields import line_settings
+from agentic_opd.wire.files import GroupFile
 
 logger = logging.getLogger(__name__)
 
@@ -107,9 +107,7 @@ class Gateway:
                     server.check_caps(vocab_size=len(tokenizer), top_k=distiller.policy_top_k)
                     await distiller.connect(policy, renderer, tokenizer)
             settings = {**line_settings(config), "policy_model": connected[0].info.model}
-            file = GroupFile(
-                config.data_path_to_save_groups, settings, defaults=line_settings(GatewayConfig()), resume=True
-            )
+            file = GroupFile(config.data_path_to_save_groups, settings, resume=True)
             undo.callback(file.close)
             journal = Journal(config.journal)
             undo.callback(journal.close)

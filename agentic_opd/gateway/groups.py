@@ -27,7 +27,7 @@ from agentic_opd.gateway.delivery import Delivery
 from agentic_opd.gateway.journal import Ending, Journal, SessionRow, SessionState
 from agentic_opd.gateway.telemetry import Telemetry
 from agentic_opd.gateway.turns import Branch, Feedback, Path, TurnTree, answered, branches
-from agentic_opd.runs.files import GroupFile
+from agentic_opd.wire.files import GroupFile
 from agentic_opd.wire.group import GroupDistillation, ScoredGroup, ScoredRollout
 
 logger = logging.getLogger(__name__)

@@ -22,7 +22,7 @@ from agentic_opd.core.errors import OutputError, WireError
 from agentic_opd.core.text import json_line, read_json
 from agentic_opd.core.types import StopReason
 from agentic_opd.gateway.turns import Feedback, RecordedTurn
-from agentic_opd.runs.files import FileLock
+from agentic_opd.wire.files import FileLock
 from agentic_opd.wire.group import ScoredGroup
 
 Result = TypeVar("Result")

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from agentic_opd.core.intervals import Estimate, difference, mean_of_tasks, wilson
 from agentic_opd.report.hints import HintRow, hinted_turns, rows_by_hint
-from agentic_opd.report.read import Rollout, Run
+from agentic_opd.report.read import Run, ShownRollout
 from agentic_opd.wire.counts import RolloutCounts
 
 
@@ -76,7 +76,7 @@ def compare(first: Run, second: Run) -> Comparison:
     )
 
 
-def _by_task(rollouts: Sequence[Rollout]) -> dict[str, RolloutCounts]:
+def _by_task(rollouts: Sequence[ShownRollout]) -> dict[str, RolloutCounts]:
     by_task: dict[str, RolloutCounts] = defaultdict(RolloutCounts)
     for rollout in rollouts:
         by_task[rollout.task_id].merge(rollout.counts)
@@ -114,11 +114,11 @@ def _task_pair(task: str, first: RolloutCounts | None, second: RolloutCounts | N
     return TaskPair(task, Rates(task, *_with_change(*rates)), *about)
 
 
-def _outcomes(rollouts: Sequence[Rollout]) -> Counter[str]:
+def _outcomes(rollouts: Sequence[ShownRollout]) -> Counter[str]:
     return Counter(record.outcome.value for rollout in rollouts for record in rollout.records)
 
 
-def _hint_pairs(first: Sequence[Rollout], second: Sequence[Rollout]) -> tuple[HintPair, ...]:
+def _hint_pairs(first: Sequence[ShownRollout], second: Sequence[ShownRollout]) -> tuple[HintPair, ...]:
     sides: list[dict[str, HintRow]] = []
     for rollouts in (first, second):
         sides.append({row.key: row for row in rows_by_hint(hinted_turns(rollouts))})

@@ -3,19 +3,15 @@
 import re
 from collections.abc import Iterator, Sequence
 
-import numpy as np
-
 from agentic_opd.core.precision import Noise, tolerance_for
 from agentic_opd.core.types import TurnOutcome
 from agentic_opd.report.numbers import Overview
-from agentic_opd.report.read import Rollout
+from agentic_opd.report.read import ShownRollout
 from agentic_opd.wire.counts import TurnCounts
 from agentic_opd.wire.group import TurnRecord
 
 ROUNDING = 5e-5
 """Largest rounding error (nats) of the teacher's logprobs in a file."""
-HIGH_NOISE = 0.05
-"""Noise floor (nats) above which a file without `noise_rms` gets a warning."""
 LIKE_NOISE = 1.5
 """Ratio of root mean squares, gaps to noise, up to which the gaps count as noise."""
 REPEATED = 0.5
@@ -33,14 +29,14 @@ _LOST_FOR = {
 }
 
 
-def findings(numbers: Overview, rollouts: Sequence[Rollout]) -> list[str]:
+def findings(numbers: Overview, rollouts: Sequence[ShownRollout]) -> list[str]:
     """Return the warnings of a run, one sentence each; empty if there is nothing to report."""
     turns, counts = [turn for rollout in rollouts for turn in rollout.records], TurnCounts()
     counts.add(turns)
     if not numbers.funnel and not numbers.scored_tokens:
         return ["Nothing was distilled: the file holds neither records of its turns nor a teacher's rows."]
     about_turns = (*_without_hints(counts), *_failures(counts, turns), *_hints(numbers, counts, turns))
-    return [*about_turns, *_gaps(numbers, rollouts)]
+    return [*about_turns, *_gaps(numbers)]
 
 
 def _without_hints(counts: TurnCounts) -> Iterator[str]:
@@ -80,34 +76,20 @@ def _hints(numbers: Overview, counts: TurnCounts, turns: Sequence[TurnRecord]) -
         yield f"{len(like_tests)} accepted hints look like test code, for example: {_cut(like_tests[0])}."
 
 
-def _gaps(numbers: Overview, rollouts: Sequence[Rollout]) -> Iterator[str]:
+def _gaps(numbers: Overview) -> Iterator[str]:
     noise, rms = numbers.noise_floor, numbers.noise_rms
-    if noise is not None and rms is not None:
-        found, tolerance = Noise(rms, noise), tolerance_for(numbers.precision)
-        if found.exceeds(tolerance):
-            yield (
-                f"Without a hint the teacher is {found} away from the student, more than "
-                f"{numbers.precision or 'any precision'} explains ({tolerance})."
-            )
-        if numbers.gap_rms is not None and numbers.gap_rms <= LIKE_NOISE * max(rms, ROUNDING):
-            yield (
-                f"The gaps are noise: {numbers.gap_rms:.2g} nats (root mean square) with hints, {rms:.2g} without. The "
-                "hints change nothing for the teacher."
-            )
+    if noise is None or rms is None:
         return
-    if noise is not None and noise > HIGH_NOISE:  # Files from earlier versions lack noise_rms.
+    found, tolerance = Noise(rms, noise), tolerance_for(numbers.precision)
+    if found.exceeds(tolerance):
         yield (
-            f"Without a hint the teacher is up to {noise:.3g} nats away from the student (noise floor): smaller gaps "
-            "mean nothing."
+            f"Without a hint the teacher is {found} away from the student, more than "
+            f"{numbers.precision or 'any precision'} explains ({tolerance})."
         )
-    if noise is None or not numbers.scored_tokens:
-        return
-    sizes = np.abs(np.concatenate([rollout.gaps for rollout in rollouts]))
-    within = float(np.mean(sizes <= max(noise, ROUNDING)))
-    if within >= 0.95:
+    if numbers.gap_rms is not None and numbers.gap_rms <= LIKE_NOISE * max(rms, ROUNDING):
         yield (
-            f"{within:.0%} of the gaps are within noise ({max(noise, ROUNDING):.1e} nats): the hints change nothing "
-            "for the teacher."
+            f"The gaps are noise: {numbers.gap_rms:.2g} nats (root mean square) with hints, {rms:.2g} without. The "
+            "hints change nothing for the teacher."
         )
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from agentic_opd.core.types import TurnOutcome
 from agentic_opd.report.lifts import Lift, ResampledTurn, evidence_key, hint_key, lift_of
-from agentic_opd.report.read import Rollout
+from agentic_opd.report.read import ShownRollout
 from agentic_opd.wire.group import TurnRecord
 
 MOST_ROWS = 500
@@ -81,7 +81,7 @@ class HintRow(NamedTuple):
     position: int
 
 
-def hinted_turns(rollouts: Sequence[Rollout]) -> list[HintedTurn]:
+def hinted_turns(rollouts: Sequence[ShownRollout]) -> list[HintedTurn]:
     """Return all turns that have a hint, in the order of the file."""
     return [
         _hinted(index, rollout, at)
@@ -98,11 +98,11 @@ def rows_by_hint(turns: Sequence[HintedTurn]) -> tuple[HintRow, ...]:
 
 def rows_by_evidence(turns: Sequence[HintedTurn]) -> tuple[HintRow, ...]:
     """Return one row per combination of evidence, such as `tool, later`, the most frequent first."""
-    by_kinds = _rows(turns, lambda one: evidence_key(one.record.shown_evidence))
+    by_kinds = _rows(turns, lambda one: evidence_key(one.record.evidence))
     return tuple(row._replace(text=row.key, wordings=1) for row in by_kinds)
 
 
-def _hinted(index: int, rollout: Rollout, at: int) -> HintedTurn:
+def _hinted(index: int, rollout: ShownRollout, at: int) -> HintedTurn:
     record, checks = rollout.records[at], rollout.checks
     sizes = np.abs(rollout.gaps_in(record.span))
     moved = sizes[sizes >= rollout.moved_from]
@@ -120,7 +120,7 @@ def _hinted(index: int, rollout: Rollout, at: int) -> HintedTurn:
     )
 
 
-def _next_turn(rollout: Rollout, at: int) -> NextTurn:
+def _next_turn(rollout: ShownRollout, at: int) -> NextTurn:
     if at + 1 == len(rollout.records):
         return NextTurn.NONE
     own, following = rollout.records[at : at + 2]
@@ -149,7 +149,7 @@ def _row(key: str, turns: Sequence[HintedTurn]) -> HintRow:
         key=key,
         text=texts.most_common(1)[0][0],
         wordings=len(texts),
-        evidence=tuple(dict.fromkeys(kind for one in turns for kind in one.record.shown_evidence)),
+        evidence=tuple(dict.fromkeys(kind for one in turns for kind in one.record.evidence)),
         turns=len(turns),
         tasks=len({one.task for one in turns}),
         moved=moved,

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from agentic_opd.core.precision import coarsest, root_mean_square
 from agentic_opd.core.types import TurnOutcome
 from agentic_opd.report.hints import HintRow, hinted_turns, rows_by_evidence, rows_by_hint
-from agentic_opd.report.read import MOVED, Rollout
+from agentic_opd.report.read import MOVED, ShownRollout
 from agentic_opd.wire.counts import RolloutCounts, TurnCounts
 
 NO_GAP = 0.01
@@ -39,7 +39,7 @@ class Distribution(NamedTuple):
     median: float
 
 
-def distributions_of(rollouts: Sequence[Rollout], moved: NDArray[np.float64]) -> Iterator[Distribution]:
+def distributions_of(rollouts: Sequence[ShownRollout], moved: NDArray[np.float64]) -> Iterator[Distribution]:
     """Yield histograms of the `moved` gaps (nats), the scores, the reward's parts, the votes and the hints' lengths."""
     if len(moved):
         edges = np.asarray([-np.inf, *(-edge for edge in reversed(MOVED_EDGES)), *MOVED_EDGES, np.inf])
@@ -174,13 +174,14 @@ class Overview:
     """The largest positive gaps, then the largest negative ones, at most `GAPS_SHOWN` in all."""
 
 
-def overview(rollouts: Sequence[Rollout]) -> Overview:
+def overview(rollouts: Sequence[ShownRollout]) -> Overview:
     """Compute the overview of at least one rollout."""
     gaps, counts = np.concatenate([rollout.gaps for rollout in rollouts]), _counts(rollouts)
     is_reasoning = np.concatenate([rollout.is_reasoning for rollout in rollouts])
     moved, hinted = np.concatenate([rollout.moved for rollout in rollouts]), hinted_turns(rollouts)
-    floors = [rollout.noise_floor for rollout in rollouts if rollout.noise_floor is not None]
-    squares = [rollout.noise_rms for rollout in rollouts if rollout.noise_rms is not None]
+    about = [rollout.distillation for rollout in rollouts if rollout.distillation is not None]
+    floors = [one.noise_floor for one in about if one.noise_floor is not None]
+    squares = [one.noise_rms for one in about if one.noise_rms is not None]
     return Overview(
         groups=len({rollout.line for rollout in rollouts}),
         rollouts=counts.rollouts,
@@ -201,7 +202,7 @@ def overview(rollouts: Sequence[Rollout]) -> Overview:
         gap_rms=root_mean_square(gaps) if len(gaps) else None,
         noise_floor=max(floors, default=None),
         noise_rms=root_mean_square(squares) if squares else None,
-        precision=coarsest(rollout.precision for rollout in rollouts),
+        precision=coarsest(one.precision for one in about),
         funnel=_funnel(counts.records),
         distributions=tuple(distributions_of(rollouts, moved)),
         by_task=_by_task(rollouts),
@@ -211,7 +212,7 @@ def overview(rollouts: Sequence[Rollout]) -> Overview:
     )
 
 
-def _counts(rollouts: Iterable[Rollout]) -> RolloutCounts:
+def _counts(rollouts: Iterable[ShownRollout]) -> RolloutCounts:
     total = RolloutCounts()
     for rollout in rollouts:
         total.merge(rollout.counts)
@@ -234,8 +235,8 @@ def _funnel(records: TurnCounts) -> tuple[Stage, ...]:
     return tuple(stages)
 
 
-def _by_task(rollouts: Sequence[Rollout]) -> tuple[TaskRow, ...]:
-    by_task: dict[str, list[Rollout]] = defaultdict(list)
+def _by_task(rollouts: Sequence[ShownRollout]) -> tuple[TaskRow, ...]:
+    by_task: dict[str, list[ShownRollout]] = defaultdict(list)
     for rollout in rollouts:
         by_task[rollout.task_id].append(rollout)
     rows: list[TaskRow] = []
@@ -248,7 +249,7 @@ def _by_task(rollouts: Sequence[Rollout]) -> tuple[TaskRow, ...]:
     return tuple(rows)
 
 
-def _gap_rows(rollouts: Sequence[Rollout]) -> tuple[GapRow, ...]:
+def _gap_rows(rollouts: Sequence[ShownRollout]) -> tuple[GapRow, ...]:
     def largest(sign: int) -> list[GapRow]:
         rows: list[GapRow] = []
         for index, rollout in enumerate(rollouts):

@@ -28,7 +28,7 @@ from agentic_opd.core.intervals import Estimate
 from agentic_opd.report.compare import compare
 from agentic_opd.report.findings import findings
 from agentic_opd.report.numbers import GapRow, Overview, overview
-from agentic_opd.report.read import Rollout, Run
+from agentic_opd.report.read import Run, ShownRollout
 from agentic_opd.report.tokens import TokenTexts, load_tokenizer
 from agentic_opd.report.transcript import Region, called_names, context_parts, regions, split_messages
 from agentic_opd.settings.atropos import IdleEnvSettings
@@ -179,7 +179,7 @@ class Packer:
         self.moved_in: dict[str, float] = dict.fromkeys(("call", "think", "say"), 0.0)
         """Sum of |gap| (nats) over tokens that moved, by part of the turn: `call`, `think`, or `say` for the rest."""
 
-    def block(self, rollout: Rollout) -> str:
+    def block(self, rollout: ShownRollout) -> str:
         """Return the packed block of a rollout."""
         stretches = split_messages(rollout.messages, len(rollout.spans), rollout.context)
         said = [assistant for assistant, _ in stretches[1:]]
@@ -212,7 +212,7 @@ class Packer:
         texts = (self._texts.shown(token_id) for token_id in self._places)
         return {"ids": list(self._places), "texts": [_cut(text) for text in texts]}
 
-    def _contexts(self, rollout: Rollout, stretches: Sequence[Any]) -> Iterator[list[Any]]:
+    def _contexts(self, rollout: ShownRollout, stretches: Sequence[Any]) -> Iterator[list[Any]]:
         starts = [0, *(end for _, end in rollout.spans)]
         ends = [*(start for start, _ in rollout.spans), len(rollout.tokens_T)]
         for start, end, (_, messages) in zip(starts, ends, stretches, strict=True):
@@ -223,7 +223,7 @@ class Packer:
                 parts = [part._replace(unseen=False) for part in context_parts("", messages)]
             yield [list(part) for part in parts]
 
-    def _turn(self, rollout: Rollout, span: tuple[int, int]) -> dict[str, Any]:
+    def _turn(self, rollout: ShownRollout, span: tuple[int, int]) -> dict[str, Any]:
         first, behind = np.searchsorted(rollout.sampled_S, span).tolist()
         gaps = rollout.gaps_in(span)
         texts = [self._texts.shown(token_id) for token_id in rollout.tokens_T[slice(*span)].tolist()]
@@ -238,7 +238,7 @@ class Packer:
             "regions": [list(region) for region in parts],
         }
 
-    def _count_moved(self, rollout: Rollout, span: tuple[int, int], parts: Sequence[Region]) -> None:
+    def _count_moved(self, rollout: ShownRollout, span: tuple[int, int], parts: Sequence[Region]) -> None:
         positions = rollout.sampled_S[rollout.is_scored_S]
         places = positions[(positions >= span[0]) & (positions < span[1])] - span[0]
         sizes = np.abs(rollout.gaps_in(span))
@@ -259,7 +259,7 @@ def _about(turn: TurnRecord | None) -> dict[str, Any]:
     about = {} if turn is None else turn.to_wire()
     return {
         **{name: about.get(name) for name in ("outcome", "hint", "error")},
-        "evidence": [] if turn is None else turn.shown_evidence,
+        "evidence": [] if turn is None else turn.evidence,
         "question": about.get("question"),
         "stepScore": about.get("step_score"),
         "votes": about.get("votes", []),
@@ -290,7 +290,7 @@ def head(shown: ShownRun, texts: TokenTexts, packer: Packer) -> dict[str, Any]:
     }
 
 
-def _overview(numbers: Overview, rollouts: Sequence[Rollout], texts: TokenTexts) -> dict[str, Any]:
+def _overview(numbers: Overview, rollouts: Sequence[ShownRollout], texts: TokenTexts) -> dict[str, Any]:
     shown = asdict(numbers)
     for name in ("funnel", "distributions", "by_task", "hint_rows", "evidence_rows"):
         shown[name] = _as_data(getattr(numbers, name))
@@ -298,7 +298,7 @@ def _overview(numbers: Overview, rollouts: Sequence[Rollout], texts: TokenTexts)
     return shown
 
 
-def _gap_row(row: GapRow, rollout: Rollout, texts: TokenTexts) -> dict[str, Any]:
+def _gap_row(row: GapRow, rollout: ShownRollout, texts: TokenTexts) -> dict[str, Any]:
     position = int(rollout.sampled_S[row.sampled])
     before = texts.joined(rollout.tokens_T[max(0, position - 12) : position].tolist())
     token_id = int(rollout.tokens_T[position])
@@ -311,7 +311,7 @@ def _gap_row(row: GapRow, rollout: Rollout, texts: TokenTexts) -> dict[str, Any]
     }
 
 
-def _row(rollout: Rollout) -> dict[str, Any]:
+def _row(rollout: ShownRollout) -> dict[str, Any]:
     gaps, moved = rollout.gaps, rollout.moved
     return {
         "line": rollout.line,

@@ -21,7 +21,7 @@ from agentic_opd.core.types import IGNORED, ContextTurn, Message, check_lengths
 from agentic_opd.report.lifts import Lifts, ResampledTurn, lifts_path, read_lifts
 from agentic_opd.wire.checks import GroupChecker
 from agentic_opd.wire.counts import RolloutCounts
-from agentic_opd.wire.group import ScoredGroup, ScoredRollout, TurnRecord, VerdictCounts
+from agentic_opd.wire.group import GroupDistillation, ScoredGroup, ScoredRollout, TurnRecord, VerdictCounts
 
 TOP_SHOWN = 8
 """Largest number of entries kept of a teacher's row."""
@@ -32,7 +32,7 @@ _MIN_LOGPROB = math.log(MIN_PROBABILITY)
 MOVED = 0.05
 """Smallest |gap| (nats) of a token that moved. The |gap| must also reach `NOISE_FACTOR` times the noise."""
 NOISE_FACTOR = 3.0
-"""Smallest ratio of |gap| to the measured noise (root mean square, else the noise floor) of a token that moved."""
+"""Smallest ratio of |gap| to the measured noise (root mean square) of a token that moved."""
 
 Wrap = Callable[[BinaryIO, int], BinaryIO]
 
@@ -54,7 +54,7 @@ class TeacherTop:
 
 
 @dataclass(frozen=True, slots=True)
-class Rollout:
+class ShownRollout:
     """One sequence of a group; `line` (from 1) and `index` (from 0) locate it in the file."""
 
     line: int
@@ -81,12 +81,8 @@ class Rollout:
     reward: Mapping[str, float] | None
     stop_reason: str | None
     tool_errors: int | None
-    noise_floor: float | None
-    """Largest gap (nats) without a hint, measured once per group."""
-    noise_rms: float | None
-    """Root mean square (nats) of the gaps without a hint."""
-    precision: str | None
-    """Precision in which the teacher computed; None if its server did not report it."""
+    distillation: GroupDistillation | None
+    """About the group; None if it was not distilled, or another program wrote the file."""
     resampled: Mapping[int, ResampledTurn] = field(default_factory=dict[int, ResampledTurn])
     """Turns that were sampled again with and without their hint, by the turn's index from 0."""
 
@@ -115,7 +111,7 @@ class Rollout:
     @property
     def moved_from(self) -> float:
         """Smallest |gap| (nats) of a token that moved."""
-        noise = self.noise_floor if self.noise_rms is None else self.noise_rms
+        noise = None if self.distillation is None else self.distillation.noise_rms
         return max(MOVED, NOISE_FACTOR * (noise or 0.0))
 
     @property
@@ -150,7 +146,7 @@ class Run:
 
     name: str
     settings: Mapping[str, Any]
-    rollouts: tuple[Rollout, ...]
+    rollouts: tuple[ShownRollout, ...]
     left_out: tuple[str, ...] = ()
 
 
@@ -203,7 +199,7 @@ def read_settings(path: Path) -> Mapping[str, Any]:
     return settings if isinstance(settings, dict) else {}
 
 
-def read_groups(lines: Iterable[bytes], left_out: list[str]) -> Iterator[Rollout]:
+def read_groups(lines: Iterable[bytes], left_out: list[str]) -> Iterator[ShownRollout]:
     """Yield the sequences of all valid lines; append one sentence per invalid line to `left_out`."""
     for number, line in enumerate(lines, start=1):
         if not line.strip():
@@ -222,11 +218,11 @@ def read_groups(lines: Iterable[bytes], left_out: list[str]) -> Iterator[Rollout
         yield from (_rollout(group, one, number, index, is_first=is_first) for index, (one, is_first) in sequences)
 
 
-def _rollout(group: ScoredGroup, one: ScoredRollout, line: int, index: int, *, is_first: bool) -> Rollout:
+def _rollout(group: ScoredGroup, one: ScoredRollout, line: int, index: int, *, is_first: bool) -> ShownRollout:
     sampled = [position for position, mask in enumerate(one.masks_T) if mask != IGNORED]
     counts, baseline_T = RolloutCounts(), one.baseline_T
     counts.add(one, is_first=is_first)
-    return Rollout(
+    return ShownRollout(
         line=line,
         index=index,
         task_id=group.task_id or group.session_id or f"line {line}",
@@ -245,17 +241,15 @@ def _rollout(group: ScoredGroup, one: ScoredRollout, line: int, index: int, *, i
         reward=one.reward,
         stop_reason=one.stop_reason,
         tool_errors=one.tool_errors,
-        noise_floor=None if group.distillation is None else group.distillation.noise_floor,
-        noise_rms=None if group.distillation is None else group.distillation.noise_rms,
-        precision=None if group.distillation is None else group.distillation.precision,
+        distillation=group.distillation,
     )
 
 
-def _with_lifts(rollouts: Sequence[Rollout], lifts: Lifts) -> tuple[Rollout, ...]:
+def _with_lifts(rollouts: Sequence[ShownRollout], lifts: Lifts) -> tuple[ShownRollout, ...]:
     """Attach measured turns to their rollouts; ignore measurements of a file that has been replaced since."""
     measured = {turn.place: turn for turn in lifts.turns}
 
-    def own(rollout: Rollout) -> Iterator[tuple[int, ResampledTurn]]:
+    def own(rollout: ShownRollout) -> Iterator[tuple[int, ResampledTurn]]:
         for at, record in enumerate(rollout.records):
             turn = measured.get((rollout.line, rollout.index, at))
             if turn is not None and (turn.hint, turn.task_id) == (record.hint, rollout.task_id):

@@ -12,7 +12,7 @@ from agentic_opd.core.text import without_control_tokens
 from agentic_opd.core.types import ContextTurn, WhyContext
 
 
-class Part(NamedTuple):
+class Passage(NamedTuple):
     """A piece of context.
 
     `role` is a message's role, `template` for text that the chat template added, or `context` if messages and template
@@ -94,7 +94,7 @@ def _why(turn: ContextTurn) -> str:
     return f"not learned from here: {_WHY[turn.why]}{parameters}"
 
 
-def context_parts(text: str, messages: Sequence[Mapping[str, Any]], control: Collection[str] = ()) -> list[Part]:
+def context_parts(text: str, messages: Sequence[Mapping[str, Any]], control: Collection[str] = ()) -> list[Passage]:
     """Label the pieces of `text`, the decoded tokens of one stretch, by the messages that it contains, in order.
 
     Control tokens (texts in `control`) within a message's content are looked for in the broken form that the model
@@ -102,8 +102,8 @@ def context_parts(text: str, messages: Sequence[Mapping[str, Any]], control: Col
     last token) the messages are the parts.
     """
     if not text:
-        return [Part(str(message.get("role")), message_text(message), _name(message), True) for message in messages]
-    parts: list[Part] = []
+        return [Passage(str(message.get("role")), message_text(message), _name(message), True) for message in messages]
+    parts: list[Passage] = []
     end = 0
     for message in messages:
         content = message_text(message).strip()
@@ -112,10 +112,13 @@ def context_parts(text: str, messages: Sequence[Mapping[str, Any]], control: Col
             content = without_control_tokens(control, content)
             start = text.find(content, end)
         if start < 0 or not content:
-            return [Part("context", text)]
-        parts += [Part("template", text[end:start]), Part(str(message.get("role")), content, _name(message))]
+            return [Passage("context", text)]
+        parts += [
+            Passage("template", text[end:start]),
+            Passage(str(message.get("role")), content, _name(message)),
+        ]
         end = start + len(content)
-    return [part for part in (*parts, Part("template", text[end:])) if part.text]
+    return [part for part in (*parts, Passage("template", text[end:])) if part.text]
 
 
 def called_names(message: Mapping[str, Any] | None) -> list[str]:

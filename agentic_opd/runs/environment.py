@@ -64,7 +64,3 @@ class Environment(Protocol):
     def line_settings(self) -> dict[str, Any]:
         """Return the settings that written lines depend on, including the policy's model."""
         ...
-
-    def default_line_settings(self) -> dict[str, Any]:
-        """Return the defaults of the settings in `line_settings`."""
-        ...

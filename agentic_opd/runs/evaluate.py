@@ -26,8 +26,8 @@ from agentic_opd.core.text import printable_line
 from agentic_opd.core.types import Episode, Reward, Task, Verification
 from agentic_opd.rollout.metrics import EPISODE_METRICS, episode_metrics
 from agentic_opd.runs.config import RunConfig
-from agentic_opd.runs.files import JsonLines
 from agentic_opd.runs.metric_log import RunMetrics
+from agentic_opd.wire.files import JsonLines
 
 logger = logging.getLogger(__name__)
 

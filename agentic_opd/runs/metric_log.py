@@ -21,8 +21,8 @@ from agentic_opd.distill.metrics import aggregate
 from agentic_opd.rollout.metrics import train_metrics
 from agentic_opd.runs.config import RunConfig
 from agentic_opd.runs.environment import FinishedGroup
-from agentic_opd.runs.files import GroupFile, JsonLines
 from agentic_opd.wire.counts import rollout_rows
+from agentic_opd.wire.files import GroupFile, JsonLines
 
 logger = logging.getLogger(__name__)
 

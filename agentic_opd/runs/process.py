@@ -16,9 +16,9 @@ from agentic_opd.core.errors import OPDError, OutputError, SandboxError, ServerU
 from agentic_opd.core.text import printable_line
 from agentic_opd.report.command import report_run
 from agentic_opd.runs.environment import Environment, FinishedGroup
-from agentic_opd.runs.files import GroupFile, default_output_folder
 from agentic_opd.runs.metric_log import RunMetrics
 from agentic_opd.wire.counts import RunCounts
+from agentic_opd.wire.files import GroupFile, default_output_folder
 from agentic_opd.wire.group import TaskItem
 
 
@@ -56,7 +56,6 @@ async def process(env: Environment, metrics: RunMetrics, count: int, held_out: s
     file = GroupFile(
         path,
         env.line_settings(),
-        defaults=env.default_line_settings(),
         resume=config.resume,
         overwrite=config.overwrite,
         seen=counts.add,

@@ -24,10 +24,10 @@ from agentic_opd.core.notices import Notices
 from agentic_opd.runs.config import RunConfig
 from agentic_opd.runs.environment import Environment, FinishedGroup
 from agentic_opd.runs.evaluate import Evaluation
-from agentic_opd.runs.files import GroupFile, default_output_folder
 from agentic_opd.runs.metric_log import RunMetrics
 from agentic_opd.runs.process import counts_line
 from agentic_opd.wire.counts import RunCounts
+from agentic_opd.wire.files import GroupFile, default_output_folder
 from agentic_opd.wire.group import TaskItem
 
 logger = logging.getLogger(__name__)
@@ -153,7 +153,6 @@ class GroupServer:
             self._file = GroupFile(
                 Path(config.data_path_to_save_groups),
                 env.line_settings(),
-                defaults=env.default_line_settings(),
                 resume=config.resume,
                 overwrite=config.overwrite,
             )

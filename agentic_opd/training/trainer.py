@@ -24,7 +24,6 @@ import torch
 from agentic_opd.atropos.api import TrainerDescription
 from agentic_opd.atropos.trainer import TrainerClient
 from agentic_opd.core.errors import ConfigError, TrainingError
-from agentic_opd.runs.files import JsonLines
 from agentic_opd.training.batch import TrainBatch, make_batch
 from agentic_opd.training.checkpoint import Resumed, load_checkpoint, save_checkpoint
 from agentic_opd.training.config import MOST_SKIPPED_STEPS, PASS_WINDOW, LossConfig, TrainerConfig, check_new
@@ -40,6 +39,7 @@ from agentic_opd.training.model import (
 from agentic_opd.training.policy import StartingPolicy, TrainedPolicy, load_policy
 from agentic_opd.training.push import Probe, Pushed, WeightPusher
 from agentic_opd.training.step import SKIPPED, mean_metrics, read_start, take_out_control, train_step
+from agentic_opd.wire.files import JsonLines
 from agentic_opd.wire.group import ScoredGroup
 
 logger = logging.getLogger(__name__)

@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             check_new(config.output_dir)
         if start == "resume" and not any((config.output_dir / "checkpoints").glob("step-??????")):
             raise PlaceError(f"{str(config.output_dir)!r} holds no checkpoint to resume from: start without --resume")
-        from agentic_opd.runs.files import FileLock
+        from agentic_opd.wire.files import FileLock
 
         lock = FileLock(config.output_dir / "up", "output_dir")
         try:

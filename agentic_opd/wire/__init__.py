@@ -1,4 +1,4 @@
-"""Scored groups: typed records, conversion to and from wire JSON, counts and checks.
+"""Scored groups: types that are the form of the JSON, files, checks and counts.
 
 In: finished episodes, or JSON of any origin. Out: groups, or a list of problems. See docs/wire_format.md.
 """

@@ -1,17 +1,36 @@
 """The scored group as typed values: the rollouts of one item, converted to and from wire JSON. Pure.
 
-docs/wire_format.md describes the JSON. `from_wire` reads groups of any origin and requires only the arrays. Unknown
-fields are kept unchanged in `other`, and `to_wire` writes them back.
+docs/wire_format.md describes the JSON; the annotations of the dataclasses here are its form. pydantic reads JSON of any
+origin by them, and writes it. They are dataclasses of the standard library, because their constructors validate
+nothing: a group that this process builds costs no second pass over its arrays. Unknown fields are kept in `other` and
+written back.
 """
 
+import re
+import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, TypeGuard, TypeVar, cast, get_args
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from operator import not_
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, cast, get_type_hints
+
+from pydantic import (
+    BeforeValidator,
+    FailFast,
+    Field,
+    InstanceOf,
+    PlainSerializer,
+    TypeAdapter,
+    ValidationError,
+    WrapValidator,
+)
+from pydantic_core import ErrorDetails
 
 from agentic_opd.core.errors import AlignmentError, WireError
 from agentic_opd.core.names import HintSource
 from agentic_opd.core.types import (
     IGNORED,
+    MOST_NATS,
     MOST_SCORE,
     ContextTurn,
     DistillArrays,
@@ -20,16 +39,16 @@ from agentic_opd.core.types import (
     Message,
     ProgramRun,
     StepScore,
-    StoppedFor,
     StopReason,
     Task,
     Trace,
     TurnOutcome,
-    VerifyOutcome,
     Vote,
     WhyContext,
     check_lengths,
 )
+
+ValueT = TypeVar("ValueT")
 
 Role = Literal["tool", "user", "verdict"]
 
@@ -41,23 +60,50 @@ GapBaseline = Literal["student", "teacher"]
 SAME_LOGPROB = 1e-6
 """Two logprobs that differ by at most this much (nats) count as the same value."""
 
+SUM_SLACK = 1e-3
+"""Tolerance above 0 for a logprob, and above 1 for the sum of a row's probabilities: logprobs are written rounded."""
 
-Known = TypeVar("Known", bound=str)
-
-
-def is_int(value: object) -> TypeGuard[int]:
-    """Whether `value` is a 64-bit integer; booleans are excluded."""
-    return isinstance(value, int) and not isinstance(value, bool) and -(2**63) <= value < 2**63
+MOST_ID = 2**63 - 1
 
 
-def is_number(value: object) -> TypeGuard[int | float]:
-    """Whether `value` is a number with an absolute value of at most `MOST_SCORE`; booleans are excluded."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= MOST_SCORE
+def _no_flags(value: Any) -> Any:
+    """Refuse true and false as a number or among an object's: pydantic takes them in `Literal[1]` and a plain `int`."""
+    for one in value.values() if isinstance(value, dict) else (value,):
+        if isinstance(one, bool):
+            raise ValueError(f"{shown(value)}, expected a number, not true or false")
+    return value
 
 
-def is_text(value: object) -> TypeGuard[str]:
-    """Whether `value` is a string."""
-    return isinstance(value, str)
+def _message(value: Any) -> Any:
+    if not isinstance(value, dict) or not {"role", "content"} <= value.keys():
+        raise ValueError(f"{shown(value)}, expected an object that has a role and a content")
+    return value
+
+
+def _listed(names: Any) -> Any:
+    return cast(Any, names if isinstance(names, list) else [names])
+
+
+def _one_or_list(names: Sequence[str]) -> str | list[str]:
+    return names[0] if len(names) == 1 else list(names)
+
+
+def shown(value: object) -> str:
+    """Return an untrusted value for a message, cut if it is long or deep."""
+    return _SHOWN.repr(value)
+
+
+_SHOWN = reprlib.Repr()
+_SHOWN.maxstring = _SHOWN.maxother = 80
+
+Index = Annotated[int, Field(strict=True, ge=0, le=MOST_ID)]
+Number = Annotated[float, Field(strict=True, ge=-MOST_SCORE, le=MOST_SCORE, allow_inf_nan=False)]
+Logprob = Annotated[float, Field(strict=True, ge=-MOST_NATS, le=SUM_SLACK, allow_inf_nan=False)]
+
+_IF_ANY = Field(exclude_if=not_)
+"""Mark of a field that is written only if it is not empty, False or 0."""
+_IF_KNOWN = Field(exclude_if=lambda value: value is None)
+"""Mark of a field that is written only if it is not None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,32 +128,13 @@ class ControlReading:
 
     kind: ControlKind
     hint: str
-    hint_token_ids: tuple[int, ...]
-    logprobs_RK: tuple[tuple[float | None, ...], ...]
+    hint_token_ids: tuple[Index, ...]
+    logprobs_RK: Annotated[
+        tuple[Annotated[tuple[Logprob | None, ...], FailFast()], ...],
+        FailFast(),
+        Field(alias="logprobs", exclude=True),
+    ]
     """Logprobs (nats) of the row's ids (`distill_token_ids` in the scored span); None where the engine gave none."""
-
-    def to_wire(self) -> dict[str, Any]:
-        """Return the reading as plain JSON data."""
-        return {
-            "kind": self.kind,
-            "hint": self.hint,
-            "hint_token_ids": list(self.hint_token_ids),
-            "logprobs": [list(row) for row in self.logprobs_RK],
-        }
-
-    @classmethod
-    def from_wire(cls, value: Mapping[str, Any]) -> "ControlReading":
-        """Read the JSON object.
-
-        Raises:
-            KeyError, TypeError, ValueError: the object is malformed; `TurnRecord.from_wire` catches these.
-        """
-        return cls(
-            kind=value["kind"],
-            hint=value["hint"],
-            hint_token_ids=tuple(value["hint_token_ids"]),
-            logprobs_RK=tuple(tuple(row) for row in value["logprobs"]),
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,40 +142,39 @@ class TurnRecord:
     """The distillation record of one assistant turn: `overrides[i]["opd"]["turns"][t]`.
 
     The teacher read `tokens[:insert_at] + hint_token_ids + tokens[insert_at:end]`, where `span` is `[start, end)`.
-    Fields from `evidence` on are omitted when they are empty or None.
+    Fields from `evidence` on are written only if they have a value.
     """
 
-    span: tuple[int, int]
+    span: tuple[Index, Index]
     outcome: TurnOutcome
     next_state_role: Role | None
-    votes: tuple[Vote, ...] = ()
+    votes: tuple[Annotated[Vote, BeforeValidator(_no_flags)], ...] = ()
     hint: str | None = None
-    hint_token_ids: tuple[int, ...] = ()
-    insert_at: int | None = None
+    hint_token_ids: tuple[Index, ...] = ()
+    insert_at: Index | None = None
     error: str | None = None
-    evidence: tuple[EvidenceKind, ...] = ()
+    evidence: Annotated[tuple[EvidenceKind, ...], _IF_ANY] = ()
     """Kinds of evidence shown to the judge, in order."""
-    question: str | None = None
-    """The judge's user message, verbatim."""
-    step_votes: tuple[StepScore | None, ...] = ()
+    step_votes: Annotated[tuple[Annotated[StepScore | None, BeforeValidator(_no_flags)], ...], _IF_ANY] = ()
     """Votes on the second question (did the turn do what was wanted?); None for an unreadable vote."""
-    step_score: StepScore | None = None
-    truncated: bool = False
+    truncated: Annotated[bool, Field(strict=True), _IF_ANY] = False
     """Whether the turn was cut off at a token limit."""
-    weight_version: int | None = None
-    """Version of the weights that sampled the turn."""
-    scored_version: int | None = None
-    """Version of the weights that produced the rows."""
-    baseline_logprobs: tuple[float, ...] | None = None
+    baseline_logprobs: Annotated[tuple[Logprob, ...] | None, _IF_KNOWN] = None
     """Logprobs (nats) subtracted for the gap, one per scored token; None: `inference_logprobs` are subtracted."""
-    unhinted_logprobs: tuple[float, ...] | None = None
+    unhinted_logprobs: Annotated[tuple[Logprob, ...] | None, _IF_KNOWN] = None
     """Logprobs (nats) of a separate teacher without the hint, if they are not the gap's baseline."""
-    control: ControlReading | None = None
-    hint_source: HintSource | None = None
-    """The source of the hint; None in files from earlier versions."""
-    reasoning_tokens: int = 0
+    control: Annotated[ControlReading | None, _IF_KNOWN] = None
+    reasoning_tokens: Annotated[Index, _IF_ANY] = 0
     """Number of reasoning tokens at the start of the span, including the closing tag."""
-    scored_from: int | None = None
+    question: Annotated[str | None, _IF_KNOWN] = None
+    """The judge's user message, verbatim."""
+    step_score: Annotated[StepScore | None, BeforeValidator(_no_flags), _IF_KNOWN] = None
+    weight_version: Annotated[Index | None, _IF_KNOWN] = None
+    """Version of the weights that sampled the turn."""
+    scored_version: Annotated[Index | None, _IF_KNOWN] = None
+    """Version of the weights that produced the rows."""
+    hint_source: Annotated[HintSource | None, _IF_KNOWN] = None
+    scored_from: Annotated[Index | None, _IF_KNOWN] = None
     """First position with a row; None: the start of the span. `score_reasoning: answer` skips the reasoning."""
 
     def __post_init__(self) -> None:
@@ -157,8 +183,13 @@ class TurnRecord:
             "unhinted_logprobs": self.unhinted_logprobs,
             "control": None if self.control is None else self.control.logprobs_RK,
         }
-        start, end = self.scored_span
-        check_lengths("turn", span=end - start, **{name: len(row) for name, row in lengths.items() if row is not None})
+        (start, end), (first, _) = self.span, self.scored_span
+        if not 0 < start <= first <= end or not self.reasoning_tokens <= end - start > 0:
+            raise AlignmentError(
+                f"turn: span [{start}, {end}), scored from {first}, {self.reasoning_tokens} reasoning tokens; expected "
+                "0 < start < end, and the others in the span"
+            )
+        check_lengths("turn", span=end - first, **{name: len(row) for name, row in lengths.items() if row is not None})
 
     @property
     def scored_span(self) -> tuple[int, int]:
@@ -171,61 +202,12 @@ class TurnRecord:
         """Whether the teacher's rows are written in the span."""
         return self.outcome is TurnOutcome.SCORED
 
-    @property
-    def shown_evidence(self) -> tuple[str, ...]:
-        """Kinds of evidence shown to the judge; records from earlier versions name only `next_state_role`."""
-        return self.evidence or ((self.next_state_role,) if self.next_state_role else ())
-
     def to_wire(self) -> dict[str, Any]:
         """Return the record as plain JSON data."""
-        return {
-            "span": list(self.span),
-            "outcome": self.outcome.value,
-            "next_state_role": self.next_state_role,
-            "votes": [{"decision": v.decision, "hint": v.hint, "text": v.text} for v in self.votes],
-            "hint": self.hint,
-            "hint_token_ids": list(self.hint_token_ids),
-            "insert_at": self.insert_at,
-            "error": self.error,
-            **{name: to_wire(value) for name, to_wire in _WRITTEN_IF_ANY.items() if (value := getattr(self, name))},
-            **{name: value for name in _WRITTEN_IF_KNOWN if (value := getattr(self, name)) is not None},
-        }
-
-    @classmethod
-    def from_wire(cls, value: object) -> "TurnRecord":
-        """Read a record.
-
-        Raises:
-            WireError: `value` is not an object with the fields above.
-        """
-        try:
-            row = cast(Mapping[str, Any], value)
-            start, end = row["span"]
-            return cls(
-                span=(int(start), int(end)),
-                outcome=TurnOutcome(row["outcome"]),
-                next_state_role=row["next_state_role"],
-                votes=tuple(Vote(v.get("decision"), v.get("hint"), str(v.get("text") or "")) for v in row["votes"]),
-                hint=row["hint"],
-                hint_token_ids=tuple(row["hint_token_ids"]),
-                insert_at=row["insert_at"],
-                error=row["error"] if is_text(row.get("error")) else None,
-                evidence=tuple(row.get("evidence") or ()),
-                question=row.get("question"),
-                step_votes=tuple(row.get("step_votes") or ()),
-                step_score=row.get("step_score"),
-                truncated=row.get("truncated") is True,
-                weight_version=row.get("weight_version"),
-                scored_version=row.get("scored_version"),
-                baseline_logprobs=_tuple_or_none(row.get("baseline_logprobs")),
-                unhinted_logprobs=_tuple_or_none(row.get("unhinted_logprobs")),
-                control=None if row.get("control") is None else ControlReading.from_wire(row["control"]),
-                hint_source=row.get("hint_source"),
-                reasoning_tokens=row.get("reasoning_tokens") or 0,
-                scored_from=row.get("scored_from"),
-            )
-        except (KeyError, TypeError, ValueError, AttributeError, AlignmentError) as error:
-            raise WireError(f"a turn's record can't be read: {error!r}") from error
+        record = _TURN.dump_python(self, mode="json")
+        if self.control is not None:  # As many numbers as the rows have, which pydantic would look at one by one.
+            record["control"]["logprobs"] = [list(row) for row in self.control.logprobs_RK]
+        return record
 
 
 def gap_baseline_T(logprobs_T: Sequence[float], turns: Iterable[TurnRecord]) -> Sequence[float]:
@@ -242,64 +224,17 @@ def gap_baseline_T(logprobs_T: Sequence[float], turns: Iterable[TurnRecord]) -> 
     return baseline_T
 
 
-def _tuple_or_none(values: Sequence[float] | None) -> tuple[float, ...] | None:
-    return None if values is None else tuple(values)
-
-
-_WRITTEN_IF_ANY: dict[str, Callable[[Any], Any]] = {
-    "evidence": list,
-    "step_votes": list,
-    "truncated": bool,
-    "baseline_logprobs": list,
-    "unhinted_logprobs": list,
-    "control": ControlReading.to_wire,
-    "reasoning_tokens": int,
-}
-_WRITTEN_IF_KNOWN = ("question", "step_score", "weight_version", "scored_version", "hint_source", "scored_from")
-
-
-def hint_sources_of(value: object) -> tuple[HintSource, ...] | None:
-    """Read `group_overrides["opd"]["hint_source"]`, a known name or a list of them; None if `value` is neither."""
-    names = cast(list[Any], value if isinstance(value, list) else [value])
-    return tuple(names) if names and all(name in get_args(HintSource) for name in names) else None
-
-
-def _one_or_list(names: Sequence[str]) -> str | list[str] | None:
-    if not names:
-        return None
-    return names[0] if len(names) == 1 else list(names)
-
-
-def context_turn_to_wire(turn: ContextTurn) -> dict[str, Any]:
-    """Return an entry of `overrides[i]["opd"]["context_turns"]` as plain JSON data."""
-    return {
-        "message": turn.message_index,
-        "why": turn.why,
-        **({"altered": list(turn.altered)} if turn.altered else {}),
-    }
-
-
-def context_turn_from_wire(value: object) -> ContextTurn:
-    """Read an entry of `overrides[i]["opd"]["context_turns"]`.
-
-    Raises:
-        WireError: `value` is not an object with the fields that `context_turn_to_wire` writes.
-    """
-    row = _object(value)
-    why = _one_of(row.get("why"), *get_args(WhyContext))
-    index, altered = row.get("message"), row.get("altered", [])
-    if not is_int(index) or why is None or not (isinstance(altered, list) and all(map(is_text, altered))):
-        raise WireError(f"a context turn can't be read: {value!r}")
-    return ContextTurn(index, why, tuple(altered))
-
-
 @dataclass(frozen=True, slots=True)
 class VerdictCounts:
     """Verification outcome: counts of hidden checks."""
 
     outcome: str
-    passed: int
-    total: int
+    passed: Index
+    total: Index
+
+    def __post_init__(self) -> None:
+        if self.passed > self.total:
+            raise AlignmentError(f"verification: {self.passed} of {self.total} checks passed")
 
     @property
     def all_passed(self) -> bool:
@@ -323,11 +258,11 @@ class ScoredRollout:
     rows: DistillArrays | None = None
     turns: tuple[TurnRecord, ...] | None = None
     """One record per assistant turn; None if the rollout was not distilled."""
-    num_turns: int | None = None
+    num_turns: Index | None = None
     stop_reason: str | None = None
-    tool_calls: int | None = None
-    tool_errors: int | None = None
-    reward: Mapping[str, float] | None = None
+    tool_calls: Index | None = None
+    tool_errors: Index | None = None
+    reward: Mapping[str, Number] | None = None
     """Components of the score, by name."""
     is_rewarded: bool = True
     """False: the rollout was not rewarded, and its score of 0.0 is a placeholder. Written as `reward: null`."""
@@ -336,7 +271,7 @@ class ScoredRollout:
     session_id: str | None = None
     """Id of the conversation or rollout, in a group of several; sequences with the same id are its branches."""
     checks: VerdictCounts | None = None
-    program: ProgramRun | None = None
+    program: Annotated[ProgramRun, BeforeValidator(_no_flags)] | None = None
     """Exit of the `agent_command` program, if such a program ran the conversation."""
     other: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Unknown entries of the sequence's `overrides`."""
@@ -347,7 +282,10 @@ class ScoredRollout:
         if self.rows is not None:
             lengths["distillation rows"] = len(self.rows.token_ids_TK)
         check_lengths("rollout", **lengths)
-        if not is_number(self.score):
+        last = max((turn.span[1] for turn in self.turns or ()), default=0)
+        if last > len(self.tokens_T):
+            raise AlignmentError(f"rollout: a turn's span ends at {last}, but there are {len(self.tokens_T)} tokens")
+        if not abs(self.score) <= MOST_SCORE:  # NaN too.
             raise AlignmentError(f"rollout: score {self.score!r}, expected {-MOST_SCORE:g} to {MOST_SCORE:g}")
 
     @property
@@ -391,15 +329,7 @@ class ScoredRollout:
         turns: tuple[TurnRecord, ...] | None = None,
         session_id: str | None = None,
     ) -> "ScoredRollout":
-        """Build the rollout of one trace of a verified and rewarded episode.
-
-        Args:
-            episode: The episode.
-            trace: The trace.
-            include_messages: Whether its messages are written.
-            rows: The teacher's rows; None if nothing was distilled.
-            turns: The records of the turns; None if nothing was distilled.
-            session_id: Id shared by the traces of one rollout; None if the rollout has one trace.
+        """Build the rollout of one trace of a verified and rewarded episode; see `of_conversation`.
 
         Raises:
             AlignmentError: the episode lacks tokens, a verification or a reward.
@@ -407,21 +337,15 @@ class ScoredRollout:
         reward, verification = episode.reward, episode.verification
         if reward is None or verification is None or not trace.tokens_T:
             raise AlignmentError(f"an episode of {episode.task.task_id!r} has no tokens, no verdict or no reward")
-        return cls(
-            tokens_T=trace.tokens_T,
-            masks_T=trace.masks_T,
-            logprobs_T=trace.logprobs_T,
-            score=reward.total,
+        plain = cls.of_conversation(
+            trace, episode.stop_reason, given_reward=reward.total, rows=rows, turns=turns, session_id=session_id
+        )
+        return replace(
+            plain,
             messages=trace.messages if include_messages else None,
-            rows=rows,
-            turns=turns,
-            num_turns=len(trace.turns),
-            stop_reason=episode.stop_reason.value,
             tool_calls=episode.tool_calls,
             tool_errors=episode.tool_errors,
             reward={name: getattr(reward, name) for name in ("correctness", "efficiency", "tool_usage")},
-            context_turns=trace.context_turns,
-            session_id=session_id,
             checks=VerdictCounts(verification.outcome.value, verification.passed, verification.total),
             program=episode.program,
         )
@@ -437,15 +361,10 @@ class ScoredRollout:
         turns: tuple[TurnRecord, ...] | None = None,
         session_id: str | None = None,
     ) -> "ScoredRollout":
-        """Build the rollout of a recorded conversation, which was not verified.
+        """Build the rollout of one sequence of a recorded conversation, which was not verified.
 
-        Args:
-            trace: One sequence of the conversation.
-            stop_reason: Why the conversation ended.
-            given_reward: The reward that the client sent; None: no reward.
-            rows: The teacher's rows; None if nothing was distilled.
-            turns: The records of the turns; None if nothing was distilled.
-            session_id: Id of the conversation, if the group holds several conversations.
+        `given_reward` is the client's, if it sent one. `rows` and `turns` are None if nothing was distilled. The
+        sequences of one rollout or conversation share a `session_id`, if their group holds several.
         """
         return cls(
             tokens_T=trace.tokens_T,
@@ -467,43 +386,43 @@ class ScoredRollout:
         """Return the sequence's entry of `overrides`, without fields that are None."""
         opd: dict[str, Any] = {} if self.turns is None else {"turns": [turn.to_wire() for turn in self.turns]}
         if self.context_turns:
-            opd["context_turns"] = [context_turn_to_wire(turn) for turn in self.context_turns]
-        known = {
-            "stop_reason": self.stop_reason,
-            "turns": self.num_turns,
-            "tool_calls": self.tool_calls,
-            "tool_errors": self.tool_errors,
-            "reward": None if self.reward is None else dict(self.reward),
-            "verification": self.checks
-            and {"outcome": self.checks.outcome, "passed": self.checks.passed, "total": self.checks.total},
-            "opd": opd or None,
-            "session_id": self.session_id,
-            "program": self.program and asdict(self.program),
-        }
-        said = {name: value for name, value in known.items() if value is not None}
-        return {**said, **({} if self.is_rewarded else {"reward": None}), **self.other}
+            opd["context_turns"] = [
+                {
+                    "message": one.message_index,
+                    "why": one.why,
+                    **({"altered": list(one.altered)} if one.altered else {}),
+                }
+                for one in self.context_turns
+            ]
+        known = _OF_SEQUENCE.written(self, opd or None)
+        return {**known, **({} if self.is_rewarded else {"reward": None}), **self.other}
 
 
 @dataclass(frozen=True, slots=True)
 class GroupDistillation:
     """Settings and statistics of a group's distillation: `group_overrides["opd"]`."""
 
-    distill_topk: int
+    distill_topk: Index
     hint_placement: str | None = None
-    outcomes: Mapping[str, int] = field(default_factory=dict[str, int])
+    outcomes: Mapping[str, Index] = field(default_factory=dict[str, int])
     """Number of turns per outcome."""
-    gap_baseline: GapBaseline | None = None
-    """Model whose logprobs without the hint are the gap's baseline; None (files from earlier versions): the student."""
-    hint_sources: tuple[HintSource, ...] = ()
-    """Hint sources in order of preference; empty (files from earlier versions): the judge."""
-    noise_floor: float | None = None
+    noise_floor: Number | None = None
     """Largest gap without a hint (nats), the engine's noise; None if it was not measured."""
-    noise_rms: float | None = None
-    """Root mean square of the gaps without a hint (nats), to be compared with the gaps of hints."""
-    precision: str | None = None
-    """Torch dtype of the teacher, such as `bfloat16`; None if its server does not report one."""
-    teacher: str | None = None
+    gap_baseline: Annotated[GapBaseline | None, _IF_KNOWN] = None
+    """Model whose logprobs without the hint are the gap's baseline; None: the student."""
+    hint_sources: Annotated[
+        tuple[HintSource, ...],
+        Field(alias="hint_source", min_length=1, exclude_if=not_),
+        BeforeValidator(_listed),
+        PlainSerializer(_one_or_list),
+    ] = ()
+    """Hint sources in order of preference, written as a name if it is one; empty: not known."""
+    teacher: Annotated[str | None, _IF_KNOWN] = None
     """Key of the teacher in `DistillConfig.teachers`, the task's kind; None: the default teacher."""
+    noise_rms: Annotated[Number | None, _IF_KNOWN] = None
+    """Root mean square of the gaps without a hint (nats), to be compared with the gaps of hints."""
+    precision: Annotated[str | None, _IF_KNOWN] = None
+    """Torch dtype of the teacher, such as `bfloat16`; None if its server does not report one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -513,14 +432,14 @@ class ScoredGroup:
     rollouts: tuple[ScoredRollout, ...]
     item_id: str | None = None
     task_id: str | None = None
-    weight_version: int | None = None
+    weight_version: Index | None = None
     """Oldest weight version that sampled the group; a trainer computes staleness from it."""
     group_id: str | None = None
     """Id assigned by `serve` and the gateway, so that a group sent twice is recognised."""
     session_id: str | None = None
     """Id of the conversation, if a gateway recorded the group."""
     distillation: GroupDistillation | None = None
-    rollout_scores: tuple[float, ...] | None = None
+    rollout_scores: Annotated[tuple[Number, ...], Field(min_length=1)] | None = None
     """Scores of all rollouts of the full group, one per rollout, if this group is a part of a larger one."""
     other: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Unknown fields of the group."""
@@ -558,39 +477,16 @@ class ScoredGroup:
 
     def to_wire(self) -> dict[str, Any]:
         """Return the group as plain JSON data; every list has one entry per sequence."""
-        rollouts = self.rollouts
-        about = {
-            "item_id": self.item_id,
-            "task_id": self.task_id,
-            "opd": self.distillation
-            and {
-                "distill_topk": self.distillation.distill_topk,
-                "hint_placement": self.distillation.hint_placement,
-                "outcomes": dict(self.distillation.outcomes),
-                "noise_floor": self.distillation.noise_floor,
-                **_known(
-                    gap_baseline=self.distillation.gap_baseline,
-                    hint_source=_one_or_list(self.distillation.hint_sources),
-                    teacher=self.distillation.teacher,
-                    noise_rms=self.distillation.noise_rms,
-                    precision=self.distillation.precision,
-                ),
-            },
-            "weight_version": self.weight_version,
-            "group_id": self.group_id,
-            "session_id": self.session_id,
-            "rollout_scores": None if self.rollout_scores is None else list(self.rollout_scores),
-        }
+        rollouts, opd = self.rollouts, None
+        if self.distillation is not None:
+            opd = _DISTILLATION.dump_python(self.distillation, mode="json", by_alias=True)
         group: dict[str, Any] = {
             "tokens": [list(one.tokens_T) for one in rollouts],
             "masks": [list(one.masks_T) for one in rollouts],
             "scores": self.scores,
             "inference_logprobs": [list(one.logprobs_T) for one in rollouts],
             "overrides": [one.overrides() for one in rollouts],
-            "group_overrides": {
-                **{name: value for name, value in about.items() if value is not None},
-                **self.other_overrides,
-            },
+            "group_overrides": {**_OF_GROUP.written(self, opd), **self.other_overrides},
         }
         if rollouts[0].messages is not None:
             group["messages"] = [list(one.messages or ()) for one in rollouts]
@@ -602,124 +498,241 @@ class ScoredGroup:
 
     @classmethod
     def from_wire(cls, value: object) -> "ScoredGroup":
-        """Read a group of any origin. Only types and lengths are checked here; checks.py checks the contents.
+        """Read a group of any origin. The entries of its arrays are not looked at; `checks.read_group` does.
 
         Raises:
             WireError: a field is missing, has the wrong type, or differs in length from `tokens`.
         """
-        if not isinstance(value, dict):
-            raise WireError(f"a group must be a JSON object, got {type(value).__name__}")
-        try:
-            return _group(dict(cast(dict[str, Any], value)))
-        except (AlignmentError, KeyError, TypeError, ValueError, AttributeError) as error:
-            raise WireError(f"a group can't be read: {error!r}") from error
+        group, problems = read_form(value)
+        if group is None:
+            raise WireError(problems[0].at("a group"))
+        return group
 
 
-def _group(fields: dict[str, Any]) -> ScoredGroup:
-    tokens = cast(list[list[int]], fields.pop("tokens"))
-    size = len(tokens)
-    about = _object(fields.pop("group_overrides", None))
-    masks, logprobs = _column(fields, "masks", size), _column(fields, "inference_logprobs", size)
-    scores = _column(fields, "scores", size)
-    messages = _column(fields, "messages", size, optional=True)
-    overrides = _column(fields, "overrides", size, optional=True)
-    ids, rows = (_column(fields, f"distill_{name}", size, optional=True) for name in ("token_ids", "logprobs"))
-    rollouts = tuple(
-        ScoredRollout(
-            tokens_T=tokens[i],
-            masks_T=masks[i],
-            logprobs_T=logprobs[i],
-            score=float(scores[i]),
-            messages=messages[i] if messages else None,
-            rows=DistillArrays(ids[i], rows[i]) if ids and rows else None,
-            **_about_rollout(_object(overrides[i]) if overrides else {}),
-        )
-        for i in range(size)
-    )
-    distillation, opd = None, _object(about.get("opd"))
-    if is_int(top_k := opd.get("distill_topk")):
-        del about["opd"]
-        placement, floor, rms = (opd.get(name) for name in ("hint_placement", "noise_floor", "noise_rms"))
-        distillation = GroupDistillation(
-            distill_topk=top_k,
-            hint_placement=placement if is_text(placement) else None,
-            outcomes=_object(opd.get("outcomes")),
-            gap_baseline=_one_of(opd.get("gap_baseline"), "student", "teacher"),
-            hint_sources=hint_sources_of(opd.get("hint_source")) or (),
-            noise_floor=floor if is_number(floor) else None,
-            teacher=kind if is_text(kind := opd.get("teacher")) else None,
-            noise_rms=rms if is_number(rms) else None,
-            precision=precision if is_text(precision := opd.get("precision")) else None,
-        )
-    known = _taken(about, item_id=is_text, task_id=is_text, weight_version=is_int, group_id=is_text, session_id=is_text)
-    if _are_numbers(about.get("rollout_scores")):
-        known["rollout_scores"] = tuple(about.pop("rollout_scores"))
-    return ScoredGroup(rollouts, **known, distillation=distillation, other=fields, other_overrides=about)
+# ------------------------------------------------------------------------------------------------- the form of the JSON
+
+_List = InstanceOf[list[Any]]
+"""An array, as it is: `checks.read_group` checks its entries without a copy."""
 
 
-def _column(fields: dict[str, Any], name: str, size: int, *, optional: bool = False) -> Any:
-    """Remove and return a field with one entry per sequence; None if an optional field is missing."""
-    column: Any = fields.pop(name, None) if optional else fields.pop(name)
-    if (column is None and optional) or (isinstance(column, list) and len(cast(list[Any], column)) == size):
-        return column
-    raise WireError(f"{name}: expected {size} entries, one a sequence")
+def _record(value: Any, read: Callable[[Any], TurnRecord]) -> TurnRecord:
+    """Read a record, whose constructor has defaults for fields that the wire always has."""
+    fields = _object(value)
+    if isinstance(value, dict) and (lacking := [name for name in _ALWAYS if name not in fields]):
+        raise ValueError(f"record: {', '.join(lacking)} missing, expected an object with {', '.join(_ALWAYS)}")
+    if empty := [name for name in _OPTIONAL if fields.get(name, "") is None]:
+        raise ValueError(f"{', '.join(empty)}: null, expected a value or no such field")
+    try:
+        return read(value)
+    except AlignmentError as error:
+        raise ValueError(str(error)) from error
 
 
-def _about_rollout(overrides: dict[str, Any]) -> dict[str, Any]:
-    """Return the known fields of a sequence's overrides; malformed and unknown entries go into `other`."""
-    found: dict[str, Any] = {}
-    opd = _object(overrides.get("opd"))
-    turns, context = opd.get("turns"), opd.get("context_turns")
-    if turns is not None:
-        found["turns"] = tuple(TurnRecord.from_wire(turn) for turn in turns)
-    if context is not None:
-        found["context_turns"] = tuple(context_turn_from_wire(turn) for turn in context)
-    if turns is not None or context is not None:
-        del overrides["opd"]
-    verdict, reward = _object(overrides.get("verification")), _object(overrides.get("reward"))
-    passed, total = verdict.get("passed"), verdict.get("total")
-    if is_int(passed) and is_int(total) and 0 <= passed <= total:
-        found["checks"] = VerdictCounts(str(verdict.get("outcome", VerifyOutcome.RAN.value)), passed, total)
-        del overrides["verification"]
-    if reward and all(map(is_number, reward.values())):
-        found["reward"] = overrides.pop("reward")
-    elif "reward" in overrides and overrides["reward"] is None:
-        del overrides["reward"]
-        found["is_rewarded"] = False
-    if (program := _program(overrides.get("program"))) is not None:
-        found["program"] = program
-        del overrides["program"]
-    found |= _taken(overrides, stop_reason=is_text, tool_calls=is_int, tool_errors=is_int, session_id=is_text)
-    if is_int(overrides.get("turns")):
-        found["num_turns"] = overrides.pop("turns")
-    return {**found, "other": overrides}
+_ALWAYS = ("span", "outcome", "next_state_role", "votes", "hint", "hint_token_ids", "insert_at")
+_OPTIONAL = [name for name in TurnRecord.__dataclass_fields__ if name not in (*_ALWAYS, "error")]
 
 
-def _program(value: object) -> ProgramRun | None:
-    row = _object(value)
-    numbers = [row.get(name) for name in ("exit_code", "other_sequences", "other_tokens")]
-    is_known = row.keys() == ProgramRun.__dataclass_fields__.keys() and all(map(is_int, numbers))
-    stopped = row.get("stopped")
-    if not is_known or not is_text(row["output"]) or stopped not in (None, *get_args(StoppedFor)):
+@dataclass(frozen=True, slots=True)
+class _ContextEntry:
+    """`ContextTurn` under the wire's names."""
+
+    message: Index
+    why: WhyContext
+    altered: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _SequenceOpd:
+    """`overrides[i]["opd"]`."""
+
+    turns: tuple[Annotated[TurnRecord, WrapValidator(_record)], ...] | None = None
+    context_turns: tuple[_ContextEntry, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """The known fields of a group: columns with one entry per sequence."""
+
+    tokens: Annotated[list[Annotated[_List, Field(min_length=1)]], Field(min_length=1)]
+    masks: list[_List]
+    scores: list[Number]
+    inference_logprobs: list[_List]
+    distill_token_ids: list[list[_List]] | None = None
+    distill_logprobs: list[list[_List]] | None = None
+    messages: list[list[Annotated[dict[str, Any], BeforeValidator(_message)]]] | None = None
+    overrides: list[Any] | None = None
+    advantages: list[Any] | None = None
+    ref_logprobs: list[Any] | None = None
+    group_overrides: Any = None
+
+    def __post_init__(self) -> None:
+        columns = {name: getattr(self, name) for name in _COLUMNS}
+        check_lengths("sequences", **{name: len(column) for name, column in columns.items() if column is not None})
+        if (self.distill_token_ids is None) != (self.distill_logprobs is None):
+            raise AlignmentError("of distill_token_ids and distill_logprobs one is missing")
+
+
+_COLUMNS = [name for name in _Line.__dataclass_fields__ if name != "group_overrides"]
+_READ = _Line.__dataclass_fields__.keys() - {"advantages", "ref_logprobs"}
+
+
+class _Entries:
+    """Entries of `overrides[i]` or `group_overrides` that are fields of a class, in their order in the JSON."""
+
+    def __init__(self, model: type, names: str, **renamed: str) -> None:
+        forms = get_type_hints(model, include_extras=True)
+        self._attributes = {name: renamed.get(name, name) for name in names.split()}
+        self._forms = {name: TypeAdapter[Any](forms.get(at, Any)) for name, at in self._attributes.items()}
+
+    def written(self, model: object, opd: dict[str, Any] | None) -> dict[str, Any]:
+        """Return the fields that are not None as JSON data, and `opd` in its place."""
+        values = {name: opd if name == "opd" else getattr(model, at) for name, at in self._attributes.items()}
+        known = {name: value for name, value in values.items() if value is not None}
+        return {name: self._forms[name].dump_python(value, mode="json") for name, value in known.items()}
+
+    def taken(self, entries: dict[str, Any]) -> dict[str, Any]:
+        """Remove the entries of the expected form, and return them by the names of the class; others stay unread."""
+        found: dict[str, Any] = {}
+        for name in self._attributes.keys() - {"opd"}:
+            if entries.get(name) is not None:
+                with suppress(ValidationError, AlignmentError):
+                    found[self._attributes[name]] = self._forms[name].validate_python(entries[name])
+                    del entries[name]
+        return found
+
+
+_RESULT = "stop_reason turns tool_calls tool_errors reward verification opd session_id program"
+_OF_SEQUENCE = _Entries(ScoredRollout, _RESULT, turns="num_turns", verification="checks")
+_OF_GROUP = _Entries(ScoredGroup, "item_id task_id opd weight_version group_id session_id rollout_scores")
+_TURN = TypeAdapter(TurnRecord)
+_SEQUENCE_OPD = TypeAdapter(_SequenceOpd)
+_DISTILLATION = TypeAdapter(GroupDistillation)
+_LINE = TypeAdapter(_Line)
+
+
+# ------------------------------------------------------------------------------------------- reading JSON of any origin
+
+
+class Problem(NamedTuple):
+    """A problem and its location: "" for the whole group, otherwise for example `sequence 0, position 812`."""
+
+    where: str
+    message: str
+
+    def at(self, place: str) -> str:
+        """Return the full message for a group located at `place`."""
+        return f"{place}{', ' if self.where else ''}{self.where}: {self.message}"
+
+
+def validated(
+    adapter: TypeAdapter[ValueT], value: object, problems: list[Problem], where: str = "", name: str = ""
+) -> ValueT | None:
+    """Return `value` of any origin in its form; None if it has problems, which are added to `problems`.
+
+    Args:
+        adapter: The form.
+        value: JSON data.
+        problems: Problems found so far.
+        where: Location of the value.
+        name: Name of the value.
+    """
+    try:
+        return adapter.validate_python(value)
+    except ValidationError as error:
+        problems += [_problem(one, where, name) for one in error.errors(include_url=False)]
+    except AlignmentError as error:
+        problems.append(Problem(where, str(error)))
+    except RecursionError:
+        problems.append(Problem(where, f"{name or 'a field'}: nested too deeply"))
+    return None
+
+
+def _problem(error: ErrorDetails, where: str, name: str) -> Problem:
+    """Translate pydantic's error: entries of columns, records and rows are locations, other steps are names."""
+    *steps, kind = *error["loc"], error["type"]
+    if len(steps) > 1 and (place := _PLACES.get(str(steps[0]))) is not None:
+        where = f"{where}{', ' if where else ''}{place} {steps[1]}"
+        name, steps = str(steps[0]) if place == "sequence" else "", steps[2:]
+    path = (name + "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps)).lstrip(".")
+    if kind in ("value_error", "missing"):
+        message = str(error["ctx"]["error"]) if "ctx" in error else "missing"
+    else:
+        expected = _PYTHONIC.sub("", error["msg"])
+        for word, ours in _WORDS.items():
+            expected = expected.replace(word, ours)
+        message = f"{shown(error['input'])}, expected {expected}"
+    return Problem(where, f"{path}: {message}" if path else message)
+
+
+_PLACES = {**dict.fromkeys(_COLUMNS, "sequence"), "turns": "turn", "context_turns": "context turn"}
+_PYTHONIC = re.compile(r"^(Input should be|\w+ should have) | or an instance of \w+$| after validation.*$")
+_WORDS = {
+    "a valid tuple": "a list",
+    "a valid list": "a list",
+    "an instance of list": "a list",
+    "a valid dictionary": "an object",
+    "a dictionary": "an object",
+    "a valid string": "a text",
+    "a valid integer": "a whole number",
+    "a valid boolean": "true or false",
+    "a valid number": "a number",
+    "greater than or equal to": "at least",
+    "less than or equal to": "at most",
+}
+"""The wire's words for Python's, in pydantic's messages."""
+
+
+def read_form(value: object) -> tuple[ScoredGroup | None, list[Problem]]:
+    """Read a group of any origin, but not the entries of its arrays. Without a group there is at least one problem."""
+    problems: list[Problem] = []
+    line = validated(_LINE, value, problems)
+    if line is None:
+        return None, problems
+    about, distillation = _object(line.group_overrides), None
+    if "distill_topk" in _object(about.get("opd")):
+        distillation = validated(_DISTILLATION, about.pop("opd"), problems, name="group_overrides: opd")
+    known = _OF_GROUP.taken(about)
+    if "rollout_scores" in about:
+        said = shown(about["rollout_scores"])
+        problems.append(Problem("", f"group_overrides: rollout_scores {said}, expected a list of finite numbers"))
+    found = [_sequence(line, index, problems) for index in range(len(line.tokens))]
+    rollouts = tuple(one for one in found if one is not None)
+    if problems:
+        return None, problems
+    fields = cast(dict[str, Any], value)
+    other = {name: fields[name] for name in fields if name not in _READ}
+    return ScoredGroup(rollouts, **known, distillation=distillation, other=other, other_overrides=about), problems
+
+
+def _sequence(line: _Line, index: int, problems: list[Problem]) -> ScoredRollout | None:
+    """Read a sequence from its entries of the columns; None if it has problems, which are added to `problems`."""
+    where, overrides = f"sequence {index}", _object(line.overrides and line.overrides[index])
+    opd: _SequenceOpd | None = _SequenceOpd()
+    if {"turns", "context_turns"} & _object(overrides.get("opd")).keys():
+        opd = validated(_SEQUENCE_OPD, overrides.pop("opd"), problems, where, "opd")
+    if opd is None:
         return None
-    return ProgramRun(**row)
-
-
-def _taken(entries: dict[str, Any], **kinds: Callable[[object], bool]) -> dict[str, Any]:
-    """Remove and return the entries that have the expected type."""
-    return {name: entries.pop(name) for name, is_kind in kinds.items() if is_kind(entries.get(name))}
-
-
-def _are_numbers(value: object) -> bool:
-    return isinstance(value, list) and bool(value) and all(map(is_number, cast(list[Any], value)))
-
-
-def _one_of(value: object, *known: Known) -> Known | None:
-    return next((one for one in known if one == value), None)
-
-
-def _known(**entries: object) -> dict[str, object]:
-    return {name: value for name, value in entries.items() if value is not None}
+    known = _OF_SEQUENCE.taken(overrides)
+    if "reward" in overrides and overrides["reward"] is None:
+        del overrides["reward"]
+        known["is_rewarded"] = False
+    ids, logprobs = line.distill_token_ids, line.distill_logprobs
+    try:
+        return ScoredRollout(
+            tokens_T=line.tokens[index],
+            masks_T=line.masks[index],
+            logprobs_T=line.inference_logprobs[index],
+            score=line.scores[index],
+            messages=line.messages[index] if line.messages else None,
+            rows=DistillArrays(ids[index], logprobs[index]) if ids and logprobs else None,
+            turns=opd.turns,
+            context_turns=tuple(ContextTurn(one.message, one.why, one.altered) for one in opd.context_turns),
+            **known,
+            other=overrides,
+        )
+    except AlignmentError as error:
+        problems.append(Problem(where, str(error)))
+    return None
 
 
 def _object(value: object) -> dict[str, Any]:

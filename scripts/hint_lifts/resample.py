@@ -210,7 +210,7 @@ class Resampler:
         verdicts = await gather_all(self._passes(turn, token_ids) for token_ids in different)
         passing = {token_ids for token_ids, passed in zip(different, verdicts, strict=True) if passed}
         with_hint, without = (sum(arm[token_ids] for token_ids in passing) for arm in arms)
-        about = (turn.line, turn.index, turn.turn, turn.task_id, turn.hint, turn.record.shown_evidence)
+        about = (turn.line, turn.index, turn.turn, turn.task_id, turn.hint, turn.record.evidence)
         return ResampledTurn(*about, self.samples, with_hint, without)
 
     async def _sampled(self, prompt: Sequence[int]) -> Counter[tuple[int, ...]]:

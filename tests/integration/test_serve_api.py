@@ -192,9 +192,6 @@ class Loop:
     def line_settings(self) -> dict[str, Any]:
         return {}
 
-    def default_line_settings(self) -> dict[str, Any]:
-        return {}
-
     async def policy_versions(self) -> list[int]:
         return [] if self.version is None else [self.version]
 

@@ -14,7 +14,7 @@ from packaging.requirements import Requirement
 from agentic_opd import __version__
 from agentic_opd.core.errors import ConfigError, OutputError
 from agentic_opd.env.setup import Note, Setup, Status
-from agentic_opd.runs.files import default_output_folder
+from agentic_opd.wire.files import default_output_folder
 
 _OLDEST, _NEWEST = (3, 11), (3, 13)
 _LEAST_FREE_GIB = 1.0

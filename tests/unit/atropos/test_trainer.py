@@ -61,11 +61,11 @@ def test_a_batch_is_read_and_a_group_that_comes_twice_is_handed_out_once() -> No
 @pytest.mark.parametrize(
     ("bad", "said"),
     [
-        (made(masks=[[3]] * 2), "group 1 of the batch for step 1, sequence 0: masks: expected 3 entries"),
+        (made(masks=[[3]] * 2), "group 1 of the batch for step 1, sequence 0: rollout: lengths differ"),
         (made(tokens=[["a"] * 3] * 2), "group 1 of the batch for step 1, sequence 0: tokens: expected token ids"),
-        (made(inference_logprobs=None), "group 1 of the batch for step 1: inference_logprobs: expected a list"),
-        (made(overrides=[{"opd": {"turns": [{}]}}] * 2), "sequence 0, turn 0: record: expected an object with span"),
-        (7, "group 1 of the batch for step 1: expected a JSON object, got int"),
+        (made(inference_logprobs=None), "group 1 of the batch for step 1: inference_logprobs: None, expected a list"),
+        (made(overrides=[{"opd": {"turns": [{}]}}] * 2), "sequence 0, turn 0: record: span, outcome, "),
+        (7, "group 1 of the batch for step 1: 7, expected an object"),
     ],
 )
 def test_a_group_that_can_not_be_read_is_named_and_not_dropped(bad: Any, said: str) -> None:

@@ -36,7 +36,8 @@ def group(scored_by: int = VERSION, **fields: Any) -> ScoredGroup:
     """The episode, of whose turns the first was sampled by `VERSION` and scored by `scored_by`."""
     trace, turn, hint_ids = make_trace(), TURNS[0], (70, 71)
     rows = table_rows(insert_hint(trace.tokens_T, turn, 3, hint_ids), 5, scored_by)
-    about = {"hint": HINT, "hint_token_ids": hint_ids, "insert_at": 3, **fields}
+    versions = {"weight_version": VERSION, "scored_version": scored_by}
+    about = {"hint": HINT, "hint_token_ids": hint_ids, "insert_at": 3, **versions, **fields}
     turns = (
         TurnRecord((turn.start, turn.end), TurnOutcome.SCORED, "tool", **about),
         TurnRecord((TURNS[1].start, TURNS[1].end), TurnOutcome.VOTE_FAILED, "verdict"),

@@ -63,7 +63,7 @@ def test_at_most_20_violations_are_printed(tmp_path: Path, capsys: pytest.Captur
     bad = [{**group(), "scores": ["x", "x"], "own": number} for number in range(15)]
     assert main([str(write(tmp_path / "groups.jsonl", *bad))]) == 1
     printed = capsys.readouterr().out
-    assert printed.count("expected a finite number") == 20
+    assert printed.count("'x', expected a number") == 20
     assert "... and 10 more" in printed
     assert "30 violations" in printed
 

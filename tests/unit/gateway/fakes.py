@@ -25,8 +25,8 @@ from agentic_opd.gateway.web import make_app
 from agentic_opd.plugin.client import PluginClient
 from agentic_opd.plugin.info import ServerInfo
 from agentic_opd.rollout.renderer import load_renderer
-from agentic_opd.runs.files import GroupFile
 from agentic_opd.settings.fields import line_settings
+from agentic_opd.wire.files import GroupFile
 
 Says = Callable[[str, int], str]
 """(prompt as text, choice) -> what is sampled, without the end of turn; a text that ends in `...` is cut off."""

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from agentic_opd.report.read import Rollout, read_groups
+from agentic_opd.report.read import ShownRollout, read_groups
 
 HINT = "Check divisibility by 15 first."
 TOKENS = [1, 2, 3, 10, 11, 4, 12, 13]
@@ -26,6 +26,7 @@ SCORED: dict[str, Any] = {
     "hint_token_ids": [70, 71],
     "insert_at": 2,
     "error": None,
+    "evidence": ["tool"],
 }
 UNSCORED: dict[str, Any] = {
     **SCORED,
@@ -81,7 +82,7 @@ def with_records(*records: dict[str, Any], task: str = "t") -> dict[str, Any]:
     return changed
 
 
-def rollouts(*groups: Any) -> list[Rollout]:
+def rollouts(*groups: Any) -> list[ShownRollout]:
     left_out: list[str] = []
     read = list(read_groups([json.dumps(one).encode() + b"\n" for one in groups or (group(),)], left_out))
     assert left_out == []

@@ -12,7 +12,7 @@ def test_a_report_lies_beside_the_groups(tmp_path: Path, capsys: pytest.CaptureF
     assert main([str(path)]) == 0
     assert (tmp_path / "groups.html").read_text().startswith("<!doctype html>")
     shown = capsys.readouterr().err
-    assert "warning: line 2: tokens: expected a list" in shown
+    assert "warning: line 2: tokens: missing" in shown
     assert "warning: Tokens are shown as ids" in shown
     assert "1 groups, 2 rollouts" not in shown
     assert "1 group, 2 rollouts" in shown

@@ -50,15 +50,6 @@ def test_hints_that_quote_the_tests() -> None:
     assert "look like test code" not in found(with_records(calm, UNSCORED))
 
 
-def test_gaps_within_noise_and_noise_that_is_large() -> None:
-    loud = group()
-    loud["group_overrides"]["opd"]["noise_floor"] = 1.5
-    text = found(loud)
-    assert "100% of the gaps are within noise" in text
-    assert "up to 1.5 nats away" in text
-    assert "noise" not in found(group())
-
-
 def measured(precision: str, largest: float, rms: float) -> dict[str, Any]:
     """A group that says its noise and in what its teacher computed."""
     loud = group()

@@ -30,10 +30,10 @@ def test_a_hint_is_measured_by_the_tokens_that_moved() -> None:
 
 def test_what_is_within_three_times_the_noise_has_not_moved() -> None:
     loud = group(passed=(4,))
-    loud["group_overrides"]["opd"]["noise_floor"] = 0.2
+    loud["group_overrides"]["opd"]["noise_rms"] = 0.2
     (row,) = by_hint(loud)
     assert (row.moved, row.largest) == (1, pytest.approx(1.0))
-    loud["group_overrides"]["opd"]["noise_floor"] = 0.5
+    loud["group_overrides"]["opd"]["noise_rms"] = 0.5
     (row,) = by_hint(loud)
     assert (row.turns, row.moved, row.largest, row.mean_moved) == (1, 0, None, None)
 

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from agentic_opd.report.numbers import Distribution, Overview, distributions_of, overview
-from agentic_opd.report.read import Rollout
+from agentic_opd.report.read import ShownRollout
 
 from .sample import HINT, SCORED, UNSCORED, group, rollouts, with_records
 
 
-def numbers(*read: Rollout) -> Overview:
+def numbers(*read: ShownRollout) -> Overview:
     return overview(read)
 
 

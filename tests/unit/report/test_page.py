@@ -12,7 +12,7 @@ import pytest
 
 from agentic_opd.core.errors import OutputError
 from agentic_opd.report.page import Packer, ShownRun, choose_tokenizer, write_report
-from agentic_opd.report.read import Rollout, Run
+from agentic_opd.report.read import Run, ShownRollout
 from agentic_opd.report.tokens import TokenTexts
 
 from .sample import HINT, group, rollouts
@@ -49,7 +49,7 @@ def unpack(block: str) -> dict[str, Any]:
     return {**head, **arrays}
 
 
-def packed(rollout: Rollout, tokenizer: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
+def packed(rollout: ShownRollout, tokenizer: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
     packer = Packer(TokenTexts(tokenizer))
     return unpack(packer.block(rollout)), packer.vocab()
 

@@ -32,7 +32,7 @@ def test_a_rollout_holds_what_the_line_says() -> None:
         4,
     )
     assert (one.reward, one.stop_reason, one.tool_errors) == ({"correctness": 1, "efficiency": 0.5}, "finished", 1)
-    assert one.noise_floor == 2e-6
+    assert one.distillation.noise_floor == 2e-6
 
 
 def test_of_a_row_the_likely_entries_are_kept_and_three_at_least() -> None:
@@ -80,15 +80,15 @@ def broken(**changes: Any) -> dict[str, Any]:
         (b'{"tokens": [[1,', "cut off"),
         (b"[" * 100_000 + b"\n", "line 2 is not JSON"),
         (b'{"tokens": ' + b"1" * 5000 + b"}\n", "line 2 is not JSON"),
-        (b"[]\n", "expected a JSON object, got list"),
-        (b"{}\n", "tokens: expected a list of at least one sequence"),
-        (broken(scores=[float("nan"), 0.0]), "scores: expected a finite number"),
-        (broken(scores=[10**400, 0.0]), "scores: expected a finite number"),
-        (broken(scores=[0.0, -1.7e308]), "scores: expected a finite number"),
+        (b"[]\n", "line 2: [], expected an object"),
+        (b"{}\n", "tokens: missing"),
+        (broken(scores=[float("nan"), 0.0]), "sequence 0: scores: nan, expected a finite number"),
+        (broken(scores=[10**400, 0.0]), "sequence 0: scores: 1000"),
+        (broken(scores=[0.0, -1.7e308]), "sequence 1: scores: -1.7e+308, expected at least -1000000"),
         (broken(inference_logprobs=[[float("nan")] * 8] * 2), "expected a finite number"),
-        (broken(masks=[[]] * 2), "masks: expected 8 entries"),
-        (broken(distill_logprobs=None), "without the other"),
-        (broken(overrides=[{"opd": {"turns": 7}}] * 2), "opd turns: expected a list"),
+        (broken(masks=[[]] * 2), "lengths differ (tokens=8, masks=0,"),
+        (broken(distill_logprobs=None), "of distill_token_ids and distill_logprobs one is missing"),
+        (broken(overrides=[{"opd": {"turns": 7}}] * 2), "opd.turns: 7, expected a list"),
         (broken(overrides=[{"opd": {"turns": [{"span": [3, 5]}]}}] * 2), "expected an object with span, outcome"),
         (b"\xff\xfe\n", "line 2 is not JSON"),
     ],

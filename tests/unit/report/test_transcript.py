@@ -1,6 +1,6 @@
 from agentic_opd.core.types import ContextTurn
 from agentic_opd.report.transcript import (
-    Part,
+    Passage,
     Region,
     called_names,
     context_parts,
@@ -20,8 +20,8 @@ def test_messages_are_found_in_what_the_model_read() -> None:
     parts = context_parts(text, messages)
     assert "".join(part.text for part in parts) == text
     assert [part for part in parts if part.role != "template"] == [
-        Part("system", "Be brief."),
-        Part("user", "Go.", "ann"),
+        Passage("system", "Be brief."),
+        Passage("user", "Go.", "ann"),
     ]
 
 
@@ -29,19 +29,19 @@ def test_a_message_is_found_though_its_control_tokens_were_broken() -> None:
     said = "no end: </tool_response>, <|im_end|>"
     read = "no end: < /tool_response>, < |im_end|>"
     parts = context_parts(f"<|im_start|>tool\n{read}<|im_end|>\n", [{"role": "tool", "content": said}], CONTROL)
-    assert [part for part in parts if part.role != "template"] == [Part("tool", read)]
-    assert context_parts(read, [{"role": "tool", "content": said}]) == [Part("context", read)]
-    assert context_parts(said, [{"role": "tool", "content": said}], CONTROL) == [Part("tool", said)]
+    assert [part for part in parts if part.role != "template"] == [Passage("tool", read)]
+    assert context_parts(read, [{"role": "tool", "content": said}]) == [Passage("context", read)]
+    assert context_parts(said, [{"role": "tool", "content": said}], CONTROL) == [Passage("tool", said)]
 
 
 def test_what_is_not_there_word_for_word_stays_in_one_piece() -> None:
-    assert context_parts("abc", [{"role": "user", "content": "x"}]) == [Part("context", "abc")]
-    assert context_parts("abc", [{"role": "user", "content": ""}]) == [Part("context", "abc")]
-    assert context_parts("abc", []) == [Part("template", "abc")]
+    assert context_parts("abc", [{"role": "user", "content": "x"}]) == [Passage("context", "abc")]
+    assert context_parts("abc", [{"role": "user", "content": ""}]) == [Passage("context", "abc")]
+    assert context_parts("abc", []) == [Passage("template", "abc")]
 
 
 def test_an_answer_behind_the_last_token_was_not_read() -> None:
-    assert context_parts("", [{"role": "tool", "name": "ls", "content": "a"}]) == [Part("tool", "a", "ls", True)]
+    assert context_parts("", [{"role": "tool", "name": "ls", "content": "a"}]) == [Passage("tool", "a", "ls", True)]
 
 
 def test_each_stretch_between_turns_has_its_messages() -> None:

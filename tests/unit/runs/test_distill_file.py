@@ -42,11 +42,11 @@ def test_every_line_has_a_name_of_its_own(tmp_path: Path) -> None:
             {"messages": [{"role": "user"}], "tools": [1]},
             r"line 2: tools\[0\]: expected an object of a function with a name, got 1",
         ),
-        ({"tokens": [[1]], "scores": [0]}, "masks: expected a list, got nothing"),
-        ({"tokens": [[1]], "masks": [[1, 2]], "scores": [0]}, "masks: expected 1 entries, one a token, got 2"),
+        ({"tokens": [[1]], "scores": [0]}, "masks: missing"),
+        ({"tokens": [[1]], "masks": [[1, 2]], "scores": [0]}, "tokens=1, masks=2"),
         (
             {"tokens": [[1]], "masks": [[1]], "inference_logprobs": [[]], "scores": [0]},
-            "inference_logprobs: expected 1",
+            "inference_logprobs=0",
         ),
     ],
 )

@@ -76,6 +76,7 @@ def file_of(tokenizer: Any, version: int | None = 3, task: str = "t") -> ScoredG
             hint="Return one.",
             hint_token_ids=tuple(encode(tokenizer, "HINT")),
             insert_at=b,
+            evidence=("verdict",),
         ),
     )
     rollout = ScoredRollout(

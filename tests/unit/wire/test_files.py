@@ -9,7 +9,7 @@ from types import NoneType
 import pytest
 
 from agentic_opd.core.errors import AlignmentError, OutputError, PlaceError
-from agentic_opd.runs.files import GroupFile, JsonLines
+from agentic_opd.wire.files import GroupFile, JsonLines
 from agentic_opd.wire.group import ScoredGroup
 from tests.support.groups import group as make_group
 from tests.support.groups import rollout
@@ -71,17 +71,6 @@ def test_other_settings_are_named(tmp_path: Path) -> None:
     file.close()
     with pytest.raises(PlaceError, match="group_size was 2, is 8"):
         GroupFile(path, {**SETTINGS, "group_size": 8}, resume=True)
-
-
-def test_a_setting_that_an_earlier_version_did_not_have_is_at_its_default(tmp_path: Path) -> None:
-    path = tmp_path / "groups.jsonl"
-    file = GroupFile(path, SETTINGS)
-    asyncio.run(file.write(group("a#0")))
-    file.close()
-    defaults = {"group_size": 4, "newer": "as before"}
-    GroupFile(path, {**SETTINGS, "newer": "as before"}, defaults=defaults, resume=True).close()
-    with pytest.raises(PlaceError, match="newer was 'as before', is 'otherwise'"):
-        GroupFile(path, {**SETTINGS, "newer": "otherwise"}, defaults=defaults, resume=True)
 
 
 def test_a_foreign_file_is_not_continued(tmp_path: Path) -> None:
@@ -153,7 +142,7 @@ def test_one_process_writes_a_file_and_a_dead_one_holds_it_no_longer(tmp_path: P
     path = tmp_path / "groups.jsonl"
     code = f"""
 import sys, pathlib
-from agentic_opd.runs.files import GroupFile
+from agentic_opd.wire.files import GroupFile
 file = GroupFile(pathlib.Path({str(path)!r}), {SETTINGS!r}, resume=True)
 print("held", flush=True)
 sys.stdin.read()

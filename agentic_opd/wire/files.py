@@ -129,7 +129,6 @@ class GroupFile:
         path: Path,
         settings: Mapping[str, Any],
         *,
-        defaults: Mapping[str, Any] | None = None,
         resume: bool = False,
         overwrite: bool = False,
         seen: Callable[[ScoredGroup], None] = lambda group: None,
@@ -140,7 +139,6 @@ class GroupFile:
         Args:
             path: The file of groups.
             settings: Settings that the lines depend on.
-            defaults: Values for settings that are missing from a file of an earlier version.
             resume: Append to the file of an earlier run.
             overwrite: Replace the file of an earlier run; `resume` takes precedence.
             seen: Called with every group in the file, those of an earlier run first.
@@ -152,7 +150,7 @@ class GroupFile:
             OutputError: another process writes the file.
         """
         self.path = path
-        self._seen, self._defaults, self._setting = seen, defaults or {}, setting
+        self._seen, self._setting = seen, setting
         self.finished: set[str] = set()
         self._one_writer = asyncio.Lock()
         hint = f"Choose another {setting}."
@@ -215,7 +213,6 @@ class GroupFile:
                 f"{str(self._settings_path)!r}, the settings that {str(self.path)!r} was written with, can't be read; "
                 "without them the run can't be continued. Use --env.overwrite, without --env.resume, to start again."
             ) from error
-        earlier = {**{name: value for name, value in self._defaults.items() if name in settings}, **earlier}
         changed = [name for name in sorted({*earlier, *settings}) if earlier.get(name) != settings.get(name)]
         if changed:
             shown = "; ".join(f"{name} was {earlier.get(name)!r}, is {settings.get(name)!r}" for name in changed)
