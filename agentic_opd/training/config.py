@@ -55,8 +55,8 @@ def _weight(part: str) -> Any:
     return Field(default=0.0, ge=0, description=f"Weight of {part}.")
 
 
-def _bound(description: str, **limits: float) -> Any:
-    return Field(default=None, description=f"{description}. Unset: no bound.", **limits)
+def _bound(description: str, *, gt: float) -> Any:
+    return Field(default=None, gt=gt, description=f"{description}. Unset: no bound.")
 
 
 class LossConfig(BaseModel):

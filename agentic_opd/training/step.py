@@ -59,7 +59,8 @@ def train_step(
     metrics = {"scored_tokens": scored_count, "sampled_tokens": sampled_count}
     metrics |= _gap_means(batch, scored, contrast=config.loss.contrast)
     optimizer.zero_grad(set_to_none=True)
-    sums = dict.fromkeys(("loss", "computed_tokens", "drift", "drifting", "mass", "overlap", "rows"), 0.0)
+    names = ("loss", "computed_tokens", "drift", "drifting", "mass", "overlap", "rows")
+    sums: dict[str, float] = dict.fromkeys(names, 0.0)
     for _, part, counts in _parts(batch, trained, config, world, is_packed=policy.ways.is_packed):
         chosen_BTK, computed = _read(policy, part)
         inputs = loss_inputs(chosen_BTK, part, config.loss)
