@@ -55,8 +55,8 @@ def _weight(part: str) -> Any:
     return Field(default=0.0, ge=0, description=f"Weight of {part}.")
 
 
-def _bound(description: str, **limits: Any) -> Any:
-    return Field(default=None, description=f"{description}. Unset: no bound.", **limits)
+def _bound(description: str, *, gt: float) -> Any:
+    return Field(default=None, gt=gt, description=f"{description}. Unset: no bound.")
 
 
 class LossConfig(BaseModel):
@@ -130,8 +130,7 @@ class LossConfig(BaseModel):
     )
     mean: Literal["token", "turn"] = Field(
         default="token",
-        description="Mean over all sampled tokens, or over turns of each turn's mean, so that long turns do not count "
-        "more.",
+        description="Mean over all sampled tokens, or over turns of each turn's mean.",
     )
     skip_special_tokens: bool = Field(
         default=False,
@@ -139,8 +138,7 @@ class LossConfig(BaseModel):
     )
     step_scores: Literal["plain", "normalized"] = Field(
         default="plain",
-        description="Advantage of the judge's step scores: the score itself, or outcome plus step score, normalized "
-        "over the turns with the same number in the group's rewarded rollouts.",
+        description="Advantage of step scores: the score, or outcome plus score, normalized by group and turn number.",
     )
     schedules: dict[str, Schedule] = Field(
         default_factory=dict,
@@ -325,15 +323,13 @@ class TrainerConfig(BaseModel):
 
     measure_start: bool = Field(
         default=False,
-        description="Log kl_to_start even if loss.start_kl has no weight. It costs a forward pass per batch and, "
-        "without adapters, a second copy of the weights.",
+        description="Log kl_to_start without loss.start_kl too, at the cost of loss.start_kl.",
     )
     collapse_share: float = Field(
         default=0.2,
         ge=0,
         lt=1,
-        description="Warn once, and set the metric collapse, if entropy or row_mass falls below this share of its "
-        "value at the run's first step; 0: never.",
+        description="Warn once if entropy or row_mass falls below this share of its first value; 0: never.",
     )
     save_every: int = Field(default=50, ge=1, description="Steps between two checkpoints, from which a run can resume.")
     use_wandb: bool = Field(default=False, description="Also log metrics to Weights & Biases.")

@@ -467,11 +467,11 @@ TABLE = (
 
 - `step_reward` is OpenClaw-RL's binary reward (2603.10165): the score of a turn is the advantage of each of its tokens,
   without baseline or normalisation, or `step_advantages`.
-- `combined` is OpenClaw-RL's combined method: one surrogate on the sum of both advantages. Two parts with surrogates of
-  their own have the same gradient until a ratio is clipped; then a sum whose parts disagree is clipped by its own sign.
-- `rlsd`, `rlcsd` and `combined` apply to all sampled tokens, regardless of `route_by_turn`. `sdar` is published beside
-  GRPO on the same tokens: `grpo` with `route_by_turn: false`.
-- `rejection` is a baseline without a source: it keeps of the hint only which tokens it speaks against.
+- `combined` is OpenClaw-RL's combined method: one surrogate on the sum of both advantages. Separate surrogates have the
+  same gradient until a ratio is clipped; then the sum is clipped by its own sign.
+- `rlsd`, `rlcsd` and `combined` apply to all sampled tokens, regardless of `route_by_turn`. SDAR is `sdar` beside
+  `grpo` on the same tokens, with `route_by_turn: false`.
+- `rejection` is a baseline of this project: of the hint it keeps only which tokens are wrong.
 """
 
 

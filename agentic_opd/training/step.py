@@ -59,15 +59,8 @@ def train_step(
     metrics = {"scored_tokens": scored_count, "sampled_tokens": sampled_count}
     metrics |= _gap_means(batch, scored, contrast=config.loss.contrast)
     optimizer.zero_grad(set_to_none=True)
-    sums = {
-        "loss": 0.0,
-        "computed_tokens": 0.0,
-        "drift": 0.0,
-        "drifting": 0.0,
-        "mass": 0.0,
-        "overlap": 0.0,
-        "rows": 0.0,
-    }
+    names = ("loss", "computed_tokens", "drift", "drifting", "mass", "overlap", "rows")
+    sums: dict[str, float] = dict.fromkeys(names, 0.0)
     for _, part, counts in _parts(batch, trained, config, world, is_packed=policy.ways.is_packed):
         chosen_BTK, computed = _read(policy, part)
         inputs = loss_inputs(chosen_BTK, part, config.loss)
@@ -80,10 +73,9 @@ def train_step(
         for name, value in found.items():
             sums[name] = sums.get(name, 0.0) + value * counts
     sums = world.sum(sums)
-    drift, drifting = sums.pop("drift"), sums.pop("drifting")
+    drift, drifting, mass, overlap, rows = map(sums.pop, ("drift", "drifting", "mass", "overlap", "rows"))
     if drifting:
         metrics["logprob_drift"] = drift / drifting
-    mass, overlap, rows = sums.pop("mass"), sums.pop("overlap"), sums.pop("rows")
     if rows:
         metrics |= {"row_mass": mass / rows, "row_overlap": overlap / rows}
     norm = float(unsharded(torch.nn.utils.clip_grad_norm_(policy.parameters(), config.max_grad_norm)))
