@@ -334,10 +334,8 @@ class AgentProcess:
             session.end(time.time())
 
     async def count(self, asked: Asked) -> int:
-        """See `Gateway.count`."""
-        asked = self._sampler.settled(asked)
-        self._sampler.check_size(asked, self.max_model_len)
-        return await self._sampler.count(asked)
+        """See `Sampler.count`."""
+        return await self._sampler.count(asked, self.max_model_len)
 
     @property
     def max_model_len(self) -> int:

@@ -195,10 +195,8 @@ class Gateway:
             self._show_open()
 
     async def count(self, asked: Asked) -> int:
-        """Return the number of tokens of a request's prompt; raises ClientError (400) if it can't be rendered."""
-        asked = self._sampler.settled(asked)
-        self._sampler.check_size(asked, self.max_model_len)
-        return await self._sampler.count(asked)
+        """See `Sampler.count`."""
+        return await self._sampler.count(asked, self.max_model_len)
 
     @property
     def max_model_len(self) -> int:

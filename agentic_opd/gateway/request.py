@@ -42,6 +42,9 @@ class ClosedModel(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
+StopString = Annotated[str, Field(min_length=1)]
+
+
 class FunctionSpec(OpenModel):
     """A tool that the client runs."""
 
@@ -75,7 +78,7 @@ class Sampling(ClosedModel):
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0, le=2)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
-    stop: str | list[str] | None = None
+    stop: StopString | list[StopString] | None = None
     stop_token_ids: list[Annotated[int, Field(ge=0)]] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
@@ -275,7 +278,11 @@ def read_body(model: type[Model], body: object, *at: str | int) -> Model:
             key=lambda found: found[0],
         )
         name = ".".join(map(str, [*at, *place]))
-        problem = "this field is unknown here" if first["type"] == "extra_forbidden" else first["msg"]
+        problem = (
+            "this field is unknown here"
+            if first["type"] == "extra_forbidden"
+            else first["msg"].partition(" or instance of")[0]
+        )
         raise ClientError(400, f"{name}: {problem.removeprefix('Value error, ')}", name) from error
     except RecursionError as error:
         raise ClientError(400, "the body is nested too deeply", ".".join(map(str, at)) or None) from error

@@ -129,12 +129,14 @@ class Sampler:
             return replace(asked, grammar=call_grammar(self._chats.of(asked), asked.choice))
         return asked
 
-    async def count(self, asked: Asked) -> int:
+    async def count(self, asked: Asked, context: int) -> int:
         """Return the number of tokens of a request's prompt, rendered from its first message.
 
         Raises:
-            ClientError: 400, the messages can't be rendered.
+            ClientError: 400, the messages can't be rendered, or exceed the context.
         """
+        asked = self.settled(asked)
+        self.check_size(asked, context)
         conversation, _ = await self.prompted(Place(None, (), asked.messages), asked)
         return len(conversation.prompt())
 

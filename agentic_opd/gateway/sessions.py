@@ -144,7 +144,7 @@ class Sessions:
         if asked.prompt is not None:
             return self._plain_place(owner, asked, named, is_meant)
         scope = _scope(owner, asked.prompt_key)
-        match = self._index.find_by(asked.identities, scope=scope, accept=is_meant)
+        match = self._index.find(asked.identities, scope=scope, accept=is_meant)
         rest = asked.messages[match.length :]
         if match.known and not _has_turn(rest):
             key = self._best(match.known)

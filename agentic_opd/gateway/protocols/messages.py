@@ -22,6 +22,7 @@ from agentic_opd.gateway.request import (
     Asked,
     FunctionSpec,
     OpenModel,
+    StopString,
     ToolChoice,
     ignored,
     make_asked,
@@ -108,7 +109,7 @@ class _MessagesBody(CommonBody):
     tools: list[_ClientTool] | None = None
     tool_choice: _AnthropicChoice | None = None
     output_config: _OutputConfig | None = None
-    stop_sequences: list[str] | None = None
+    stop_sequences: list[StopString] | None = None
     thinking: dict[str, Any] | None = None
     cache_control: dict[str, Any] | None = None
     mcp_servers: list[Any] | None = None
