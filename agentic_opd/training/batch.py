@@ -11,6 +11,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from agentic_opd.core.errors import AlignmentError, ConfigError
 from agentic_opd.core.types import IGNORED, check_lengths
+from agentic_opd.training.config import LossConfig
+from agentic_opd.training.losses import group_advantages, step_advantages, turn_starts
 from agentic_opd.training.packing import packed_parts
 from agentic_opd.wire.group import ScoredGroup, ScoredRollout
 
@@ -39,14 +41,14 @@ class TrainBatch:
     """float32: `distill_logprobs`; 0 where an entry is absent. `step.take_out_control` replaces them by its target."""
     entries_BTK: Tensor
     """bool: which entries exist."""
-    control_BTK: Tensor | None
-    """float32: the teacher's logprobs of the same ids with the control hint. None without contrast, and after
-    `step.take_out_control`."""
     start_BT: Tensor
     """float32: logprob of the sampled token under the policy at the start of the run, at sampled positions; all 0 until
     `step.read_start` sets it."""
     step_scores_BT: Tensor
-    """float32: the judge's score (1, 0, -1) of the turn, at its sampled positions; 0 without a score."""
+    """float32: the judge's score (1, 0, -1) of the turn, at its sampled positions; 0 without a score. `with_rewards`
+    replaces them if they are normalized."""
+    turn_lengths_BT: Tensor
+    """float32: number of sampled tokens in the turn of the sampled token, else 0."""
     scores_B: Tensor
     """float32: score of the sequence's rollout."""
     rewarded_B: Tensor
@@ -55,11 +57,38 @@ class TrainBatch:
     """int64: index of the sequence's group in the batch."""
     compared_BS: Tensor
     """float32: scores of the rewarded rollouts of the sequence's group, each rollout once; NaN at padding."""
+    advantages_B: Tensor
+    """float32: advantage of the sequence by its group's scores; 0 until `with_rewards` sets it."""
+    control_BTK: Tensor | None = None
+    """float32: the teacher's logprobs of the same ids with the control hint. None without contrast, and after
+    `step.take_out_control`."""
+    special_BT: Tensor | None = None
+    """bool: special tokens; None if their ids were not given."""
 
     @property
     def scored_BT(self) -> Tensor:
         """Positions that have a distillation row, bool [B, T]."""
         return self.entries_BTK.any(-1)
+
+    @property
+    def turn_count(self) -> int:
+        """Number of turns with sampled tokens."""
+        return int(turn_starts(self.sampled_BT).sum())
+
+    def count(self, config: LossConfig) -> float:
+        """Return the divisor of the loss's means over this batch."""
+        return float(self.turn_count if config.mean == "turn" else self.sampled_BT.sum())
+
+    def with_rewards(self, config: LossConfig) -> "TrainBatch":
+        """Fill in the advantages by reward, and normalize the step scores if `config` says so; needs whole groups."""
+        whose = (self.groups_B, self.rewarded_B)
+        divide = config.divide_by_std
+        advantages_B = group_advantages(self.scores_B, *whose, compared_BS=self.compared_BS, divide_by_std=divide)
+        if config.step_scores == "plain":
+            return replace(self, advantages_B=advantages_B)
+        rewards = (self.step_scores_BT, self.sampled_BT, self.scores_B, *whose)
+        steps_BT = step_advantages(*rewards, divide_by_std=divide)
+        return replace(self, advantages_B=advantages_B, step_scores_BT=steps_BT)
 
     def before(self, ends_B: Tensor) -> "TrainBatch":
         """Return a copy in which each sequence ends before its position in `ends_B`, int64 [B]; 0 empties it."""
@@ -113,7 +142,9 @@ class TrainBatch:
         return TrainBatch(**tensors)
 
 
-def make_batch(groups: Sequence[ScoredGroup], *, contrast: bool = False) -> TrainBatch:
+def make_batch(
+    groups: Sequence[ScoredGroup], *, contrast: bool = False, special_ids: Sequence[int] | None = None
+) -> TrainBatch:
     """Pad the sequences of all groups, in order.
 
     If a sequence has turn records, only positions of scored turns get entries. The K = 1 form fills all other sampled
@@ -123,6 +154,7 @@ def make_batch(groups: Sequence[ScoredGroup], *, contrast: bool = False) -> Trai
         groups: Scored groups with at least one sequence in all.
         contrast: Read the control hint's logprobs too. An id without such a logprob is removed from its row, so its
             probability counts towards the tail bin.
+        special_ids: Ids of the tokenizer's special tokens, for `loss.skip_special_tokens`.
 
     Raises:
         AlignmentError: a row is not at a sampled position, does not start with the sampled token, repeats a token, or
@@ -151,10 +183,12 @@ def make_batch(groups: Sequence[ScoredGroup], *, contrast: bool = False) -> Trai
         control_BTK=torch.zeros(rows) if contrast else None,
         start_BT=torch.zeros(size),
         step_scores_BT=torch.zeros(size),
+        turn_lengths_BT=torch.zeros(size),
         scores_B=torch.tensor([one.score for one in rollouts], dtype=torch.float32),
         rewarded_B=torch.tensor([one.is_rewarded for one in rollouts]),
         groups_B=torch.tensor([number for number, group in enumerate(groups) for _ in group.rollouts]),
         compared_BS=pad_sequence(compared, batch_first=True, padding_value=math.nan),
+        advantages_B=torch.zeros(len(rollouts)),
     )
     places = [
         f"group {number}, sequence {i}" for number, group in enumerate(groups) for i in range(len(group.rollouts))
@@ -179,7 +213,16 @@ def make_batch(groups: Sequence[ScoredGroup], *, contrast: bool = False) -> Trai
             if batch.control_BTK is not None:
                 batch.control_BTK[at][:width] = torch.tensor(row.control)
                 batch.control_BT[at] = row.control[0]
-    return batch
+    if special_ids is not None:
+        special_BT = torch.isin(batch.tokens_BT, torch.tensor([*special_ids], dtype=torch.int64))
+        batch = replace(batch, special_BT=special_BT & batch.attended_BT)
+    return replace(batch, turn_lengths_BT=_turn_lengths(batch.sampled_BT))
+
+
+def _turn_lengths(sampled_BT: Tensor) -> Tensor:
+    numbers_BT = torch.where(sampled_BT, turn_starts(sampled_BT).cumsum(1), 0)
+    sizes = torch.zeros(len(sampled_BT), sampled_BT.shape[1] + 1).scatter_add_(1, numbers_BT, sampled_BT.float())
+    return torch.where(sampled_BT, sizes.gather(1, numbers_BT), 0.0)
 
 
 class _Row(NamedTuple):

@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from agentic_opd.core.errors import OutputError, PlaceError
-from agentic_opd.training.world import World
+from agentic_opd.training.distributed import DistContext
 
 _KEPT = 2
 
@@ -26,11 +26,11 @@ class Resumed(NamedTuple):
     step: int
     total_steps: int
     """The run's `total_steps` at that time."""
-    recipe: Mapping[str, Any] | None = None
-    """The run's `TrainerConfig.recipe`; None in checkpoints from earlier versions."""
+    recipe: Mapping[str, Any]
+    """The run's `TrainerConfig.recipe`."""
 
 
-def save_checkpoint(folder: Path, at: Resumed, parts: Mapping[str, Any], world: World) -> Path:
+def save_checkpoint(folder: Path, at: Resumed, parts: Mapping[str, Any], world: DistContext) -> Path:
     """Write `step-NNNNNN` into `folder`: the `state_dict` of each part, and torch's random state.
 
     Each process writes its shards; any number of processes can read them. The last `_KEPT` checkpoints are kept.
@@ -59,7 +59,7 @@ def save_checkpoint(folder: Path, at: Resumed, parts: Mapping[str, Any], world: 
     return target
 
 
-def load_checkpoint(folder: Path, parts: Mapping[str, Any], world: World) -> Resumed:
+def load_checkpoint(folder: Path, parts: Mapping[str, Any], world: DistContext) -> Resumed:
     """Restore the last checkpoint in `folder`.
 
     Raises:
@@ -70,8 +70,6 @@ def load_checkpoint(folder: Path, parts: Mapping[str, Any], world: World) -> Res
     if not saved:
         raise PlaceError(f"there is no checkpoint in {str(folder)!r} to resume from; start anew with overwrite=true")
     try:
-        if (saved[-1] / "state.pt").exists():
-            raise ValueError("it is of a version that trained in one process and wrote one file; start anew")
         state = {**_state_of(parts), "random": torch.get_rng_state()}
         with _no_warning_of_one_process():
             load(state, checkpoint_id=saved[-1], no_dist=world.size == 1)

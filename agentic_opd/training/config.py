@@ -2,7 +2,7 @@
 
 import argparse
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
 
@@ -14,12 +14,41 @@ from agentic_opd.settings.files import read_yaml
 from agentic_opd.settings.flags import flag_values
 from agentic_opd.settings.read import refuse, validated
 
-PARTS = ("token_advantage", "forward_kl", "reverse_kl", "jensen_shannon", "grpo", "step_reward")
-"""Names of the loss settings that are weights of parts."""
+GAP_PARTS = ("token_advantage", "rlsd", "sdar", "rlcsd", "combined")
+"""Parts that use the difference of two readings of the sampled token."""
+PARTS = (
+    *("token_advantage", "forward_kl", "reverse_kl", "jensen_shannon", "grpo", "step_reward"),
+    *("rlsd", "sdar", "rlcsd", "combined", "rejection"),
+)
+"""Names of the loss settings that are weights of parts, except `start_kl`, which is added to the other parts."""
+PASS_WINDOW = 4
+"""Number of batches over which the pass rate is measured that ends a part (`Schedule.until`)."""
 MOST_SKIPPED_STEPS = 3
 """Consecutive steps of which every update is skipped, after which the run fails: the weights or the data are broken."""
 DEFAULT_PARTS: dict[str, float] = {"forward_kl": 1.0}
 """Weights if no part is given one. In the experiments of docs/learning, adding GRPO did not improve on this loss."""
+
+
+class Schedule(BaseModel):
+    """Course of a part's weight over the steps, as a factor of the weight. The default is constant."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    warmup_steps: int = Field(default=0, ge=0)
+    """Steps over which the factor rises to 1."""
+    decay_steps: int | None = Field(default=None, ge=1)
+    """Steps after the warm-up over which the factor falls linearly to `floor`; None: it does not fall."""
+    floor: float = Field(default=0.0, ge=0, le=1)
+    until: float | None = Field(default=None, gt=0, le=1)
+    """Pass rate of the rollouts of `PASS_WINDOW` batches from which on the factor is 0, for the rest of the run."""
+
+    def factor(self, step: int) -> float:
+        """Return the factor at a step, counted from 0, regardless of `until`."""
+        if step < self.warmup_steps:
+            return (step + 1) / (self.warmup_steps + 1)
+        if self.decay_steps is None:
+            return 1.0
+        return max(self.floor, 1.0 - (1.0 - self.floor) * (step - self.warmup_steps) / self.decay_steps)
 
 
 class LossConfig(BaseModel):
@@ -45,6 +74,34 @@ class LossConfig(BaseModel):
     step_reward: float = Field(
         default=0.0, ge=0, description="Weight of the clipped surrogate on the judge's score of each turn."
     )
+    rlsd: float = Field(
+        default=0.0,
+        ge=0,
+        description="Weight of RLSD: the reward's advantage, scaled by the gap at each token that has one.",
+    )
+    sdar: float = Field(
+        default=0.0,
+        ge=0,
+        description="Weight of SDAR: token_advantage with a sigmoid gate that attenuates gaps below 0.",
+    )
+    rlcsd: float = Field(
+        default=0.0,
+        ge=0,
+        description="Weight of RLCSD: the reward's advantage plus a bounded tanh of the gap, which never changes the "
+        "advantage's sign; published with contrast.",
+    )
+    combined: float = Field(
+        default=0.0,
+        ge=0,
+        description="Weight of OpenClaw-RL's combined method: one surrogate on the sum of the reward's advantage and "
+        "the gap.",
+    )
+    rejection: float = Field(
+        default=0.0,
+        ge=0,
+        description="Weight of a baseline: the advantage -1 at each token to which the teacher with the hint gives "
+        "less than reject_below.",
+    )
     start_kl: float = Field(
         default=0.0,
         ge=0,
@@ -54,9 +111,9 @@ class LossConfig(BaseModel):
     )
     contrast: bool = Field(
         default=False,
-        description="Learn what the hint says beyond a control hint (env.control). token_advantage uses the "
-        "control's reading as its baseline, and the divergences use a target that moves the policy by the "
-        "difference of both readings.",
+        description="Learn what the hint says beyond a control hint (env.control). The gap of token_advantage, rlsd, "
+        "sdar, rlcsd and combined uses the control's reading as its baseline, and the divergences use a target that "
+        "moves the policy by the difference of both readings.",
     )
     contrast_reference: Literal["start", "batch"] = Field(
         default="start",
@@ -64,12 +121,68 @@ class LossConfig(BaseModel):
         "a second copy of the weights, or with adapters as the weights without them) or batch (before each batch). "
         "With batch, nothing limits how far the policy moves in total.",
     )
-    gap_clip: float = Field(
-        default=5.0, gt=0, description="token_advantage and contrast: maximum difference of two readings, in nats."
+    gap_clip: float = Field(default=5.0, gt=0, description="Maximum difference of two readings of a token, in nats.")
+    rlsd_clip: float = Field(
+        default=0.2, gt=0, le=1, description="rlsd: maximum distance of the factor exp(sign(A) gap) from 1."
+    )
+    gate_slope: float = Field(default=1.0, gt=0, description="sdar: factor of the gap in the gate sigmoid(slope gap).")
+    rlcsd_scale: float = Field(default=0.5, gt=0, description="rlcsd: largest change of an advantage.")
+    rlcsd_temperature: float = Field(default=1.0, gt=0, description="rlcsd: gap (nats) that gives tanh(1).")
+    reject_below: float = Field(
+        default=0.05, gt=0, lt=1, description="rejection: the teacher's probability below which a token is rejected."
     )
     beta: float = Field(default=0.5, gt=0, lt=1, description="jensen_shannon: share of the teacher in the mixture.")
     clip_low: float = Field(default=0.2, ge=0, le=1, description="Surrogates: maximum distance of the ratio below 1.")
     clip_high: float = Field(default=0.2, ge=0, description="Surrogates: maximum distance of the ratio above 1.")
+    negative_ratio_bound: float | None = Field(
+        default=None,
+        gt=1,
+        description="Surrogates: ratio above which a negative advantage adds no more loss and no gradient. Unset: "
+        "there is no bound.",
+    )
+    entry_clip: float | None = Field(
+        default=None,
+        gt=0,
+        description="Divergences: maximum of one entry's term, in nats; a larger term has no gradient. Unset: no "
+        "maximum.",
+    )
+    position_clip: float | None = Field(
+        default=None,
+        gt=0,
+        description="Divergences: maximum of one position's divergence, in nats; a larger one is scaled down, with "
+        "its gradient. Unset: no maximum.",
+    )
+    entropy_weight: float = Field(
+        default=0.0,
+        description="Divergences: weigh each position by exp(-entropy_weight H), where H (nats) is the entropy of the "
+        "teacher's row. Above 0, sure teachers count more; below 0, unsure ones.",
+    )
+    forward_above_entropy: float | None = Field(
+        default=None,
+        ge=0,
+        description="Apply forward_kl only where the entropy of the teacher's row is above this, in nats; with "
+        "reverse_kl this is EOPD. Unset: everywhere.",
+    )
+    mean: Literal["token", "turn"] = Field(
+        default="token",
+        description="Mean over all sampled tokens, or over turns of each turn's mean, so that long turns do not count "
+        "more.",
+    )
+    skip_special_tokens: bool = Field(
+        default=False,
+        description="Leave the tokenizer's special tokens out of all parts; they still count in the mean's divisor.",
+    )
+    step_scores: Literal["plain", "normalized"] = Field(
+        default="plain",
+        description="Advantage of the judge's step scores: the score itself, or outcome plus step score, normalized "
+        "over the turns with the same number in the group's rewarded rollouts.",
+    )
+    schedules: dict[str, Schedule] = Field(
+        default_factory=dict,
+        description="Course of a part's weight by its name, for example {forward_kl: {warmup_steps: 5, decay_steps: "
+        "50, floor: 0.1, until: 0.9}}: the weight rises, falls linearly to floor times itself, and becomes 0 once the "
+        "pass rate of the last batches reaches until. Parts that are not named have a constant weight.",
+    )
     route_by_turn: bool = Field(
         default=True,
         description="Apply GRPO and start_kl only to turns without a hint; false: to all sampled tokens.",
@@ -93,6 +206,11 @@ class LossConfig(BaseModel):
         """Whether every step needs the policy at the start of the run."""
         return self.contrasts_with_start or self.start_kl > 0
 
+    def at(self, step: int, ended: Collection[str] = ()) -> "LossConfig":
+        """Return the settings with the weights of a step, counted from 0; parts in `ended` have none."""
+        factors = {name: 0.0 if name in ended else one.factor(step) for name, one in self.schedules.items()}
+        return self.model_copy(update={name: getattr(self, name) * factor for name, factor in factors.items()})
+
     @model_validator(mode="before")
     @classmethod
     def _default_parts(cls, values: Any) -> Any:
@@ -104,8 +222,10 @@ class LossConfig(BaseModel):
     def _check_weights(self) -> "LossConfig":
         if not any(getattr(self, name) for name in PARTS):
             raise ValueError("one of the loss weights must be above 0")
-        if self.contrast and not (self.token_advantage or self.has_divergence):
-            raise ValueError("contrast changes token_advantage and the divergences: give one of them a weight")
+        if self.contrast and not (self.has_divergence or any(getattr(self, name) for name in GAP_PARTS)):
+            raise ValueError(f"contrast changes {', '.join(GAP_PARTS)} and the divergences: give one of them a weight")
+        if unknown := self.schedules.keys() - {*PARTS, "start_kl"}:
+            raise ValueError(f"schedules: {', '.join(sorted(unknown))} is no part of the loss")
         return self
 
 
@@ -221,8 +341,14 @@ class TrainerConfig(BaseModel):
         default=None,
         gt=0,
         lt=1,
-        description="Share that a moving average of the adapters' factors keeps of itself at each step (an average "
-        "of their products would have a higher rank). The average is pushed as the teacher of env.teacher ema.",
+        description="Share that a moving average of the trained weights keeps of itself at each step. With adapters it "
+        "is the average of their factors (an average of their products would have a higher rank), and it is pushed as "
+        "the teacher of env.teacher ema. Whole weights are pushed to teacher_urls.",
+    )
+    teacher_urls: list[Url] = Field(
+        default_factory=list[Url],
+        description="vLLM servers that receive the moving average of whole weights, for env.teacher_base_url. Their "
+        "--weights-root must hold weights_dir/teacher.",
     )
     gradient_checkpointing: bool = Field(
         default=False, description="Recompute activations in the backward pass: less memory, more time."
@@ -232,6 +358,18 @@ class TrainerConfig(BaseModel):
         description="Parts of the loss. If any part has a weight, each part that is not named has weight 0.",
     )
 
+    measure_start: bool = Field(
+        default=False,
+        description="Log kl_to_start even if loss.start_kl has no weight. It costs a forward pass per batch and, "
+        "without adapters, a second copy of the weights.",
+    )
+    collapse_share: float = Field(
+        default=0.2,
+        ge=0,
+        lt=1,
+        description="Warn once, and set the metric collapse, if entropy or row_mass falls below this share of its "
+        "value at the run's first step; 0: never.",
+    )
     save_every: int = Field(default=50, ge=1, description="Steps between two checkpoints, from which a run can resume.")
     use_wandb: bool = Field(default=False, description="Also log metrics to Weights & Biases.")
     wandb_project: str = Field(default="agentic_opd", description="Project on Weights & Biases.")
@@ -243,30 +381,24 @@ class TrainerConfig(BaseModel):
         kept = self.model_dump(mode="json", include=set(_RECIPE))
         return {**{f"loss.{name}": value for name, value in kept.pop("loss").items()}, **kept}
 
-    def check_recipe(self, saved: Mapping[str, Any] | None) -> list[str]:
-        """Compare the recipe with that of the checkpoint to resume from.
-
-        Args:
-            saved: The checkpoint's recipe; None for checkpoints from earlier versions, which lack it.
+    def check_recipe(self, saved: Mapping[str, Any]) -> list[str]:
+        """Compare the recipe with the one in the checkpoint to resume from.
 
         Returns:
-            Lines to log: one for each value that these settings change explicitly; if `saved` is None, one about the
-            losses' divisor, which has changed since.
+            Lines to log, one for each value that these settings change explicitly.
 
         Raises:
             ConfigError: a value would change that these settings do not set, because its default has changed.
         """
-        recipe, before = self.recipe, _EARLIER_DEFAULTS if saved is None else saved
-        changed = [name for name, value in before.items() if recipe.get(name) != value]
+        recipe = self.recipe
+        changed = [name for name, value in saved.items() if recipe.get(name) != value]
         if unnamed := [name for name in changed if name.partition(".")[0] not in self.model_fields_set]:
             raise ConfigError(
                 "the checkpoint is of a run with other defaults: "
-                + "; ".join(f"{name} was {before[name]} and would be {recipe.get(name)}" for name in unnamed)
+                + "; ".join(f"{name} was {saved[name]} and would be {recipe.get(name)}" for name in unnamed)
                 + f". Name {' and '.join(dict.fromkeys(name.partition('.')[0] for name in unnamed))} in the settings."
             )
-        if saved is None:
-            return ["the losses are divided by the sampled tokens now, where those on hints were by the scored ones"]
-        return [f"{name} was {before[name]} and is {recipe.get(name)} now" for name in changed]
+        return [f"{name} was {saved[name]} and is {recipe.get(name)} now" for name in changed]
 
     def lr_at(self, step: int) -> float:
         """Return the learning rate of a step, counted from 0."""
@@ -280,8 +412,12 @@ class TrainerConfig(BaseModel):
     def _check_together(self) -> "TrainerConfig":
         if self.warmup_steps >= self.total_steps:
             raise ValueError(f"warmup_steps ({self.warmup_steps}) must be below total_steps ({self.total_steps})")
-        if self.ema_decay is not None and self.lora_rank is None:
-            raise ValueError("ema_decay averages adapters: set lora_rank")
+        is_whole_average = self.ema_decay is not None and self.lora_rank is None
+        if is_whole_average != bool(self.teacher_urls):
+            raise ValueError(
+                "teacher_urls receive the moving average of whole weights: set ema_decay and teacher_urls, "
+                "without lora_rank"
+            )
         return self
 
 
@@ -290,14 +426,6 @@ _RECIPE = (
     *("weight_decay", "adam_betas", "max_grad_norm"),
 )
 """Settings whose values are stored in each checkpoint."""
-_EARLIER_DEFAULTS: dict[str, Any] = {
-    **{"loss.token_advantage": 1.0, "loss.forward_kl": 0.0, "loss.grpo": 1.0},
-    "epochs_per_batch": 1,
-    "minibatches": 1,
-    "lr_schedule": "constant",
-}
-"""Defaults of the versions whose checkpoints lack a recipe, where they differ from the current ones."""
-
 
 DEFAULTS: dict[str, BaseModel] = {"": TrainerConfig(model=""), "loss": LossConfig()}
 """Default settings by the prefix of their flags: `--lr`, `--loss.grpo`."""

@@ -2,22 +2,25 @@
 
 Dimensions: B sequences, T positions, K entries of a distillation row. Row p scores the token at p. Every function takes
 a mask [B, T] and returns a value for each position [B, T]. Where the mask is False, value and gradient are exactly 0.
-`mean_of` reduces the values to a scalar. Logprobs are in nats. `student` carries the gradient.
+Logprobs are in nats. `student` carries the gradient. `TABLE` lists the parts, `combined_loss` adds them up.
 
-Sources: OpenClaw-RL (arXiv 2603.10165), SDFT (2601.19897), SDPO (2601.20802), RLCSD (2606.11709) and G-OPD (2602.12125)
-for the contrast, GRPO (2402.03300), DAPO (2503.14476) for the two clip bounds, truncated importance sampling as V-trace
-in IMPALA (1802.01561). The estimator of `start_kl` is GRPO's (eq. 4), known as k3.
+Sources: OpenClaw-RL (arXiv 2603.10165), SDFT (2601.19897), SDPO (2601.20802), RLSD (2604.03128), SDAR (2605.15155),
+RLCSD (2606.11709) and G-OPD (2602.12125) for the contrast, OPSD (2601.18734) for the clip by entry, EOPD (2603.07079)
+for the teacher's entropy, GRPO (2402.03300), DAPO (2503.14476) for the two clip bounds, dual-clip PPO (1912.09729),
+truncated importance sampling as V-trace in IMPALA (1802.01561). The estimator of `start_kl` is GRPO's (eq. 4), known as
+k3. docs/losses.md lists what differs from each.
 """
 
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from agentic_opd.core.errors import ConfigError
 from agentic_opd.training.config import LossConfig
 from agentic_opd.training.logprobs import wide
 
@@ -37,24 +40,12 @@ def mean_of(values_BT: Tensor, count: float) -> Tensor:
     return values_BT.sum() / max(count, 1.0)
 
 
-# ------------------------------------------------------------------------------------------------------ token advantage
+def turn_starts(sampled_BT: Tensor) -> Tensor:
+    """Return the first position of each turn, bool [B, T]; a turn is a run of adjacent sampled positions."""
+    return sampled_BT & ~pad(sampled_BT[:, :-1], (1, 0))
 
 
-def token_advantage(hinted_BT: Tensor, baseline_BT: Tensor, mask_BT: Tensor, gap_clip: float) -> Tensor:
-    """A_t = clip(hinted_t - baseline_t, -gap_clip, gap_clip) at the sampled token [B, T]; no gradient.
-
-    If the baseline is the logprob without a hint, this is OpenClaw-RL's advantage. If it is the logprob under a control
-    hint, this is RLCSD's evidence (eq. 7) e_t = log p(y_t | right hint) - log mean_k p(y_t | wrong hint k), for one
-    control hint.
-
-    Args:
-        hinted_BT: Logprob of the sampled token under the prompt with the hint.
-        baseline_BT: Its logprob without the hint, or with a control hint in the hint's place.
-        mask_BT: Scored positions.
-        gap_clip: Largest gap, in nats, above 0.
-    """
-    gap = (hinted_BT - baseline_BT).detach().clamp(-gap_clip, gap_clip)
-    return torch.where(mask_BT, gap, 0.0)
+# ----------------------------------------------------------------------------------------------------------- surrogates
 
 
 def clipped_surrogate(
@@ -64,8 +55,12 @@ def clipped_surrogate(
     mask_BT: Tensor,
     clip_low: float = 0.2,
     clip_high: float = 0.2,
+    negative_ratio_bound: float | None = None,
 ) -> Tensor:
     """-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) with r = exp(student - old), [B, T] (PPO; DAPO's two bounds).
+
+    With a bound c on the ratio, a negative A gives at most -c A (dual-clip PPO): a token that has become much likelier
+    than it was when it was sampled does not outweigh all others.
 
     Args:
         student_BT: The policy's logprob of the sampled token now.
@@ -74,17 +69,58 @@ def clipped_surrogate(
         mask_BT: Where the loss applies.
         clip_low: How far below 1 the ratio may fall.
         clip_high: How far above 1 it may rise.
+        negative_ratio_bound: c, above 1 + clip_high.
     """
     ratio = torch.where(mask_BT, student_BT - old_BT, 0.0).exp()
     clipped = ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
     loss = -torch.minimum(ratio * advantages_BT, clipped * advantages_BT)
+    if negative_ratio_bound is not None:
+        bounded = torch.minimum(loss, -negative_ratio_bound * advantages_BT)
+        loss = torch.where(advantages_BT < 0, bounded, loss)
     return torch.where(mask_BT, loss, 0.0)
+
+
+def token_advantage(hinted_BT: Tensor, baseline_BT: Tensor, mask_BT: Tensor, gap_clip: float) -> Tensor:
+    """A_t = clip(hinted_t - baseline_t, -gap_clip, gap_clip) at the sampled token [B, T]; no gradient.
+
+    If the baseline is the logprob without a hint, this is OpenClaw-RL's advantage. If it is the logprob under a control
+    hint, this is RLCSD's evidence (eq. 7) e_t = log p(y_t | right hint) - log mean_k p(y_t | wrong hint k), for one
+    control hint.
+    """
+    gap = (hinted_BT - baseline_BT).detach().clamp(-gap_clip, gap_clip)
+    return torch.where(mask_BT, gap, 0.0)
+
+
+def scaled_advantage(rewards_BT: Tensor, gaps_BT: Tensor, clip: float) -> Tensor:
+    """A_t = A clip(exp(sign(A) gap_t), 1 - clip, 1 + clip) (RLSD): the reward's direction, the hint's size [B, T].
+
+    A gap of 0, as at tokens without a row, leaves the reward's advantage A. To blend A_t with A, give `grpo` and `rlsd`
+    weights, or schedules, of their own.
+    """
+    return rewards_BT * (rewards_BT.sign() * gaps_BT).exp().clamp(1.0 - clip, 1.0 + clip)
+
+
+def gated_advantage(gaps_BT: Tensor, slope: float) -> Tensor:
+    """A_t = sigmoid(slope gap_t) gap_t (SDAR) [B, T]: gaps below 0, the teacher's rejections, count less.
+
+    SDAR multiplies a distillation loss by the gate and adds it to GRPO. Here the gated gap is the advantage of the
+    clipped surrogate, whose gradient estimates that of the reverse divergence.
+    """
+    return (slope * gaps_BT).sigmoid() * gaps_BT
+
+
+def bounded_advantage(rewards_BT: Tensor, gaps_BT: Tensor, scale: float, temperature: float) -> Tensor:
+    """A_t = A + scale tanh(gap_t / temperature), or 0 where that has another sign than A (RLCSD) [B, T]."""
+    sign = rewards_BT.sign()
+    return sign * (sign * (rewards_BT + scale * (gaps_BT / temperature).tanh())).clamp_min(0.0)
 
 
 # --------------------------------------------------------------------------------------------------------- divergences
 
 
-def forward_kl(student_BTK: Tensor, teacher_BTK: Tensor, entries_BTK: Tensor) -> Tensor:
+def forward_kl(
+    student_BTK: Tensor, teacher_BTK: Tensor, entries_BTK: Tensor, *, entry_clip: float | None = None
+) -> Tensor:
     """KL(teacher || student) over a row's K tokens and one tail bin for all others, [B, T] (SDFT).
 
     sum_k p_k (log p_k - log q_k) + p_tail (log p_tail - log q_tail), with p the teacher, q the student, and
@@ -94,20 +130,30 @@ def forward_kl(student_BTK: Tensor, teacher_BTK: Tensor, entries_BTK: Tensor) ->
         student_BTK: The student's logprobs of the row's tokens.
         teacher_BTK: The teacher's, as `distill_logprobs` holds them, or `contrast_target`.
         entries_BTK: bool, which entries exist. A position without entries is not scored and gives 0.
+        entry_clip: Maximum of each bin's term (OPSD); where it is reached, the term has no gradient.
     """
     there = _bins_there(entries_BTK)
     p, q = _with_tail(teacher_BTK.detach(), there), _with_tail(student_BTK, there)
-    return _masked((p.exp() * (p - q)).sum(-1), entries_BTK)
+    return _sum(p.exp() * (p - q), entries_BTK, entry_clip)
 
 
-def reverse_kl(student_BTK: Tensor, teacher_BTK: Tensor, entries_BTK: Tensor) -> Tensor:
+def reverse_kl(
+    student_BTK: Tensor, teacher_BTK: Tensor, entries_BTK: Tensor, *, entry_clip: float | None = None
+) -> Tensor:
     """KL(student || teacher) over a row's K tokens and the tail bin, [B, T] (SDPO). Arguments as `forward_kl`."""
     there = _bins_there(entries_BTK)
     p, q = _with_tail(teacher_BTK.detach(), there), _with_tail(student_BTK, there)
-    return _masked((q.exp() * (q - p)).sum(-1), entries_BTK)
+    return _sum(q.exp() * (q - p), entries_BTK, entry_clip)
 
 
-def jensen_shannon(student_BTK: Tensor, teacher_BTK: Tensor, entries_BTK: Tensor, beta: float = 0.5) -> Tensor:
+def jensen_shannon(
+    student_BTK: Tensor,
+    teacher_BTK: Tensor,
+    entries_BTK: Tensor,
+    beta: float = 0.5,
+    *,
+    entry_clip: float | None = None,
+) -> Tensor:
     """JS = beta KL(teacher || m) + (1 - beta) KL(student || m) with m = beta teacher + (1 - beta) student [B, T].
 
     The generalised Jensen-Shannon divergence (GKD, arXiv 2306.13649, eq. 1), at most log 2 for beta 0.5. Arguments as
@@ -117,7 +163,20 @@ def jensen_shannon(student_BTK: Tensor, teacher_BTK: Tensor, entries_BTK: Tensor
     p, q = _with_tail(teacher_BTK.detach(), there), _with_tail(student_BTK, there)
     m = torch.where(there, torch.logaddexp(p + math.log(beta), q + math.log1p(-beta)), 0.0)
     terms = beta * p.exp() * (p - m) + (1.0 - beta) * q.exp() * (q - m)
-    return _masked(torch.where(there, terms, 0.0).sum(-1), entries_BTK)
+    return _sum(torch.where(there, terms, 0.0), entries_BTK, entry_clip)
+
+
+def row_entropy(teacher_BTK: Tensor, entries_BTK: Tensor) -> Tensor:
+    """Entropy (nats) of a row's K tokens and the tail bin, [B, T]: a lower bound of the distribution's entropy."""
+    p = _with_tail(teacher_BTK.detach(), _bins_there(entries_BTK))
+    return _sum(-p.exp() * p, entries_BTK)
+
+
+def row_overlap(student_BTK: Tensor, teacher_BTK: Tensor, entries_BTK: Tensor) -> Tensor:
+    """sum_k min(p_k, q_k) over a row's K tokens and the tail bin, [B, T]: 1 minus the total variation distance."""
+    there = _bins_there(entries_BTK)
+    p, q = _with_tail(teacher_BTK, there), _with_tail(student_BTK, there)
+    return _sum(torch.minimum(p.exp(), q.exp()) * there, entries_BTK)
 
 
 def _bins_there(entries_BTK: Tensor) -> Tensor:
@@ -137,8 +196,10 @@ def _with_tail(logprobs_BTK: Tensor, bins_there: Tensor, least: float = _LEAST_T
     return torch.where(bins_there, row, 0.0)
 
 
-def _masked(values_BT: Tensor, entries_BTK: Tensor) -> Tensor:
-    return torch.where(entries_BTK.any(-1), values_BT, 0.0)
+def _sum(terms: Tensor, entries_BTK: Tensor, entry_clip: float | None = None) -> Tensor:
+    if entry_clip is not None:
+        terms = terms.clamp_max(entry_clip)
+    return torch.where(entries_BTK.any(-1), terms.sum(-1), 0.0)
 
 
 # ------------------------------------------------------------------------------------------------------------ contrast
@@ -157,13 +218,6 @@ def contrast_target(
     objective (2602.12125) with q0 as the reference and RLCSD's evidence as the reward. If p_c equals p_h, p* is q0; if
     p_c equals q0, p* is p_h. No probability differs from q0's by more than a factor of exp(2 gap_clip).
 
-    Args:
-        start_BTK: Logprobs of the row's tokens under the reference q0.
-        teacher_BTK: Logprobs under the teacher with the hint, as in `distill_logprobs`.
-        control_BTK: Logprobs under the teacher with the control hint.
-        entries_BTK: bool, which entries exist.
-        gap_clip: Largest shift before normalisation, in nats, above 0.
-
     Returns:
         Logprobs p* of the row's tokens, without a gradient; 0 where an entry is absent. The tail has the remaining
         probability.
@@ -177,7 +231,7 @@ def contrast_target(
     return torch.where(entries_BTK, (start + (shift - (after - before)))[..., :-1], 0.0)
 
 
-# ---------------------------------------------------------------------------------------------------------------- GRPO
+# ------------------------------------------------------------------------------------------------------------- rewards
 
 
 def group_advantages(
@@ -215,24 +269,43 @@ def group_advantages(
     return advantages
 
 
-# ---------------------------------------------------------------------------------------------------------------- start
+def step_advantages(
+    step_scores_BT: Tensor,
+    sampled_BT: Tensor,
+    scores_B: Tensor,
+    groups_B: Tensor,
+    rewarded_B: Tensor,
+    *,
+    divide_by_std: bool = True,
+) -> Tensor:
+    """Normalise outcome plus step score over the turns with the same number in the same group, [B, T].
+
+    OpenClaw-RL's step-wise reward: the actions of a group that have the same step index are compared. A turn's number
+    counts the runs of sampled positions of its sequence, from 0. Unrewarded sequences, and turns whose number no other
+    rewarded sequence of the group has, get 0.
+    """
+    starts = turn_starts(sampled_BT)
+    b, t = starts.nonzero(as_tuple=True)
+    number = starts.cumsum(1)[b, t]
+    totals = scores_B[b] + step_scores_BT[b, t]
+    keys = groups_B[b] * (sampled_BT.shape[1] + 1) + number
+    per_turn = torch.zeros_like(step_scores_BT)
+    per_turn[b, t] = group_advantages(totals, keys, rewarded_B[b], divide_by_std=divide_by_std)
+    first = torch.where(starts, torch.arange(sampled_BT.shape[1], device=sampled_BT.device), 0).cummax(1).values
+    return torch.where(sampled_BT, per_turn.gather(1, first), 0.0)
+
+
+# ------------------------------------------------------------------------------------------------- start and staleness
 
 
 def start_kl(student_BT: Tensor, start_BT: Tensor, mask_BT: Tensor) -> Tensor:
     """exp(d) - d - 1 with d = start - student, an estimate of KL(student || start) at the sampled token, [B, T].
 
-    The estimate is never negative, and unbiased for tokens that the student sampled.
-
-    Args:
-        student_BT: The policy's logprob of the sampled token now.
-        start_BT: Its logprob under the policy at the start of the run.
-        mask_BT: Where the loss applies.
+    The estimate is never negative, and unbiased for tokens that the student sampled. `start_BT` is the logprob of the
+    sampled token under the policy at the start of the run.
     """
     less = torch.where(mask_BT, start_BT.detach() - student_BT, 0.0)
     return torch.where(mask_BT, less.exp() - less - 1.0, 0.0)
-
-
-# ------------------------------------------------------------------------------------------------------------ staleness
 
 
 def importance_weights(student_BT: Tensor, old_BT: Tensor, mask_BT: Tensor) -> Tensor:
@@ -250,167 +323,233 @@ def importance_weights(student_BT: Tensor, old_BT: Tensor, mask_BT: Tensor) -> T
     """
     kept = torch.where(mask_BT, student_BT - old_BT, 0.0).detach().clamp_max(0.0)
     before = kept.cumsum(1) - kept
-    starts = mask_BT & ~pad(mask_BT[:, :-1], (1, 0))
-    before_turn = torch.where(starts, before, 0.0).cummin(1).values
+    before_turn = torch.where(turn_starts(mask_BT), before, 0.0).cummin(1).values
     return torch.where(mask_BT, (before - before_turn).clamp_max(0.0).exp(), 1.0)
 
 
-# ------------------------------------------------------------------------------------------------------------- combined
+# ----------------------------------------------------------------------------------------------------------- the table
 
 
 @dataclass(frozen=True, slots=True)
 class LossInputs:
-    """Inputs of the combined loss, aligned with the tokens; logprobs in nats."""
+    """Inputs of the combined loss, aligned with the tokens, as in `TrainBatch`; logprobs in nats."""
 
     student_BT: Tensor
     """The policy's logprob of the token at each position now, with gradient."""
     student_BTK: Tensor
     """The policy's logprobs of `distill_token_ids` now, with gradient; entry 0 of a row is the sampled token."""
     old_BT: Tensor
-    """Logprob of the token when it was sampled, the denominator of the ratios."""
     hinted_BT: Tensor
-    """The teacher's logprob of the token with the hint."""
     baseline_BT: Tensor
     """Baseline of `hinted_BT`: the token's logprob without a hint, or with the control hint."""
     teacher_BTK: Tensor
     """The divergences' target: the teacher's logprobs, or `contrast_target`."""
     entries_BTK: Tensor
-    """bool: which entries exist."""
     sampled_BT: Tensor
-    """bool: tokens that the policy sampled."""
     advantages_B: Tensor
-    """Advantage of each sequence, from `group_advantages`."""
     step_scores_BT: Tensor
-    """The judge's score of the token's turn: 1, 0 or -1; 0 without a score."""
     start_BT: Tensor
-    """Logprob of the token under the policy at the start of the run; used only by `start_kl`."""
+    """Used only by `start_kl`."""
+    special_BT: Tensor | None = None
+    turn_lengths_BT: Tensor | None = None
+    """Used only by the mean over turns."""
+
+    @property
+    def scored_BT(self) -> Tensor:
+        """Sampled positions with a distillation row."""
+        return self.entries_BTK.any(-1) & self.sampled_BT
 
 
-class Positions(NamedTuple):
-    """Masks (bool), advantages and step scores that determine where each part applies."""
-
-    sampled_BT: Tensor
-    scored_BT: Tensor
-    """Sampled positions with a distillation row."""
-    routed_BT: Tensor
-    """Positions of GRPO and `start_kl`: all sampled ones, or with `route_by_turn` those without a row."""
-    advantages_B: Tensor
-    step_scores_BT: Tensor
-
-    @staticmethod
-    def of(
-        config: LossConfig, sampled_BT: Tensor, scored_BT: Tensor, advantages_B: Tensor, step_scores_BT: Tensor
-    ) -> "Positions":
-        """Build the masks; `scored_BT` is restricted to sampled positions."""
-        scored_BT = scored_BT & sampled_BT
-        routed_BT = sampled_BT & ~scored_BT if config.route_by_turn else sampled_BT
-        return Positions(sampled_BT, scored_BT, routed_BT, advantages_B, step_scores_BT)
+def _rewards(config: LossConfig, sampled_BT: Tensor, advantages_B: Tensor, step_scores_BT: Tensor) -> Tensor:
+    """Return the advantage by reward alone: outcome plus step score, or `step_advantages`, which hold the outcome."""
+    outcome_BT = 0.0 if config.step_scores == "normalized" else advantages_B[:, None]
+    return torch.where(sampled_BT, outcome_BT + step_scores_BT, 0.0)
 
 
-class Part(NamedTuple):
+Where = Literal["scored", "outcome", "stepped", "rewarded", "rewarded or scored", "routed"]
+"""Sampled positions to which a part applies: those with a row; those of `routed` whose sequence has an advantage; those
+whose turn has a step score; those with an advantage by reward; with either; and all, or with `route_by_turn` those
+without a row."""
+
+
+def positions(
+    config: LossConfig,
+    sampled_BT: Tensor,
+    scored_BT: Tensor,
+    advantages_B: Tensor,
+    step_scores_BT: Tensor,
+    special_BT: Tensor | None = None,
+) -> dict[Where, Tensor]:
+    """Build the masks of the parts, bool [B, T]; with `skip_special_tokens` they leave special tokens out."""
+    rewards_BT = _rewards(config, sampled_BT, advantages_B, step_scores_BT)
+    if config.skip_special_tokens and special_BT is not None:
+        sampled_BT = sampled_BT & ~special_BT
+    scored_BT = scored_BT & sampled_BT
+    routed_BT = sampled_BT & ~scored_BT if config.route_by_turn else sampled_BT
+    rewarded_BT = sampled_BT & (rewards_BT != 0)
+    return {
+        "scored": scored_BT,
+        "outcome": routed_BT & (advantages_B != 0)[:, None],
+        "stepped": sampled_BT & (step_scores_BT != 0),
+        "rewarded": rewarded_BT,
+        "rewarded or scored": rewarded_BT | scored_BT,
+        "routed": routed_BT,
+    }
+
+
+Values = Callable[[LossInputs, LossConfig, Tensor], Tensor]
+"""Value of a part at each position [B, T]; 0 where the mask (the last argument) is False."""
+
+
+class LossPart(NamedTuple):
     """A part of the loss. Its weight is the setting of the same name; a part of weight 0 is not computed."""
 
     name: str
-    where: Callable[[Positions], Tensor]
-    """Mask of the positions to which the part applies, bool [B, T]."""
-    values: Callable[[LossInputs, LossConfig, Tensor], Tensor]
-    """Value of the part at each position [B, T]; 0 where the mask (the last argument) is False."""
+    where: Where
+    values: Values
 
 
-def _scored(at: Positions) -> Tensor:
-    return at.scored_BT
-
-
-def _routed(at: Positions) -> Tensor:
-    return at.routed_BT
-
-
-def _routed_with_advantage(at: Positions) -> Tensor:
-    return at.routed_BT & (at.advantages_B != 0)[:, None]
-
-
-def _sampled_with_step_score(at: Positions) -> Tensor:
-    return at.sampled_BT & (at.step_scores_BT != 0)
-
-
-def _surrogate(x: LossInputs, config: LossConfig, advantages_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    return clipped_surrogate(x.student_BT, x.old_BT, advantages_BT, mask_BT, config.clip_low, config.clip_high)
-
-
-def _token_advantage(x: LossInputs, config: LossConfig, mask_BT: Tensor) -> Tensor:
-    return _surrogate(x, config, token_advantage(x.hinted_BT, x.baseline_BT, mask_BT, config.gap_clip), mask_BT)
-
-
-def _grpo(x: LossInputs, config: LossConfig, mask_BT: Tensor) -> Tensor:
-    return _surrogate(x, config, x.advantages_B[:, None].expand_as(x.student_BT), mask_BT)
-
-
-def _step_reward(x: LossInputs, config: LossConfig, mask_BT: Tensor) -> Tensor:
-    return _surrogate(x, config, x.step_scores_BT, mask_BT)
-
-
-def _start_kl(x: LossInputs, config: LossConfig, mask_BT: Tensor) -> Tensor:
-    return start_kl(x.student_BT, x.start_BT, mask_BT)
-
-
-def _of_rows(divergence: Callable[..., Tensor]) -> Callable[[LossInputs, LossConfig, Tensor], Tensor]:
-    """Build the `values` of a divergence whose positions are weighted by `importance_weights`."""
+def _surrogate(advantages: Callable[[LossInputs, LossConfig, Tensor, Tensor], Tensor]) -> Values:
+    """Build the `values` of a clipped surrogate from its advantages, a function of rewards and gaps [B, T]."""
 
     def values(x: LossInputs, config: LossConfig, mask_BT: Tensor) -> Tensor:
-        weights = importance_weights(x.student_BT, x.old_BT, mask_BT)
-        options = {"beta": config.beta} if divergence is jensen_shannon else {}
-        return weights * divergence(x.student_BTK, x.teacher_BTK, x.entries_BTK & mask_BT[..., None], **options)
+        rewards_BT = _rewards(config, x.sampled_BT, x.advantages_B, x.step_scores_BT)
+        gaps_BT = token_advantage(x.hinted_BT, x.baseline_BT, x.scored_BT, config.gap_clip)
+        bounds = (config.clip_low, config.clip_high, config.negative_ratio_bound)
+        return clipped_surrogate(x.student_BT, x.old_BT, advantages(x, config, rewards_BT, gaps_BT), mask_BT, *bounds)
 
     return values
 
 
+def _divergence(of_rows: Callable[..., Tensor]) -> Values:
+    """Build the `values` of a divergence, with its brakes; positions are weighted by `importance_weights`."""
+
+    def values(x: LossInputs, config: LossConfig, mask_BT: Tensor) -> Tensor:
+        weights = importance_weights(x.student_BT, x.old_BT, x.scored_BT)
+        if of_rows is forward_kl and config.forward_above_entropy is not None:
+            mask_BT = mask_BT & (row_entropy(x.teacher_BTK, x.entries_BTK) > config.forward_above_entropy)
+        entries = x.entries_BTK & mask_BT[..., None]
+        options = {"beta": config.beta} if of_rows is jensen_shannon else {}
+        value = of_rows(x.student_BTK, x.teacher_BTK, entries, entry_clip=config.entry_clip, **options)
+        if config.position_clip is not None:
+            value = value * (config.position_clip / value.detach().clamp_min(config.position_clip))
+        if config.entropy_weight:
+            value = value * (-config.entropy_weight * row_entropy(x.teacher_BTK, entries)).exp()
+        return weights * value
+
+    return values
+
+
+def _gap(_x: LossInputs, _config: LossConfig, _rewards_BT: Tensor, gaps_BT: Tensor) -> Tensor:
+    return gaps_BT
+
+
+def _outcome(x: LossInputs, _config: LossConfig, _rewards_BT: Tensor, _gaps_BT: Tensor) -> Tensor:
+    return x.advantages_B[:, None].expand_as(x.student_BT)
+
+
+def _step(x: LossInputs, _config: LossConfig, _rewards_BT: Tensor, _gaps_BT: Tensor) -> Tensor:
+    return x.step_scores_BT
+
+
+def _rlsd(_x: LossInputs, config: LossConfig, rewards_BT: Tensor, gaps_BT: Tensor) -> Tensor:
+    return scaled_advantage(rewards_BT, gaps_BT, config.rlsd_clip)
+
+
+def _sdar(_x: LossInputs, config: LossConfig, _rewards_BT: Tensor, gaps_BT: Tensor) -> Tensor:
+    return gated_advantage(gaps_BT, config.gate_slope)
+
+
+def _rlcsd(_x: LossInputs, config: LossConfig, rewards_BT: Tensor, gaps_BT: Tensor) -> Tensor:
+    return bounded_advantage(rewards_BT, gaps_BT, config.rlcsd_scale, config.rlcsd_temperature)
+
+
+def _combined(_x: LossInputs, _config: LossConfig, rewards_BT: Tensor, gaps_BT: Tensor) -> Tensor:
+    return rewards_BT + gaps_BT
+
+
+def _rejection(x: LossInputs, config: LossConfig, _rewards_BT: Tensor, _gaps_BT: Tensor) -> Tensor:
+    return -(x.hinted_BT < math.log(config.reject_below)).to(x.student_BT.dtype)
+
+
+def _start_kl(x: LossInputs, _config: LossConfig, mask_BT: Tensor) -> Tensor:
+    return start_kl(x.student_BT, x.start_BT, mask_BT)
+
+
 TABLE = (
-    Part("token_advantage", _scored, _token_advantage),
-    Part("forward_kl", _scored, _of_rows(forward_kl)),
-    Part("reverse_kl", _scored, _of_rows(reverse_kl)),
-    Part("jensen_shannon", _scored, _of_rows(jensen_shannon)),
-    Part("grpo", _routed_with_advantage, _grpo),
-    Part("step_reward", _sampled_with_step_score, _step_reward),
-    Part("start_kl", _routed, _start_kl),
+    LossPart("token_advantage", "scored", _surrogate(_gap)),
+    LossPart("forward_kl", "scored", _divergence(forward_kl)),
+    LossPart("reverse_kl", "scored", _divergence(reverse_kl)),
+    LossPart("jensen_shannon", "scored", _divergence(jensen_shannon)),
+    LossPart("grpo", "outcome", _surrogate(_outcome)),
+    LossPart("step_reward", "stepped", _surrogate(_step)),
+    LossPart("rlsd", "rewarded", _surrogate(_rlsd)),
+    LossPart("sdar", "scored", _surrogate(_sdar)),
+    LossPart("rlcsd", "rewarded", _surrogate(_rlcsd)),
+    LossPart("combined", "rewarded or scored", _surrogate(_combined)),
+    LossPart("rejection", "scored", _surrogate(_rejection)),
+    LossPart("start_kl", "routed", _start_kl),
 )
 """All parts of the loss, in the order of addition.
 
-`step_reward` is OpenClaw-RL's binary reward (2603.10165): the score of a turn is the advantage of each of its tokens,
-without baseline or normalisation. OpenClaw-RL uses one surrogate with the sum of this and the token advantage. Here the
-two surrogates are added, which gives the same gradient as long as no ratio is clipped.
+- `step_reward` is OpenClaw-RL's binary reward (2603.10165): the score of a turn is the advantage of each of its tokens,
+  without baseline or normalisation, or `step_advantages`.
+- `combined` is OpenClaw-RL's combined method: one surrogate on the sum of both advantages. Two parts with surrogates of
+  their own have the same gradient until a ratio is clipped; then a sum whose parts disagree is clipped by its own sign.
+- `rlsd`, `rlcsd` and `combined` apply to all sampled tokens, regardless of `route_by_turn`. `sdar` is published beside
+  GRPO on the same tokens: `grpo` with `route_by_turn: false`.
+- `rejection` is a baseline without a source: it keeps of the hint only which tokens it speaks against.
 """
 
 
-def _weighted_parts(config: LossConfig) -> Iterator[tuple[float, Part]]:
+def _weighted_parts(config: LossConfig) -> Iterator[tuple[float, LossPart]]:
     return ((weight, part) for part in TABLE if (weight := getattr(config, part.name)))
 
 
 def trained_positions(
-    config: LossConfig, sampled_BT: Tensor, scored_BT: Tensor, advantages_B: Tensor, step_scores_BT: Tensor
+    config: LossConfig,
+    sampled_BT: Tensor,
+    scored_BT: Tensor,
+    advantages_B: Tensor,
+    step_scores_BT: Tensor,
+    special_BT: Tensor | None = None,
 ) -> Tensor:
     """Return the positions at which the combined loss can have a gradient, bool [B, T]; elsewhere it is 0."""
-    at = Positions.of(config, sampled_BT, scored_BT, advantages_B, step_scores_BT)
+    at = positions(config, sampled_BT, scored_BT, advantages_B, step_scores_BT, special_BT)
     trained = torch.zeros_like(sampled_BT)
     for _, part in _weighted_parts(config):
-        trained = trained | part.where(at)
+        trained = trained | at[part.where]
     return trained
 
 
 def combined_loss(
-    inputs: LossInputs, config: LossConfig, sampled_count: float | None = None
+    inputs: LossInputs, config: LossConfig, count: float | None = None
 ) -> tuple[Tensor, dict[str, float]]:
     """Compute the weighted sum of the parts, a scalar, and each part's unweighted mean by name.
 
     Args:
         inputs: Aligned tensors.
-        config: Weights and bounds. `contrast` has no effect here; it determines the inputs.
-        sampled_count: Sampled positions of the whole update, the divisor of all means. None: those of `inputs`.
+        config: Weights and bounds. `contrast`, `step_scores` and `schedules` have no effect here: the first two
+            determine the inputs, and `LossConfig.at` applies the third.
+        count: Divisor of all means: the sampled positions of the whole update, or with `mean: turn` its turns. None:
+            those of `inputs`.
+
+    Raises:
+        ConfigError: the inputs lack what a setting needs.
     """
-    count = float(inputs.sampled_BT.sum()) if sampled_count is None else sampled_count
-    at = Positions.of(config, inputs.sampled_BT, inputs.entries_BTK.any(-1), inputs.advantages_B, inputs.step_scores_BT)
-    parts = {
-        part.name: (weight, mean_of(part.values(inputs, config, part.where(at)), count))
-        for weight, part in _weighted_parts(config)
-    }
-    total = torch.stack([weight * value for weight, value in parts.values()]).sum()
+    x = inputs
+    if x.turn_lengths_BT is None and config.mean == "turn":
+        raise ConfigError("loss.mean is turn, but the inputs lack turn_lengths_BT")
+    if x.special_BT is None and config.skip_special_tokens:
+        raise ConfigError("loss.skip_special_tokens is on, but the inputs lack special_BT")
+    if count is None:
+        count = float((turn_starts(x.sampled_BT) if config.mean == "turn" else x.sampled_BT).sum())
+    at = positions(config, x.sampled_BT, x.scored_BT, x.advantages_B, x.step_scores_BT, x.special_BT)
+    parts: dict[str, tuple[float, Tensor]] = {}
+    for weight, part in _weighted_parts(config):
+        values_BT = part.values(x, config, at[part.where])
+        if x.turn_lengths_BT is not None and config.mean == "turn":
+            values_BT = values_BT / x.turn_lengths_BT.clamp_min(1.0)
+        parts[part.name] = (weight, mean_of(values_BT, count))
+    total = torch.stack([weight * value for weight, value in parts.values()] or [0.0 * x.student_BT.sum()]).sum()
     return total, {name: float(value.detach()) for name, (_, value) in parts.items()}

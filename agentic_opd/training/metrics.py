@@ -1,7 +1,37 @@
-"""Units and meanings of the reference trainer's metrics, which step.py, push.py and trainer.py compute."""
+"""Units and meanings of the reference trainer's metrics, which step.py, push.py and trainer.py compute; the alarm."""
+
+import logging
+from collections.abc import Mapping
 
 from agentic_opd.core.metric import Metric
 from agentic_opd.training.config import MOST_SKIPPED_STEPS, PARTS
+
+logger = logging.getLogger(__name__)
+
+
+class CollapseAlarm:
+    """Warns once when entropy or row_mass falls below a share of its value at the run's first step."""
+
+    def __init__(self, share: float) -> None:
+        """Compare with `share`; 0: never warn. A resumed run compares with its own first step."""
+        self._share = share
+        self._first: dict[str, float] = {}
+        self._has_warned = False
+
+    def check(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        """Return the metric `collapse` of a step; empty if the step has neither of the two."""
+        known = {name: metrics[name] for name in ("entropy", "row_mass") if name in metrics}
+        first = {name: self._first.setdefault(name, value) for name, value in known.items()}
+        fallen = [name for name, value in known.items() if value < self._share * first[name]]
+        if fallen and not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "the policy collapses: %s. Go back to an earlier checkpoint, with a lower lr, loss.start_kl, or a "
+                "teacher with fixed weights",
+                "; ".join(f"{name} is {known[name]:.3g} and was {first[name]:.3g}" for name in fallen),
+            )
+        return {"collapse": float(bool(fallen))} if known else {}
+
 
 TRAINER_METRICS = (
     Metric("loss", "none", "combined loss: weighted sum of its parts, mean over the updates of the first pass"),
@@ -34,6 +64,46 @@ TRAINER_METRICS = (
         "mean absolute difference between the logprob of a sampled token now and when it was sampled, over the "
         "tokens that the first pass computed: staleness of the batch, or, with fresh weights and one update, the "
         "difference between engine and trainer",
+    ),
+    Metric(
+        "entropy",
+        "nats",
+        "entropy of the policy that sampled the batch at temperature 1: mean of -logprob over its sampled tokens, "
+        "unbiased if they were sampled at temperature 1 without truncation",
+    ),
+    Metric("turn_length", "tokens", "mean number of sampled tokens in a turn"),
+    Metric(
+        "row_mass",
+        "share",
+        "probability that the policy gives to all tokens of a teacher's row, mean over the computed rows of the first "
+        "pass",
+    ),
+    Metric(
+        "row_overlap",
+        "share",
+        "probability that policy and target have in common, sum of min(p, q) over a row and its tail, mean over the "
+        "computed rows of the first pass",
+    ),
+    Metric(
+        "kl_to_start",
+        "nats",
+        "KL(policy that sampled the batch || policy at the start of the run), estimated as `loss.start_kl` at all "
+        "sampled tokens; with `loss.start_kl` or `measure_start`",
+    ),
+    Metric(
+        "collapse",
+        "none",
+        "1 if entropy or row_mass is below `collapse_share` of its value at the first step, else 0",
+    ),
+    Metric(
+        "pass_rate",
+        "share",
+        "share of the batch's verified rollouts that pass all hidden checks; ends parts with `until` in "
+        "`loss.schedules`",
+    ),
+    *(
+        Metric(f"weight/{part}", "none", f"weight of `loss.{part}` at the step, if it has a schedule")
+        for part in (*PARTS, "start_kl")
     ),
     Metric("sampled_tokens", "tokens", "tokens of the batch that the policy sampled"),
     Metric("scored_tokens", "tokens", "sampled tokens with a row of the teacher"),

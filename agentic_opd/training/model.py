@@ -94,6 +94,21 @@ class MovingAverage:
         for name, parameter in _trained(self._model):
             self._averages[name].lerp_(parameter.detach(), 1.0 - self._decay)
 
+    @contextmanager
+    def swapped_in(self) -> Generator[None]:
+        """Give the model the averages inside the block; restore its parameters bit by bit afterwards."""
+        trained = {name: one.detach().clone() for name, one in _trained(self._model)}
+        try:
+            self._put(self._averages)
+            yield
+        finally:
+            self._put(trained)
+
+    def _put(self, values: Mapping[str, Tensor]) -> None:
+        with torch.no_grad():
+            for name, parameter in _trained(self._model):
+                parameter.copy_(values[name])
+
     def state_dict(self) -> dict[str, Tensor]:
         """Return the averages by parameter name."""
         return dict(self._averages)
@@ -129,7 +144,7 @@ def save_weights(
             copied too.
         folder: The checkpoint's folder; an existing one is replaced.
         dtype: Precision that the weights are rounded to.
-        state: The model's unsharded state dict (`World.whole`); None if the model is not sharded.
+        state: The model's unsharded state dict (`DistContext.whole`); None if the model is not sharded.
 
     Raises:
         OutputError: the folder can't be written.

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from agentic_opd.training.config import TrainerConfig
+from agentic_opd.training.distributed import DistContext
 from agentic_opd.training.logprobs import head_logprobs, selected_logprobs
 from agentic_opd.training.model import load_model
 from agentic_opd.training.packing import WORTH_SHARING, pack, packed_arguments, use_packed_attention
-from agentic_opd.training.world import World
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class Ways:
     """Pack sequences into one row; needs `by_head`."""
 
 
-class Reading(NamedTuple):
+class ForwardPass(NamedTuple):
     """Result of a forward pass."""
 
     chosen_BTK: Tensor
@@ -44,7 +44,7 @@ class Reading(NamedTuple):
     """Tokens computed by the layers, without padding."""
 
 
-class Policy(nn.Module):
+class TrainedPolicy(nn.Module):
     """A transformers model, with or without adapters."""
 
     def __init__(self, model: Any, precision: str = "fp32", *, pack: bool = True) -> None:
@@ -56,7 +56,7 @@ class Policy(nn.Module):
         if pack:
             use_packed_attention(self._causal)
 
-    def forward(self, tokens_BT: Tensor, attended_BT: Tensor, ids_BTK: Tensor, wanted_BT: Tensor) -> Reading:
+    def forward(self, tokens_BT: Tensor, attended_BT: Tensor, ids_BTK: Tensor, wanted_BT: Tensor) -> ForwardPass:
         """Compute the logprobs [B, T, K] of `ids_BTK` at each position, given the tokens before it.
 
         Args:
@@ -73,7 +73,7 @@ class Policy(nn.Module):
             if not self.ways.by_head:
                 logits = self.model(input_ids=tokens_BT, attention_mask=attended_BT.long(), use_cache=False).logits
                 chosen_BTK = torch.where(wanted_BT[..., None], selected_logprobs(logits, ids_BTK), 0.0)
-                return Reading(chosen_BTK, computed)
+                return ForwardPass(chosen_BTK, computed)
             if self.ways.is_packed:
                 row = pack(tokens_BT, attended_BT)
                 hidden_ND = self._causal.base_model(**packed_arguments(row)).last_hidden_state[0]
@@ -86,7 +86,7 @@ class Policy(nn.Module):
             head = self._causal.get_output_embeddings()
             chosen_WK = head_logprobs(hidden_ND[before_W], head.weight, ids_BTK[wanted_BT], head.bias)
         chosen_BTK = chosen_WK.new_zeros(B, T, K).index_put(wanted_BT.nonzero(as_tuple=True), chosen_WK)
-        return Reading(chosen_BTK, computed)
+        return ForwardPass(chosen_BTK, computed)
 
     @torch.no_grad()
     def find_ways(self) -> None:
@@ -129,27 +129,27 @@ class Policy(nn.Module):
 class StartingPolicy:
     """The policy at the start of the run: a second copy, or, with adapters, the same model with them disabled."""
 
-    def __init__(self, policy: Policy, load: Callable[[], Policy]) -> None:
+    def __init__(self, policy: TrainedPolicy, load: Callable[[], TrainedPolicy]) -> None:
         """Call `load` for a second copy, unless `policy` has adapters."""
         self._has_adapters = hasattr(policy.model, "disable_adapter")
         self._policy = policy if self._has_adapters else load().requires_grad_(requires_grad=False)
 
     @contextmanager
-    def reading(self) -> Generator[Policy]:
+    def reading(self) -> Generator[TrainedPolicy]:
         """Yield the starting policy; adapters are disabled inside the block."""
         with self._policy.model.disable_adapter() if self._has_adapters else nullcontext():
             yield self._policy
 
 
-def load_policy(config: TrainerConfig, world: World) -> Policy:
+def load_policy(config: TrainerConfig, world: DistContext) -> TrainedPolicy:
     """Load the model and shard it over the processes; only the first process reads the weights.
 
     Raises:
         ConfigError: the model can't be loaded, or peft is needed and missing.
     """
     model = load_model(config, world.device if world.size == 1 else "cpu", is_empty=not world.is_first)
-    policy = Policy(model, config.precision, pack=config.pack)
+    policy = TrainedPolicy(model, config.precision, pack=config.pack)
     if world.is_first:
         policy.find_ways()
     policy.ways = world.share(policy.ways)
-    return cast(Policy, world.shard(policy, config.precision).train())
+    return cast(TrainedPolicy, world.shard(policy, config.precision).train())

@@ -18,11 +18,11 @@ from agentic_opd.core.types import TeacherRequest
 from agentic_opd.plugin.client import PluginClient
 from agentic_opd.training.batch import TrainBatch
 from agentic_opd.training.config import TrainerConfig
+from agentic_opd.training.distributed import DistContext
 from agentic_opd.training.model import MovingAverage, merged, save_adapter, tied_names, without_aliases, write_weights
-from agentic_opd.training.policy import Policy
+from agentic_opd.training.policy import TrainedPolicy
 from agentic_opd.training.rounding import MUCH, Rounding, as_sent, common_dtype
 from agentic_opd.training.transfer import WeightSender
-from agentic_opd.training.world import World
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ class Probe:
         tokens: list[int] = batch.tokens_BT[longest][batch.attended_BT[longest]].tolist()
         return cls(tuple(tokens[:_PROBE_TOKENS]))
 
-    def own_logprobs(self, policy: Policy, device: str) -> list[float]:
+    def own_logprobs(self, policy: TrainedPolicy, device: str) -> list[float]:
         """Return the trainer's logprobs (nats) of every token but the first.
 
         If the policy is sharded, all processes must call this.
@@ -90,7 +90,7 @@ class WeightPusher:
     pushed, as checkpoints or, with `weight_transfer`, from memory.
     """
 
-    def __init__(self, config: TrainerConfig, world: World) -> None:
+    def __init__(self, config: TrainerConfig, world: DistContext) -> None:
         """Create a client for each server; no request is sent yet."""
         self._config, self._world = config, world
         self._kept = config.pushes_kept
@@ -102,7 +102,7 @@ class WeightPusher:
         self._connections = [JsonClient(url, key, retry_s=config.server_retry_s) for url in config.vllm_urls]
 
     async def push(
-        self, policy: Policy, version: int, probe: Probe | None, average: MovingAverage | None = None
+        self, policy: TrainedPolicy, version: int, probe: Probe | None, average: MovingAverage | None = None
     ) -> Pushed | None:
         """Write the weights as `version` in the servers' precision, load them on every server, and run the probe.
 

@@ -11,9 +11,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from agentic_opd.training.distributed import DistContext
 from agentic_opd.training.model import base_of, plain_name
-from agentic_opd.training.policy import Policy
-from agentic_opd.training.world import World
+from agentic_opd.training.policy import TrainedPolicy
 
 MUCH = 0.5
 """Share of an update lost to rounding above which the trainer warns."""
@@ -76,7 +76,9 @@ def common_dtype(names: Iterable[str | None]) -> torch.dtype:
 
 
 @contextmanager
-def as_sent(policy: Policy, sent: Mapping[str, Tensor] | None, dtype: torch.dtype, world: World) -> Generator[None]:
+def as_sent(
+    policy: TrainedPolicy, sent: Mapping[str, Tensor] | None, dtype: torch.dtype, world: DistContext
+) -> Generator[None]:
     """Give the policy the weights that the servers receive, inside the block; restore it bit by bit afterwards.
 
     All processes must call this. The trained weights are kept on the CPU meanwhile. With float32 nothing is rounded and

@@ -14,25 +14,31 @@ from typing import NamedTuple
 import torch
 
 from agentic_opd.training.batch import TrainBatch
-from agentic_opd.training.config import TrainerConfig
+from agentic_opd.training.config import LossConfig, TrainerConfig
+from agentic_opd.training.distributed import DistContext, unsharded
 from agentic_opd.training.losses import (
     LossInputs,
     combined_loss,
     contrast_target,
-    group_advantages,
+    row_overlap,
     trained_positions,
 )
-from agentic_opd.training.policy import Policy, Reading
-from agentic_opd.training.world import World, unsharded
+from agentic_opd.training.policy import ForwardPass, TrainedPolicy
 
 logger = logging.getLogger(__name__)
 
+_BY_ROW = {"gap_mean", "contrast_mean", "row_mass", "row_overlap"}
+"""Metrics that are means over scored tokens."""
 SKIPPED = "skipped_updates"
 """Name of the metric that counts updates whose loss or gradient norm was not finite."""
 
 
 def train_step(
-    policy: Policy, optimizer: torch.optim.Optimizer, batch: TrainBatch, config: TrainerConfig, world: World
+    policy: TrainedPolicy,
+    optimizer: torch.optim.Optimizer,
+    batch: TrainBatch,
+    config: TrainerConfig,
+    world: DistContext,
 ) -> dict[str, float]:
     """Update the policy once.
 
@@ -46,32 +52,41 @@ def train_step(
         Metrics of the update, as metrics.py describes them: loss and its parts, grad_norm, gap_mean, contrast_mean,
         logprob_drift, skipped_updates, and token counts. A skipped update returns only counts.
     """
-    divide = config.loss.divide_by_std
-    advantages_B = group_advantages(
-        batch.scores_B, batch.groups_B, batch.rewarded_B, compared_BS=batch.compared_BS, divide_by_std=divide
-    )
+    batch = batch.with_rewards(config.loss)
     scored, sampled = batch.scored_BT & batch.sampled_BT, batch.sampled_BT
-    scored_count, sampled_count = float(scored.sum()), float(sampled.sum())
-    trained = trained_positions(config.loss, sampled, scored, advantages_B, batch.step_scores_BT)
+    scored_count, sampled_count, count = float(scored.sum()), float(sampled.sum()), batch.count(config.loss)
+    rewards = (batch.advantages_B, batch.step_scores_BT)
+    trained = trained_positions(config.loss, sampled, scored, *rewards, batch.special_BT)
     metrics = {"scored_tokens": scored_count, "sampled_tokens": sampled_count}
     metrics |= _gap_means(batch, scored, contrast=config.loss.contrast)
     optimizer.zero_grad(set_to_none=True)
-    sums = {"loss": 0.0, "computed_tokens": 0.0, "drift": 0.0, "drifting": 0.0}
-    for indices, part, counts in _parts(batch, trained, config, world, is_packed=policy.ways.is_packed):
+    sums = {
+        "loss": 0.0,
+        "computed_tokens": 0.0,
+        "drift": 0.0,
+        "drifting": 0.0,
+        "mass": 0.0,
+        "overlap": 0.0,
+        "rows": 0.0,
+    }
+    for _, part, counts in _parts(batch, trained, config, world, is_packed=policy.ways.is_packed):
         chosen_BTK, computed = _read(policy, part)
-        inputs = loss_inputs(chosen_BTK, part, advantages_B[indices].to(world.device), config)
-        loss, parts = combined_loss(inputs, config.loss, sampled_count)
+        inputs = loss_inputs(chosen_BTK, part, config.loss)
+        loss, parts = combined_loss(inputs, config.loss, count)
         (loss * counts).backward()
         moved = torch.where(part.sampled_BT, (inputs.student_BT.detach() - part.old_BT).abs(), 0.0)
         found = {"loss": float(loss.detach()), **{f"loss/{name}": value for name, value in parts.items()}}
         found |= {"computed_tokens": float(computed)}
-        found |= {"drift": float(moved.sum()), "drifting": float(part.sampled_BT.sum())}
+        found |= {"drift": float(moved.sum()), "drifting": float(part.sampled_BT.sum()), **_row_sums(inputs)}
         for name, value in found.items():
             sums[name] = sums.get(name, 0.0) + value * counts
     sums = world.sum(sums)
     drift, drifting = sums.pop("drift"), sums.pop("drifting")
     if drifting:
         metrics["logprob_drift"] = drift / drifting
+    mass, overlap, rows = sums.pop("mass"), sums.pop("overlap"), sums.pop("rows")
+    if rows:
+        metrics |= {"row_mass": mass / rows, "row_overlap": overlap / rows}
     norm = float(unsharded(torch.nn.utils.clip_grad_norm_(policy.parameters(), config.max_grad_norm)))
     if not (math.isfinite(sums["loss"]) and math.isfinite(norm)):
         logger.warning("an update is skipped: its loss is %g and its gradient norm %g", sums["loss"], norm)
@@ -82,7 +97,18 @@ def train_step(
     return metrics | sums | {"grad_norm": norm, SKIPPED: 0.0}
 
 
-def take_out_control(reference: Policy, batch: TrainBatch, config: TrainerConfig, world: World) -> TrainBatch:
+def _row_sums(x: LossInputs) -> dict[str, float]:
+    """Return the sums of the student's mass and of the overlap over the computed rows, and their number."""
+    entries = x.entries_BTK & x.sampled_BT[..., None]
+    student_BTK = x.student_BTK.detach()
+    mass = torch.where(entries, student_BTK.exp(), 0.0).sum()
+    overlap = row_overlap(student_BTK, x.teacher_BTK, entries).sum()
+    return {"mass": float(mass), "overlap": float(overlap), "rows": float(x.scored_BT.sum())}
+
+
+def take_out_control(
+    reference: TrainedPolicy, batch: TrainBatch, config: TrainerConfig, world: DistContext
+) -> TrainBatch:
     """Replace the teacher's logprobs by `contrast_target`, with q0 from the reference policy.
 
     Call this once, before the first update on a batch, so that the target is fixed over all updates. It costs a forward
@@ -95,7 +121,7 @@ def take_out_control(reference: Policy, batch: TrainBatch, config: TrainerConfig
     return replace(batch, teacher_BTK=contrast_target(*readings, config.loss.gap_clip), control_BTK=None)
 
 
-def read_start(start: Policy, batch: TrainBatch, config: TrainerConfig, world: World) -> TrainBatch:
+def read_start(start: TrainedPolicy, batch: TrainBatch, config: TrainerConfig, world: DistContext) -> TrainBatch:
     """Fill in `start_BT`: logprobs of the sampled tokens under the policy at the start of the run.
 
     Call this once, before the first update on a batch. It costs a forward pass, without dropout.
@@ -105,7 +131,7 @@ def read_start(start: Policy, batch: TrainBatch, config: TrainerConfig, world: W
 
 
 def _reading_of(
-    other: Policy, batch: TrainBatch, wanted_BT: torch.Tensor, config: TrainerConfig, world: World
+    other: TrainedPolicy, batch: TrainBatch, wanted_BT: torch.Tensor, config: TrainerConfig, world: DistContext
 ) -> torch.Tensor:
     """Compute another policy's logprobs of each sampled token and of the ids of its row, [B, T, 1 + K].
 
@@ -123,7 +149,7 @@ def _reading_of(
     return world.sum_tensor(chosen_BTK)
 
 
-class _Part(NamedTuple):
+class _MicroBatch(NamedTuple):
     """Sequences of one forward pass."""
 
     indices: list[int]
@@ -134,8 +160,8 @@ class _Part(NamedTuple):
 
 
 def _parts(
-    batch: TrainBatch, wanted_BT: torch.Tensor, config: TrainerConfig, world: World, *, is_packed: bool
-) -> Iterator[_Part]:
+    batch: TrainBatch, wanted_BT: torch.Tensor, config: TrainerConfig, world: DistContext, *, is_packed: bool
+) -> Iterator[_MicroBatch]:
     """Yield this process's parts of the batch, with each sequence cut after its last wanted position.
 
     With several processes, parts are small enough that each process has one, if there are enough sequences.
@@ -146,7 +172,7 @@ def _parts(
     for first in range(0, len(parts), world.size):
         place = first + world.rank
         indices = parts[min(place, len(parts) - 1)]
-        yield _Part(indices, wanted.rows(indices).to(world.device), place < len(parts))
+        yield _MicroBatch(indices, wanted.rows(indices).to(world.device), place < len(parts))
 
 
 def _gap_means(batch: TrainBatch, scored_BT: torch.Tensor, *, contrast: bool) -> dict[str, float]:
@@ -160,7 +186,7 @@ def _gap_means(batch: TrainBatch, scored_BT: torch.Tensor, *, contrast: bool) ->
 def mean_metrics(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Combine the metrics of several updates.
 
-    Counts are summed. `gap_mean` and `contrast_mean` are averaged over all scored tokens. `logprob_drift` is averaged
+    Counts are summed. Means over rows are averaged over all scored tokens. `logprob_drift` is averaged
     over the updates that have one, and all other metrics over the updates that were not skipped.
     """
     taken = [update for update in updates if not update.get(SKIPPED)]
@@ -169,41 +195,41 @@ def mean_metrics(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
         / (1 if name.endswith("_tokens") or name == SKIPPED else len(taken))
         for name in chain.from_iterable(updates)
     }
-    for name in result.keys() & {"gap_mean", "contrast_mean"}:
-        gaps = math.fsum(update.get(name, 0.0) * update["scored_tokens"] for update in taken)
-        result[name] = gaps / math.fsum(update["scored_tokens"] for update in taken)
+    for name in result.keys() & _BY_ROW:
+        having = [update for update in taken if name in update]
+        sums = math.fsum(update[name] * update["scored_tokens"] for update in having)
+        result[name] = sums / math.fsum(update["scored_tokens"] for update in having)
     if "logprob_drift" in result:
         result["logprob_drift"] *= len(taken) / sum("logprob_drift" in update for update in taken)
     return result
 
 
-def loss_inputs(
-    chosen_BTK: torch.Tensor, part: TrainBatch, advantages_B: torch.Tensor, config: TrainerConfig
-) -> LossInputs:
+def loss_inputs(chosen_BTK: torch.Tensor, part: TrainBatch, config: LossConfig) -> LossInputs:
     """Assemble the inputs of the loss.
 
     Args:
         chosen_BTK: The policy's logprobs [B, T, 1 + K]: the token at the position, then the ids of its row.
-        part: The sequences.
-        advantages_B: One advantage a sequence.
-        config: `loss.contrast` decides which baseline is used.
+        part: The sequences, with `TrainBatch.with_rewards`.
+        config: `contrast` decides which baseline is used.
     """
     return LossInputs(
         student_BT=chosen_BTK[..., 0],
         student_BTK=chosen_BTK[..., 1:],
         old_BT=part.old_BT,
         hinted_BT=part.hinted_BT,
-        baseline_BT=part.control_BT if config.loss.contrast else part.baseline_BT,
+        baseline_BT=part.control_BT if config.contrast else part.baseline_BT,
         teacher_BTK=part.teacher_BTK,
         entries_BTK=part.entries_BTK,
         sampled_BT=part.sampled_BT,
-        advantages_B=advantages_B,
+        advantages_B=part.advantages_B,
         step_scores_BT=part.step_scores_BT,
         start_BT=part.start_BT,
+        special_BT=part.special_BT,
+        turn_lengths_BT=part.turn_lengths_BT,
     )
 
 
-def _read(policy: Policy, part: TrainBatch) -> Reading:
+def _read(policy: TrainedPolicy, part: TrainBatch) -> ForwardPass:
     """Compute the policy's logprobs [B, T, 1 + K] of each sampled token and of the ids of its row."""
     ids_BTK = torch.cat((part.tokens_BT[..., None], part.teacher_ids_BTK), -1)
     return policy(part.tokens_BT, part.attended_BT, ids_BTK, part.sampled_BT | part.scored_BT)

@@ -23,21 +23,23 @@ import torch
 
 from agentic_opd.atropos.api import TrainerDescription
 from agentic_opd.atropos.trainer import TrainerClient
-from agentic_opd.core.errors import TrainingError
+from agentic_opd.core.errors import ConfigError, TrainingError
 from agentic_opd.runs.files import JsonLines
 from agentic_opd.training.batch import TrainBatch, make_batch
 from agentic_opd.training.checkpoint import Resumed, load_checkpoint, save_checkpoint
-from agentic_opd.training.config import MOST_SKIPPED_STEPS, TrainerConfig, check_new
+from agentic_opd.training.config import MOST_SKIPPED_STEPS, PASS_WINDOW, LossConfig, TrainerConfig, check_new
+from agentic_opd.training.distributed import join_processes
+from agentic_opd.training.losses import mean_of, start_kl
+from agentic_opd.training.metrics import CollapseAlarm
 from agentic_opd.training.model import (
     MovingAverage,
     leave_cores_to_others,
     pick_device,
     save_weights,
 )
-from agentic_opd.training.policy import Policy, StartingPolicy, load_policy
-from agentic_opd.training.push import Probe, WeightPusher
+from agentic_opd.training.policy import StartingPolicy, TrainedPolicy, load_policy
+from agentic_opd.training.push import Probe, Pushed, WeightPusher
 from agentic_opd.training.step import SKIPPED, mean_metrics, read_start, take_out_control, train_step
-from agentic_opd.training.world import join_world
 from agentic_opd.wire.group import ScoredGroup
 
 logger = logging.getLogger(__name__)
@@ -59,14 +61,15 @@ class Trainer:
         self.checkpoints, self.metrics = config.output_dir / "checkpoints", config.output_dir / "metrics.jsonl"
         if not (config.resume or config.overwrite):
             check_new(config.output_dir)
-        self.world = join_world(pick_device(config.device))
+        self.world = join_processes(pick_device(config.device))
         self.world.share(None)  # A barrier: every process has checked `output_dir` before one of them writes there.
         torch.manual_seed(config.seed)
         if self.world.device == "cpu":
             leave_cores_to_others()
         self.policy = self._load()
         self.model = self.policy.model
-        self._start = StartingPolicy(self.policy, self._load) if config.loss.reads_start else None
+        needs_start = config.loss.reads_start or config.measure_start
+        self._start = StartingPolicy(self.policy, self._load) if needs_start else None
         trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self.optimizer = torch.optim.AdamW(
             trained, lr=config.lr, betas=config.adam_betas, weight_decay=config.weight_decay
@@ -75,6 +78,11 @@ class Trainer:
         self.average = None if config.ema_decay is None else MovingAverage(self.model, config.ema_decay)
         if self.average is not None:
             self.parts["average"] = self.average
+        self._weights = LossWeights(config.loss)
+        if self._weights.can_end:
+            self.parts["weights"] = self._weights
+        self._special_ids = special_ids(config.model) if config.loss.skip_special_tokens else None
+        self._alarm = CollapseAlarm(config.collapse_share)
         earlier = load_checkpoint(self.checkpoints, self.parts, self.world) if config.resume else None
         for change in config.check_recipe(earlier.recipe) if earlier else ():
             logger.warning("resumed with other settings: %s", change)
@@ -87,12 +95,15 @@ class Trainer:
         is_known = earlier is not None and earlier.total_steps == config.total_steps
         self.client = TrainerClient(config.api_url, registration(config), is_known=is_known)
         self.pusher = WeightPusher(config, self.world)
+        teacher = {"vllm_urls": config.teacher_urls, "weights_dir": config.weights_dir / "teacher"}
+        teacher_config = config.model_copy(update={**teacher, "weight_transfer": "files"})
+        self.teacher_pusher = WeightPusher(teacher_config, self.world)
         is_replaced = config.overwrite and not config.resume
         if is_replaced and self.world.is_first:  # Last: if the model can't be loaded, the earlier run is kept.
             shutil.rmtree(self.checkpoints, ignore_errors=True)
             self.metrics.unlink(missing_ok=True)
 
-    def _load(self) -> Policy:
+    def _load(self) -> TrainedPolicy:
         return load_policy(self.config, self.world)
 
     async def run(self) -> None:
@@ -112,7 +123,7 @@ class Trainer:
         config.output_dir.mkdir(parents=True, exist_ok=True)
         self._running = asyncio.current_task()
         try:
-            await self.pusher.push(self.policy, self.step, None, self.average)
+            await self._push(None)
             if self.world.is_first:
                 await self.client.register(self.step)
             while self.step < config.total_steps:
@@ -134,6 +145,16 @@ class Trainer:
                 self._lines.close()
             await self.client.close()
             await self.pusher.close()
+            await self.teacher_pusher.close()
+
+    async def _push(self, probe: Probe | None) -> Pushed | None:
+        """Push the weights, and the average as the teacher: with the adapters, or to the servers that teach."""
+        if not self.config.teacher_urls or self.average is None:
+            return await self.pusher.push(self.policy, self.step, probe, self.average)
+        pushed = await self.pusher.push(self.policy, self.step, probe)
+        with self.average.swapped_in():
+            await self.teacher_pusher.push(self.policy, self.step, probe)
+        return pushed
 
     async def _next_batch(self) -> list[ScoredGroup] | None:
         """Return the next batch, which the first process requests; None if the run was stopped."""
@@ -179,7 +200,7 @@ class Trainer:
         is_due = self.step % config.push_every == 0 or self.step == config.total_steps
         if self._unpushed is not None and is_due:
             start = time.monotonic()
-            pushed = await self.pusher.push(self.policy, self.step, self._unpushed, self.average)
+            pushed = await self._push(self._unpushed)
             self._unpushed = None
             if pushed is not None and pushed.difference is not None and pushed.difference_rms is not None:
                 metrics |= {"push_s": time.monotonic() - start, "push_bytes": pushed.size_bytes}
@@ -196,19 +217,22 @@ class Trainer:
 
     async def _train(self, groups: Sequence[ScoredGroup]) -> dict[str, float]:
         config, start = self.config, time.monotonic()
-        batch, lr = make_batch(groups, contrast=config.loss.contrast), config.lr_at(self.step)
+        config = config.model_copy(update={"loss": self._weights.at(self.step)})
+        batch = make_batch(groups, contrast=config.loss.contrast, special_ids=self._special_ids)
+        lr, gauges = config.lr_at(self.step), batch_gauges(batch)
+        gauges |= {f"weight/{name}": getattr(config.loss, name) for name in config.loss.schedules}
         if config.loss.contrast:
             start_policy = self._start if config.loss.contrasts_with_start else None
             with nullcontext(self.policy) if start_policy is None else start_policy.reading() as reference:
                 batch = await asyncio.to_thread(take_out_control, reference, batch, config, self.world)
-        if config.loss.start_kl:
-            assert self._start is not None
+        if self._start is not None and (config.loss.start_kl or config.measure_start):
             with self._start.reading() as reference:
                 batch = await asyncio.to_thread(read_start, reference, batch, config, self.world)
+            gauges["kl_to_start"] = kl_to_start(batch)
         for parameters in self.optimizer.param_groups:
             parameters["lr"] = lr
         order = torch.Generator().manual_seed(config.seed * 1_000_003 + self.step)
-        epochs = [await self._epoch(batch, order) for _ in range(config.epochs_per_batch)]
+        epochs = [await self._epoch(batch, order, config) for _ in range(config.epochs_per_batch)]
         if any("loss" in epoch for epoch in epochs):
             self._skipped_steps, self._unpushed = 0, Probe.of(batch)
             if self.average is not None:
@@ -217,15 +241,15 @@ class Trainer:
             self._skipped_steps += 1
         last = {f"{name}_last": epochs[-1][name] for name in ("loss", "grad_norm") if name in epochs[-1]}
         metrics = {**epochs[0], **last, SKIPPED: sum(epoch[SKIPPED] for epoch in epochs), "lr": lr}
-        metrics |= {"score_mean": float(batch.scores_B.mean()), **_staleness(groups, self.step)}
+        metrics |= {"score_mean": float(batch.scores_B.mean()), **_staleness(groups, self.step), **gauges}
+        metrics |= self._weights.passed(groups) | self._alarm.check(metrics)
         return metrics | {"step_s": time.monotonic() - start}
 
-    async def _epoch(self, batch: TrainBatch, order: torch.Generator) -> dict[str, float]:
+    async def _epoch(self, batch: TrainBatch, order: torch.Generator, config: TrainerConfig) -> dict[str, float]:
         """Make one pass over the batch, with one update for each minibatch."""
-        parts = batch.minibatches(self.config.minibatches, order)
+        parts = batch.minibatches(config.minibatches, order)
         updates = [
-            await asyncio.to_thread(train_step, self.policy, self.optimizer, part, self.config, self.world)
-            for part in parts
+            await asyncio.to_thread(train_step, self.policy, self.optimizer, part, config, self.world) for part in parts
         ]
         return mean_metrics(updates)
 
@@ -249,6 +273,74 @@ class Trainer:
                     config=self.config.model_dump(mode="json"),
                 )
             wandb.log({f"train/{name}": value for name, value in metrics.items()}, step=self.step)
+
+
+class LossWeights:
+    """The weights of the loss's parts over the steps; a part ends for good when the pass rate reaches its `until`."""
+
+    def __init__(self, loss: LossConfig) -> None:
+        """Start with all parts."""
+        self._loss = loss
+        self._until = {name: one.until for name, one in loss.schedules.items() if one.until is not None}
+        self._rates = torch.full((PASS_WINDOW,), math.nan, dtype=torch.float64)
+        self._best = torch.zeros((), dtype=torch.float64)
+        """Highest pass rate of `PASS_WINDOW` batches."""
+
+    @property
+    def can_end(self) -> bool:
+        """Whether a pass rate ends a part."""
+        return bool(self._until)
+
+    def at(self, step: int) -> LossConfig:
+        """Return the settings of the loss with the weights of a step."""
+        return self._loss.at(step, [name for name, until in self._until.items() if float(self._best) >= until])
+
+    def passed(self, groups: Sequence[ScoredGroup]) -> dict[str, float]:
+        """Record a batch's pass rate, and return it as a metric; empty if no rollout was verified."""
+        pairs = [pair for group in groups for pair in zip(group.rollouts, group.is_first_of_rollout, strict=True)]
+        checks = [one.checks.all_passed for one, is_first in pairs if is_first and one.checks is not None]
+        if not checks:
+            return {}
+        rate = sum(checks) / len(checks)
+        self._rates = torch.cat((self._rates[1:], torch.tensor([rate], dtype=torch.float64)))
+        self._best = torch.fmax(self._best, self._rates.mean())  # The mean of less than `PASS_WINDOW` batches is NaN.
+        return {"pass_rate": rate}
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Return what a resumed run needs."""
+        return {"rates": self._rates, "best": self._best}
+
+    def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Restore a saved state."""
+        self._rates, self._best = state["rates"], state["best"]
+
+
+def batch_gauges(batch: TrainBatch) -> dict[str, float]:
+    """Return entropy and turn_length; empty if nothing was sampled."""
+    if not (turns := batch.turn_count):
+        return {}
+    sampled = batch.sampled_BT
+    return {"entropy": -float(batch.old_BT[sampled].mean()), "turn_length": float(sampled.sum()) / turns}
+
+
+def kl_to_start(batch: TrainBatch) -> float:
+    """Estimate KL(policy that sampled || policy at the start), in nats, from `read_start`'s batch."""
+    sampled = batch.sampled_BT
+    return float(mean_of(start_kl(batch.old_BT, batch.start_BT, sampled), float(sampled.sum())))
+
+
+def special_ids(model: str) -> list[int]:
+    """Return the ids of the special tokens of a checkpoint's tokenizer.
+
+    Raises:
+        ConfigError: the tokenizer can't be loaded.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(model).all_special_ids
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"loss.skip_special_tokens needs the tokenizer of {model!r}: {error}") from error
 
 
 def registration(config: TrainerConfig) -> TrainerDescription:

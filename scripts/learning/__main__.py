@@ -19,10 +19,16 @@ With --world sql the tasks are questions over databases, and what is measured is
 of what is asked, that neither this training nor the policy's first one has. Each run's mistakes.md shows the first five
 mistakes of before, and what is answered in their place.
 
+With --objectives the objectives of the loss are compared: default, reward (the scores alone), rlsd, sdar, rlcsd,
+combined, rejection, and by name token-advantage, combined-normalized, eopd, clipped, by-turn, annealed; each at its own
+best of three rates. The coding tasks have no examples then. Each --world has a folder in --out, where results.json
+holds the curves of all worlds, and objectives.md their ends with intervals and costs. The expected hours are printed.
+
 With --talk nobody gives a reward, and no hidden test is run while it trains: the rollouts are sessions that a scripted
 user holds at the gateway, through OpenAI's client. It tries what it gets on inputs of its own, and complains in words.
 
     scripts/learn            the whole experiment: about two hours on two cores; started again, it goes on where it was
+    scripts/learn --objectives --world sql    the comparison of objectives in one world
     scripts/learn --quick    one seed, a few steps, no sweep: minutes; shows that everything runs, and proves nothing
 """
 
@@ -31,6 +37,7 @@ import asyncio
 import json
 import signal
 import sys
+import time
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
@@ -48,10 +55,12 @@ from learning.first_solutions import first_solutions
 from learning.laboratory import (
     LORA_RANK,
     MODES,
+    OBJECTIVES,
     ROOT,
     SUBJECTS,
     TALK_MODES,
     USUAL_MODES,
+    USUAL_OBJECTIVES,
     Examiner,
     Laboratory,
     Point,
@@ -60,6 +69,7 @@ from learning.laboratory import (
     Setting,
     settings_of,
 )
+from learning.objectives import collect, expected_hours, read_seconds
 from learning.results import (
     Curves,
     best,
@@ -102,11 +112,17 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="scripts/learn", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--out", type=Path, default=Path("runs/learn"), help="where everything is written: %(default)s")
+    parser.add_argument("--out", type=Path, help="where everything is written: runs/learn, or runs/objectives")
     parser.add_argument("--world", choices=list(SUBJECTS), default="coding", help="default: %(default)s")
     parser.add_argument("--model", type=Path, help="start; default: the world's demo policy")
     parser.add_argument(
         "--modes", nargs="+", choices=list(MODES), default=list(USUAL_MODES), help="default: the first five"
+    )
+    parser.add_argument(
+        "--objectives",
+        nargs="*",
+        choices=list(OBJECTIVES),
+        help=f"compare objectives, in place of --modes; without names: {' '.join(USUAL_OBJECTIVES)}",
     )
     parser.add_argument(
         "--without-examples", action="store_true", help="tasks without public examples: nothing to run before the end"
@@ -140,6 +156,10 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--quick", action="store_true", help=f"the settings {QUICK}")
     args = parser.parse_args(argv)
+    args.collected = None
+    args.out = args.out or Path("runs/learn" if args.objectives is None else "runs/objectives")
+    if args.objectives is not None:
+        compare_objectives(parser, args)
     if args.quick:
         vars(args).update(QUICK)
     args.model = args.model or Path(SUBJECTS[args.world].model)
@@ -160,6 +180,17 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
         )
     args.points = sorted({n for n in args.points if n <= args.rollouts} | {0, args.rollouts})
     return args
+
+
+def compare_objectives(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """Set what `--objectives` implies."""
+    if args.talk:
+        parser.error("--talk has no rewards to compare objectives by: leave --objectives out")
+    args.modes, args.weights = args.objectives or list(USUAL_OBJECTIVES), [1.0]
+    if args.lrs == parser.get_default("lrs"):
+        args.lrs = [5e-5, 1e-4, 2e-4]
+    args.without_examples = args.world == "coding"
+    args.collected, args.out = args.out, args.out / args.world
 
 
 def other_settings(args: argparse.Namespace) -> str | None:
@@ -219,12 +250,14 @@ class Work:
         self.curves: Curves = read_curves(args.out / "results.json")
         self.firsts: Curves = read_curves(args.out / "first_solutions.json")
         self.costs = read_costs(args.out / "costs.json")
+        self.seconds = read_seconds(args.out / "seconds.json")
         self.starts = {int(seed): points[0] for seeds in self.curves.values() for seed, points in seeds.items()}
 
     async def do(self) -> None:
         """Do what is missing, then show all of it."""
         args = self.args
         todo = missing(args, self.curves)
+        self.say_hours()
         for mode in {tuned_as(mode): None for mode, _ in todo}:
             settings = settings_of(mode, args.settings)
             for setting in settings if len(settings) > 1 else ():
@@ -247,6 +280,23 @@ class Work:
                 (args.out / run.name / "mistakes.md").write_text(first_mistakes(before, after))
             self.show()
 
+    def say_hours(self) -> None:
+        """Print how many curves are missing, and the hours they take at the speed measured so far."""
+        args, todo = self.args, missing(self.args, self.curves)
+        tuned = {tuned_as(mode) for mode, _ in todo}
+        swept = [len(settings_of(mode, args.settings)) - len(self.sweep.get(mode, {})) for mode in tuned]
+        sweeps = sum(max(0, count) for count in swept) if len(args.settings) > 1 else 0
+        points = [n for n in args.points if 0 < n <= args.sweep_rollouts]
+        size = len(todo) * self.size(args.rollouts, args.points) + sweeps * self.size(args.sweep_rollouts, points)
+        hours, how = expected_hours(size, self.seconds)
+        said = f"{len(todo)} curves and {sweeps} of the sweep are missing: about {hours:.1f} hours ({how})"
+        self.console.print(said, highlight=False)
+
+    def size(self, rollouts: int, points: Sequence[int]) -> int:
+        """Rollouts trained on and episodes measured, each about as long as the other."""
+        tasks = 8 if self.args.world == "coding" else 192
+        return rollouts + len(points) * tasks * self.args.eval_samples
+
     def chosen(self, mode: str) -> Setting:
         """What the sweep found best for the mode; the only setting where there is no more than one."""
         settings = settings_of(tuned_as(mode), self.args.settings)
@@ -257,6 +307,7 @@ class Work:
 
     async def curve(self, run: Run, points: Sequence[int]) -> list[Point]:
         """Train, then measure the weights at each point."""
+        since = time.monotonic()
         with LiveBar(f"{run.mode} seed {run.seed} {run.setting}: steps", run.steps, console=self.console) as bar:
 
             def stepped(metrics: dict[str, float]) -> None:
@@ -264,6 +315,9 @@ class Work:
 
             weights = await self.laboratory.train(run, stepped)
         curve = [await self.point(run, weights, rollouts) for rollouts in points]
+        taken = (time.monotonic() - since, self.size(run.rollouts, points))
+        self.seconds.setdefault(run.mode, {})[f"{run.seed} {run.setting}"] = taken
+        write_json(self.args.out / "seconds.json", self.seconds)
         self.console.print(f"{run.mode} seed {run.seed} {run.setting}: {shown(curve)}", highlight=False, soft_wrap=True)
         return curve
 
@@ -314,6 +368,8 @@ class Work:
         (self.args.out / "results.md").write_text(markdown(ordered, settings))
         (self.args.out / "points.md").write_text(by_points(ordered))
         draw(ordered, self.args.out / "curves.png")
+        if self.args.collected is not None:
+            collect(self.args.collected)
         self.console.print(table(ordered, settings))
         reached = {mode: rollouts_to(mean_curve(seeds)) for mode, seeds in ordered.items()}
         if (opd := reached.get("opd")) and (grpo := reached.get("grpo")):

@@ -73,6 +73,29 @@ MODES: dict[str, dict[str, dict[str, object]]] = {
 }
 """What each mode changes: the trainer's loss, whose divergence the sweep weights, its other settings, and the
 environment's. The teacher is the expert unless a mode says otherwise."""
+OBJECTIVES: dict[str, dict[str, dict[str, object]]] = {
+    "default": {"loss": {"forward_kl": 1.0}},
+    "token-advantage": {"loss": {"token_advantage": 1.0}},
+    "reward": {"loss": {"grpo": 1.0, "route_by_turn": False}},
+    "rlsd": {"loss": {"rlsd": 1.0}},
+    "sdar": {"loss": {"grpo": 1.0, "sdar": 1.0, "route_by_turn": False}},
+    "rlcsd": {"loss": {"rlcsd": 1.0, "contrast": True}, "env": {"control": "other"}},
+    "combined": {"loss": {"combined": 1.0}, "env": {"step_votes": 3}},
+    "combined-normalized": {"loss": {"combined": 1.0, "step_scores": "normalized"}, "env": {"step_votes": 3}},
+    "rejection": {"loss": {"rejection": 1.0}},
+    "eopd": {"loss": {"reverse_kl": 1.0, "forward_kl": 1.0, "forward_above_entropy": 0.8}},
+    "clipped": {"loss": {"forward_kl": 1.0, "entry_clip": 1.0}},
+    "by-turn": {"loss": {"forward_kl": 1.0, "mean": "turn"}},
+    "annealed": {
+        "loss": {
+            **{"forward_kl": 1.0, "grpo": 1.0, "route_by_turn": False},
+            "schedules": {"forward_kl": {"decay_steps": 8}, "grpo": {"warmup_steps": 7}},
+        }
+    },
+}
+"""Modes that `--objectives` compares; each has a learning rate of its own."""
+USUAL_OBJECTIVES = ("default", "reward", "rlsd", "sdar", "rlcsd", "combined", "rejection")
+MODES |= OBJECTIVES
 USUAL_MODES = ("opd", "grpo", "opd+grpo", "wrong-hint", "no-hint")
 TALK_MODES = ("opd", "no-hint", "next-state", "feedback", "held", "contrast", "bf16", "lora", "lora-live", "lora-ema")
 """Modes of talk: nobody gives a reward there, no hint is known to be one of another task, and no user waits for a

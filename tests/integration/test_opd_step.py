@@ -11,13 +11,13 @@ from torch import Tensor
 from agentic_opd.atropos.trainer import TrainerClient
 from agentic_opd.training.batch import TrainBatch, make_batch
 from agentic_opd.training.config import LossConfig, TrainerConfig
+from agentic_opd.training.distributed import DistContext
 from agentic_opd.training.logprobs import selected_logprobs
 from agentic_opd.training.losses import LossInputs, combined_loss
 from agentic_opd.training.model import load_model
-from agentic_opd.training.policy import Policy
+from agentic_opd.training.policy import TrainedPolicy
 from agentic_opd.training.step import train_step
 from agentic_opd.training.trainer import registration
-from agentic_opd.training.world import World
 from tests.support.environment import serving
 from tests.support.training import make_config
 from tests.support.trajectory import trajectory_api
@@ -95,7 +95,9 @@ def test_a_step_goes_the_teachers_way(top_k: int, kind: str, batches: dict[int, 
     scored, gaps = real.scored_BT, (real.teacher_BTK[..., 0] - real.old_BT).clamp(-5, 5)
     preferred, disliked = scored & (gaps > 0.1), scored & (gaps < -0.1)
     assert min(int(preferred.sum()), int(disliked.sum())) >= 3
-    metrics = train_step(Policy(model), torch.optim.AdamW(model.parameters(), lr=config.lr), real, config, World("cpu"))
+    metrics = train_step(
+        TrainedPolicy(model), torch.optim.AdamW(model.parameters(), lr=config.lr), real, config, DistContext("cpu")
+    )
     assert metrics["scored_tokens"] == int(scored.sum()) > 20
     assert metrics["logprob_drift"] < 1e-3  # The trainer's numbers are the engine's, at the right positions.
     after = logprobs(model, real)

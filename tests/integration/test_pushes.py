@@ -12,11 +12,11 @@ import torch
 from agentic_opd.core.precision import tolerance_for
 from agentic_opd.training.batch import make_batch
 from agentic_opd.training.config import TrainerConfig
-from agentic_opd.training.policy import Policy, load_policy
+from agentic_opd.training.distributed import DistContext
+from agentic_opd.training.policy import TrainedPolicy, load_policy
 from agentic_opd.training.push import Probe, PushMismatchError, WeightPusher
 from agentic_opd.training.step import train_step
 from agentic_opd.training.trainer import Trainer
-from agentic_opd.training.world import World
 from tests.support.plugin_client import score
 from tests.support.training import ScriptedClient, make_config, make_group, make_rollout
 from tests.support.vllm import RootedServer
@@ -30,23 +30,23 @@ class Run:
     def __init__(self, rooted: RootedServer, url: str | None = None, **changes: Any) -> None:
         urls = [url or rooted.base_url]
         self.config = make_config(weights_dir=rooted.root, vllm_urls=urls, loss={"forward_kl": 1.0}, **changes)
-        self.policy = load_policy(self.config, World("cpu"))
+        self.policy = load_policy(self.config, DistContext("cpu"))
         self.batch = make_rollout(self.policy.model)
         self.probe = Probe.of(self.batch)
         trained = [parameter for parameter in self.policy.parameters() if parameter.requires_grad]
         self.optimizer = torch.optim.AdamW(trained, lr=self.config.lr)
 
     def step(self) -> None:
-        train_step(self.policy, self.optimizer, self.batch, self.config, World("cpu"))
+        train_step(self.policy, self.optimizer, self.batch, self.config, DistContext("cpu"))
 
     def own(self, precision: str | None = None) -> torch.Tensor:
-        policy = self.policy if precision is None else Policy(self.policy.model, precision)
+        policy = self.policy if precision is None else TrainedPolicy(self.policy.model, precision)
         return torch.tensor(self.probe.own_logprobs(policy, "cpu"))
 
 
 def pushing(config: TrainerConfig, ask: Callable[[WeightPusher], Awaitable[Any]]) -> Any:
     async def run() -> Any:
-        pusher = WeightPusher(config, World("cpu"))
+        pusher = WeightPusher(config, DistContext("cpu"))
         try:
             return await ask(pusher)
         finally:

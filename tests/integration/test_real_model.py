@@ -16,9 +16,9 @@ from local_server import LocalServer, local_server
 
 from agentic_opd.cli.validate import validate
 from agentic_opd.training.config import TrainerConfig
+from agentic_opd.training.distributed import DistContext
 from agentic_opd.training.policy import load_policy
 from agentic_opd.training.push import Probe, WeightPusher
-from agentic_opd.training.world import World
 from agentic_opd.wire.group import ScoredGroup
 from agentic_opd.worlds.coding.config import CodingConfig
 from agentic_opd.worlds.own import HookedWorld, load_own_world
@@ -118,7 +118,7 @@ def pushed(real: Real, version: int, by: float, **changes: Any) -> float:
     import torch
 
     config = TrainerConfig(model=str(MODEL), vllm_urls=[real.server.base_url], weights_dir=real.root, **changes)
-    policy = load_policy(config, World("cpu")).eval()
+    policy = load_policy(config, DistContext("cpu")).eval()
     probe = Probe(tuple(range(1000, 1060)))
     before = np.array(probe.own_logprobs(policy, "cpu"))
     torch.manual_seed(0)
@@ -128,7 +128,7 @@ def pushed(real: Real, version: int, by: float, **changes: Any) -> float:
                 one.add_(by * torch.randn_like(one).sign())
 
     async def push() -> Any:
-        pusher = WeightPusher(config, World("cpu"))
+        pusher = WeightPusher(config, DistContext("cpu"))
         try:
             return await pusher.push(policy, version, probe)
         finally:

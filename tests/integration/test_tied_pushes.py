@@ -11,10 +11,10 @@ from local_server import LocalServer, local_server
 
 from agentic_opd.core.precision import Noise, tolerance_for
 from agentic_opd.training.config import TrainerConfig
+from agentic_opd.training.distributed import DistContext
 from agentic_opd.training.model import tied_names
-from agentic_opd.training.policy import Policy, load_policy
+from agentic_opd.training.policy import TrainedPolicy, load_policy
 from agentic_opd.training.push import Probe, WeightPusher
-from agentic_opd.training.world import World
 from tests.support.places import ROOT
 from tests.support.plugin_client import ask, score
 from tests.support.tiny_model import save_tiny_model
@@ -53,12 +53,12 @@ def test_ten_pushes_leave_the_server_where_the_trainer_is(
     config = TrainerConfig(
         model=str(folder / "tiny"), vllm_urls=[server.base_url], weights_dir=folder / "weights", **changes
     )
-    policy = load_policy(config, World("cpu")).eval()
+    policy = load_policy(config, DistContext("cpu")).eval()
     start = torch.tensor(PROBE.own_logprobs(policy, "cpu"))
     torch.manual_seed(0)
 
     async def run() -> None:
-        pusher = WeightPusher(config, World("cpu"))
+        pusher = WeightPusher(config, DistContext("cpu"))
         try:
             for version in range(1, 11):
                 move(policy, 3e-3 if "lora_rank" not in changes else 1e-2)
@@ -81,7 +81,7 @@ def test_ten_pushes_leave_the_server_where_the_trainer_is(
     assert tied_names(policy.model)
 
 
-def move(policy: Policy, by: float) -> None:
+def move(policy: TrainedPolicy, by: float) -> None:
     """What an update of AdamW does at this learning rate, in a random direction."""
     with torch.no_grad():
         for one in policy.parameters():

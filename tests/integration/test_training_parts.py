@@ -16,12 +16,12 @@ from demo_policy import POLICY_DIR
 from agentic_opd.core.errors import ConfigError, OutputError, TrainingError
 from agentic_opd.core.types import DistillArrays, TurnOutcome
 from agentic_opd.training.checkpoint import Resumed, load_checkpoint, save_checkpoint
+from agentic_opd.training.distributed import DistContext
 from agentic_opd.training.model import MovingAverage, load_model, save_adapter, save_weights
-from agentic_opd.training.policy import Policy, load_policy
+from agentic_opd.training.policy import TrainedPolicy, load_policy
 from agentic_opd.training.push import Probe, WeightPusher
 from agentic_opd.training.step import train_step
 from agentic_opd.training.trainer import Trainer
-from agentic_opd.training.world import World
 from agentic_opd.wire.group import ControlReading, TurnRecord
 from tests.support.training import ScriptedClient, make_config, make_group, make_rollout, own_logprobs
 
@@ -36,7 +36,9 @@ def test_steps_move_the_student_to_the_teacher(kind: str, precision: str) -> Non
     batch = make_rollout(model)
     before = own_logprobs(model, batch.tokens_BT[1].tolist())[9]
     optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr)
-    steps = [train_step(Policy(model, precision), optimizer, batch, config, World("cpu")) for _ in range(4)]
+    steps = [
+        train_step(TrainedPolicy(model, precision), optimizer, batch, config, DistContext("cpu")) for _ in range(4)
+    ]
     after = own_logprobs(model, batch.tokens_BT[1].tolist())[9]
     sampled, other = batch.teacher_ids_BTK[1, 10].tolist()
     assert after[sampled] < before[sampled]
@@ -97,9 +99,9 @@ def test_parts_make_the_same_gradient_as_the_whole() -> None:
     grads = []
     for micro in (1, 1000):
         config = make_config(micro_tokens=micro, loss={"forward_kl": 1.0, "grpo": 1.0}, max_grad_norm=1e9)
-        policy = load_policy(config, World("cpu"))
+        policy = load_policy(config, DistContext("cpu"))
         optimizer = torch.optim.SGD(policy.parameters(), lr=0.0)
-        train_step(policy, optimizer, make_rollout(policy.model), config, World("cpu"))
+        train_step(policy, optimizer, make_rollout(policy.model), config, DistContext("cpu"))
         grads.append(torch.cat([p.grad.flatten() for p in policy.parameters() if p.grad is not None]))
     torch.testing.assert_close(grads[0], grads[1], atol=1e-5, rtol=1e-3)
 
@@ -115,12 +117,12 @@ def test_a_checkpoint_resumes_exactly(tmp_path: Path) -> None:
     model, optimizer, parts = fresh()
     batch = make_rollout(model)
     for _ in range(2):
-        train_step(Policy(model), optimizer, batch, config, World("cpu"))
-    save_checkpoint(tmp_path, Resumed(2, 9, config.recipe), parts, World("cpu"))
-    straight = train_step(Policy(model), optimizer, batch, config, World("cpu"))
+        train_step(TrainedPolicy(model), optimizer, batch, config, DistContext("cpu"))
+    save_checkpoint(tmp_path, Resumed(2, 9, config.recipe), parts, DistContext("cpu"))
+    straight = train_step(TrainedPolicy(model), optimizer, batch, config, DistContext("cpu"))
     resumed_model, resumed_optimizer, resumed_parts = fresh()
-    assert load_checkpoint(tmp_path, resumed_parts, World("cpu")) == (2, 9, config.recipe)
-    assert train_step(Policy(resumed_model), resumed_optimizer, batch, config, World("cpu")) == straight
+    assert load_checkpoint(tmp_path, resumed_parts, DistContext("cpu")) == (2, 9, config.recipe)
+    assert train_step(TrainedPolicy(resumed_model), resumed_optimizer, batch, config, DistContext("cpu")) == straight
     for a, b in zip(model.parameters(), resumed_model.parameters(), strict=True):
         assert torch.equal(a, b)
 
@@ -151,7 +153,7 @@ def test_a_stopped_trainer_finishes_its_step_and_saves(
 
 def test_without_a_checkpoint_resuming_is_refused(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="no checkpoint"):
-        load_checkpoint(tmp_path, {}, World("cpu"))
+        load_checkpoint(tmp_path, {}, DistContext("cpu"))
 
 
 def test_saved_weights_come_back_with_what_vllm_needs(tmp_path: Path) -> None:
@@ -182,7 +184,7 @@ def test_a_full_disk_is_said(tmp_path: Path) -> None:
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(tmp_path)], check=True)
     try:
         with pytest.raises(OutputError, match="cannot write"):
-            save_checkpoint(tmp_path, Resumed(1, 1), parts, World("cpu"))
+            save_checkpoint(tmp_path, Resumed(1, 1), parts, DistContext("cpu"))
         with pytest.raises(OutputError, match="cannot write"):
             save_weights(model, str(POLICY_DIR), tmp_path / "weights")
     finally:
@@ -229,7 +231,7 @@ def test_a_checkpoint_of_before_does_not_say_its_loss(tmp_path: Path) -> None:
 
 
 def test_pushes_of_another_run_do_not_push_todays_out(tmp_path: Path) -> None:
-    pusher = WeightPusher(make_config(weights_dir=str(tmp_path), vllm_urls=["http://127.0.0.1:1"]), World("cpu"))
+    pusher = WeightPusher(make_config(weights_dir=str(tmp_path), vllm_urls=["http://127.0.0.1:1"]), DistContext("cpu"))
     for step in (1, 2, 3, 90):
         (tmp_path / f"step-{step:06d}").mkdir()
     pusher._forget_old(tmp_path / "step-000003")
@@ -242,7 +244,7 @@ def test_adapters_are_merged_into_what_is_saved(tmp_path: Path) -> None:
     batch = make_rollout(model)
     trained = [p for p in model.parameters() if p.requires_grad]
     assert sum(p.numel() for p in trained) < 0.2 * sum(p.numel() for p in model.parameters())
-    train_step(Policy(model), torch.optim.AdamW(trained, lr=config.lr), batch, config, World("cpu"))
+    train_step(TrainedPolicy(model), torch.optim.AdamW(trained, lr=config.lr), batch, config, DistContext("cpu"))
     model.eval()
     tokens = batch.tokens_BT[1].tolist()
     adapted = own_logprobs(model, tokens)
@@ -257,7 +259,7 @@ def test_the_probe_is_the_longest_sequence_without_its_padding() -> None:
     probe = Probe.of(make_rollout(model))
     assert len(probe.token_ids) == 30
     rows = own_logprobs(model, list(probe.token_ids))
-    own = probe.own_logprobs(Policy(model), "cpu")
+    own = probe.own_logprobs(TrainedPolicy(model), "cpu")
     assert own == pytest.approx([float(rows[p - 1, probe.token_ids[p]]) for p in range(1, 30)], abs=1e-4)
 
 

@@ -18,19 +18,19 @@ from agentic_opd.core.http import JsonClient
 from agentic_opd.plugin.client import PluginClient
 from agentic_opd.serving.process_group import Group
 from agentic_opd.training.config import TrainerConfig
+from agentic_opd.training.distributed import DistContext
 from agentic_opd.training.model import served_weights
 from agentic_opd.training.policy import load_policy
 from agentic_opd.training.push import Probe, Pushed, WeightPusher
 from agentic_opd.training.step import train_step
 from agentic_opd.training.transfer import WeightSender
-from agentic_opd.training.world import World
 from tests.support.plugin_client import ask, random_ids, score
 from tests.support.training import make_config, make_rollout
 from tests.support.vllm import RootedServer, SharedServer, StartVllm
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
-WORLD = World("cpu")
+WORLD = DistContext("cpu")
 
 
 @pytest.fixture(params=[1, pytest.param(2, marks=pytest.mark.all)])

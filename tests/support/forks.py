@@ -10,7 +10,7 @@ import pickle
 import select
 import signal
 import struct
-import sys
+import traceback
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any
@@ -30,14 +30,14 @@ class Fork:
         self.pid = os.fork()
         self.data = b""
         if self.pid == 0:
-            code = 1
+            reporter = Reporter(session.config, answers)
             try:
                 os.close(self.reports)
-                run(session, number, work, answers)
-                code = 0
+                run(session, number, work, reporter)
+            except BaseException:  # noqa: BLE001 - the first process raises it
+                reporter.send("error", traceback.format_exc())
             finally:
-                sys.stdout.flush()
-                os._exit(code)
+                os._exit(0)
         os.close(answers)
 
     def read(self) -> Iterator[tuple[str, Any]]:
@@ -81,7 +81,7 @@ def pieces(items: Sequence[pytest.Item]) -> list[list[pytest.Item]]:
     return [module[at : at + MOST] for module in modules for at in range(0, len(module), MOST)]
 
 
-def run(session: pytest.Session, number: int, work: int, answers: int) -> None:
+def run(session: pytest.Session, number: int, work: int, reporter: Reporter) -> None:
     """Run the tests of the pieces that this fork takes."""
     config = session.config
     plugins = config.pluginmanager
@@ -92,7 +92,7 @@ def run(session: pytest.Session, number: int, work: int, answers: int) -> None:
     factory: Any = config._tmp_path_factory  # type: ignore[attr-defined]
     factory._basetemp = factory.getbasetemp() / f"fork-{number}"
     factory._basetemp.mkdir(mode=0o700)
-    plugins.register(Reporter(config, answers))
+    plugins.register(reporter)
     found = pieces(session.items)
 
     def taken() -> Iterator[pytest.Item]:
@@ -138,6 +138,8 @@ def follow(session: pytest.Session, forks: Sequence[Fork]) -> None:
     while alive := {fork.reports: fork for fork in forks if fork.reports >= 0}:
         for ready in select.select(list(alive), [], [])[0]:
             for kind, value in alive[ready].read():
+                if kind == "error":
+                    raise RuntimeError(f"a fork ended with:\n{value}")
                 if kind == "start":
                     hook.pytest_runtest_logstart(nodeid=value, location=missing[value])
                     continue

@@ -23,12 +23,12 @@ def trained(settings: dict[str, Any]) -> dict[str, Any]:
     from agentic_opd.training import packing
     from agentic_opd.training.batch import make_batch
     from agentic_opd.training.checkpoint import Resumed, load_checkpoint, save_checkpoint
+    from agentic_opd.training.distributed import join_processes
     from agentic_opd.training.model import MovingAverage, load_model, merged, tied_names
     from agentic_opd.training.policy import StartingPolicy, load_policy
     from agentic_opd.training.push import Probe
     from agentic_opd.training.rounding import Rounding, as_sent
     from agentic_opd.training.step import read_start, train_step
-    from agentic_opd.training.world import join_world
     from tests.support.training import make_config, make_group
 
     packing.WORTH_SHARING = 4
@@ -36,7 +36,7 @@ def trained(settings: dict[str, Any]) -> dict[str, Any]:
     config = make_config(**settings)
     plain = load_model(make_config(), "cpu")
     batch = make_batch([make_group(plain, seed=seed, lengths=(24, 30, 17), prompt=6) for seed in (3, 4)])
-    world = join_world("cpu")
+    world = join_processes("cpu")
     torch.manual_seed(0)
     policy = load_policy(config, world)
     model = policy.model

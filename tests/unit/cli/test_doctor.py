@@ -250,6 +250,7 @@ def test_a_served_name_need_not_be_that_of_a_tokenizer(
 ) -> None:
     """As with vLLM's --served-model-name: the settings name the model as served, and the tokenizer beside it."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # Else the hub is asked, for a minute.
     flags = ["--env.rollout_server_url", "http://127.0.0.1:9", "--env.renderer", "qwen3"]
     flags += ["--env.renderer_options", "{enable_thinking: false}", "--openai.model_name", "a-served-name"]
     with fake_plugin(model="a-served-name") as server:

@@ -1,4 +1,4 @@
-"""Sessions that form groups together, and the items that a trajectory API is given of a group."""
+"""Sessions that form groups together."""
 
 import asyncio
 from pathlib import Path
@@ -6,35 +6,8 @@ from typing import Any
 
 import pytest
 
-from agentic_opd.atropos.outbox import parts
-from agentic_opd.wire.group import ScoredGroup, ScoredRollout
-
 from .fakes import MORE, USER, Running, ScriptedVllm, until
 from .test_gateway import checked, run
-
-
-def rollout(session: str | None, sampled: int) -> ScoredRollout:
-    ids = list(range(sampled))
-    return ScoredRollout([7, *ids], [-100, *ids], [1.0, *[-0.5] * sampled], 0.5, session_id=session)
-
-
-def items(group_size: int, *rollouts: ScoredRollout) -> list[tuple[str | None, list[int]]]:
-    """(group id, sampled tokens of each sequence) of each item."""
-    session = "s" if rollouts[0].session_id is None else None
-    found = parts(ScoredGroup(rollouts, group_id="g", session_id=session), group_size)
-    return [(one.group_id, [len(rollout.tokens_T) - 1 for rollout in one.rollouts]) for one in found]
-
-
-def test_a_group_of_the_right_size_goes_as_it_is() -> None:
-    assert items(1, rollout(None, 3)) == [("g", [3])]
-    assert items(2, rollout("a", 3), rollout("b", 2)) == [("g", [3, 2])]
-
-
-def test_further_branches_and_incomplete_groups_go_sequence_by_sequence() -> None:
-    assert items(1, rollout(None, 2), rollout(None, 3)) == [("g/0", [3]), ("g/1", [2])]
-    several = (rollout("a", 2), rollout("a", 5), rollout("b", 4))
-    assert items(2, *several) == [("g/0", [5, 4]), ("g/1", [2])]
-    assert items(4, *several) == [("g/0", [2]), ("g/1", [5]), ("g/2", [4])]
 
 
 async def talked(at: Running, name: str, group: str | None, reward: float) -> None:

@@ -23,6 +23,7 @@ from agentic_opd.training.batch import TrainBatch, make_batch
 from agentic_opd.training.config import PARTS, LossConfig
 from agentic_opd.training.logprobs import selected_logprobs
 from agentic_opd.training.losses import (
+    TABLE,
     LossInputs,
     clipped_surrogate,
     combined_loss,
@@ -31,6 +32,7 @@ from agentic_opd.training.losses import (
     group_advantages,
     importance_weights,
     jensen_shannon,
+    positions,
     reverse_kl,
     start_kl,
     token_advantage,
@@ -418,6 +420,8 @@ def loss_inputs(student: Tensor, **changes: Tensor) -> LossInputs:
         "advantages_B": torch.tensor([1.0, -1.0]),
         "step_scores_BT": STEP_SCORES,
         "start_BT": torch.where(sampled, student[..., 0].detach() - 0.3, 77.0),
+        "special_BT": torch.zeros(B, T, dtype=torch.bool),
+        "turn_lengths_BT": torch.where(sampled, 4.0, 0.0),
     }
     return LossInputs(**{**fields, **changes})
 
@@ -525,7 +529,7 @@ def test_every_part_is_divided_by_the_sampled_positions(name: str) -> None:
     }
     wider["advantages_B"] = few.advantages_B
     wider["sampled_BT"] = torch.cat((few.sampled_BT, few.sampled_BT), 1)
-    config = LossConfig(**{name: 1.0}, route_by_turn=False)
+    config = LossConfig(**{name: 1.0}, route_by_turn=False, reject_below=0.9)  # type: ignore[arg-type]
     once, twice = combined_loss(few, config)[0], combined_loss(LossInputs(**wider), config)[0]
     assert float(once) != 0.0
     if name != "grpo":
@@ -786,6 +790,14 @@ def test_contrasted_values_at_each_position() -> None:
     for name, values_BT in values.items():
         check(name, CONTRAST, values_BT[0, SPAN])
         assert (values_BT[0, [0, 1, 2, 3, 7]] == 0).all(), name
+
+
+def test_reward_and_hint_at_each_position() -> None:
+    x, below = page_inputs(), "reward and hint at position"
+    at = positions(CONFIG, x.sampled_BT, x.scored_BT, x.advantages_B, x.step_scores_BT)
+    for part in TABLE:
+        if part.name in ("rlsd", "sdar", "rlcsd", "combined", "rejection"):
+            check(f"`{part.name}`", below, part.values(x, CONFIG, at[part.where])[0, SPAN])
 
 
 def test_the_bins_of_the_contrast_by_plain_arithmetic() -> None:

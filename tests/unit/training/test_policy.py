@@ -9,7 +9,7 @@ import torch
 from agentic_opd.training import logprobs
 from agentic_opd.training.logprobs import head_logprobs, selected_logprobs
 from agentic_opd.training.packing import WORTH_SHARING, Span, pack, packed_parts
-from agentic_opd.training.policy import Policy, Ways
+from agentic_opd.training.policy import TrainedPolicy, Ways
 
 LONG = [*range(1, WORTH_SHARING + 1)]
 
@@ -140,7 +140,7 @@ def test_every_model_is_read_in_a_way_that_gives_its_own_logprobs(name: str, cap
     wanted_BT = attended_BT & (tokens_BT > 39)
     with torch.no_grad():
         own = selected_logprobs(model(tokens_BT, attention_mask=attended_BT.long()).logits, ids_BTK)
-        policy = Policy(model)
+        policy = TrainedPolicy(model)
         policy.find_ways()
         read = policy(tokens_BT, attended_BT, ids_BTK, wanted_BT)
         again = selected_logprobs(model(tokens_BT, attention_mask=attended_BT.long()).logits, ids_BTK)

@@ -16,17 +16,17 @@ from transformers import AutoModelForCausalLM
 from agentic_opd.core.errors import ConfigError
 from agentic_opd.core.precision import Noise, tolerance_for
 from agentic_opd.training.config import TrainerConfig
+from agentic_opd.training.distributed import DistContext
 from agentic_opd.training.model import merged, tied_names
-from agentic_opd.training.policy import Policy, load_policy
+from agentic_opd.training.policy import TrainedPolicy, load_policy
 from agentic_opd.training.push import Probe, Pushed, PushMismatchError, WeightPusher
 from agentic_opd.training.rounding import Rounding, as_sent
-from agentic_opd.training.world import World
 from tests.support.tiny_model import save_tiny_model
 from tests.unit.distill.fakes import b64, served
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
-WORLD, PROBE = World("cpu"), Probe(tuple(range(300, 400)))
+WORLD, PROBE = DistContext("cpu"), Probe(tuple(range(300, 400)))
 
 
 class Server:
@@ -78,12 +78,12 @@ class Server:
         return {f"/v1/opd/{name}": handler(answer) for name, answer in routes.items()}
 
 
-def make_policy(model: Path, folder: Path, **changes: Any) -> tuple[TrainerConfig, Policy]:
+def make_policy(model: Path, folder: Path, **changes: Any) -> tuple[TrainerConfig, TrainedPolicy]:
     config = TrainerConfig(model=str(model), weights_dir=folder / "weights", server_retry_s=0.2, **changes)
     return config, load_policy(config, WORLD).eval()
 
 
-def move(policy: Policy, by: float) -> None:
+def move(policy: TrainedPolicy, by: float) -> None:
     """What an update of AdamW does at this learning rate, in a random direction."""
     with torch.no_grad():
         for one in policy.parameters():
@@ -91,7 +91,7 @@ def move(policy: Policy, by: float) -> None:
                 one.add_(by * torch.randn_like(one).sign())
 
 
-def pushes(config: TrainerConfig, policy: Policy, server: Server, steps: list[float]) -> list[Pushed]:
+def pushes(config: TrainerConfig, policy: TrainedPolicy, server: Server, steps: list[float]) -> list[Pushed]:
     async def run() -> list[Pushed]:
         async with served(server.handlers) as url:
             pusher = WeightPusher(config.model_copy(update={"vllm_urls": [url]}), WORLD)
@@ -109,7 +109,7 @@ def pushes(config: TrainerConfig, policy: Policy, server: Server, steps: list[fl
     return asyncio.run(run())
 
 
-def own(policy: Policy) -> torch.Tensor:
+def own(policy: TrainedPolicy) -> torch.Tensor:
     return torch.tensor(PROBE.own_logprobs(policy, "cpu"))
 
 

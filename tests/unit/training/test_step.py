@@ -11,12 +11,12 @@ from agentic_opd.core.types import TurnOutcome
 from agentic_opd.training import batch as batches
 from agentic_opd.training.batch import TrainBatch
 from agentic_opd.training.config import LossConfig, TrainerConfig
+from agentic_opd.training.distributed import DistContext
 from agentic_opd.training.logprobs import selected_logprobs
 from agentic_opd.training.losses import contrast_target
 from agentic_opd.training.packing import WORTH_SHARING
-from agentic_opd.training.policy import Policy, StartingPolicy
+from agentic_opd.training.policy import StartingPolicy, TrainedPolicy
 from agentic_opd.training.step import mean_metrics, read_start, take_out_control, train_step
-from agentic_opd.training.world import World
 from agentic_opd.wire.group import ControlReading, ScoredGroup, TurnRecord
 
 PROMPT = [i % 7 for i in range(WORTH_SHARING + 4)]
@@ -37,8 +37,8 @@ def make_model() -> Any:
         return Qwen3ForCausalLM(Qwen3Config(**sizes, **heads))
 
 
-def make_policy(*, pack: bool = True) -> Policy:
-    return Policy(make_model(), pack=pack)
+def make_policy(*, pack: bool = True) -> TrainedPolicy:
+    return TrainedPolicy(make_model(), pack=pack)
 
 
 def logits_of(model: Any, batch: TrainBatch) -> torch.Tensor:
@@ -75,7 +75,7 @@ def gradient(
 ) -> tuple[torch.Tensor, dict[str, float]]:
     policy = make_policy(pack=pack)
     config = TrainerConfig(model="tiny", micro_tokens=micro_tokens, loss=loss)
-    metrics = train_step(policy, torch.optim.AdamW(policy.parameters()), batch, config, World("cpu"))
+    metrics = train_step(policy, torch.optim.AdamW(policy.parameters()), batch, config, DistContext("cpu"))
     return torch.cat([parameter.grad.flatten() for parameter in policy.parameters()]), metrics
 
 
@@ -127,25 +127,25 @@ def test_a_batch_that_teaches_nothing_leaves_the_model() -> None:
     batch, policy = partly_scored(), make_policy()
     before = [parameter.detach().clone() for parameter in policy.parameters()]
     config = TrainerConfig(model="tiny", loss=LossConfig(grpo=1.0, route_by_turn=False))
-    metrics = train_step(policy, torch.optim.AdamW(policy.parameters()), batch.rows([2, 3]), config, World("cpu"))
+    metrics = train_step(policy, torch.optim.AdamW(policy.parameters()), batch.rows([2, 3]), config, DistContext("cpu"))
     assert (metrics["loss"], metrics["computed_tokens"], metrics["grad_norm"]) == (0.0, 0.0, 0.0)
     assert "logprob_drift" not in metrics  # There is nothing to compute it from.
     assert all(torch.equal(now, then) for now, then in zip(policy.parameters(), before, strict=True))
 
 
-def broken_score(batch: TrainBatch, policy: Policy) -> None:
+def broken_score(batch: TrainBatch, policy: TrainedPolicy) -> None:
     batch.scores_B[0] = float("inf")
 
 
-def broken_logprob(batch: TrainBatch, policy: Policy) -> None:
+def broken_logprob(batch: TrainBatch, policy: TrainedPolicy) -> None:
     batch.old_BT[batch.sampled_BT] = -3e38
 
 
-def broken_row(batch: TrainBatch, policy: Policy) -> None:
+def broken_row(batch: TrainBatch, policy: TrainedPolicy) -> None:
     batch.teacher_BTK[batch.entries_BTK] = float("nan")
 
 
-def broken_gradient(batch: TrainBatch, policy: Policy) -> None:
+def broken_gradient(batch: TrainBatch, policy: TrainedPolicy) -> None:
     next(policy.parameters()).register_hook(lambda gradient: gradient * float("inf"))
 
 
@@ -154,10 +154,10 @@ def test_an_update_that_is_not_finite_is_skipped_and_counted(broken: Any, caplog
     batch, policy = make_batch(make_groups()), make_policy()
     optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-3)
     config = TrainerConfig(model="tiny", loss=ALL)
-    taken = train_step(policy, optimizer, batch, config, World("cpu"))
+    taken = train_step(policy, optimizer, batch, config, DistContext("cpu"))
     before, state = deepcopy(policy.state_dict()), deepcopy(optimizer.state_dict())
     broken(batch, policy)
-    skipped = train_step(policy, optimizer, batch, config, World("cpu"))
+    skipped = train_step(policy, optimizer, batch, config, DistContext("cpu"))
     assert "an update is skipped" in caplog.text
     assert (taken["skipped_updates"], skipped["skipped_updates"]) == (0.0, 1.0)
     assert {"loss", "grad_norm"} & skipped.keys() == set()
@@ -204,7 +204,7 @@ CONTRAST = LossConfig(forward_kl=1.0, contrast=True)
 def test_the_contrasts_target_starts_from_the_reference(pack: bool, micro_tokens: int) -> None:
     batch, policy = controlled((-2.0, -1.0)), make_policy(pack=pack)
     config = TrainerConfig(model="tiny", loss=CONTRAST, micro_tokens=micro_tokens)
-    made = take_out_control(policy, batch, config, World("cpu"))
+    made = take_out_control(policy, batch, config, DistContext("cpu"))
     assert policy.training
     assert made.control_BTK is None
     assert batch.control_BTK is not None
@@ -222,8 +222,8 @@ def test_a_control_that_says_what_the_hint_says_leaves_no_gradient() -> None:
         for control in ((-1.0, -2.0), (-2.0, -1.0)):
             policy = make_policy()
             config = TrainerConfig(model="tiny", loss=LossConfig(**{divergence: 1.0, "contrast": True}))
-            batch = take_out_control(policy, controlled(control), config, World("cpu"))
-            metrics = train_step(policy, torch.optim.SGD(policy.parameters()), batch, config, World("cpu"))
+            batch = take_out_control(policy, controlled(control), config, DistContext("cpu"))
+            metrics = train_step(policy, torch.optim.SGD(policy.parameters()), batch, config, DistContext("cpu"))
             norms.append(metrics["grad_norm"])
             assert metrics["contrast_mean"] == pytest.approx(-1.0 - control[0])
             assert metrics["gap_mean"] == pytest.approx(2.0)
@@ -236,9 +236,11 @@ def test_the_contrasted_token_advantage_takes_the_control_for_its_baseline() -> 
     norms = []
     for control in ((-1.0, -2.0), (-2.0, -1.0)):
         policy = make_policy()
-        batch = take_out_control(policy, controlled(control), config, World("cpu"))
+        batch = take_out_control(policy, controlled(control), config, DistContext("cpu"))
         assert batch.control_BTK is None
-        norms.append(train_step(policy, torch.optim.SGD(policy.parameters()), batch, config, World("cpu"))["grad_norm"])
+        norms.append(
+            train_step(policy, torch.optim.SGD(policy.parameters()), batch, config, DistContext("cpu"))["grad_norm"]
+        )
     assert norms[0] == 0.0
     assert norms[1] > 1e-2
 
@@ -249,19 +251,19 @@ def test_a_policy_is_held_at_its_start(micro_tokens: int) -> None:
     batch, start = partly_scored(), make_policy()
     alone = LossConfig(step_reward=1e-9, start_kl=1.0)  # With a part that has a weight forward_kl is not the default.
     config = TrainerConfig(model="tiny", loss=alone, micro_tokens=micro_tokens)
-    held = read_start(start, batch, config, World("cpu"))
+    held = read_start(start, batch, config, DistContext("cpu"))
     with torch.no_grad():
         ids = batch.tokens_BT[..., None]
         expected = selected_logprobs(logits_of(start.model, batch), ids)[..., 0]
     torch.testing.assert_close(held.start_BT, torch.where(batch.sampled_BT, expected, 0.0), atol=1e-5, rtol=1e-5)
     policy = make_policy()
-    still = train_step(policy, torch.optim.SGD(policy.parameters(), lr=0.0), held, config, World("cpu"))
+    still = train_step(policy, torch.optim.SGD(policy.parameters(), lr=0.0), held, config, DistContext("cpu"))
     assert still["grad_norm"] < 1e-6
     with torch.no_grad():
         for parameter in policy.parameters():
             parameter.add_(0.05 * torch.randn_like(parameter))
     optimizer = torch.optim.SGD(policy.parameters(), lr=0.05)
-    losses = [train_step(policy, optimizer, held, config, World("cpu"))["loss/start_kl"] for _ in range(30)]
+    losses = [train_step(policy, optimizer, held, config, DistContext("cpu"))["loss/start_kl"] for _ in range(30)]
     assert losses[0] > 1e-3
     assert losses[-1] < losses[0] / 2
 
@@ -272,17 +274,17 @@ def test_the_policy_that_a_run_starts_from_stays_what_it_was(has_adapters: bool)
     if has_adapters:
         peft = pytest.importorskip("peft")
         model = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules="all-linear"))
-    batch, policy = controlled((-2.0, -1.0)), Policy(model)
+    batch, policy = controlled((-2.0, -1.0)), TrainedPolicy(model)
 
-    def read(one: Policy) -> torch.Tensor:
+    def read(one: TrainedPolicy) -> torch.Tensor:
         with torch.no_grad():
             return logits_of(one.model, batch)
 
     before, start = read(policy), StartingPolicy(policy, lambda: deepcopy(policy))
     trained = [parameter for parameter in policy.parameters() if parameter.requires_grad]
     config = TrainerConfig(model="tiny", loss=LossConfig(forward_kl=1.0))
-    train_step(policy, torch.optim.SGD(trained, lr=10.0), batch, config, World("cpu"))
-    train_step(policy, torch.optim.SGD(trained, lr=10.0), batch, config, World("cpu"))
+    train_step(policy, torch.optim.SGD(trained, lr=10.0), batch, config, DistContext("cpu"))
+    train_step(policy, torch.optim.SGD(trained, lr=10.0), batch, config, DistContext("cpu"))
     with start.reading() as reference:
         torch.testing.assert_close(read(reference), before)
     assert (read(policy) - before).abs().max() > 1e-3

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 from learning import __main__ as learn
-from learning import costs, first_mistakes, first_solutions, laboratory, results, unhinted
+from learning import costs, first_mistakes, first_solutions, laboratory, objectives, results, unhinted
 
 from agentic_opd.core.types import TurnOutcome
+from agentic_opd.training.config import LossConfig
 from agentic_opd.wire.group import ScoredGroup, ScoredRollout, TurnRecord
 from agentic_opd.worlds.coding.tasks.builtin import builtin_tasks
 
@@ -60,6 +61,44 @@ def test_a_finished_experiment_has_nothing_left_to_do(tmp_path: Path, capsys: py
 
     assert asyncio.run(learn.experiment(args)) == 0
     assert "nothing is left to do" in capsys.readouterr().err
+
+
+def test_objectives_are_compared_by_world_with_rates_of_their_own(tmp_path: Path) -> None:
+    args = learn.parse_args(["--objectives", "--world", "sql", "--out", str(tmp_path)])
+    assert (args.modes, args.lrs, args.weights) == ([*laboratory.USUAL_OBJECTIVES], [5e-5, 1e-4, 2e-4], [1.0])
+    assert (args.out, args.without_examples) == (tmp_path / "sql", False)
+    args = learn.parse_args(["--objectives", "rlsd", "sdar", "--lrs", "1e-3", "--out", str(tmp_path)])
+    assert (args.modes, args.lrs, args.without_examples) == (["rlsd", "sdar"], [1e-3], True)
+    assert all(len(laboratory.settings_of(mode, args.settings)) == 1 for mode in laboratory.OBJECTIVES)
+    for mode in laboratory.OBJECTIVES:
+        loss = laboratory.Run(mode, 0, args.settings[0], 64).loss
+        assert LossConfig.model_validate(loss), mode
+
+
+def test_the_curves_of_all_worlds_are_collected_and_the_hours_foretold(tmp_path: Path) -> None:
+    nobody: Any = None
+    for world in ("coding", "sql"):
+        args = learn.parse_args(
+            ["--objectives", "default", "rlsd", "--seeds", "0", "1", "--world", world, "--out", str(tmp_path)]
+        )
+        args.out.mkdir()
+        work = learn.Work(args, nobody, nobody)
+        work.sweep = {mode: {str(one): [Point(64, 0.9, 8)] for one in args.settings} for mode in args.modes}
+        work.curves = {"default": CURVES["opd"]}
+        work.seconds = {"default": {f"{seed} lr": (100.0 + seed, 640) for seed in (0, 1)}}
+        results.write_json(args.out / "seconds.json", work.seconds)
+        work.show()
+        assert learn.missing(args, work.curves) == [("rlsd", 0), ("rlsd", 1)]
+        assert objectives.expected_hours(2 * work.size(args.rollouts, args.points), work.seconds)[0] == pytest.approx(
+            2 * (256 + 4 * (128 if world == "coding" else 384)) * 201 / 1280 / 3600
+        )
+    collected = json.loads((tmp_path / "results.json").read_text())
+    assert {world: list(curves) for world, curves in collected.items()} == {"coding": ["default"], "sql": ["default"]}
+    assert collected["sql"]["default"]["0"] == [[0, 0.5, 128], [64, 0.92, 128]]
+    half = 12.71 * 0.08 / 2  # The ends are 92% and 84%.
+    assert objectives.interval([0.92, 0.84]) == pytest.approx((0.88 - half, 1.0), abs=1e-3)
+    assert "| sql | default | 2 | 55% | 88% (37% to 100%) | - | - | 100 |" in (tmp_path / "objectives.md").read_text()
+    assert objectives.expected_hours(7200, {}) == (1.0, "guessed: 0.5 s a rollout")
 
 
 def test_modes_differ_in_what_they_name_and_nothing_else() -> None:

@@ -24,7 +24,7 @@ _PATIENCE = timedelta(days=30)
 
 
 @dataclass(frozen=True, slots=True)
-class World:
+class DistContext:
     """This process's rank and device, and the collectives over all training processes."""
 
     device: str
@@ -138,7 +138,7 @@ class World:
         return found
 
 
-def join_world(device: str) -> World:
+def join_processes(device: str) -> DistContext:
     """Join the process group of torchrun; without torchrun, return a world of one process.
 
     Args:
@@ -146,14 +146,14 @@ def join_world(device: str) -> World:
     """
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
-        return World(device)
+        return DistContext(device)
     rank = int(os.environ["RANK"])
     if device.startswith("cuda"):
         device = f"cuda:{os.environ['LOCAL_RANK']}"
         torch.cuda.set_device(device)
     if not dist.is_initialized():
         dist.init_process_group("nccl" if device.startswith("cuda") else "gloo", timeout=_PATIENCE)
-    return World(device, rank, size)
+    return DistContext(device, rank, size)
 
 
 def unsharded(value: Tensor) -> Tensor:

@@ -1,0 +1,162 @@
+"""The losses for other trainers: a collator, the loss from logits, and `compute_loss` for transformers.Trainer.
+
+    class OPDTrainer(Trainer):
+        compute_loss = compute_loss
+
+    OPDTrainer(model, arguments, train_dataset=groups, data_collator=collate).train()
+
+`groups` are the lines of a groups.jsonl as JSON objects. docs/trainers.md has the whole program, and recipes.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from agentic_opd.core.errors import AlignmentError, ConfigError
+from agentic_opd.core.types import IGNORED
+from agentic_opd.training.batch import TrainBatch, make_batch
+from agentic_opd.training.config import LossConfig
+from agentic_opd.training.logprobs import selected_logprobs
+from agentic_opd.training.losses import combined_loss, contrast_target, turn_starts
+from agentic_opd.training.step import loss_inputs
+from agentic_opd.wire.group import ScoredGroup
+
+
+def collate(
+    groups: Sequence[ScoredGroup | Mapping[str, Any]],
+    config: LossConfig | None = None,
+    *,
+    special_ids: Sequence[int] | None = None,
+    packed: bool = False,
+) -> dict[str, Any]:
+    """Build a batch of whole groups.
+
+    Args:
+        groups: Scored groups, as values or as wire JSON.
+        config: `contrast` and `mean` decide what the batch holds. None: the defaults.
+        special_ids: Ids of special tokens, for `skip_special_tokens`.
+        packed: Concatenate the sequences in one row.
+
+    Returns:
+        `input_ids` and `attention_mask` [B, T], padded on the right; or with `packed` `input_ids` and `position_ids`
+        [1, N], whose positions start from 0 in each sequence, and no mask. `labels` of the same shape serve to count:
+        all but -100 are the sampled tokens, or with `mean: turn` the first token of each turn. `opd` holds the tensors
+        of a `TrainBatch` [B, T] by name.
+
+    Raises:
+        AlignmentError, ConfigError, WireError: as `make_batch` and `ScoredGroup.from_wire`.
+    """
+    config = config or LossConfig()
+    values = [one if isinstance(one, ScoredGroup) else ScoredGroup.from_wire(one) for one in groups]
+    batch = make_batch(values, contrast=config.contrast, special_ids=special_ids)
+    counted = turn_starts(batch.sampled_BT) if config.mean == "turn" else batch.sampled_BT
+    labels = torch.where(counted, batch.tokens_BT, IGNORED)
+    opd = {name: value for name in TrainBatch.__slots__ if (value := getattr(batch, name)) is not None}
+    if not packed:
+        mask = batch.attended_BT.long()
+        return {"input_ids": batch.tokens_BT, "attention_mask": mask, "labels": labels, "opd": opd}
+    positions = (batch.attended_BT.cumsum(1) - 1)[batch.attended_BT]
+    rows = {"input_ids": batch.tokens_BT[batch.attended_BT], "labels": labels[batch.attended_BT]}
+    return {**{name: row[None] for name, row in rows.items()}, "position_ids": positions[None], "opd": opd}
+
+
+def opd_loss(
+    logits: Tensor,
+    batch: Mapping[str, Any] | TrainBatch,
+    config: LossConfig | None = None,
+    sampled_count: Tensor | float | None = None,
+    *,
+    start_logits: Tensor | None = None,
+) -> Tensor:
+    """Compute the combined loss of a batch from all its logits, a scalar with gradient.
+
+    Args:
+        logits: [B, T, V] of the padded sequences, or [1, N, V] of the packed ones.
+        batch: From `collate` or `make_batch`, on the logits' device; with `step_scores: normalized` of whole groups.
+        config: Weights and bounds. None: the defaults. Schedules have no effect; pass `config.at(step)`.
+        sampled_count: Divisor of all means. If several batches make up one update, as with gradient accumulation, it
+            is the count over all of them: of the labels that are not -100. None: that of this batch, for updates of
+            one batch.
+        start_logits: Logits of the policy at the start of the run, for `contrast` of divergences and `start_kl`. With
+            `contrast_reference: batch` the current logits take their place.
+
+    Raises:
+        AlignmentError: the logits have other shapes.
+        ConfigError: the batch, or the start's logits, lack what a setting needs.
+    """
+    config = config or LossConfig()
+    if isinstance(batch, Mapping):
+        batch = TrainBatch(**batch["opd"])
+    batch = batch.with_rewards(config)
+    if config.contrast and batch.control_BTK is None:
+        raise ConfigError("loss.contrast is on, but the batch was collated without it: collate(groups, config)")
+    if config.reads_start and start_logits is None:
+        raise ConfigError("loss.start_kl and loss.contrast need start_logits, of the policy at the start of the run")
+    if batch.control_BTK is not None and config.contrast and config.has_divergence:
+        reference = start_logits if config.contrast_reference == "start" else logits
+        assert reference is not None
+        rows = (_chosen(reference.detach(), batch)[..., 1:], batch.teacher_BTK, batch.control_BTK, batch.entries_BTK)
+        batch = replace(batch, teacher_BTK=contrast_target(*rows, config.gap_clip))
+    if start_logits is not None:
+        batch = replace(batch, start_BT=_chosen(start_logits.detach(), batch)[..., 0])
+    count = batch.count(config) if sampled_count is None else float(sampled_count)
+    return combined_loss(loss_inputs(_chosen(logits, batch), batch, config), config, count)[0]
+
+
+def _chosen(logits: Tensor, batch: TrainBatch) -> Tensor:
+    """Return the logprobs [B, T, 1 + K] of each sampled token and of the ids of its row; 0 elsewhere."""
+    ids_BTK = torch.cat((batch.tokens_BT[..., None], batch.teacher_ids_BTK), -1)
+    wanted_BT = batch.sampled_BT.clone()
+    wanted_BT[:, 0] = False
+    attended_BT = batch.attended_BT
+    if logits.shape[:2] == wanted_BT.shape:
+        chosen_BTK = selected_logprobs(logits, ids_BTK)
+    elif logits.shape[:2] == (1, int(attended_BT.sum())):
+        chosen_NK = selected_logprobs(logits, ids_BTK[attended_BT][None])[0]
+        chosen_BTK = chosen_NK.new_zeros(ids_BTK.shape).index_put(attended_BT.nonzero(as_tuple=True), chosen_NK)
+    else:
+        padded, packed = list(wanted_BT.shape), [1, int(attended_BT.sum())]
+        raise AlignmentError(f"logits are {list(logits.shape)}, expected {padded} padded or {packed} packed, and V")
+    return torch.where(wanted_BT[..., None], chosen_BTK, 0.0)
+
+
+def compute_loss(
+    trainer: Any,
+    model: Any,
+    inputs: Mapping[str, Any],
+    return_outputs: bool = False,
+    num_items_in_batch: Tensor | int | None = None,
+) -> Any:
+    """Method for a subclass of transformers.Trainer, whose data collator is `collate`.
+
+    The trainer's attribute `loss_config` holds the settings of the loss; without it they are the defaults. The
+    attribute `start_model`, a model with the weights of the run's start, is needed for `start_kl` and `contrast` of
+    divergences.
+
+    Raises:
+        ConfigError: the trainer does not count over the whole update, so that the mean would be wrong.
+    """
+    config: LossConfig = getattr(trainer, "loss_config", None) or LossConfig()
+    arguments, count = trainer.args, num_items_in_batch
+    is_counted = count is not None and (arguments.world_size == 1 or arguments.average_tokens_across_devices)
+    if model.training and not is_counted and (arguments.gradient_accumulation_steps > 1 or arguments.world_size > 1):
+        raise ConfigError(
+            "the trainer does not count the tokens of a whole update: set model_accepts_loss_kwargs of the trainer to "
+            "True after it is made, and average_tokens_across_devices of its arguments"
+        )
+    forward = {name: value for name, value in inputs.items() if name not in ("opd", "labels")}
+    outputs = model(**forward, use_cache=False)
+    start, start_logits = getattr(trainer, "start_model", None), None
+    if start is not None and config.reads_start:
+        with torch.no_grad():
+            start_logits = start(**forward, use_cache=False).logits
+    batch = TrainBatch(**inputs["opd"])
+    if (counted := int((inputs["labels"] != IGNORED).sum())) != batch.count(config):
+        raise ConfigError(f"the labels count {counted}, expected {batch.count(config):g}: collate(groups, loss_config)")
+    loss = opd_loss(outputs.logits, batch, config, count, start_logits=start_logits)
+    if count is not None:
+        loss = loss * trainer.accelerator.num_processes  # The processes' gradients are averaged.
+    return (loss, outputs) if return_outputs else loss

@@ -1,0 +1,70 @@
+"""The comparison of objectives: curves of all worlds in one file, their ends with intervals and costs; hours."""
+
+import json
+from collections.abc import Sequence
+from math import fsum, sqrt
+from pathlib import Path
+from statistics import mean, stdev
+
+from learning.costs import read_costs
+from learning.results import read_curves, write_json
+
+_FIRST_GUESS_S = 0.5
+"""Seconds of a rollout or a measured episode on two cores, until a curve has been measured."""
+_T_95 = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26}
+"""Two-sided 95% quantile of Student's t, by the number of seeds."""
+
+Seconds = dict[str, dict[str, tuple[float, int]]]
+"""Mode -> seed and setting -> seconds of the curve, and its rollouts and measured episodes."""
+
+
+def read_seconds(path: Path) -> Seconds:
+    """Read an earlier run's; empty if there is no file."""
+    data = json.loads(path.read_text()) if path.exists() else {}
+    return {mode: {name: (taken[0], taken[1]) for name, taken in rows.items()} for mode, rows in data.items()}
+
+
+def expected_hours(size: int, seconds: Seconds) -> tuple[float, str]:
+    """Estimate the hours of `size` rollouts and episodes; also return where the speed is from."""
+    curves = [taken for rows in seconds.values() for taken in rows.values()]
+    if not curves:
+        return size * _FIRST_GUESS_S / 3600, f"guessed: {_FIRST_GUESS_S:g} s a rollout"
+    speed = fsum(taken for taken, _ in curves) / sum(count for _, count in curves)
+    return size * speed / 3600, f"measured: {speed:.2g} s a rollout"
+
+
+def interval(rates: Sequence[float]) -> tuple[float, float] | None:
+    """Return the 95% interval of the mean over seeds, cut to [0, 1]; None for one seed, or more than ten."""
+    if len(rates) not in _T_95:
+        return None
+    half = _T_95[len(rates)] * stdev(rates) / sqrt(len(rates))
+    return max(0.0, mean(rates) - half), min(1.0, mean(rates) + half)
+
+
+def collect(folder: Path) -> None:
+    """Write results.json and objectives.md from the folders of all worlds below `folder`."""
+    worlds = {path.parent.name: read_curves(path) for path in sorted(folder.glob("*/results.json"))}
+    write_json(folder / "results.json", worlds)
+    lines = [
+        "| world | objective | seeds | start | end (95% interval of the mean) "
+        "| judged turns | scored tokens | seconds |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for world, curves in worlds.items():
+        costs, seconds = read_costs(folder / world / "costs.json"), read_seconds(folder / world / "seconds.json")
+        for name, seeds in curves.items():
+            starts, ends = ([points[at].pass_rate for points in seeds.values()] for at in (0, -1))
+            spread = interval(ends)
+            within = "" if spread is None else f" ({spread[0]:.0%} to {spread[1]:.0%})"
+            last = [rows[-1] for rows in costs.get(name, {}).values()]
+            taken = [s for key, (s, _) in seconds.get(name, {}).items() if key.partition(" ")[0] in seeds]
+            cells = [
+                *(world, name, str(len(seeds)), f"{mean(starts):.0%}", f"{mean(ends):.0%}{within}"),
+                *(_mean([one.judged_turns for one in last]), _mean([one.scored_tokens for one in last]), _mean(taken)),
+            ]
+            lines.append(f"| {' | '.join(cells)} |")
+    (folder / "objectives.md").write_text("\n".join(lines) + "\n")
+
+
+def _mean(values: Sequence[float]) -> str:
+    return f"{mean(values):.0f}" if values else "-"

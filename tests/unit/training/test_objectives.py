@@ -1,0 +1,365 @@
+"""Reward and hint on the same tokens, brakes, schedules and gauges: against literal numbers and against autograd."""
+
+import logging
+import math
+from math import exp, log, tanh
+from typing import Any
+
+import pytest
+import torch
+from pydantic import ValidationError
+from torch import Tensor
+
+from agentic_opd.core.errors import ConfigError
+from agentic_opd.training.batch import TrainBatch, make_batch
+from agentic_opd.training.config import LossConfig, TrainerConfig
+from agentic_opd.training.losses import (
+    TABLE,
+    LossInputs,
+    bounded_advantage,
+    clipped_surrogate,
+    combined_loss,
+    forward_kl,
+    gated_advantage,
+    positions,
+    reverse_kl,
+    row_entropy,
+    row_overlap,
+    scaled_advantage,
+    step_advantages,
+    turn_starts,
+)
+from agentic_opd.training.metrics import CollapseAlarm
+from agentic_opd.training.trainer import LossWeights, batch_gauges, kl_to_start
+from agentic_opd.wire.group import ScoredGroup
+
+
+def floats(*values: float) -> Tensor:
+    return torch.tensor([values], dtype=torch.float64)
+
+
+def test_rlsd_takes_the_direction_from_the_reward_and_the_size_from_the_gap() -> None:
+    """A token that the hint favours counts more in a good rollout and less in a bad one, within 0.8 and 1.2."""
+    gaps = floats(0.1, -0.1, 3.0, -3.0, 0.0)
+    good, bad = (scaled_advantage(reward * torch.ones_like(gaps), gaps, 0.2)[0].tolist() for reward in (2.0, -2.0))
+    assert good == pytest.approx([2 * exp(0.1), 2 * exp(-0.1), 2.4, 1.6, 2.0])
+    assert bad == pytest.approx([-2 * exp(-0.1), -2 * exp(0.1), -1.6, -2.4, -2.0])
+
+
+def test_sdar_attenuates_what_the_teacher_rejects() -> None:
+    gated = gated_advantage(floats(2.0, -2.0, 0.0), 1.5)[0].tolist()
+    assert gated == pytest.approx([2.0 / (1 + exp(-3.0)), -2.0 / (1 + exp(3.0)), 0.0])
+
+
+def test_rlcsd_never_changes_the_sign_of_the_reward() -> None:
+    rewards, gaps = floats(1.0, 0.2, -0.2, -1.0, 0.0), floats(0.7, -9.0, 9.0, -0.7, 5.0)
+    expected = [1.0 + 0.5 * tanh(0.35), 0.0, 0.0, -1.0 - 0.5 * tanh(0.35), 0.0]
+    assert bounded_advantage(rewards, gaps, 0.5, 2.0)[0].tolist() == pytest.approx(expected)
+
+
+ON_POLICY = {
+    "rlsd": [2 * 0.8, 2 * 1.2, 2.0],
+    "sdar": [-3.0 / (1 + exp(3.0)), 1.0 / (1 + exp(-1.0)), 0.0],
+    "rlcsd": [2 + 0.5 * tanh(-3.0), 2 + 0.5 * tanh(1.0), 2.0],
+    "combined": [2 - 3.0, 2 + 1.0, 2.0],
+    "rejection": [-1.0, 0.0, 0.0],
+    "token_advantage": [-3.0, 1.0, 0.0],
+}
+"""Advantage of each token of `inputs`, by the formulas: the reward is 2, the gaps are -3 and 1; the third has none."""
+
+
+def inputs(student: Tensor, **changes: Any) -> LossInputs:
+    """One sequence of a prompt token and a turn of three, the first two scored, with the rows of both their tokens."""
+    row = torch.tensor([[[0.0, 0.0], [-5.0, -0.1], [-0.5, -2.0], [0.0, 0.0]]], dtype=torch.float64)
+    sampled = torch.tensor([[False, True, True, True]])
+    fields: dict[str, Any] = {
+        "student_BT": student,
+        "student_BTK": torch.stack((student, torch.full_like(student, -2.5)), -1),
+        "old_BT": student.detach(),
+        "hinted_BT": row[..., 0],
+        "baseline_BT": row[..., 0] - floats(0.0, -3.0, 1.0, 0.0),
+        "teacher_BTK": row,
+        "entries_BTK": torch.tensor([[[False] * 2, [True] * 2, [True] * 2, [False] * 2]]),
+        "sampled_BT": sampled,
+        "advantages_B": torch.tensor([2.0], dtype=torch.float64),
+        "step_scores_BT": torch.zeros_like(student),
+        "start_BT": student.detach(),
+    }
+    return LossInputs(**{**fields, **changes})
+
+
+STUDENT = floats(-1.0, -2.0, -1.5, -0.5)
+
+
+@pytest.mark.parametrize("name", ON_POLICY)
+def test_on_policy_the_gradient_of_a_part_is_minus_its_advantages(name: str) -> None:
+    """With ratios of 1, d loss / d logprob is -A / 3 at each of the three sampled tokens, by autograd."""
+    leaf = STUDENT.clone().requires_grad_()
+    loss, _ = combined_loss(inputs(leaf), LossConfig(**{name: 1.0}))  # type: ignore[arg-type]
+    loss.backward()
+    assert leaf.grad is not None
+    assert leaf.grad[0].tolist() == pytest.approx([0.0, *(-a / 3 for a in ON_POLICY[name])])
+
+
+def test_one_surrogate_has_the_gradient_of_two_until_a_ratio_is_clipped() -> None:
+    """At a ratio of 1.3 the parts of opposite signs are clipped apart, and their sum as one."""
+    gradients: dict[tuple[float, str], Tensor] = {}
+    for ratio in (1.0, 1.3):
+        for name, weights in {"one": {"combined": 1.0}, "two": {"grpo": 1.0, "token_advantage": 1.0}}.items():
+            leaf = STUDENT.clone().requires_grad_()
+            x = inputs(leaf, old_BT=STUDENT - log(ratio))
+            combined_loss(x, LossConfig(**weights, route_by_turn=False))[0].backward()  # type: ignore[arg-type]
+            assert leaf.grad is not None
+            gradients[ratio, name] = leaf.grad
+    torch.testing.assert_close(gradients[1.0, "one"], gradients[1.0, "two"])
+    assert gradients[1.3, "one"][0, 1] == pytest.approx(1.3 * 1.0 / 3), "A = 2 - 3 < 0: a high ratio is not clipped"
+    assert gradients[1.3, "two"][0, 1] == pytest.approx(1.3 * 3.0 / 3), "the reward's part is clipped, the gap's is not"
+
+
+def test_with_a_contrast_the_gap_is_that_to_the_control() -> None:
+    leaf = STUDENT.clone().requires_grad_()
+    x = inputs(leaf, baseline_BT=inputs(leaf).hinted_BT - floats(0.0, 0.5, -0.5, 0.0))
+    combined_loss(x, LossConfig(rlcsd=1.0, contrast=True))[0].backward()
+    assert leaf.grad is not None
+    assert leaf.grad[0].tolist() == pytest.approx(
+        [0.0, -(2 + 0.5 * tanh(0.5)) / 3, -(2 + 0.5 * tanh(-0.5)) / 3, -2.0 / 3]
+    )
+
+
+def test_step_scores_are_normalized_with_the_outcome_by_group_and_turn() -> None:
+    """Group 0: two sequences of two turns and one, group 1: one of one turn, and one that was not judged."""
+    sampled = torch.tensor(
+        [[False, True, True, False, True], [False, True, False, False, False]] + [[False, False, True, True, False]] * 2
+    )
+    steps = torch.zeros(4, 5)
+    steps[0, 1:3], steps[0, 4], steps[1, 1] = 1.0, -1.0, -1.0
+    scores, groups, rewarded = (
+        torch.tensor([1.0, 0.5, 1.0, 0.0]),
+        torch.tensor([0, 0, 1, 1]),
+        torch.tensor([True] * 3 + [False]),
+    )
+    found = step_advantages(steps, sampled, scores, groups, rewarded, divide_by_std=False)
+    # Turn 0 of group 0: outcome plus step is 2 and -0.5, the mean 0.75. Turn 1 is compared with none.
+    assert found.tolist() == [[0.0, 1.25, 1.25, 0.0, 0.0], [0.0, -1.25, 0.0, 0.0, 0.0], [0.0] * 5, [0.0] * 5]
+    divided = step_advantages(steps, sampled, scores, groups, rewarded)
+    assert divided[0, 1] == pytest.approx(1.25 / (1.25 + 1e-4))
+
+
+def test_normalized_step_scores_hold_the_outcome_and_it_is_not_added_twice() -> None:
+    plain, normalized = (
+        combined_loss(
+            inputs(STUDENT, step_scores_BT=torch.ones_like(STUDENT)), LossConfig(combined=1.0, step_scores=kind)
+        )[0]
+        for kind in ("plain", "normalized")
+    )
+    gaps = -3.0 + 1.0
+    assert float(plain) == pytest.approx(-(3 * (2 + 1) + gaps) / 3)
+    assert float(normalized) == pytest.approx(-(3 * 1 + gaps) / 3)
+
+
+@pytest.mark.parametrize(("ratio", "value", "moves"), [(2.0, 2.0, True), (4.0, 3.0, False)])
+def test_the_bound_of_negative_advantages(ratio: float, value: float, moves: bool) -> None:
+    old, there = floats(-3.0), torch.ones(1, 1, dtype=torch.bool)
+    for advantage in (-1.0, 1.0):
+        student = (old + log(ratio)).requires_grad_()
+        loss = clipped_surrogate(student, old, floats(advantage), there, negative_ratio_bound=3.0)
+        loss.sum().backward()
+        assert student.grad is not None
+        assert float(loss.detach()) == pytest.approx(value if advantage < 0 else -1.2)
+        assert bool(student.grad != 0) is (moves and advantage < 0)
+
+
+P, Q = (1 / 2, 1 / 4, 1 / 4), (1 / 8, 1 / 2, 3 / 8)
+"""Teacher and student of a row of two tokens and the tail."""
+TERMS = [log(4) / 2, -log(2) / 4, log(2 / 3) / 4]
+ENTROPY = log(2) / 2 + log(4) / 2
+
+
+def by_row(**settings: Any) -> tuple[float, Tensor]:
+    """The loss of one position with that row, and its gradient at the student's two logprobs."""
+    teacher, student = (torch.tensor([[[0.0, 0.0], x[:2]]], dtype=torch.float64).log() for x in (P, Q))
+    leaf = student.clone().requires_grad_()
+    there = torch.tensor([[False, True]])
+    zeros = torch.zeros(1, 2, dtype=torch.float64)
+    x = LossInputs(
+        student_BT=leaf[..., 0],
+        student_BTK=leaf,
+        old_BT=student[..., 0],
+        hinted_BT=teacher[..., 0],
+        baseline_BT=student[..., 0],
+        teacher_BTK=teacher,
+        entries_BTK=there[..., None].expand(1, 2, 2),
+        sampled_BT=there,
+        advantages_B=zeros[:, 0],
+        step_scores_BT=zeros,
+        start_BT=zeros,
+    )
+    loss, _ = combined_loss(x, LossConfig(**settings))
+    loss.backward()
+    assert leaf.grad is not None
+    return float(loss.detach()), leaf.grad[0, 1]
+
+
+def test_the_brakes_of_a_divergence_by_hand() -> None:
+    plain, gradient = by_row()
+    assert plain == pytest.approx(sum(TERMS))
+    clipped, of_clipped = by_row(entry_clip=0.3)
+    assert clipped == pytest.approx(0.3 + TERMS[1] + TERMS[2])
+    # The first entry's own term is constant; it still takes its mass from the tail.
+    assert of_clipped.tolist() == pytest.approx([P[2] / Q[2] * Q[0], gradient[1].item()])
+    bounded, of_bounded = by_row(position_clip=0.1)
+    assert bounded == pytest.approx(0.1)
+    torch.testing.assert_close(of_bounded, gradient * 0.1 / plain)
+    assert by_row(position_clip=9.0)[0] == plain
+    weighted, of_weighted = by_row(entropy_weight=0.5)
+    assert weighted == pytest.approx(plain * exp(-0.5 * ENTROPY))
+    torch.testing.assert_close(of_weighted, gradient * exp(-0.5 * ENTROPY))
+
+
+def test_eopd_is_the_reverse_divergence_and_the_forward_one_where_the_teacher_is_unsure() -> None:
+    both, reverse = by_row(forward_kl=1.0, reverse_kl=1.0)[0], by_row(reverse_kl=1.0)[0]
+    assert by_row(forward_kl=1.0, reverse_kl=1.0, forward_above_entropy=ENTROPY - 0.01)[0] == pytest.approx(both)
+    assert by_row(forward_kl=1.0, reverse_kl=1.0, forward_above_entropy=ENTROPY + 0.01)[0] == pytest.approx(reverse)
+
+
+def test_entropy_and_overlap_of_rows_by_hand() -> None:
+    teacher, student = (torch.tensor([[x[:2], x[:2]]], dtype=torch.float64).log() for x in (P, Q))
+    entries = torch.tensor([[[True, True], [False, False]]])
+    assert row_entropy(teacher, entries)[0].tolist() == pytest.approx([ENTROPY, 0.0])
+    assert row_overlap(student, teacher, entries)[0].tolist() == pytest.approx([1 / 8 + 1 / 4 + 1 / 4, 0.0])
+    assert row_overlap(teacher, teacher, entries)[0].tolist() == pytest.approx([1.0, 0.0])
+
+
+def test_a_mean_by_turn_weighs_each_turn_the_same() -> None:
+    """Turns of three tokens and of one, with the advantages 2 and -1: the means are 0.5 and 1.25."""
+    student = torch.zeros(2, 5, dtype=torch.float64)
+    sampled = torch.tensor([[False, True, True, True, False], [False, False, True, False, False]])
+    x = LossInputs(
+        *(student, student[..., None], student, student, student, student[..., None]),
+        entries_BTK=torch.zeros(2, 5, 1, dtype=torch.bool),
+        sampled_BT=sampled,
+        advantages_B=torch.tensor([2.0, -1.0], dtype=torch.float64),
+        step_scores_BT=student,
+        start_BT=student,
+        turn_lengths_BT=torch.where(sampled, torch.tensor([[3.0], [1.0]]), 0.0),
+    )
+    assert float(combined_loss(x, LossConfig(grpo=1.0))[0]) == pytest.approx(-(3 * 2 - 1) / 4)
+    assert float(combined_loss(x, LossConfig(grpo=1.0, mean="turn"))[0]) == pytest.approx(-(2 - 1) / 2)
+    lengths = torch.where(sampled, torch.tensor([[3.0], [1.0]]), 0.0)
+    assert torch.equal(make_batch([group_of(sampled)]).turn_lengths_BT, lengths)
+
+
+def group_of(sampled: Tensor, **changes: Any) -> ScoredGroup:
+    """Sequences of the tokens 1, 2, ...; each sampled one had the logprob -0.5."""
+    tokens = [list(range(1, sampled.shape[1] + 1))] * len(sampled)
+    rows = sampled.tolist()
+    wire = {
+        "tokens": tokens,
+        "masks": [[t if s else -100 for t, s in zip(*pair, strict=True)] for pair in zip(tokens, rows, strict=True)],
+        "inference_logprobs": [[-0.5 if s else 1.0 for s in row] for row in rows],
+        "scores": [0.0] * len(rows),
+        **changes,
+    }
+    return ScoredGroup.from_wire(wire)
+
+
+def test_special_tokens_are_left_out_of_every_part_and_counted_in_the_divisor() -> None:
+    special = torch.tensor([[False, False, True, False]])
+    for part in TABLE:
+        config = LossConfig(**{part.name: 1.0}, route_by_turn=False, skip_special_tokens=True)  # type: ignore[arg-type]
+        x = inputs(STUDENT, special_BT=special, start_BT=STUDENT - 0.3, step_scores_BT=torch.ones_like(STUDENT))
+        at = positions(config, x.sampled_BT, x.scored_BT, x.advantages_B, x.step_scores_BT, x.special_BT)
+        assert at[part.where][0].tolist()[2] is False
+        assert at[part.where][0].tolist()[1] is True
+    with pytest.raises(ConfigError, match="lack special_BT"):
+        combined_loss(inputs(STUDENT), LossConfig(skip_special_tokens=True))
+    with pytest.raises(ConfigError, match="lack turn_lengths_BT"):
+        combined_loss(inputs(STUDENT), LossConfig(mean="turn"))
+
+
+def test_a_special_token_in_a_turn_does_not_split_it() -> None:
+    """The weight of what follows it still has the ratios of what came before."""
+    old = STUDENT + floats(0.0, 1.0, 1.0, 0.0)
+    special = torch.tensor([[False, True, False, False]])
+    config = LossConfig(skip_special_tokens=True)
+    x = inputs(STUDENT, old_BT=old, special_BT=special)
+    alone = forward_kl(x.student_BTK, x.teacher_BTK, x.entries_BTK)[0, 2]
+    assert float(combined_loss(x, config)[0]) == pytest.approx(float(alone) * exp(-1.0) / 3)
+
+
+def test_the_course_of_a_weight() -> None:
+    config = LossConfig(
+        forward_kl=2.0, grpo=1.0, schedules={"forward_kl": {"warmup_steps": 1, "decay_steps": 4, "floor": 0.5}}
+    )
+    assert [config.at(step).forward_kl for step in range(7)] == [1.0, 2.0, 1.75, 1.5, 1.25, 1.0, 1.0]
+    assert config.at(3, ["grpo"]).grpo == 1.0, "a part without a schedule does not end"
+    assert config.at(5).grpo == 1.0
+    with pytest.raises(ValidationError, match="schedules: gropo is no part of the loss"):
+        LossConfig(schedules={"gropo": {}})
+    nothing, parts = combined_loss(
+        inputs(STUDENT), LossConfig(forward_kl=1.0, schedules={"forward_kl": {}}).at(0, ["forward_kl"])
+    )
+    assert (float(nothing), parts) == (0.0, {})
+
+
+def verified(*passed: bool) -> list[ScoredGroup]:
+    sampled = torch.ones(len(passed), 3, dtype=torch.bool)
+    checks = [{"verification": {"outcome": "ran", "passed": int(one), "total": 1}} for one in passed]
+    return [group_of(sampled, overrides=checks)]
+
+
+def test_a_part_ends_for_good_when_the_pass_rate_of_four_batches_is_reached() -> None:
+    loss = LossConfig(grpo=1.0, forward_kl=1.0, schedules={"forward_kl": {"until": 0.75}})
+    weights = LossWeights(loss)
+    rates = [weights.passed(verified(*batch)) for batch in ((True, False), (True, True), (True, True))]
+    assert rates == [{"pass_rate": 0.5}, {"pass_rate": 1.0}, {"pass_rate": 1.0}]
+    assert weights.at(3).forward_kl == 1.0
+    assert weights.passed([group_of(torch.ones(1, 3, dtype=torch.bool))]) == {}, "what was not verified is no rate"
+    resumed = LossWeights(loss)
+    resumed.load_state_dict({name: value.clone() for name, value in weights.state_dict().items()})
+    for one in (weights, resumed):
+        assert one.passed(verified(True, False)) == {"pass_rate": 0.5}
+        assert (one.at(4).forward_kl, one.at(4).grpo) == (0.0, 1.0)
+        for _ in range(4):
+            one.passed(verified(False))
+        assert one.at(8).forward_kl == 0.0
+
+
+def test_the_gauges_of_a_batch() -> None:
+    sampled = torch.tensor([[False, True, True, True, False], [False, False, True, False, False]])
+    batch = make_batch([group_of(sampled)])
+    assert batch_gauges(batch) == {"entropy": 0.5, "turn_length": 2.0}
+    assert batch_gauges(make_batch([group_of(torch.zeros(1, 3, dtype=torch.bool))])) == {}
+    moved = TrainBatch(
+        **{**{name: getattr(batch, name) for name in TrainBatch.__slots__}, "start_BT": batch.old_BT - 0.3}
+    )
+    assert kl_to_start(moved) == pytest.approx(exp(-0.3) + 0.3 - 1, abs=1e-6)
+
+
+def test_a_collapse_is_warned_of_once_and_counted_each_time(caplog: pytest.LogCaptureFixture) -> None:
+    alarm = CollapseAlarm(0.2)
+    with caplog.at_level(logging.WARNING):
+        found = [alarm.check({"entropy": e, "row_mass": 0.9}) for e in (1.0, 0.3, 0.1, 0.1, 0.5)]
+    assert [one["collapse"] for one in found] == [0.0, 0.0, 1.0, 1.0, 0.0]
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert "entropy is 0.1 and was 1" in said
+    assert CollapseAlarm(0.2).check({}) == {}
+    assert CollapseAlarm(0.0).check({"entropy": 0.0}) == {"collapse": 0.0}
+
+
+def test_whole_weights_have_an_average_only_where_servers_take_it() -> None:
+    for wrong in (
+        {"ema_decay": 0.9},
+        {"teacher_urls": ["http://t"]},
+        {"ema_decay": 0.9, "lora_rank": 4, "teacher_urls": ["http://t"]},
+    ):
+        with pytest.raises(ValidationError, match="teacher_urls receive the moving average of whole weights"):
+            TrainerConfig.model_validate({"model": "m", **wrong})
+    TrainerConfig.model_validate({"model": "m", "ema_decay": 0.9, "teacher_urls": ["http://t"]})
+
+
+def test_a_turn_starts_where_sampling_does() -> None:
+    assert turn_starts(torch.tensor([[True, True, False, True]])).tolist() == [[True, False, False, True]]
+    assert math.isclose(
+        float(reverse_kl(floats(-1.0)[..., None], floats(-1.0)[..., None], torch.ones(1, 1, 1, dtype=torch.bool))), 0.0
+    )

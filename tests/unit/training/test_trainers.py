@@ -1,0 +1,173 @@
+"""Other trainers get from our collator and loss what our own trainer computes."""
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from agentic_opd.core.errors import AlignmentError, ConfigError
+from agentic_opd.training import LossConfig, collate, compute_loss, opd_loss
+from agentic_opd.training.batch import make_batch
+from agentic_opd.training.config import TrainerConfig
+from agentic_opd.training.distributed import DistContext
+from agentic_opd.training.policy import TrainedPolicy
+from agentic_opd.training.step import train_step
+from agentic_opd.wire.group import ScoredGroup
+
+from .test_step import make_groups, make_model
+
+CONFIGS = {
+    "default": LossConfig(),
+    "reward and hint": LossConfig(forward_kl=1.0, grpo=0.5, rlsd=0.5, route_by_turn=False),
+    "by turn": LossConfig(combined=1.0, mean="turn"),
+}
+
+
+def eight_groups() -> list[dict[str, Any]]:
+    """Groups of sequences of different lengths: a mean of micro-batches' means is not the mean."""
+    pairs = [make_groups() for _ in range(4)]
+    groups = [group for pair in pairs for group in pair]
+    for number, group in enumerate(groups):
+        for name in ("tokens", "masks", "inference_logprobs", "distill_token_ids", "distill_logprobs"):
+            group[name] = [row[: len(row) - (number % 3 == 2)] for row in group[name]]
+    for name in ("distill_token_ids", "distill_logprobs"):
+        groups[0][name][1] = [[] for _ in groups[0][name][1]]
+    return groups
+
+
+def ours(model: Any, groups: list[dict[str, Any]], config: LossConfig, optimizer: torch.optim.Optimizer) -> float:
+    batch = make_batch([ScoredGroup.from_wire(group) for group in groups])
+    settings = TrainerConfig(model="tiny", loss=config)
+    return train_step(TrainedPolicy(model), optimizer, batch, settings, DistContext("cpu"))["loss"]
+
+
+def arguments(folder: Path, **changes: Any) -> Any:
+    from transformers import TrainingArguments
+
+    settings: dict[str, Any] = {
+        **{"output_dir": str(folder), "per_device_train_batch_size": 2, "num_train_epochs": 1, "use_cpu": True},
+        **{"learning_rate": 1e-3, "lr_scheduler_type": "constant", "adam_beta2": 0.98, "max_grad_norm": 1.0},
+        **{"remove_unused_columns": False, "logging_steps": 1, "report_to": [], "save_strategy": "no"},
+        **{"train_sampling_strategy": "sequential", "disable_tqdm": True, **changes},
+    }
+    return TrainingArguments(**settings)
+
+
+def trainer_class(config: LossConfig) -> Any:
+    from transformers import Trainer
+
+    class OPDTrainer(Trainer):
+        loss_config = config
+
+    OPDTrainer.compute_loss = compute_loss
+    return OPDTrainer
+
+
+@pytest.mark.parametrize("accumulated", [1, 2])
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.filterwarnings("ignore")
+def test_an_epoch_of_transformers_trainer_is_an_epoch_of_ours(name: str, accumulated: int, tmp_path: Path) -> None:
+    """Losses of each update and weights after the last, with one and with two micro-batches an update."""
+    config, groups = CONFIGS[name], eight_groups()
+    model = make_model()
+    trainer = trainer_class(config)(
+        model,
+        arguments(tmp_path, gradient_accumulation_steps=accumulated),
+        train_dataset=groups,
+        data_collator=lambda rows: collate(rows, config),
+    )
+    trainer.train()
+    theirs = [line["loss"] for line in trainer.state.log_history if "loss" in line]
+    own = make_model()
+    optimizer = torch.optim.AdamW(own.parameters(), lr=1e-3, betas=(0.9, 0.98), weight_decay=0.0)
+    size = 2 * accumulated
+    expected = [ours(own, groups[i : i + size], config, optimizer) for i in range(0, 8, size)]
+    assert theirs == pytest.approx(expected, abs=1e-5)
+    assert len(set(expected)) == len(expected)
+    for trained, one in zip(model.parameters(), own.parameters(), strict=True):
+        torch.testing.assert_close(trained, one, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_trainer_that_does_not_count_over_the_update_is_refused(tmp_path: Path) -> None:
+    trainer = trainer_class(LossConfig())(
+        make_model(),
+        arguments(tmp_path, gradient_accumulation_steps=2),
+        train_dataset=eight_groups(),
+        data_collator=collate,
+    )
+    trainer.model_accepts_loss_kwargs = False
+    with pytest.raises(ConfigError, match="does not count the tokens of a whole update"):
+        trainer.train()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_labels_of_another_mean_are_refused(tmp_path: Path) -> None:
+    trainer = trainer_class(CONFIGS["by turn"])(
+        make_model(), arguments(tmp_path), train_dataset=eight_groups(), data_collator=collate
+    )
+    with pytest.raises(ConfigError, match=r"the labels count \d+, expected 4: collate\(groups, loss_config\)"):
+        trainer.train()
+
+
+def quietly(model: Any, batch: dict[str, Any]) -> torch.Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return model(
+            **{name: value for name, value in batch.items() if name not in ("opd", "labels")}, use_cache=False
+        ).logits
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_packed_and_padded_batches_have_the_same_loss_and_gradient(name: str) -> None:
+    config, gradients, losses = CONFIGS[name], [], []
+    for packed in (False, True):
+        model, batch = make_model(), collate(eight_groups(), config, packed=packed)
+        loss = opd_loss(quietly(model, batch), batch, config)
+        loss.backward()
+        losses.append(float(loss.detach()))
+        gradients.append(torch.cat([one.grad.flatten() for one in model.parameters()]))
+    assert losses[0] == pytest.approx(losses[1], abs=1e-6)
+    assert losses[0] == pytest.approx(
+        ours(model, eight_groups(), config, torch.optim.SGD(model.parameters())), abs=1e-6
+    )
+    torch.testing.assert_close(*gradients, atol=1e-6, rtol=1e-4)
+
+
+def test_micro_batches_add_up_with_the_count_of_the_whole_update() -> None:
+    model, groups = make_model(), eight_groups()
+    whole = collate(groups)
+    count = (whole["labels"] != -100).sum()
+    parts = [collate(groups[:3]), collate(groups[3:])]
+    with torch.no_grad():
+        losses = [float(opd_loss(quietly(model, part), part, sampled_count=count)) for part in parts]
+        assert sum(losses) == pytest.approx(float(opd_loss(quietly(model, whole), whole)), abs=1e-6)
+        alone = [float(opd_loss(quietly(model, part), part)) for part in parts]
+    assert abs(sum(alone) / 2 - sum(losses)) > 1e-4, "without the count it is another loss"
+
+
+def test_what_a_setting_needs_and_lacks_is_named() -> None:
+    model, batch = make_model(), collate(eight_groups())
+    logits = quietly(model, batch)
+    for settings, said in (
+        ({"contrast": True}, r"collate\(groups, config\)"),
+        ({"start_kl": 1.0}, "need start_logits"),
+        ({"skip_special_tokens": True}, "lack special_BT"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            opd_loss(logits, batch, LossConfig(**settings))  # type: ignore[arg-type]
+    with pytest.raises(AlignmentError, match=r"expected \[16, \d+\] padded or \[1, \d+\] packed"):
+        opd_loss(logits[:2], batch)
+
+
+def test_special_tokens_add_nothing() -> None:
+    """Token 20 begins most answers; left out, its logits have no gradient from its row."""
+    config = LossConfig(skip_special_tokens=True)
+    batch = collate(eight_groups(), config, special_ids=[20])
+    logits = quietly(make_model(), batch).detach().requires_grad_()
+    opd_loss(logits, batch, config).backward()
+    assert logits.grad is not None
+    touched = torch.cat((torch.zeros_like(batch["labels"][:, :1]), (logits.grad != 0).any(-1)[:, :-1].long()), 1) > 0
+    assert torch.equal(touched, batch["opd"]["entries_BTK"].any(-1) & (batch["input_ids"] != 20))
