@@ -17,7 +17,7 @@ from agentic_opd.gateway.journal import SessionRow
 from agentic_opd.gateway.request import Asked, prompt_key
 from agentic_opd.gateway.traces import PlainIndex, TraceIndex
 from agentic_opd.gateway.turns import Feedback, Follows, Path, RecordedTurn, TurnTree
-from agentic_opd.rollout.conversation_index import ConversationIndex
+from agentic_opd.rollout.conversation_index import ConversationIndex, identity
 
 
 @dataclass(slots=True, eq=False)
@@ -164,8 +164,9 @@ class Sessions:
         """Return the place of a request whose messages from `start` on answer a turn of another text or prompt."""
         session, messages = self._by_id[key.session_id], asked.messages
         stop = next((i for i in range(start, len(messages)) if messages[i]["role"] == "assistant"), len(messages))
-        gone = self.path(key)[-1].messages[-2:-1]
-        if stop == len(messages) and stop - start > 1 and gone and _is_alike(gone[0], messages[-1]):
+        last = self.path(key)[-1].messages[-2:-1]
+        is_gone = any(identity(message) not in asked.identities for message in last)
+        if stop == len(messages) and stop - start > 1 and is_gone and _is_alike(last[0], messages[-1]):
             stop -= 1  # The client adds such a message to each request and takes it away again.
         return Place(session, (), messages, True, Follows(key.turn_id, start, stop))
 

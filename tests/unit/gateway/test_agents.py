@@ -83,6 +83,18 @@ def test_a_rewritten_answer_keeps_the_session_where_no_other_is_meant(
     assert "It fails." in [messages[-1]["content"] for messages in group["messages"]]
 
 
+def test_user_messages_that_begin_alike_are_replies_where_none_was_taken_away(tokenizer: Any, tmp_path: Path) -> None:
+    first, second = ({"role": "user", "content": f"[2026-11-25 22:05] {text}"} for text in ("Write f.", "Not so."))
+
+    async def talk(at: Running) -> Any:
+        said = await at.say(first)
+        await at.say(first, {**said, "content": "Other words."}, MORE, second)
+        (session,) = await sessions(at)
+        return session.tree.turns[2].follows
+
+    assert run(tmp_path, ScriptedVllm(tokenizer, numbered), talk) == (1, 2, 4)
+
+
 def test_eight_rollouts_of_one_prompt_stay_eight_sessions(tokenizer: Any, tmp_path: Path) -> None:
     vllm = ScriptedVllm(tokenizer, lambda prompt, _: "The same words.")
 
