@@ -142,8 +142,6 @@ class Asked:
     """Number of first messages that belong to this request and not to the conversation that `previous` continues."""
     prompt: str | tuple[int, ...] | None = None
     """A prompt that is not rendered from messages, as text or token ids; None: `messages` are rendered."""
-    grammar: str | None = None
-    """Structural tag that the answer's tool calls follow; None: calls are not constrained."""
     at: str = "messages"
     """Name of the body's field with the conversation."""
     echo: Mapping[str, Any] = field(default_factory=dict[str, Any])
