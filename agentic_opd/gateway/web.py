@@ -136,7 +136,7 @@ async def _no_route(request: Request, error: Exception) -> Response:
 
 def _protocol_of(path: str) -> WireProtocol:
     """Return the protocol that a path belongs to; OpenAI's chat for any other path."""
-    return next((one for one in PROTOCOLS if path.endswith((one.path, one.count_path or one.path))), PROTOCOLS[0])
+    return next((one for one in PROTOCOLS if one.path in path), PROTOCOLS[0])
 
 
 class ChatRoutes:

@@ -232,6 +232,12 @@ def test_ids_that_agents_send() -> None:
     assert of({"X-Claude-Code-Session-Id": "a"}, user_id="user_session_0f8e7d6c-1234") == "a"
     with pytest.raises(ClientError):
         of({"X-Turn-Type": "mine"})
+    claude = {"X-Claude-Code-Session-Id": "s", "x-claude-code-agent-id": "a", "x-claude-code-parent-agent-id": "p"}
+    helper = read_client(claude, None, 1)
+    assert (helper.agent_session, helper.parent) == ("s/a", "s/p")
+    codex = read_client({"thread-id": "t", "session-id": "s", "x-codex-parent-thread-id": "p"}, None, 1)
+    assert (codex.agent_session, codex.parent, codex.turn_type) == ("t", "p", "main")
+    assert read_client({"x-openai-subagent": "compact"}, None, 1).turn_type == "side"
 
 
 # ------------------------------------------------------------------------------------------- accept, refuse and mark
