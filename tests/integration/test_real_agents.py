@@ -26,7 +26,7 @@ LIMIT_S = 150
 
 @dataclass(frozen=True)
 class Agent:
-    """How an agent is installed and started; `URL` in its files, variables and command is the gateway's address."""
+    """How an agent is installed and started; `ADDRESS` in its files, variables and command is the gateway's address."""
 
     package: str
     command: str
@@ -42,12 +42,12 @@ model = "policy"
 model_provider = "gateway"
 [model_providers.gateway]
 name = "gateway"
-base_url = "URL/v1"
+base_url = "ADDRESS/v1"
 env_key = "OPENAI_API_KEY"
 wire_api = "responses"
 """
 PI = {
-    "baseUrl": "URL/v1",
+    "baseUrl": "ADDRESS/v1",
     "apiKey": "key",
     "api": "openai-completions",
     "models": [
@@ -61,12 +61,13 @@ OPENCODE = {
     "provider": {
         "gateway": {
             "npm": "@ai-sdk/openai-compatible",
-            "options": {"baseURL": "URL/v1", "apiKey": "key"},
+            "options": {"baseURL": "ADDRESS/v1", "apiKey": "key"},
             "models": {"policy": {"name": "policy"}},
         }
     },
     **{"model": "gateway/policy", "small_model": "gateway/policy", "share": "disabled", "autoupdate": False},
 }
+PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy")
 SHELL = {"command": "echo hi", "description": "greets"}
 AGENTS = {
     "codex": Agent(
@@ -82,7 +83,7 @@ AGENTS = {
         f"claude -p '{TASK}' --dangerously-skip-permissions --model claude-sonnet-4-5",
         "Bash",
         SHELL,
-        {"ANTHROPIC_BASE_URL": "URL", "ANTHROPIC_API_KEY": "key", "DISABLE_TELEMETRY": "1", "IS_SANDBOX": "1"},
+        {"ANTHROPIC_BASE_URL": "ADDRESS", "ANTHROPIC_API_KEY": "key", "DISABLE_TELEMETRY": "1", "IS_SANDBOX": "1"},
     ),
     "opencode": Agent(
         "opencode-ai",
@@ -103,7 +104,10 @@ AGENTS = {
         f"qwen --auth-type openai -y -p '{TASK}'",
         "run_shell_command",
         {"command": "echo hi", "is_background": False},
-        {"OPENAI_BASE_URL": "URL/v1", "OPENAI_API_KEY": "key", "OPENAI_MODEL": "policy"},
+        {
+            **{"OPENAI_BASE_URL": "ADDRESS/v1", "OPENAI_API_KEY": "key", "OPENAI_MODEL": "policy"},
+            **dict.fromkeys(PROXIES, ""),  # It sends requests to this machine there too.
+        },
     ),
 }
 
@@ -141,12 +145,12 @@ def test_one_conversation_is_one_session(name: str, tmp_path: Path) -> None:
         for path, text in agent.files.items():
             file = tmp_path / "home" / path
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(text.replace("URL", at.url))
-        nowhere = dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"), "http://127.0.0.1:9")
+            file.write_text(text.replace("ADDRESS", at.url))
+        nowhere = dict.fromkeys(PROXIES, "http://127.0.0.1:9")
         variables = {
             **{"PATH": f"{tmp_path}/agent/node_modules/.bin:{os.environ['PATH']}", "HOME": str(tmp_path / "home")},
             **{"NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1", "TERM": "dumb", **nowhere},
-            **{key: value.replace("URL", at.url) for key, value in agent.variables.items()},
+            **{key: value.replace("ADDRESS", at.url) for key, value in agent.variables.items()},
         }
         await finished(["bash", "-c", agent.command], tmp_path / "work", variables)
         (session,) = at.gateway._sessions
