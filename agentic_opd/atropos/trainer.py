@@ -69,7 +69,7 @@ class TrainerClient:
         trainer = replace(self._trainer, starting_step=step)
         while True:
             try:
-                await self._reset_what_is_not(step)
+                await self._reset_other_run(step)
                 await self._api.register_trainer(trainer)
                 if (await self._api.info()).batch_size > 0:
                     self._is_known = self._is_registered = True
@@ -80,7 +80,7 @@ class TrainerClient:
                 self._notices.say_once(_WAITING, str(error))
                 await asyncio.sleep(_PATIENCE_S)
 
-    async def _reset_what_is_not(self, step: int) -> None:
+    async def _reset_other_run(self, step: int) -> None:
         status, info = await self._api.status(), await self._api.info()
         found = status.current_step, info.batch_size, info.max_token_len
         ours = step, self._trainer.batch_size, self._trainer.max_token_len

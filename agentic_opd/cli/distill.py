@@ -95,12 +95,9 @@ async def _distill(settings: Settings, arguments: argparse.Namespace) -> int:
     connected = PolicyDistiller.connected(
         server.base_url,
         config,
+        config,
         api_key=server.api_key or None,
         tokenizer_name=next((name for name in names if name not in ("", "none")), ""),
-        renderer=config.renderer,
-        renderer_options=config.renderer_options,
-        tool_format=config.tool_format,
-        stop_tokens=config.stop_tokens,
         retry_s=config.server_retry_s,
         seed=config.seed,
     )

@@ -43,6 +43,10 @@ def check_lengths(what: str, **lengths: int) -> None:
 # --------------------------------------------------------------------------------------------------------- rollout
 
 
+TASK_LIMITS = ("max_turns", "tool_timeout_s", "agent_timeout_s", "sandbox_memory_mb")
+"""Settings that a task may replace for itself."""
+
+
 @dataclass(frozen=True, slots=True)
 class Task:
     """A task for the agent.
@@ -52,19 +56,39 @@ class Task:
     kind (`DistillConfig.teachers`). `examples` are messages before the prompt that demonstrate such a task: user,
     assistant, tool. They are context and never trained on. They need only roles, texts, and the calls' names and
     arguments; the other fields of OpenAI's format may be missing.
+
+    `messages`, if given, are the whole conversation before the first turn: they replace system prompt (if they have
+    one), examples and prompt, and end with a user's message or a tool result. An empty `prompt` becomes their last
+    user message. `tools` are the schemas of the functions of this task in OpenAI's format; None: those of the world.
+    `data` is for the world's hooks alone. `limits` (see `TASK_LIMITS`) replace the settings of the same names, `image`
+    replaces `sandbox_image`.
     """
 
     task_id: str
-    prompt: str
-    hidden_tests: str | None
+    prompt: str = ""
+    hidden_tests: str | None = None
     entry_point: str | None = None
     files: Mapping[str, str] = field(default_factory=dict[str, str])
     reference_solution: str | None = None
     kind: str | None = None
     examples: Sequence[Message] = ()
+    messages: Sequence[Message] = ()
+    tools: Sequence[dict[str, Any]] | None = None
+    data: Any = None
+    limits: Mapping[str, float] = field(default_factory=dict[str, float])
+    image: str | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "examples", _complete_examples(self.task_id, self.examples))
+        object.__setattr__(self, "examples", _complete_messages(self.task_id, "examples", self.examples))
+        object.__setattr__(self, "messages", _complete_messages(self.task_id, "messages", self.messages))
+        said = [message["content"] for message in self.messages if message["role"] == "user"]
+        object.__setattr__(self, "prompt", self.prompt or (said[-1] if said else ""))
+        for name, value in self.limits.items():
+            if name not in TASK_LIMITS or isinstance(value, bool) or not value > 0:
+                known = ", ".join(TASK_LIMITS)
+                raise AlignmentError(
+                    f"task {self.task_id!r}: limit {name}={value!r}, expected a positive one of {known}"
+                )
         needed = {"task_id": self.task_id}
         if self.hidden_tests is not None:
             needed |= {"prompt": self.prompt, "hidden_tests": self.hidden_tests}
@@ -73,11 +97,11 @@ class Task:
                 raise AlignmentError(f"task {self.task_id!r}: {name} is empty")
 
 
-def _complete_examples(task_id: str, examples: Sequence[Any]) -> tuple[Message, ...]:
-    """Return the examples as complete messages: call ids, arguments as JSON text, and a content everywhere."""
+def _complete_messages(task_id: str, what: str, messages: Sequence[Any]) -> tuple[Message, ...]:
+    """Return examples or messages in full: call ids, arguments as JSON text, and a content everywhere."""
     done: list[Message] = []
     open_calls: list[dict[str, Any]] = []
-    for index, one in enumerate(examples):
+    for index, one in enumerate(messages):
         try:
             message: Message = {"content": "", **{key: value for key, value in one.items() if value is not None}}
             role = message["role"]
@@ -87,16 +111,18 @@ def _complete_examples(task_id: str, examples: Sequence[Any]) -> tuple[Message, 
             elif role == "tool":
                 call = open_calls.pop(0)
                 message = {"tool_call_id": call["id"], "name": call["function"]["name"], **message}
-            elif role not in ("user", "assistant"):
+            elif role not in ("user", "assistant") and not (role == "system" and what == "messages" and index == 0):
                 raise ValueError(f"role {role!r}, expected user, assistant or tool")
             if not isinstance(message["content"], str):
                 raise TypeError(f"content {message['content']!r}, expected a text")
         except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
-            what = "answers no call" if isinstance(error, IndexError) else f"is not a message ({error!s})"
-            raise AlignmentError(f"task {task_id!r}: examples[{index}] {what}: {str(one)[:200]}") from error
+            why = "answers no call" if isinstance(error, IndexError) else f"is not a message ({error!s})"
+            raise AlignmentError(f"task {task_id!r}: {what}[{index}] {why}: {str(one)[:200]}") from error
         done.append(message)
-    if done and done[-1]["role"] == "user":
+    if what == "examples" and done and done[-1]["role"] == "user":
         raise AlignmentError(f"task {task_id!r}: examples end with a user's message, which nothing answers")
+    if what == "messages" and done and done[-1]["role"] not in ("user", "tool"):
+        raise AlignmentError(f"task {task_id!r}: messages end with role {done[-1]['role']!r}, expected user or tool")
     return tuple(done)
 
 
@@ -438,8 +464,8 @@ class WorldSession(Protocol):
         """Return the user's reply to the last message, a turn without tool calls; None if the user is silent."""
         ...
 
-    async def collect(self) -> Any:
-        """Return the final state of the episode, for the world's `verify`."""
+    async def collect(self, messages: Sequence[Message] = ()) -> Any:
+        """Return the final state of the episode, for the world's `verify`; `messages` are the whole conversation."""
         ...
 
 

@@ -46,15 +46,7 @@ async def connect(
     max_token_length: int,
     retry_s: float,
 ) -> DistillServers:
-    """Connect to judge and teacher, and check before the first episode that they fit.
-
-    Args:
-        config: The distillation settings.
-        policy: The policy's server.
-        renderer: The policy's renderer.
-        tokenizer: The policy's tokenizer.
-        max_token_length: Tokens of the longest sequence.
-        retry_s: Seconds to retry a server that does not answer.
+    """Connect to judge and teacher, and check that they fit sequences of `max_token_length` tokens.
 
     Raises:
         RendererError: the chat template can't take a hint at `config.hint_placement`.
@@ -103,10 +95,8 @@ async def connect(
 def questions_of(config: DistillConfig, tokenizer: Any) -> Questions:
     """Build the judge's questions from the settings.
 
-    Args:
-        config: The distillation settings.
-        tokenizer: The policy's tokenizer; spellings of its control tokens are broken in questions, because the policy
-            may be the judge. None: only the control tokens of common model families are broken.
+    Spellings of the control tokens of `tokenizer`, the policy's, are broken in questions, because the policy may be the
+    judge; without one, those of common model families.
     """
     return Questions(
         secret=secrets.token_bytes(16),
@@ -130,15 +120,8 @@ async def connect_teacher(
 ) -> PluginClient:
     """Connect to a scoring server and check that it fits; on failure, close `http`.
 
-    Args:
-        http: The teacher's server.
-        tokenizer: The policy's tokenizer; the teacher's must give the same ids.
-        top_k: Maximum of logprobs requested per position.
-        max_token_length: Tokens of the longest sequence.
-        model_name: The model that the server must serve; None: any.
-        policy: The policy server's info, if the teacher is another server.
-        max_concurrent: Maximum of concurrent requests.
-        read_by: Which of the server's weights read.
+    The server must serve `model_name` (None: any model) and give the same ids as `tokenizer`. `policy` is the policy
+    server's info, if the teacher is another server.
 
     Raises:
         ServerMismatchError, ServerRequestError, ServerUnreachableError: as `connect`.

@@ -68,13 +68,7 @@ class TurnDistiller:
     async def distill_all(
         self, recording: Recording, known: Mapping[int, DistilledTurn], siblings: Sequence[Recording] = ()
     ) -> DistilledRecording:
-        """Distill all turns of a finished conversation concurrently.
-
-        Args:
-            recording: The conversation.
-            known: Turns distilled earlier, by index; a turn is reused if its evidence has not changed.
-            siblings: The other rollouts of the group.
-        """
+        """Distill all turns of a finished conversation concurrently; see `Distiller.distill`."""
 
         async def distilled(context: TurnContext) -> DistilledTurn:
             before = known.get(context.pair.turn_index)
@@ -119,14 +113,7 @@ class Distiller:
     """Distills conversations of any number of policy servers: connect, distill, close each group, close."""
 
     def __init__(self, config: DistillConfig, *, max_token_length: int, retry_s: float, seed: int = 0) -> None:
-        """Store the settings; no server is contacted yet.
-
-        Args:
-            config: The distillation settings.
-            max_token_length: Tokens of the longest sequence.
-            retry_s: Seconds to retry a server that does not answer.
-            seed: Seed for drawing other turns' hints.
-        """
+        """Store the settings, the tokens of the longest sequence, and the seed for drawing other turns' hints."""
         self.config, self.pool = config, HintPool(seed)
         self._max_token_length, self._retry_s = max_token_length, retry_s
         self._servers: dict[str, DistillServers] = {}
@@ -189,7 +176,7 @@ class Distiller:
         Args:
             recording: The conversation.
             policy_url: `PolicyEndpoint.base_url` of the server that sampled it.
-            known: Results of `distill_turn`, by turn index.
+            known: Results of `distill_turn`, by turn index; one is reused if the turn's evidence has not changed.
             siblings: The other rollouts of the group, for the hint source `sibling`.
 
         Raises:

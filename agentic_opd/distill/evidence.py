@@ -71,11 +71,12 @@ def hindsight_pairs(recording: Recording, config: DistillConfig) -> list[Hindsig
 
 
 def _task_text(recording: Recording) -> str:
-    """Return the first user message behind the task's examples; without one, the task's prompt."""
+    """Return the first user message behind the task's examples; without one, or with own messages, its prompt."""
     task = recording.task
     asked = [message_text(message) for message in recording.messages if message["role"] == "user"]
     shown = sum(message["role"] == "user" for message in task.examples) if task else 0
-    return asked[shown] if len(asked) > shown else (task.prompt if task else "")
+    has_asked = len(asked) > shown and not (task and task.messages)
+    return asked[shown] if has_asked else (task.prompt if task else "")
 
 
 def turn_text(message: Message) -> str:
@@ -97,6 +98,7 @@ def shown_text(recording: Recording) -> str:
     """Return all text that the agent read or wrote: prompt, task files, messages, turns and reasoning."""
     messages, task = recording.messages, recording.task
     parts = [task.prompt, *task.files.values()] if task else []
+    parts += [json.dumps(tool, ensure_ascii=False) for tool in (task.tools if task else None) or ()]
     parts += [turn_text(m) if m["role"] == "assistant" else message_text(m) for m in messages]
     parts += [thought for m in messages if (thought := m.get("reasoning_content"))]
     return "\n".join(parts)

@@ -42,14 +42,14 @@ _DECISIONS: dict[str, _Decision] = {"1": 1, "+1": 1, "-1": -1}
 _STEP_SCORES: dict[str, StepScore] = {"1": 1, "+1": 1, "0": 0, "-1": -1}
 
 
-# ------------------------------------------------------------------------------------------------------------ the step
+# ---------------------------------------------------------------------------------------------------------- the results
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """The judge's votes on a turn; without votes if the judge failed."""
+    """The judge's votes on a turn; without a question if it was not asked, without votes if it failed."""
 
-    question: str
+    question: str | None = None
     votes: tuple[Vote, ...] = ()
     step_votes: tuple[StepScore | None, ...] = ()
     seconds: float | None = None
@@ -85,7 +85,7 @@ class Hint:
     read: AcceptedHint | None
     """The hint that the teacher reads: `accepted`, or the settings' replacement; None: it reads no hint."""
     source: HintSource
-    judgement: Judgement | None = None
+    judgement: Judgement = Judgement()
     """The judge's votes, also if the hint is of another source."""
 
     @property
@@ -100,7 +100,10 @@ class NoHint:
 
     outcome: TurnOutcome
     why: str | None = None
-    judgement: Judgement | None = None
+    judgement: Judgement = Judgement()
+
+
+# ------------------------------------------------------------------------------------------------------------- the pool
 
 
 class HintPool:
@@ -142,6 +145,9 @@ class HintPool:
     def _drawn(self, hints_by_task: Iterable[list[AcceptedHint]]) -> AcceptedHint | None:
         fitting = [hints for hints in hints_by_task if hints]
         return self._rng.choice(self._rng.choice(fitting)) if fitting else None
+
+
+# --------------------------------------------------------------------------------------------------------- the question
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +212,9 @@ class JudgedBy:
     is_policy: bool
 
 
+# ------------------------------------------------------------------------------------------------------------- the step
+
+
 async def find_hint(context: TurnContext, judge: JudgedBy, config: DistillConfig, pool: HintPool) -> Hint | NoHint:
     """Return the hint of the first source that has one, and add it to `pool`.
 
@@ -214,7 +223,7 @@ async def find_hint(context: TurnContext, judge: JudgedBy, config: DistillConfig
     """
     if not context.pair.evidence:
         return NoHint(TurnOutcome.NO_NEXT_STATE)
-    judgement: Judgement | None = None
+    judgement = Judgement()
     failed: list[NoHint] = []
     for source in config.sources:
         if source == "judge":
@@ -235,7 +244,7 @@ _GRAVEST = (TurnOutcome.JUDGE_ERROR, TurnOutcome.LEAKED, TurnOutcome.VOTE_FAILED
 
 
 def _as_read(
-    accepted: AcceptedHint, source: HintSource, config: DistillConfig, pool: HintPool, judgement: Judgement | None
+    accepted: AcceptedHint, source: HintSource, config: DistillConfig, pool: HintPool, judgement: Judgement
 ) -> Hint | NoHint:
     """Return the hint, with the settings' replacement for what the teacher reads."""
     if config.replacement is None:
@@ -249,7 +258,7 @@ def _as_read(
     return Hint(accepted, other, "other_task", judgement)
 
 
-# ------------------------------------------------------------------------------------------ sources without a judge
+# ---------------------------------------------------------------------------------------------- sources without a judge
 
 
 FEEDBACK = "If you answer as you are about to, this is what comes of it:"
@@ -321,7 +330,7 @@ def _first_clean(texts: Iterable[str], context: TurnContext) -> str | None:
     return next((text for text in texts if not leaks(text, hidden_tests, context.public_text)), None)
 
 
-# ---------------------------------------------------------------------------------------------------------- the judge
+# ------------------------------------------------------------------------------------------------------------ the votes
 
 
 async def _judge_hint(context: TurnContext, judge: JudgedBy, config: DistillConfig) -> tuple[Judgement, str | NoHint]:

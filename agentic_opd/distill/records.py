@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from agentic_opd.core.errors import AlignmentError
 from agentic_opd.core.types import (
@@ -85,8 +86,8 @@ class WrittenRows:
 
     start: int
     """Position of the first row."""
-    ids_RK: list[list[int]]
-    logprobs_RK: list[list[float]]
+    ids_RK: NDArray[np.int64]
+    logprobs_RK: NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,15 +152,15 @@ def distilled_turn(
         span=(turn.start, turn.end),
         outcome=TurnOutcome.SCORED if failure is None else failure.outcome,
         next_state_role=context.pair.next_state_role,
-        votes=() if judgement is None else judgement.votes,
+        votes=judgement.votes,
         hint=hint.text if isinstance(hint, Hint) else None,
         hint_token_ids=hint_token_ids,
         insert_at=request.insert_at if request is not None and hint_token_ids else None,
         error=None if failure is None else failure.why,
         evidence=context.pair.kinds,
-        question=None if judgement is None else judgement.question,
-        step_votes=() if judgement is None else judgement.step_votes,
-        step_score=None if judgement is None else judgement.step_score,
+        question=judgement.question,
+        step_votes=judgement.step_votes,
+        step_score=judgement.step_score,
         truncated=turn.truncated,
         weight_version=turn.weight_version,
         scored_version=None if scored is None else scored.reply.weight_version,
@@ -173,7 +174,7 @@ def distilled_turn(
     stats = None
     if scored is not None and rows is not None:
         stats = _score_stats(record, scored, rows, context.trace.logprobs_T, config)
-    return DistilledTurn(context.pair, TurnStats(record, judgement and judgement.seconds, stats), rows)
+    return DistilledTurn(context.pair, TurnStats(record, judgement.seconds, stats), rows)
 
 
 def _control_reading(scored: Scored, rows: WrittenRows) -> ControlReading | None:
@@ -185,7 +186,7 @@ def _control_reading(scored: Scored, rows: WrittenRows) -> ControlReading | None
         kind=control.kind,
         hint=control.text,
         hint_token_ids=control.request.hint_token_ids,
-        logprobs_RK=logprobs_of(rows.ids_RK, control.rows),
+        logprobs_RK=logprobs_of(rows.ids_RK.tolist(), control.rows),
     )
 
 
@@ -196,7 +197,7 @@ def _score_stats(
     entropies, masses = row_stats(rows.logprobs_RK)
     control = None
     if record.control is not None and config.control != "none":
-        control = control_stats(record.control, rows.logprobs_RK, config.control)
+        control = control_stats(record.control, rows.logprobs_RK.tolist(), config.control)
     return ScoreStats(
         gaps=tuple(gaps(record.baseline_logprobs or logprobs_T[start:end], scored.reply.rows).tolist()),
         entropies=entropies,
@@ -224,9 +225,7 @@ def control_stats(control: ControlReading, logprobs_RK: Sequence[Sequence[float]
 def logprobs_of(ids_RK: Sequence[Sequence[int]], rows: TeacherRows) -> tuple[tuple[float | None, ...], ...]:
     """Look up logprobs in `rows` by the ids of other rows, [R, K], in nats; None for an id outside of the top-k.
 
-    Args:
-        ids_RK: Ids of each row, the sampled token first.
-        rows: Rows of the same sampled tokens in another context.
+    The first id of each row is the sampled token. `rows` are of the same sampled tokens in another context.
     """
     check_lengths("logprobs of other rows", ids=len(ids_RK), rows=len(rows.actual_R))
     known = [
@@ -237,16 +236,15 @@ def logprobs_of(ids_RK: Sequence[Sequence[int]], rows: TeacherRows) -> tuple[tup
     return tuple((own, *map(row.get, ids[1:])) for own, ids, row in zip(sampled, ids_RK, known, strict=True))
 
 
-def row_stats(logprobs_RK: Sequence[Sequence[float]]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def row_stats(logprobs_RK: NDArray[np.float64]) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return the entropy (nats) and mass of each written row, [R] and [R], from the logprobs of its K entries.
 
     The entropy is over K + 1 bins: the entries and one tail bin for the remaining mass.
     """
-    logprobs = np.asarray(logprobs_RK, np.float64)
-    masses_R = np.minimum(np.exp(logprobs).sum(axis=1), 1.0)
+    masses_R = np.minimum(np.exp(logprobs_RK).sum(axis=1), 1.0)
     tails_R = 1.0 - masses_R
     tail_terms_R = -tails_R * np.log(np.where(tails_R > 0, tails_R, 1.0))
-    entropies_R = -(np.exp(logprobs) * logprobs).sum(axis=1) + tail_terms_R
+    entropies_R = -(np.exp(logprobs_RK) * logprobs_RK).sum(axis=1) + tail_terms_R
     return tuple(entropies_R.tolist()), tuple(masses_R.tolist())
 
 
@@ -266,7 +264,7 @@ def written_rows(start: int, sampled_R: Sequence[int], rows: TeacherRows, top_k:
     shape = (len(tokens), top_k - 1)
     ids_RK = np.concatenate([tokens[:, None], rows.top_ids_RK[keep].reshape(shape)], axis=1)
     logprobs_RK = np.concatenate([rows.actual_R[:, None], rows.top_logprobs_RK[keep].reshape(shape)], axis=1)
-    return WrittenRows(start, ids_RK.tolist(), rounded(logprobs_RK).tolist())
+    return WrittenRows(start, ids_RK.astype(np.int64, copy=False), rounded(logprobs_RK))
 
 
 # ------------------------------------------------------------------------------------------------------- conversations
@@ -310,5 +308,5 @@ def build_arrays(
         ]
     for one in rows:
         span = slice(one.start, one.start + len(one.ids_RK))
-        ids[span], logprobs[span] = one.ids_RK, one.logprobs_RK
+        ids[span], logprobs[span] = one.ids_RK.tolist(), one.logprobs_RK.tolist()
     return DistillArrays(ids, logprobs)

@@ -257,15 +257,11 @@ def hint_place(trace: Trace, turn: Turn, placement: Literal["end", "last_user"])
 
 
 def encode_hint(renderer: Renderer, tokenizer: Any, hint: str, *, as_message: bool) -> tuple[int, ...]:
-    """Return the tokens of `hint` in the teacher's prompt.
+    """Return the tokens of `hint` in the teacher's prompt, rendered as a user message after a tool result if
+    `as_message`, and otherwise as text to be appended to a user message.
 
-    Args:
-        renderer: The policy's renderer.
-        tokenizer: The policy's tokenizer.
-        hint: The hint's text. Spelled-out control tokens (`<|im_end|>`, `</tool_call>`) are broken by a space, so that
-            a hint can't change the structure of the conversation.
-        as_message: Whether to render a user message after a tool result; otherwise the tokens are text to be appended
-            to a user message.
+    Spelled-out control tokens (`<|im_end|>`, `</tool_call>`) are broken by a space, so that a hint can't change the
+    structure of the conversation.
 
     Raises:
         RendererError: the template does not allow a user message after a tool result, or the hint encodes to control
@@ -289,14 +285,10 @@ def insert_hint(
     hint_token_ids: tuple[int, ...],
     scored_from: int | None = None,
 ) -> TeacherRequest:
-    """Return the teacher's request for `turn`; without hint tokens it equals the student's context (noise floor).
+    """Return the teacher's request for `turn` with the hint's tokens at index `insert_at` of `tokens_T`.
 
-    Args:
-        tokens_T: The turn's sequence.
-        turn: The turn.
-        insert_at: Index of the hint in `tokens_T`.
-        hint_token_ids: Tokens of the hint; may be empty.
-        scored_from: The first position to score; None: the first of the turn.
+    Without hint tokens it equals the student's context. `scored_from` is the first position to score; None: the first
+    of the turn.
     """
     token_ids = tokens_T[:insert_at] + hint_token_ids + tokens_T[insert_at : turn.end]
     scored = turn.end - (turn.start if scored_from is None else scored_from)

@@ -4,7 +4,7 @@ They are declared without atroposlib, whose import takes seconds, so that help a
 reads only their fields.
 """
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
@@ -12,7 +12,7 @@ from agentic_opd.distill.config import DistillConfig
 from agentic_opd.rollout.config import RolloutConfig
 from agentic_opd.runs.config import RunConfig
 from agentic_opd.settings.atropos import IdleEnvSettings, PolicyServerConfig
-from agentic_opd.settings.fields import MOST_USED
+from agentic_opd.settings.fields import MOST_USED, TASKS
 from agentic_opd.worlds.coding.config import CodingConfig
 from agentic_opd.worlds.sql.config import SqlConfig
 
@@ -27,7 +27,12 @@ class AgentEnvConfig(RunConfig, RolloutConfig, CodingConfig, SqlConfig, IdleEnvS
     world: Annotated[str, MOST_USED] = Field(
         default="coding",
         description="World in which the agent acts: coding (Python tasks with hidden tests), sql (questions over "
-        "databases, docs/sql.md), or a custom class as FILE.py:CLASS or package.module:CLASS (docs/worlds.md).",
+        "databases, docs/sql.md), functions (function calls, docs/functions.md), or a custom class as FILE.py:CLASS or "
+        "package.module:CLASS (docs/worlds.md).",
+    )
+    world_options: Annotated[dict[str, Any], TASKS] = Field(
+        default_factory=dict,
+        description="Keyword arguments of the world's class (functions, custom classes), for example {level: 3}.",
     )
 
     @model_validator(mode="after")
@@ -47,6 +52,8 @@ class AgentEnvConfig(RunConfig, RolloutConfig, CodingConfig, SqlConfig, IdleEnvS
             raise ValueError("the world sql needs questions: set sql_file and sql_databases (docs/sql.md)")
         if self.dataset_name is not None and self.world != "coding":
             raise ValueError(f"dataset_name is set, but it is for the world coding, and the world is {self.world}")
+        if self.world_options and self.world in ("coding", "sql"):
+            raise ValueError(f"world_options are set, but the world {self.world} has none")
         return self
 
 

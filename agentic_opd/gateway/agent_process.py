@@ -65,7 +65,7 @@ class ProgramSession(WorldSession, Protocol):
         """Run a program to its end. Raises SandboxError if the sandbox itself fails."""
         ...
 
-    async def collect(self) -> Mapping[str, bytes]:
+    async def judged_files(self) -> Mapping[str, bytes]:
         """Return the judged files in their current state; the program may be running."""
         ...
 
@@ -73,6 +73,11 @@ class ProgramSession(WorldSession, Protocol):
 @runtime_checkable
 class ProgramWorld(World, Protocol):
     """A world that can run programs."""
+
+    @property
+    def runs_programs(self) -> bool:
+        """Whether its verdict is about a sandbox's files, so that a program has something to act on."""
+        ...
 
     def program_session(self, task: Task, mounts: Sequence[Mount]) -> AbstractAsyncContextManager[ProgramSession]:
         """Open a session as `session` does; `mounts` are additional paths of this machine that the program sees."""
@@ -91,7 +96,7 @@ class _Files:
 
     async def begin(self, session: ProgramSession) -> None:
         """Read the files before the program starts; later differences count as changes."""
-        self._authors.given(await session.collect())
+        self._authors.given(await session.judged_files())
         self._session = session
 
     async def look(self, last_turn: int) -> None:
@@ -99,7 +104,7 @@ class _Files:
         if self._session is None:
             return
         async with self._lock:
-            files = await self._session.collect()
+            files = await self._session.judged_files()
             if await asyncio.to_thread(self._authors.changed, files):
                 self._turns_before.append(last_turn)
 
@@ -127,6 +132,8 @@ class _Capture:
     learn_from_altered: bool
     """Whether to learn also from turns whose request changed the sampling distribution."""
     files: _Files
+    max_turns: int
+    """Maximum number of requests."""
     requests: int = 0
     refused: StopReason | None = None
     """The limit that a refused request exceeded; None: no request exceeded a limit."""
@@ -215,13 +222,16 @@ class AgentProcess:
             ConfigError: the world can't run programs.
             ServerMismatchError: a server can't stream.
         """
-        if not isinstance(world, ProgramWorld):
-            raise ConfigError(f"{type(world).__name__} has no program_session, so env.agent_command can't run in it")
+        if not isinstance(world, ProgramWorld) or not world.runs_programs:
+            raise ConfigError(
+                f"{type(world).__name__} has no sandbox for env.agent_command: no hook of the world has a parameter "
+                "`sandbox` or `files`"
+            )
         for server in servers:
             server.check_streams()
         assert config.agent_command is not None
         self.model, self.tokenizer, self.telemetry = servers[0].info.model, tokenizer, Telemetry()
-        self._config, self._command, self._world = config, config.agent_command, world
+        self._config, self._world = config, world
         self._servers = {server.url: server for server in servers}
         self._sessions = Sessions(max_open=2**30)
         self._sampler = Sampler(renderer, tokenizer, self.telemetry, self._keep)
@@ -302,9 +312,9 @@ class AgentProcess:
         capture, config = self._captures.get(owner), self._config
         if capture is None:
             raise ClientError(409, "the episode is over", code="session_ended")
-        if capture.requests >= config.max_turns:
+        if capture.requests >= capture.max_turns:
             capture.refused = StopReason.MAX_TURNS
-            message = f"this episode has had its {config.max_turns} turns (env.max_turns)"
+            message = f"this episode has had its {capture.max_turns} turns (env.max_turns)"
             raise ClientError(403, message, code="max_turns")
         asked = self._sampler.settled(capture.asked(asked, config.max_tokens_per_turn))
         session = capture.session
@@ -366,7 +376,8 @@ class AgentProcess:
         key = secrets.token_urlsafe(32)
         owner = digest_of_key(key)
         session = self._sessions.open(owner, _SESSION, server_url, time.time())
-        self._captures[owner] = _Capture(session, key, sampling, learn_from_altered, _Files(task))
+        most = int(task.limits.get("max_turns", self._config.max_turns))
+        self._captures[owner] = _Capture(session, key, sampling, learn_from_altered, _Files(task), most)
         try:
             yield self._captures[owner]
         finally:
@@ -374,8 +385,11 @@ class AgentProcess:
             del self._captures[owner]
 
     def _program(self, task: Task, key: str) -> Program:
-        config = self._config
-        return Program(self._command, task.prompt, key, self.model, config.agent_timeout_s, config.agent_variables)
+        config = self._config.model_copy(update=dict(task.limits))
+        assert config.agent_command is not None
+        return Program(
+            config.agent_command, task.prompt, key, self.model, config.agent_timeout_s, config.agent_variables
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ import re
 from bisect import bisect_left
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,6 +78,14 @@ class Chat:
         self._structural = tuple(token for token in self._control if not _INNER.search(token))
         self._written_tools: list[Any] = [self._plain_json(tool) for tool in self.tools]
         self._special_ids: frozenset[int] = frozenset(getattr(tokenizer, "all_special_ids", ()))
+
+    def with_tools(self, tools: Sequence[dict[str, Any]] | None) -> "Chat":
+        """Return a chat of the same model with other tools; None: this one."""
+        if tools is None:
+            return self
+        other = copy(self)
+        other.tools, other._written_tools = [*tools], [self._plain_json(tool) for tool in tools]
+        return other
 
     def first_prompt(self, messages: Sequence[Message]) -> Prompt:
         """Render the messages before the first turn; at least one must have the role user.

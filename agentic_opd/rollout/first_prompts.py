@@ -7,8 +7,11 @@ from agentic_opd.rollout.chat import Chat
 
 
 def first_messages(world: World, task: Task) -> list[Message]:
-    """Return the messages before the first turn: system prompt, examples, and the task."""
-    return [{"role": "system", "content": world.system_prompt}, *task.examples, _user(task)]
+    """Return the messages before the first turn: system prompt, examples and prompt, or the task's own messages."""
+    system = {"role": "system", "content": world.system_prompt}
+    if task.messages:
+        return [*([] if task.messages[0]["role"] == "system" else [system]), *task.messages]
+    return [system, *task.examples, _user(task)]
 
 
 def _user(task: Task) -> Message:
@@ -40,14 +43,16 @@ def too_long(
     frame: int | None = None
     for task in tasks:
         messages = [_user(task)] if by_program else first_messages(world, task)
-        if frame is None and not task.examples:
+        is_plain = by_program or not (task.examples or task.messages or task.tools is not None)
+        if frame is None and is_plain:
             frame = len(chat.first_prompt([*messages[:-1], {"role": "user", "content": "."}]).token_ids)
         size = len(task.prompt.encode())
-        if frame is not None and not task.examples and frame + size < max_token_length:
+        if frame is not None and is_plain and frame + size < max_token_length:
             continue
         tokens = size // longest
         if tokens < max_token_length:
-            tokens = len(chat.first_prompt(messages).token_ids)
+            task_chat = chat if by_program else chat.with_tools(task.tools)
+            tokens = len(task_chat.first_prompt(messages).token_ids)
         if tokens >= max_token_length:
             found[task.task_id] = tokens
     return found

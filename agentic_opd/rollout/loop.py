@@ -213,7 +213,8 @@ async def run_episode(
         RendererError: the first prompt can't be rendered.
         SandboxError: the world itself does not work, confirmed by a fresh session.
     """
-    conversation = Conversation(chat, first_messages(world, task))
+    config = config.model_copy(update=dict(task.limits))
+    conversation = Conversation(chat.with_tools(task.tools), first_messages(world, task))
     rollout = _OwnLoop(task, policy, conversation, config, user_reply, on_answered)
     return await verified(task, rollout, world.session(task), world, config)
 
@@ -242,7 +243,7 @@ async def verified(
             episode = await rollout.run(session)
             if episode.error is not None:
                 return episode
-            left = await session.collect()
+            left = await session.collect(episode.messages)
         verification = await world.verify(task, left)
     except SandboxError as error:
         await world.check()  # On a machine where no sandbox works, raise instead of returning zero rewards.

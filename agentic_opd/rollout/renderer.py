@@ -301,6 +301,8 @@ def check_round_trip(chat: Chat) -> None:
     Raises:
         RendererError: a tool call is not parsed back from its tokens, or its answer can't be rendered.
     """
+    if not chat.tools:
+        return
     name = chat.tools[0]["function"]["name"]
     before: list[Message] = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
     call = {"id": "call00000", "type": "function", "function": {"name": name, "arguments": json.dumps(_CALL)}}

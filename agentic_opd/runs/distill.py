@@ -11,7 +11,7 @@ See docs/distill.md for usage.
 from collections.abc import AsyncGenerator, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import SecretStr
 
@@ -32,17 +32,18 @@ from agentic_opd.core.types import (
 )
 from agentic_opd.distill.config import DistillConfig
 from agentic_opd.distill.connect import PolicyEndpoint
-from agentic_opd.distill.distiller import DistilledGroup, Distiller
-from agentic_opd.distill.records import DistilledRecording, WrittenRows, build_arrays, written_rows
+from agentic_opd.distill.distiller import Distiller
+from agentic_opd.distill.records import DistilledRecording, DistilledTrace, WrittenRows, build_arrays, written_rows
 from agentic_opd.distill.scoring import NotScored, Scored, read_turn, rounded
 from agentic_opd.plugin.client import PluginClient
 from agentic_opd.rollout.chat import Chat, ParsedTurn
+from agentic_opd.rollout.config import RendererConfig
 from agentic_opd.rollout.conversation import Completion, Conversation
-from agentic_opd.rollout.renderer import load_policy_tokenizer, load_renderer
+from agentic_opd.rollout.renderer import configured_renderer, load_policy_tokenizer
 from agentic_opd.runs.logs import has_arguments, plain_messages
 from agentic_opd.wire.group import ScoredRollout, TurnRecord
 
-__all__ = ["DistillArrays", "DistillConfig", "PolicyDistiller", "Recording", "Trace", "TurnRecord"]
+__all__ = ["DistillConfig", "DistilledTrace", "PolicyDistiller", "Recording", "RendererConfig", "Trace"]
 
 UNMATCHED = (AlignmentError, RendererError)
 """Errors of `trace_of` and `traces_of` if tokens and messages do not match."""
@@ -181,13 +182,10 @@ class PolicyDistiller:
         cls,
         policy_url: str,
         config: DistillConfig,
+        rendering: RendererConfig,
         *,
         api_key: str | None = None,
         tokenizer_name: str = "",
-        renderer: str = "auto",
-        renderer_options: dict[str, Any] | None = None,
-        tool_format: Literal["template", "text"] = "template",
-        stop_tokens: Sequence[str] = (),
         retry_s: float = 60.0,
         seed: int = 0,
     ) -> "AsyncGenerator[PolicyDistiller]":
@@ -196,12 +194,9 @@ class PolicyDistiller:
         Args:
             policy_url: The policy's vLLM server, with or without /v1.
             config: The distillation settings; judge and teacher default to the policy's server.
+            rendering: The policy's renderer.
             api_key: The policy server's key.
             tokenizer_name: A hub name or a folder; "": the tokenizer of the server's model.
-            renderer: As the setting `renderer`.
-            renderer_options: As the setting `renderer_options`.
-            tool_format: As the setting `tool_format`.
-            stop_tokens: As the setting `stop_tokens`.
             retry_s: Seconds to retry a server that does not answer.
             seed: Seed for drawing other turns' hints.
 
@@ -213,10 +208,7 @@ class PolicyDistiller:
         try:
             policy = await PluginClient.connected(client)
             tokenizer = await load_policy_tokenizer((tokenizer_name,), client)
-            written_by = load_renderer(
-                tokenizer, renderer, renderer_options or {}, tool_format=tool_format, stop_tokens=stop_tokens
-            )
-            chat = Chat(written_by, tokenizer, ())
+            chat = Chat(configured_renderer(tokenizer, rendering), tokenizer, ())
             distiller = Distiller(config, max_token_length=policy.info.max_model_len, retry_s=retry_s, seed=seed)
             try:
                 key = SecretStr(api_key) if api_key else None
@@ -239,10 +231,6 @@ class PolicyDistiller:
             ServerUnreachableError: the teacher, or a judge that is the policy's server, is unreachable.
         """
         return await self.distiller.distill(recording, self.policy_url)
-
-    async def close_group(self, distilled: Sequence[DistilledRecording]) -> DistilledGroup:
-        """Return a group's distillation metadata and statistics; see `Distiller.close_group`."""
-        return await self.distiller.close_group(distilled)
 
     async def logprobs_of(self, tokens_T: Sequence[int], masks_T: Sequence[int]) -> tuple[float, ...]:
         """Return the policy's logprobs (nats) at sampled positions and 1.0 elsewhere, like `inference_logprobs`.
@@ -312,28 +300,16 @@ class PolicyDistiller:
 
 def _record_again(record: TurnRecord, result: Scored | NotScored | None) -> TurnRecord:
     """Return the record of a turn whose hint was scored again; `result` is None if there is no hint."""
-    scored = result if isinstance(result, Scored) else None
-    failed = result if isinstance(result, NotScored) else None
-    outcome = TurnOutcome.SCORED if scored else failed.outcome if failed else record.outcome
-    return TurnRecord(
-        span=record.span,
-        outcome=outcome,
-        next_state_role=record.next_state_role,
-        votes=record.votes,
-        hint=record.hint,
-        hint_token_ids=record.hint_token_ids,
-        insert_at=record.insert_at,
-        error=failed.why if failed else None if scored else record.error,
-        evidence=record.evidence,
-        question=record.question,
-        step_votes=record.step_votes,
-        step_score=record.step_score,
-        truncated=record.truncated,
-        weight_version=record.weight_version,
-        scored_version=scored and scored.reply.weight_version,
-        baseline_logprobs=scored and scored.baseline_logprobs,
-        unhinted_logprobs=scored and scored.unhinted_logprobs,
-        hint_source=record.hint_source,
-        reasoning_tokens=record.reasoning_tokens,
-        scored_from=record.scored_from,
+    plain = replace(record, control=None, scored_version=None, baseline_logprobs=None, unhinted_logprobs=None)
+    if result is None:
+        return plain
+    if isinstance(result, NotScored):
+        return replace(plain, outcome=result.outcome, error=result.why)
+    return replace(
+        plain,
+        outcome=TurnOutcome.SCORED,
+        error=None,
+        scored_version=result.reply.weight_version,
+        baseline_logprobs=result.baseline_logprobs,
+        unhinted_logprobs=result.unhinted_logprobs,
     )

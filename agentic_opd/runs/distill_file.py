@@ -172,7 +172,7 @@ class FileDistiller:
         except UNMATCHED as error:
             return DistilledLine("unmatched", None, (str(error),))
         done = await self.by.distill(Recording(line.item_id, await self.by.with_logprobs(traces)))
-        about = (await self.by.close_group([done])).about
+        about = (await self.by.distiller.close_group([done])).about
         rollouts = tuple(
             ScoredRollout.of_conversation(
                 one.trace, StopReason.CLOSED, given_reward=None, rows=one.arrays, turns=one.records
@@ -199,7 +199,7 @@ class FileDistiller:
         if not traces:
             return DistilledLine("unmatched", None, tuple(unmatched))
         done = await gather_all(self.by.distill(Recording(task_id, (trace,))) for trace in traces.values())
-        about = (await self.by.close_group(done)).about
+        about = (await self.by.distiller.close_group(done)).about
         made = {index: one.traces[0] for index, one in zip(traces, done, strict=True)}
         distilled = tuple(
             replace(

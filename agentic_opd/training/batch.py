@@ -142,6 +142,9 @@ class TrainBatch:
         return TrainBatch(**tensors)
 
 
+_ZEROS = ("old_BT", "baseline_BT", "hinted_BT", "control_BT", "start_BT", "step_scores_BT", "turn_lengths_BT")
+
+
 def make_batch(
     groups: Sequence[ScoredGroup], *, contrast: bool = False, special_ids: Sequence[int] | None = None
 ) -> TrainBatch:
@@ -173,26 +176,18 @@ def make_batch(
         tokens_BT=torch.zeros(size, dtype=torch.int64),
         attended_BT=torch.zeros(size, dtype=torch.bool),
         sampled_BT=torch.zeros(size, dtype=torch.bool),
-        old_BT=torch.zeros(size),
-        baseline_BT=torch.zeros(size),
-        hinted_BT=torch.zeros(size),
-        control_BT=torch.zeros(size),
         teacher_ids_BTK=torch.zeros(rows, dtype=torch.int64),
         teacher_BTK=torch.zeros(rows),
         entries_BTK=torch.zeros(rows, dtype=torch.bool),
         control_BTK=torch.zeros(rows) if contrast else None,
-        start_BT=torch.zeros(size),
-        step_scores_BT=torch.zeros(size),
-        turn_lengths_BT=torch.zeros(size),
+        **{name: torch.zeros(size) for name in _ZEROS},
         scores_B=torch.tensor([one.score for one in rollouts], dtype=torch.float32),
         rewarded_B=torch.tensor([one.is_rewarded for one in rollouts]),
         groups_B=torch.tensor([number for number, group in enumerate(groups) for _ in group.rollouts]),
         compared_BS=pad_sequence(compared, batch_first=True, padding_value=math.nan),
         advantages_B=torch.zeros(len(rollouts)),
     )
-    places = [
-        f"group {number}, sequence {i}" for number, group in enumerate(groups) for i in range(len(group.rollouts))
-    ]
+    places = [f"group {n}, sequence {i}" for n, group in enumerate(groups) for i in range(len(group.rollouts))]
     for i, (one, where) in enumerate(zip(rollouts, places, strict=True)):
         length = len(one.tokens_T)
         sampled_T = torch.tensor(one.masks_T) != IGNORED

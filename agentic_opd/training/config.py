@@ -51,6 +51,14 @@ class Schedule(BaseModel):
         return max(self.floor, 1.0 - (1.0 - self.floor) * (step - self.warmup_steps) / self.decay_steps)
 
 
+def _weight(part: str) -> Any:
+    return Field(default=0.0, ge=0, description=f"Weight of {part}.")
+
+
+def _bound(description: str, **limits: float) -> Any:
+    return Field(default=None, description=f"{description}. Unset: no bound.", **limits)
+
+
 class LossConfig(BaseModel):
     """Weights and bounds of the combined loss; a weight of 0 leaves a part out.
 
@@ -60,54 +68,20 @@ class LossConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
     setting_group: ClassVar = SettingGroup(1, "Parts of the loss")
 
-    forward_kl: float = Field(default=0.0, ge=0, description="Weight of KL(teacher || student) over the top K.")
-    reverse_kl: float = Field(default=0.0, ge=0, description="Weight of KL(student || teacher) over the top K.")
-    jensen_shannon: float = Field(
-        default=0.0, ge=0, description="Weight of the Jensen-Shannon divergence of teacher and student over the top K."
-    )
-    token_advantage: float = Field(
-        default=0.0,
-        ge=0,
-        description="Weight of the clipped surrogate on log p_teacher - log p_student of the sampled token.",
-    )
-    grpo: float = Field(default=0.0, ge=0, description="Weight of GRPO on the groups' scores.")
-    step_reward: float = Field(
-        default=0.0, ge=0, description="Weight of the clipped surrogate on the judge's score of each turn."
-    )
-    rlsd: float = Field(
-        default=0.0,
-        ge=0,
-        description="Weight of RLSD: the reward's advantage, scaled by the gap at each token that has one.",
-    )
-    sdar: float = Field(
-        default=0.0,
-        ge=0,
-        description="Weight of SDAR: token_advantage with a sigmoid gate that attenuates gaps below 0.",
-    )
-    rlcsd: float = Field(
-        default=0.0,
-        ge=0,
-        description="Weight of RLCSD: the reward's advantage plus a bounded tanh of the gap, which never changes the "
-        "advantage's sign; published with contrast.",
-    )
-    combined: float = Field(
-        default=0.0,
-        ge=0,
-        description="Weight of OpenClaw-RL's combined method: one surrogate on the sum of the reward's advantage and "
-        "the gap.",
-    )
-    rejection: float = Field(
-        default=0.0,
-        ge=0,
-        description="Weight of a baseline: the advantage -1 at each token to which the teacher with the hint gives "
-        "less than reject_below.",
-    )
-    start_kl: float = Field(
-        default=0.0,
-        ge=0,
-        description="Weight of KL(student || policy at the start of the run), estimated at the sampled tokens, "
-        "which limits drift where there is nothing to learn. It is added to the other parts, and their weights stay "
-        "the same.",
+    forward_kl: float = _weight("KL(teacher || student) over the top K")
+    reverse_kl: float = _weight("KL(student || teacher) over the top K")
+    jensen_shannon: float = _weight("the Jensen-Shannon divergence of teacher and student over the top K")
+    token_advantage: float = _weight("the clipped surrogate on log p_teacher - log p_student of the sampled token")
+    grpo: float = _weight("GRPO on the groups' scores")
+    step_reward: float = _weight("the clipped surrogate on the judge's score of each turn")
+    rlsd: float = _weight("RLSD: the reward's advantage, scaled by the gap at each token that has one")
+    sdar: float = _weight("SDAR: token_advantage with a sigmoid gate that attenuates gaps below 0")
+    rlcsd: float = _weight("RLCSD: the reward's advantage plus a bounded tanh of the gap, which keeps its sign")
+    combined: float = _weight("OpenClaw-RL's combined method: one surrogate on the reward's advantage plus the gap")
+    rejection: float = _weight("a baseline: the advantage -1 where the teacher gives less than reject_below")
+    start_kl: float = _weight(
+        "KL(student || policy at the start of the run), estimated at the sampled tokens, which limits drift where "
+        "there is nothing to learn. It is added to the other parts, and their weights stay the same"
     )
     contrast: bool = Field(
         default=False,
@@ -134,23 +108,14 @@ class LossConfig(BaseModel):
     beta: float = Field(default=0.5, gt=0, lt=1, description="jensen_shannon: share of the teacher in the mixture.")
     clip_low: float = Field(default=0.2, ge=0, le=1, description="Surrogates: maximum distance of the ratio below 1.")
     clip_high: float = Field(default=0.2, ge=0, description="Surrogates: maximum distance of the ratio above 1.")
-    negative_ratio_bound: float | None = Field(
-        default=None,
-        gt=1,
-        description="Surrogates: ratio above which a negative advantage adds no more loss and no gradient. Unset: "
-        "there is no bound.",
+    negative_ratio_bound: float | None = _bound(
+        "Surrogates: ratio above which a negative advantage adds no more loss and no gradient", gt=1
     )
-    entry_clip: float | None = Field(
-        default=None,
-        gt=0,
-        description="Divergences: maximum of one entry's term, in nats; a larger term has no gradient. Unset: no "
-        "maximum.",
+    entry_clip: float | None = _bound(
+        "Divergences: maximum of one entry's term, in nats; a larger term has no gradient", gt=0
     )
-    position_clip: float | None = Field(
-        default=None,
-        gt=0,
-        description="Divergences: maximum of one position's divergence, in nats; a larger one is scaled down, with "
-        "its gradient. Unset: no maximum.",
+    position_clip: float | None = _bound(
+        "Divergences: maximum at one position, in nats; a larger value is scaled down, with its gradient", gt=0
     )
     entropy_weight: float = Field(
         default=0.0,

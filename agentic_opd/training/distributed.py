@@ -139,11 +139,7 @@ class DistContext:
 
 
 def join_processes(device: str) -> DistContext:
-    """Join the process group of torchrun; without torchrun, return a world of one process.
-
-    Args:
-        device: cpu or cuda. With several processes, cuda becomes the device of this process's LOCAL_RANK.
-    """
+    """Join the process group of torchrun, where cuda becomes the device of LOCAL_RANK; else return one process."""
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
         return DistContext(device)

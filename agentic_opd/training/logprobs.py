@@ -18,11 +18,7 @@ def selected_logprobs(logits_BTV: Tensor, ids_BTK: Tensor) -> Tensor:
 
     Row 0 has no preceding logits and is 0. The result is float64 for float64 logits, else float32. Beyond the logits
     and their gradient, memory grows with K: the normaliser is computed chunk by chunk in the forward pass, and the
-    softmax is recomputed in the backward pass.
-
-    Args:
-        logits_BTV: [B, T, V], positions 0 to T - 1, any float dtype.
-        ids_BTK: [B, T, K], token ids in [0, V); rows that the caller ignores may hold any id.
+    softmax is recomputed in the backward pass. Rows that the caller ignores may hold any id.
 
     Raises:
         ValueError: the shapes disagree.
@@ -62,11 +58,7 @@ def head_logprobs(hidden_WD: Tensor, weight_VD: Tensor, ids_WK: Tensor, bias_V: 
     At most `CHUNK_VALUES // V` positions (at least one) have their logits in memory at a time. The backward pass
     recomputes the logits. Products have the precision of the hidden states, or that of autocast; sums are in float32.
 
-    Args:
-        hidden_WD: The last hidden states.
-        weight_VD: The head's weight; its gradient is computed only if it is trained.
-        ids_WK: int64 in [0, V).
-        bias_V: The head's bias, if it has one.
+    The gradient of `weight_VD` is computed only if it is trained.
     """
     dtype = hidden_WD.dtype
     if torch.is_autocast_enabled(hidden_WD.device.type):

@@ -14,7 +14,7 @@ k3. docs/losses.md lists what differs from each.
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,6 +23,9 @@ from torch.nn.functional import pad
 from agentic_opd.core.errors import ConfigError
 from agentic_opd.training.config import LossConfig
 from agentic_opd.training.logprobs import wide
+
+if TYPE_CHECKING:
+    from agentic_opd.training.batch import TrainBatch
 
 _LEAST_TAIL = 1e-6
 """Smallest probability of the tail bin. Rows are rounded, so their sum may reach 1."""
@@ -62,14 +65,7 @@ def clipped_surrogate(
     With a bound c on the ratio, a negative A gives at most -c A (dual-clip PPO): a token that has become much likelier
     than it was when it was sampled does not outweigh all others.
 
-    Args:
-        student_BT: The policy's logprob of the sampled token now.
-        old_BT: The engine's logprob when it was sampled (`inference_logprobs`).
-        advantages_BT: One for each token; a sequence's advantage is expanded by the caller.
-        mask_BT: Where the loss applies.
-        clip_low: How far below 1 the ratio may fall.
-        clip_high: How far above 1 it may rise.
-        negative_ratio_bound: c, above 1 + clip_high.
+    `student_BT` is the logprob of the sampled token now, `old_BT` the engine's when it was sampled.
     """
     ratio = torch.where(mask_BT, student_BT - old_BT, 0.0).exp()
     clipped = ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
@@ -246,7 +242,7 @@ def group_advantages(
 
     Args:
         scores_B: One score a sequence.
-        groups_B: int64, the group of each sequence.
+        groups_B: The group of each sequence.
         rewarded_B: bool, whether a sequence was judged. The others get 0 and are left out of the group's statistics.
             None: all were judged.
         compared_BS: Scores for mean and deviation, equal for all sequences of a group, NaN at padding. A rollout of
@@ -316,10 +312,7 @@ def importance_weights(student_BT: Tensor, old_BT: Tensor, mask_BT: Tensor) -> T
     would vanish where the policy learns to sample another token. Each ratio is truncated at 1, as in V-trace (IMPALA),
     so that a product over hundreds of tokens stays bounded.
 
-    Args:
-        student_BT: The policy's logprob of the sampled token now.
-        old_BT: The engine's logprob when it was sampled (`inference_logprobs`).
-        mask_BT: Scored positions; adjacent ones form a turn.
+    Adjacent positions of the mask form a turn.
     """
     kept = torch.where(mask_BT, student_BT - old_BT, 0.0).detach().clamp_max(0.0)
     before = kept.cumsum(1) - kept
@@ -360,10 +353,9 @@ class LossInputs:
         return self.entries_BTK.any(-1) & self.sampled_BT
 
 
-def _rewards(config: LossConfig, sampled_BT: Tensor, advantages_B: Tensor, step_scores_BT: Tensor) -> Tensor:
-    """Return the advantage by reward alone: outcome plus step score, or `step_advantages`, which hold the outcome."""
-    outcome_BT = 0.0 if config.step_scores == "normalized" else advantages_B[:, None]
-    return torch.where(sampled_BT, outcome_BT + step_scores_BT, 0.0)
+def _rewards(config: LossConfig, x: "LossInputs | TrainBatch") -> Tensor:
+    outcome_BT = 0.0 if config.step_scores == "normalized" else x.advantages_B[:, None]
+    return torch.where(x.sampled_BT, outcome_BT + x.step_scores_BT, 0.0)
 
 
 Where = Literal["scored", "outcome", "stepped", "rewarded", "rewarded or scored", "routed"]
@@ -372,25 +364,17 @@ whose turn has a step score; those with an advantage by reward; with either; and
 without a row."""
 
 
-def positions(
-    config: LossConfig,
-    sampled_BT: Tensor,
-    scored_BT: Tensor,
-    advantages_B: Tensor,
-    step_scores_BT: Tensor,
-    special_BT: Tensor | None = None,
-) -> dict[Where, Tensor]:
+def positions(config: LossConfig, x: "LossInputs | TrainBatch") -> dict[Where, Tensor]:
     """Build the masks of the parts, bool [B, T]; with `skip_special_tokens` they leave special tokens out."""
-    rewards_BT = _rewards(config, sampled_BT, advantages_B, step_scores_BT)
-    if config.skip_special_tokens and special_BT is not None:
-        sampled_BT = sampled_BT & ~special_BT
-    scored_BT = scored_BT & sampled_BT
+    sampled_BT = x.sampled_BT
+    if config.skip_special_tokens and x.special_BT is not None:
+        sampled_BT = sampled_BT & ~x.special_BT
+    scored_BT, rewarded_BT = x.scored_BT & sampled_BT, sampled_BT & (_rewards(config, x) != 0)
     routed_BT = sampled_BT & ~scored_BT if config.route_by_turn else sampled_BT
-    rewarded_BT = sampled_BT & (rewards_BT != 0)
     return {
         "scored": scored_BT,
-        "outcome": routed_BT & (advantages_B != 0)[:, None],
-        "stepped": sampled_BT & (step_scores_BT != 0),
+        "outcome": routed_BT & (x.advantages_B != 0)[:, None],
+        "stepped": sampled_BT & (x.step_scores_BT != 0),
         "rewarded": rewarded_BT,
         "rewarded or scored": rewarded_BT | scored_BT,
         "routed": routed_BT,
@@ -409,14 +393,25 @@ class LossPart(NamedTuple):
     values: Values
 
 
-def _surrogate(advantages: Callable[[LossInputs, LossConfig, Tensor, Tensor], Tensor]) -> Values:
-    """Build the `values` of a clipped surrogate from its advantages, a function of rewards and gaps [B, T]."""
+class Signals(NamedTuple):
+    """What an advantage is made of."""
+
+    x: LossInputs
+    config: LossConfig
+    rewards_BT: Tensor
+    """Advantage by reward alone: outcome plus step score, or `step_advantages`, which hold the outcome."""
+    gaps_BT: Tensor
+    """`token_advantage`; 0 where there is no row."""
+
+
+def _surrogate(advantages: Callable[[Signals], Tensor]) -> Values:
+    """Build the `values` of a clipped surrogate."""
 
     def values(x: LossInputs, config: LossConfig, mask_BT: Tensor) -> Tensor:
-        rewards_BT = _rewards(config, x.sampled_BT, x.advantages_B, x.step_scores_BT)
         gaps_BT = token_advantage(x.hinted_BT, x.baseline_BT, x.scored_BT, config.gap_clip)
+        advantages_BT = advantages(Signals(x, config, _rewards(config, x), gaps_BT))
         bounds = (config.clip_low, config.clip_high, config.negative_ratio_bound)
-        return clipped_surrogate(x.student_BT, x.old_BT, advantages(x, config, rewards_BT, gaps_BT), mask_BT, *bounds)
+        return clipped_surrogate(x.student_BT, x.old_BT, advantages_BT, mask_BT, *bounds)
 
     return values
 
@@ -440,36 +435,8 @@ def _divergence(of_rows: Callable[..., Tensor]) -> Values:
     return values
 
 
-def _gap(_x: LossInputs, _config: LossConfig, _rewards_BT: Tensor, gaps_BT: Tensor) -> Tensor:
-    return gaps_BT
-
-
-def _outcome(x: LossInputs, _config: LossConfig, _rewards_BT: Tensor, _gaps_BT: Tensor) -> Tensor:
-    return x.advantages_B[:, None].expand_as(x.student_BT)
-
-
-def _step(x: LossInputs, _config: LossConfig, _rewards_BT: Tensor, _gaps_BT: Tensor) -> Tensor:
-    return x.step_scores_BT
-
-
-def _rlsd(_x: LossInputs, config: LossConfig, rewards_BT: Tensor, gaps_BT: Tensor) -> Tensor:
-    return scaled_advantage(rewards_BT, gaps_BT, config.rlsd_clip)
-
-
-def _sdar(_x: LossInputs, config: LossConfig, _rewards_BT: Tensor, gaps_BT: Tensor) -> Tensor:
-    return gated_advantage(gaps_BT, config.gate_slope)
-
-
-def _rlcsd(_x: LossInputs, config: LossConfig, rewards_BT: Tensor, gaps_BT: Tensor) -> Tensor:
-    return bounded_advantage(rewards_BT, gaps_BT, config.rlcsd_scale, config.rlcsd_temperature)
-
-
-def _combined(_x: LossInputs, _config: LossConfig, rewards_BT: Tensor, gaps_BT: Tensor) -> Tensor:
-    return rewards_BT + gaps_BT
-
-
-def _rejection(x: LossInputs, config: LossConfig, _rewards_BT: Tensor, _gaps_BT: Tensor) -> Tensor:
-    return -(x.hinted_BT < math.log(config.reject_below)).to(x.student_BT.dtype)
+def _rejection(s: Signals) -> Tensor:
+    return -(s.x.hinted_BT < math.log(s.config.reject_below)).to(s.x.student_BT.dtype)
 
 
 def _start_kl(x: LossInputs, _config: LossConfig, mask_BT: Tensor) -> Tensor:
@@ -477,16 +444,22 @@ def _start_kl(x: LossInputs, _config: LossConfig, mask_BT: Tensor) -> Tensor:
 
 
 TABLE = (
-    LossPart("token_advantage", "scored", _surrogate(_gap)),
+    LossPart("token_advantage", "scored", _surrogate(lambda s: s.gaps_BT)),
     LossPart("forward_kl", "scored", _divergence(forward_kl)),
     LossPart("reverse_kl", "scored", _divergence(reverse_kl)),
     LossPart("jensen_shannon", "scored", _divergence(jensen_shannon)),
-    LossPart("grpo", "outcome", _surrogate(_outcome)),
-    LossPart("step_reward", "stepped", _surrogate(_step)),
-    LossPart("rlsd", "rewarded", _surrogate(_rlsd)),
-    LossPart("sdar", "scored", _surrogate(_sdar)),
-    LossPart("rlcsd", "rewarded", _surrogate(_rlcsd)),
-    LossPart("combined", "rewarded or scored", _surrogate(_combined)),
+    LossPart("grpo", "outcome", _surrogate(lambda s: s.x.advantages_B[:, None].expand_as(s.x.student_BT))),
+    LossPart("step_reward", "stepped", _surrogate(lambda s: s.x.step_scores_BT)),
+    LossPart("rlsd", "rewarded", _surrogate(lambda s: scaled_advantage(s.rewards_BT, s.gaps_BT, s.config.rlsd_clip))),
+    LossPart("sdar", "scored", _surrogate(lambda s: gated_advantage(s.gaps_BT, s.config.gate_slope))),
+    LossPart(
+        "rlcsd",
+        "rewarded",
+        _surrogate(
+            lambda s: bounded_advantage(s.rewards_BT, s.gaps_BT, s.config.rlcsd_scale, s.config.rlcsd_temperature)
+        ),
+    ),
+    LossPart("combined", "rewarded or scored", _surrogate(lambda s: s.rewards_BT + s.gaps_BT)),
     LossPart("rejection", "scored", _surrogate(_rejection)),
     LossPart("start_kl", "routed", _start_kl),
 )
@@ -506,20 +479,12 @@ def _weighted_parts(config: LossConfig) -> Iterator[tuple[float, LossPart]]:
     return ((weight, part) for part in TABLE if (weight := getattr(config, part.name)))
 
 
-def trained_positions(
-    config: LossConfig,
-    sampled_BT: Tensor,
-    scored_BT: Tensor,
-    advantages_B: Tensor,
-    step_scores_BT: Tensor,
-    special_BT: Tensor | None = None,
-) -> Tensor:
+def trained_positions(config: LossConfig, batch: "TrainBatch") -> Tensor:
     """Return the positions at which the combined loss can have a gradient, bool [B, T]; elsewhere it is 0."""
-    at = positions(config, sampled_BT, scored_BT, advantages_B, step_scores_BT, special_BT)
-    trained = torch.zeros_like(sampled_BT)
+    at, trained_BT = positions(config, batch), torch.zeros_like(batch.sampled_BT)
     for _, part in _weighted_parts(config):
-        trained = trained | at[part.where]
-    return trained
+        trained_BT = trained_BT | at[part.where]
+    return trained_BT
 
 
 def combined_loss(
@@ -544,7 +509,7 @@ def combined_loss(
         raise ConfigError("loss.skip_special_tokens is on, but the inputs lack special_BT")
     if count is None:
         count = float((turn_starts(x.sampled_BT) if config.mean == "turn" else x.sampled_BT).sum())
-    at = positions(config, x.sampled_BT, x.scored_BT, x.advantages_B, x.step_scores_BT, x.special_BT)
+    at = positions(config, x)
     parts: dict[str, tuple[float, Tensor]] = {}
     for weight, part in _weighted_parts(config):
         values_BT = part.values(x, config, at[part.where])

@@ -68,43 +68,15 @@ TRAINER_METRICS = (
     Metric(
         "entropy",
         "nats",
-        "entropy of the policy that sampled the batch at temperature 1: mean of -logprob over its sampled tokens, "
-        "unbiased if they were sampled at temperature 1 without truncation",
+        "mean of -logprob over the sampled tokens, when sampled: the policy's entropy, if sampled at temperature 1",
     ),
     Metric("turn_length", "tokens", "mean number of sampled tokens in a turn"),
-    Metric(
-        "row_mass",
-        "share",
-        "probability that the policy gives to all tokens of a teacher's row, mean over the computed rows of the first "
-        "pass",
-    ),
-    Metric(
-        "row_overlap",
-        "share",
-        "probability that policy and target have in common, sum of min(p, q) over a row and its tail, mean over the "
-        "computed rows of the first pass",
-    ),
-    Metric(
-        "kl_to_start",
-        "nats",
-        "KL(policy that sampled the batch || policy at the start of the run), estimated as `loss.start_kl` at all "
-        "sampled tokens; with `loss.start_kl` or `measure_start`",
-    ),
-    Metric(
-        "collapse",
-        "none",
-        "1 if entropy or row_mass is below `collapse_share` of its value at the first step, else 0",
-    ),
-    Metric(
-        "pass_rate",
-        "share",
-        "share of the batch's verified rollouts that pass all hidden checks; ends parts with `until` in "
-        "`loss.schedules`",
-    ),
-    *(
-        Metric(f"weight/{part}", "none", f"weight of `loss.{part}` at the step, if it has a schedule")
-        for part in (*PARTS, "start_kl")
-    ),
+    Metric("row_mass", "share", "policy's probability of a teacher's row, mean over the rows of the first pass"),
+    Metric("row_overlap", "share", "sum of min(policy, target) over a row and its tail, mean likewise"),
+    Metric("kl_to_start", "nats", "KL(policy that sampled || policy at the start), with start_kl or `measure_start`"),
+    Metric("collapse", "none", "1 if entropy or row_mass is below `collapse_share` of its first value, else 0"),
+    Metric("pass_rate", "share", "verified rollouts that pass all checks, which `loss.schedules` may wait for"),
+    *(Metric(f"weight/{part}", "none", f"weight of `loss.{part}`, if scheduled") for part in (*PARTS, "start_kl")),
     Metric("sampled_tokens", "tokens", "tokens of the batch that the policy sampled"),
     Metric("scored_tokens", "tokens", "sampled tokens with a row of the teacher"),
     Metric(

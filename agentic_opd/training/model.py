@@ -138,13 +138,8 @@ def save_weights(
 ) -> None:
     """Write a checkpoint for vLLM and transformers, with adapters merged and tied embeddings stored once.
 
-    Args:
-        model: The trained model.
-        source: The model that training started from; if it is a local folder, its small files (tokenizer, ...) are
-            copied too.
-        folder: The checkpoint's folder; an existing one is replaced.
-        dtype: Precision that the weights are rounded to.
-        state: The model's unsharded state dict (`DistContext.whole`); None if the model is not sharded.
+    If `source`, the model that training started from, is a local folder, its small files (tokenizer, ...) are copied
+    too. An existing `folder` is replaced. `state` is the unsharded state dict; None if the model is not sharded.
 
     Raises:
         OutputError: the folder can't be written.
@@ -162,12 +157,7 @@ def served_weights(model: Any, state: Mapping[str, Tensor], dtype: torch.dtype) 
 
 
 def merged(model: Any, state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """Yield each weight with its checkpoint name, with adapters merged, in the precision of training.
-
-    Args:
-        model: The trained model.
-        state: Its unsharded state dict.
-    """
+    """Yield each weight of an unsharded state dict by checkpoint name, adapters merged, in training's precision."""
     base = base_of(model)
     if base is not model:
         state = {name.removeprefix("base_model.model."): value for name, value in state.items()}
@@ -211,12 +201,7 @@ def plain_name(name: str) -> str:
 
 
 def save_adapter(model: Any, folder: Path, state: Mapping[str, Tensor]) -> None:
-    """Write the adapters in peft's format; the folder appears once it is complete.
-
-    Args:
-        model: A model with adapters.
-        folder: The adapters' folder; an existing one is replaced.
-        state: The adapters' values by the names of the model's parameters.
+    """Write the adapters of `state` in peft's format; the folder appears, or is replaced, once it is complete.
 
     Raises:
         OutputError: the folder can't be written.

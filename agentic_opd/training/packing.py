@@ -70,12 +70,7 @@ class PackedRow:
 
 
 def pack(tokens_BT: Tensor, attended_BT: Tensor) -> PackedRow:
-    """Pack right-padded sequences into one row.
-
-    Args:
-        tokens_BT: int64 [B, T].
-        attended_BT: bool [B, T], False at padding.
-    """
+    """Pack right-padded sequences into one row."""
     device = tokens_BT.device
     rows: list[list[int]] = [
         row[:length] for row, length in zip(tokens_BT.tolist(), attended_BT.sum(1).tolist(), strict=True)

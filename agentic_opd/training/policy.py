@@ -57,13 +57,9 @@ class TrainedPolicy(nn.Module):
             use_packed_attention(self._causal)
 
     def forward(self, tokens_BT: Tensor, attended_BT: Tensor, ids_BTK: Tensor, wanted_BT: Tensor) -> ForwardPass:
-        """Compute the logprobs [B, T, K] of `ids_BTK` at each position, given the tokens before it.
+        """Compute the logprobs [B, T, K] of `ids_BTK` at each wanted position, given the tokens before it.
 
-        Args:
-            tokens_BT: int64, right-padded.
-            attended_BT: bool, False at padding.
-            ids_BTK: int64 in [0, V).
-            wanted_BT: bool, True where logprobs are wanted; the others, and position 0, get 0.
+        Sequences are padded on the right. Positions that are not wanted, and position 0, get 0.
         """
         B, T, K = ids_BTK.shape
         wanted_BT = wanted_BT.clone()

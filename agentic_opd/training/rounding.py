@@ -84,12 +84,8 @@ def as_sent(
     All processes must call this. The trained weights are kept on the CPU meanwhile. With float32 nothing is rounded and
     the policy stays unchanged.
 
-    Args:
-        policy: The trained policy.
-        sent: In the first process, whole weights with adapters merged; in the others, any value but None. None in all
-            processes if adapters are pushed alone; base weights and adapters are then rounded in place.
-        dtype: The servers' precision.
-        world: The training processes.
+    `sent` are whole weights with adapters merged in the first process, and any value but None in the others; or None
+    in all, if adapters are pushed alone: base weights and adapters are then rounded in place.
     """
     if dtype == torch.float32:
         yield

@@ -7,7 +7,7 @@ target. For `start_kl`, `read_start` computes the logprobs of the policy at the 
 import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from itertools import chain
 from typing import NamedTuple
 
@@ -55,8 +55,7 @@ def train_step(
     batch = batch.with_rewards(config.loss)
     scored, sampled = batch.scored_BT & batch.sampled_BT, batch.sampled_BT
     scored_count, sampled_count, count = float(scored.sum()), float(sampled.sum()), batch.count(config.loss)
-    rewards = (batch.advantages_B, batch.step_scores_BT)
-    trained = trained_positions(config.loss, sampled, scored, *rewards, batch.special_BT)
+    trained = trained_positions(config.loss, batch)
     metrics = {"scored_tokens": scored_count, "sampled_tokens": sampled_count}
     metrics |= _gap_means(batch, scored, contrast=config.loss.contrast)
     optimizer.zero_grad(set_to_none=True)
@@ -205,28 +204,13 @@ def mean_metrics(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def loss_inputs(chosen_BTK: torch.Tensor, part: TrainBatch, config: LossConfig) -> LossInputs:
-    """Assemble the inputs of the loss.
+    """Assemble the inputs of the loss from a batch `with_rewards` and the policy's logprobs.
 
-    Args:
-        chosen_BTK: The policy's logprobs [B, T, 1 + K]: the token at the position, then the ids of its row.
-        part: The sequences, with `TrainBatch.with_rewards`.
-        config: `contrast` decides which baseline is used.
+    `chosen_BTK` holds them at each position [B, T, 1 + K]: of the token, then of the ids of its row.
     """
-    return LossInputs(
-        student_BT=chosen_BTK[..., 0],
-        student_BTK=chosen_BTK[..., 1:],
-        old_BT=part.old_BT,
-        hinted_BT=part.hinted_BT,
-        baseline_BT=part.control_BT if config.contrast else part.baseline_BT,
-        teacher_BTK=part.teacher_BTK,
-        entries_BTK=part.entries_BTK,
-        sampled_BT=part.sampled_BT,
-        advantages_B=part.advantages_B,
-        step_scores_BT=part.step_scores_BT,
-        start_BT=part.start_BT,
-        special_BT=part.special_BT,
-        turn_lengths_BT=part.turn_lengths_BT,
-    )
+    shared = {one.name: getattr(part, one.name) for one in fields(LossInputs) if not one.name.startswith("student")}
+    baseline_BT = part.control_BT if config.contrast else part.baseline_BT
+    return LossInputs(chosen_BTK[..., 0], chosen_BTK[..., 1:], **{**shared, "baseline_BT": baseline_BT})
 
 
 def _read(policy: TrainedPolicy, part: TrainBatch) -> ForwardPass:

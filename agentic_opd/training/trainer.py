@@ -279,7 +279,6 @@ class LossWeights:
     """The weights of the loss's parts over the steps; a part ends for good when the pass rate reaches its `until`."""
 
     def __init__(self, loss: LossConfig) -> None:
-        """Start with all parts."""
         self._loss = loss
         self._until = {name: one.until for name, one in loss.schedules.items() if one.until is not None}
         self._rates = torch.full((PASS_WINDOW,), math.nan, dtype=torch.float64)

@@ -1,11 +1,6 @@
 """The losses for other trainers: a collator, the loss from logits, and `compute_loss` for transformers.Trainer.
 
-    class OPDTrainer(Trainer):
-        compute_loss = compute_loss
-
-    OPDTrainer(model, arguments, train_dataset=groups, data_collator=collate).train()
-
-`groups` are the lines of a groups.jsonl as JSON objects. docs/trainers.md has the whole program, and recipes.
+docs/trainers.md has whole programs, and recipes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,22 +27,13 @@ def collate(
     special_ids: Sequence[int] | None = None,
     packed: bool = False,
 ) -> dict[str, Any]:
-    """Build a batch of whole groups.
-
-    Args:
-        groups: Scored groups, as values or as wire JSON.
-        config: `contrast` and `mean` decide what the batch holds. None: the defaults.
-        special_ids: Ids of special tokens, for `skip_special_tokens`.
-        packed: Concatenate the sequences in one row.
+    """Build a batch of whole groups; `contrast` and `mean` of `config` decide what it holds.
 
     Returns:
         `input_ids` and `attention_mask` [B, T], padded on the right; or with `packed` `input_ids` and `position_ids`
         [1, N], whose positions start from 0 in each sequence, and no mask. `labels` of the same shape serve to count:
         all but -100 are the sampled tokens, or with `mean: turn` the first token of each turn. `opd` holds the tensors
         of a `TrainBatch` [B, T] by name.
-
-    Raises:
-        AlignmentError, ConfigError, WireError: as `make_batch` and `ScoredGroup.from_wire`.
     """
     config = config or LossConfig()
     values = [one if isinstance(one, ScoredGroup) else ScoredGroup.from_wire(one) for one in groups]
@@ -132,9 +118,8 @@ def compute_loss(
 ) -> Any:
     """Method for a subclass of transformers.Trainer, whose data collator is `collate`.
 
-    The trainer's attribute `loss_config` holds the settings of the loss; without it they are the defaults. The
-    attribute `start_model`, a model with the weights of the run's start, is needed for `start_kl` and `contrast` of
-    divergences.
+    The trainer's attributes `loss_config` and `start_model` (the model at the start of the run, for `start_kl` and
+    `contrast` of divergences) are optional.
 
     Raises:
         ConfigError: the trainer does not count over the whole update, so that the mean would be wrong.

@@ -81,7 +81,7 @@ class RememberingSession:
         text, self.solution = await self.world.answer(self.task, self.solution, messages[-1])
         return text
 
-    async def collect(self) -> Mapping[str, bytes]:
+    async def collect(self, messages: Sequence[Message] = ()) -> Mapping[str, bytes]:
         """The solution, if there is one."""
         return {} if self.solution is None else {SOLUTION_FILE: self.solution.encode()}
 

@@ -6,7 +6,7 @@ agentic-opd process --env.world scripts/real/home.py:Home --env.tool_format text
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from agentic_opd.worlds.own import Checks, Message, OwnWorld, Task, ToolError, tool
+from agentic_opd.worlds.custom import Checks, CustomWorld, Message, Task, ToolError, tool
 
 Call = tuple[str, Any]
 
@@ -47,7 +47,7 @@ EXAMPLES = {
 """Of each tool, how it is called."""
 
 
-class Home(OwnWorld):
+class Home(CustomWorld):
     """Each request is done by one call; what the house answers to it is the next state."""
 
     system_prompt = "You help at home. Do what is asked with one tool call."

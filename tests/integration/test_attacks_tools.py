@@ -17,7 +17,8 @@ from agentic_opd.sandboxes.bubblewrap import BubblewrapSandbox
 from agentic_opd.sandboxes.docker import DockerSandbox
 from agentic_opd.sandboxes.protocol import Sandbox
 from agentic_opd.sandboxes.workdir import get_files, put_files
-from agentic_opd.worlds.coding.tools import ToolLimits, run_tool
+from agentic_opd.worlds.coding.config import CodingConfig
+from agentic_opd.worlds.coding.tools import run_tool
 from agentic_opd.worlds.coding.verifier.verify import verify
 from tests.integration.attacks.arena import MARK, Arena, arena
 from tests.integration.attacks.resources import SMALL
@@ -70,7 +71,7 @@ def attack(place: Place, calls: Sequence[ToolCall], timeout_s: float = 10.0) -> 
     async def main() -> tuple[list[ToolResult], Verification]:
         async with place.new_sandbox() as sandbox:
             await put_files(sandbox, {"solution.py": HONEST})
-            results = [await run_tool(one, sandbox, ToolLimits(timeout_s)) for one in calls]
+            results = [await run_tool(one, sandbox, CodingConfig(tool_timeout_s=timeout_s)) for one in calls]
             files = await get_files(sandbox)
         return results, await verify(TASK, place.new_sandbox, files, 20.0)
 

@@ -14,7 +14,7 @@ LOGITS = TOKENS * VOCAB * 4
 
 @pytest.mark.all
 def test_losses_need_less_memory_than_cross_entropy(tmp_path: Path) -> None:
-    losses = ["token_advantage", "forward_kl", "combined"]  # One of chosen ids, one of whole rows, and all.
+    losses = ["token_advantage", "forward_kl", "all"]  # One of chosen ids, one of whole rows, and all.
     sizes = ["--tokens", str(TOKENS), "--vocab", str(VOCAB), "--limit", "0.2", "--losses", *losses]
     sizes += ["--json", str(tmp_path / "out.json")]
     done = subprocess.run([str(ROOT / "scripts" / "bench_losses"), *sizes], capture_output=True, text=True, timeout=300)

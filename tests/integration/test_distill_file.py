@@ -164,7 +164,8 @@ def test_the_documented_lines_run(demo: DemoRun, vllm_server: LocalServer) -> No
     space: dict[str, Any] = {}
     exec(example, space)
     with judge_server(lambda body: [POSITIVE] * body.get("n", 1)) as judge:
-        arrays, records = asyncio.run(space["distilled"](trace, vllm_server.base_url, judge))
+        done = asyncio.run(space["distilled"](trace, vllm_server.base_url, judge))
+    arrays, records = done.arrays, done.records
     assert len(arrays.token_ids_TK) == len(trace.tokens_T)
     assert len(records) == len(trace.turns)
     scored = [record for record in records if record.is_scored]

@@ -1,21 +1,25 @@
 """Worlds of one's own in every mode, on a real server: the documented one, and one that the demo policy can use."""
 
+import json
+from itertools import cycle
 from pathlib import Path
+from typing import Any
 
 from tests.support import commands
 from tests.support.doctor import doctor, statuses
 from tests.support.environment import command, process, read_lines, serving, validate
-from tests.support.fake_plugin import FakePlugin
+from tests.support.fake_plugin import CALL, FakePlugin, fake_plugin
 from tests.support.scripted_judge import POSITIVE, judge_server
 from tests.support.trajectory import trajectory_api
 from tests.support.vllm import SharedServer
-from tests.unit.worlds.test_own import documented
+from tests.unit.worlds.test_custom import documented
+from tests.unit.worlds.test_functions import CONVERT, STOP, written
 
 FILES = '''\
-from agentic_opd.worlds.own import Checks, OwnWorld, Task, tool
+from agentic_opd.worlds.custom import Checks, CustomWorld, Task, tool
 
 
-class Files(OwnWorld):
+class Files(CustomWorld):
     """The tools that the demo policy knows, on a dict; a user who asks once more."""
 
     system_prompt = "You write functions."
@@ -75,7 +79,7 @@ def evaluated(server_url: str, folder: Path, *flags: str) -> list[str]:
 
 
 def test_the_documented_world_runs_in_every_mode(fake_server: FakePlugin, tmp_path: Path) -> None:
-    world, out = documented(tmp_path), tmp_path / "groups.jsonl"
+    world, out = documented(tmp_path, 1), tmp_path / "groups.jsonl"
     own = ("--env.world", world, "--env.eval_fraction", "0.5", "--env.max_turns", "2")
     with judge_server(lambda body: [POSITIVE] * body["n"]) as judge:
         done = process(fake_server.base_url, out, *own, "--env.judge_base_url", judge, "--env.report", "true")
@@ -84,7 +88,7 @@ def test_the_documented_world_runs_in_every_mode(fake_server: FakePlugin, tmp_pa
         # The demo policy knows none of these tools, and is told so.
         messages = [message for group in groups for one in group["messages"] for message in one]
         shown = [message["content"] for message in messages if message["role"] == "tool"]
-        assert any("Tools: add, ask." in text for text in shown)
+        assert any("Tools: ask(total: number), add(item: string)." in text for text in shown)
         assert any(rows for group in groups for rows in group["distill_token_ids"])
         assert validate(out).returncode == 0
         assert (tmp_path / "groups.html").exists()
@@ -121,6 +125,53 @@ def test_a_user_replies_a_fault_is_named_and_the_rest_goes_on(fake_server: FakeP
 
 
 def test_doctor_knows_the_world(vllm_server: SharedServer, tmp_path: Path) -> None:
-    _, findings = doctor(vllm_server.base_url, "--env.world", documented(tmp_path), "--env.eval_fraction", "0.5")
-    assert "4 tasks" in findings["prompts"][1]
+    _, findings = doctor(vllm_server.base_url, "--env.world", documented(tmp_path, 1), "--env.eval_fraction", "0.5")
+    assert "3 tasks" in findings["prompts"][1]
     assert not statuses(findings, "failed") & {"tasks", "prompts", "renderer"}, findings
+
+
+def calls(prompt: str, choice: int) -> str:
+    """An unknown function, a mistyped call, then a call with the right value or, in about half of them, a wrong one."""
+    said = prompt.count("<|im_start|>assistant") - 1
+    value = 2 + (next(wrong) if said == 2 else 0)
+    return (
+        CALL.format("converter", "{}"),
+        CALL.format("convert", '{"value": "2"}'),
+        CALL.format("convert", json.dumps({"value": value, "unit": "km"})),
+    )[said]
+
+
+wrong = cycle((0, 1))
+
+
+def test_function_calls_are_answered_judged_and_distilled(tmp_path: Path) -> None:
+    allowed = {"value": [2.0], "unit": ["km", "leagues"]}
+    rows = [(f"How far is {n} of 2 miles in kilometres?", [CONVERT, STOP], [{"convert": allowed}]) for n in "ab"]
+    options = written(tmp_path, *rows)
+    out = tmp_path / "groups.jsonl"
+    asked: list[str] = []
+
+    def judged(body: dict[str, Any]) -> list[str]:
+        asked.append(json.dumps(body["messages"]))
+        return [POSITIVE] * body["n"]
+
+    with fake_plugin(says=calls) as server, judge_server(judged) as judge:
+        flags = ("--env.world", "functions", "--env.world_options", json.dumps(options), "--env.total_steps", "2")
+        done = process(server.base_url, out, *flags, "--env.group_size", "2", "--env.judge_base_url", judge)
+    assert done.returncode == 0, done
+    groups = read_lines(out)
+    assert len(groups) == 2
+    conversations = [messages for group in groups for messages in group["messages"]]
+    for messages in conversations:
+        said = [message["content"] for message in messages if message["role"] == "tool"]
+        assert [text[:33] for text in said] == [
+            "Error: unknown tool 'converter'. ",
+            "Error: convert can't be called li",
+            '{"status": "ok"}',
+        ]
+    scores = [score for group in groups for score in group["scores"]]
+    assert len({*scores}) > 1, "every other last call has a wrong value"
+    assert any(rows for group in groups for rows in group["distill_token_ids"])
+    assert asked
+    assert not any("leagues" in text for text in asked), "the judge reads no allowed value"
+    assert validate(out).returncode == 0

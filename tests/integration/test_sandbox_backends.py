@@ -21,7 +21,7 @@ from agentic_opd.sandboxes.program import Program, run_program, socket_mount
 from agentic_opd.sandboxes.protocol import Sandbox
 from agentic_opd.sandboxes.workdir import get_files, put_files
 from agentic_opd.worlds.coding.config import CodingConfig
-from agentic_opd.worlds.coding.tools import ToolLimits, run_tool
+from agentic_opd.worlds.coding.tools import run_tool
 from agentic_opd.worlds.coding.verifier.verify import verify
 from tests.support.door import Door, door
 from tests.support.sandbox_backends import (
@@ -303,8 +303,8 @@ def test_the_agents_tools_say_the_same(backend: Backend) -> None:
     ]
 
     async def use(box: Sandbox) -> list[str]:
-        limits = ToolLimits(timeout_s=5.0, output_max_chars=400)
-        return [(await run_tool(ToolCall("c", *call, raw=""), box, limits)).content for call in calls]
+        config = CodingConfig(tool_timeout_s=5.0, tool_output_max_chars=400)
+        return [(await run_tool(ToolCall("c", *call, raw=""), box, config)).content for call in calls]
 
     see = "Use terminal with `ls -la` to see what is there."
     assert backend.use(use) == [

@@ -184,7 +184,7 @@ def test_a_full_disk_is_said(tmp_path: Path) -> None:
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(tmp_path)], check=True)
     try:
         with pytest.raises(OutputError, match="cannot write"):
-            save_checkpoint(tmp_path, Resumed(1, 1), parts, DistContext("cpu"))
+            save_checkpoint(tmp_path, Resumed(1, 1, {}), parts, DistContext("cpu"))
         with pytest.raises(OutputError, match="cannot write"):
             save_weights(model, str(POLICY_DIR), tmp_path / "weights")
     finally:
@@ -219,15 +219,6 @@ def test_a_run_of_another_loss_is_resumed_only_if_the_settings_say_so(
     assert own_messages(caplog) == []
     assert Trainer(make_config(**config, resume=True, loss={"grpo": 2.0})).step == 70
     assert own_messages(caplog) == ["resumed with other settings: loss.grpo was 1.0 and is 2.0 now"]
-
-
-def test_a_checkpoint_of_before_does_not_say_its_loss(tmp_path: Path) -> None:
-    config = {"output_dir": str(tmp_path), "vllm_urls": []}
-    trainer = Trainer(make_config(**config))
-    folder = save_checkpoint(tmp_path / "checkpoints", Resumed(70, 100), trainer.parts, trainer.world)
-    (folder / "step.json").write_text('{"step": 70, "total_steps": 100}\n')
-    with pytest.raises(ConfigError, match=r"Name loss and epochs_per_batch and minibatches and lr_schedule"):
-        Trainer(make_config(**config, resume=True))
 
 
 def test_pushes_of_another_run_do_not_push_todays_out(tmp_path: Path) -> None:

@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from agentic_opd.worlds.own import Checks, OwnWorld, Task, tool
+from agentic_opd.worlds.custom import Checks, CustomWorld, Task, tool
 
 
-class Rooms(OwnWorld):
+class Rooms(CustomWorld):
     """Rooms that count the steps; a user who speaks once."""
 
     system_prompt = "You look around."

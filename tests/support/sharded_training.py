@@ -57,7 +57,7 @@ def trained(settings: dict[str, Any]) -> dict[str, Any]:
         if average is not None:
             average.update()
     if save_to:
-        save_checkpoint(Path(save_to), Resumed(steps, 100), parts, world)
+        save_checkpoint(Path(save_to), Resumed(steps, 100, {}), parts, world)
     probe = Probe.of(batch)
     own = [probe.own_logprobs(policy, world.device)]
     state = world.whole(model.state_dict())

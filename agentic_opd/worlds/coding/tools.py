@@ -36,24 +36,11 @@ _BROKEN_READ = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class ToolLimits:
-    """Limits of one tool call: its duration (seconds) and the length of its result (characters)."""
-
-    timeout_s: float = 30.0
-    output_max_chars: int = 4000
-
-    @staticmethod
-    def from_config(config: CodingConfig) -> "ToolLimits":
-        """Return the limits from the settings."""
-        return ToolLimits(config.tool_timeout_s, config.tool_output_max_chars)
-
-
 class _ToolError(Exception):
     """A failed tool call; the text is for the model."""
 
 
-async def run_tool(call: ToolCall, sandbox: Sandbox, limits: ToolLimits) -> ToolResult:
+async def run_tool(call: ToolCall, sandbox: Sandbox, config: CodingConfig) -> ToolResult:
     """Run one tool call.
 
     Raises:
@@ -66,48 +53,48 @@ async def run_tool(call: ToolCall, sandbox: Sandbox, limits: ToolLimits) -> Tool
         if tool is None:
             raise _ToolError(f"unknown tool {call.name!r}. Tools: {', '.join(_TOOLS)}.")
         arguments = _check_arguments(call.name, call.arguments, tool)
-        return ToolResult(await tool.run(sandbox, limits, **arguments))
+        return ToolResult(await tool.run(sandbox, config, **arguments))
     except _ToolError as error:
         # The model's text may hold lone surrogates, which tokenizers reject.
         text = str(error).encode(errors="replace").decode()
-        return ToolResult(f"Error: {cut_middle(text, limits.output_max_chars)}", is_error=True)
+        return ToolResult(f"Error: {cut_middle(text, config.tool_output_max_chars)}", is_error=True)
 
 
 # ------------------------------------------------------------------------------------------------------ the four tools
 
 
-async def _terminal(sandbox: Sandbox, limits: ToolLimits, command: str) -> str:
+async def _terminal(sandbox: Sandbox, config: CodingConfig, command: str) -> str:
     if len(command) > _MAX_COMMAND_CHARS:
         raise _ToolError(
             f"the command has {len(command)} characters, at most {_MAX_COMMAND_CHARS} are possible. "
             "Write long texts with write_file."
         )
-    result = await sandbox.run(command, limits.timeout_s)
+    result = await sandbox.run(command, config.tool_timeout_s)
     text = result.text.rstrip()
     if result.timed_out or result.output_exceeded or result.memory_exceeded:
-        raise _ToolError(_stopped(result, limits) + (f" Its output:\n{text}" if text else ""))
-    text = cut_middle(text, limits.output_max_chars)
+        raise _ToolError(_stopped(result, config) + (f" Its output:\n{text}" if text else ""))
+    text = cut_middle(text, config.tool_output_max_chars)
     if result.exit_code != 0:
         return f"{text}\n[exit code {result.exit_code}]".lstrip("\n")
     return text or "[no output]"
 
 
-async def _read_file(sandbox: Sandbox, limits: ToolLimits, path: str) -> str:
-    text = (await _read(sandbox, limits, path)).decode("utf-8", errors="replace")
-    return cut_middle(text, limits.output_max_chars) or "[empty file]"
+async def _read_file(sandbox: Sandbox, config: CodingConfig, path: str) -> str:
+    text = (await _read(sandbox, config, path)).decode("utf-8", errors="replace")
+    return cut_middle(text, config.tool_output_max_chars) or "[empty file]"
 
 
-async def _write_file(sandbox: Sandbox, limits: ToolLimits, path: str, content: str) -> str:
-    await _write(sandbox, limits, path, content.encode("utf-8", errors="replace"))
+async def _write_file(sandbox: Sandbox, config: CodingConfig, path: str, content: str) -> str:
+    await _write(sandbox, config, path, content.encode("utf-8", errors="replace"))
     num_lines = content.count("\n") + (not content.endswith("\n") and content != "")
     return f"wrote {num_lines} lines to {path}"
 
 
-async def _patch(sandbox: Sandbox, limits: ToolLimits, path: str, old: str, new: str) -> str:
+async def _patch(sandbox: Sandbox, config: CodingConfig, path: str, old: str, new: str) -> str:
     if not old:
         raise _ToolError("'old' is empty. Give the text to replace, or use write_file for a whole file.")
     # Bytes keep the rest of the file unchanged even if it is not UTF-8.
-    held, old_bytes = await _read(sandbox, limits, path), old.encode("utf-8", errors="replace")
+    held, old_bytes = await _read(sandbox, config, path), old.encode("utf-8", errors="replace")
     count = held.count(old_bytes)
     if count == 0:
         if _LINE_END.sub(b"\n", old_bytes) in _LINE_END.sub(b"\n", held):
@@ -121,7 +108,7 @@ async def _patch(sandbox: Sandbox, limits: ToolLimits, path: str, old: str, new:
         raise _ToolError(
             f"the text occurs {count} times in {path}; nothing was changed. Add lines around it so that it is unique."
         )
-    await _write(sandbox, limits, path, held.replace(old_bytes, new.encode("utf-8", errors="replace")))
+    await _write(sandbox, config, path, held.replace(old_bytes, new.encode("utf-8", errors="replace")))
     return f"patched {path}"
 
 
@@ -134,30 +121,30 @@ def _line_ends(text: bytes) -> str:
 # ------------------------------------------------------------------------------------------- files, inside the sandbox
 
 
-async def _read(sandbox: Sandbox, limits: ToolLimits, path: str) -> bytes:
+async def _read(sandbox: Sandbox, config: CodingConfig, path: str) -> bytes:
     command = (
         f'p={_quote(path)}; [ -e "$p" ] || exit 11; [ -d "$p" ] && exit 12; [ -f "$p" ] || exit 13; '
         '[ -r "$p" ] || exit 14; exec cat -- "$p"'
     )
-    result = await sandbox.run(command, limits.timeout_s)
+    result = await sandbox.run(command, config.tool_timeout_s)
     if result.output_exceeded:
         raise _ToolError(f"{path!r} is too large to read. Use terminal, for example with head, tail or grep.")
     if result.timed_out or result.memory_exceeded:
-        raise _ToolError(_stopped(result, limits))
+        raise _ToolError(_stopped(result, config))
     if result.exit_code != 0:
         what = _BROKEN_READ.get(result.exit_code, "{path!r} cannot be read").format(path=path)
         raise _ToolError(f"{what}. Use terminal with `ls -la` to see what is there.")
     return result.output
 
 
-async def _write(sandbox: Sandbox, limits: ToolLimits, path: str, content: bytes) -> None:
+async def _write(sandbox: Sandbox, config: CodingConfig, path: str, content: bytes) -> None:
     quoted = _quote(path)
     if await write_file(sandbox, path, content):
         return
     command = f'p={quoted}; mkdir -p -- "$(dirname -- "$p")" && cat > "$p"'
-    result = await sandbox.run(command, limits.timeout_s, stdin=content)
+    result = await sandbox.run(command, config.tool_timeout_s, stdin=content)
     if result.timed_out or result.output_exceeded or result.memory_exceeded:
-        raise _ToolError(_stopped(result, limits))
+        raise _ToolError(_stopped(result, config))
     if result.exit_code != 0:
         # The shell's message has the form `bash: line 1: PATH: reason`.
         lines = text_lines(result.text.strip())
@@ -175,9 +162,9 @@ def _quote(path: str) -> str:
     return shlex.quote(path if path.startswith("/") else f"./{path}")
 
 
-def _stopped(result: CommandResult, limits: ToolLimits) -> str:
+def _stopped(result: CommandResult, config: CodingConfig) -> str:
     if result.timed_out:
-        return f"timed out after {limits.timeout_s:g} s; the command was stopped."
+        return f"timed out after {config.tool_timeout_s:g} s; the command was stopped."
     if result.memory_exceeded:
         return "more memory than is allowed, all processes and files in memory together; the command was stopped."
     return f"more than {len(result.output) // 2**20} MiB of output; the command was stopped."

@@ -14,7 +14,7 @@ from agentic_opd.sandboxes.protocol import Mount, Sandbox
 from agentic_opd.sandboxes.workdir import get_files, put_files
 from agentic_opd.worlds.coding.config import CodingConfig
 from agentic_opd.worlds.coding.tasks.load import load_train_and_eval
-from agentic_opd.worlds.coding.tools import READING_TOOLS, TOOL_SPECS, ToolLimits, run_tool
+from agentic_opd.worlds.coding.tools import READING_TOOLS, TOOL_SPECS, run_tool
 from agentic_opd.worlds.coding.verifier.verify import verify
 
 SYSTEM_PROMPT = """\
@@ -54,9 +54,9 @@ class CodingSession:
     them.
     """
 
-    def __init__(self, sandbox: Sandbox, limits: ToolLimits, task: Task) -> None:
+    def __init__(self, sandbox: Sandbox, config: CodingConfig, task: Task) -> None:
         """Start a session in a sandbox that already holds the task's files."""
-        self._sandbox, self._limits = sandbox, limits
+        self._sandbox, self._config = sandbox, config
         self._authors, self._has_begun = Authors(task.prompt), not task.files
 
     async def run_tool(self, call: ToolCall) -> ToolResult:
@@ -67,7 +67,7 @@ class CodingSession:
         if not self._has_begun:
             self._authors.given(await get_files(self._sandbox))
             self._has_begun = True
-        result = await run_tool(call, self._sandbox, self._limits)
+        result = await run_tool(call, self._sandbox, self._config)
         if call.name in READING_TOOLS:
             return result
         files = await get_files(self._sandbox)
@@ -81,8 +81,12 @@ class CodingSession:
         """Return None: a coding episode has no user."""
         return None
 
-    async def collect(self) -> LeftFiles:
+    async def judged_files(self) -> dict[str, bytes]:
         """Return the files in the work directory."""
+        return await get_files(self._sandbox)
+
+    async def collect(self, messages: Sequence[Message] = ()) -> LeftFiles:
+        """Return the files in the work directory, and the changes that survive in them."""
         left = LeftFiles(await get_files(self._sandbox))
         if self._authors.changes:
             left.made_by = self._authors.left()
@@ -93,6 +97,7 @@ class CodingWorld:
     """Python tasks in the sandbox that the settings name; see `core.types.World`."""
 
     tools: Sequence[dict[str, Any]] = TOOL_SPECS
+    runs_programs = True
 
     def __init__(self, config: CodingConfig, system_prompt: str | None = None) -> None:
         """Store the settings; nothing is started yet.
@@ -115,7 +120,7 @@ class CodingWorld:
         """Open a session as `session` does, in a sandbox that also sees `mounts` of this machine."""
         async with sandbox_factory(self._config, mounts)() as sandbox:
             await put_files(sandbox, task.files)
-            yield CodingSession(sandbox, ToolLimits.from_config(self._config), task)
+            yield CodingSession(sandbox, self._config, task)
 
     async def train_and_eval_tasks(self) -> tuple[list[Task], list[Task]]:
         """Return the training and evaluation tasks: the built-in ones, or those of the configured dataset."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from agentic_opd.core.errors import WorldError
 from agentic_opd.core.types import Task
-from agentic_opd.worlds.own import Checks, OwnWorld, ToolError, tool
+from agentic_opd.worlds.custom import Checks, CustomWorld, ToolError, tool
 from agentic_opd.worlds.split import split_tasks
 from agentic_opd.worlds.sql.config import SqlConfig
 from agentic_opd.worlds.sql.engine import QueryError, Result, Source, difference, run_query, schema_text, shown
@@ -35,7 +35,7 @@ class Desk:
     answer: str | None = None
 
 
-class SqlWorld(OwnWorld):
+class SqlWorld(CustomWorld):
     """Questions over SQLite databases; see `docs/sql.md`."""
 
     system_prompt = (

@@ -24,7 +24,7 @@ from agentic_opd.rollout.chat import Chat
 from agentic_opd.rollout.loop import run_episode
 from agentic_opd.rollout.renderer import load_renderer
 from agentic_opd.worlds.coding.config import CodingConfig
-from agentic_opd.worlds.own import HookedWorld
+from agentic_opd.worlds.custom import HookedWorld
 from demo_policy.episodes import ScriptedPolicy
 from demo_policy.script import NEUTRAL_HINTS
 from demo_policy.sql.databases import NEVER_TRAINED, TRAINING, Nouns

@@ -10,7 +10,7 @@ from agentic_opd.distill.config import DistillConfig
 from agentic_opd.distill.evidence import hindsight_pairs
 from agentic_opd.distill.hints import parse_vote
 from agentic_opd.distill.scoring import hint_place, insert_hint
-from agentic_opd.worlds.own import Left
+from agentic_opd.worlds.custom import Left
 from agentic_opd.worlds.sql.world import Desk
 from demo_policy.script import NEUTRAL_HINTS
 from demo_policy.sql.author import ANSWER_TURN, SqlAuthor

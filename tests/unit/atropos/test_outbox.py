@@ -93,6 +93,8 @@ def test_a_lost_answer_repeats_its_group_under_a_new_registration() -> None:
             outbox.add(group(name))
         await outbox.send()
         assert len(outbox) == 2, "sending stops at the lost answer"
+        await outbox.send()
+        assert len(api.groups.bodies) == 2, "and waits for a new registration"
         await outbox.send_all()
 
     counts = sending(api, use)

@@ -306,7 +306,7 @@ def test_step_votes(text: str, score: int | None) -> None:
     [([1, 1, -1], 1), ([1, -1], 0), ([-1, -1, 0], -1), ([None, -1], -1), ([1, 0, -1], 0), ([None], None), ([], None)],
 )
 def test_a_step_score_is_the_majority_and_ties_are_0(votes: list[StepScore | None], score: int | None) -> None:
-    assert Judgement("", (), tuple(votes)).step_score == score
+    assert Judgement(step_votes=tuple(votes)).step_score == score
 
 
 @pytest.mark.parametrize(

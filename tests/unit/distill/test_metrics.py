@@ -10,6 +10,7 @@ episode  turn  outcome      votes   hint   gaps      judge_s  scored in (s)  rea
 
 import math
 
+import numpy as np
 import pytest
 
 from agentic_opd.core.types import TurnOutcome, Vote
@@ -145,6 +146,6 @@ def test_what_can_not_be_computed_is_left_out() -> None:
 
 def test_a_row_has_the_entropy_of_its_entries_and_their_tail() -> None:
     """Entries 1/2 and 1/4 leave a tail of 1/4: 1.5 bits. All in one entry: no entropy, whatever rounding adds."""
-    entropies, masses = row_stats([[math.log(1 / 2), math.log(1 / 4)], [0.0, -50.0], [0.0, math.log(1e-5)]])
+    entropies, masses = row_stats(np.log([[1 / 2, 1 / 4], [1.0, math.exp(-50.0)], [1.0, 1e-5]]))
     assert entropies == pytest.approx([1.5 * math.log(2), 0.0, 1e-5 * math.log(1e5)], abs=1e-9)
     assert masses == pytest.approx([0.75, 1.0, 1.0])

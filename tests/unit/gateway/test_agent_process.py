@@ -73,6 +73,7 @@ class World:
     starts: int = 0
     system_prompt: str = ""
     tools: Sequence[dict[str, Any]] = ()
+    runs_programs: bool = True
     files: list[str] = field(default_factory=lambda: ["empty"])
     keys: list[str] = field(default_factory=list)
 
@@ -101,8 +102,11 @@ class World:
     async def train_and_eval_tasks(self) -> tuple[list[Task], list[Task]]:
         return [TASK], [TASK]
 
-    async def collect(self) -> Mapping[str, bytes]:
+    async def judged_files(self) -> Mapping[str, bytes]:
         return {"solution.py": self.files[-1].encode()}
+
+    async def collect(self, messages: Sequence[Message] = ()) -> Mapping[str, bytes]:
+        return await self.judged_files()
 
     async def verify(self, task: Task, left: Mapping[str, bytes] | None) -> Verification:
         return Verification(VerifyOutcome.RAN, 1 if left else 0, 2, "1 of 2", "1 of 2")
@@ -472,5 +476,5 @@ def test_a_sandbox_that_dies_ends_its_episode_alone(tokenizer: Any) -> None:
 
 
 def test_a_world_without_programs_is_refused(tokenizer: Any) -> None:
-    with pytest.raises(ConfigError, match="NoWorld has no program_session"):
+    with pytest.raises(ConfigError, match="NoWorld has no sandbox for env"):
         run(ScriptedVllm(tokenizer), type("NoWorld", (), {})())

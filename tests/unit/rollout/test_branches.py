@@ -57,7 +57,7 @@ class Replies:
     async def user_reply(self, messages: Any) -> str | None:
         return "Yes." if self.policy.lines else None
 
-    async def collect(self) -> Any:
+    async def collect(self, messages: Any = ()) -> Any:
         return None
 
 

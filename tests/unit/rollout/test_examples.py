@@ -29,7 +29,7 @@ from agentic_opd.wire.checks import GroupChecker
 from agentic_opd.wire.group import ScoredGroup, ScoredRollout
 from agentic_opd.worlds.coding.config import CodingConfig
 from agentic_opd.worlds.coding.tasks.load import load_tasks
-from agentic_opd.worlds.own import Checks, HookedWorld, OwnWorld, tool
+from agentic_opd.worlds.custom import Checks, CustomWorld, HookedWorld, tool
 from agentic_opd.worlds.sql.config import SqlConfig
 from agentic_opd.worlds.sql.world import SqlWorld
 
@@ -41,7 +41,7 @@ EXAMPLES: list[dict[str, Any]] = [
 ]
 
 
-class Bell(OwnWorld):
+class Bell(CustomWorld):
     def tasks(self) -> list[Task]:
         return [Task("one", "Ring once.", "1", examples=EXAMPLES)]
 

@@ -233,7 +233,7 @@ class MortalSession:
     async def user_reply(self, messages: Sequence[Message]) -> str | None:
         return None
 
-    async def collect(self) -> Mapping[str, bytes]:
+    async def collect(self, messages: Sequence[Message] = ()) -> Mapping[str, bytes]:
         if self.dies_when_left:
             raise SandboxError("it died")
         return await self.session.collect()

@@ -794,7 +794,7 @@ def test_contrasted_values_at_each_position() -> None:
 
 def test_reward_and_hint_at_each_position() -> None:
     x, below = page_inputs(), "reward and hint at position"
-    at = positions(CONFIG, x.sampled_BT, x.scored_BT, x.advantages_B, x.step_scores_BT)
+    at = positions(CONFIG, x)
     for part in TABLE:
         if part.name in ("rlsd", "sdar", "rlcsd", "combined", "rejection"):
             check(f"`{part.name}`", below, part.values(x, CONFIG, at[part.where])[0, SPAN])

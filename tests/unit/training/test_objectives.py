@@ -268,7 +268,7 @@ def test_special_tokens_are_left_out_of_every_part_and_counted_in_the_divisor() 
     for part in TABLE:
         config = LossConfig(**{part.name: 1.0}, route_by_turn=False, skip_special_tokens=True)  # type: ignore[arg-type]
         x = inputs(STUDENT, special_BT=special, start_BT=STUDENT - 0.3, step_scores_BT=torch.ones_like(STUDENT))
-        at = positions(config, x.sampled_BT, x.scored_BT, x.advantages_B, x.step_scores_BT, x.special_BT)
+        at = positions(config, x)
         assert at[part.where][0].tolist()[2] is False
         assert at[part.where][0].tolist()[1] is True
     with pytest.raises(ConfigError, match="lack special_BT"):

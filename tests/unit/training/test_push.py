@@ -21,6 +21,7 @@ from agentic_opd.training.model import merged, tied_names
 from agentic_opd.training.policy import TrainedPolicy, load_policy
 from agentic_opd.training.push import Probe, Pushed, PushMismatchError, WeightPusher
 from agentic_opd.training.rounding import Rounding, as_sent
+from agentic_opd.training.trainer import Trainer
 from tests.support.tiny_model import save_tiny_model
 from tests.unit.distill.fakes import b64, served
 
@@ -219,3 +220,35 @@ def test_what_does_not_fit_in_sixteen_bits_is_a_share() -> None:
     assert found.weights["w"].tolist() == [1 + 1 / 128, 1.0, 1.0, 1.0]
     assert found.share == pytest.approx((1 / 256 + 1 / 512) / (1 / 128 + 1 / 256 + 1 / 512))
     assert math.isfinite(rounding.weights([("w", torch.ones(4))], torch.float32).share)
+
+
+def test_the_average_of_whole_weights_goes_to_the_servers_that_teach(tmp_path: Path) -> None:
+    """The policy's server has the trained weights, the teacher's 0.9 of the first and 0.1 of those."""
+    model = save_tiny_model(tmp_path / "model", tied=False)
+    sampling, teaching = Server(model, "float32"), Server(model, "float32")
+    start = AutoModelForCausalLM.from_pretrained(model).state_dict()
+
+    async def run() -> Trainer:
+        async with served(sampling.handlers) as url, served(teaching.handlers) as teacher_url:
+            places = {"weights_dir": tmp_path / "weights", "output_dir": tmp_path / "train", "device": "cpu"}
+            urls = {"vllm_urls": [url], "teacher_urls": [teacher_url]}
+            trainer = Trainer(TrainerConfig(model=str(model), ema_decay=0.9, **places, **urls))  # type: ignore[arg-type]
+            await trainer._push(None)
+            move(trainer.policy, 0.01)
+            assert trainer.average is not None
+            trainer.average.update()
+            trainer.step = 1
+            pushed = await trainer._push(PROBE)  # Both servers are compared with the weights that they were sent.
+            assert pushed is not None
+            await trainer.pusher.close()
+            await trainer.teacher_pusher.close()
+            return trainer
+
+    trainer = asyncio.run(run())
+    trained = dict(trainer.model.state_dict())
+    for name, value in sampling.model.state_dict().items():
+        assert torch.equal(value, trained[name]), name
+    for name, value in teaching.model.state_dict().items():
+        torch.testing.assert_close(value, start[name].float().lerp(trained[name], 0.1))
+    assert not torch.equal(trained["lm_head.weight"], start["lm_head.weight"].float())
+    assert sorted(path.name for path in (tmp_path / "weights" / "teacher").iterdir()) == ["step-000000", "step-000001"]

@@ -115,7 +115,7 @@ def partly_scored() -> TrainBatch:
 def test_what_no_gradient_comes_from_is_not_computed(loss: LossConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     batch = partly_scored()
     cut, metrics = gradient(batch, loss=loss)
-    monkeypatch.setattr("agentic_opd.training.step.trained_positions", lambda config, sampled, *_: sampled)
+    monkeypatch.setattr("agentic_opd.training.step.trained_positions", lambda config, batch: batch.sampled_BT)
     whole, whole_metrics = gradient(batch, loss=loss)
     assert whole.abs().max() > 1e-2
     torch.testing.assert_close(cut, whole, atol=1e-6, rtol=1e-5)

@@ -1,11 +1,14 @@
 """Other trainers get from our collator and loss what our own trainer computes."""
 
+import json
+import re
 import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from demo_policy import POLICY_DIR
 
 from agentic_opd.core.errors import AlignmentError, ConfigError
 from agentic_opd.training import LossConfig, collate, compute_loss, opd_loss
@@ -17,6 +20,8 @@ from agentic_opd.training.step import train_step
 from agentic_opd.wire.group import ScoredGroup
 
 from .test_step import make_groups, make_model
+
+ROOT = Path(__file__).parents[3]
 
 CONFIGS = {
     "default": LossConfig(),
@@ -43,16 +48,18 @@ def ours(model: Any, groups: list[dict[str, Any]], config: LossConfig, optimizer
     return train_step(TrainedPolicy(model), optimizer, batch, settings, DistContext("cpu"))["loss"]
 
 
+SETTINGS: dict[str, Any] = {
+    **{"per_device_train_batch_size": 2, "num_train_epochs": 1, "use_cpu": True, "learning_rate": 1e-3},
+    **{"lr_scheduler_type": "constant", "adam_beta2": 0.98, "max_grad_norm": 1.0, "remove_unused_columns": False},
+    **{"logging_steps": 1, "report_to": [], "save_strategy": "no", "disable_tqdm": True},
+    "train_sampling_strategy": "sequential",
+}
+
+
 def arguments(folder: Path, **changes: Any) -> Any:
     from transformers import TrainingArguments
 
-    settings: dict[str, Any] = {
-        **{"output_dir": str(folder), "per_device_train_batch_size": 2, "num_train_epochs": 1, "use_cpu": True},
-        **{"learning_rate": 1e-3, "lr_scheduler_type": "constant", "adam_beta2": 0.98, "max_grad_norm": 1.0},
-        **{"remove_unused_columns": False, "logging_steps": 1, "report_to": [], "save_strategy": "no"},
-        **{"train_sampling_strategy": "sequential", "disable_tqdm": True, **changes},
-    }
-    return TrainingArguments(**settings)
+    return TrainingArguments(output_dir=str(folder), **{**SETTINGS, **changes})
 
 
 def trainer_class(config: LossConfig) -> Any:
@@ -171,3 +178,54 @@ def test_special_tokens_add_nothing() -> None:
     assert logits.grad is not None
     touched = torch.cat((torch.zeros_like(batch["labels"][:, :1]), (logits.grad != 0).any(-1)[:, :-1].long()), 1) > 0
     assert torch.equal(touched, batch["opd"]["entries_BTK"].any(-1) & (batch["input_ids"] != 20))
+
+
+PAGE = (ROOT / "docs" / "trainers.md").read_text()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_pages_program_runs_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a model and groups of this test's, at the places that the page names."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        make_model().save_pretrained(tmp_path / "scripts/demo_policy/policy")
+    (tmp_path / "runs/demo").mkdir(parents=True)
+    lines = [json.dumps(group) for group in eight_groups()]
+    (tmp_path / "runs/demo/groups.jsonl").write_text("\n".join(lines) + "\n")
+    monkeypatch.chdir(tmp_path)
+    program, loop = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)[:2]
+    names: dict[str, Any] = {}
+    exec(program, names)
+    assert (tmp_path / "runs/transformers/final/model.safetensors").exists()
+    names["opd_loss"] = opd_loss
+    exec(loop, names)
+    assert float(names["loss"].detach()) > 0
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_epoch_of_trl_is_an_epoch_of_ours(tmp_path: Path) -> None:
+    trl = pytest.importorskip(
+        "trl", reason="TRL is not a dependency: pip install --target FOLDER trl, PYTHONPATH=FOLDER"
+    )
+    from datasets import Dataset
+    from transformers import AutoTokenizer
+
+    class OPDTrainer(trl.SFTTrainer):
+        pass
+
+    OPDTrainer.compute_loss = compute_loss
+    settings = {**SETTINGS, "gradient_accumulation_steps": 2, "gradient_checkpointing": False, "bf16": False}
+    groups = eight_groups()
+    trainer = OPDTrainer(
+        make_model(),
+        trl.SFTConfig(output_dir=str(tmp_path), dataset_kwargs={"skip_prepare_dataset": True}, **settings),
+        train_dataset=Dataset.from_dict({"group": [json.dumps(group) for group in groups]}),
+        data_collator=lambda rows: collate([json.loads(row["group"]) for row in rows]),
+        processing_class=AutoTokenizer.from_pretrained(POLICY_DIR),
+    )
+    trainer.train()
+    theirs = [line["loss"] for line in trainer.state.log_history if "loss" in line]
+    own = make_model()
+    optimizer = torch.optim.AdamW(own.parameters(), lr=1e-3, betas=(0.9, 0.98), weight_decay=0.0)
+    expected = [ours(own, groups[i : i + 4], LossConfig(), optimizer) for i in (0, 4)]
+    assert theirs == pytest.approx(expected, abs=1e-5)

@@ -172,12 +172,17 @@ class Values:
         for name in {*dir(builtins), *self._local} - {*self.bound} | {"tmp_path", "tmpdir"}:
             self._kinds[name] |= _Kind.OTHER
         self._known = dict[ast.expr, _Kind]()
+        for kinds in (_Kind.FUNCTION | _Kind.NAMESPACE, ~_PLAIN):  # What a call gives depends on what is called.
+            self._spread(kinds)
+
+    def _spread(self, kinds: _Kind) -> None:
+        """Propagate these kinds from variable to variable until nothing changes."""
         before = dict[str, _Kind]()
         while before != (before := {**self._kinds}):
             self._known.clear()
             for name, values in self.bound.items():
                 for value in values:
-                    self._kinds[name] |= self.kind(value)
+                    self._kinds[name] |= self.kind(value) & kinds
 
     def _import_from(self, module: str | None, alias: ast.alias) -> None:
         """Note `from module import alias`, or `import alias` if `module` is None."""

@@ -57,19 +57,11 @@ _MAKE_CONTAINER = {tag: make for tag, _, make in _CONTAINERS.values()}
 _HEAD = struct.Struct("<cI")
 
 
-def refuse(value: object) -> object:
-    """Refuse a value that is not plain data; the default `as_plain`.
-
-    Raises:
-        TypeError: Always.
-    """
-    raise TypeError(f"a {type(value).__name__} is not plain data, and does not cross between the processes")
-
-
-def encode(value: object, as_plain: Callable[[Any], object] = refuse) -> bytes:
+def encode(value: object, as_plain: Callable[[Any], object] | None = None) -> bytes:
     """Encode `value`; `as_plain` replaces each part of another type, or raises.
 
     Raises:
+        TypeError: A part is not plain data, and there is no `as_plain`.
         ValueError: The data is too large, or nested too deep.
     """
     out = bytearray()
@@ -79,7 +71,7 @@ def encode(value: object, as_plain: Callable[[Any], object] = refuse) -> bytes:
     return bytes(out)
 
 
-def _put(out: bytearray, value: Any, as_plain: Callable[[Any], object], depth: int) -> None:
+def _put(out: bytearray, value: Any, as_plain: Callable[[Any], object] | None, depth: int) -> None:
     if depth > MAX_DEPTH:
         raise ValueError(f"data nested more than {MAX_DEPTH} deep does not cross between the processes")
     kind = type(value)
@@ -91,6 +83,8 @@ def _put(out: bytearray, value: Any, as_plain: Callable[[Any], object], depth: i
         out += _HEAD.pack(_CONTAINERS[kind][0], len(items))
         for item in items:
             _put(out, item, as_plain, depth + 1)
+    elif as_plain is None:
+        raise TypeError(f"a {kind.__name__} is not plain data, and does not cross between the processes")
     else:
         _put(out, as_plain(value), as_plain, depth + 1)
 

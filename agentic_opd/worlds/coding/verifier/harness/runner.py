@@ -92,11 +92,11 @@ def _run(counter: Counter, job: Job, clock: Clock) -> str | None:
         else:
             _leave_folder()
         if job["solution_program"] is not None:
-            from agentic_opd.worlds.coding.verifier.harness.test_side import SolutionModule, SolutionProcess
+            from agentic_opd.worlds.coding.verifier.harness.test_side import Remote, SolutionProcess
 
             counter.process = SolutionProcess(folder, job["solution_program"], clock)
             counter.process.start()
-            sys.modules["solution"] = SolutionModule(counter.process)
+            sys.modules["solution"] = Remote(counter.process)  # type: ignore[assignment]
     except BaseException as error:  # noqa: BLE001 - the import of the solution may raise anything
         counter.note(error)
         return f"solution.py could not be imported: {error_text(error)}"

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import builtins
 import os
-from types import ModuleType
 
-from agentic_opd.worlds.coding.verifier.harness.pipe import NoAnswer, encode, receive, refuse, send
+from agentic_opd.worlds.coding.verifier.harness.pipe import NoAnswer, encode, receive, send
 from agentic_opd.worlds.coding.verifier.harness.programs import end_child, spawn
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from typing import Any
 
     from agentic_opd.worlds.coding.verifier.harness.clock import Clock
@@ -24,43 +22,35 @@ NAMESPACE = "Solution"  # LeetCode's class of functions; its instances are numbe
 MAX_LIVES = 20  # Maximum starts of the solution's process; each takes about 30 ms.
 
 
-class SolutionModule(ModuleType):
-    """The module `solution` for the tests: functions that ask the other process, and copies of values."""
+class Remote:
+    """The module `solution` for the tests, its class `Solution`, or an instance of that.
 
-    def __init__(self, process: SolutionProcess) -> None:
-        super().__init__("solution")
-        self._process = process
+    The attributes are functions that ask the other process, and copies of the module's values. The other process
+    creates an instance on its first use.
+    """
 
-    def __getattr__(self, name: str) -> object:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        value = self._process.ask((name,), None, None)
-        if type(value) is tuple and len(value) == 1:
-            return value[0]
-        return Namespace(self._process) if name == NAMESPACE else _function(self._process, (name,), None)
+    def __init__(self, process: SolutionProcess, path: tuple[str, ...] = (), number: int | None = None) -> None:
+        self._process, self._path, self._number = process, path, number
 
-
-class Namespace:
-    """The class `Solution`, or an instance of it, which the other process creates on first use."""
-
-    def __init__(self, process: SolutionProcess, number: int | None = None) -> None:
-        self._process, self._number = process, number
-
-    def __call__(self) -> Namespace:  # noqa: D102 - the class says it
+    def __call__(self) -> Remote:  # noqa: D102 - the class says it
         self._process.instances += 1
-        return Namespace(self._process, self._process.instances)
+        return Remote(self._process, self._path, self._process.instances)
 
     def __getattr__(self, name: str) -> object:
         if name.startswith("__"):
             raise AttributeError(name)
-        return _function(self._process, (NAMESPACE, name), self._number)
+        path = *self._path, name
+        if not self._path:
+            value = self._process.ask(path, None, None)
+            if type(value) is tuple and len(value) == 1:
+                return value[0]
+            if name == NAMESPACE:
+                return Remote(self._process, path)
 
+        def call(*args: object, **kwargs: object) -> object:
+            return self._process.ask(path, self._number, (args, kwargs))
 
-def _function(process: SolutionProcess, path: tuple[str, ...], number: int | None) -> Callable[..., Any]:
-    def call(*args: object, **kwargs: object) -> object:
-        return process.ask(path, number, (args, kwargs))
-
-    return call
+        return call
 
 
 class SolutionProcess:
@@ -133,8 +123,10 @@ class SolutionProcess:
 
 
 def _argument(value: Any) -> object:
-    """Return an iterator over an iterator's items; refuse other values."""
-    return iter([*value]) if hasattr(type(value), "__next__") else refuse(value)
+    """Return an iterator over an iterator's items."""
+    if hasattr(type(value), "__next__"):
+        return iter([*value])
+    raise TypeError(f"a {type(value).__name__} is not plain data, and does not cross between the processes")
 
 
 def rebuild(name: str, base: str, args: tuple[Any, ...], text: str, line: int) -> BaseException:

@@ -114,6 +114,8 @@ IN_PROCESS = {
     "copy of": "xs=[2,1]\nbefore=list(xs)\nf(xs)\nassert xs==before\n",
     "sorted after": "xs=[2,1]\nf(xs)\nassert xs==sorted(xs)\n",
     "helper": "def ok(xs): return xs==[1,2]\nxs=[2,1]\nf(xs)\nassert ok(xs)\n",
+    "attr in check": "def check(c):\n    p=c(1)\n    assert p.x==1\ncheck(f)\n",
+    "attr of late alias": "def go():\n    p=g(1)\n    assert p.x==1\ng=f\ngo()\n",
     "run helper": "def run(xs):\n    f(xs)\n    return xs\nassert run([2,1])==[1,2]\n",
 }
 """Functions, objects, attributes, identity, or changes in place."""

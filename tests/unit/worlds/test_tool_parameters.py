@@ -1,14 +1,20 @@
-"""What a tool calls its parameters is its own affair."""
+"""A tool and its parameters may have any name, also a hook's."""
 
 import asyncio
 from typing import Any
 
 from agentic_opd.core.types import Task, ToolCall
 from agentic_opd.worlds.coding.config import CodingConfig
-from agentic_opd.worlds.own import HookedWorld, OwnWorld, tool
+from agentic_opd.worlds.custom import CustomWorld, HookedWorld, tool
 
 
-class Phone(OwnWorld):
+class Phone(CustomWorld):
+    def tasks(self) -> list[Task]:
+        return [Task("t", "p")]
+
+    def verify(self, task: Task, state: Any) -> float:
+        return 1.0
+
     @tool
     def call(self, state: Any, name: str, hook: str, args: int, kwargs: int) -> str:
         """Call a person.

@@ -1,0 +1,168 @@
+"""Verdicts on function calls by the rules of BFCL's AST checker, and what an environment says about wrong calls. Pure.
+
+    functions (BFCL's schemas), calls, answers (allowed values) --verdict--> None if the calls are right, else why not
+    function, arguments --call_problems--> missing, unknown and mistyped parameters
+
+An answer is `{function: {parameter: [allowed value, ...]}}`; the value "" allows the parameter to be left out.
+"""
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, cast
+
+Arguments = Mapping[str, Any]
+Answer = Mapping[str, Mapping[str, Sequence[Any]]]
+
+TYPES: dict[str, tuple[str, type]] = {
+    "string": ("string", str),
+    "integer": ("integer", int),
+    "float": ("number", float),
+    "number": ("number", float),
+    "boolean": ("boolean", bool),
+    "array": ("array", list),
+    "tuple": ("array", list),
+    "dict": ("object", dict),
+    "object": ("object", dict),
+    "any": ("any", str),
+}
+"""BFCL's and JSON schema's names of types -> JSON schema's name, and Python's type of a value."""
+
+
+def verdict(
+    functions: Mapping[str, Mapping[str, Any]], calls: Sequence[tuple[str, Arguments]], answers: Sequence[Answer]
+) -> str | None:
+    """Return None if the calls match the answers in any order, else the reason, without any allowed value.
+
+    Args:
+        functions: Name -> BFCL's schema.
+        calls: Names and arguments, as made.
+        answers: The right calls, one function each.
+    """
+    if len(calls) != len(answers):
+        return f"{len(calls)} calls were made, expected {len(answers)}."
+    left = [*calls]
+    for answer in answers:
+        ((name, allowed),) = answer.items()
+        reasons = [_wrong(functions[name], name, call, allowed) for call in left]
+        if None not in reasons:
+            same = [why for (called, _), why in zip(left, reasons, strict=True) if called == name]
+            return next((why for why in (*same, *reasons) if why), "A call is missing.")
+        del left[reasons.index(None)]
+    return None
+
+
+def _wrong(
+    function: Mapping[str, Any], name: str, call: tuple[str, Arguments], allowed: Mapping[str, Sequence[Any]]
+) -> str | None:
+    called, arguments = call
+    if called != name:
+        return f"{called} is not the function that is needed."
+    parameters = function["parameters"]
+    for parameter in parameters.get("required", ()):
+        if parameter not in arguments:
+            return f"{name}: the parameter {parameter} is missing."
+    for parameter, value in arguments.items():
+        if parameter not in parameters["properties"] or parameter not in allowed:
+            return f"{name}: the parameter {parameter} does not belong to the call."
+        if not _is_allowed(value, parameters["properties"][parameter], allowed[parameter]):
+            return f"{name}: the parameter {parameter} has a wrong value, {value!r}."
+    for parameter, values in allowed.items():
+        if parameter not in arguments and "" not in values:
+            return f"{name}: the parameter {parameter} is missing."
+    return None
+
+
+def _is_allowed(value: Any, schema: Mapping[str, Any], allowed: Sequence[Any]) -> bool:
+    kind, inner = TYPES[schema["type"]][1], None
+    if kind is list:
+        inner = TYPES[schema.get("items", {}).get("type", "any")][1]
+    if schema["type"] == "float" and type(value) is int:
+        value = float(value)
+    of_answer = next((type(one) for one in allowed if one != ""), None)
+    if type(value) is not kind:  # the answer may be the name of a variable
+        return type(value) is of_answer and value in allowed
+    if inner is not None and not any(_has_type(value, inner, one) for one in allowed):
+        return False
+    if of_answer not in (None, kind):
+        return value in allowed
+    if kind is dict:
+        return any(_is_allowed_dict(value, one) for one in allowed if one != "")
+    if inner is dict:
+        return any(
+            len(value) == len(one) and all(_is_allowed_dict(v, a) for v, a in zip(value, one, strict=True))
+            for one in allowed
+        )
+    return _standard(value) in [[] if kind is list and one == "" else _standard(one) for one in allowed]
+
+
+def _has_type(values: Sequence[Any], inner: type, allowed: Any) -> bool:
+    """Whether the items have a list's inner type, or the type of the allowed list's items."""
+    if not isinstance(allowed, list):
+        return True
+    of_answer = next((type(one) for one in cast(list[Any], allowed) if one != ""), None)
+    return all(type(value) in (inner, of_answer) for value in values)
+
+
+def _is_allowed_dict(value: Any, allowed: Mapping[str, Sequence[Any]]) -> bool:
+    if not isinstance(value, Mapping):
+        return False
+    given = cast(Mapping[str, Any], value)
+    known = all(key in allowed and _text(one) in map(_text, allowed[key]) for key, one in given.items())
+    return known and all(key in given or "" in values for key, values in allowed.items())
+
+
+def _standard(value: Any) -> Any:
+    """Return a string, or a list's strings, without case, spaces and punctuation."""
+    return [*map(_text, cast(list[Any], value))] if isinstance(value, list) else _text(value)
+
+
+def _text(value: Any) -> Any:
+    return re.sub(r"[ ,./\-_*^]", "", value).lower().replace("'", '"') if isinstance(value, str) else value
+
+
+def json_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return BFCL's schema of a parameter as a JSON schema.
+
+    Raises:
+        KeyError: It has a type that is neither BFCL's nor JSON schema's, such as Java's.
+    """
+    done = dict(schema)
+    if "type" in done:
+        done["type"] = TYPES[done["type"]][0]
+        if done["type"] == "any":
+            del done["type"]
+    if isinstance(done.get("properties"), Mapping):
+        done["properties"] = {name: json_schema(one) for name, one in done["properties"].items()}
+    if isinstance(done.get("items"), Mapping):
+        done["items"] = json_schema(done["items"])
+    return done
+
+
+def call_problems(function: Mapping[str, Any], arguments: Arguments, untyped: Collection[str] = ()) -> list[str]:
+    """Return the missing, unknown and mistyped parameters of a call, as parts of a sentence.
+
+    Args:
+        function: BFCL's schema.
+        arguments: As the policy wrote them.
+        untyped: Parameters whose type is not checked.
+    """
+    properties = function["parameters"]["properties"]
+    problems = [f"{name} is missing" for name in function["parameters"].get("required", ()) if name not in arguments]
+    for name, value in arguments.items():
+        if name not in properties:
+            problems.append(f"there is no parameter {name}")
+        elif name not in untyped and (expected := mistyped(properties[name], value)) is not None:
+            problems.append(f"{name} must be {expected}, and is {value!r}")
+    return problems
+
+
+def mistyped(schema: Mapping[str, Any], value: Any) -> str | None:
+    """Return the type that a value should have, in words; None if it has it."""
+    name, kind = TYPES[schema["type"]]
+    kinds = {"number": (int, float), "any": (object,)}.get(name, (kind,))
+    if not isinstance(value, kinds) or (isinstance(value, bool) and name in ("integer", "number")):
+        return f"{'an' if name[0] in 'aio' else 'a'} {name}"
+    items = schema.get("items")
+    if isinstance(value, list) and items and any(mistyped(items, one) for one in cast(list[Any], value)):
+        return f"an array of {TYPES[items['type']][0]}s"
+    return None

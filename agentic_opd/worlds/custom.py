@@ -1,0 +1,556 @@
+"""Custom worlds as one class: tasks, tools, the state they act on, and the verification.
+
+The user subclasses `CustomWorld`, whose methods are hooks. `HookedWorld` adapts the subclass to `core.types.World`.
+docs/worlds.md has a table of all hooks and complete examples.
+
+A hook that raises anything other than `ToolError` or an `OPDError` causes a `WorldError` that names the hook. The group
+is counted as failed, and the run continues.
+"""
+
+import asyncio
+import inspect
+import pickle
+import sys
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, fields, is_dataclass, replace
+from fractions import Fraction
+from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
+from operator import itemgetter
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeVar, cast
+
+from agentic_opd.core.authors import Authors
+from agentic_opd.core.errors import AlignmentError, ConfigError, OPDError, WorldError
+from agentic_opd.core.text import cut_middle, well_formed
+from agentic_opd.core.types import Message, ProgramRun, Task, ToolCall, ToolResult, Verification, VerifyOutcome
+from agentic_opd.sandboxes.factory import check_sandbox, sandbox_factory
+from agentic_opd.sandboxes.program import Program, run_program
+from agentic_opd.sandboxes.protocol import Mount, Sandbox
+from agentic_opd.sandboxes.workdir import get_files, put_files
+from agentic_opd.worlds.coding.config import CodingConfig
+from agentic_opd.worlds.schema import MethodTool, ToolError, complete_schema, signature
+from agentic_opd.worlds.split import split_tasks
+
+__all__ = [
+    "Checks",
+    "CustomWorld",
+    "HookedSession",
+    "HookedWorld",
+    "Left",
+    "Message",
+    "Task",
+    "ToolError",
+    "load_custom_world",
+    "tool",
+    "world_problems",
+]
+
+HookT = TypeVar("HookT", bound=Callable[..., Any])
+
+_HOOKS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "tasks": ((), ()),
+    "eval_tasks": ((), ()),
+    "start": (("task",), ("sandbox",)),
+    "tools": (("task",), ()),
+    "call": (("state", "name", "arguments"), ("sandbox",)),
+    "verify": (("task", "state"), ("files", "messages", "sandbox")),
+    "judged": (("state",), ()),
+    "user_reply": (("task", "state", "messages"), ()),
+}
+"""Hook -> the parameters that it gets by position, and those that it gets by name if it has them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checks:
+    """Result of a verification: the number of checks that passed, and reports about them."""
+
+    passed: int
+    total: int
+    report: str = ""
+    """Report for readers who may know the task's secret. Empty: the counts."""
+    judge_report: str = ""
+    """Report for the judge, whose hints the policy learns from; must not reveal the secret. Empty: the counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """The state, the sandbox's files and the conversation at the end of an episode."""
+
+    state: Any
+    files: Mapping[str, bytes]
+    made_by: frozenset[int] | None = None
+    """See `core.types.Verification.made_by`."""
+    messages: Sequence[Message] = ()
+    verdict: Verification | None = None
+    """Given if `verify` has a parameter `sandbox`, since it must run before the sandbox ends."""
+
+
+def tool(hook: HookT) -> HookT:
+    """Mark a method as a tool: `(self, state, ...) -> str`, optionally async.
+
+    The policy provides the parameters after the first two. Each needs a type that pydantic can parse from JSON. A
+    parameter named `sandbox` receives the episode's sandbox instead. The docstring's text before its sections becomes
+    the tool's description, and its `Args:` section describes the parameters.
+    """
+    hook.is_tool = True  # type: ignore[attr-defined]
+    return hook
+
+
+class CustomWorld:
+    """Base class of custom worlds; `env.world` names a subclass by `FILE.py:CLASS` or `package.module:CLASS`.
+
+    A subclass needs `tasks` and `verify`. All hooks except `tasks`, `eval_tasks` and `tools` may be async. Other hooks
+    run in worker threads, concurrently with those of other episodes: the subclass must make shared state thread-safe.
+    `env.world_options` are the keyword arguments of its constructor.
+    """
+
+    system_prompt: str = "Work on the task with your tools until it is done. Then answer without a tool call."
+
+    def tasks(self) -> Iterable[Task]:
+        """Return the tasks, each with an id, a prompt or messages, and whatever else the hooks need.
+
+        `hidden_tests` is any text that only `verify` may know, such as the right answer. Hints that reveal it are
+        dropped.
+        """
+        raise NotImplementedError
+
+    def eval_tasks(self) -> Iterable[Task] | None:
+        """Return the tasks to evaluate on. None holds out `env.eval_fraction` of `tasks`."""
+        return None
+
+    def start(self, task: Task) -> Any:
+        """Return the state of one episode that the tools act on: any object, new for each call."""
+        return None
+
+    def tools(self, task: Task) -> Sequence[Mapping[str, Any]]:
+        """Return the JSON schemas of the task's functions, which `call` runs, besides the methods marked as tools."""
+        return ()
+
+    def call(self, state: Any, name: str, arguments: dict[str, Any]) -> Any:
+        """Run a function of `tools` with the arguments as the policy wrote them, and return its result as text.
+
+        Raises:
+            ToolError: The call is wrong; the policy reads the message.
+        """
+        raise NotImplementedError
+
+    def verify(self, task: Task, state: Any) -> Any:
+        """Judge the final state.
+
+        Returns:
+            A number in [0, 1] or `Checks`; or either with a text, as a tuple: the report, which the judge reads too and
+            which therefore must not reveal the secret.
+
+        If the method has a parameter `files`, it receives the sandbox's files (relative path -> bytes); `messages`: the
+        conversation; `sandbox`: the episode's sandbox, before it ends.
+        """
+        raise NotImplementedError
+
+    def judged(self, state: Any) -> Any:
+        """Return the part of the state that `verify` judges; it must support pickle.
+
+        The verification result is attributed to the turns whose changes survive in this part or in the sandbox's files.
+        """
+        return state
+
+    def user_reply(self, task: Task, state: Any, messages: Sequence[Message]) -> Any:
+        """Return the user's reply to the last of `messages`, a turn without a tool call. None ends the episode."""
+        return None
+
+
+def world_problems(hooks: CustomWorld) -> list[str]:
+    """Return what is wrong with a world's hooks and tools, without calling any of them; empty if nothing is."""
+    problems = [problem for name in _HOOKS if (problem := _hook_problem(hooks, name))]
+    for name in _tool_names(type(hooks)):
+        try:
+            MethodTool.read(f"tool {name}", name, getattr(hooks, name))
+        except ConfigError as error:
+            problems.append(str(error))
+    return problems
+
+
+def _hook_problem(hooks: CustomWorld, name: str) -> str | None:
+    hook, (positional, by_name) = getattr(hooks, name), _HOOKS[name]
+    if not _is_defined(hooks, name):
+        if name == "call" and _is_defined(hooks, "tools"):
+            return "call is not defined, which runs the functions of tools"
+        return f"{name} is not defined" if name in ("tasks", "verify") else None
+    if name in ("tasks", "eval_tasks", "tools") and inspect.iscoroutinefunction(hook):
+        return f"{name} is async, expected a plain method"
+    parameters = inspect.signature(hook).parameters
+    names = {one for one in by_name if one in parameters}
+    try:
+        inspect.signature(hook).bind(*positional, **dict.fromkeys(names))
+    except TypeError as error:
+        may = f", and by name any of {', '.join(by_name)}" if by_name else ""
+        wanted = ", ".join(("self", *positional))
+        return f"{name}{inspect.signature(hook)}: {error}; expected {name}({wanted}){may}"
+    return None
+
+
+def _is_defined(hooks: CustomWorld, name: str) -> bool:
+    """Return whether a class defines a hook; a method marked as a tool is none, whatever its name."""
+    hook = getattr(type(hooks), name)
+    return hook is not getattr(CustomWorld, name) and not getattr(hook, "is_tool", False)
+
+
+def _tool_names(kind: type) -> list[str]:
+    names = dict.fromkeys(name for base in reversed(kind.__mro__) for name in vars(base))
+    return [name for name in names if getattr(getattr(kind, name), "is_tool", False)]
+
+
+class HookedWorld:
+    """Adapts the hooks of a `CustomWorld` to `core.types.World`."""
+
+    def __init__(self, hooks: CustomWorld, config: CodingConfig, system_prompt: str | None = None) -> None:
+        """Read the tools without starting anything.
+
+        Args:
+            hooks: The custom world.
+            config: Limits of a tool call, the sandbox, and the evaluation split.
+            system_prompt: Replaces the world's system prompt; None keeps it.
+
+        Raises:
+            ConfigError: A hook has wrong parameters or is missing, or a tool lacks types or descriptions.
+        """
+        self.hooks, self.config, self._name = hooks, config, type(hooks).__name__
+        if problems := world_problems(hooks):
+            raise ConfigError(f"world {self._name}: {'; '.join(problems)}")
+        names = _tool_names(type(hooks))
+        self.methods = {name: MethodTool.read(f"tool {name}", name, getattr(hooks, name)) for name in names}
+        self.tools: Sequence[dict[str, Any]] = [one.spec for one in self.methods.values()]
+        self.system_prompt = system_prompt or hooks.system_prompt
+        self.has_sandbox = any(one.takes_sandbox for one in self.methods.values()) or any(
+            self.takes(name, "sandbox") for name in ("start", "call", "verify")
+        )
+        self.runs_programs = self.has_sandbox or self.takes("verify", "files")
+        if self.has_sandbox:
+            sandbox_factory(config)
+
+    def takes(self, hook: str, parameter: str) -> bool:
+        """Return whether a hook has a parameter of this name."""
+        return parameter in inspect.signature(getattr(self.hooks, hook)).parameters
+
+    async def train_and_eval_tasks(self) -> tuple[list[Task], list[Task]]:
+        """See `core.types.World`.
+
+        Raises:
+            WorldError: A hook failed, returned no task, or returned something other than tasks with distinct ids.
+            ConfigError: A task names an image, and the sandbox has none.
+        """
+        tasks, held_out = await self._tasks_of("tasks"), await self._tasks_of("eval_tasks")
+        if not tasks:
+            raise WorldError(f"world {self._name}: tasks gave none")
+        if not self.tools and tasks[0].tools:
+            self.tools = tasks[0].tools  # What the checks at start-up render.
+        if held_out is not None:
+            return tasks, held_out
+        return split_tasks(tasks, self.config.eval_fraction, self.config.eval_seed)
+
+    async def _tasks_of(self, name: str) -> list[Task] | None:
+        def listed() -> list[Any] | None:
+            given = getattr(self.hooks, name)()
+            return None if given is None else [*given]
+
+        tasks = await self.call_hook(name, listed)
+        if tasks is None:
+            return None
+        for task in tasks:
+            if not isinstance(task, Task):
+                raise WorldError(f"world {self._name}: {name} gave {type(task).__name__}, expected Task")
+            if task.image is not None and not (self.has_sandbox and self.config.sandbox_backend == "docker"):
+                backend = self.config.sandbox_backend if self.has_sandbox else "none"
+                raise ConfigError(
+                    f"task {task.task_id!r} has an image, which needs sandbox_backend docker, not {backend}"
+                )
+        task_id, count = max(Counter(task.task_id for task in tasks).items(), key=itemgetter(1), default=("", 0))
+        if count > 1:
+            raise WorldError(f"world {self._name}: {name} gave {count} tasks of the id {task_id!r}")
+        return await asyncio.to_thread(lambda: [self._complete(task) for task in tasks])
+
+    def _complete(self, task: Task) -> Task:
+        """Return the task with its tools, and with texts that can be tokenised."""
+        values = {one.name: getattr(task, one.name) for one in fields(Task)}
+        texts = {name: well_formed(value) for name, value in values.items() if isinstance(value, str)}
+        files = {well_formed(path): well_formed(text) for path, text in task.files.items()}
+        tools: Any = task.tools
+        try:
+            functions = self.hooks.tools(task) if _is_defined(self.hooks, "tools") else ()
+            given = [complete_schema(one) for one in (*(task.tools or ()), *functions)]
+        except OPDError:
+            raise
+        except Exception as error:
+            raise WorldError(f"world {self._name}: tools raised {type(error).__name__}: {error}") from error
+        if given:
+            tools = [*(one.spec for one in self.methods.values()), *given]
+            names = [one["function"]["name"] for one in tools]
+            if len({*names}) < len(names):
+                raise WorldError(f"world {self._name}: task {task.task_id!r} has two tools of one name: {names}")
+            if not _is_defined(self.hooks, "call"):
+                raise WorldError(f"world {self._name}: task {task.task_id!r} has tools, but the world has no hook call")
+        changed = {
+            name: value for name, value in {**texts, "files": files, "tools": tools}.items() if value != values[name]
+        }
+        return replace(task, **changed) if changed else task
+
+    @asynccontextmanager
+    async def session(self, task: Task) -> AsyncGenerator["HookedSession"]:
+        """See `core.types.World`; a sandbox is started only if a hook has a parameter for it."""
+        if self.has_sandbox:
+            async with self.program_session(task, ()) as session:
+                yield session
+        else:
+            yield HookedSession(self, task, await self.call("start", task), None)
+
+    @asynccontextmanager
+    async def program_session(self, task: Task, mounts: Sequence[Mount]) -> AsyncGenerator["HookedSession"]:
+        """Open a session as `session` does, in a sandbox that also sees `mounts` of this machine."""
+        own = {name: task.limits[name] for name in ("sandbox_memory_mb",) if name in task.limits}
+        image = {"sandbox_image": task.image} if task.image is not None else {}
+        async with sandbox_factory(self.config.model_copy(update={**own, **image}), mounts)() as sandbox:
+            await put_files(sandbox, task.files)
+            yield HookedSession(self, task, await self.call("start", task, sandbox=sandbox), sandbox)
+
+    async def verify(self, task: Task, left: Left | None) -> Verification:
+        """See `core.types.World`.
+
+        Raises:
+            WorldError: The hook failed, or returned something other than a valid result.
+        """
+        if left is None:
+            async with self.session(task) as session:
+                left = await session.collect()
+        return left.verdict or await self.judge(task, left, None)
+
+    async def judge(self, task: Task, left: Left, sandbox: Sandbox | None) -> Verification:
+        """Call the hook `verify`, and return its result as a `Verification`."""
+        given = {"files": left.files, "messages": left.messages, "sandbox": sandbox}
+        result, text = await self.call("verify", task, left.state, **given), ""
+        if isinstance(result, tuple) and len(cast(tuple[Any, ...], result)) == 2:
+            result, text = cast(tuple[Any, Any], result)
+        if not isinstance(text, str):
+            raise WorldError(f"world {self._name}: verify gave a text of type {type(text).__name__}")
+        if isinstance(result, int | float) and 0 <= result <= 1:
+            share = Fraction(float(result)).limit_denominator(1000)
+            result = Checks(share.numerator, share.denominator, *[f"The result is {result:g} of 1."] * 2)
+        if not isinstance(result, Checks):
+            what = repr(result) if isinstance(result, int | float) else type(result).__name__
+            raise WorldError(
+                f"world {self._name}: verify gave {what}, expected a number in [0, 1], Checks, or either with a text"
+            )
+        if not {type(result.passed), type(result.total)} <= {int, bool}:
+            raise WorldError(f"world {self._name}: verify gave {result.passed!r} of {result.total!r}, expected counts")
+        passed, total = int(result.passed), int(result.total)  # A bool is an int in Python but not in JSON.
+        counts = f"{passed} of {total} checks passed."
+        try:
+            return Verification(
+                VerifyOutcome.RAN,
+                passed,
+                total,
+                well_formed(text or result.report or counts),
+                well_formed(text or result.judge_report or counts),
+                made_by=left.made_by,
+            )
+        except AlignmentError as error:
+            raise WorldError(f"world {self._name}: verify gave wrong Checks: {error}") from error
+
+    async def check(self) -> None:
+        """See `core.types.World`."""
+        if self.has_sandbox:
+            await check_sandbox(sandbox_factory(self.config))
+
+    async def call(self, name: str, /, *args: Any, **by_name: Any) -> Any:
+        """Call a hook with `args`, and with those of `by_name` for which it has a parameter.
+
+        Raises:
+            ToolError, OPDError: Raised by the hook.
+            WorldError: The hook raised any other exception.
+        """
+        kwargs = {key: value for key, value in by_name.items() if name in self.methods or self.takes(name, key)}
+        return await self.call_hook(name, getattr(self.hooks, name), *args, **kwargs)
+
+    async def call_hook(self, name: str, hook: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Call a function in the name of a hook; see `call`."""
+        may_refuse = (ToolError,) if name in self.methods or name == "call" else ()
+        try:
+            if inspect.iscoroutinefunction(hook):
+                return await hook(*args, **kwargs)
+            return await asyncio.to_thread(hook, *args, **kwargs)
+        except (OPDError, *may_refuse):
+            raise
+        except Exception as error:
+            raise WorldError(f"world {self._name}: {name} raised {type(error).__name__}: {error}") from error
+
+
+@dataclass
+class HookedSession:
+    """One episode in a custom world; see `core.types.WorldSession`."""
+
+    world: HookedWorld
+    task: Task
+    state: Any
+    sandbox: Sandbox | None
+
+    def __post_init__(self) -> None:
+        self._authors = Authors(self.task.prompt)
+
+    async def run_tool(self, call: ToolCall) -> ToolResult:
+        """Run one call and record whether it changed the judged state or files."""
+        await asyncio.to_thread(self._authors.given, *await self._judged())
+        is_error = False
+        try:
+            text = await self._answer(call)
+        except ToolError as error:
+            text, is_error = f"Error: {error}", True
+        text = cut_middle(well_formed(text), self.world.config.tool_output_max_chars)
+        is_change = await asyncio.to_thread(self._authors.changed, *await self._judged())
+        return ToolResult(text, is_error, is_change)
+
+    async def _answer(self, call: ToolCall) -> str:
+        if call.arguments is None:
+            raise ToolError(f"{call.error}. The call was: {call.raw}")
+        one = self.world.methods.get(call.name)
+        if one is not None:
+            sandbox = {"sandbox": self.sandbox} if one.takes_sandbox else {}
+            answering = self.world.call(call.name, self.state, **one.checked(call.arguments), **sandbox)
+        elif call.name in (names := {tool["function"]["name"]: tool for tool in self.task.tools or ()}):
+            answering = self.world.call("call", self.state, call.name, call.arguments, sandbox=self.sandbox)
+        else:
+            known = map(signature, names.values()) if names else self.world.methods
+            raise ToolError(f"unknown tool {call.name!r}. Tools: {', '.join(known) or 'none'}.")
+        limit_s = self.task.limits.get("tool_timeout_s", self.world.config.tool_timeout_s)
+        try:
+            answer = await asyncio.wait_for(answering, limit_s)
+        except TimeoutError:
+            raise ToolError(f"{call.name} took longer than {limit_s:g} s.") from None
+        if not isinstance(answer, str):
+            raise WorldError(f"tool {call.name} gave {type(answer).__name__}, expected text")
+        return answer
+
+    async def _judged(self) -> tuple[dict[str, bytes], bytes]:
+        """Return the judged parts (the sandbox's files and the state's values as text), and the pickled state.
+
+        Raises:
+            WorldError: The judged state cannot be pickled.
+        """
+        judged = await self.world.call("judged", self.state)
+
+        def read() -> tuple[bytes, bytes]:
+            return pickle.dumps(judged), "\n".join(_values(judged, "state")).encode(errors="replace")
+
+        try:
+            whole, values = await asyncio.to_thread(read)
+        except Exception as error:
+            what = f"judged gave {type(judged).__name__}, which can't be pickled ({error})"
+            raise WorldError(f"{what}: return the part of the state that the verdict is about") from error
+        return {**await self.judged_files(), _STATE: values}, whole
+
+    async def judged_files(self) -> dict[str, bytes]:
+        """Return the sandbox's files."""
+        return {} if self.sandbox is None else await get_files(self.sandbox)
+
+    async def run_program(self, program: Program) -> ProgramRun:
+        """Run an agent program to its end."""
+        assert self.sandbox is not None
+        return await run_program(self.sandbox, program)
+
+    async def user_reply(self, messages: Sequence[Message]) -> str | None:
+        """Return the user's reply to the last message; None ends the episode."""
+        reply = await self.world.call("user_reply", self.task, self.state, messages)
+        if not isinstance(reply, str | None):
+            raise WorldError(f"user_reply gave {type(reply).__name__}, expected text or None")
+        return reply
+
+    async def collect(self, messages: Sequence[Message] = ()) -> Left:
+        """Return the final state, the sandbox's files, and the verdict if it needs the sandbox."""
+        made_by = self._authors.left() if self._authors.changes else None
+        left = Left(self.state, await self.judged_files(), made_by, tuple(messages))
+        if self.sandbox is None or not self.world.takes("verify", "sandbox"):
+            return left
+        return replace(left, verdict=await self.world.judge(self.task, left, self.sandbox))
+
+
+_STATE = "\0"
+"""Name of the state among the judged parts; no file can have it."""
+
+
+def _values(value: Any, path: str, depth: int = 20) -> Iterator[str]:
+    """Yield a line for each value nested in `value`, under a path that omits indices of lists."""
+    if is_dataclass(value) and not isinstance(value, type):
+        value = {one.name: getattr(value, one.name) for one in fields(value)}
+    if isinstance(value, str):
+        yield from (f"{path}: {line}" for line in value.split("\n"))
+    elif depth and isinstance(value, Mapping):
+        for key, one in cast(Mapping[Any, Any], value).items():
+            yield from _values(one, f"{path}.{key}", depth - 1)
+    elif depth and isinstance(value, list | tuple | set | frozenset):
+        for one in cast(Collection[Any], value):
+            yield from _values(one, f"{path}[]", depth - 1)
+    elif depth and hasattr(value, "__dict__"):
+        yield from _values(vars(value), path, depth - 1)
+    else:
+        yield f"{path}: {value!r}"
+
+
+def load_custom_world(name: str, options: Mapping[str, Any] | None = None) -> CustomWorld:
+    """Import and construct the world that `env.world` names: `FILE.py:CLASS` or `package.module:CLASS`.
+
+    Args:
+        name: Location of the class.
+        options: Keyword arguments of its constructor.
+
+    Raises:
+        ConfigError: The file, module or class does not exist, importing or constructing it fails, or it is not a
+            `CustomWorld`.
+    """
+    place, _, class_name = name.rpartition(":")
+    if not place or not class_name.isidentifier():
+        raise ConfigError(
+            f"env.world is {name!r}: expected coding, sql, functions, FILE.py:CLASS or package.module:CLASS"
+        )
+    try:
+        kind = getattr(_module(place), class_name, None)
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"env.world: {place} can't be imported: {type(error).__name__}: {error}") from error
+    if not (inspect.isclass(kind) and issubclass(kind, CustomWorld)):
+        raise ConfigError(f"env.world: {place} has no class {class_name} that is a CustomWorld")
+    return constructed(kind, options or {})
+
+
+def constructed(kind: type[CustomWorld], options: Mapping[str, Any]) -> CustomWorld:
+    """Return `kind(**options)`.
+
+    Raises:
+        ConfigError: The constructor does not take these options, or fails.
+    """
+    try:
+        inspect.signature(kind).bind(**options)
+    except TypeError as error:
+        raise ConfigError(f"env.world_options: {kind.__name__}{inspect.signature(kind)}: {error}") from error
+    try:
+        return kind(**options)
+    except OPDError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"env.world: {kind.__name__}() raised {type(error).__name__}: {error}") from error
+
+
+def _module(place: str) -> ModuleType:
+    if not place.endswith(".py"):
+        return import_module(place)
+    path = Path(place)
+    if not path.is_file():
+        raise ConfigError(f"env.world: there is no file {place!r}")
+    spec = spec_from_file_location(f"own_world_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    sys.modules[spec.name] = module  # Dataclasses and pickle look up their module.
+    spec.loader.exec_module(module)
+    return module

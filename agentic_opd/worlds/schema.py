@@ -1,0 +1,116 @@
+"""Schemas of tools: read from a method's signature and docstring, or given as JSON."""
+
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, cast, get_type_hints
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+
+from agentic_opd.core.errors import ConfigError
+
+
+class ToolError(Exception):
+    """Raise in a tool to report an error of the policy, which reads this text after `Error: `."""
+
+
+def complete_schema(given: object) -> dict[str, Any]:
+    """Return a function's JSON schema in OpenAI's format: `{"type": "function", "function": {...}}`.
+
+    Args:
+        given: That format, or only its inner part with `name`, and optionally `description` and `parameters` (a JSON
+            schema of type object; without it, the function has no parameters).
+
+    Raises:
+        ValueError: It is not such a schema; the message says why.
+    """
+    if not isinstance(given, Mapping):
+        raise ValueError(f"{type(given).__name__}, expected a JSON schema of a function")
+    outer = cast(Mapping[str, Any], given)
+    inner = outer.get("function", outer)
+    if not isinstance(inner, Mapping):
+        raise ValueError(f"function is {inner!r}, expected an object")
+    function = dict(cast(Mapping[str, Any], inner))
+    if not isinstance(function.get("name"), str) or not function["name"]:
+        raise ValueError(f"a function without a name: {str(dict(function))[:200]}")
+    parameters = {"type": "object", "properties": {}, "required": [], **(function.get("parameters") or {})}
+    if parameters["type"] != "object" or not isinstance(parameters["properties"], Mapping):
+        raise ValueError(f"function {function['name']}: parameters is not a JSON schema of type object")
+    complete = {"name": function["name"], "description": function.get("description") or "", "parameters": parameters}
+    return {"type": "function", "function": complete}
+
+
+def signature(schema: Mapping[str, Any]) -> str:
+    """Return a function's name and parameters as text, optional ones with `?`: `pay(sum: number, tip?: number)`."""
+    function = schema["function"]
+    required, properties = function["parameters"].get("required", ()), function["parameters"].get("properties", {})
+    written = [
+        f"{name}{'' if name in required else '?'}: {one.get('type', 'any') if isinstance(one, Mapping) else 'any'}"
+        for name, one in properties.items()
+    ]
+    return f"{function['name']}({', '.join(written)})"
+
+
+@dataclass(frozen=True, slots=True)
+class MethodTool:
+    """A tool method: its spec for the policy, and the pydantic model of its arguments."""
+
+    spec: dict[str, Any]
+    arguments: type[BaseModel]
+    takes_sandbox: bool
+
+    @staticmethod
+    def read(place: str, name: str, hook: Callable[..., Any]) -> "MethodTool":
+        """Read a bound method's signature and docstring.
+
+        Raises:
+            ConfigError: The docstring, a type or a parameter's description is missing, or a type has no JSON schema.
+        """
+        try:
+            types = get_type_hints(hook)
+        except Exception as error:
+            raise ConfigError(f"{place}: its types can't be read: {error}") from error
+        parameters = [*inspect.signature(hook).parameters.values()][1:]
+        given = [one for one in parameters if one.name != "sandbox"]
+        about, described = _docstring(inspect.getdoc(hook) or "")
+        if not about:
+            raise ConfigError(f"{place} has no docstring, which is what the policy is told of it")
+        fields: dict[str, Any] = {}
+        for one in given:
+            if one.name not in types or one.name not in described:
+                lacks = "no type" if one.name not in types else "no line in the docstring's Args"
+                raise ConfigError(f"{place}: parameter {one.name!r} has {lacks}")
+            default = ... if one.default is inspect.Parameter.empty else one.default
+            fields[one.name] = (types[one.name], Field(default, description=described[one.name]))
+        try:
+            arguments = create_model(name, __config__=ConfigDict(extra="forbid"), **fields)
+            schema = {key: value for key, value in arguments.model_json_schema().items() if key != "title"}
+        except Exception as error:
+            raise ConfigError(f"{place}: its parameters have no JSON schema: {error}") from error
+        for one in schema.get("properties", {}).values():
+            one.pop("title", None)
+        function = {"name": name, "description": about, "parameters": {"properties": {}, "required": [], **schema}}
+        return MethodTool({"type": "function", "function": function}, arguments, len(given) < len(parameters))
+
+    def checked(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Return the call's arguments, converted to the method's types.
+
+        Raises:
+            ToolError: The arguments do not match the parameters.
+        """
+        try:
+            values = self.arguments.model_validate(arguments)
+        except ValidationError as error:
+            wrong = [f"{'.'.join(map(str, one['loc']))}: {one['msg'].lower()}" for one in error.errors()]
+            raise ToolError(f"{self.spec['function']['name']} can't be called like this. {'; '.join(wrong)}.") from None
+        return {name: getattr(values, name) for name in type(values).model_fields}
+
+
+def _docstring(text: str) -> tuple[str, dict[str, str]]:
+    """Return a docstring's text before its sections, and the description of each parameter in `Args:`."""
+    about, _, rest = text.partition("\nArgs:\n")
+    arguments = re.split(r"^\S", rest, maxsplit=1, flags=re.MULTILINE)[0]
+    found = re.findall(r"^ {4}(\w+)(?: \([^)]*\))?: (.*(?:\n {5,}.*)*)", arguments, re.MULTILINE)
+    about = re.split(r"^(?:Returns|Raises):", about, maxsplit=1, flags=re.MULTILINE)[0]
+    return " ".join(about.split()), {name: " ".join(said.split()) for name, said in found}

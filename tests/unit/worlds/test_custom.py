@@ -1,0 +1,549 @@
+"""Worlds of one's own: the documented one as written, one in a sandbox with a user, the skeleton, and every fault."""
+
+import asyncio
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from agentic_opd.core.errors import AlignmentError, ConfigError, WorldError
+from agentic_opd.core.types import Task, ToolCall, ToolResult, Verification
+from agentic_opd.env.config import AgentEnvConfig
+from agentic_opd.rollout.first_prompts import first_messages
+from agentic_opd.worlds.choose import make_world
+from agentic_opd.worlds.coding.config import CodingConfig
+from agentic_opd.worlds.custom import (
+    Checks,
+    CustomWorld,
+    HookedSession,
+    HookedWorld,
+    Left,
+    ToolError,
+    tool,
+    world_problems,
+)
+
+TASK = Task("t", "Do it.", "secret")
+
+
+def documented(folder: Path, place: int) -> str:
+    """A world of docs/worlds.md, as a file."""
+    code = re.findall(r"```python\n(.*?)```", Path("docs/worlds.md").read_text(), re.DOTALL)[place]
+    (folder / "documented.py").write_text(code)
+    return f"{folder / 'documented.py'}:{('Reasoning', 'Shop')[place]}"
+
+
+def acted(
+    world: Any, task: Task, *calls: tuple[str, dict[str, Any] | None]
+) -> tuple[list[ToolResult], Verification, str | None]:
+    """The results of calls, the verdict, and what the user says at the end."""
+
+    async def episode() -> tuple[list[ToolResult], Verification, str | None]:
+        await world.check()
+        async with world.session(task) as session:
+            made = [
+                ToolCall("c", name, given, "raw", None if given is not None else "no JSON") for name, given in calls
+            ]
+            results = [await session.run_tool(one) for one in made]
+            reply = await session.user_reply([{"role": "assistant", "content": "Done."}])
+            left = await session.collect()
+        return results, await world.verify(task, left), reply
+
+    return asyncio.run(episode())
+
+
+def test_the_documented_world_of_function_calls(tmp_path: Path) -> None:
+    world = make_world(documented(tmp_path, 1), CodingConfig(eval_fraction=0.0), "Sell.")
+    tasks, held_out = asyncio.run(world.train_and_eval_tasks())
+    assert ([task.hidden_tests for task in tasks], held_out) == (["1.20", "5.40", "10.90"], [])
+    assert world.system_prompt == "Sell."
+    assert [[one["function"]["name"] for one in task.tools or ()] for task in tasks] == [["ask", "add"]] * 3
+    assert [(task.tools or ())[1]["function"]["parameters"]["properties"]["item"]["enum"] for task in tasks[1:]] == [
+        ["bread", "roll"],
+        ["milk", "cheese"],
+    ]
+    right = acted(world, tasks[0], *[("add", {"item": "roll"})] * 3, ("ask", {"total": 1.2}))
+    assert (right[1].passed, right[1].total, right[1].report) == (2, 2, "The basket is right, the sum is right.")
+    assert [result.is_change for result in right[0]] == [True] * 4
+    wrong = acted(world, tasks[0], ("add", {"item": "milk"}), ("ask", {"total": "1.20"}), ("buy", {}))
+    assert wrong[0][0].content == "Error: we have no 'milk'. There are: bread, roll."
+    assert (wrong[0][0].is_error, wrong[0][0].is_change) == (True, False)
+    assert wrong[0][2].content == "Error: unknown tool 'buy'. Tools: ask(total: number), add(item: string)."
+    assert wrong[1].judge_report == "The basket is wrong, the sum is right."
+    nothing = asyncio.run(world.verify(tasks[0], None))
+    assert (nothing.passed, nothing.total) == (0, 2)
+
+
+class StandIn:
+    """A dataset with the interface of reasoning-gym's."""
+
+    def __init__(self, name: str, size: int, seed: int) -> None:
+        self.entries = [{"question": f"{seed} + {n} =", "answer": str(seed + n)} for n in range(size)]
+
+    def __iter__(self) -> Iterator[dict[str, str]]:
+        return iter(self.entries)
+
+    def score_answer(self, answer: str | None, entry: dict[str, str]) -> float:
+        return float(answer == entry["answer"])
+
+
+def test_the_documented_world_of_reasoning_gym(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if find_spec("reasoning_gym") is None:
+        monkeypatch.setitem(sys.modules, "reasoning_gym", SimpleNamespace(create_dataset=StandIn))  # type: ignore[arg-type]
+    name = documented(tmp_path, 0)
+    assert len((tmp_path / "documented.py").read_text().splitlines()) <= 37
+    config = AgentEnvConfig(world=name, world_options={"size": 5, "seed": 3}, eval_fraction=0.0)
+    world = make_world(config.world, config, None)
+    tasks, _ = asyncio.run(world.train_and_eval_tasks())
+    assert (len(tasks), list(world.tools), tasks[0].limits) == (5, [], {"max_turns": 1})
+
+    def verdict(text: str) -> tuple[float, str]:
+        async def episode() -> Verification:
+            async with world.session(tasks[1]) as session:
+                left = await session.collect([{"role": "assistant", "content": text}])
+            return await world.verify(tasks[1], left)
+
+        made = asyncio.run(episode())
+        return made.correctness, made.judge_report
+
+    assert verdict(f"It is <answer>{tasks[1].hidden_tests}</answer>") == (1.0, "The answer is right.")
+    assert verdict("It is <answer>none of them</answer>")[1] == "The answer is wrong."
+    assert verdict("It is 4.") == (0.0, "There is no answer between <answer> and </answer>.")
+
+
+def test_a_tools_schema_is_its_signature_and_docstring() -> None:
+    assert [one["function"]["name"] for one in HookedWorld(Notes(), CodingConfig()).tools] == ["go", "write", "look"]
+    assert HookedWorld(Notes(), CodingConfig()).tools[1]["function"] == {
+        "name": "write",
+        "description": "Write them anew.",
+        "parameters": {
+            "type": "object",
+            "properties": {"notes": {"type": "array", "items": {"type": "string"}, "description": "All."}},
+            "required": ["notes"],
+            "additionalProperties": False,
+        },
+    }
+
+
+class Chores(CustomWorld):
+    """Files in a sandbox, an asynchronous tool, and a user who insists."""
+
+    def tasks(self) -> list[Task]:
+        return [TASK]
+
+    def eval_tasks(self) -> list[Task]:
+        return [Task("other", "Do it.", "secret")]
+
+    async def start(self, task: Task) -> dict[str, int]:
+        return {"calls": 0, "replies": 0}
+
+    @tool
+    async def shell(self, state: dict[str, int], sandbox: Any, line: str) -> str:
+        """Run a line of shell.
+
+        Args:
+            line: What to run,
+                all of it.
+        """
+        state["calls"] += 1
+        return cast(str, (await sandbox.run(line, timeout_s=10)).text)
+
+    @tool
+    async def sleep(self, state: dict[str, int]) -> str:
+        """Sleep for long."""
+        await asyncio.sleep(60)
+        return "slept"
+
+    async def verify(self, task: Task, state: dict[str, int], files: dict[str, bytes] | None = None) -> Checks:
+        return Checks(int((files or {}).get("done") == b"yes\n"), 1)
+
+    def judged(self, state: dict[str, int]) -> None:
+        return None
+
+    async def user_reply(self, task: Task, state: dict[str, int], messages: Any) -> str | None:
+        state["replies"] += 1
+        return "Are you sure?" if state["replies"] < 2 else None
+
+
+@pytest.mark.sandbox
+def test_a_world_in_a_sandbox_with_a_user() -> None:
+    world = HookedWorld(Chores(), CodingConfig(tool_timeout_s=1.0))
+    assert world.tools[0]["function"]["parameters"]["properties"]["line"]["description"] == "What to run, all of it."
+    task = Task("t", "Do it.", "secret", files={"given.txt": "hello\n"})
+    calls = [("shell", {"line": "cat given.txt"}), ("shell", {"line": "echo yes > done"}), ("sleep", {})]
+    results, verdict, reply = acted(world, task, *calls)
+    assert [result.content for result in results] == ["hello\n", "", "Error: sleep took longer than 1 s."]
+    assert [result.is_change for result in results] == [False, True, False]
+    assert (verdict.passed, verdict.report, reply) == (1, "1 of 1 checks passed.", "Are you sure?")
+    train, evaluation = asyncio.run(world.train_and_eval_tasks())
+    assert (train, [task.task_id for task in evaluation]) == ([TASK], ["other"])
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "said"),
+    [
+        ("fly", {}, "unknown tool 'fly'. Tools: shell, sleep."),
+        ("shell", None, "no JSON. The call was: raw"),
+        ("shell", {}, "shell can't be called like this. line: field required."),
+        ("shell", {"line": 3}, "line: input should be a valid string."),
+        ("shell", {"line": "ls", "sandbox": 1}, "sandbox: extra inputs are not permitted."),
+    ],
+)
+@pytest.mark.sandbox
+def test_what_the_policy_does_wrong_is_a_result(name: str, given: dict[str, Any] | None, said: str) -> None:
+    (result,), _, _ = acted(HookedWorld(Chores(), CodingConfig()), TASK, (name, given))
+    assert result.is_error
+    assert said in result.content
+
+
+class Plain(CustomWorld):
+    """What the faulty ones override."""
+
+    def tasks(self) -> Any:
+        return [TASK]
+
+    def start(self, task: Task) -> Any:
+        return [0]
+
+    @tool
+    def go(self, state: list[int]) -> str:
+        """Go on."""
+        state[0] += 1
+        return "gone"
+
+    def verify(self, task: Task, state: Any) -> Any:
+        return Checks(int(bool(state)), 1)
+
+
+def raising(*args: Any) -> Any:
+    raise KeyError("x")
+
+
+def lying(value: Any) -> Callable[..., Any]:
+    return lambda *args: value
+
+
+@pytest.mark.parametrize(
+    ("hook", "does", "said"),
+    [
+        ("start", raising, "world Plain: start raised KeyError: 'x'"),
+        ("verify", raising, "world Plain: verify raised KeyError: 'x'"),
+        ("judged", raising, "world Plain: judged raised KeyError: 'x'"),
+        ("user_reply", raising, "world Plain: user_reply raised KeyError: 'x'"),
+        ("go", raising, "world Plain: go raised KeyError: 'x'"),
+        ("verify", lying("good"), "world Plain: verify gave str, expected a number in .0, 1., Checks, or either"),
+        ("verify", lying(1.5), "world Plain: verify gave 1.5, expected a number in"),
+        ("verify", lying(float("nan")), "world Plain: verify gave nan, expected a number in"),
+        ("verify", lying((1.0, None)), "world Plain: verify gave a text of type NoneType"),
+        ("verify", lying(Checks(2, 1)), "world Plain: verify gave wrong Checks: .* got 2 of 1"),
+        ("verify", lying(Checks(0.5, 1)), "world Plain: verify gave 0.5 of 1, expected counts"),  # type: ignore[arg-type]
+        ("judged", lying(lambda: 0), "judged gave function, which can't be pickled"),
+        ("user_reply", lying(3), "user_reply gave int, expected text or None"),
+        ("go", lying(None), "tool go gave NoneType, expected text"),
+    ],
+)
+def test_a_hook_that_fails_is_named(hook: str, does: Any, said: str) -> None:
+    hooks = Plain()
+    world = HookedWorld(hooks, CodingConfig())
+    setattr(hooks, hook, does)
+    with pytest.raises(WorldError, match=said):
+        acted(world, TASK, ("go", {}))
+
+
+def test_a_verdict_of_truth_values_is_written_as_counts() -> None:
+    hooks = Plain()
+    hooks.verify = lying(Checks(True, True))  # type: ignore[method-assign]
+    verification = asyncio.run(HookedWorld(hooks, CodingConfig()).verify(TASK, Left([0], {})))
+    assert (
+        json.dumps([verification.passed, verification.total, verification.report]) == '[1, 1, "1 of 1 checks passed."]'
+    )
+
+
+@pytest.mark.parametrize(
+    ("gives", "said"),
+    [
+        (raising, "tasks raised KeyError: 'x'"),
+        (lying([]), "tasks gave none"),
+        (lying(["task"]), "tasks gave str, expected Task"),
+        (lying([TASK, TASK]), "tasks gave 2 tasks of the id 't'"),
+        (lying(3), "tasks raised TypeError"),
+    ],
+)
+def test_wrong_tasks_are_named(gives: Any, said: str) -> None:
+    hooks = Plain()
+    hooks.tasks = gives  # type: ignore[method-assign]
+    with pytest.raises(WorldError, match=said):
+        asyncio.run(HookedWorld(hooks, CodingConfig()).train_and_eval_tasks())
+
+
+def test_what_a_tool_quotes_can_be_tokenised() -> None:
+    hooks = Plain()
+    world = HookedWorld(hooks, CodingConfig())
+    hooks.go = lying("you said \ud83d")  # type: ignore[method-assign]
+    (result,), _, _ = acted(world, TASK, ("go", {}))
+    assert (result.content, result.is_error) == ("you said \ufffd", False)
+
+
+def test_tool_errors_are_the_policys() -> None:
+    def go(state: list[int]) -> str:
+        raise ToolError("not \ud83d this way")
+
+    hooks = Plain()
+    world = HookedWorld(hooks, CodingConfig())
+    hooks.go = go  # type: ignore[method-assign]
+    (result,), _, _ = acted(world, TASK, ("go", {}))
+    assert (result.content, result.is_error) == ("Error: not \ufffd this way", True)
+
+
+HEAD = "from agentic_opd.worlds.custom import CustomWorld, tool\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "name", "said"),
+    [
+        ("", "own.py", "expected coding, sql, functions, FILE.py:CLASS or package.module:CLASS"),
+        ("", "own.py:Missing", "own.py has no class Missing that is a CustomWorld"),
+        ("class Own: pass\n", "own.py:Own", "has no class Own that is a CustomWorld"),
+        ("1 / 0\n", "own.py:Own", "own.py can't be imported: ZeroDivisionError"),
+        ("", "missing.py:Own", "there is no file 'missing.py'"),
+        ("", "no.such.module:Own", "no.such.module can't be imported: ModuleNotFoundError"),
+        (
+            HEAD + "class Own(CustomWorld): pass\n",
+            "own.py:Own",
+            "world Own: tasks is not defined; verify is not defined",
+        ),
+        (
+            HEAD + "class Own(CustomWorld):\n    def __init__(self): 1 / 0\n",
+            "own.py:Own",
+            r"Own\(\) raised ZeroDivision",
+        ),
+        (
+            HEAD + "class Own(CustomWorld):\n    @tool\n    def f(self, s): pass\n",
+            "own.py:Own",
+            "tool f has no docstring",
+        ),
+        (
+            HEAD + "class Own(CustomWorld):\n    @tool\n    def f(self, s, x):\n        'Do.'\n",
+            "own.py:Own",
+            "tool f: parameter 'x' has no type",
+        ),
+        (
+            HEAD + "class Own(CustomWorld):\n    @tool\n    def f(self, s, x: 'Missing'):\n        'Do.'\n",
+            "own.py:Own",
+            "tool f: its types can't be read: name 'Missing'",
+        ),
+        (
+            HEAD + "class Own(CustomWorld):\n    @tool\n"
+            "    def f(self, s, x: CustomWorld):\n        'Do.\\n\\nArgs:\\n    x: It.'\n",
+            "own.py:Own",
+            "tool f: its parameters have no JSON schema",
+        ),
+        (
+            HEAD + "class Own(CustomWorld):\n    @tool\n    def f(self, s, x: int):\n        'Do.'\n",
+            "own.py:Own",
+            "tool f: parameter 'x' has no line in the docstring's Args",
+        ),
+    ],
+)
+def test_what_is_no_world_is_refused(
+    code: str, name: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("own.py").write_text(code)
+    with pytest.raises(ConfigError, match=said):
+        make_world(name, CodingConfig(), None)
+
+
+class Notes(Plain):
+    """A list of texts, which a user may change too."""
+
+    def start(self, task: Task) -> dict[str, Any]:
+        return {"notes": [], "by": {"user": 0}}
+
+    @tool
+    def write(self, state: dict[str, Any], notes: list[str]) -> str:
+        """Write them anew.
+
+        Args:
+            notes: All.
+        """
+        state["notes"] = notes
+        return "written"
+
+    @tool
+    def look(self, state: dict[str, Any]) -> str:
+        """Look."""
+        return str(state)
+
+    def user_reply(self, task: Task, state: dict[str, Any], messages: Any) -> str:
+        state["by"]["user"] += 1
+        return "I did something."
+
+
+@pytest.mark.parametrize(
+    ("written", "made_by"),
+    [
+        ([["a"], ["a", "b"]], {0, 1}),
+        ([["a"], ["b", "a"], ["b", "a", "c"]], {0, 1, 2}),
+        ([["a"], ["b"]], {1}),
+        ([["a\nb"], ["a\nc"]], {0, 1}),
+        ([["a", "b"], ["a"]], {0, 1}),
+    ],
+)
+def test_each_call_of_which_something_is_left_made_what_is_judged(written: list[list[str]], made_by: set[int]) -> None:
+    calls: list[tuple[str, dict[str, Any] | None]] = [("write", {"notes": notes}) for notes in written]
+    _, verification, _ = acted(HookedWorld(Notes(), CodingConfig()), TASK, *calls)
+    assert verification.made_by == made_by
+
+
+def test_what_a_user_changes_is_no_calls_work() -> None:
+    async def results() -> list[bool]:
+        async with HookedWorld(Notes(), CodingConfig()).session(TASK) as session:
+            await session.user_reply([])
+            return [(await session.run_tool(ToolCall("c", "look", {}, ""))).is_change]
+
+    assert asyncio.run(results()) == [False]
+
+
+def test_sessions_do_not_share_their_state() -> None:
+    async def episodes() -> list[int]:
+        world = HookedWorld(Plain(), CodingConfig())
+        async with world.session(TASK) as one, world.session(TASK) as other:
+            assert isinstance(one, HookedSession)
+            await one.run_tool(ToolCall("c", "go", {}, ""))
+            return [one.state[0], other.state[0]]
+
+    assert asyncio.run(episodes()) == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("def start(self): ...", "start(): too many positional arguments; expected start(self, task), and by name any"),
+        (
+            "def verify(self, task): ...",
+            "verify(task): too many positional arguments; expected verify(",
+        ),
+        ("def verify(self, task, state, answer): ...", "verify(task, state, answer): missing a required argument"),
+        ("def verify(self, task, state, sandbox, files, messages): ...", ""),
+        ("def call(self, state, name, arguments, sandbox=None): ...", ""),
+        ("def tools(self, task): ...", "call is not defined, which runs the functions of tools"),
+        ("async def tasks(self): ...", "tasks is async, expected a plain method"),
+        ("def judged(self, *states): ...", ""),
+    ],
+)
+def test_wrong_hooks_are_found_without_a_call(code: str, said: str) -> None:
+    names: dict[str, Any] = {}
+    exec(code, names)
+    hooks = type("World", (Plain,), {name: hook for name, hook in names.items() if name != "__builtins__"})()
+    problems = world_problems(hooks)
+    assert bool(problems) == bool(said)
+    if problems:
+        assert said in problems[0]
+        with pytest.raises(ConfigError, match="world World: "):
+            HookedWorld(hooks, CodingConfig())
+
+
+@pytest.mark.parametrize(
+    ("result", "passed", "total", "report", "judge_report"),
+    [
+        (0.5, 1, 2, "The result is 0.5 of 1.", "The result is 0.5 of 1."),
+        (True, 1, 1, "The result is 1 of 1.", "The result is 1 of 1."),
+        ((0, "Too slow."), 0, 1, "Too slow.", "Too slow."),
+        ((Checks(1, 3, "secret"), "Two fail."), 1, 3, "Two fail.", "Two fail."),
+    ],
+)
+def test_a_verdict_may_be_a_number_and_have_a_text(
+    result: Any, passed: int, total: int, report: str, judge_report: str
+) -> None:
+    hooks = Plain()
+    hooks.verify = lying(result)  # type: ignore[method-assign]
+    made = asyncio.run(HookedWorld(hooks, CodingConfig()).verify(TASK, Left([0], {})))
+    assert (made.passed, made.total, made.report, made.judge_report) == (passed, total, report, judge_report)
+
+
+class Room(CustomWorld):
+    """A verdict that reads the sandbox and the conversation."""
+
+    def tasks(self) -> list[Task]:
+        return [Task("t", "Do it.", files={"a": "1"}, limits={"sandbox_memory_mb": 256})]
+
+    async def start(self, task: Task, sandbox: Any) -> str:
+        return cast(str, (await sandbox.run("cat a", timeout_s=10)).text)
+
+    async def verify(self, task: Task, state: str, sandbox: Any, messages: Sequence[Any], files: Any) -> Any:
+        again = (await sandbox.run("cat a", timeout_s=10)).text
+        return float(state == again), f"{state} {again} {len(messages)} {sorted(files)}"
+
+
+@pytest.mark.sandbox
+def test_a_verdict_may_read_the_sandbox_and_the_conversation() -> None:
+    world = HookedWorld(Room(), CodingConfig(eval_fraction=0.0))
+    assert world.runs_programs
+
+    async def episode() -> Verification:
+        (task,), _ = await world.train_and_eval_tasks()
+        async with world.session(task) as session:
+            left = await session.collect([{"role": "user", "content": "Do it."}])
+        return await world.verify(task, left)
+
+    made = asyncio.run(episode())
+    assert (made.passed, made.report) == (1, "1 1 1 ['a']")
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"limits": {"turns": 3}}, "limit turns=3, expected a positive one of max_turns, tool_timeout_s"),
+        ({"limits": {"max_turns": 0}}, "limit max_turns=0"),
+        (
+            {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]},
+            "end with role",
+        ),
+        ({"messages": [{"role": "user", "content": "a"}, {"role": "system", "content": "b"}]}, "role 'system'"),
+    ],
+)
+def test_wrong_fields_of_a_task_are_named(fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(AlignmentError, match=said):
+        Task("t", "Do it.", **fields)
+
+
+def test_messages_stand_for_the_prompt() -> None:
+    messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
+    task = Task("t", messages=messages)
+    assert (task.prompt, first_messages(HookedWorld(Plain(), CodingConfig()), task)) == ("u", messages)
+
+
+@pytest.mark.parametrize(
+    ("task", "said"),
+    [
+        (Task("t", "p", image="python:3.12"), "task 't' has an image, which needs sandbox_backend docker, not none"),
+        (Task("t", "p", tools=[{"name": "go"}]), "two tools of one name"),
+        (Task("t", "p", tools=[{"name": "fly"}]), "has tools, but the world has no hook call"),
+        (Task("t", "p", tools=[{"description": "?"}]), "tools raised ValueError: a function without a name"),
+    ],
+)
+def test_what_a_task_asks_for_in_vain_is_named(task: Task, said: str) -> None:
+    hooks = Plain()
+    hooks.tasks = lying([task])  # type: ignore[method-assign]
+    with pytest.raises((ConfigError, WorldError), match=said):
+        asyncio.run(HookedWorld(hooks, CodingConfig()).train_and_eval_tasks())
+
+
+def test_options_go_to_the_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("own.py").write_text(
+        "from agentic_opd.worlds.own import OwnWorld\n"
+        "class Own(OwnWorld):\n    def __init__(self, level=1): self.level = level\n"
+        "    def tasks(self): ...\n    def verify(self, task, state): ...\n"
+    )
+    world = make_world("own.py:Own", AgentEnvConfig(world="own.py:Own", world_options={"level": 3}), None)
+    assert cast(Any, world).hooks.level == 3
+    with pytest.raises(ConfigError, match=r"env.world_options: Own\(level=1\): got an unexpected"):
+        make_world("own.py:Own", AgentEnvConfig(world="own.py:Own", world_options={"lvl": 3}), None)
