@@ -6,6 +6,7 @@ change what is sampled is honoured or refused, never ignored.
 
 import json
 import logging
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
@@ -298,6 +299,9 @@ def _path(location: Sequence[str | int], body: object) -> Iterator[str | int]:
 
 _named: set[str] = set()
 """What the log has named."""
+_MOST_NAMED = 1000
+_PLAIN_NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
+"""Names that a client chose are written to the log only in this form."""
 
 
 HOSTED = "not offered to the policy, because its provider would run it"
@@ -305,8 +309,9 @@ HOSTED = "not offered to the policy, because its provider would run it"
 
 def ignored(where: str, names: Iterable[str], why: str = "accepted, and without effect here") -> None:
     """Name in the log, once, each field of a request that changes nothing here."""
-    new = {f"{where}: {name}" for name in names} - _named
-    if new:
+    known = {f"{where}: {name if _PLAIN_NAME.fullmatch(name) else '(another)'}" for name in names}
+    new = known - _named
+    if new and len(_named) < _MOST_NAMED:
         _named.update(new)
         logger.info("%s: %s", why, ", ".join(sorted(new)))
 

@@ -267,6 +267,19 @@ def test_what_changes_nothing_is_accepted_and_what_can_not_be_is_named(tokenizer
     run(tmp_path, ScriptedVllm(tokenizer), talk)
 
 
+def test_the_log_names_a_field_once_and_no_text_of_a_client(
+    tokenizer: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def talk(at: Running) -> None:
+        for _ in range(2):
+            await at.say(USER, chat_template_kwargs={"option_of_mine": 1, "a\nsecret of mine": 2})
+
+    with caplog.at_level("INFO", "agentic_opd.gateway.request"):
+        run(tmp_path, ScriptedVllm(tokenizer), talk)
+    assert caplog.text.count("option_of_mine") == 1
+    assert "secret of mine" not in caplog.text
+
+
 def test_options_of_the_template_are_those_of_the_renderer(tokenizer: Any, tmp_path: Path) -> None:
     vllm = ScriptedVllm(tokenizer, numbered)
 
