@@ -55,7 +55,7 @@ def _weight(part: str) -> Any:
     return Field(default=0.0, ge=0, description=f"Weight of {part}.")
 
 
-def _bound(description: str, **limits: float) -> Any:
+def _bound(description: str, **limits: Any) -> Any:
     return Field(default=None, description=f"{description}. Unset: no bound.", **limits)
 
 

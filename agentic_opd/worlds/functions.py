@@ -32,7 +32,7 @@ _EXAMPLE = [
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class FunctionCase:
     """What the world knows of a task."""
 
     functions: Mapping[str, Function]
@@ -48,7 +48,7 @@ class Case:
 class Calls:
     """State of one episode: the calls that were made."""
 
-    case: Case
+    case: FunctionCase
     made: list[tuple[str, dict[str, Any]]] = field(default_factory=list[tuple[str, dict[str, Any]]])
 
 
@@ -165,7 +165,7 @@ def held_out_ids(tasks: Sequence[Task], share: float, seed: int) -> set[str]:
 
     first: dict[tuple[str, str], str] = {}
     for task in tasks:
-        case = cast(Case, task.data)
+        case = cast(FunctionCase, task.data)
         for key in (*(("function", name) for name in case.functions), ("question", " ".join(task.prompt.split()))):
             group[root(task.task_id)] = root(first.setdefault(key, task.task_id))
     members: dict[str, list[str]] = defaultdict(list)
@@ -237,6 +237,6 @@ def _task(path: str, row: dict[str, Any], answers: Any, examples: Sequence[dict[
         examples=examples if is_plain else (),
         messages=() if is_plain else messages,
         tools=schemas,
-        data=Case(functions, answers, schemas, untyped),
+        data=FunctionCase(functions, answers, schemas, untyped),
         limits={"max_turns": _MAX_TURNS},
     )
