@@ -16,8 +16,8 @@ COMMANDS = {
     "serve": "roll out for a trainer: scored groups to the trajectory API (run-api)",
     "process": "make a number of scored groups and write them to a JSONL file",
     "evaluate": "measure the policy on the held-out tasks",
-    "gateway": "serve the policy to any agent as an OpenAI-compatible API, and record conversations as groups "
-    "(extra [gateway])",
+    "gateway": "serve the policy to any agent in OpenAI's and Anthropic's protocols, and record conversations as "
+    "groups (extra [gateway])",
     "sessions": "list, show, export or delete the sessions in a gateway's journal",
     "train": "train on scored groups with the reference trainer (extra [train])",
     "doctor": "check a set-up in seconds, and report what to fix",

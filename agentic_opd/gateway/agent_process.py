@@ -36,7 +36,7 @@ from agentic_opd.gateway.errors import ClientError
 from agentic_opd.gateway.request import Asked
 from agentic_opd.gateway.sampler import CONTEXT_FULL, Answer, Sampler
 from agentic_opd.gateway.serve import WebServer
-from agentic_opd.gateway.sessions import OpenSession, Sessions
+from agentic_opd.gateway.sessions import OpenSession, Sessions, unknown_answer
 from agentic_opd.gateway.telemetry import Telemetry
 from agentic_opd.gateway.turns import Path as TurnPath
 from agentic_opd.gateway.turns import RecordedTurn, branches
@@ -316,7 +316,10 @@ class AgentProcess:
             capture.refused = StopReason.MAX_TURNS
             message = f"this episode has had its {capture.max_turns} turns (env.max_turns)"
             raise ClientError(403, message, code="max_turns")
-        asked = self._sampler.settled(capture.asked(asked, config.max_tokens_per_turn))
+        continued = self._sessions.continued(owner, asked)
+        if continued is None:
+            raise unknown_answer(asked)
+        asked = self._sampler.settled(capture.asked(continued, config.max_tokens_per_turn))
         session = capture.session
         place = self._sessions.place(owner, asked)
         capture.asks(asked, place.path)
@@ -328,7 +331,9 @@ class AgentProcess:
             with contextlib.suppress(SandboxError):  # `run_program` raises the same error.
                 await capture.files.look(capture.last_turn)
             conversation, path = await self._sampler.prompted(place, asked)
-            events = self._sampler.sampled(asked, session, server, conversation, path, context=context)
+            events = self._sampler.sampled(
+                asked, session, server, conversation, path, follows=place.follows, context=context
+            )
             async with aclosing(events):
                 async for event in events:
                     yield event
@@ -344,10 +349,8 @@ class AgentProcess:
             session.end(time.time())
 
     async def count(self, asked: Asked) -> int:
-        """See `Gateway.count`."""
-        asked = self._sampler.settled(asked)
-        self._sampler.check_size(asked, self.max_model_len)
-        return await self._sampler.count(asked)
+        """See `Sampler.count`."""
+        return await self._sampler.count(asked, self.max_model_len)
 
     @property
     def max_model_len(self) -> int:

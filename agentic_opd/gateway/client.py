@@ -5,7 +5,7 @@ Pure.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -13,8 +13,14 @@ from agentic_opd.core.text import read_json
 from agentic_opd.gateway.errors import ClientError
 
 _LONGEST_NAME = 256
-_SESSION_HEADERS = ("X-Claude-Code-Session-Id", "session-id", "session_id", "x-session-affinity")
-"""Headers in which agents send an id of their session: Claude Code, Codex (two spellings), OpenCode."""
+_SESSION_HEADERS = ("X-Claude-Code-Session-Id", "thread-id", "session-id", "session_id", "x-session-affinity")
+"""Headers in which agents send an id of their session: Claude Code, Codex (a thread; two spellings), OpenCode."""
+_PARENT_HEADERS = ("X-Parent-Session-Id", "x-codex-parent-thread-id")
+"""Headers with the session of which this one is a part: OpenCode, Codex."""
+_AGENT, _PARENT_AGENT = "x-claude-code-agent-id", "x-claude-code-parent-agent-id"
+"""Headers of Claude Code's sub-agents, beside the id of the session that they share."""
+_SIDE_TASKS = ("compact", "memory_consolidation")
+"""Values of Codex's header `x-openai-subagent` for requests beside the conversation."""
 _CACHE_KEY_IS_SESSION = ("codex", "opencode")
 """Beginnings of the `User-Agent`s (or `originator`s) of agents whose `prompt_cache_key` is the id of a session."""
 _SESSION_IN_USER_ID = re.compile(r"_session_([0-9A-Za-z-]{8,})$")
@@ -71,17 +77,27 @@ def read_client(headers: Mapping[str, str], name: str | None, max_choices: int) 
     turn_type = headers.get("X-Turn-Type")
     if turn_type not in (None, "main", "side"):
         raise ClientError(400, f"X-Turn-Type is {turn_type[:40]!r}; expected main or side", "X-Turn-Type")
-    sent = (headers.get(header) for header in _SESSION_HEADERS)
+    session = _first(headers, _SESSION_HEADERS)
+    parent = _first(headers, _PARENT_HEADERS)
+    if session is not None and _first(headers, (_AGENT,)):
+        above = headers.get(_PARENT_AGENT)
+        session, parent = f"{session}/{headers[_AGENT]}", f"{session}/{above}" if above else session
+    is_side = turn_type == "side" or headers.get("x-openai-subagent") in _SIDE_TASKS
     return Client(
         session=_name(name or headers.get("X-Session-Id"), "session_id"),
-        agent_session=next((one for one in sent if one and len(one) <= _LONGEST_NAME), None),
-        parent=_name(headers.get("X-Parent-Session-Id"), "X-Parent-Session-Id"),
+        agent_session=session,
+        parent=parent,
         group=_name(headers.get("X-Group-Id"), "X-Group-Id"),
-        turn_type="side" if turn_type == "side" else "main",
+        turn_type="side" if is_side else "main",
         is_last=_is_true(headers.get("X-Session-Done")),
         agent=(headers.get("originator") or headers.get("User-Agent") or "").lower(),
         max_choices=max_choices,
     )
+
+
+def _first(headers: Mapping[str, str], names: Sequence[str]) -> str | None:
+    """Return the first of these headers that holds an id."""
+    return next((one for name in names if (one := headers.get(name)) and len(one) <= _LONGEST_NAME // 2), None)
 
 
 def _session_in_json(text: str) -> str | None:

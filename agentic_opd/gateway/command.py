@@ -22,7 +22,9 @@ _SWITCH_S = 0.0005
 """Interpreter switch interval (seconds), which bounds how long the journal's thread waits for the interpreter.
 
 An answer ends only after its turn is written."""
-_DESCRIPTION = "An OpenAI-compatible server in front of the policy that records conversations as scored groups."
+_DESCRIPTION = (
+    "A server of OpenAI's and Anthropic's protocols in front of the policy that records conversations as scored groups."
+)
 
 
 def build_parser() -> argparse.ArgumentParser:

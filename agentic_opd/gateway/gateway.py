@@ -23,9 +23,9 @@ from agentic_opd.gateway.delivery import Delivery
 from agentic_opd.gateway.errors import ClientError
 from agentic_opd.gateway.groups import Closed, GroupWriter
 from agentic_opd.gateway.journal import Ending, Journal, SessionRow, SessionState
-from agentic_opd.gateway.request import Asked, with_messages
+from agentic_opd.gateway.request import Asked
 from agentic_opd.gateway.sampler import Answer, Sampler
-from agentic_opd.gateway.sessions import OpenSession, Sessions, TurnKey
+from agentic_opd.gateway.sessions import OpenSession, Sessions, TurnKey, unknown_answer, with_history
 from agentic_opd.gateway.telemetry import Telemetry
 from agentic_opd.gateway.turns import Feedback, Follows, Path, RecordedTurn, TurnTree, reply_to
 from agentic_opd.plugin.client import PluginClient
@@ -193,10 +193,8 @@ class Gateway:
             self._show_open()
 
     async def count(self, asked: Asked) -> int:
-        """Return the number of tokens of a request's prompt; raises ClientError (400) if it can't be rendered."""
-        asked = self._sampler.settled(asked)
-        self._sampler.check_size(asked, self.max_model_len)
-        return await self._sampler.count(asked)
+        """See `Sampler.count`."""
+        return await self._sampler.count(asked, self.max_model_len)
 
     @property
     def max_model_len(self) -> int:
@@ -209,28 +207,16 @@ class Gateway:
         Raises:
             ClientError: 404, this client received no answer with that id; or 400, the conversation can't be continued.
         """
-        if asked.previous is None:
-            return asked
-        key = self._sessions.answered(owner, asked.previous)
-        if key is not None:
-            path, session = self._sessions.path(key), key.session_id
-        else:
-            path, session = await self._answered(owner, asked.previous), asked.session
-        history = [message for turn in path for message in turn.messages][path[0].num_instructions :]
-        instructions, new = asked.messages[: asked.num_instructions], asked.messages[asked.num_instructions :]
-        return with_messages(replace(asked, session=asked.session or session), (*instructions, *history, *new))
-
-    async def _answered(self, owner: str, answer_id: str) -> Path:
-        """Return the turns up to an answer of a session in the journal."""
-        found = await self._journal.run(lambda: self._journal.answered(owner, answer_id))
+        if (continued := self._sessions.continued(owner, asked)) is not None:
+            return continued
+        found = await self._journal.run(lambda: self._journal.answered(owner, asked.previous or ""))
         if found is None:
-            message = f"previous_response_id: there is no answer {answer_id[:80]!r}"
-            raise ClientError(404, message, "previous_response_id", "previous_response_not_found")
+            raise unknown_answer(asked)
         row, turn_id = found
         tree = TurnTree()
         for turn in await self._journal.run(lambda: self._journal.turns(row.session_id)):
             tree.add(turn)
-        return tree.path(turn_id)
+        return with_history(asked, tree.path(turn_id), None)
 
     def _judge(self, session: OpenSession, path: Path, new: Sequence[Message]) -> None:
         """Start to judge a path's last turn with its next state and its feedback, unless it is judged already."""

@@ -6,6 +6,7 @@ change what is sampled is honoured or refused, never ignored.
 
 import json
 import logging
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
@@ -42,6 +43,9 @@ class ClosedModel(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
+StopString = Annotated[str, Field(min_length=1)]
+
+
 class FunctionSpec(OpenModel):
     """A tool that the client runs."""
 
@@ -75,7 +79,7 @@ class Sampling(ClosedModel):
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0, le=2)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
-    stop: str | list[str] | None = None
+    stop: StopString | list[StopString] | None = None
     stop_token_ids: list[Annotated[int, Field(ge=0)]] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
@@ -139,8 +143,6 @@ class Asked:
     """Number of first messages that belong to this request and not to the conversation that `previous` continues."""
     prompt: str | tuple[int, ...] | None = None
     """A prompt that is not rendered from messages, as text or token ids; None: `messages` are rendered."""
-    grammar: str | None = None
-    """Structural tag that the answer's tool calls follow; None: calls are not constrained."""
     at: str = "messages"
     """Name of the body's field with the conversation."""
     echo: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -275,7 +277,11 @@ def read_body(model: type[Model], body: object, *at: str | int) -> Model:
             key=lambda found: found[0],
         )
         name = ".".join(map(str, [*at, *place]))
-        problem = "this field is unknown here" if first["type"] == "extra_forbidden" else first["msg"]
+        problem = (
+            "this field is unknown here"
+            if first["type"] == "extra_forbidden"
+            else first["msg"].partition(" or instance of")[0]
+        )
         raise ClientError(400, f"{name}: {problem.removeprefix('Value error, ')}", name) from error
     except RecursionError as error:
         raise ClientError(400, "the body is nested too deeply", ".".join(map(str, at)) or None) from error
@@ -293,6 +299,9 @@ def _path(location: Sequence[str | int], body: object) -> Iterator[str | int]:
 
 _named: set[str] = set()
 """What the log has named."""
+_MOST_NAMED = 1000
+_PLAIN_NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
+"""Names that a client chose are written to the log only in this form."""
 
 
 HOSTED = "not offered to the policy, because its provider would run it"
@@ -300,8 +309,9 @@ HOSTED = "not offered to the policy, because its provider would run it"
 
 def ignored(where: str, names: Iterable[str], why: str = "accepted, and without effect here") -> None:
     """Name in the log, once, each field of a request that changes nothing here."""
-    new = {f"{where}: {name}" for name in names} - _named
-    if new:
+    known = {f"{where}: {name if _PLAIN_NAME.fullmatch(name) else '(another)'}" for name in names}
+    new = known - _named
+    if new and len(_named) < _MOST_NAMED:
         _named.update(new)
         logger.info("%s: %s", why, ", ".join(sorted(new)))
 

@@ -23,7 +23,7 @@ from agentic_opd.core.errors import ConfigError, RendererError, ServerMismatchEr
 from agentic_opd.core.types import Message
 from agentic_opd.gateway.choice import Choice, Finished, Piece
 from agentic_opd.gateway.errors import ClientError, as_refusal
-from agentic_opd.gateway.grammar import call_grammar
+from agentic_opd.gateway.grammar import CallForm, call_form, call_grammar
 from agentic_opd.gateway.plain import PlainChat
 from agentic_opd.gateway.request import Asked, ignored, prompt_key
 from agentic_opd.gateway.sessions import OpenSession, Place
@@ -108,10 +108,10 @@ class Sampler:
             raise _too_long(asked, f"at least {tokens}", context)
 
     def settled(self, asked: Asked) -> Asked:
-        """Return the request with what depends on the model: the effective template options, and a grammar of calls.
+        """Return the request with what depends on the model: the effective template options, and a given prompt's text.
 
         Raises:
-            ClientError: 400, the model's renderer can't do what the request asks for.
+            ClientError: 400, the model's renderer has no such option, or its vocabulary no such token.
         """
         template = self._chats.effective(asked.template)
         asked = replace(asked, template=template, prompt_key=prompt_key(asked.tools, template))
@@ -123,18 +123,16 @@ class Sampler:
             message: Message = {"role": "user", "content": text}
             size = 0 if ids else len(text)
             return replace(asked, messages=(message,), parts=len(asked.prompt) if ids else 1, size=size)
-        if asked.tools and (asked.choice.kind in ("required", "named") or not asked.choice.is_parallel):
-            if "structured_outputs" in asked.sampling:
-                raise ClientError(400, "tool_choice: it excludes a grammar for the whole answer", "tool_choice")
-            return replace(asked, grammar=call_grammar(self._chats.of(asked), asked.choice))
         return asked
 
-    async def count(self, asked: Asked) -> int:
+    async def count(self, asked: Asked, context: int) -> int:
         """Return the number of tokens of a request's prompt, rendered from its first message.
 
         Raises:
-            ClientError: 400, the messages can't be rendered.
+            ClientError: 400, the messages can't be rendered, or exceed the context.
         """
+        asked = self.settled(asked)
+        self.check_size(asked, context)
         conversation, _ = await self.prompted(Place(None, (), asked.messages), asked)
         return len(conversation.prompt())
 
@@ -215,6 +213,7 @@ class Sampler:
             Choice(i, conversation.chat, prompt_ids, len(conversation.messages), keeps_stop) for i in range(asked.n)
         ]
         open_choices = set(range(asked.n))
+        params = self._parameters(asked, conversation)
         yield Begun(session.session_id, tuple(prompt_ids))
         self._telemetry.tokens.labels("prompt").inc(len(prompt_ids))
         self._streams += asked.stream
@@ -225,7 +224,7 @@ class Sampler:
                 n=asked.n,
                 max_tokens=min(room, asked.max_tokens or room),
                 top_logprobs=asked.top_logprobs or 0,
-                params=_parameters(asked, conversation),
+                params=params,
                 interval=interval,
                 weight_version=conversation.turns[-1].weight_version if conversation.turns else None,
             )
@@ -250,6 +249,23 @@ class Sampler:
             self._streams -= asked.stream
         if open_choices:
             raise ServerMismatchError(f"{server.url} ended its stream before {len(open_choices)} of its choices")
+
+    def _parameters(self, asked: Asked, conversation: Conversation) -> dict[str, Any]:
+        """Return vLLM's parameters: the request's, the stop tokens, and a grammar of calls if the client wants one.
+
+        Raises:
+            ClientError: 400, calls can't be constrained as the request asks for.
+        """
+        params = {**asked.sampling}
+        params["stop_token_ids"] = [*conversation.chat.stop_token_ids, *asked.sampling.get("stop_token_ids", ())]
+        if asked.tools and (asked.choice.kind in ("required", "named") or not asked.choice.is_parallel):
+            if "structured_outputs" in params:
+                raise ClientError(400, "tool_choice: it excludes a grammar for the whole answer", "tool_choice")
+            tag = call_grammar(self._chats.call_form, asked.tools, asked.choice)
+            params["structured_outputs"] = {"structural_tag": tag}
+        if asked.stop:
+            params["stop"] = list(asked.stop)
+        return params
 
     async def _record(
         self,
@@ -298,17 +314,6 @@ def _too_long(asked: Asked, length: str, context: int) -> ClientError:
     return ClientError(400, said, asked.at, CONTEXT_FULL)
 
 
-def _parameters(asked: Asked, conversation: Conversation) -> dict[str, Any]:
-    """Return vLLM's parameters: the request's, and the stop tokens."""
-    params = {**asked.sampling}
-    params["stop_token_ids"] = [*conversation.chat.stop_token_ids, *asked.sampling.get("stop_token_ids", ())]
-    if asked.grammar is not None:
-        params["structured_outputs"] = {"structural_tag": asked.grammar}
-    if asked.stop:
-        params["stop"] = list(asked.stop)
-    return params
-
-
 class _Chats:
     """Cache of `Chat` objects for the tools and template options used last."""
 
@@ -320,6 +325,11 @@ class _Chats:
     def base(self) -> Chat:
         """The chat without tools and options."""
         return Chat(self._renderer, self._tokenizer, ())
+
+    @cached_property
+    def call_form(self) -> CallForm | None:
+        """How the model writes a tool call."""
+        return call_form(self.base)
 
     @cached_property
     def _plain(self) -> PlainChat:

@@ -7,17 +7,17 @@ A request finds its session by the client's name for it, by the messages that it
 import asyncio
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from agentic_opd.core.types import Message
 from agentic_opd.distill.records import DistilledTurn
 from agentic_opd.gateway.errors import ClientError
 from agentic_opd.gateway.journal import SessionRow
-from agentic_opd.gateway.request import Asked, prompt_key
+from agentic_opd.gateway.request import Asked, prompt_key, with_messages
 from agentic_opd.gateway.traces import PlainIndex, TraceIndex
 from agentic_opd.gateway.turns import Feedback, Follows, Path, RecordedTurn, TurnTree
-from agentic_opd.rollout.conversation_index import ConversationIndex
+from agentic_opd.rollout.conversation_index import ConversationIndex, identity
 
 
 @dataclass(slots=True, eq=False)
@@ -117,6 +117,13 @@ class Sessions:
         """Return the client's turn that an answer with this id gave; None if no open session has it."""
         return self._by_answer.get((owner, answer_id))
 
+    def continued(self, owner: str, asked: Asked) -> Asked | None:
+        """Return the request with the conversation of the answer that it continues; None if no open session has it."""
+        if asked.previous is None:
+            return asked
+        key = self.answered(owner, asked.previous)
+        return None if key is None else with_history(asked, self.path(key), key.session_id)
+
     def under(self, session: OpenSession) -> list[OpenSession]:
         """Return the open sessions of a session's sub-agents."""
         return [one for one in self if one.row.parent == session.session_id]
@@ -144,7 +151,7 @@ class Sessions:
         if asked.prompt is not None:
             return self._plain_place(owner, asked, named, is_meant)
         scope = _scope(owner, asked.prompt_key)
-        match = self._index.find_by(asked.identities, scope=scope, accept=is_meant)
+        match = self._index.find(asked.identities, scope=scope, accept=is_meant)
         rest = asked.messages[match.length :]
         if match.known and not _has_turn(rest):
             key = self._best(match.known)
@@ -164,8 +171,9 @@ class Sessions:
         """Return the place of a request whose messages from `start` on answer a turn of another text or prompt."""
         session, messages = self._by_id[key.session_id], asked.messages
         stop = next((i for i in range(start, len(messages)) if messages[i]["role"] == "assistant"), len(messages))
-        gone = self.path(key)[-1].messages[-2:-1]
-        if stop == len(messages) and stop - start > 1 and gone and _is_alike(gone[0], messages[-1]):
+        last = self.path(key)[-1].messages[-2:-1]
+        is_gone = any(identity(message) not in asked.identities for message in last)
+        if stop == len(messages) and stop - start > 1 and is_gone and _is_alike(last[0], messages[-1]):
             stop -= 1  # The client adds such a message to each request and takes it away again.
         return Place(session, (), messages, True, Follows(key.turn_id, start, stop))
 
@@ -260,6 +268,19 @@ class Sessions:
 
     def _tree(self, key: TurnKey) -> TurnTree:
         return self._by_id[key.session_id].tree
+
+
+def with_history(asked: Asked, path: Path, session: str | None) -> Asked:
+    """Return the request with the conversation up to the end of a path, without the instructions of its request."""
+    history = [message for turn in path for message in turn.messages][path[0].num_instructions :]
+    instructions, new = asked.messages[: asked.num_instructions], asked.messages[asked.num_instructions :]
+    return with_messages(replace(asked, session=asked.session or session), (*instructions, *history, *new))
+
+
+def unknown_answer(asked: Asked) -> ClientError:
+    """Return the error of a request that continues an answer which its client did not receive."""
+    message = f"previous_response_id: there is no answer {(asked.previous or '')[:80]!r}"
+    return ClientError(404, message, "previous_response_id", "previous_response_not_found")
 
 
 def _has_turn(messages: Sequence[Message]) -> bool:

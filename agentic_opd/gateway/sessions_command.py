@@ -65,11 +65,15 @@ def _list(journal: Journal, arguments: argparse.Namespace) -> None:
 
 
 def _show(journal: Journal, arguments: argparse.Namespace) -> None:
-    for turn in journal.turns(_found(journal, arguments.session).session_id):
+    session_id = _found(journal, arguments.session).session_id
+    feedback = journal.feedback(session_id)
+    for turn in journal.turns(session_id):
         behind = "" if turn.parent is None else f", behind turn {turn.parent}"
         print(f"--- turn {turn.turn_id} ({turn.turn_type}{behind})")
         for line in (line for message in turn.messages for line in _shown(message)):
             print(printable(line))
+        for given in feedback.get(turn.turn_id, ()):
+            print(printable(f"[feedback] {given.message()['content']}"))
 
 
 def _export(journal: Journal, arguments: argparse.Namespace) -> None:

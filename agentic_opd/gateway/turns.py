@@ -7,7 +7,7 @@ continue the same turn do not affect each other.
          \ u a3      (u a1 u a2) and (u a1 u a3). a1 is learned from in the first; in the second it is context.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import Any, NamedTuple
@@ -185,7 +185,7 @@ class Branch:
     turn_ids: tuple[int, ...]
     """Ids of the trace's turns."""
     reward: float | None = None
-    """The session's reward if the branch ended the session or the one that did follows it; else its last turn's."""
+    """The session's reward unless the branch was abandoned; else the last one that the client gave for a turn of it."""
 
 
 def branches(
@@ -217,11 +217,10 @@ def branches(
         return _why_context(turn, taken, learn_from_altered)
 
     last = max((turn.turn_id for turn in turns if not why_context(turn)), default=None)
-    ended = max((turn_id for turn_id in tree.turns if turn_id not in side), default=None)
-    line = set[int]() if ended is None else tree.line(ended)
+    rewarded = set[int]() if reward is None else _rewarded(tree, side)
 
     def order(leaf: RecordedTurn) -> tuple[bool, bool]:
-        return reward is not None and leaf.turn_id != ended, why_context(leaf) is not None
+        return reward is not None and leaf.turn_id not in rewarded, why_context(leaf) is not None
 
     # Shared turns belong to a branch whose leaf is learned from: there the client's real reply follows them.
     for leaf in sorted(tree.leaves(), key=order):
@@ -238,11 +237,24 @@ def branches(
             following.append({"role": "user", "content": feedback})
         ids = tuple(turn.turn_id for turn in learned)
         own = [one.reward for turn_id in ids for one in (of_turns or {}).get(turn_id, ()) if one.reward is not None]
-        reaches = reward is not None and ids[-1] in line
         trace = _trace(path, why, following, of_turns)
-        found.append(Branch(trace, ids, reward if reaches else own[-1] if own else None))
+        found.append(Branch(trace, ids, reward if ids[-1] in rewarded else own[-1] if own else None))
     # The first branch tells the session's reward to its group.
-    return sorted(found, key=lambda branch: reward is not None and branch.turn_ids[-1] not in line)
+    return sorted(found, key=lambda branch: reward is not None and branch.turn_ids[-1] not in rewarded)
+
+
+def _rewarded(tree: TurnTree, side: Collection[int]) -> set[int]:
+    """Return the turns that the session's reward reaches: the last turn of each conversation, and those before it.
+
+    Turns whose histories begin with the same prompt are one conversation; its other branches were abandoned.
+    """
+    ends = dict[tuple[bytes, ...], set[int]]()
+    for leaf in tree.leaves():
+        if leaf.turn_id not in side:
+            line = tree.line(leaf.turn_id)
+            first = tree.turns[min(line)].messages[:-1]
+            ends[tuple(map(identity, first))] = line  # Of several branches the one that ended last counts.
+    return set[int]().union(*ends.values())
 
 
 def _why_context(turn: RecordedTurn, taken: set[int], learn_from_altered: bool) -> ContextTurn | None:

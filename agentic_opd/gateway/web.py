@@ -17,7 +17,7 @@ from typing import Annotated, Any, Protocol, TypeVar
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
@@ -31,7 +31,7 @@ from agentic_opd.gateway.errors import ClientError
 from agentic_opd.gateway.gateway import Gateway, SessionStatus
 from agentic_opd.gateway.protocols import PROTOCOLS
 from agentic_opd.gateway.protocols.base import Reply, WireProtocol
-from agentic_opd.gateway.request import Asked, read_body
+from agentic_opd.gateway.request import Asked, ClosedModel, read_body
 from agentic_opd.gateway.sampler import Answer, Begun
 from agentic_opd.gateway.telemetry import CONTENT_TYPE, Telemetry
 from agentic_opd.gateway.turns import Feedback
@@ -49,19 +49,15 @@ _DISCARD_S = 10.0
 """Maximum seconds for receiving a refused body: many clients read the answer only after sending the whole body."""
 
 
-class _Ending(BaseModel):
+class _Ending(ClosedModel):
     """The body of `POST /sessions/{name}/end`."""
-
-    model_config = ConfigDict(extra="forbid")
 
     reward: Annotated[float, Field(ge=-MOST_SCORE, le=MOST_SCORE)] | None = None
     feedback: Annotated[str, Field(max_length=100_000)] | None = None
 
 
-class _TurnFeedback(BaseModel):
+class _TurnFeedback(ClosedModel):
     """The body of `POST /sessions/{name}/turns/{turn}/feedback`."""
-
-    model_config = ConfigDict(extra="forbid")
 
     reward: Annotated[float, Field(ge=-MOST_SCORE, le=MOST_SCORE)] | None = None
     text: Annotated[str, Field(max_length=100_000)] | None = None
@@ -136,7 +132,7 @@ async def _no_route(request: Request, error: Exception) -> Response:
 
 def _protocol_of(path: str) -> WireProtocol:
     """Return the protocol that a path belongs to; OpenAI's chat for any other path."""
-    return next((one for one in PROTOCOLS if path.endswith((one.path, one.count_path or one.path))), PROTOCOLS[0])
+    return next((one for one in PROTOCOLS if one.path in path), PROTOCOLS[0])
 
 
 class ChatRoutes:

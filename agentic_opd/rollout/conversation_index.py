@@ -7,7 +7,7 @@ other call ids. Such changes keep the conversation; a different text does not.
 """
 
 import json
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from hashlib import blake2b
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -34,29 +34,13 @@ class ConversationIndex(Generic[Known]):
         self._by_key: dict[bytes, list[Known]] = {}
         self._hashes: dict[Known, blake2b] = {}
 
-    def __iter__(self) -> Iterator[Known]:
-        return iter(self._hashes)
-
     def find(
-        self,
-        messages: Sequence[Message],
-        *,
-        scope: bytes = b"",
-        accept: Callable[[Known], bool] = lambda known: True,
-    ) -> Match[Known]:
-        """Return the longest known proper prefix of `messages`, and all accepted values stored for it.
-
-        Args:
-            messages: Messages of the client's request.
-            scope: Restricts the look-up to values with this scope.
-            accept: Filters the values.
-        """
-        return self.find_by([*map(identity, messages)], scope=scope, accept=accept)
-
-    def find_by(
         self, identities: Sequence[bytes], *, scope: bytes = b"", accept: Callable[[Known], bool] = lambda known: True
     ) -> Match[Known]:
-        """Return the same as `find`, from the `identity` of each message."""
+        """Return the longest known proper prefix of a request's messages, and all accepted values stored for it.
+
+        `identities` are the messages' `identity`s; the look-up is restricted to values with this `scope`.
+        """
         found, so_far = Match[Known](0, ()), _start(scope)
         for length, one in enumerate(identities[:-1], start=1):
             so_far.update(one)

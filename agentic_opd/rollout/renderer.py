@@ -207,6 +207,8 @@ def with_template_options(
     Raises:
         ConfigError: the template reads an option, and the renderer can't set it, or not to this value.
     """
+    if not options:
+        return renderer, {}
     config: Any = getattr(renderer, "config", None)
     kind = type(config)
     is_open = getattr(kind, "_allow_opaque_template_kwargs", False)

@@ -57,7 +57,7 @@ async def run_program(sandbox: Sandbox, program: Program) -> ProgramRun:
     """
     task = program.task.replace("\0", "\ufffd").encode(errors="replace").decode()
     variables = {
-        **{"OPENAI_API_KEY": program.api_key, "OPENAI_MODEL": program.model},
+        **{"OPENAI_API_KEY": program.api_key, "ANTHROPIC_API_KEY": program.api_key, "OPENAI_MODEL": program.model},
         **({"TASK": task} if len(task.encode()) <= _MAX_VARIABLE_BYTES else {}),
         **program.variables,
     }

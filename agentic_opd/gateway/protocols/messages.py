@@ -22,6 +22,7 @@ from agentic_opd.gateway.request import (
     Asked,
     FunctionSpec,
     OpenModel,
+    StopString,
     ToolChoice,
     ignored,
     make_asked,
@@ -108,7 +109,7 @@ class _MessagesBody(CommonBody):
     tools: list[_ClientTool] | None = None
     tool_choice: _AnthropicChoice | None = None
     output_config: _OutputConfig | None = None
-    stop_sequences: list[str] | None = None
+    stop_sequences: list[StopString] | None = None
     thinking: dict[str, Any] | None = None
     cache_control: dict[str, Any] | None = None
     mcp_servers: list[Any] | None = None
@@ -224,9 +225,12 @@ class _MessagesReply(Reply):
         return sse(AnthropicMessages().error(error), "error")
 
     def _head(self) -> dict[str, Any]:
-        usage = {"input_tokens": self.prompt_tokens, "output_tokens": self.completion_tokens}
         head = {"id": self.asked.answer_id, "type": "message", "role": "assistant", "model": self.model}
-        return {**head, "usage": usage}
+        return {**head, "usage": self._usage()}
+
+    def _usage(self) -> dict[str, int]:
+        cached = {"cache_creation_input_tokens": 0, "cache_read_input_tokens": 0}
+        return {"input_tokens": self.prompt_tokens, **cached, "output_tokens": self.completion_tokens}
 
     def _into(self, kind: str, empty: dict[str, Any]) -> Iterator[str]:
         """Yield the events that close an open block of another type and open one of this type."""
@@ -258,9 +262,8 @@ class _MessagesReply(Reply):
             yield from self._into("text", {"text": ""})
         yield from self._close()
         reason, sequence = _stop(finished)
-        usage = {"input_tokens": self.prompt_tokens, "output_tokens": self.completion_tokens}
         delta = {"stop_reason": reason, "stop_sequence": sequence}
-        yield sse({"type": "message_delta", "delta": delta, "usage": usage}, "message_delta")
+        yield sse({"type": "message_delta", "delta": delta, "usage": self._usage()}, "message_delta")
 
 
 def _blocks(message: Message) -> list[dict[str, Any]]:

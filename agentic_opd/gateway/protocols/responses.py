@@ -199,7 +199,7 @@ def _tools(items: Sequence[_ToolItem]) -> tuple[list[FunctionSpec], dict[str, st
                 found.append(spec.model_copy(update={"name": f"{item.name}{_SEPARATOR}{spec.name}"}))
                 kinds[found[-1].name] = f"namespace:{item.name}"
         else:
-            ignored("responses", [item.type[:80]], HOSTED)
+            ignored("responses", [item.type], HOSTED)
     return found, kinds
 
 

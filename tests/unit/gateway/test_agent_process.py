@@ -165,6 +165,28 @@ def test_what_a_program_asks_becomes_the_episode(tokenizer: Any) -> None:
     assert (episode.reward.correctness, episode.reward.tool_usage) == (0.5, 0.5)
 
 
+def test_a_program_may_speak_any_protocol(tokenizer: Any) -> None:
+    async def act(client: Client) -> ProgramRun:
+        async def posted(path: str, **body: Any) -> Any:
+            headers = {"x-api-key": client.key}
+            return await client.http.post(f"http://policy/v1/{path}", json=body, headers=headers)
+
+        first = (await posted("responses", input="Write f.")).json()
+        lost = await posted("responses", input="It fails.", previous_response_id="resp_none")
+        assert lost.json()["error"]["code"] == "previous_response_not_found"
+        await posted("responses", input="It fails.", previous_response_id=first["id"])
+        answer = first["output"][0]["content"][0]["text"]
+        said = [{"role": "assistant", "content": answer}, {"role": "user", "content": "It fails."}]
+        last = await posted("messages", messages=[USER, *said], max_tokens=20)
+        assert last.json()["content"][0]["text"].startswith("Said")
+        return ENDED
+
+    vllm = ScriptedVllm(tokenizer)
+    episode = run(vllm, World(act))
+    assert [prompt for prompt, _ in vllm.sampled[1:]] == [vllm.sampled[1][0]] * 2, "both continued the first answer"
+    assert (len(episode.traces[0].turns), episode.requests) == (2, 3)
+
+
 def test_its_group_is_valid_and_comes_back_as_it_was(tokenizer: Any) -> None:
     async def act(client: Client) -> ProgramRun:
         await client.say(USER, {"role": "assistant", "content": "I had said so."}, MORE)

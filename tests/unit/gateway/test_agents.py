@@ -83,6 +83,18 @@ def test_a_rewritten_answer_keeps_the_session_where_no_other_is_meant(
     assert "It fails." in [messages[-1]["content"] for messages in group["messages"]]
 
 
+def test_user_messages_that_begin_alike_are_replies_where_none_was_taken_away(tokenizer: Any, tmp_path: Path) -> None:
+    first, second = ({"role": "user", "content": f"[2026-11-25 22:05] {text}"} for text in ("Write f.", "Not so."))
+
+    async def talk(at: Running) -> Any:
+        said = await at.say(first)
+        await at.say(first, {**said, "content": "Other words."}, MORE, second)
+        (session,) = await sessions(at)
+        return session.tree.turns[2].follows
+
+    assert run(tmp_path, ScriptedVllm(tokenizer, numbered), talk) == (1, 2, 4)
+
+
 def test_eight_rollouts_of_one_prompt_stay_eight_sessions(tokenizer: Any, tmp_path: Path) -> None:
     vllm = ScriptedVllm(tokenizer, lambda prompt, _: "The same words.")
 
@@ -220,6 +232,12 @@ def test_ids_that_agents_send() -> None:
     assert of({"X-Claude-Code-Session-Id": "a"}, user_id="user_session_0f8e7d6c-1234") == "a"
     with pytest.raises(ClientError):
         of({"X-Turn-Type": "mine"})
+    claude = {"X-Claude-Code-Session-Id": "s", "x-claude-code-agent-id": "a", "x-claude-code-parent-agent-id": "p"}
+    helper = read_client(claude, None, 1)
+    assert (helper.agent_session, helper.parent) == ("s/a", "s/p")
+    codex = read_client({"thread-id": "t", "session-id": "s", "x-codex-parent-thread-id": "p"}, None, 1)
+    assert (codex.agent_session, codex.parent, codex.turn_type) == ("t", "p", "main")
+    assert read_client({"x-openai-subagent": "compact"}, None, 1).turn_type == "side"
 
 
 # ------------------------------------------------------------------------------------------- accept, refuse and mark
@@ -247,6 +265,19 @@ def test_what_changes_nothing_is_accepted_and_what_can_not_be_is_named(tokenizer
             assert (refused.status_code, refused.json()["error"]["param"]) == (400, field), refused.text
 
     run(tmp_path, ScriptedVllm(tokenizer), talk)
+
+
+def test_the_log_names_a_field_once_and_no_text_of_a_client(
+    tokenizer: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def talk(at: Running) -> None:
+        for _ in range(2):
+            await at.say(USER, chat_template_kwargs={"option_of_mine": 1, "a\nsecret of mine": 2})
+
+    with caplog.at_level("INFO", "agentic_opd.gateway.request"):
+        run(tmp_path, ScriptedVllm(tokenizer), talk)
+    assert caplog.text.count("option_of_mine") == 1
+    assert "secret of mine" not in caplog.text
 
 
 def test_options_of_the_template_are_those_of_the_renderer(tokenizer: Any, tmp_path: Path) -> None:

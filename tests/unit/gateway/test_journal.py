@@ -14,7 +14,7 @@ from agentic_opd.core.errors import OutputError
 from agentic_opd.core.types import StopReason, Turn
 from agentic_opd.gateway.journal import Ending, Journal, SessionRow, SessionState
 from agentic_opd.gateway.sessions_command import main
-from agentic_opd.gateway.turns import RecordedTurn
+from agentic_opd.gateway.turns import Feedback, RecordedTurn
 from agentic_opd.rollout.conversation import Completion
 from agentic_opd.wire.group import ScoredGroup, ScoredRollout
 
@@ -133,13 +133,16 @@ def test_sessions_are_listed_shown_exported_and_deleted(tmp_path: Path, capsys: 
     journal = Journal(path)
     journal.add_turns([(SESSION, TURN)])
     journal.add_turns([(replace(SESSION, session_id="session-2", name=None), replace(TURN, turn_id=2))])
+    journal.add_feedback(1, Feedback(-1, "Not so."))
     assert [line.split()[:3] for line in said("list").splitlines()] == [
         ["session-1", "open", "1"],
         ["session-2", "open", "1"],
     ]
     assert "[user] é 数" in said("show", "mine")
+    assert "[feedback] Not so.\n(The answer was rated -1.)" in said("show", "mine")
     assert json.loads(said("export", "session-1"))["prompt_ids"] == [1, 2, 3]
     assert "env.journal_path" in said("delete", "mine", code=1), "a gateway has it open"
+    assert journal.feedback("session-1") == {1: [Feedback(-1, "Not so.")]}
     journal.close()
     assert "no session 'yours'" in said("delete", "mine", "yours", code=2)
     assert said("delete", "mine") == "deleted 1\n"

@@ -425,6 +425,8 @@ def test_hostile_fields_are_refused_by_name_in_the_protocols_own_form(
                     assert told.startswith(field), (field, wrong, error)
                 assert error["type"] == "invalid_request_error"
                 assert (response.json().get("type") == "error") == (path == "/v1/messages")
+        stop = "stop_sequences" if path == "/v1/messages" else "stop"
+        assert (await posted(at, path, {**PATHS[path], stop: [""]})).status_code == 400, "it ends every text"
         unknown = await posted(at, path, {**PATHS[path], "temperatur": 1})
         assert (unknown.status_code, "temperatur" in unknown.text) == (400, True)
         long = json.loads(json.dumps(PATHS[path]).replace('"a"', json.dumps("word " * 6000)))

@@ -14,7 +14,7 @@ from agentic_opd.core.errors import AlignmentError, RendererError
 from agentic_opd.core.types import Message
 from agentic_opd.rollout.chat import Chat
 from agentic_opd.rollout.conversation import Completion, Conversation
-from agentic_opd.rollout.conversation_index import ConversationIndex
+from agentic_opd.rollout.conversation_index import ConversationIndex, Match, identity
 from agentic_opd.rollout.renderer import load_renderer
 from agentic_opd.worlds.coding.tools import TOOL_SPECS
 
@@ -119,6 +119,10 @@ def test_a_fork_goes_its_own_way(tokenizer: Any) -> None:
     assert tokenizer.decode(fork.trace().tokens_T).endswith("B.<|im_end|>")
 
 
+def found(index: ConversationIndex[Any], messages: list[Message], **options: Any) -> Match[Any]:
+    return index.find([*map(identity, messages)], **options)
+
+
 def test_messages_find_the_longest_conversation_that_they_continue(tokenizer: Any) -> None:
     index, conversation, other = ConversationIndex[Conversation](), begin(tokenizer), begin(tokenizer, start=[MORE])
     for one in (conversation, other):
@@ -128,16 +132,15 @@ def test_messages_find_the_longest_conversation_that_they_continue(tokenizer: An
     longer.answer([MORE])
     longer.add(said(longer, "Yes."))
     index.add(longer, longer.messages[len(conversation.messages) :], conversation)
-    assert index.find([*conversation.messages, MORE]) == (3, [conversation])
-    assert index.find([*longer.messages, MORE]) == (5, [longer])
-    assert index.find([*longer.messages, MORE], accept=lambda one: one is not longer) == (3, [conversation])
-    assert index.find([MORE, {"role": "assistant", "content": "Done.", "tool_calls": None}, MORE]) == (2, [other])
-    assert index.find(conversation.messages) == (0, ()), "there is nothing that the messages add"
-    assert index.find([*START, {"role": "assistant", "content": "Done!"}, MORE]) == (0, ())
-    assert index.find([*conversation.messages, MORE], scope=b"another key") == (0, ())
+    assert found(index, [*conversation.messages, MORE]) == (3, [conversation])
+    assert found(index, [*longer.messages, MORE]) == (5, [longer])
+    assert found(index, [*longer.messages, MORE], accept=lambda one: one is not longer) == (3, [conversation])
+    assert found(index, [MORE, {"role": "assistant", "content": "Done.", "tool_calls": None}, MORE]) == (2, [other])
+    assert found(index, conversation.messages) == (0, ()), "there is nothing that the messages add"
+    assert found(index, [*START, {"role": "assistant", "content": "Done!"}, MORE]) == (0, ())
+    assert found(index, [*conversation.messages, MORE], scope=b"another key") == (0, ())
     index.discard(longer)
-    assert index.find([*longer.messages, MORE]) == (3, [conversation])
-    assert [*index] == [conversation, other]
+    assert found(index, [*longer.messages, MORE]) == (3, [conversation])
 
 
 CALL = {"id": "call_2_0", "type": "function", "function": {"name": "f", "arguments": '{"a": 1, "b": [2]}'}}
@@ -163,13 +166,13 @@ TURN = {"role": "assistant", "content": "I call f.", "reasoning_content": "Hm.",
 def test_a_message_is_the_same_however_an_agent_writes_it_back(change: dict[str, Any], is_same: bool) -> None:
     index = ConversationIndex[int]()
     index.add(1, [*START, TURN])
-    assert index.find([*START, TURN | change, MORE]).known == ([1] if is_same else ())
+    assert found(index, [*START, TURN | change, MORE]).known == ([1] if is_same else ())
 
 
 def test_a_null_content_is_an_empty_one() -> None:
     index = ConversationIndex[int]()
     index.add(1, [*START, TURN | {"content": ""}])
-    assert index.find([*START, TURN | {"content": None}, MORE]).known == [1]
+    assert found(index, [*START, TURN | {"content": None}, MORE]).known == [1]
 
 
 def test_a_restored_conversation_goes_on_as_the_first_one_does(tokenizer: Any) -> None:

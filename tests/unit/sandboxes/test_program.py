@@ -47,10 +47,12 @@ ASK = "python -c 'import os, sys, urllib.request as u; print(u.urlopen(sys.argv[
 def test_it_is_told_its_task_and_where_to_ask(served: tuple[Door, Path]) -> None:
     _, folder = served
     command = (
-        'echo "$TASK|$OPENAI_API_KEY|$OPENAI_MODEL|$MORE"; cat "$TASK_FILE"; echo; pwd; ls; echo "$OPENAI_BASE_URL"'
+        'echo "$TASK|$OPENAI_API_KEY|$OPENAI_MODEL|$MORE"; cat "$TASK_FILE"; echo; pwd; ls; '
+        'echo "$ANTHROPIC_BASE_URL|$ANTHROPIC_API_KEY"; echo "$OPENAI_BASE_URL"'
     )
     ended = run(folder, program(command, "Write f.\nSoon: 'é' $HOME", MORE="more"))
-    *lines, address = ended.output.splitlines()
+    *lines, anthropic, address = ended.output.splitlines()
+    assert anthropic == f"{address.removesuffix('/v1')}|s3cret"
     assert lines == [
         *("Write f.", "Soon: 'é' $HOME|s3cret|the-model|more", "Write f.", "Soon: 'é' $HOME", "/workspace", "given.py")
     ]
