@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from agentic_opd.core.errors import ConfigError, DatasetError
+from agentic_opd.core.text import read_json, text_lines
 from agentic_opd.core.types import Task
 from agentic_opd.worlds.calls import Answer, call_problems, json_schema, mistyped, verdict
 from agentic_opd.worlds.custom import Checks, CustomWorld, ToolError
@@ -134,9 +135,9 @@ class FunctionsWorld(CustomWorld):
         path = None if self._split_file is None else Path(self._split_file)
         if path is not None and path.exists():
             try:
-                split = json.loads(path.read_text())
+                split = read_json(path.read_bytes())
                 training, held_out = {*split["train"]}, {*split["eval"]}
-            except (OSError, ValueError, TypeError, KeyError) as error:
+            except (OSError, ValueError, RecursionError, TypeError, KeyError) as error:
                 raise DatasetError(f"split_file {str(path)!r} can't be read: {error!r}") from error
             if unknown := {task.task_id for task in tasks} ^ (training | held_out):
                 raise DatasetError(f"split_file {str(path)!r} is of other questions: {min(unknown)!r} is not in both")
@@ -182,14 +183,14 @@ def held_out_ids(tasks: Sequence[Task], share: float, seed: int) -> set[str]:
 
 def _rows(path: str) -> Iterator[dict[str, Any]]:
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise DatasetError(f"{path!r} can't be read: {error.strerror or error}") from error
+        lines = text_lines(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise DatasetError(f"{path!r} can't be read: {error}") from error
     for number, line in enumerate(lines, 1):
         if line.strip():
             try:
-                row = json.loads(line)
-            except ValueError as error:
+                row = read_json(line)
+            except (ValueError, RecursionError) as error:
                 raise DatasetError(f"{path}, line {number}: not JSON: {error}") from error
             if not isinstance(row, dict) or not isinstance(cast(dict[str, Any], row).get("id"), str):
                 raise DatasetError(f"{path}, line {number}: expected an object with `id`")
