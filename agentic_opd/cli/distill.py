@@ -14,11 +14,20 @@ from typing import TYPE_CHECKING, Any
 
 from agentic_opd.cli.run_settings import settings_of_run
 from agentic_opd.core.console import LiveBar, set_up_logging
-from agentic_opd.core.errors import ConfigError, OPDError, OutputError, PlaceError, ServerUnreachableError
+from agentic_opd.core.errors import (
+    ConfigError,
+    OPDError,
+    OutputError,
+    PlaceError,
+    ServerRequestError,
+    ServerUnreachableError,
+)
 from agentic_opd.core.exit_codes import EXIT_FAILED, EXIT_OK, exit_code
 from agentic_opd.core.light import keep_torch_out
 from agentic_opd.core.text import read_json
+from agentic_opd.distill.config import DistillConfig
 from agentic_opd.env.config import default_settings
+from agentic_opd.rollout.config import RendererConfig
 from agentic_opd.settings.fields import line_settings
 from agentic_opd.settings.flags import add_settings, parse
 from agentic_opd.settings.read import Settings
@@ -29,6 +38,14 @@ if TYPE_CHECKING:
     from agentic_opd.wire.files import GroupFile
 
 logger = logging.getLogger(__name__)
+
+_SETTINGS = (DistillConfig.model_fields.keys() - {"opd_enabled"} | RendererConfig.model_fields.keys()) | {
+    *("tokenizer_name", "world", "seed", "resume", "overwrite", "server_retry_s", "max_concurrent_groups"),
+    *("base_url", "api_key"),
+}
+"""Settings that have an effect here; others are accepted, because files of settings have them."""
+_PROBE_S = 1.0
+"""Longest time, in seconds, for which a server that does not answer at the start is asked again."""
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -52,7 +69,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--tools", type=Path, metavar="TOOLS", help="JSON list of the tools in the prompts of FILE's groups"
     )
-    add_settings(parser, {"env": env, "openai": servers[0]}, "process")
+    add_settings(parser, {"env": env, "openai": servers[0]}, "process", _SETTINGS)
     return parser
 
 
@@ -91,6 +108,7 @@ async def _distill(settings: Settings, arguments: argparse.Namespace) -> int:
     except OSError as error:
         raise PlaceError(f"cannot read {str(path)!r}: {error.strerror or error}") from error
     tools = _tools(arguments.tools, path, config)
+    await _probe(config, server)
     names = (config.tokenizer_name, server.tokenizer_name)
     connected = PolicyDistiller.connected(
         server.base_url,
@@ -110,6 +128,24 @@ async def _distill(settings: Settings, arguments: argparse.Namespace) -> int:
             return await _lines(lines, distiller, groups, config.groups_at_a_time)
         finally:
             groups.close()
+
+
+async def _probe(config: Any, server: Any) -> None:
+    """Check that each server listens, so that a wrong address ends the command within seconds.
+
+    Raises:
+        ServerUnreachableError: one does not answer.
+    """
+    from agentic_opd.core.http import JsonClient
+
+    for url in filter(None, (server.base_url, config.judge_base_url, config.teacher_base_url)):
+        client = JsonClient(url, retry_s=min(_PROBE_S, config.server_retry_s))
+        try:
+            await client.get("/v1/models")
+        except ServerRequestError:
+            logger.debug("%s answers", url)  # It wants its key, or has no such route.
+        finally:
+            await client.close()
 
 
 async def _lines(lines: Sequence["Line"], distiller: "FileDistiller", groups: "GroupFile", concurrency: int) -> int:
@@ -133,7 +169,7 @@ async def _lines(lines: Sequence["Line"], distiller: "FileDistiller", groups: "G
                 for why in done.unmatched:
                     counts.unmatched_sequences += 1
                     bar.say(f"line {line.number}, unmatched: {why}")
-                if done.group is not None:
+                if done.group is not None and done.became != "unmatched":
                     await groups.write(done.group)
                 counts.lines[done.became] += 1
                 bar.show(len(lines) - len(todo) + counts.lines.total(), counts.said())

@@ -1,4 +1,5 @@
-"""The Atropos environments: `AgentEnv` rolls out and rewards, `AgenticOPDEnv` distills too.
+"""The Atropos environments: `AgentEnv` rolls out and rewards, `AgenticOPDEnv` distills too; `Hindsight` adds
+distillation to an environment of any origin.
 
 In: settings and policy servers. Out: scored groups for a trainer or a file, and evaluations.
 `python -m agentic_opd.env serve | process | evaluate` runs one. Heavy imports happen only when an environment class is
@@ -18,12 +19,14 @@ from agentic_opd.core.light import keep_torch_out
 if TYPE_CHECKING:
     from agentic_opd.env.agent import AgentEnv
     from agentic_opd.env.config import AgentEnvConfig, AgenticOPDEnvConfig
+    from agentic_opd.env.hindsight import Hindsight
     from agentic_opd.env.opd import AgenticOPDEnv
     from agentic_opd.settings.atropos import PolicyServerConfig
 
-__all__ = ["AgentEnv", "AgentEnvConfig", "AgenticOPDEnv", "AgenticOPDEnvConfig", "PolicyServerConfig"]
+__all__ = ["AgentEnv", "AgentEnvConfig", "AgenticOPDEnv", "AgenticOPDEnvConfig", "Hindsight", "PolicyServerConfig"]
 
 _ENVIRONMENTS = {"AgentEnv": "agent", "AgenticOPDEnv": "opd"}
+_MODULES = {**_ENVIRONMENTS, "Hindsight": "hindsight"}
 
 
 def __getattr__(name: str) -> Any:
@@ -31,4 +34,4 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name in _ENVIRONMENTS:
         keep_torch_out()
-    return getattr(import_module(f"{__name__}.{_ENVIRONMENTS.get(name, 'config')}"), name)
+    return getattr(import_module(f"{__name__}.{_MODULES.get(name, 'config')}"), name)

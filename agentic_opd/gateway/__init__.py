@@ -4,3 +4,7 @@ In: requests of any agent, in a protocol of OpenAI or Anthropic. Out: the policy
 after a session ends, a scored group. The group holds exactly the token ids that vLLM read and sampled, judged and
 scored like the environment's episodes.
 """
+
+from agentic_opd.gateway.session import GatewaySession
+
+__all__ = ["GatewaySession"]

@@ -60,7 +60,7 @@ def trace_of(rollout: ScoredRollout, chat: Chat) -> Trace:
     """Return the trace of a rollout of any origin; its turns are located by rendering its messages.
 
     If there are fewer sampled spans than assistant messages, the spans belong to the last messages, and the others are
-    context. An unsampled repetition of a turn's stop token, as Atropos' ManagedServer writes it, is skipped.
+    context. An unsampled repetition of a stop token, as Atropos' ManagedServer writes it, is skipped.
 
     Raises:
         AlignmentError: the rollout has no messages, or they do not render to its tokens; the error names the position.
@@ -81,11 +81,7 @@ def trace_of(rollout: ScoredRollout, chat: Chat) -> Trace:
     for number, ((start, end), at, following) in enumerate(zip(spans, said, ends, strict=True), start=1):
         prompt = conversation.prompt()
         if tuple(prompt) != tokens[:start]:
-            same = next((i for i, (a, b) in enumerate(zip(prompt, tokens, strict=False)) if a != b), len(prompt))
-            raise AlignmentError(
-                f"turn {number}: its messages render to {len(prompt)} tokens before it, the mask says {start}; they "
-                f"are the same up to position {min(same, start)}. Other tools, another renderer or another tokenizer?"
-            )
+            raise AlignmentError(f"turn {number}: {_difference(prompt, tokens[:start], chat.tokenizer)}")
         # Some masks extend beyond the stop token, over tokens that the template adds.
         stop = next((i + 1 for i in range(start, end) if tokens[i] in chat.stop_token_ids), end)
         cut_off = tokens[stop - 1] not in chat.stop_token_ids
@@ -105,11 +101,33 @@ def trace_of(rollout: ScoredRollout, chat: Chat) -> Trace:
     )
 
 
+_SHOWN = 24
+"""Number of differing tokens that an error shows as text."""
+
+
+def _difference(rendered: Sequence[int], recorded: Sequence[int], tokenizer: Any) -> str:
+    """Return where the rendered and the recorded prompt of a turn differ, in words, and which setting may mend it."""
+    same = next((i for i, (a, b) in enumerate(zip(rendered, recorded, strict=False)) if a != b), None)
+    same = min(len(rendered), len(recorded)) if same is None else same
+    here, there = (tokenizer.decode(list(ids[same : same + _SHOWN])) for ids in (rendered, recorded))
+    advice = "Other tools, another renderer or another tokenizer?"
+    if there.startswith("<think>"):
+        advice = "Set env.renderer_options to {enable_thinking: false}: the prompts have an empty think block."
+    elif here.startswith("<think>"):
+        advice = "Set env.renderer_options to {enable_thinking: true}: the prompts have no think block."
+    return (
+        f"its messages render to {len(rendered)} tokens before it, the mask says {len(recorded)}; they are the same "
+        f"up to position {same}, then {here!r} is rendered where {there!r} is recorded. {advice}"
+    )
+
+
 def _is_stop_again(rollout: ScoredRollout, at: int, stop_ids: Sequence[int]) -> bool:
-    """Whether the token at `at` is an unsampled repetition of a sampled stop token before it."""
+    """Whether the token at `at` is an unsampled repetition of the stop token before it.
+
+    The stop token before it may be unsampled too: `ManagedServer.completion` masks the turns before the last one.
+    """
     tokens, masks = rollout.tokens_T, rollout.masks_T
-    is_prompt_behind_turn = at > 0 and masks[at] == IGNORED and masks[at - 1] != IGNORED
-    return is_prompt_behind_turn and tokens[at] == tokens[at - 1] and tokens[at] in stop_ids
+    return at > 0 and masks[at] == IGNORED and tokens[at] == tokens[at - 1] and tokens[at] in stop_ids
 
 
 def _moved(turn: Turn, kept: Sequence[int]) -> Turn:

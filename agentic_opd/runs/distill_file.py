@@ -14,17 +14,29 @@ from typing import Any, Literal, cast
 from agentic_opd.core.concurrency import gather_all
 from agentic_opd.core.errors import AlignmentError, PlaceError, WireError
 from agentic_opd.core.text import read_json
-from agentic_opd.core.types import IGNORED, PROMPT_LOGPROB, Recording, StopReason, Trace, TurnOutcome
+from agentic_opd.core.types import (
+    IGNORED,
+    PROMPT_LOGPROB,
+    Recording,
+    StopReason,
+    Trace,
+    TurnOutcome,
+    Verification,
+    VerifyOutcome,
+)
 from agentic_opd.runs.distill import UNMATCHED, PolicyDistiller, arrays_of, trace_of, traces_of
 from agentic_opd.runs.logs import plain_messages, plain_tools
 from agentic_opd.wire.checks import read_group
 from agentic_opd.wire.group import GroupDistillation, ScoredGroup, ScoredRollout
 
 Became = Literal["distilled", "no hint", "unmatched"]
-"""Result of a line: written with rows, written without rows, or not written."""
+"""Result of a line: with rows, without rows, or without a sequence whose turns were located."""
 
 OFF_POLICY = "off_policy"
 """Entry of `group_overrides` with the reason why `inference_logprobs` are not those of the sampling weights."""
+
+FEEDBACK = "feedback"
+"""Entry of `overrides[i]` with evidence in words about a rollout: a verdict, for its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +50,10 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class DistilledLine:
-    """Result of a line; `group` is None if the line is unmatched, `unmatched` has a reason per unmatched sequence."""
+    """Result of a line; `unmatched` has a reason per unmatched sequence.
+
+    The group of an unmatched line has no rows; it is None if the line is a conversation in text.
+    """
 
     became: Became
     group: ScoredGroup | None
@@ -113,7 +128,11 @@ def _group_problem(fields: dict[str, Any]) -> str | None:
 
 
 def _with_empty_logprobs(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return the group with logprob 1.0 at unsampled positions, and 0.0 at sampled ones without a logprob."""
+    """Return the group with logprob 1.0 at unsampled positions, and 0.0 at sampled ones without a logprob.
+
+    Empty columns, which Atropos' default `collect_trajectories` makes, are left out.
+    """
+    fields = {name: value for name, value in fields.items() if value not in ([], {}) or name == "tokens"}
     masks: Any = fields.get("masks")
     said: Any = fields.get("inference_logprobs")
     if not isinstance(masks, list) or not all(isinstance(row, list) for row in cast(list[Any], masks)):
@@ -156,7 +175,7 @@ class FileDistiller:
         if "tokens" not in line.fields:
             return await self._messages(line)
         group = replace(ScoredGroup.from_wire(_with_empty_logprobs(line.fields)), item_id=line.item_id)
-        has_logprobs = line.fields.get("inference_logprobs") is not None
+        has_logprobs = bool(line.fields.get("inference_logprobs"))
         if not self.keep_hints:
             return await self._group(group, has_logprobs=has_logprobs)
         if not has_logprobs:
@@ -186,6 +205,8 @@ class FileDistiller:
 
     async def _group(self, group: ScoredGroup, *, has_logprobs: bool) -> DistilledLine:
         rollouts, task_id = list(group.rollouts), group.task_id or group.item_id or ""
+        if not any(one["role"] == "assistant" for rollout in rollouts for one in rollout.messages or ()):
+            raise AlignmentError(_NO_MESSAGES)
         if not has_logprobs:
             found = await gather_all(self.by.logprobs_of(one.tokens_T, one.masks_T) for one in rollouts)
             rollouts = [replace(one, logprobs_T=read) for one, read in zip(rollouts, found, strict=True)]
@@ -196,9 +217,16 @@ class FileDistiller:
                 traces[index] = trace_of(rollout, chat)
             except UNMATCHED as error:
                 unmatched.append(f"sequence {index}: {error}")
+        marked = {} if has_logprobs else {OFF_POLICY: "rescored"}
+        other = {**group.other_overrides, **marked}
         if not traces:
-            return DistilledLine("unmatched", None, tuple(unmatched))
-        done = await gather_all(self.by.distill(Recording(task_id, (trace,))) for trace in traces.values())
+            bare = tuple(replace(rollout, rows=None, turns=None) for rollout in rollouts)
+            group = replace(group, rollouts=bare, distillation=None, other_overrides=other)
+            return DistilledLine("unmatched", group, tuple(unmatched))
+        done = await gather_all(
+            self.by.distill(Recording(task_id, (trace,), verification=_verdict(rollouts[index])))
+            for index, trace in traces.items()
+        )
         about = (await self.by.distiller.close_group(done)).about
         made = {index: one.traces[0] for index, one in zip(traces, done, strict=True)}
         distilled = tuple(
@@ -213,8 +241,6 @@ class FileDistiller:
             else replace(rollout, rows=arrays_of(rollout, (), about.distill_topk), turns=None)
             for index, rollout in enumerate(rollouts)
         )
-        marked = {} if has_logprobs else {OFF_POLICY: "rescored"}
-        other = {**group.other_overrides, **marked}
         return _written(replace(group, rollouts=distilled, distillation=about, other_overrides=other), tuple(unmatched))
 
     async def _kept(self, group: ScoredGroup) -> DistilledLine:
@@ -231,6 +257,21 @@ class FileDistiller:
             hint_sources=sources,
         )
         return _written(replace(group, rollouts=tuple(rollouts), distillation=about))
+
+
+_NO_MESSAGES = (
+    "messages: no rollout has an assistant's message, so its turns can't be located. The environment must return each "
+    "rollout's conversation as 'messages', in a ScoredDataGroup (one list per rollout) or in each ScoredDataItem. "
+    "Atropos' env.include_messages alone writes the decoded tokens as one user message."
+)
+
+
+def _verdict(rollout: ScoredRollout) -> Verification | None:
+    """Return the text in `overrides[i]["feedback"]` as a verdict."""
+    text = rollout.other.get(FEEDBACK)
+    if not isinstance(text, str) or not text.strip():
+        return None
+    return Verification(VerifyOutcome.RAN, 0, 1, text, text)
 
 
 def _written(group: ScoredGroup, unmatched: tuple[str, ...] = ()) -> DistilledLine:

@@ -4,7 +4,7 @@ import argparse
 import difflib
 import shutil
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import Enum
 from functools import partial
 from inspect import get_annotations
@@ -45,10 +45,15 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
         return super()._format_args(action, default_metavar)
 
 
-def add_settings(parser: argparse.ArgumentParser, models: Mapping[str, BaseModel], mode: Mode | None = None) -> None:
+def add_settings(
+    parser: argparse.ArgumentParser,
+    models: Mapping[str, BaseModel],
+    mode: Mode | None = None,
+    shown: Collection[str] | None = None,
+) -> None:
     """Add a flag to `parser` for each field of `models`, a mapping from flag prefix to default settings.
 
-    Help shows the settings that `mode` needs; None: all settings.
+    Help shows the settings that `mode` needs (None: all settings), and of those the ones named in `shown`, if given.
     """
     sections = f"the sections {' and '.join(models)}" if "" not in models else "settings"
     usage = " ".join(f"[--{_written(prefix, 'NAME')} VALUE ...]" for prefix in models)
@@ -58,9 +63,12 @@ def add_settings(parser: argparse.ArgumentParser, models: Mapping[str, BaseModel
     parser.add_argument("--config", metavar="FILE", type=Path, help=f"YAML file with {sections}")
     parser.add_argument("--verbose", action="store_true", help="show the log lines of all libraries")
     for group, defaults, written in grouped_settings(models):
-        is_shown = mode is None or mode in group.modes
-        place = parser.add_argument_group(group.title) if is_shown else parser
+        in_help = {name for name in written.values() if shown is None or name in shown}
+        if mode is not None and mode not in group.modes:
+            in_help = set[str]()
+        place = parser.add_argument_group(group.title) if in_help else parser
         for flag, name in written.items():
+            is_shown = name in in_help
             info = type(defaults).model_fields[name]
             place.add_argument(
                 f"--{flag}",

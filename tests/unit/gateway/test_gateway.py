@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from agentic_opd.core.errors import ServerRequestError, ServerUnreachableError
+from agentic_opd.gateway import GatewaySession
 from agentic_opd.rollout.renderer import load_renderer
 from agentic_opd.wire.checks import GroupChecker
 
@@ -84,6 +86,25 @@ def test_a_session_goes_on_with_the_weights_that_sampled_it(
 
     run(tmp_path, vllm, talk)
     assert [body.get("prefer_weight_version") for body in vllm.asked] == preferred
+
+
+def test_a_session_for_any_client(tokenizer: Any, tmp_path: Path) -> None:
+    async def talk(at: Running) -> Any:
+        session = GatewaySession(at.url, "a-key")
+        asked = {"messages": [USER]}
+        for_client = {"Authorization": f"Bearer {session.api_key}"}
+        response = await at.http.post(f"{session.base_url}/chat/completions", json=asked, headers=for_client)
+        assert response.status_code == 200
+        await asyncio.to_thread(session.end, 0.5, "Thanks.")
+        with pytest.raises(ServerRequestError, match="404"):
+            await asyncio.to_thread(GatewaySession(at.url, "a-key", "a/b").end)
+        return session.name, await at.groups()
+
+    name, (group,) = run(tmp_path, ScriptedVllm(tokenizer), talk, api_keys=("a-key",))
+    assert (group["scores"], group["group_overrides"]["session_id"]) == ([0.5], name)
+    assert group["messages"][0][-1]["content"] == "Thanks."
+    with pytest.raises(ServerUnreachableError, match="does not answer"):
+        GatewaySession("http://127.0.0.1:9/v1").end()
 
 
 def test_without_a_reward_the_score_says_nothing(tokenizer: Any, tmp_path: Path) -> None:

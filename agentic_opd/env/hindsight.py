@@ -1,0 +1,275 @@
+"""Hindsight for any Atropos environment: `class MyOpd(Hindsight, MyEnv)`. See docs/environments.md.
+
+    collect_trajectories -> postprocess_histories -> handle_send_to_api: turns located, judged, scored -> file, trainer
+
+Nothing else of the environment changes. Its groups are distilled before Atropos writes and sends them, in `serve` and
+`process`; `evaluate` connects to no judge.
+"""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from functools import cache
+from typing import Annotated, Any, cast, get_origin
+
+import yaml
+from atroposlib.envs.base import BaseEnv, BaseEnvConfig
+from pydantic import BeforeValidator, Field, create_model, model_validator
+from typing_extensions import TypeAliasType
+
+from agentic_opd.core.concurrency import gather_all
+from agentic_opd.core.errors import ConfigError, OPDError, ServerUnreachableError
+from agentic_opd.distill.config import DistillConfig
+from agentic_opd.rollout.config import RendererConfig
+from agentic_opd.runs.distill import PolicyDistiller
+from agentic_opd.runs.distill_file import FEEDBACK, FileDistiller, Line
+from agentic_opd.settings.files import parse_yaml
+
+logger = logging.getLogger(__name__)
+
+_WARNED = 5
+"""Number of problems that are logged in full; later ones are only counted."""
+
+
+class HindsightConfig(DistillConfig, RendererConfig):
+    """Settings that `Hindsight` adds to an environment's own."""
+
+    renderer: str = Field(
+        default="default",
+        description="Renderer of the `renderers` package with which the environment's prompts are compared. default: "
+        "the tokenizer's chat template, as Atropos' servers apply it.",
+    )
+    server_retry_s: float = Field(
+        default=60.0, ge=0, description="Seconds to retry a server that does not answer before giving up."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_texts(cls, values: Any) -> Any:
+        """Read lists and objects that Atropos' command line passes as text."""
+        if not isinstance(values, dict):
+            return values
+        return {name: _from_text(value) if name in _CONTAINERS else value for name, value in values.items()}
+
+    @model_validator(mode="after")
+    def _check_hindsight(self) -> "HindsightConfig":
+        if missing := {"sibling", "reference"} & {*self.hint_source}:
+            raise ValueError(f"hint_source {', '.join(sorted(missing))}: only the package's own worlds have these")
+        return self
+
+    @property
+    def rendering(self) -> RendererConfig:
+        """The renderer's settings; the chat template needs a parser of tool calls, which is not used here."""
+        options = dict(self.renderer_options)
+        if self.renderer == "default":
+            options.setdefault("tool_parser", "hermes")
+        return RendererConfig(
+            renderer=self.renderer,
+            renderer_options=options,
+            tool_format=self.tool_format,
+            stop_tokens=self.stop_tokens,
+        )
+
+
+def _from_text(value: Any) -> Any:
+    """Return the list or object that a text holds as YAML (`[a, b]`, `{a: b}`) or as names with commas (`a,b`)."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return parse_yaml(value) if value.lstrip()[:1] in ("[", "{") else [name.strip() for name in value.split(",")]
+    except yaml.YAMLError as error:
+        raise ValueError(f"{value!r} is not YAML: {error}") from error
+
+
+_CONTAINERS = {
+    name: info
+    for name, info in HindsightConfig.model_fields.items()
+    if (get_origin(info.annotation) or info.annotation) in (dict, tuple)
+}
+"""Settings that hold lists or objects."""
+
+
+class Hindsight(BaseEnv):
+    """A mixin that adds hints and the teacher's rows to the groups of the environment class behind it.
+
+    Its settings join those of the environment (`env.distill_topk`, `env.judge_base_url`, ...); with `env.opd_enabled`
+    off the environment runs as it was. The policy's servers must be vLLM with the package's plugin.
+    """
+
+    opd_tools: Sequence[dict[str, Any]] = ()
+    """Tools that the chat template shows in the environment's prompts, in OpenAI's format."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.env_config_cls = _with_hindsight(cast(type[BaseEnvConfig], cls.env_config_cls))  # type: ignore[assignment]
+
+    def __init__(self, config: BaseEnvConfig, *args: Any, **kwargs: Any) -> None:
+        """Create the environment; a configuration without the mixin's settings gets their defaults."""
+        super().__init__(_joined(config), *args, **kwargs)
+        self.opd_counts: Counter[str] = Counter()
+        """Numbers of groups, turns by outcome, unmatched sequences, and groups that failed, since the start."""
+        self._opd_stack, self._opd_connecting = AsyncExitStack(), asyncio.Lock()
+        self._opd_distillers: list[PolicyDistiller] = []
+
+    @classmethod
+    def config_init(cls) -> tuple[BaseEnvConfig, Any]:  # type: ignore[override]
+        """Return the environment's default settings with those of the mixin."""
+        config, servers = super().config_init()
+        return _joined(config), servers
+
+    def verdicts(self, group: Mapping[str, Any]) -> Sequence[str | None]:
+        """Return evidence in words for each rollout of a scored group, None if there is none: an end verdict.
+
+        The judge reads it as what followed the last turn. Default: the environment's own `verdicts`, else
+        `overrides[i]["feedback"]`.
+        """
+        if (inherited := getattr(super(), "verdicts", None)) is not None:
+            return inherited(group)
+        overrides = group.get("overrides") or [None for _ in group["tokens"]]
+        return [one.get(FEEDBACK) if isinstance(one, dict) else None for one in overrides]
+
+    async def env_manager(self) -> None:
+        """Serve a trainer, as Atropos does, with connections to judge and teacher."""
+        await self._with_servers(super().env_manager)
+
+    async def process_manager(self) -> None:
+        """Write groups to a file, as Atropos does, with connections to judge and teacher."""
+        await self._with_servers(super().process_manager)
+
+    async def _with_servers(self, manage: Any) -> None:
+        """Connect before the first rollout, so that wrong settings end the run at once; disconnect at the end."""
+        async with self._opd_stack:
+            if self._hindsight.opd_enabled:
+                await self._distiller()
+            await manage()
+        if self._hindsight.opd_enabled:
+            counts = ", ".join(f"{name} {count}" for name, count in sorted(self.opd_counts.items()))
+            logger.warning("hindsight: %s", counts or "no group was made")
+
+    async def handle_send_to_api(self, scored_data: Any, item: Any = None, *args: Any, **kwargs: Any) -> None:
+        """Distill the groups that Atropos will write or send, then continue as the environment does.
+
+        Raises:
+            ServerUnreachableError: the teacher, or a judge that is the policy's server, is unreachable.
+        """
+        if self._hindsight.opd_enabled:
+            groups = scored_data if isinstance(scored_data, list) else [scored_data]
+            await gather_all(self._distill(group) for group in groups if self._is_kept(group))
+        await super().handle_send_to_api(scored_data, item, *args, **kwargs)
+
+    async def wandb_log(self, wandb_metrics: dict[str, Any] | None = None) -> None:
+        """Log the environment's metrics with the counts, as `opd/NAME`."""
+        counts = {f"opd/{name}": count for name, count in self.opd_counts.items()}
+        await super().wandb_log({**counts, **(wandb_metrics or {})})
+
+    @property
+    def _hindsight(self) -> HindsightConfig:
+        return cast(HindsightConfig, self.config)
+
+    def _is_kept(self, group: Any) -> bool:
+        """Whether Atropos keeps the group, so that none is judged in vain."""
+        if not isinstance(group, dict) or not group.get("tokens"):
+            return False
+        size = (group.get("group_overrides") or {}).get("group_size", self.config.group_size)
+        is_even = self.config.ensure_scores_are_not_same and len(set(group["scores"])) == 1
+        return len(group["tokens"]) == size and not is_even
+
+    async def _distiller(self) -> PolicyDistiller:
+        """Return the distiller of the next of the policy's servers, in turn; connects to all at the first call.
+
+        Raises:
+            ConfigError, RendererError, ServerError: as `PolicyDistiller.connected`.
+        """
+        async with self._opd_connecting:
+            servers: Any = () if self._opd_distillers else self.server.servers
+            for config in (server.config for server in servers):
+                if not config.base_url:
+                    raise ConfigError("hindsight needs the policy's vLLM server: set openai.base_url")
+                connected = PolicyDistiller.connected(
+                    config.base_url,
+                    self._hindsight,
+                    self._hindsight.rendering,
+                    api_key=config.api_key or None,
+                    tokenizer_name=self.config.tokenizer_name,
+                    retry_s=self._hindsight.server_retry_s,
+                )
+                self._opd_distillers.append(await self._opd_stack.enter_async_context(connected))
+        return self._opd_distillers[self.opd_counts["groups"] % len(self._opd_distillers)]
+
+    async def _distill(self, group: dict[str, Any]) -> None:
+        """Add rows and records to a group in place; a group that can't be distilled stays as it was, and is counted."""
+        by = await self._distiller()
+        self.opd_counts["groups"] += 1
+        name = f"{self.name or type(self).__name__}#{self.opd_counts['groups']}"
+        try:
+            line = Line(self.opd_counts["groups"], self._with_verdicts(group), name)
+            done = await FileDistiller(by, self.opd_tools).distill(line)
+        except ServerUnreachableError:
+            raise
+        except OPDError as error:
+            self._count_problem("failed_groups", f"group {name} has no hindsight: {error}")
+            return
+        for why in done.unmatched:
+            self._count_problem("unmatched_sequences", f"group {name}, unmatched: {why}")
+        assert done.group is not None
+        for turn in (turn for rollout in done.group.rollouts for turn in rollout.turns or ()):
+            self.opd_counts[f"turns_{turn.outcome.value}"] += 1
+        for column in [column for column, value in group.items() if _is_empty(value)]:
+            del group[column]
+        group.update(done.group.to_wire())
+
+    def _with_verdicts(self, group: dict[str, Any]) -> dict[str, Any]:
+        """Return the group's columns with the verdicts in `overrides`.
+
+        Raises:
+            ConfigError: `verdicts` returned another number of entries than the group has rollouts.
+        """
+        columns = {name: value for name, value in group.items() if not _is_empty(value)}
+        verdicts, count = list(self.verdicts(group)), len(group["tokens"])
+        if len(verdicts) != count:
+            raise ConfigError(f"verdicts returned {len(verdicts)} entries for a group of {count} rollouts")
+        overrides = [dict(one or {}) for one in columns.get("overrides") or [{}] * count]
+        for one, verdict in zip(overrides, verdicts, strict=False):
+            if verdict is not None:
+                one[FEEDBACK] = verdict
+        return {**columns, "overrides": overrides}
+
+    def _count_problem(self, kind: str, text: str) -> None:
+        self.opd_counts[kind] += 1
+        if self.opd_counts[kind] <= _WARNED:
+            more = " (further ones are only counted)" if self.opd_counts[kind] == _WARNED else ""
+            logger.warning("%s%s", text, more)
+
+
+def _is_empty(value: Any) -> bool:
+    """Whether a column has no entries: Atropos' default `collect_trajectories` makes empty ones."""
+    return value is None or (isinstance(value, (list, dict)) and not value)
+
+
+@cache
+def _with_hindsight(model: type[BaseEnvConfig]) -> type[BaseEnvConfig]:
+    """Return an environment's configuration class with the settings of the mixin.
+
+    Atropos makes the model of its command line of the fields' annotations alone, without validators, so that those of
+    `_CONTAINERS` are named types, which read texts.
+    """
+    if issubclass(model, HindsightConfig):
+        return model
+    named: dict[str, Any] = {
+        name: (TypeAliasType(name, Annotated[info.annotation, BeforeValidator(_from_text)]), info)  # type: ignore[misc]
+        for name, info in _CONTAINERS.items()
+    }
+    joined: Any = create_model(
+        f"Hindsight{model.__name__}", __base__=(HindsightConfig, model), __module__=model.__module__, **named
+    )
+    return joined
+
+
+def _joined(config: BaseEnvConfig) -> BaseEnvConfig:
+    """Return the configuration with the settings of the mixin; its own are kept as they are."""
+    model = _with_hindsight(type(config))
+    if isinstance(config, model):
+        return config
+    return model(**{name: getattr(config, name) for name in type(config).model_fields})

@@ -1,0 +1,87 @@
+"""`agentic-opd distill` on groups of other environments, against a small policy server."""
+
+import json
+import time
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentic_opd.cli.distill import main
+from agentic_opd.cli.validate import main as validate
+from tests.support.fake_plugin import END, FakePlugin, encode, fake_plugin
+from tests.support.places import MODEL
+
+PROMPT = "<|im_start|>user\nWhat is 12 + 30?<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+TOLD = {"role": "user", "content": "What is 12 + 30?"}
+
+
+@pytest.fixture(scope="module")
+def policy() -> Generator[FakePlugin]:
+    with fake_plugin() as server:
+        yield server
+
+
+def group(**columns: Any) -> dict[str, Any]:
+    """A group of one single-turn rollout, with the empty columns of Atropos' default `collect_trajectories`."""
+    prompt, answer = encode(PROMPT), [*encode("41"), END]
+    rollout = {
+        "tokens": [[*prompt, *answer]],
+        "masks": [[-100] * len(prompt) + answer],
+        "scores": [-1.0],
+        "messages": [[TOLD, {"role": "assistant", "content": "41"}]],
+    }
+    return {**rollout, "advantages": [], "ref_logprobs": [], "overrides": [], "images": [], **columns}
+
+
+def distill(tmp_path: Path, url: str, group: dict[str, Any], *flags: str) -> tuple[int, list[dict[str, Any]]]:
+    file, out = tmp_path / "theirs.jsonl", tmp_path / "out.jsonl"
+    file.write_text(json.dumps(group) + "\n")
+    renderer = ("--env.renderer", "qwen3", "--env.renderer_options", "{enable_thinking: false}")
+    own = ("--env.tokenizer_name", MODEL, "--env.distill_topk", "4", "--openai.base_url", url)
+    code = main([str(file), "--out", str(out), *renderer, *own, *flags])
+    return code, [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
+
+
+def test_feedback_in_words_is_the_verdict(policy: FakePlugin, tmp_path: Path) -> None:
+    code, (made,) = distill(tmp_path, policy.base_url, group(overrides=[{"feedback": "Wrong: it is 42."}]))
+    (turn,) = made["overrides"][0]["opd"]["turns"]
+    assert (code, turn["outcome"], turn["evidence"]) == (0, "scored", ["verdict"])
+    assert "Wrong: it is 42." in turn["question"]
+    assert made["overrides"][0]["feedback"] == "Wrong: it is 42."
+    assert validate([str(tmp_path / "out.jsonl")]) == 0
+
+
+def test_without_feedback_a_single_turn_has_no_evidence(policy: FakePlugin, tmp_path: Path) -> None:
+    code, (made,) = distill(tmp_path, policy.base_url, group())
+    assert (code, made["overrides"][0]["opd"]["turns"][0]["outcome"]) == (0, "no_next_state")
+
+
+@pytest.mark.parametrize("messages", [[], [[TOLD]]])
+def test_a_group_without_the_conversation_says_how_to_get_it(
+    messages: list[Any], policy: FakePlugin, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, made = distill(tmp_path, policy.base_url, group(messages=messages))
+    assert (code, made) == (1, [])
+    said = " ".join(capsys.readouterr().err.split())
+    assert "line 1 failed: messages: no rollout has an assistant's message" in said
+    assert "env.include_messages" in said
+
+
+def test_a_wrong_port_ends_it_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    started = time.monotonic()
+    code, made = distill(tmp_path, "http://127.0.0.1:9/v1", group())
+    assert (code, made) == (1, [])
+    assert time.monotonic() - started < 5
+    assert "127.0.0.1:9" in capsys.readouterr().err
+
+
+def test_help_shows_the_settings_that_have_an_effect(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    shown = capsys.readouterr().out
+    for name in ("distill_topk", "judge_base_url", "renderer_options", "resume"):
+        assert f"--env.{name} " in shown
+    for name in ("agent_command", "sandbox_backend", "dataset_name", "use_wandb", "temperature", "opd_enabled"):
+        assert f"--env.{name} " not in shown

@@ -1,0 +1,242 @@
+"""`Hindsight` over Atropos environments of four shapes, as their own command line runs them."""
+
+import asyncio
+import json
+import logging
+import sys
+from collections.abc import Generator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from atroposlib.envs.base import APIServerConfig, BaseEnv, BaseEnvConfig, ScoredDataGroup
+
+from agentic_opd.cli.validate import main as validate
+from agentic_opd.core.errors import ServerUnreachableError
+from agentic_opd.env import Hindsight
+from tests.support.fake_plugin import FakePlugin, fake_plugin
+from tests.support.places import MODEL
+from tests.support.plain_environment import PlainEnv
+
+pytestmark = pytest.mark.filterwarnings("default")
+"""Atropos warns of a local server, and of the sockets that it leaves open."""
+
+
+class ShapeEnv(BaseEnv):
+    """What the shapes below share: a group of one question, answered by a ManagedServer."""
+
+    name = "shape"
+
+    @classmethod
+    def config_init(cls) -> tuple[BaseEnvConfig, list[APIServerConfig]]:
+        return BaseEnvConfig(group_size=2, total_steps=2), [APIServerConfig(server_type="vllm")]
+
+    async def setup(self) -> None: ...
+
+    async def evaluate(self, *args: Any, **kwargs: Any) -> None: ...
+
+    async def get_next_item(self) -> str:
+        return "What is 12 + 30?"
+
+    async def said(self, managed: Any, messages: list[dict[str, Any]]) -> str:
+        done = await managed.chat_completion(messages=messages, n=1, max_tokens=64, temperature=1.0)
+        return done.choices[0].message.content
+
+
+class MathsEnv(ShapeEnv):
+    """Single-turn maths: one item per rollout, collected by Atropos' default `collect_trajectories`."""
+
+    async def collect_trajectory(self, item: str) -> tuple[Any, list[str]]:
+        messages = [{"role": "user", "content": item}]
+        async with self.server.managed_server(tokenizer=self.tokenizer) as managed:
+            answer = await self.said(managed, messages)
+            node = managed.get_state()["nodes"][0]
+        messages = [*messages, {"role": "assistant", "content": answer}]
+        return {"tokens": node.tokens, "masks": node.masked_tokens, "scores": -1.0, "messages": messages}, []
+
+
+class MathsWithHindsight(Hindsight, MathsEnv):
+    def verdicts(self, group: Any) -> list[str | None]:
+        return ["Wrong: the answer is 42." if score < 0 else None for score in group["scores"]]
+
+
+TOOLS: list[dict[str, Any]] = [
+    {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+]
+
+
+class ToolsEnv(ShapeEnv):
+    """Tool calling: tools in the template, results as a tool's messages, logprobs of the sampling weights.
+
+    `ManagedServer.completion` masks the first turn, so it is context.
+    """
+
+    async def said(self, managed: Any, messages: list[dict[str, Any]]) -> str:
+        template: Any = self.tokenizer.apply_chat_template
+        prompt = template(messages, tools=TOOLS, add_generation_prompt=True, tokenize=False)
+        done = await managed.completion(prompt=prompt, n=1, max_tokens=64, temperature=1.0)
+        return done.choices[0].text
+
+    async def collect_trajectories(self, item: str) -> tuple[ScoredDataGroup, list[str]]:
+        names = ("tokens", "masks", "scores", "inference_logprobs", "messages")
+        group: dict[str, list[Any]] = {name: [] for name in names}
+        for index in range(self.config.group_size):
+            messages: list[dict[str, Any]] = [{"role": "user", "content": item}]
+            async with self.server.managed_server(tokenizer=self.tokenizer) as managed:
+                for result in ("", "error: add wants two numbers"):
+                    messages.append({"role": "assistant", "content": await self.said(managed, messages)})
+                    messages.append({"role": "tool", "content": result})
+                node = managed.get_state()["nodes"][-1]
+            row = (node.tokens, node.masked_tokens, float(index), node.logprobs, messages)
+            for name, value in zip(names, row, strict=True):
+                group[name].append(value)
+        return ScoredDataGroup(**group), []  # type: ignore[typeddict-item]
+
+
+class ToolsWithHindsight(Hindsight, ToolsEnv):
+    opd_tools = TOOLS
+
+
+class GameWithHindsight(Hindsight, PlainEnv):
+    """A game of two turns, which makes its groups by `collect_trajectories`."""
+
+
+class SilentEnv(ShapeEnv):
+    """Returns no messages."""
+
+    async def collect_trajectories(self, item: str) -> tuple[ScoredDataGroup, list[str]]:
+        row = [5, 6, 7, 8]
+        group = {"tokens": [row] * 2, "masks": [[-100, -100, 7, 8]] * 2, "scores": [0.0, 1.0]}
+        return ScoredDataGroup(**group), []  # type: ignore[typeddict-item]
+
+
+class SilentWithHindsight(Hindsight, SilentEnv):
+    pass
+
+
+@pytest.fixture(scope="module")
+def policy() -> Generator[FakePlugin]:
+    with fake_plugin() as server:
+        yield server
+
+
+def flags(url: str) -> list[str]:
+    own = ["--env.tokenizer_name", MODEL, "--env.use_wandb", "False", "--env.distill_topk", "4"]
+    return [*own, "--openai.base_url", f"{url}/v1", "--openai.model_name", MODEL, "--openai.api_key", "x"]
+
+
+def process(
+    env: type[BaseEnv], url: str, out: Path, monkeypatch: pytest.MonkeyPatch, more: Sequence[str] = ()
+) -> list[dict[str, Any]]:
+    argv = ["env", "process", "--env.data_path_to_save_groups", str(out), *flags(url), *more]
+    monkeypatch.setattr(sys, "argv", argv)
+    with pytest.raises(SystemExit) as ended:
+        env.cli()
+    assert ended.value.code == 0
+    return [json.loads(line) for line in out.read_text().splitlines()]
+
+
+def outcomes(group: dict[str, Any]) -> list[list[str]]:
+    return [[turn["outcome"] for turn in one["opd"]["turns"]] for one in group["overrides"]]
+
+
+@pytest.mark.parametrize(
+    ("env", "expected"),
+    [
+        (MathsWithHindsight, [["scored"], ["scored"]]),
+        (GameWithHindsight, [["scored", "no_next_state"], ["scored", "no_next_state"]]),
+        (ToolsWithHindsight, [["scored"], ["scored"]]),
+    ],
+)
+def test_groups_are_valid_and_their_turns_scored(
+    env: type[BaseEnv], expected: list[list[str]], policy: FakePlugin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "groups.jsonl"
+    groups = process(env, policy.base_url, out, monkeypatch)
+    assert [outcomes(group) for group in groups] == [expected] * 2
+    assert validate([str(out)]) == 0
+    has_own_logprobs = env is ToolsWithHindsight
+    assert ["off_policy" in group["group_overrides"] for group in groups] == [not has_own_logprobs] * 2
+    if env is MathsWithHindsight:
+        assert {one["feedback"] for group in groups for one in group["overrides"]} == {"Wrong: the answer is 42."}
+        assert {one["opd"]["turns"][0]["evidence"][0] for group in groups for one in group["overrides"]} == {"verdict"}
+
+
+def test_off_the_environment_is_as_it_was(policy: FakePlugin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    more = ("--env.opd_enabled", "False")
+    groups = process(GameWithHindsight, policy.base_url, tmp_path / "groups.jsonl", monkeypatch, more)
+    assert {group["distill_logprobs"] for group in groups} == {None}
+    assert "inference_logprobs" not in groups[0]
+
+
+def test_what_does_not_match_is_counted_named_and_kept(
+    policy: FakePlugin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    out, more = tmp_path / "groups.jsonl", ("--env.renderer", "qwen3", "--env.total_steps", "4")
+    groups = process(GameWithHindsight, policy.base_url, out, monkeypatch, more)
+    assert len(groups) == 4
+    assert not any("opd" in one for group in groups for one in group["overrides"])
+    assert validate([str(out)]) == 0
+    said = [record.getMessage() for record in caplog.records if "unmatched: " in record.getMessage()]
+    assert len(said) == 5
+    assert r"'<think>\n\n</think>\n\n' is recorded. Set env.renderer_options to {enable_thinking: false}" in said[0]
+    assert "hindsight: groups 4, unmatched_sequences 8" in caplog.text
+    mended = (*more, "--env.renderer_options", "{enable_thinking: false}")
+    groups = process(GameWithHindsight, policy.base_url, tmp_path / "mended.jsonl", monkeypatch, mended)
+    assert outcomes(groups[0])[0] == ["scored", "no_next_state"]
+
+
+def test_without_messages_it_says_how_to_get_them(
+    policy: FakePlugin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    groups = process(SilentWithHindsight, policy.base_url, tmp_path / "groups.jsonl", monkeypatch)
+    assert [group["tokens"] for group in groups] == [[[5, 6, 7, 8]] * 2] * 2
+    assert "env.include_messages" in caplog.text
+    assert "hindsight: failed_groups 2, groups 2" in caplog.text
+
+
+def game(url: str) -> GameWithHindsight:
+    config = BaseEnvConfig(group_size=2, tokenizer_name=MODEL, ensure_scores_are_not_same=False)
+    server = APIServerConfig(server_type="vllm", base_url=f"{url}/v1", model_name=MODEL, api_key="x")
+    env = GameWithHindsight(config, [server])
+    env.config.server_retry_s = 0.1  # type: ignore[attr-defined]
+    return env
+
+
+def test_a_served_group_is_distilled_before_it_is_sent(policy: FakePlugin, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[dict[str, Any]] = []
+
+    async def manage(env: GameWithHindsight) -> None:
+        env.running_items["1"] = {"item": await env.get_next_item()}  # type: ignore[index]
+        await env.handle_env("1")
+
+    async def send(env: BaseEnv, group: dict[str, Any]) -> None:
+        sent.append(group)
+
+    monkeypatch.setattr(BaseEnv, "env_manager", manage)
+    monkeypatch.setattr(BaseEnv, "_send_scored_data_to_api", send)
+    env = game(policy.base_url)
+    asyncio.run(env.env_manager())
+    assert env.opd_counts == {"groups": 1, "turns_scored": 2, "turns_no_next_state": 2}
+    assert [outcomes(group) for group in sent] == [[["scored", "no_next_state"]] * 2]
+
+
+def test_a_dead_policy_ends_a_run_before_its_first_group_but_no_evaluation() -> None:
+    env = game("http://127.0.0.1:9")
+    with pytest.raises(ServerUnreachableError, match=r"127\.0\.0\.1:9"):
+        asyncio.run(env.process_manager())
+    assert env.asked == 0
+    asyncio.run(game("http://127.0.0.1:9")._run_evaluate())
+
+
+def test_a_plain_configuration_gets_the_settings_of_the_mixin() -> None:
+    config, _ = MathsWithHindsight.config_init()
+    assert (config.group_size, config.distill_topk) == (2, 50)  # type: ignore[attr-defined]
+    assert type(config).model_fields.keys() > BaseEnvConfig.model_fields.keys()
+    with pytest.raises(ValueError, match="only the package's own worlds"):
+        type(config).model_validate({"hint_source": "sibling"})
+
+
+@pytest.fixture(autouse=True)
+def _logs(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
