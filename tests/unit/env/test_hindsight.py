@@ -6,6 +6,7 @@ import logging
 import sys
 from collections.abc import Generator, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from agentic_opd.cli.validate import main as validate
 from agentic_opd.core.errors import ServerUnreachableError
 from agentic_opd.env import Hindsight
 from tests.support.fake_plugin import FakePlugin, fake_plugin
-from tests.support.places import MODEL
+from tests.support.places import MODEL, ROOT
 from tests.support.plain_environment import PlainEnv
 
 pytestmark = pytest.mark.filterwarnings("default")
@@ -55,9 +56,20 @@ class MathsEnv(ShapeEnv):
         return {"tokens": node.tokens, "masks": node.masked_tokens, "scores": -1.0, "messages": messages}, []
 
 
-class MathsWithHindsight(Hindsight, MathsEnv):
-    def verdicts(self, group: Any) -> list[str | None]:
-        return ["Wrong: the answer is 42." if score < 0 else None for score in group["scores"]]
+def of_the_page() -> type[BaseEnv]:
+    """The class in docs/environments.md, over `MathsEnv`."""
+    code = (ROOT / "docs/environments.md").read_text().partition("```python\n")[2].partition("```")[0]
+    module, space = ModuleType("my_environment"), dict[str, Any](__name__="my_opd")
+    vars(module)["MyEnv"] = MathsEnv
+    sys.modules["my_environment"] = module
+    try:
+        exec(code, space)
+    finally:
+        del sys.modules["my_environment"]
+    return space["MyOpd"]
+
+
+MathsWithHindsight = of_the_page()
 
 
 TOOLS: list[dict[str, Any]] = [
@@ -221,12 +233,18 @@ def test_a_served_group_is_distilled_before_it_is_sent(policy: FakePlugin, monke
     assert [outcomes(group) for group in sent] == [[["scored", "no_next_state"]] * 2]
 
 
-def test_a_dead_policy_ends_a_run_before_its_first_group_but_no_evaluation() -> None:
+def test_a_dead_policy_ends_a_run_before_its_first_group() -> None:
     env = game("http://127.0.0.1:9")
     with pytest.raises(ServerUnreachableError, match=r"127\.0\.0\.1:9"):
         asyncio.run(env.process_manager())
     assert env.asked == 0
-    asyncio.run(game("http://127.0.0.1:9")._run_evaluate())
+
+
+def test_an_evaluation_needs_no_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["env", "evaluate", *flags("http://127.0.0.1:9")])
+    with pytest.raises(SystemExit) as ended:
+        GameWithHindsight.cli()
+    assert ended.value.code == 0
 
 
 def test_a_plain_configuration_gets_the_settings_of_the_mixin() -> None:
