@@ -94,6 +94,7 @@ _CONTAINERS = {
 class Hindsight(BaseEnv):
     """A mixin that adds hints and the teacher's rows to the groups of the environment class behind it.
 
+    Its methods and attributes begin with `opd_` or `_opd_`, except for `verdicts` and those of Atropos that it extends.
     Its settings join those of the environment (`env.distill_topk`, `env.judge_base_url`, ...); with `env.opd_enabled`
     off the environment runs as it was. The policy's servers must be vLLM with the package's plugin.
     """
@@ -132,19 +133,19 @@ class Hindsight(BaseEnv):
 
     async def env_manager(self) -> None:
         """Serve a trainer, as Atropos does, with connections to judge and teacher."""
-        await self._with_servers(super().env_manager)
+        await self._opd_run(super().env_manager)
 
     async def process_manager(self) -> None:
         """Write groups to a file, as Atropos does, with connections to judge and teacher."""
-        await self._with_servers(super().process_manager)
+        await self._opd_run(super().process_manager)
 
-    async def _with_servers(self, manage: Any) -> None:
+    async def _opd_run(self, manage: Any) -> None:
         """Connect before the first rollout, so that wrong settings end the run at once; disconnect at the end."""
         async with self._opd_stack:
-            if self._hindsight.opd_enabled:
-                await self._distiller()
+            if self._opd_config.opd_enabled:
+                await self._opd_distiller()
             await manage()
-        if self._hindsight.opd_enabled:
+        if self._opd_config.opd_enabled:
             counts = ", ".join(f"{name} {count}" for name, count in sorted(self.opd_counts.items()))
             logger.warning("hindsight: %s", counts or "no group was made")
 
@@ -154,9 +155,9 @@ class Hindsight(BaseEnv):
         Raises:
             ServerUnreachableError: the teacher, or a judge that is the policy's server, is unreachable.
         """
-        if self._hindsight.opd_enabled:
+        if self._opd_config.opd_enabled:
             groups = scored_data if isinstance(scored_data, list) else [scored_data]
-            await gather_all(self._distill(group) for group in groups if self._is_kept(group))
+            await gather_all(self._opd_distill(group) for group in groups if self._opd_is_kept(group))
         await super().handle_send_to_api(scored_data, item, *args, **kwargs)
 
     async def wandb_log(self, wandb_metrics: dict[str, Any] | None = None) -> None:
@@ -165,10 +166,10 @@ class Hindsight(BaseEnv):
         await super().wandb_log({**counts, **(wandb_metrics or {})})
 
     @property
-    def _hindsight(self) -> HindsightConfig:
+    def _opd_config(self) -> HindsightConfig:
         return cast(HindsightConfig, self.config)
 
-    def _is_kept(self, group: Any) -> bool:
+    def _opd_is_kept(self, group: Any) -> bool:
         """Whether Atropos keeps the group, so that none is judged in vain."""
         if not isinstance(group, dict) or not group.get("tokens"):
             return False
@@ -176,7 +177,7 @@ class Hindsight(BaseEnv):
         is_even = self.config.ensure_scores_are_not_same and len(set(group["scores"])) == 1
         return len(group["tokens"]) == size and not is_even
 
-    async def _distiller(self) -> PolicyDistiller:
+    async def _opd_distiller(self) -> PolicyDistiller:
         """Return the distiller of the next of the policy's servers, in turn; connects to all at the first call.
 
         Raises:
@@ -189,30 +190,30 @@ class Hindsight(BaseEnv):
                     raise ConfigError("hindsight needs the policy's vLLM server: set openai.base_url")
                 connected = PolicyDistiller.connected(
                     config.base_url,
-                    self._hindsight,
-                    self._hindsight.rendering,
+                    self._opd_config,
+                    self._opd_config.rendering,
                     api_key=config.api_key or None,
                     tokenizer_name=self.config.tokenizer_name,
-                    retry_s=self._hindsight.server_retry_s,
+                    retry_s=self._opd_config.server_retry_s,
                 )
                 self._opd_distillers.append(await self._opd_stack.enter_async_context(connected))
         return self._opd_distillers[self.opd_counts["groups"] % len(self._opd_distillers)]
 
-    async def _distill(self, group: dict[str, Any]) -> None:
+    async def _opd_distill(self, group: dict[str, Any]) -> None:
         """Add rows and records to a group in place; a group that can't be distilled stays as it was, and is counted."""
-        by = await self._distiller()
+        by = await self._opd_distiller()
         self.opd_counts["groups"] += 1
         name = f"{self.name or type(self).__name__}#{self.opd_counts['groups']}"
         try:
-            line = Line(self.opd_counts["groups"], self._with_verdicts(group), name)
+            line = Line(self.opd_counts["groups"], self._opd_with_verdicts(group), name)
             done = await FileDistiller(by, self.opd_tools).distill(line)
         except ServerUnreachableError:
             raise
         except OPDError as error:
-            self._count_problem("failed_groups", f"group {name} has no hindsight: {error}")
+            self._opd_count("failed_groups", f"group {name} has no hindsight: {error}")
             return
         for why in done.unmatched:
-            self._count_problem("unmatched_sequences", f"group {name}, unmatched: {why}")
+            self._opd_count("unmatched_sequences", f"group {name}, unmatched: {why}")
         assert done.group is not None
         for turn in (turn for rollout in done.group.rollouts for turn in rollout.turns or ()):
             self.opd_counts[f"turns_{turn.outcome.value}"] += 1
@@ -220,7 +221,7 @@ class Hindsight(BaseEnv):
             del group[column]
         group.update(done.group.to_wire())
 
-    def _with_verdicts(self, group: dict[str, Any]) -> dict[str, Any]:
+    def _opd_with_verdicts(self, group: dict[str, Any]) -> dict[str, Any]:
         """Return the group's columns with the verdicts in `overrides`.
 
         Raises:
@@ -236,7 +237,7 @@ class Hindsight(BaseEnv):
                 one[FEEDBACK] = verdict
         return {**columns, "overrides": overrides}
 
-    def _count_problem(self, kind: str, text: str) -> None:
+    def _opd_count(self, kind: str, text: str) -> None:
         self.opd_counts[kind] += 1
         if self.opd_counts[kind] <= _WARNED:
             more = " (further ones are only counted)" if self.opd_counts[kind] == _WARNED else ""
@@ -257,6 +258,8 @@ def _with_hindsight(model: type[BaseEnvConfig]) -> type[BaseEnvConfig]:
     """
     if issubclass(model, HindsightConfig):
         return model
+    if twice := HindsightConfig.model_fields.keys() & model.model_fields.keys():
+        raise ConfigError(f"{model.__name__} has settings of the names of Hindsight's: {', '.join(sorted(twice))}")
     named: dict[str, Any] = {
         name: (TypeAliasType(name, Annotated[info.annotation, BeforeValidator(_from_text)]), info)  # type: ignore[misc]
         for name, info in _CONTAINERS.items()

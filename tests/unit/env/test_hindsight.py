@@ -13,7 +13,7 @@ import pytest
 from atroposlib.envs.base import APIServerConfig, BaseEnv, BaseEnvConfig, ScoredDataGroup
 
 from agentic_opd.cli.validate import main as validate
-from agentic_opd.core.errors import ServerUnreachableError
+from agentic_opd.core.errors import ConfigError, ServerUnreachableError
 from agentic_opd.env import Hindsight
 from tests.support.fake_plugin import FakePlugin, fake_plugin
 from tests.support.places import MODEL, ROOT
@@ -245,6 +245,17 @@ def test_an_evaluation_needs_no_server(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SystemExit) as ended:
         GameWithHindsight.cli()
     assert ended.value.code == 0
+
+
+def test_settings_of_the_same_name_are_refused() -> None:
+    class Own(BaseEnvConfig):
+        renderer: str = "mine"
+
+    class OwnEnv(MathsEnv):
+        env_config_cls = Own  # type: ignore[assignment]
+
+    with pytest.raises(ConfigError, match="Own has settings of the names of Hindsight's: renderer"):
+        type("OwnOpd", (Hindsight, OwnEnv), {})
 
 
 def test_a_plain_configuration_gets_the_settings_of_the_mixin() -> None:
