@@ -1,4 +1,4 @@
-"""Clients that `scripts/try_agents` installs and runs: for each, its packages, its command, and the calls of its script.
+"""Clients that `scripts/try_agents` installs and runs: packages, a command, and the calls of its script for each.
 
 A command is run by bash in an empty work folder and finds the gateway by `OPENAI_BASE_URL`, `ANTHROPIC_BASE_URL`, and
 both protocols' key variables. A Python client is a program, as a user of the library writes it.
@@ -13,15 +13,18 @@ TASK = "Run three commands, then say that all is done."
 
 @dataclass(frozen=True)
 class AgentClient:
-    """One client. `N` in `arguments` is replaced by the number of the turn, from 1."""
+    """One client. `NUMBER` in `arguments` is replaced by that of the turn, from 1."""
 
     packages: tuple[str, ...]
+    """Of its registry, in this order; the last one names the client's version."""
     command: str = "python agent.py"
     program: str = ""
     """Text of `agent.py` in the work folder."""
     tool: str = "shell"
     """The tool that the script calls; a request without it in its prompt is a side request."""
-    arguments: dict[str, Any] = field(default_factory=lambda: {"command": "echo N"})
+    arguments: dict[str, Any] = field(default_factory=lambda: {"command": "echo NUMBER"})
+    result: str = "<tool_response>"
+    """What each tool result is rendered with, by which the script counts them."""
     last: tuple[str, dict[str, Any]] | None = None
     """The call that ends the conversation; None: a text without a call does."""
     files: dict[str, str] = field(default_factory=dict[str, str])
@@ -158,6 +161,7 @@ _PI = {
         }
     }
 }
+_OPENCLAW = {"models": _PI, "agents": {"defaults": {"model": {"primary": "gateway/policy"}}}}
 _SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 
 CLIENTS = {
@@ -175,11 +179,12 @@ CLIENTS = {
     "smolagents": AgentClient(
         ("smolagents[openai]",),
         program=_SMOLAGENTS,
+        result="<|im_start|>user\nObservation:",
         last=("final_answer", {"answer": "All is done."}),
         settings=("--env.learn_from_altered_sampling", "true"),  # It forces a call in every turn.
     ),
     "pydantic-ai": AgentClient(("pydantic-ai-slim[openai]",), program=_PYDANTIC_AI),
-    "langgraph": AgentClient(("langgraph", "langchain-openai"), program=_LANGGRAPH),
+    "langgraph": AgentClient(("langchain-openai", "langgraph"), program=_LANGGRAPH),
     "mini-swe-agent": AgentClient(
         ("mini-swe-agent",),
         f"mini -m openai/policy -y --exit-immediately -t '{TASK}'",
@@ -191,7 +196,7 @@ CLIENTS = {
         ("@openai/codex",),
         f"codex exec --skip-git-repo-check --dangerously-bypass-approvals-and-sandbox '{TASK}'",
         tool="exec_command",
-        arguments={"cmd": "echo N"},
+        arguments={"cmd": "echo NUMBER"},
         files={".codex/config.toml": _CODEX},
         is_npm=True,
     ),
@@ -199,7 +204,7 @@ CLIENTS = {
         ("@anthropic-ai/claude-code",),
         f"claude -p '{TASK}' --dangerously-skip-permissions --model claude-sonnet-4-5",
         tool="Bash",
-        arguments={"command": "echo N", "description": "prints N"},
+        arguments={"command": "echo NUMBER", "description": "prints NUMBER"},
         variables={"DISABLE_TELEMETRY": "1", "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1", "IS_SANDBOX": "1"},
         is_npm=True,
     ),
@@ -207,7 +212,7 @@ CLIENTS = {
         ("opencode-ai",),
         f"opencode run '{TASK}'",
         tool="bash",
-        arguments={"command": "echo N", "description": "prints N"},
+        arguments={"command": "echo NUMBER", "description": "prints NUMBER"},
         files={".config/opencode/opencode.json": json.dumps(_OPENCODE)},
         is_npm=True,
     ),
@@ -222,7 +227,14 @@ CLIENTS = {
         ("@qwen-code/qwen-code",),
         f"OPENAI_MODEL=policy qwen --auth-type openai -y -p '{TASK}'",
         tool="run_shell_command",
-        arguments={"command": "echo N", "is_background": False},
+        arguments={"command": "echo NUMBER", "is_background": False},
+        is_npm=True,
+    ),
+    "openclaw": AgentClient(
+        ("node@24", "openclaw"),
+        f"openclaw agent --local --agent main --message '{TASK}'",
+        tool="exec",
+        files={".openclaw/openclaw.json": json.dumps(_OPENCLAW)},
         is_npm=True,
     ),
 }

@@ -51,6 +51,7 @@ class AgentRow:
     """What became of one client's conversation."""
 
     client: str
+    version: str = ""
     requests: int = 0
     """POST requests that the client sent."""
     refused: int = 0
@@ -71,6 +72,7 @@ class AgentRow:
 
     @property
     def is_good(self) -> bool:
+        """Whether the client did all turns in one session, with valid groups."""
         return not self.error and self.valid and self.sessions == 1 and self.main > TOOL_TURNS
 
 
@@ -101,11 +103,12 @@ class Relay:
     def _carry(self, client: socket.socket) -> None:
         with client, socket.create_connection(("127.0.0.1", self.port)) as server, suppress(OSError):
             first = client.recv(65536)
-            self.requests += first.startswith(b"POST ")
+            is_post = first.startswith(b"POST ")
+            self.requests += is_post
             server.sendall(first)
             threading.Thread(target=_pump, args=(client, server), daemon=True).start()
             answer = server.recv(65536)
-            if answer[9:10] in (b"4", b"5"):
+            if is_post and answer[9:10] in (b"4", b"5"):
                 self.refused.append(f"{first.splitlines()[0].decode()}: {answer[-300:].decode(errors='replace')}")
             client.sendall(answer)
             _pump(server, client)
@@ -122,13 +125,13 @@ def script(client: AgentClient) -> Callable[[str, int], str]:
 
     def call(tool: str, arguments: dict[str, Any], number: int) -> str:
         filled = {
-            key: value.replace("N", str(number)) if tool == client.tool and isinstance(value, str) else value
+            key: value.replace("NUMBER", str(number)) if isinstance(value, str) else value
             for key, value in arguments.items()
         }
         return f"I run it.\n<tool_call>\n{json.dumps({'name': tool, 'arguments': filled})}\n</tool_call>"
 
     def says(prompt: str, choice: int) -> str:
-        results = prompt.count("<tool_response>")
+        results = prompt.count(client.result)
         if f'"name": "{client.tool}"' not in prompt:
             return "Three commands"
         if results < TOOL_TURNS:
@@ -140,7 +143,7 @@ def script(client: AgentClient) -> Callable[[str, int], str]:
 
 def install(client: AgentClient, folder: Path) -> Path:
     """Install a client's packages below `folder`, unless they are there; return the folder of its programs."""
-    target = folder / client.packages[0].replace("/", "+").split("[")[0]
+    target = folder / client.packages[-1].replace("/", "+").split("[")[0]
     programs, done = target / ("node_modules/.bin" if client.is_npm else "bin"), target / ".installed"
     if done.exists():
         return programs
@@ -148,8 +151,8 @@ def install(client: AgentClient, folder: Path) -> Path:
     target.mkdir(parents=True)
     log = target / "install.log"
     if client.is_npm:
-        command = ["npm", "install", "--prefix", str(target), "--no-audit", "--no-fund", *client.packages]
-        _run(command, log)
+        for package in client.packages:  # The last one may run the programs of those before it.
+            _run(["npm", "install", "--prefix", str(target), "--no-audit", "--no-fund", package], log, programs)
     else:
         _run([sys.executable, "-m", "venv", str(target)], log)
         _run([str(programs / "pip"), "install", "-q", "--disable-pip-version-check", *client.packages], log)
@@ -157,9 +160,19 @@ def install(client: AgentClient, folder: Path) -> Path:
     return programs
 
 
-def _run(command: Sequence[str], log: Path) -> None:
+def version(client: AgentClient, programs: Path) -> str:
+    """Return the installed version of a client's last package."""
+    name = client.packages[-1].split("[")[0]
+    if client.is_npm:
+        return json.loads((programs.parent / name / "package.json").read_text())["version"]
+    (folder,) = programs.parent.glob(f"lib/python3*/site-packages/{name.replace('-', '_')}-*.dist-info")
+    return folder.name.removesuffix(".dist-info").rpartition("-")[2]
+
+
+def _run(command: Sequence[str], log: Path, programs: Path = Path("/usr/bin")) -> None:
+    variables = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}"}
     with log.open("ab") as output:
-        code = subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, check=False).returncode
+        code = subprocess.run(command, stdout=output, stderr=output, env=variables, check=False).returncode
     if code != 0:
         raise ClientFailedError(f"{' '.join(command[:3])} ended with {code}:\n{end_of(log)}")
 
@@ -173,13 +186,15 @@ def converse(client: AgentClient, programs: Path, scratch: Path, key: str) -> No
     home, work, temporary = (scratch / name for name in ("home", "work", "tmp"))
     for folder in (home, work, temporary):
         folder.mkdir()
-    (work / "agent.py").write_text(client.program) if client.program else None
-    fill = "".join(
-        f"mkdir -p {(home / path).parent} && sed \"s|ADDRESS|$ANTHROPIC_BASE_URL|\" {scratch / 'file'}{number} > {home / path} && "
-        for number, path in enumerate(client.files)
-    )
-    for number, text in enumerate(client.files.values()):
-        (scratch / f"file{number}").write_text(text)
+    for path, text in {
+        **{f"home/{path}": text for path, text in client.files.items()},
+        "work/agent.py": client.program,
+    }.items():
+        file = scratch / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    # The address is known in there only.
+    fill = 'find "$HOME" -type f -exec sed -i "s|ADDRESS|$ANTHROPIC_BASE_URL|" {} + && '
     variables = {
         **{"PATH": f"{programs}:{os.environ['PATH']}", "HOME": str(home), "TMPDIR": str(temporary), "TERM": "dumb"},
         **{"LANG": "C.UTF-8", "DO_NOT_TRACK": "1", "PYTHONDONTWRITEBYTECODE": "1", **client.variables},
@@ -190,17 +205,21 @@ def converse(client: AgentClient, programs: Path, scratch: Path, key: str) -> No
         **{"variables": {}, "socket": str(scratch / "socket")},
     }
     inside = resources.files("agentic_opd.sandboxes").joinpath("program_inside.py").read_text()
-    shown = [Path(sys.base_prefix), programs.parents[1 if client.is_npm else 0]]
+    node = Path(shutil.which("node") or "/usr/bin/node").resolve()
+    shown = [Path(sys.base_prefix), node.parents[1], programs.parents[1 if client.is_npm else 0]]
     command = [
         *("bwrap", "--unshare-net", "--unshare-pid", "--unshare-ipc", "--die-with-parent", "--new-session"),
-        *("--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--tmpfs", str(Path.home())),
+        *("--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp"),
+        *("--tmpfs", str(Path.home())),
         *(word for path in shown for word in ("--ro-bind", str(path), str(path))),
         *("--bind", str(scratch), str(scratch), "--chdir", str(work)),
-        *(sys.executable, "-I", "-S", "-c", "import sys; exec(sys.stdin.buffer.readline())"),
+        *(str(Path(sys.executable).resolve()), "-I", "-S", "-c", "import sys; exec(sys.stdin.buffer.readline())"),
     ]
     log = scratch / "client.log"
     with log.open("wb") as output:
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT, env=variables)
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT, env=variables
+        )
         try:
             process.communicate(f"exec({inside!r})\n{json.dumps(job)}\n".encode(), timeout=LIMIT_S)
         except subprocess.TimeoutExpired:
@@ -270,7 +289,7 @@ def scratch_folder(keep: Path | None) -> Generator[Path]:
     finally:
         if keep is not None:
             shutil.rmtree(keep, ignore_errors=True)
-            shutil.copytree(folder, keep, symlinks=True, ignore=shutil.ignore_patterns("socket"))
+            shutil.copytree(folder, keep, symlinks=True, ignore=shutil.ignore_patterns("socket", "home", "tmp", "work"))
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -279,6 +298,7 @@ def try_client(name: str, folder: Path = FOLDER) -> AgentRow:
     client, row = CLIENTS[name], AgentRow(name)
     try:
         programs = install(client, folder)
+        row.version = version(client, programs)
         with (
             scratch_folder(folder / "runs" / name) as scratch,
             fake_plugin(says=script(client), step_s=0.0005, context=CONTEXT) as engine,

@@ -161,7 +161,12 @@ class FakePlugin:
         from agentic_opd import __version__
 
         info = {"model": self.model, "plugin_version": __version__, "vllm_version": "0.32.0", "workers": 1}
-        caps = {"max_model_len": self.context, "max_logprobs": MAX_LOGPROBS, "vocab_size": VOCAB, "max_body_bytes": 2**22}
+        caps = {
+            "max_model_len": self.context,
+            "max_logprobs": MAX_LOGPROBS,
+            "vocab_size": VOCAB,
+            "max_body_bytes": 2**22,
+        }
         adapters = {"max_adapters": 0, "max_lora_rank": 0, "weight_transfer": None}
         routes = {"weight_version": self.version, "score_route": 3, "generate_route": 4}
         return web.json_response(info | caps | adapters | routes)
