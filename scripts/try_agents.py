@@ -37,7 +37,7 @@ from tests.support.fake_plugin import fake_plugin, table
 FOLDER = Path(__file__).parents[1] / "runs" / "agents"
 CONTEXT = 2**20
 TOOL_TURNS = 3
-LIMIT_S = 180
+LIMIT_S = 300
 GROUP_LIMIT_S = 120
 END = "All is done."
 
