@@ -88,6 +88,8 @@ class FakePlugin:
     under_way: int = 0
     """Requests that are being sampled."""
     model: str = MODEL
+    context: int = CONTEXT
+    """Tokens that a sequence may hold."""
 
     def __post_init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -159,13 +161,18 @@ class FakePlugin:
         from agentic_opd import __version__
 
         info = {"model": self.model, "plugin_version": __version__, "vllm_version": "0.32.0", "workers": 1}
-        caps = {"max_model_len": CONTEXT, "max_logprobs": MAX_LOGPROBS, "vocab_size": VOCAB, "max_body_bytes": 2**22}
+        caps = {
+            "max_model_len": self.context,
+            "max_logprobs": MAX_LOGPROBS,
+            "vocab_size": VOCAB,
+            "max_body_bytes": 2**22,
+        }
         adapters = {"max_adapters": 0, "max_lora_rank": 0, "weight_transfer": None}
         routes = {"weight_version": self.version, "score_route": 3, "generate_route": 4}
         return web.json_response(info | caps | adapters | routes)
 
     async def _models(self, request: web.Request) -> web.Response:
-        model = {"id": self.model, "object": "model", "root": self.model, "max_model_len": CONTEXT}
+        model = {"id": self.model, "object": "model", "root": self.model, "max_model_len": self.context}
         return web.json_response({"object": "list", "data": [model]})
 
     async def _tokenize(self, request: web.Request) -> web.Response:
@@ -173,7 +180,7 @@ class FakePlugin:
         if "messages" in body:
             raise Refused("messages", "this server has no chat template")
         ids = encode(body["prompt"])
-        return web.json_response({"tokens": ids, "count": len(ids), "max_model_len": CONTEXT})
+        return web.json_response({"tokens": ids, "count": len(ids), "max_model_len": self.context})
 
     async def _detokenize(self, request: web.Request) -> web.Response:
         body = await read(request)
@@ -203,14 +210,14 @@ class FakePlugin:
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         body = await read(request)
-        prompt = read_prompt(body.get("prompt"))
+        prompt = read_prompt(body.get("prompt"), self.context)
         if not 0 <= (top := body.get("logprobs") or 0) <= MAX_LOGPROBS:
             raise Refused("logprobs", f"{top} is not from 0 to {MAX_LOGPROBS}")
         if body.get("temperature", 1.0) < 0:
             raise Refused("temperature", "temperature must be non-negative")
         if body.get("stream") and body.get("stream_interval", 1) < 1:
             raise Refused("stream_interval", "stream_interval must be at least 1")
-        n, most = body.get("n") or 1, min(body.get("max_tokens") or CONTEXT, CONTEXT - len(prompt))
+        n, most = body.get("n") or 1, min(body.get("max_tokens") or self.context, self.context - len(prompt))
         texts = [self.says(decode(prompt), choice) for choice in range(n)]
         sampled = [self._ids(text, most, body) for text in texts]
         self.under_way += 1
@@ -279,7 +286,7 @@ class FakePlugin:
             name, ids, rows = f"sequences[{index}]", sequence["token_ids"], sequence["num_scored"]
             top_k = sequence.get("top_k", body["top_k"])
             check_top_k(f"{name}.top_k", top_k)
-            check_ids(f"{name}.token_ids", ids)
+            check_ids(f"{name}.token_ids", ids, self.context)
             if not 1 <= rows < len(ids):
                 raise Refused(f"{name}.num_scored", f"{rows} of {len(ids)} tokens cannot be scored")
             unwanted = sequence.get("unless_weight_version") == self.version
@@ -306,7 +313,7 @@ async def read(request: web.Request) -> Any:
         raise Refused("", f"the body is not JSON: {error}") from error
 
 
-def read_prompt(prompt: Any) -> list[int]:
+def read_prompt(prompt: Any, context: int) -> list[int]:
     name = "prompt"
     if isinstance(prompt, dict):
         name = "prompt.prompt_token_ids" if "prompt_token_ids" in prompt else "prompt.prompt"
@@ -314,15 +321,15 @@ def read_prompt(prompt: Any) -> list[int]:
     ids = encode(prompt) if isinstance(prompt, str) else prompt
     if not ids:
         raise Refused(name, "the prompt is empty")
-    check_ids(name, ids)
+    check_ids(name, ids, context)
     return list(ids)
 
 
-def check_ids(name: str, ids: Sequence[Any]) -> None:
+def check_ids(name: str, ids: Sequence[Any], context: int) -> None:
     if len(ids) < 1:
         raise Refused(name, "it is empty")
-    if len(ids) >= CONTEXT:
-        raise Refused(name, f"{len(ids)} tokens are too many: at most {CONTEXT - 1} fit max_model_len")
+    if len(ids) >= context:
+        raise Refused(name, f"{len(ids)} tokens are too many: at most {context - 1} fit max_model_len")
     for index, token in enumerate(ids):
         if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < VOCAB:
             raise Refused(f"{name}[{index}]", f"token id {token} is not in the vocabulary of {VOCAB}")
