@@ -81,6 +81,12 @@ For every turn the judge reads the task, the turn and what came after it, and vo
 else abstains. A hint is accepted if more than half of the votes that were asked for are positive (`hint_vote_rule`).
 Hints that give hidden tests away are left out before one is chosen.
 
+If several votes bring a hint, `hint_selection` takes the `longest` (the default) or the `shortest`. With `overlap` the
+teacher reads the turn with each distinct hint, and without a hint, in one request. The hint is chosen whose teacher
+shares most probability with the reading without a hint: the largest mean over the turn's tokens (`hint_overlap`:
+`sequence`), or the largest at each token (`token`). [wire_format.md](wire_format.md#compared-hints) has the formula
+and the recorded fields.
+
 What came after a turn, with `hindsight: delayed`:
 
 | evidence | what it is |
