@@ -114,7 +114,7 @@ async def _check_on(path: Path, args: argparse.Namespace) -> int:
     finally:
         await client.close()
     plain = "nothing of these weights" if found.without_hint is None else str(found.without_hint)
-    overlaps = "" if found.in_overlaps is None else f", {found.in_overlaps} in the overlaps of hints"
+    overlaps = "" if found.in_overlaps is None else f", {found.in_overlaps.largest:.2g} at most in overlaps of hints"
     precision = " and ".join(found.precisions)
     print(
         f"computed again on {client.base_url} ({precision}): {found.turns} turns, {found.rows} rows; differences "
