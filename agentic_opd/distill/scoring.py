@@ -12,6 +12,7 @@ hint's position, which measures how much of a gap any hint would explain. With `
 turn with each accepted hint, and the hint is chosen by `overlap`.
 """
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -149,7 +150,8 @@ async def read_turn(
 ) -> Scored | NotScored:
     """Ask the teacher for the rows of a turn with its hint, without it (`plain`), and with the first fitting control.
 
-    Several hints, or one with `hint_selection: overlap`, are compared; those that do not fit the teacher are left out.
+    With `hint_selection: overlap` all `hints` are read and compared, without those that do not fit the teacher;
+    otherwise there is one.
 
     Raises:
         ServerUnreachableError: the teacher is unreachable.
@@ -186,7 +188,8 @@ async def read_turn(
     chosen = Choice(0, reply.rows)
     if compares:
         others = (rows[f"hint {n}"] for n in range(1, len(fitting)))
-        chosen = choose(fitting, (reply.rows, *others), rows["without_hint"], by=config.hint_overlap)
+        read = (reply.rows, *others)
+        chosen = await asyncio.to_thread(choose, fitting, read, rows["without_hint"], by=config.hint_overlap)
     return Scored(
         asked=fitting[chosen.index],
         rows=chosen.rows,
