@@ -19,6 +19,7 @@ from agentic_opd.distill.judge import JudgeReply
 from agentic_opd.distill.records import DistilledRecording, DistilledTrace, DistilledTurn
 from agentic_opd.distill.scoring import insert_hint, noise_floor, overlap, rounded
 from agentic_opd.distill.servers import DistillServers
+from agentic_opd.runs.distill import PolicyDistiller
 from agentic_opd.wire.checks import GroupChecker
 from agentic_opd.wire.group import GroupDistillation, ScoredGroup, ScoredRollout
 
@@ -465,6 +466,30 @@ def test_one_hint_is_compared_with_the_reading_without_it_and_a_server_without_t
     record = compared(YES, TableTeacher(has_plugin=False))[0]
     assert [one.hint for one in record.hints] == [HINT]
     assert record.baseline_logprobs is None
+
+
+@pytest.mark.parametrize("by", ["sequence", "token"])
+def test_kept_hints_are_compared_again_or_the_chosen_one_is_scored(by: str) -> None:
+    config = CONFIG.model_copy(update={"hint_selection": "overlap", "hint_overlap": by})
+    deps = make_deps({FIRST: TWO_HINTS, LAST: NO})
+    one = rollout_of(distill(make_recording(), deps, config).traces[0])
+
+    class Connected(Distiller):
+        def servers_of(self, policy_url: str) -> DistillServers:
+            return deps
+
+    def again(config: DistillConfig) -> ScoredRollout:
+        distiller = Connected(config, max_token_length=100, retry_s=1.0)
+        return asyncio.run(PolicyDistiller(None, distiller, deps.teacher, "").scored_again(one))  # type: ignore[arg-type]
+
+    assert again(config) == one
+    (plain, _), chosen = again(CONFIG).turns or (), (one.turns or ())[0]
+    assert (plain.hint, plain.hint_token_ids, plain.hints, plain.hint_of_row) == (
+        chosen.hint,
+        chosen.hint_token_ids,
+        (),
+        None,
+    )
 
 
 def test_a_control_is_none_of_the_compared_hints() -> None:
