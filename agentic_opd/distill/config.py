@@ -69,7 +69,8 @@ class DistillConfig(BaseModel):
         default="longest",
         description="Which of the positive votes' hints is used: the longest, the shortest, or the one whose teacher "
         "overlaps most with the same weights without a hint (overlap, after OpenClaw-RL). overlap scores all of a "
-        "turn's distinct accepted hints, and the turn without a hint, in one request.",
+        "turn's distinct accepted hints, and the turn without a hint, in one request; on the policy's own server the "
+        "latter computes the turn's whole context again, because the prefix cache holds no logprobs.",
     )
     hint_overlap: Literal["sequence", "token"] = Field(
         default="sequence",
