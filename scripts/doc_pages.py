@@ -90,8 +90,8 @@ and the recorded fields.
 Each further hint costs one reading of the turn. The reading without a hint costs far more: the turn was sampled on
 this server, so all its tokens are in the prefix cache, which holds no logprobs, and the whole context is computed
 again. With the ways `end hints-1 hints-2 hints-3` of `scripts/bench_scoring`, contexts of 1,500 to 5,100 tokens and one
-episode of 8 turns (the script has 4), on two busy CPU cores in one run, a turn took 57 ms with one hint alone, and 792, 829 and
-879 ms to compare one, two and three hints.
+episode of 8 turns (the script has 4), on two busy CPU cores in one run, a turn took 57 ms with one hint alone, and 792,
+829 and 879 ms to compare one, two and three hints.
 
 What came after a turn, with `hindsight: delayed`:
 
