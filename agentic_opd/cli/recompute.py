@@ -13,6 +13,7 @@ from agentic_opd.core.http import JsonClient
 from agentic_opd.core.precision import Noise
 from agentic_opd.core.types import TeacherRequest
 from agentic_opd.distill.connect import READ_BY
+from agentic_opd.distill.scoring import overlap, rows_of
 from agentic_opd.plugin.client import PluginClient
 from agentic_opd.plugin.scoring import Reading
 from agentic_opd.wire.group import ScoredGroup, ScoredRollout, TurnRecord
@@ -33,6 +34,8 @@ class Recomputed:
     """Number of ids of rows that are not among the server's K most likely, for rows of K entries."""
     precisions: tuple[str, ...]
     """Precision of the server, and that of the file's teacher if it differs."""
+    in_overlaps: Noise | None = None
+    """Differences between the overlaps of compared hints and the server's; None if no turn has such hints."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,8 @@ class _Compared:
     in_rows: NDArray[np.float64]
     without_hint: NDArray[np.float64] | None
     missing: int
+    in_overlaps: list[float]
+    """Differences of the overlaps, one per compared hint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +115,7 @@ async def recompute(
     drawn = Random(seed).sample(own, min(count, len(own)))
     parts = await gather_all(_compared(scorer, turn, version) for turn in drawn)
     plain = [part.without_hint for part in parts if part.without_hint is not None]
+    overlaps = [difference for part in parts for difference in part.in_overlaps]
     return Recomputed(
         turns=len(parts),
         rows=sum(part.rows for part in parts),
@@ -119,6 +125,7 @@ async def recompute(
         precisions=tuple(
             dict.fromkeys((info.dtype or "an unnamed precision", *(turn.precision for turn in drawn if turn.precision)))
         ),
+        in_overlaps=Noise.of(np.asarray(overlaps)) if overlaps else None,
     )
 
 
@@ -138,17 +145,20 @@ async def _compared(teacher: PluginClient, turn: _ScoredTurn, version: int | Non
     assert turn.rollout.rows is not None
     record, tokens = turn.record, tuple(turn.rollout.tokens_T)
     start, end = record.scored_span
-    place = record.span[0] if record.insert_at is None else record.insert_at
-    hinted = tokens[:place] + record.hint_token_ids + tokens[place:end]
+    hints = [(one.hint_token_ids, one.insert_at) for one in record.hints]
+    own = (record.hint_token_ids, record.span[0] if record.insert_at is None else record.insert_at)
+    asked = [
+        TeacherRequest(tokens[:place] + ids + tokens[place:end], end - start, place, ids, record.scored_version)
+        for ids, place in hints or [own]
+    ]
     ids_RK = np.asarray(turn.rollout.rows.token_ids_TK[start:end])
     written_RK = np.asarray(turn.rollout.rows.logprobs_TK[start:end])
-    reply = await teacher.score(
-        TeacherRequest(hinted, end - start, place, record.hint_token_ids, record.scored_version),
-        ids_RK.shape[1],
-        (Reading(TeacherRequest(tokens[:end], end - start, start, ()), 1),),
-    )
-    rows, (plain,) = reply.rows, reply.also
-    assert plain is not None  # The reading does not depend on the version of the weights.
+    top_k = ids_RK.shape[1]
+    without = Reading(TeacherRequest(tokens[:end], end - start, start, ()), top_k if hints else 1)
+    reply = await teacher.score(asked[0], top_k, (without, *(Reading(request, top_k) for request in asked[1:])))
+    plain, *others = (rows for rows in reply.also if rows is not None)  # No reading depends on the weights' version.
+    read = (reply.rows, *others)
+    rows = rows_of(read, record.hint_of_row or [hints.index(own) if hints else 0] * (end - start))
     known = [dict(zip(ids, row, strict=True)) for ids, row in zip(rows.top_ids_RK, rows.top_logprobs_RK, strict=True)]
     differences = [
         abs(written - row[token])
@@ -163,4 +173,8 @@ async def _compared(teacher: PluginClient, turn: _ScoredTurn, version: int | Non
         in_rows=np.asarray([*sampled, *differences], np.float64),
         without_hint=None if without_hint is None else np.asarray(without_hint, np.float64) - plain.actual_R,
         missing=ids_RK[:, 1:].size - len(differences),
+        in_overlaps=[
+            one.overlap - float(overlap(hinted, plain, tokens[start:end]).mean())
+            for one, hinted in zip(record.hints, read, strict=False)
+        ],
     )

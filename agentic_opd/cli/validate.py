@@ -114,14 +114,17 @@ async def _check_on(path: Path, args: argparse.Namespace) -> int:
     finally:
         await client.close()
     plain = "nothing of these weights" if found.without_hint is None else str(found.without_hint)
+    overlaps = "" if found.in_overlaps is None else f", {found.in_overlaps.largest:.2g} at most in overlaps of hints"
     precision = " and ".join(found.precisions)
     print(
         f"computed again on {client.base_url} ({precision}): {found.turns} turns, {found.rows} rows; differences "
-        f"{found.in_rows} in the rows, {plain} without the hint (sampling or baseline logprobs); {found.missing} ids "
+        f"{found.in_rows} in the rows, {plain} without the hint (sampling or baseline logprobs){overlaps}; "
+        f"{found.missing} ids "
         "of rows are not among the server's most likely"
     )
     tolerance = tolerance_for(*found.precisions, largest=args.tolerance)
-    differs = any(noise.exceeds(tolerance) for noise in (found.in_rows, found.without_hint) if noise is not None)
+    compared = (found.in_rows, found.without_hint, found.in_overlaps)
+    differs = any(noise.exceeds(tolerance) for noise in compared if noise is not None)
     if differs:
         usual = f"allows in {precision}, {tolerance}" if args.tolerance is None else f"{args.tolerance:g}"
         print(f"more than --tolerance {usual}: other weights, or another teacher?")

@@ -65,8 +65,17 @@ class DistillConfig(BaseModel):
         description="Rule by which a hint is accepted: more than half of all votes are positive (majority), or at "
         "least one is (any, as in OpenClaw-RL).",
     )
-    hint_selection: Literal["longest", "shortest"] = Field(
-        default="longest", description="Which of the positive votes' hints is used: the longest or the shortest."
+    hint_selection: Literal["longest", "shortest", "overlap"] = Field(
+        default="longest",
+        description="Which of the positive votes' hints is used: the longest, the shortest, or the one whose teacher "
+        "overlaps most with the same weights without a hint (overlap, after OpenClaw-RL). overlap scores all of a "
+        "turn's distinct accepted hints, and the turn without a hint, in one request; on the policy's own server the "
+        "latter computes the turn's whole context again, because the prefix cache holds no logprobs.",
+    )
+    hint_overlap: Literal["sequence", "token"] = Field(
+        default="sequence",
+        description="hint_selection overlap: choose one hint for the turn by its mean overlap (sequence), or the hint "
+        "with the largest overlap for each token (token).",
     )
     hint_placement: Literal["end", "last_user"] = Field(
         default="end",
@@ -252,6 +261,8 @@ class DistillConfig(BaseModel):
             raise ValueError(f"hint_source names {' and '.join(twice)} twice")
         if len(names) > 1 and (alone := [name for name in names if name in ("other_task", "none")]):
             raise ValueError(f"hint_source {alone[0]} is a control, which stands alone: leave out the others, or it")
+        if self.hint_selection == "overlap" and self.replacement:
+            raise ValueError(f"hint_selection overlap compares hints that hint_source {self.replacement} replaces")
         return self
 
     @model_validator(mode="after")

@@ -2,6 +2,8 @@
 
 judge: question -> answers -> votes -> quorum --.
 feedback, reference, sibling -------------------+-> the first text without data of hidden tests -> Hint
+
+With `hint_selection: overlap` a Hint has all accepted texts without such data, and the scores decide.
 """
 
 import asyncio
@@ -10,6 +12,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import islice
 from random import Random
 from typing import Literal, NamedTuple
 
@@ -87,6 +90,8 @@ class Hint:
     source: HintSource
     judgement: Judgement = Judgement()
     """The judge's votes, also if the hint is of another source."""
+    others: tuple[AcceptedHint, ...] = ()
+    """The turn's other accepted hints, which the teacher reads too (`hint_selection: overlap`)."""
 
     @property
     def text(self) -> str:
@@ -216,7 +221,7 @@ class JudgedBy:
 
 
 async def find_hint(context: TurnContext, judge: JudgedBy, config: DistillConfig, pool: HintPool) -> Hint | NoHint:
-    """Return the hint of the first source that has one, and add it to `pool`.
+    """Return the hint of the first source that has one, and add all its accepted hints to `pool`.
 
     Raises:
         ServerUnreachableError: the judge is the policy's server, and unreachable.
@@ -230,11 +235,13 @@ async def find_hint(context: TurnContext, judge: JudgedBy, config: DistillConfig
             judgement, found = await _judge_hint(context, judge, config)
         else:
             found = await _given_hint(context, source, config)
-        if isinstance(found, str):
-            accepted = AcceptedHint(context.recording.name, found)
-            pool.add(accepted)
-            return _as_read(accepted, source, config, pool, judgement)
-        failed.append(found)
+        if isinstance(found, NoHint):
+            failed.append(found)
+            continue
+        accepted, *others = (AcceptedHint(context.recording.name, text) for text in found)
+        for one in (accepted, *others):
+            pool.add(one)
+        return _as_read(accepted, tuple(others), source, config, pool, judgement)
     gravest = min(failed, key=lambda one: _GRAVEST.index(one.outcome))
     return NoHint(gravest.outcome, gravest.why, judgement)
 
@@ -244,11 +251,16 @@ _GRAVEST = (TurnOutcome.JUDGE_ERROR, TurnOutcome.LEAKED, TurnOutcome.VOTE_FAILED
 
 
 def _as_read(
-    accepted: AcceptedHint, source: HintSource, config: DistillConfig, pool: HintPool, judgement: Judgement
+    accepted: AcceptedHint,
+    others: tuple[AcceptedHint, ...],
+    source: HintSource,
+    config: DistillConfig,
+    pool: HintPool,
+    judgement: Judgement,
 ) -> Hint | NoHint:
     """Return the hint, with the settings' replacement for what the teacher reads."""
     if config.replacement is None:
-        return Hint(accepted, accepted, source, judgement)
+        return Hint(accepted, accepted, source, judgement, others)
     if config.replacement == "none":
         return Hint(accepted, None, "none", judgement)
     other = pool.of_other_task(accepted)
@@ -314,26 +326,28 @@ SOURCES: dict[str, Callable[[TurnContext, DistillConfig], Hints | str]] = {
 """Sources by their name in `hint_source`; they return the reason if they have no hint for a turn."""
 
 
-async def _given_hint(context: TurnContext, source: HintSource, config: DistillConfig) -> str | NoHint:
+async def _given_hint(context: TurnContext, source: HintSource, config: DistillConfig) -> tuple[str, ...] | NoHint:
     found = SOURCES[source](context, config)
     if isinstance(found, str):
         return NoHint(TurnOutcome.VOTE_FAILED, f"hint_source {source}: {found}")
-    text = await asyncio.to_thread(_first_clean, found.texts, context)
-    return NoHint(TurnOutcome.LEAKED) if text is None else f"{found.intro}\n{text}"
+    clean = await asyncio.to_thread(_clean, found.texts, context, 1)
+    return tuple(f"{found.intro}\n{text}" for text in clean) or NoHint(TurnOutcome.LEAKED)
 
 
-def _first_clean(texts: Iterable[str], context: TurnContext) -> str | None:
-    """Return the first text that leaks no hidden test; hidden tests may be megabytes, so call it in a thread."""
+def _clean(texts: Iterable[str], context: TurnContext, most: int) -> list[str]:
+    """Return the first `most` texts without hidden tests' data; those may be megabytes, so call it in a thread."""
     hidden_tests = context.recording.task.hidden_tests if context.recording.task else None
     if hidden_tests is None:
-        return next(iter(texts), None)
-    return next((text for text in texts if not leaks(text, hidden_tests, context.public_text)), None)
+        return list(islice(texts, most))
+    return list(islice((text for text in texts if not leaks(text, hidden_tests, context.public_text)), most))
 
 
 # ------------------------------------------------------------------------------------------------------------ the votes
 
 
-async def _judge_hint(context: TurnContext, judge: JudgedBy, config: DistillConfig) -> tuple[Judgement, str | NoHint]:
+async def _judge_hint(
+    context: TurnContext, judge: JudgedBy, config: DistillConfig
+) -> tuple[Judgement, tuple[str, ...] | NoHint]:
     question = judge.questions.question(context.pair)
     asked = [judge.client.ask(judge.questions.hint_messages(question), config.prm_votes)]
     if config.step_votes:
@@ -347,11 +361,11 @@ async def _judge_hint(context: TurnContext, judge: JudgedBy, config: DistillConf
     votes = tuple(parse_vote(text) for text in hints.texts)
     step_votes = tuple[StepScore | None, ...](parse_step_vote(text) for step in steps for text in step.texts)
     judgement = Judgement(question, votes, step_votes, hints.latency_s)
-    return judgement, await asyncio.to_thread(accepted_hint, votes, context, config)
+    return judgement, await asyncio.to_thread(accepted_hints, votes, context, config)
 
 
-def accepted_hint(votes: Sequence[Vote], context: TurnContext, config: DistillConfig) -> str | NoHint:
-    """Return the hint that the votes accept.
+def accepted_hints(votes: Sequence[Vote], context: TurnContext, config: DistillConfig) -> tuple[str, ...] | NoHint:
+    """Return the hint that the votes accept, or with `hint_selection: overlap` all distinct ones, the longest first.
 
     Missing votes and abstentions count against a majority of `prm_votes`. A vote with a leaking hint counts as
     positive, because the judge found a mistake, but its hint can't be chosen. Of equally long hints the first is.
@@ -361,8 +375,11 @@ def accepted_hint(votes: Sequence[Vote], context: TurnContext, config: DistillCo
     hints = [vote.hint for vote in votes if vote.hint is not None]
     if len(hints) < (config.prm_votes // 2 + 1 if config.hint_vote_rule == "majority" else 1):
         return NoHint(TurnOutcome.VOTE_FAILED)
-    hints.sort(key=len, reverse=config.hint_selection == "longest")
-    return _first_clean(hints, context) or NoHint(TurnOutcome.LEAKED)
+    hints.sort(key=len, reverse=config.hint_selection != "shortest")
+    distinct: dict[str, str] = {}
+    for hint in _clean(hints, context, len(hints) if config.hint_selection == "overlap" else 1):
+        distinct.setdefault(AcceptedHint(context.recording.name, hint).words, hint)
+    return tuple(distinct.values()) or NoHint(TurnOutcome.LEAKED)
 
 
 def parse_vote(text: str) -> Vote:

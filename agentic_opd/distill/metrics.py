@@ -57,6 +57,13 @@ OPD_METRICS = (
     Metric("opd/gap_mean_reasoning", "nats", "mean gap at scored tokens of reasoning. Left out if there are none"),
     Metric("opd/gap_mean_answer", "nats", "mean gap at all other scored tokens, if reasoning is scored too"),
     *(Metric(f"opd/gap_p{q}", "nats", f"{q}th percentile of the gap") for q in (5, 50, 95)),
+    Metric(
+        "opd/hint_overlap",
+        "share",
+        "mean overlap of the scored rows' hints with the reading without a hint. Left out unless hint_selection is "
+        "overlap",
+    ),
+    Metric("opd/hints_compared", "hints", "mean number of hints that a scored turn's hint was chosen from, likewise"),
     Metric("opd/gap_distance_mean", "nats", "mean absolute gap"),
     Metric(
         "opd/control_gap_mean",
@@ -140,6 +147,8 @@ def aggregate(episodes: Sequence[EpisodeStats], groups: Sequence[GroupDistillati
     if counts.scored:
         rebased = sum(turn.record.baseline_logprobs is not None for turn in turns)
         metrics["opd/rebased_share"] = rebased / counts.scored
+    if compared := [len(turn.record.hints) for turn in turns if turn.record.hints]:
+        metrics["opd/hints_compared"] = fmean(compared)
     metrics |= percentiles("opd/judge_s", [turn.judge_s for turn in turns if turn.judge_s is not None])
     scored = [turn.scored for turn in turns if turn.scored is not None]
     sampled = sum(episode.sampled_tokens for episode in episodes)
@@ -171,6 +180,8 @@ def _score_metrics(scored: Sequence[ScoreStats], sampled_tokens: int) -> dict[st
     metrics |= percentiles("opd/gap", gaps, (5, 50, 95))
     metrics["opd/gap_rms"] = root_mean_square(gaps)
     metrics["opd/gap_distance_mean"] = fmean(map(abs, gaps))
+    if overlaps := [overlap for turn in scored for overlap in turn.overlaps]:
+        metrics["opd/hint_overlap"] = fmean(overlaps)
     metrics["opd/teacher_entropy"] = fmean(entropy for turn in scored for entropy in turn.entropies)
     metrics["opd/teacher_topk_mass"] = fmean(mass for turn in scored for mass in turn.masses)
     metrics |= percentiles("opd/score_s", [turn.seconds for turn in scored])

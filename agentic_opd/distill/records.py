@@ -27,9 +27,12 @@ from agentic_opd.core.types import (
 from agentic_opd.distill.config import DistillConfig
 from agentic_opd.distill.evidence import TurnContext
 from agentic_opd.distill.hints import Hint, NoHint
-from agentic_opd.distill.scoring import NotScored, Scored, gaps, rounded, scored_from
+from agentic_opd.distill.scoring import ComparedHint, NotScored, Scored, gaps, rounded, sampled_of, scored_from
 from agentic_opd.distill.servers import DistillServers
-from agentic_opd.wire.group import ControlKind, ControlReading, TurnRecord
+from agentic_opd.wire.group import ControlKind, ControlReading, HintReading, TurnRecord
+
+FIGURE_DECIMALS = 6
+"""Decimals of the figures of a record's `hints`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +64,8 @@ class ScoreStats:
     """None with `control: none`."""
     reasoning_tokens: int = 0
     """Number of reasoning tokens among the first entries."""
+    overlaps: tuple[float, ...] = ()
+    """Overlap of each written row's hint; empty if hints were not compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,19 +146,19 @@ def distilled_turn(
     turn, judgement = context.turn, hint.judgement
     failure = next((one for one in (hint, result) if isinstance(one, NoHint | NotScored)), None)
     scored = result if isinstance(result, Scored) else None
-    request = None if result is None else result.request
+    request = result.asked.request if isinstance(result, Scored) else result and result.request
     hint_token_ids = () if request is None else request.hint_token_ids
     start = scored_from(turn, config)
     rows = None
     if scored is not None:
         first = turn.start if start is None else start
-        rows = written_rows(first, context.trace.tokens_T[first : turn.end], scored.reply.rows, config.distill_topk)
+        rows = written_rows(first, context.trace.tokens_T[first : turn.end], scored.rows, config.distill_topk)
     record = TurnRecord(
         span=(turn.start, turn.end),
         outcome=TurnOutcome.SCORED if failure is None else failure.outcome,
         next_state_role=context.pair.next_state_role,
         votes=judgement.votes,
-        hint=hint.text if isinstance(hint, Hint) else None,
+        hint=scored.asked.text if scored is not None else hint.text if isinstance(hint, Hint) else None,
         hint_token_ids=hint_token_ids,
         insert_at=request.insert_at if request is not None and hint_token_ids else None,
         error=None if failure is None else failure.why,
@@ -170,11 +175,38 @@ def distilled_turn(
         hint_source=hint.source if isinstance(hint, Hint) else None,
         reasoning_tokens=turn.reasoning_tokens,
         scored_from=start if isinstance(hint, Hint) and start != turn.end else None,
+        hints=()
+        if scored is None
+        else hint_readings(scored, context.trace.logprobs_T[: turn.end], config.distill_topk),
+        hint_of_row=None if scored is None else scored.hint_of_row,
     )
     stats = None
     if scored is not None and rows is not None:
         stats = _score_stats(record, scored, rows, context.trace.logprobs_T, config)
     return DistilledTurn(context.pair, TurnStats(record, judgement.seconds, stats), rows)
+
+
+def hint_readings(scored: Scored, logprobs_T: Sequence[float], top_k: int) -> tuple[HintReading, ...]:
+    """Return the record's `hints`; `logprobs_T` are the sampling weights' up to the end of the turn."""
+
+    def reading(one: ComparedHint) -> HintReading:
+        request = one.asked.request
+        rows = written_rows(0, sampled_of(request), one.rows, top_k)
+        baseline = scored.baseline_logprobs or logprobs_T[-request.num_scored :]
+        return HintReading(
+            hint=one.asked.text,
+            hint_token_ids=request.hint_token_ids,
+            insert_at=request.insert_at,
+            overlap=_mean(one.overlap_R),
+            gap=_mean(rows.logprobs_RK[:, 0] - np.asarray(baseline)),
+            entropy=_mean(row_stats(rows.logprobs_RK)[0]),
+        )
+
+    return tuple(map(reading, scored.hints))
+
+
+def _mean(values: Sequence[float] | NDArray[np.float64]) -> float:
+    return round(float(np.mean(values)), FIGURE_DECIMALS) + 0.0
 
 
 def _control_reading(scored: Scored, rows: WrittenRows) -> ControlReading | None:
@@ -199,7 +231,7 @@ def _score_stats(
     if record.control is not None and config.control != "none":
         control = control_stats(record.control, rows.logprobs_RK.tolist(), config.control)
     return ScoreStats(
-        gaps=tuple(gaps(record.baseline_logprobs or logprobs_T[start:end], scored.reply.rows).tolist()),
+        gaps=tuple(gaps(record.baseline_logprobs or logprobs_T[start:end], scored.rows).tolist()),
         entropies=entropies,
         masses=masses,
         prompt_tokens=scored.read_tokens,
@@ -208,6 +240,7 @@ def _score_stats(
         seconds=scored.reply.latency_s,
         control=control,
         reasoning_tokens=max(0, record.span[0] + record.reasoning_tokens - start),
+        overlaps=scored.overlaps,
     )
 
 

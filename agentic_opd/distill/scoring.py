@@ -8,9 +8,11 @@ assistant's opening; if the last message is already a user message, the hint is 
 always appended to the last user message.
 
 The same request may hold the turn without the hint, where the gap's baseline needs it, and with a control hint in the
-hint's position, which measures how much of a gap any hint would explain.
+hint's position, which measures how much of a gap any hint would explain. With `hint_selection: overlap` it holds the
+turn with each accepted hint, and the hint is chosen by `overlap`.
 """
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -51,11 +53,30 @@ class Control:
     rows: TeacherRows | None = None
 
 
+class HintRequest(NamedTuple):
+    """The text of a hint, and the teacher's input with it."""
+
+    text: str
+    request: TeacherRequest
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedHint:
+    """A hint that was scored beside others, with its overlap at each scored token; see `overlap`."""
+
+    asked: HintRequest
+    rows: TeacherRows
+    overlap_R: NDArray[np.float64]
+
+
 @dataclass(frozen=True, slots=True)
 class Scored:
     """The teacher's rows of a turn with its hint, and its further readings by the same weights."""
 
-    request: TeacherRequest
+    asked: HintRequest
+    """The hint; of compared hints the one with the largest mean overlap."""
+    rows: TeacherRows
+    """The rows to write: those of the hint, or of several hints by `hint_of_row`."""
     reply: TeacherReply
     baseline_logprobs: tuple[float, ...] | None
     """Logprobs without the hint, the gap's baseline [R], in nats; None: those of the sampled tokens are it."""
@@ -66,6 +87,17 @@ class Scored:
     """Tokens of all sequences that the teacher read."""
     replied_s: float
     """Arrival of the reply, in seconds of the monotonic clock."""
+    hints: tuple[ComparedHint, ...] = ()
+    """All hints, if they were compared (`hint_selection: overlap`)."""
+    hint_of_row: tuple[int, ...] | None = None
+    """Index into `hints` of each row, if the hint is chosen by token."""
+
+    @property
+    def overlaps(self) -> tuple[float, ...]:
+        """Overlap of each written row's hint, [R]; empty if hints were not compared."""
+        if self.hint_of_row is not None:
+            return tuple(float(self.hints[n].overlap_R[row]) for row, n in enumerate(self.hint_of_row))
+        return next((tuple(one.overlap_R.tolist()) for one in self.hints if one.asked is self.asked), ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,21 +123,26 @@ async def score(
         return NotScored(TurnOutcome.SCORING_ERROR, "score_reasoning answer: the turn is reasoning only")
     place = hint_place(trace, turn, config.hint_placement)
 
-    def with_hint(text: str) -> TeacherRequest:
+    def with_hint(text: str) -> HintRequest:
         ids = encode_hint(servers.renderer, servers.tokenizer, text, as_message=place.as_message)
-        return insert_hint(trace.tokens_T, turn, place.insert_at, ids, start)
+        return HintRequest(text, insert_hint(trace.tokens_T, turn, place.insert_at, ids, start))
 
     plain = insert_hint(trace.tokens_T, turn, place.insert_at, (), start)
-    try:
-        request = with_hint(hint.read.text) if hint.read else plain
-    except RendererError as error:
-        return NotScored(TurnOutcome.SCORING_ERROR, str(error))
+    asked: list[HintRequest] = []
+    failure = ""
+    for text in (hint.text, *(one.text for one in hint.others)):
+        try:
+            asked.append(with_hint(text) if hint.read else HintRequest(text, plain))
+        except RendererError as error:
+            failure = failure or str(error)
+    if not asked:
+        return NotScored(TurnOutcome.SCORING_ERROR, failure)
     controls = None if config.control == "none" else _controls(control_hints(config, pool, hint), with_hint)
-    return await read_turn(request, plain, controls, servers, config)
+    return await read_turn(asked, plain, controls, servers, config)
 
 
 async def read_turn(
-    request: TeacherRequest,
+    hints: Sequence[HintRequest],
     plain: TeacherRequest,
     controls: Iterator[Control] | None,
     servers: DistillServers,
@@ -113,12 +150,17 @@ async def read_turn(
 ) -> Scored | NotScored:
     """Ask the teacher for the rows of a turn with its hint, without it (`plain`), and with the first fitting control.
 
+    With `hint_selection: overlap` all `hints` are read and compared, without those that do not fit the teacher;
+    otherwise there is one.
+
     Raises:
         ServerUnreachableError: the teacher is unreachable.
     """
     info = servers.teacher.info
     limit = info.max_model_len - 1  # The server samples one token after the request, which must fit too.
-    if len(request.token_ids) > limit:
+    fitting = [one for one in hints if len(one.request.token_ids) <= limit]
+    request = (fitting or hints)[0].request
+    if not fitting:
         why = f"{len(request.token_ids)} tokens, the teacher reads at most {limit}"
         return NotScored(TurnOutcome.TOO_LONG, why, request)
     control = next((one for one in controls or () if len(one.request.token_ids) <= limit), None)
@@ -128,6 +170,10 @@ async def read_turn(
     also: dict[str, Reading] = {}
     if (without := without_hint(plain, servers)) is not None:
         also["without_hint"] = without
+    compares = config.hint_selection == "overlap" and bool(request.hint_token_ids)
+    if compares:  # Needed even where the weights are those that sampled the turn.
+        also["without_hint"] = Reading(plain, config.distill_topk)
+        also |= {f"hint {n}": Reading(one.request, config.distill_topk) for n, one in enumerate(fitting[1:], start=1)}
     if control is not None:
         also["control"] = Reading(control.request, min(config.control_topk, info.vocab_size or config.control_topk))
     try:
@@ -135,17 +181,34 @@ async def read_turn(
     except (AlignmentError, ServerRequestError) as error:
         return NotScored(TurnOutcome.SCORING_ERROR, str(error), request)
     rows = {name: rows for name, rows in zip(also, reply.also, strict=True) if rows is not None}
-    unhinted = tuple(rounded(rows["without_hint"].actual_R).tolist()) if "without_hint" in rows else None
+    unhinted = None
+    if "without_hint" in rows and _is_of_other_weights(without, reply):
+        unhinted = tuple(rounded(rows["without_hint"].actual_R).tolist())
     is_baseline = servers.teacher_is_policy or config.gap_baseline == "teacher"
+    chosen = Choice(0, reply.rows)
+    if compares:
+        others = (rows[f"hint {n}"] for n in range(1, len(fitting)))
+        read = (reply.rows, *others)
+        chosen = await asyncio.to_thread(choose, fitting, read, rows["without_hint"], by=config.hint_overlap)
     return Scored(
-        request=request,
+        asked=fitting[chosen.index],
+        rows=chosen.rows,
         reply=reply,
         baseline_logprobs=unhinted if is_baseline else None,
         unhinted_logprobs=None if is_baseline else unhinted,
         control=control and replace(control, rows=rows.get("control")),
         read_tokens=sum(len(one.token_ids) for one in (request, *(also[name].request for name in rows))),
         replied_s=time.monotonic(),
+        hints=chosen.hints,
+        hint_of_row=chosen.hint_of_row,
     )
+
+
+def _is_of_other_weights(without: Reading | None, reply: TeacherReply) -> bool:
+    """Whether the reading without the hint is by other weights than the sampling ones, or by weights unknown."""
+    if without is None:
+        return False
+    return without.unless_weight_version is None or without.unless_weight_version != reply.weight_version
 
 
 def without_hint(plain: TeacherRequest, servers: DistillServers) -> Reading | None:
@@ -214,9 +277,9 @@ def rounded(logprobs: NDArray[np.float32]) -> NDArray[np.float64]:
 def control_hints(config: DistillConfig, pool: HintPool, hint: Hint) -> Iterator[tuple[ControlKind, str]]:
     """Yield the kind and text of each candidate for a turn's control, the preferred one first.
 
-    Controls differ in text from the accepted hint and from the one that the teacher reads.
+    Controls differ in text from the accepted hints and from the one that the teacher reads.
     """
-    known = (hint.accepted, *((hint.read,) if hint.read else ()))
+    known = (hint.accepted, *((hint.read,) if hint.read else ()), *hint.others)
     if config.control == "other" and (other := pool.of_other_task(*known)) is not None:
         yield "other", other.text
     if config.control == "same_task" and (same := pool.of_same_task(hint.accepted.task_id, *known)) is not None:
@@ -226,12 +289,83 @@ def control_hints(config: DistillConfig, pool: HintPool, hint: Hint) -> Iterator
         yield "neutral", neutral.text
 
 
-def _controls(
-    hints: Iterator[tuple[ControlKind, str]], with_hint: Callable[[str], TeacherRequest]
-) -> Iterator[Control]:
+def _controls(hints: Iterator[tuple[ControlKind, str]], with_hint: Callable[[str], HintRequest]) -> Iterator[Control]:
     for kind, text in hints:
         with suppress(RendererError):  # The hint was written for a turn with another kind of place.
-            yield Control(kind, text, with_hint(text))
+            yield Control(kind, text, with_hint(text).request)
+
+
+# ------------------------------------------------------------------------------------------------- the choice of a hint
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The hint of the largest mean overlap, by its index, and the rows to write; the rest as in `Scored`."""
+
+    index: int
+    rows: TeacherRows
+    hints: tuple[ComparedHint, ...] = ()
+    hint_of_row: tuple[int, ...] | None = None
+
+
+def choose(
+    asked: Sequence[HintRequest],
+    rows: Sequence[TeacherRows],
+    without_hint: TeacherRows,
+    *,
+    by: Literal["sequence", "token"],
+) -> Choice:
+    """Choose among hints by their overlap with the reading without a hint; the first of equals wins.
+
+    By "sequence", all rows are those of the hint with the largest mean overlap; by "token", each row is that of the
+    hint with the largest overlap at this token. `rows` has one entry per hint, of equal shapes.
+    """
+    hints = tuple(
+        ComparedHint(one, read, overlap(read, without_hint, sampled_of(one.request)))
+        for one, read in zip(asked, rows, strict=True)
+    )
+    overlap_HR = np.stack([one.overlap_R for one in hints])
+    index = int(overlap_HR.mean(axis=1).argmax())
+    if by == "sequence":
+        return Choice(index, rows[index], hints)
+    hint_of_row = tuple(overlap_HR.argmax(axis=0).tolist())
+    return Choice(index, rows_of(rows, hint_of_row), hints, hint_of_row)
+
+
+def sampled_of(request: TeacherRequest) -> tuple[int, ...]:
+    """Return the ids of the scored tokens, [R]."""
+    return request.token_ids[-request.num_scored :]
+
+
+def rows_of(rows: Sequence[TeacherRows], hint_of_row: Sequence[int]) -> TeacherRows:
+    """Return rows of which the r-th is the r-th of `rows[hint_of_row[r]]`."""
+    return TeacherRows(
+        *(
+            np.stack([getattr(one, name) for one in rows])[list(hint_of_row), range(len(hint_of_row))]
+            for name in ("actual_R", "top_ids_RK", "top_logprobs_RK")
+        )
+    )
+
+
+def overlap(hinted: TeacherRows, plain: TeacherRows, sampled_R: Sequence[int]) -> NDArray[np.float64]:
+    """Return the probability that two readings of the same tokens share at each token, [R], from 0 to 1.
+
+    sum over i of min(p_hinted(i), p_plain(i)), where i runs over the ids among the most likely K of both, and the
+    sampled token. Over the whole vocabulary this would be 1 minus the total variation distance. OpenClaw-RL compares
+    with the student's top-K; here the student is the reading without the hint, by the weights that read the hint.
+    """
+    check_lengths("overlap", hinted=len(hinted.actual_R), plain=len(plain.actual_R), sampled=len(sampled_R))
+    ids_RN = np.concatenate([hinted.top_ids_RK, plain.top_ids_RK], axis=1)
+    masses_RN = np.exp(np.concatenate([hinted.top_logprobs_RK, plain.top_logprobs_RK], axis=1).astype(np.float64))
+    order = np.argsort(ids_RN, axis=1, kind="stable")
+    ids_RN, masses_RN = np.take_along_axis(ids_RN, order, axis=1), np.take_along_axis(masses_RN, order, axis=1)
+    # An id occurs at most once in each reading, so equal neighbours are one id in both.
+    is_shared = ids_RN[:, 1:] == ids_RN[:, :-1]
+    shared_R = np.where(is_shared, np.minimum(masses_RN[:, 1:], masses_RN[:, :-1]), 0.0).sum(axis=1)
+    tokens = np.asarray(sampled_R)[:, None]
+    is_counted = ((ids_RN[:, 1:] == tokens) & is_shared).any(axis=1)
+    sampled = np.exp(np.minimum(hinted.actual_R, plain.actual_R).astype(np.float64))
+    return np.minimum(shared_R + np.where(is_counted, 0.0, sampled), 1.0)
 
 
 # ------------------------------------------------------------------------------------------------------- the insertion

@@ -33,8 +33,15 @@ from agentic_opd.core.types import (
 from agentic_opd.distill.config import DistillConfig
 from agentic_opd.distill.connect import PolicyEndpoint
 from agentic_opd.distill.distiller import Distiller
-from agentic_opd.distill.records import DistilledRecording, DistilledTrace, WrittenRows, build_arrays, written_rows
-from agentic_opd.distill.scoring import NotScored, Scored, read_turn, rounded
+from agentic_opd.distill.records import (
+    DistilledRecording,
+    DistilledTrace,
+    WrittenRows,
+    build_arrays,
+    hint_readings,
+    written_rows,
+)
+from agentic_opd.distill.scoring import HintRequest, NotScored, Scored, read_turn, rounded
 from agentic_opd.plugin.client import PluginClient
 from agentic_opd.rollout.chat import Chat, ParsedTurn
 from agentic_opd.rollout.config import RendererConfig
@@ -279,7 +286,8 @@ class PolicyDistiller:
     async def scored_again(self, rollout: ScoredRollout, *, reads_hints: bool = True) -> ScoredRollout:
         """Return a rollout with new teacher rows for its recorded hints, without asking the judge.
 
-        Controls are dropped, because they belong to the replaced rows.
+        Controls are dropped, because they belong to the replaced rows. With `hint_selection: overlap` all recorded
+        hints of a turn are compared again, otherwise its `hint` is scored.
 
         Args:
             rollout: A rollout with records.
@@ -294,11 +302,14 @@ class PolicyDistiller:
         results = await gather_all(self._scored_again(rollout, record, reads_hints) for record in rollout.turns)
         top_k = self.distiller.config.distill_topk
         rows = [
-            written_rows(start, rollout.tokens_T[start:end], result.reply.rows, top_k)
+            written_rows(start, rollout.tokens_T[start:end], result.rows, top_k)
             for (start, end), result in zip((one.scored_span for one in rollout.turns), results, strict=True)
             if isinstance(result, Scored)
         ]
-        records = tuple(_record_again(one, result) for one, result in zip(rollout.turns, results, strict=True))
+        records = tuple(
+            _record_again(one, result, rollout.logprobs_T, top_k)
+            for one, result in zip(rollout.turns, results, strict=True)
+        )
         return replace(rollout, rows=arrays_of(rollout, rows, top_k), turns=records)
 
     async def _scored_again(
@@ -309,16 +320,31 @@ class PolicyDistiller:
         if not record.hint or (reads_hints and place is None):
             return None
         tokens, ids, version = tuple(rollout.tokens_T), record.hint_token_ids, record.weight_version
-        place = record.span[0] if place is None else place
-        request = TeacherRequest(tokens[:place] + ids + tokens[place:end], end - start, place, ids, version)
-        plain = TeacherRequest(tokens[:end], end - start, start, (), version)
         config, servers = self.distiller.config, self.distiller.servers_of(self.policy_url)
-        return await read_turn(request, plain, None, servers, config)
+        hints = [(record.hint, ids, record.span[0] if place is None else place)]
+        if config.hint_selection == "overlap" and record.hints:
+            hints = [(one.hint, one.hint_token_ids, one.insert_at) for one in record.hints]
+        asked = [
+            HintRequest(text, TeacherRequest(tokens[:at] + ids + tokens[at:end], end - start, at, ids, version))
+            for text, ids, at in hints
+        ]
+        plain = TeacherRequest(tokens[:end], end - start, start, (), version)
+        return await read_turn(asked, plain, None, servers, config)
 
 
-def _record_again(record: TurnRecord, result: Scored | NotScored | None) -> TurnRecord:
+def _record_again(
+    record: TurnRecord, result: Scored | NotScored | None, logprobs_T: Sequence[float], top_k: int
+) -> TurnRecord:
     """Return the record of a turn whose hint was scored again; `result` is None if there is no hint."""
-    plain = replace(record, control=None, scored_version=None, baseline_logprobs=None, unhinted_logprobs=None)
+    plain = replace(
+        record,
+        control=None,
+        scored_version=None,
+        baseline_logprobs=None,
+        unhinted_logprobs=None,
+        hints=(),
+        hint_of_row=None,
+    )
     if result is None:
         return plain
     if isinstance(result, NotScored):
@@ -326,6 +352,11 @@ def _record_again(record: TurnRecord, result: Scored | NotScored | None) -> Turn
     return replace(
         plain,
         outcome=TurnOutcome.SCORED,
+        hint=result.asked.text,
+        hint_token_ids=result.asked.request.hint_token_ids,
+        insert_at=result.asked.request.insert_at if result.asked.request.hint_token_ids else record.insert_at,
+        hints=hint_readings(result, logprobs_T[: record.span[1]], top_k),
+        hint_of_row=result.hint_of_row,
         error=None,
         scored_version=result.reply.weight_version,
         baseline_logprobs=result.baseline_logprobs,

@@ -19,6 +19,7 @@ from agentic_opd.wire.group import (
     SAME_LOGPROB,
     SUM_SLACK,
     ControlReading,
+    HintReading,
     Logprob,
     Problem,
     ScoredGroup,
@@ -28,6 +29,9 @@ from agentic_opd.wire.group import (
     shown,
     validated,
 )
+
+GAP_SLACK = 1e-3
+"""Tolerance between a hint's mean gap and that of its rows (nats); both are computed from written numbers."""
 
 _HINTED = frozenset({TurnOutcome.SCORED, TurnOutcome.TOO_LONG, TurnOutcome.SCORING_ERROR})
 """Outcomes of turns with an accepted hint."""
@@ -170,9 +174,11 @@ class GroupChecker:
                 yield Problem(f", position {position}", f"row: {message}")
             elif row_ids and mask != IGNORED and (is_scored or (is_scored is None and self.top_k != 1)):
                 self.counts["scored rows"] += 1
-        for turn in rollout.turns or ():
+        for index, turn in enumerate(rollout.turns or ()):
             if turn.control is not None:
                 yield from _control_problems(turn, turn.control, ids)
+            if turn.hints and (message := _gap_problem(turn, rollout)) is not None:
+                yield Problem(f", turn {index}", message)
 
     def _row_problem(
         self, rollout: ScoredRollout, at: int, ids: Sequence[int], logprobs: Sequence[float], is_scored: bool | None
@@ -228,6 +234,21 @@ def _control_problems(turn: TurnRecord, control: ControlReading, ids_TK: Sequenc
         yield Problem(f", position {position}", f"control: {message}")
 
 
+def _gap_problem(turn: TurnRecord, rollout: ScoredRollout) -> str | None:
+    """Return the problem of a chosen hint whose mean gap is not that of the rows; None if rows are of several hints."""
+    assert rollout.rows is not None
+    span = slice(*turn.scored_span)
+    rows = rollout.rows.logprobs_TK[span]
+    if turn.hint_of_row is not None or not all(rows):
+        return None
+    baseline = turn.baseline_logprobs or rollout.logprobs_T[span]
+    gap = sum(row[0] - student for row, student in zip(rows, baseline, strict=True)) / len(rows)
+    said = next((one.gap for one in turn.hints if one.hint_token_ids == turn.hint_token_ids), None)
+    if said is None or abs(said - gap) <= GAP_SLACK:
+        return None
+    return f"hints: gap {said} of the turn's hint, but the mean of its rows is {gap:.6f}"
+
+
 def _turn_problems(rollout: ScoredRollout, *, reads_hints: bool) -> Iterator[Problem]:
     """Yield problems of the records: each alone, their order, and against masks and messages.
 
@@ -279,6 +300,7 @@ def _record_problems(turn: TurnRecord, *, reads_hints: bool) -> Iterator[str]:
     if turn.step_score not in (None, 0, *turn.step_votes):
         yield f"step_score: {turn.step_score}, but no vote says so"
     yield from _reading_problems(turn)
+    yield from _hints_problems(turn)
 
 
 def _reading_problems(turn: TurnRecord) -> Iterator[str]:
@@ -288,8 +310,40 @@ def _reading_problems(turn: TurnRecord) -> Iterator[str]:
     if (control := turn.control) is not None:
         if control.hint == turn.hint:
             yield "control: its hint is the turn's own"
+        if control.hint in [one.hint for one in turn.hints]:
+            yield "control: its hint is one of the turn's hints"
         if not control.hint or not control.hint_token_ids:
             yield f"control: hint {shown(control.hint)} of {len(control.hint_token_ids)} tokens, expected a text"
+
+
+def _hints_problems(turn: TurnRecord) -> Iterator[str]:
+    """Yield problems of the hints that were compared, and of their choice."""
+    hints = turn.hints
+    if hints and not turn.is_scored:
+        yield f"hints: do not go with outcome {turn.outcome.value!r}"
+    for index, one in enumerate(hints):
+        yield from (f"hints[{index}]{problem}" for problem in _hint_problems(one, turn.span[0]))
+    if len({one.hint for one in hints}) != len(hints):
+        yield "hints: a text occurs twice"
+    read = (turn.hint, turn.hint_token_ids, turn.insert_at)
+    chosen = [one.overlap for one in hints if (one.hint, one.hint_token_ids, one.insert_at) == read]
+    if hints and not chosen:
+        yield "hints: the turn's hint is not among them"
+    if chosen and chosen[0] < max(one.overlap for one in hints):
+        yield f"hints: the turn's hint has the overlap {chosen[0]}, but another has more"
+    if (last := max(turn.hint_of_row or (), default=-1)) >= len(hints):
+        yield f"hint_of_row: {last}, but there are {len(hints)} hints"
+
+
+def _hint_problems(one: HintReading, start: int) -> Iterator[str]:
+    if not one.hint or not one.hint_token_ids:
+        yield f": hint {shown(one.hint)} of {len(one.hint_token_ids)} tokens, expected a text"
+    if not 0 < one.insert_at <= start:
+        yield f".insert_at: {one.insert_at}, expected a position of the turn's prompt, 1 to {start}"
+    if not 0 <= one.overlap <= 1:
+        yield f".overlap: {one.overlap}, expected 0 to 1"
+    if one.entropy < 0:
+        yield f".entropy: {one.entropy}, expected at least 0"
 
 
 def _entries_problem(token: int, ids: Sequence[int], logprobs: Sequence[float]) -> str | None:

@@ -138,6 +138,21 @@ class ControlReading:
 
 
 @dataclass(frozen=True, slots=True)
+class HintReading:
+    """One of the hints that were compared for a turn (`hint_selection: overlap`); figures are means over its tokens."""
+
+    hint: str
+    hint_token_ids: tuple[Index, ...]
+    insert_at: Index
+    overlap: Number
+    """Probability shared with the reading without a hint, 0 to 1; `distill.scoring.overlap` has the formula."""
+    gap: Number
+    """Teacher with this hint minus the gap's baseline, in nats."""
+    entropy: Number
+    """Entropy of the teacher's rows in nats, with one tail bin."""
+
+
+@dataclass(frozen=True, slots=True)
 class TurnRecord:
     """The distillation record of one assistant turn: `overrides[i]["opd"]["turns"][t]`.
 
@@ -176,12 +191,17 @@ class TurnRecord:
     hint_source: Annotated[HintSource | None, _IF_KNOWN] = None
     scored_from: Annotated[Index | None, _IF_KNOWN] = None
     """First position with a row; None: the start of the span. `score_reasoning: answer` skips the reasoning."""
+    hints: Annotated[tuple[HintReading, ...], _IF_ANY] = ()
+    """All hints that were compared; `hint` is the one with the largest mean overlap."""
+    hint_of_row: Annotated[tuple[Index, ...] | None, _IF_KNOWN] = None
+    """Index into `hints` of the hint of each row; None: all rows are those of `hint`."""
 
     def __post_init__(self) -> None:
         lengths = {
             "baseline_logprobs": self.baseline_logprobs,
             "unhinted_logprobs": self.unhinted_logprobs,
             "control": None if self.control is None else self.control.logprobs_RK,
+            "hint_of_row": self.hint_of_row,
         }
         (start, end), (first, _) = self.span, self.scored_span
         if not 0 < start <= first <= end or not self.reasoning_tokens <= end - start > 0:

@@ -14,8 +14,8 @@ from agentic_opd.core.errors import OutputError, ServerMismatchError
 from agentic_opd.core.http import JsonClient
 from agentic_opd.core.types import TurnOutcome
 from agentic_opd.distill.records import build_arrays, written_rows
-from agentic_opd.distill.scoring import insert_hint, rounded
-from agentic_opd.wire.group import GroupDistillation, ScoredGroup, ScoredRollout, TurnRecord
+from agentic_opd.distill.scoring import insert_hint, overlap, rounded, rows_of
+from agentic_opd.wire.group import GroupDistillation, HintReading, ScoredGroup, ScoredRollout, TurnRecord
 from tests.unit.distill.fakes import (
     HINT,
     TURNS,
@@ -105,6 +105,25 @@ def test_a_separate_teachers_own_reading_is_compared_where_it_is_not_the_baselin
     found = recomputed(NEWER, group(NEWER, unhinted_logprobs=plain_reading(NEWER), **versions))
     assert found.without_hint is not None
     assert found.without_hint.largest < 1e-4
+
+
+@pytest.mark.parametrize("of_row", [None, (1, 0, 1)])
+def test_rows_of_compared_hints_are_read_under_the_hint_of_each(of_row: tuple[int, ...] | None) -> None:
+    trace, turn, ids = make_trace(), TURNS[0], ((70, 71), (72,))
+    plain = table_rows(insert_hint(trace.tokens_T, turn, 3, ()), 5)
+    read = [table_rows(insert_hint(trace.tokens_T, turn, 3, one), 5) for one in ids]
+    mean = [float(overlap(one, plain, trace.tokens_T[5:8]).mean()) for one in read]
+    hints = tuple(HintReading(f"{HINT} {n}", ids[n], 3, mean[n], 0.0, 1.0) for n in range(2))
+    one = group(hints=hints, hint=hints[1].hint, hint_token_ids=ids[1], hint_of_row=of_row)
+    written = written_rows(5, trace.tokens_T[5:8], rows_of(read, of_row or (1, 1, 1)), 5)
+    arrays = build_arrays(trace.tokens_T, trace.masks_T, trace.logprobs_T, [written], 5)
+    rollout = replace(one.rollouts[0], rows=arrays)
+    found = recomputed(VERSION, replace(one, rollouts=(rollout,)))
+    assert (found.rows, found.missing, found.in_rows.largest < 1e-4) == (3, 0, True)
+    assert found.in_overlaps is not None
+    assert found.in_overlaps.largest < 1e-6
+    turns = (replace(rollout.turns[0], hint_of_row=(0, 1, 0)), *rollout.turns[1:])  # type: ignore[index]
+    assert recomputed(VERSION, replace(one, rollouts=(replace(rollout, turns=turns),))).in_rows.largest > 0.1
 
 
 def test_a_turn_scored_without_a_hint_is_read_without_one() -> None:

@@ -17,8 +17,9 @@ from agentic_opd.distill.evidence import turn_contexts
 from agentic_opd.distill.hints import SIBLING, AcceptedHint, HintPool, JudgedBy, Questions
 from agentic_opd.distill.judge import JudgeReply
 from agentic_opd.distill.records import DistilledRecording, DistilledTrace, DistilledTurn
-from agentic_opd.distill.scoring import insert_hint, noise_floor, rounded
+from agentic_opd.distill.scoring import insert_hint, noise_floor, overlap, rounded
 from agentic_opd.distill.servers import DistillServers
+from agentic_opd.runs.distill import PolicyDistiller
 from agentic_opd.wire.checks import GroupChecker
 from agentic_opd.wire.group import GroupDistillation, ScoredGroup, ScoredRollout
 
@@ -402,6 +403,99 @@ def test_a_control_and_a_baseline_go_in_one_request() -> None:
     assert record.baseline_logprobs == reading(PLAIN, NEWER)
     assert record.control is not None
     assert [row[0] for row in record.control.logprobs_RK] == list(reading(teacher.read[1].request, NEWER))
+
+
+SHORT = "Check divisibility by 15."
+TWO_HINTS = [POSITIVE.replace(HINT, SHORT), POSITIVE, NEGATIVE]
+
+
+def compared(answer: Sequence[str] = TWO_HINTS, teacher: TableTeacher | None = None, **settings: Any) -> Any:
+    """The first turn's record and rows, its statistics and the teacher, with `hint_selection: overlap`."""
+    teacher = teacher or TableTeacher()
+    distilled = run(make_deps({FIRST: answer, LAST: NO}, teacher), hint_selection="overlap", **settings)
+    one = rollout_of(distilled.traces[0])
+    whole = ScoredGroup((one,), distillation=GroupDistillation(5, hint_sources=("judge",))).to_wire()
+    assert GroupChecker().read(json.loads(json.dumps(whole))).problems == []
+    return distilled.records[0], distilled.traces[0].arrays, distilled.stats.turns[0].scored, teacher
+
+
+@pytest.mark.parametrize("by", ["sequence", "token"])
+@pytest.mark.parametrize("version", [VERSION, NEWER])
+def test_all_hints_of_a_turn_are_scored_in_one_request_and_the_file_rebuilds_every_row(by: str, version: int) -> None:
+    record, arrays, stats, teacher = compared(teacher=TableTeacher(weight_version=version), hint_overlap=by)
+    assert [one.hint for one in record.hints] == [HINT, SHORT], "the longest first"
+    assert len(teacher.requests) == 1
+    assert [one.top_k for one in teacher.read] == [5, 5], "the turn without a hint, and with the other one"
+    requests = [
+        TeacherRequest(TOKENS[: one.insert_at] + one.hint_token_ids + TOKENS[one.insert_at : 8], 3, 0, ())
+        for one in record.hints
+    ]
+    assert {request.token_ids for request in requests} == {
+        teacher.requests[0].token_ids,
+        teacher.read[1].request.token_ids,
+    }
+    rows = [table_rows(request, 5, version) for request in requests]
+    best = [one.overlap for one in record.hints].index(max(one.overlap for one in record.hints))
+    assert (record.hint, record.hint_token_ids) == (record.hints[best].hint, record.hints[best].hint_token_ids)
+    of_row = record.hint_of_row or (best,) * 3
+    assert (record.hint_of_row is None) == (by == "sequence")
+    for row, hint in enumerate(of_row):
+        assert arrays.logprobs_TK[5 + row][0] == rounded(rows[hint].actual_R)[row]
+        assert {*arrays.token_ids_TK[5 + row][1:]} <= {*rows[hint].top_ids_RK[row].tolist()}
+    plain = table_rows(PLAIN, 5, version)
+    overlaps = [overlap(one, plain, TOKENS[5:8]) for one in rows]
+    assert [one.overlap for one in record.hints] == pytest.approx([one.mean() for one in overlaps], abs=1e-6)
+    assert stats.overlaps == pytest.approx([overlaps[hint][row] for row, hint in enumerate(of_row)])
+    if by == "token":
+        assert of_row == tuple(int(overlaps[1][row] > overlaps[0][row]) for row in range(3))
+    baseline = plain.actual_R if version == NEWER else make_trace().logprobs_T[5:8]
+    assert (record.baseline_logprobs is None) == (version == VERSION)
+    for one, read in zip(record.hints, rows, strict=True):
+        assert one.gap == pytest.approx(sum(a - b for a, b in zip(read.actual_R, baseline, strict=True)) / 3, abs=1e-4)
+        assert one.entropy > 0
+    assert stats.prompt_tokens == sum(len(request.token_ids) for request in (PLAIN, *requests))
+
+
+def test_a_hint_that_does_not_fit_is_left_out_of_the_comparison() -> None:
+    whole = len(compared()[3].requests[0].token_ids)
+    record = compared(teacher=TableTeacher(max_model_len=whole))[0]
+    assert [one.hint for one in record.hints] == [SHORT] == [record.hint]
+
+
+def test_one_hint_is_compared_with_the_reading_without_it_and_a_server_without_the_plugin_may_read() -> None:
+    record = compared(YES, TableTeacher(has_plugin=False))[0]
+    assert [one.hint for one in record.hints] == [HINT]
+    assert record.baseline_logprobs is None
+
+
+@pytest.mark.parametrize("by", ["sequence", "token"])
+def test_kept_hints_are_compared_again_or_the_chosen_one_is_scored(by: str) -> None:
+    config = CONFIG.model_copy(update={"hint_selection": "overlap", "hint_overlap": by})
+    deps = make_deps({FIRST: TWO_HINTS, LAST: NO})
+    one = rollout_of(distill(make_recording(), deps, config).traces[0])
+
+    class Connected(Distiller):
+        def servers_of(self, policy_url: str) -> DistillServers:
+            return deps
+
+    def again(config: DistillConfig) -> ScoredRollout:
+        distiller = Connected(config, max_token_length=100, retry_s=1.0)
+        return asyncio.run(PolicyDistiller(None, distiller, deps.teacher, "").scored_again(one))  # type: ignore[arg-type]
+
+    assert again(config) == one
+    (plain, _), chosen = again(CONFIG).turns or (), (one.turns or ())[0]
+    assert (plain.hint, plain.hint_token_ids, plain.hints, plain.hint_of_row) == (
+        chosen.hint,
+        chosen.hint_token_ids,
+        (),
+        None,
+    )
+
+
+def test_a_control_is_none_of_the_compared_hints() -> None:
+    for _ in range(5):
+        record = compared(control="same_task")[0]
+        assert record.control.kind == "neutral"
 
 
 def test_each_hint_may_be_one_of_another_task() -> None:

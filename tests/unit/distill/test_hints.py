@@ -10,7 +10,7 @@ from agentic_opd.core.errors import AlignmentError
 from agentic_opd.core.types import Evidence, EvidenceKind, HindsightPair, StepScore, TurnOutcome, Vote
 from agentic_opd.distill.config import DistillConfig
 from agentic_opd.distill.evidence import turn_contexts
-from agentic_opd.distill.hints import Judgement, NoHint, Questions, accepted_hint, parse_step_vote, parse_vote
+from agentic_opd.distill.hints import Judgement, NoHint, Questions, accepted_hints, parse_step_vote, parse_vote
 from agentic_opd.distill.prompts import JUDGE_QUESTION, JUDGE_STEP_PROMPT, JUDGE_SYSTEM_PROMPT, template_problems
 
 from .fakes import HINT, NEGATIVE, POSITIVE, TASK, make_recording
@@ -245,10 +245,11 @@ def test_every_hint_in_the_protocol_is_read_back(hint: str) -> None:
     assert parse_vote(f"\\boxed{{1}}\n[HINT_START]{hint}[HINT_END]").hint == hint.strip()
 
 
-def decide(votes: list[Vote], prm_votes: int, rule: Any, selection: Any) -> str | NoHint:
+def decide(votes: list[Vote], prm_votes: int, rule: Any, selection: Any) -> Any:
     config = DistillConfig(prm_votes=prm_votes, hint_vote_rule=rule, hint_selection=selection)
     recording = replace(make_recording(), task=replace(TASK, hidden_tests="assert f(77) == 78"))
-    return accepted_hint(votes, turn_contexts(recording, config)[0], config)
+    found = accepted_hints(votes, turn_contexts(recording, config)[0], config)
+    return found if isinstance(found, NoHint) or selection == "overlap" else found[0]
 
 
 @pytest.mark.parametrize(
@@ -277,6 +278,13 @@ def test_selection_takes_the_longest_or_shortest_hint_and_the_first_of_equals() 
     votes = [yes("a hint of b"), yes(LONGER), yes("a hint of a")]
     assert decide(votes, 3, "majority", "longest") == LONGER
     assert decide(votes, 3, "majority", "shortest") == "a hint of b"
+
+
+def test_overlap_compares_all_distinct_hints_that_do_not_leak() -> None:
+    leak = yes("The last test says that f(77) == 78 holds, and more than that.")
+    votes = [yes("a hint of b"), yes(LONGER), leak, yes("A  hint of B"), yes("a hint of a"), NO]
+    assert decide(votes, 6, "majority", "overlap") == (LONGER, "A  hint of B", "a hint of a")
+    assert decide([leak, leak, NO], 3, "majority", "overlap") == NoHint(TurnOutcome.LEAKED)
 
 
 def test_a_clean_hint_wins_over_one_that_leaks() -> None:

@@ -16,7 +16,7 @@ import pytest
 from agentic_opd.core.types import TurnOutcome, Vote
 from agentic_opd.distill.metrics import OPD_METRICS, aggregate
 from agentic_opd.distill.records import ControlStats, EpisodeStats, ScoreStats, TurnStats, control_stats, row_stats
-from agentic_opd.wire.group import ControlReading, GroupDistillation, TurnRecord
+from agentic_opd.wire.group import ControlReading, GroupDistillation, HintReading, TurnRecord
 
 Out = TurnOutcome
 VOTES = {"+": Vote(1, "a long enough hint", "+"), "-": Vote(-1, None, "-"), "?": Vote(None, None, "?")}
@@ -108,13 +108,24 @@ def test_metrics_of_two_episodes() -> None:
     )
     of_thinking = {"opd/gap_mean_reasoning", "opd/gap_mean_answer"}
     described = {metric.name for metric in OPD_METRICS}
-    assert metrics.keys() == described - of_thinking, "what is logged is described, and nothing else"
+    of_overlap = {"opd/hint_overlap", "opd/hints_compared"}
+    assert metrics.keys() == described - of_thinking - of_overlap, "what is logged is described, and nothing else"
 
 
 def test_reasoning_and_answers_have_a_mean_gap_of_their_own() -> None:
     scores = ScoreStats((0.5, 1.5, -3.0), (0.1,) * 3, (0.9,) * 3, 9, None, 0.0, 1.0, reasoning_tokens=2)
     metrics = aggregate([EpisodeStats(9, (turn(Out.SCORED, scored=scores),))])
     assert (metrics["opd/gap_mean_reasoning"], metrics["opd/gap_mean_answer"]) == (1.0, -3.0)
+
+
+def test_compared_hints_are_counted_and_the_overlap_is_that_of_the_rows() -> None:
+    one, other = (HintReading(name, (5,), 1, 0.5, 0.0, 0.1) for name in ("one", "other"))
+    scores = ScoreStats((0.5, 1.5), (0.1,) * 2, (0.9,) * 2, 9, None, 0.0, 1.0, overlaps=(0.25, 0.75))
+    turns = [
+        TurnStats(TurnRecord((1, 3), Out.SCORED, "tool", hints=hints), None, scores) for hints in ((one, other), (one,))
+    ]
+    metrics = aggregate([EpisodeStats(9, tuple(turns))])
+    assert (metrics["opd/hints_compared"], metrics["opd/hint_overlap"]) == (1.5, 0.5)
 
 
 def test_a_control_is_measured_at_the_sampled_tokens_and_its_gaps_are_counted() -> None:

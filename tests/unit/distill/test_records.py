@@ -8,7 +8,15 @@ from hypothesis import strategies as st
 from agentic_opd.core.errors import AlignmentError
 from agentic_opd.core.types import DistillArrays, TeacherRequest, TeacherRows
 from agentic_opd.distill.records import build_arrays, logprobs_of, written_rows
-from agentic_opd.distill.scoring import LOGPROB_DECIMALS, gaps, insert_hint, rounded
+from agentic_opd.distill.scoring import (
+    LOGPROB_DECIMALS,
+    HintRequest,
+    choose,
+    gaps,
+    insert_hint,
+    overlap,
+    rounded,
+)
 from agentic_opd.plugin.scoring import check_rows
 
 from .fakes import MASKS, TOKENS, TURNS, VOCAB, make_trace, table_rows
@@ -160,3 +168,46 @@ def test_row_holds_the_teachers_own_numbers() -> None:
         by_id[TOKENS[p]] = float(teacher.actual_R[r])
         for token, logprob in zip(arrays.token_ids_TK[p], arrays.logprobs_TK[p], strict=True):
             assert logprob == pytest.approx(by_id[token], abs=10**-LOGPROB_DECIMALS)
+
+
+def of_masses(actual: list[float], ids: list[list[int]], masses: list[list[float]]) -> TeacherRows:
+    return rows(np.log(actual).tolist(), ids, np.log(masses).tolist())
+
+
+PLAIN = of_masses(
+    [0.6, 0.04, 0.05],
+    [[40, 9, 8], [8, 7, 5], [7, 8, 5]],
+    [[0.6, 0.2, 0.15], [0.5, 0.2, 0.1], [0.6, 0.2, 0.1]],
+)
+"""Without a hint; the sampled tokens are 40, 41, 42."""
+NEAR = of_masses(
+    [0.3, 0.02, 0.5],
+    [[7, 40, 8], [7, 8, 9], [42, 7, 8]],
+    [[0.5, 0.3, 0.1], [0.7, 0.1, 0.05], [0.5, 0.3, 0.1]],
+)
+FAR = of_masses(
+    [0.6, 0.01, 0.01],
+    [[40, 9, 8], [1, 2, 3], [1, 2, 3]],
+    [[0.6, 0.2, 0.15], [0.9, 0.02, 0.01], [0.9, 0.02, 0.01]],
+)
+
+
+def test_the_overlap_is_the_mass_of_shared_ids_and_of_the_sampled_token() -> None:
+    # 40 and 8; then 7, 8 and the sampled 41, which is in neither top 3; then 7, 8 and 42, which is in one of them.
+    assert overlap(NEAR, PLAIN, [40, 41, 42]) == pytest.approx([0.3 + 0.1, 0.2 + 0.1 + 0.02, 0.3 + 0.1 + 0.05])
+    assert overlap(FAR, PLAIN, [40, 41, 42]) == pytest.approx([0.95, 0.01, 0.01])
+    assert overlap(PLAIN, NEAR, [40, 41, 42]) == pytest.approx(overlap(NEAR, PLAIN, [40, 41, 42]))
+    with pytest.raises(AlignmentError, match="overlap"):
+        overlap(NEAR, PLAIN, [40, 41])
+
+
+def test_the_hint_is_chosen_by_the_turn_or_by_the_token() -> None:
+    asked = [HintRequest(name, TeacherRequest((1, 2, 40, 41, 42), 3, 1, (2,))) for name in ("far", "near")]
+    whole = choose(asked, [FAR, NEAR], PLAIN, by="sequence")
+    assert (whole.index, whole.rows, whole.hint_of_row) == (1, NEAR, None)
+    assert [one.overlap_R.mean() for one in whole.hints] == pytest.approx([0.97 / 3, 1.17 / 3])
+    each = choose(asked, [FAR, NEAR], PLAIN, by="token")
+    assert (each.index, each.hint_of_row) == (1, (0, 1, 1))
+    assert each.rows.top_ids_RK.tolist() == [[40, 9, 8], [7, 8, 9], [42, 7, 8]]
+    assert np.exp(each.rows.actual_R) == pytest.approx([0.6, 0.02, 0.5])
+    assert choose(asked, [NEAR, NEAR], PLAIN, by="token").hint_of_row == (0, 0, 0), "the first of equals"

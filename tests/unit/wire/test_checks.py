@@ -347,6 +347,7 @@ def test_further_fields_hold_what_they_may(field: str, value: Any, expected: str
         ("kind", [], "turn 0: control.kind: [], expected 'neutral'"),
         ("hint", "", "turn 0: control: hint '' of 1 tokens, expected a text"),
         ("hint", HINT, "turn 0: control: its hint is the turn's own"),
+        ("hint", "Name it.", "turn 0: control: its hint is one of the turn's hints"),
         ("hint_token_ids", [], "turn 0: control: hint 'Return the list in reverse.' of 0 tokens"),
         ("hint_token_ids", [-1], "turn 0: control.hint_token_ids[0]: -1, expected at least 0"),
         ("logprobs", [[-0.4, -2.0]], "turn 0: turn: lengths differ (span=2, "),
@@ -363,6 +364,61 @@ def test_a_control_stands_beside_the_rows(field: str, value: Any, expected: str)
     bad = known_more()
     bad["overrides"][1]["opd"]["turns"][0]["control"][field] = value
     assert expected in violations(bad)[0]
+
+
+def by_sequence() -> dict[str, Any]:
+    """The group, with several hints of which one was chosen for the turn."""
+    one = known_more()
+    for overrides in one["overrides"]:
+        overrides["opd"]["turns"][0].pop("hint_of_row")
+    return one
+
+
+@pytest.mark.parametrize(
+    ("index", "field", "value", "expected"),
+    [
+        (0, "hint", "", "turn 0: hints[0]: hint '' of 1 tokens, expected a text"),
+        (0, "hint", HINT, "turn 0: hints: a text occurs twice"),
+        (0, "hint", 1, "turn 0: hints[0].hint: 1, expected a text"),
+        (0, "hint_token_ids", [], "turn 0: hints[0]: hint 'Name it.' of 0 tokens, expected a text"),
+        (0, "hint_token_ids", [-1], "turn 0: hints[0].hint_token_ids[0]: -1, expected at least 0"),
+        (0, "insert_at", 4, "turn 0: hints[0].insert_at: 4, expected a position of the turn's prompt, 1 to 3"),
+        (0, "overlap", 1.5, "turn 0: hints[0].overlap: 1.5, expected 0 to 1"),
+        (0, "overlap", 0.75, "turn 0: hints: the turn's hint has the overlap 0.5, but another has more"),
+        (0, "entropy", -0.1, "turn 0: hints[0].entropy: -0.1, expected at least 0"),
+        (0, "gap", None, "turn 0: hints[0].gap: None, expected a number"),
+        (1, "hint_token_ids", [70], "turn 0: hints: the turn's hint is not among them"),
+        (1, "gap", -0.85, "turn 0: hints: gap -0.85 of the turn's hint, but the mean of its rows is 0.850000"),
+    ],
+)
+def test_compared_hints_hold_figures_and_the_choice(index: int, field: str, value: Any, expected: str) -> None:
+    assert violations(by_sequence()) == []
+    bad = by_sequence()
+    bad["overrides"][1]["opd"]["turns"][0]["hints"][index][field] = value
+    assert expected in violations(bad)[0]
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ([0], "lengths differ (span=2, "),
+        ([0, 2], "hint_of_row: 2, but there are 2 hints"),
+        ([0, -1], "hint_of_row[1]: -1, expected at least 0"),
+        (None, f"hint_of_row: {NULL}"),
+    ],
+)
+def test_each_row_is_of_a_compared_hint(value: Any, expected: str) -> None:
+    bad = known_more()
+    bad["overrides"][1]["opd"]["turns"][0]["hint_of_row"] = value
+    assert expected in violations(bad)[0]
+    bad["overrides"][1]["opd"]["turns"][0] |= {"hints": [], "hint_of_row": [0, 0]}
+    assert "hint_of_row: 0, but there are 0 hints" in violations(bad)[0]
+
+
+def test_only_scored_turns_have_compared_hints() -> None:
+    bad = known_more()
+    bad["overrides"][1]["opd"]["turns"][1]["hints"] = KNOWN_MORE["hints"]
+    assert "turn 1: hints: do not go with outcome 'vote_failed'" in violations(bad)[0]
 
 
 @pytest.mark.parametrize(

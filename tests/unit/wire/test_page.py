@@ -8,7 +8,7 @@ import pytest
 
 from agentic_opd.core.types import ProgramRun, StoppedFor, WhyContext
 from agentic_opd.wire.checks import GroupChecker
-from agentic_opd.wire.group import ScoredGroup, TurnRecord
+from agentic_opd.wire.group import HintReading, ScoredGroup, TurnRecord
 from tests.support.places import ROOT
 
 PAGE = (ROOT / "docs" / "wire_format.md").read_text()
@@ -30,8 +30,12 @@ def rows_of(name: str) -> list[list[float]]:
 
 
 def record() -> dict[str, Any]:
-    (found,) = re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)
-    return json.loads(found)
+    return examples()[0]
+
+
+def examples() -> list[dict[str, Any]]:
+    """A record, and the fields of one with several hints."""
+    return [json.loads(found) for found in re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)]
 
 
 def group() -> dict[str, Any]:
@@ -52,6 +56,17 @@ def group() -> dict[str, Any]:
 def test_the_page_shows_a_group_without_a_violation() -> None:
     assert GroupChecker().read(group()).problems == []
     assert ScoredGroup.from_wire(group()).to_wire() == group()
+
+
+def test_its_compared_hints_are_those_of_a_record() -> None:
+    _, several = examples()
+    one = group()
+    one["overrides"][0]["opd"]["turns"][0] |= several
+    assert GroupChecker().read(one).problems == []
+    assert several["hints"][0].keys() == HintReading.__dataclass_fields__.keys()
+    table = PAGE.partition("| field of a hint | what it holds |")[2].partition("\n\n")[0]
+    named = {name for row in re.findall(r"(?m)^\| (`.*?) \|", table) for name in re.findall(r"`(\w+)`", row)}
+    assert named == set(HintReading.__dataclass_fields__)
 
 
 def test_its_gaps_follow_from_its_numbers() -> None:
