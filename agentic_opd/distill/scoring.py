@@ -185,7 +185,7 @@ async def read_turn(
     if "without_hint" in rows and _is_of_other_weights(without, reply):
         unhinted = tuple(rounded(rows["without_hint"].actual_R).tolist())
     is_baseline = servers.teacher_is_policy or config.gap_baseline == "teacher"
-    chosen = Choice(0, reply.rows)
+    chosen = HintChoice(0, reply.rows)
     if compares:
         others = (rows[f"hint {n}"] for n in range(1, len(fitting)))
         read = (reply.rows, *others)
@@ -299,7 +299,7 @@ def _controls(hints: Iterator[tuple[ControlKind, str]], with_hint: Callable[[str
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class HintChoice:
     """The hint of the largest mean overlap, by its index, and the rows to write; the rest as in `Scored`."""
 
     index: int
@@ -314,7 +314,7 @@ def choose(
     without_hint: TeacherRows,
     *,
     by: Literal["sequence", "token"],
-) -> Choice:
+) -> HintChoice:
     """Choose among hints by their overlap with the reading without a hint; the first of equals wins.
 
     By "sequence", all rows are those of the hint with the largest mean overlap; by "token", each row is that of the
@@ -327,9 +327,9 @@ def choose(
     overlap_HR = np.stack([one.overlap_R for one in hints])
     index = int(overlap_HR.mean(axis=1).argmax())
     if by == "sequence":
-        return Choice(index, rows[index], hints)
+        return HintChoice(index, rows[index], hints)
     hint_of_row = tuple(overlap_HR.argmax(axis=0).tolist())
-    return Choice(index, rows_of(rows, hint_of_row), hints, hint_of_row)
+    return HintChoice(index, rows_of(rows, hint_of_row), hints, hint_of_row)
 
 
 def sampled_of(request: TeacherRequest) -> tuple[int, ...]:
