@@ -31,8 +31,11 @@ IN_NO_LINE = {
     *(f"train/loop_lag_s_{part}" for part in ("p50", "p95", "p99", "max")),
 }
 """What no line holds: how long something took, and what the server had in its cache."""
-NOT_OF_THIS_RUN = {"train/left_out_tokens", "opd/gap_mean_reasoning", "opd/gap_mean_answer"}
-"""Metrics of programs (`agent_command`) and of policies that think."""
+NOT_OF_THIS_RUN = {
+    *("train/left_out_tokens", "opd/gap_mean_reasoning", "opd/gap_mean_answer"),
+    *("opd/hint_overlap", "opd/hints_compared"),
+}
+"""Metrics of programs (`agent_command`), of policies that think, and of `hint_selection: overlap`."""
 ROUNDED = 1e-4
 """Teacher logprobs are written with four decimals."""
 
