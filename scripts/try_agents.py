@@ -1,6 +1,6 @@
 """Run clients from their registries before a gateway, and print what the gateway made of each conversation.
 
-Each client is installed in a folder of its own and runs in bubblewrap: no network but the gateway's address, an empty
+Each client is installed in a separate folder and runs in bubblewrap: no network but the gateway's address, an empty
 home, no proxies and keys of this process. The policy is a simulated vLLM server (tests/support/fake_plugin.py) with
 scripted answers: three calls of the client's tool, then the end. Its logprobs are those of a table, so that the check
 `valid` computes them again. Exit code 1: a client failed, is not one session, or its groups are not valid.
@@ -48,7 +48,7 @@ class ClientFailedError(Exception):
 
 @dataclass
 class AgentRow:
-    """What became of one client's conversation."""
+    """Result of one client's conversation."""
 
     client: str
     version: str = ""

@@ -294,7 +294,7 @@ def reference(context: TurnContext, config: DistillConfig) -> Hints | str:
     """Return the task's reference solution (OPSD)."""
     task = context.recording.task
     solution = ((task and task.reference_solution) or "").strip()
-    return Hints(REFERENCE, [solution]) if solution else "the task has no solution of its own"
+    return Hints(REFERENCE, [solution]) if solution else "the task has no reference solution"
 
 
 def sibling(context: TurnContext, config: DistillConfig) -> Hints | str:

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from agentic_opd.core.concurrency import gather_all
-from agentic_opd.core.errors import DatasetError
+from agentic_opd.core.errors import DatasetError, ServerMismatchError
 from agentic_opd.core.http import JsonClient
 from agentic_opd.core.types import Task, World
 from agentic_opd.env.config import AgentEnvConfig
@@ -176,8 +176,22 @@ REQUIREMENTS: tuple[SetupCheck, ...] = (
 
 
 async def meet(requirements: Sequence[SetupCheck], setup: Setup) -> None:
-    """Run the checks in order; raise the first error, and log warnings."""
+    """Run the checks in order, and log warnings.
+
+    Raises:
+        ServerMismatchError: servers do not fit; the message names all caps, so that one restart is enough.
+        OPDError: the first other error of a check.
+    """
+    mismatches: dict[str, str] = {}
     for check in requirements:
-        note = await check.run(setup)
+        if not mismatches.keys().isdisjoint(check.needs):
+            continue
+        try:
+            note = await check.run(setup)
+        except ServerMismatchError as error:
+            mismatches[check.name] = str(error)
+            continue
         if note.status is Status.WARNING:
             logger.warning("%s", note.text)
+    if mismatches:
+        raise ServerMismatchError("\n".join(mismatches.values()))

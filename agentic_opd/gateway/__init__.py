@@ -5,6 +5,6 @@ after a session ends, a scored group. The group holds exactly the token ids that
 scored like the environment's episodes.
 """
 
-from agentic_opd.gateway.session import GatewaySession
+from agentic_opd.gateway.gateway_session import GatewaySession
 
 __all__ = ["GatewaySession"]

@@ -54,7 +54,7 @@ class PlainChat(Chat):
         ids: list[int] = self.tokenizer.encode(new[0]["content"], add_special_tokens=False)
         if known_ids[-1] in self.stop_token_ids:  # The answer's text did not show it.
             if ids[:1] != known_ids[-1:]:
-                raise RendererError("the prompt goes on in another way than with the sampled stop token")
+                raise RendererError("the prompt continues without the sampled stop token")
             ids = ids[1:]
         return self._at(known_ids, ids)
 

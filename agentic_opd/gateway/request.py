@@ -1,4 +1,4 @@
-"""A client's request in the gateway's form, whatever its protocol. Pure.
+"""A client's request in the gateway's form, which all protocols share. Pure.
 
 In: what a protocol read from a body. Out: `Asked`, or a `ClientError` that names the field. A parameter that would
 change what is sampled is honoured or refused, never ignored.

@@ -1,7 +1,7 @@
 """Open sessions, and the assignment of requests to them.
 
 A request finds its session by the client's name for it, by the messages that it extends, or by what lasts of them (see
-`traces`). A request never continues a session of another owner.
+`history_index`). A request never continues a session of another owner.
 """
 
 import asyncio
@@ -13,9 +13,9 @@ from typing import NamedTuple
 from agentic_opd.core.types import Message
 from agentic_opd.distill.records import DistilledTurn
 from agentic_opd.gateway.errors import ClientError
+from agentic_opd.gateway.history_index import HistoryIndex, PlainIndex
 from agentic_opd.gateway.journal import SessionRow
 from agentic_opd.gateway.request import Asked, prompt_key, with_messages
-from agentic_opd.gateway.traces import PlainIndex, TraceIndex
 from agentic_opd.gateway.turns import Feedback, Follows, Path, RecordedTurn, TurnTree
 from agentic_opd.rollout.conversation_index import ConversationIndex, identity
 
@@ -99,7 +99,7 @@ class Sessions:
         self._by_name: dict[tuple[str, str], OpenSession] = {}
         self._by_answer: dict[tuple[str, str], TurnKey] = {}
         self._index = ConversationIndex[TurnKey]()
-        self._traces = TraceIndex[TurnKey]()
+        self._histories = HistoryIndex[TurnKey]()
         self._plain = PlainIndex[TurnKey]()
 
     def __iter__(self) -> Iterator[OpenSession]:
@@ -156,7 +156,7 @@ class Sessions:
         if match.known and not _has_turn(rest):
             key = self._best(match.known)
             return Place(self._by_id[key.session_id], self.path(key), rest)
-        found = self._traces.find(asked.messages, asked.identities, scope=owner.encode(), accept=is_meant)
+        found = self._histories.find(asked.messages, asked.identities, scope=owner.encode(), accept=is_meant)
         if found is not None and found.position > match.length:
             key = self._best(found.known) if found.is_said else self._only(found.known)
             if key is not None:
@@ -251,7 +251,7 @@ class Sessions:
             return
         scope = _scope(owner, prompt_key(turn.tools, turn.template))
         self._index.add(key, turn.messages, before, scope=scope)
-        self._traces.add(key, turn.messages, before, scope=owner.encode())
+        self._histories.add(key, turn.messages, before, scope=owner.encode())
 
     def remove(self, session: OpenSession) -> None:
         """Remove a session from all indexes."""
@@ -263,7 +263,7 @@ class Sessions:
         for turn_id, turn in session.tree.turns.items():
             key = TurnKey(session.session_id, turn_id)
             self._by_answer.pop((owner, turn.answer_id), None)
-            for index in (self._index, self._traces, self._plain):
+            for index in (self._index, self._histories, self._plain):
                 index.discard(key)
 
     def _tree(self, key: TurnKey) -> TurnTree:

@@ -307,7 +307,7 @@ def _trace(
 ) -> Trace:
     """Return the trace of a path that learns from the turns without a reason in `why`, and ends with `following`.
 
-    The feedback for a turn stands behind the reply to it, in the messages only.
+    The feedback for a turn follows the reply to it, in the messages only.
     """
     whole, sampled = trace_of(path), {turn.place.message_index: turn for turn in path}
     messages: list[Message] = []

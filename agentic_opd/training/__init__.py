@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from agentic_opd.training.config import LossConfig
 
 if TYPE_CHECKING:
-    from agentic_opd.training.trainers import collate, compute_loss, opd_loss
+    from agentic_opd.training.logits_loss import collate, compute_loss, opd_loss
 
 __all__ = ["LossConfig", "collate", "compute_loss", "opd_loss"]
 
@@ -18,6 +18,6 @@ def __getattr__(name: str) -> Any:
     """Import torch only when one of its users is needed; settings and help do without."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from agentic_opd.training import trainers
+    from agentic_opd.training import logits_loss
 
-    return getattr(trainers, name)
+    return getattr(logits_loss, name)

@@ -90,8 +90,8 @@ def token_advantage(hinted_BT: Tensor, baseline_BT: Tensor, mask_BT: Tensor, gap
 def scaled_advantage(rewards_BT: Tensor, gaps_BT: Tensor, clip: float) -> Tensor:
     """A_t = A clip(exp(sign(A) gap_t), 1 - clip, 1 + clip) (RLSD): the reward's direction, the hint's size [B, T].
 
-    A gap of 0, as at tokens without a row, leaves the reward's advantage A. To blend A_t with A, give `grpo` and `rlsd`
-    weights, or schedules, of their own.
+    A gap of 0, as at tokens without a row, leaves the reward's advantage A. To blend A_t with A, set the weights or
+    schedules of both `grpo` and `rlsd`.
     """
     return rewards_BT * (rewards_BT.sign() * gaps_BT).exp().clamp(1.0 - clip, 1.0 + clip)
 

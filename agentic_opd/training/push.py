@@ -192,7 +192,7 @@ class WeightPusher:
             for server in servers:
                 if server.info.tied_embeddings:
                     raise ConfigError(
-                        f"{self._config.model} has an output head of its own, and that of {server.info.model} at "
+                        f"{self._config.model} has a separate output head, and that of {server.info.model} at "
                         f"{server.url} is its embedding matrix: serve a model with untied embeddings, or train "
                         "adapters (lora_rank) and start the server with --max-lora-rank"
                     )

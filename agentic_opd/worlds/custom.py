@@ -111,7 +111,7 @@ class CustomWorld:
     system_prompt: str = "Work on the task with your tools until it is done. Then answer without a tool call."
 
     def tasks(self) -> Iterable[Task]:
-        """Return the tasks, each with an id, a prompt or messages, and whatever else the hooks need.
+        """Return the tasks: each has an id, a prompt or messages, and the data that the hooks need.
 
         `hidden_tests` is any text that only `verify` may know, such as the right answer. Hints that reveal it are
         dropped.
@@ -193,7 +193,7 @@ def _hook_problem(hooks: CustomWorld, name: str) -> str | None:
 
 
 def _is_defined(hooks: CustomWorld, name: str) -> bool:
-    """Return whether a class defines a hook; a method marked as a tool is none, whatever its name."""
+    """Return whether a class defines a hook; a method marked as a tool is not a hook, even with a hook's name."""
     hook = getattr(type(hooks), name)
     return hook is not getattr(CustomWorld, name) and not getattr(hook, "is_tool", False)
 

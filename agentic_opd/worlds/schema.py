@@ -75,7 +75,7 @@ class MethodTool:
         given = [one for one in parameters if one.name != "sandbox"]
         about, described = _docstring(inspect.getdoc(hook) or "")
         if not about:
-            raise ConfigError(f"{place} has no docstring, which is what the policy is told of it")
+            raise ConfigError(f"{place} has no docstring; the policy reads it as the tool's description")
         fields: dict[str, Any] = {}
         for one in given:
             if one.name not in types or one.name not in described:

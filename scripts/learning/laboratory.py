@@ -93,7 +93,7 @@ OBJECTIVES: dict[str, dict[str, dict[str, object]]] = {
         }
     },
 }
-"""Modes that `--objectives` compares; each has a learning rate of its own."""
+"""Modes that `--objectives` compares; each is compared at its best learning rate."""
 USUAL_OBJECTIVES = ("default", "reward", "rlsd", "sdar", "rlcsd", "combined", "rejection")
 MODES |= OBJECTIVES
 USUAL_MODES = ("opd", "grpo", "opd+grpo", "wrong-hint", "no-hint")

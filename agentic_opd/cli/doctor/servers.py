@@ -182,7 +182,7 @@ async def check_judge(setup: DoctorSetup) -> Note:
     who = f"{judge.model} at {judge.base_url}"
     if not readable:
         raise ServerMismatchError(
-            f"{who}: none of {asked} votes keeps to the protocol; the first begins {votes[0].text[:120]!r}. Take "
+            f"{who}: all {asked} votes break the protocol; the first begins {votes[0].text[:120]!r}. Take "
             "another judge (env.judge_base_url, env.judge_model_name); a reasoning model needs a larger "
             "env.judge_max_tokens, or thinking switched off in env.judge_extra_body"
         )

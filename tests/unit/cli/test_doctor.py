@@ -184,7 +184,7 @@ def test_a_judge_is_asked_what_a_run_asks_and_its_votes_are_read() -> None:
             finally:
                 await setup.close()
 
-    with pytest.raises(ServerMismatchError, match="none of 3 votes"):
+    with pytest.raises(ServerMismatchError, match="all 3 votes"):
         asyncio.run(run())
     assert PAIR.evidence[0].text in script.bodies[1]["messages"][1]["content"]
     assert (script.bodies[1]["n"], script.bodies[1]["model"]) == (3, "j")

@@ -548,7 +548,7 @@ def test_what_came_after_a_turn_may_be_its_hint_and_no_judge_is_asked() -> None:
     ("solution", "outcome", "error"),
     [
         ("def fizzbuzz(n):\n    return n", "scored", None),
-        (None, "vote_failed", "hint_source reference: the task has no solution of its own"),
+        (None, "vote_failed", "hint_source reference: the task has no reference solution"),
         ("def fizzbuzz(n):\n    return {30: 'FizzBuzz'}[n]\nassert fizzbuzz(30) == 'FizzBuzz'", "leaked", None),
     ],
 )

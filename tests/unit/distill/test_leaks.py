@@ -108,6 +108,7 @@ def test_words_alone_never_leak(prose: str, expressions: list[str]) -> None:
     assert not leaks(prose, "".join(f"assert {expression}\n" for expression in expressions), "")
 
 
+@pytest.mark.slow
 def test_a_long_line_of_data_costs_time_in_proportion() -> None:
     """It was the square once: ten lists of 3,000 numbers took ten seconds."""
 
@@ -214,6 +215,7 @@ def test_values_of_different_checks_and_numbers_of_a_rule_do_not_leak(hint: str)
     assert not leaks(hint, FORMS, "Write price(name).")
 
 
+@pytest.mark.slow
 def test_huge_tests_are_read_in_part_and_quoted_in_whole() -> None:
     rows = [f"assert f([{i}, {i + 7}], 'w{i}x') == {i * 31}\n" for i in range(30_000)]
     source = f"assert f({list(range(3_000))}) == 4421\n{''.join(rows)}"

@@ -114,6 +114,7 @@ def own(policy: TrainedPolicy) -> torch.Tensor:
     return torch.tensor(PROBE.own_logprobs(policy, "cpu"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "dtype", "server_is_tied"),
     [
@@ -186,7 +187,7 @@ def test_a_server_that_did_not_take_the_weights_is_found_out(tmp_path: Path) -> 
 def test_a_head_of_its_own_has_no_place_in_a_tied_server(tmp_path: Path) -> None:
     config, policy = make_policy(save_tiny_model(tmp_path / "untied", tied=False), tmp_path)
     server = Server(save_tiny_model(tmp_path / "tied"), "bfloat16")
-    with pytest.raises(ConfigError, match=r"has an output head of its own.*untied embeddings, or train adapters"):
+    with pytest.raises(ConfigError, match=r"has a separate output head.*untied embeddings, or train adapters"):
         pushes(config, policy, server, [])
 
 

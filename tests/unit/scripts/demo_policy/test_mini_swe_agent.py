@@ -21,6 +21,8 @@ from agentic_opd.rollout.chat import Chat
 from agentic_opd.rollout.renderer import load_renderer
 from agentic_opd.worlds.coding.tasks.builtin import builtin_tasks
 
+pytestmark = pytest.mark.slow
+
 TASK = builtin_tasks()[0]
 VARIANTS = load_variants()["fizzbuzz"]
 FORM = Format()

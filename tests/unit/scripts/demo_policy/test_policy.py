@@ -4,6 +4,7 @@ import json
 from math import prod
 from typing import Any
 
+import pytest
 from demo_policy import POLICY_DIR
 from demo_policy.tokenizer import CHAT_TEMPLATE
 from safetensors import safe_open
@@ -12,6 +13,8 @@ from transformers import AutoTokenizer
 from agentic_opd.rollout.chat import Chat
 from agentic_opd.rollout.renderer import check_round_trip, load_renderer
 from agentic_opd.worlds.coding.tools import TOOL_SPECS
+
+pytestmark = pytest.mark.slow
 
 
 def load(name: str) -> Any:

@@ -14,6 +14,8 @@ from agentic_opd.worlds.coding.config import CodingConfig
 from agentic_opd.worlds.custom import HookedWorld
 from agentic_opd.worlds.sql.engine import QueryError, difference, run_query
 
+pytestmark = pytest.mark.slow
+
 COUNT = 150
 
 

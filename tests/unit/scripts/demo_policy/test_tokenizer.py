@@ -12,6 +12,8 @@ from agentic_opd.worlds.coding.tasks.builtin import builtin_tasks
 from agentic_opd.worlds.coding.tools import TOOL_SPECS
 from agentic_opd.worlds.coding.world import SYSTEM_PROMPT
 
+pytestmark = pytest.mark.slow
+
 TOKENIZER = train_tokenizer([task.prompt for task in builtin_tasks()], vocab_size=600)
 
 

@@ -18,6 +18,8 @@ from agentic_opd.rollout.renderer import load_renderer
 from agentic_opd.worlds.coding.tasks.builtin import builtin_tasks
 from agentic_opd.worlds.coding.tools import TOOL_SPECS
 
+pytestmark = pytest.mark.slow
+
 TASK, PLAIN = builtin_tasks()[0], builtin_tasks(with_examples=False)[0]
 VARIANTS = load_variants()["fizzbuzz"]
 WORLD = RememberingWorld()

@@ -11,6 +11,8 @@ from agentic_opd.distill.hints import MIN_HINT_CHARS
 from agentic_opd.distill.leaks import leaks
 from agentic_opd.worlds.coding.tasks.builtin import builtin_tasks
 
+pytestmark = pytest.mark.slow
+
 TASKS = [pytest.param(task, id=task.task_id) for task in builtin_tasks()]
 
 

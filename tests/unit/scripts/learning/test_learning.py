@@ -15,6 +15,8 @@ from agentic_opd.training.config import LossConfig
 from agentic_opd.wire.group import ScoredGroup, ScoredRollout, TurnRecord
 from agentic_opd.worlds.coding.tasks.builtin import builtin_tasks
 
+pytestmark = pytest.mark.slow
+
 Point = laboratory.Point
 
 

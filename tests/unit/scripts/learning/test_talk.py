@@ -15,6 +15,8 @@ from learning import laboratory, talk
 from agentic_opd.core.types import Task
 from agentic_opd.worlds.coding.tasks.builtin import builtin_tasks
 
+pytestmark = pytest.mark.slow
+
 TASKS = builtin_tasks()
 NEVER_SEEN = {("fizzbuzz", "zero"), ("longest_common_prefix", "no_words")}
 """Faults that show at a single input, which is one of the hidden tests'."""

@@ -72,6 +72,7 @@ def trainer_class(config: LossConfig) -> Any:
     return OPDTrainer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("accumulated", [1, 2])
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.filterwarnings("ignore")

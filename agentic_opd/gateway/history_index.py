@@ -35,8 +35,8 @@ class _Step(NamedTuple):
     """Digest of all that the assistant said up to and including it."""
 
 
-class TraceIndex(Generic[Known]):
-    """Values by the traces of conversations. Values of different `scope`s are separate."""
+class HistoryIndex(Generic[Known]):
+    """Values by what lasts of conversations. Values of different `scope`s are separate."""
 
     def __init__(self) -> None:
         self._states: dict[Known, blake2b] = {}
