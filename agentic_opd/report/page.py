@@ -65,7 +65,7 @@ def choose_tokenizer(run: Run, name: str | None) -> tuple[Any | None, list[str]]
         return load_tokenizer(name), []
     own = next((run.settings[key] for key in ("tokenizer_name", "policy_model") if run.settings.get(key)), None)
     if not isinstance(own, str):
-        why = "no settings (.run.json) lie beside the file"
+        why = "there is no settings file (.run.json) beside it"
     else:
         try:
             return load_tokenizer(own), []

@@ -106,7 +106,7 @@ function drawComparison() {
       pairFigure('|gap| of moved', of((numbers) => numbers.mean_moved), short, 'nats, mean'),
       pairFigure('turns a rollout', of((numbers) => numbers.turns / numbers.rollouts), (value) => fixed(value, 1))),
     block('Tasks side by side', true, taskPairs(compared.tasks)),
-    compared.outcomes.length ? block('What became of the turns', false, pairBars(compared.outcomes.map(([name, x, y]) => [words(name), x / (all[0] || 1), y / (all[1] || 1)]), percent)) : null,
+    compared.outcomes.length ? block('Outcomes of the turns', false, pairBars(compared.outcomes.map(([name, x, y]) => [words(name), x / (all[0] || 1), y / (all[1] || 1)]), percent)) : null,
     RUNS.some((run) => run.overview.moved_tokens) ? block('Where the gaps went', false, gapPlaces()) : null,
     compared.hints.length ? block('Hints', false, hintPairs(compared.hints)) : null,
     compared.settings.length ? block('Settings that differ', false, settingPairs(compared.settings)) : null,

@@ -1,4 +1,4 @@
-// The overview: what the run was, what became of its turns, and where to look first.
+// The overview: what the run was, the outcomes of its turns, and where to look first.
 
 const MAIN_SETTINGS = [
   'policy_model', 'tokenizer_name', 'dataset_name', 'group_size', 'temperature', 'max_turns', 'max_token_length', 'distill_topk',
@@ -17,7 +17,7 @@ function settingsList(run, names) {
 
 function settings(run) {
   const names = Object.keys(run.settings);
-  if (!names.length) return el('p', { class: 'note' }, 'No settings (.run.json) lie beside the file.');
+  if (!names.length) return el('p', { class: 'note' }, 'There is no settings file (.run.json) beside this file.');
   const main = MAIN_SETTINGS.filter((name) => name in run.settings);
   const others = names.filter((name) => !main.includes(name));
   return [settingsList(run, main), others.length ? el('details', null, el('summary', null, `${others.length} more settings`), settingsList(run, others)) : null];
@@ -134,7 +134,7 @@ function drawOverview(run) {
     el('h1', { id: 'overview-title' }, shownText(title)),
     warnings(run),
     facts(numbers),
-    numbers.funnel.length ? block('What became of the turns', true, funnel(numbers.funnel, run.place)) : null,
+    numbers.funnel.length ? block('Outcomes of the turns', true, funnel(numbers.funnel, run.place)) : null,
     numbers.gap_rows.length ? block('Tokens that the hints move most', true, gapList(run)) : null,
     numbers.hint_rows.length ? block('Hints', true, hints(run)) : null,
     block('By task', false, taskTable(run)),

@@ -154,6 +154,6 @@ def test_a_report_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
 def test_without_a_tokenizer_the_page_says_so() -> None:
     nothing, (note,) = choose_tokenizer(run_of(group()), None)
     assert nothing is None
-    assert "ids: no settings (.run.json) lie beside the file. Name a tokenizer with --tokenizer." in note
+    assert "ids: there is no settings file (.run.json) beside it. Name a tokenizer with --tokenizer." in note
     _, (note,) = choose_tokenizer(run_of(group(), tokenizer_name="", policy_model="/nowhere"), None)
     assert "'/nowhere' can't be loaded" in note
