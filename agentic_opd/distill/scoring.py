@@ -156,8 +156,9 @@ async def read_turn(
     Raises:
         ServerUnreachableError: the teacher is unreachable.
     """
-    info = servers.teacher.info
-    limit = info.max_model_len - 1  # The server samples one token after the request, which must fit too.
+    limit = (
+        servers.teacher.info.max_model_len - 1
+    )  # The server samples one token after the request, which must fit too.
     fitting = [one for one in hints if len(one.request.token_ids) <= limit]
     request = (fitting or hints)[0].request
     if not fitting:
@@ -167,15 +168,9 @@ async def read_turn(
     if control is None and controls is not None:
         why = f"no control hint fits the {limit} tokens that the teacher reads"
         return NotScored(TurnOutcome.TOO_LONG, why, request)
-    also: dict[str, Reading] = {}
-    if (without := without_hint(plain, servers)) is not None:
-        also["without_hint"] = without
+    without = without_hint(plain, servers)
     compares = config.hint_selection == "overlap" and bool(request.hint_token_ids)
-    if compares:  # Needed even where the weights are those that sampled the turn.
-        also["without_hint"] = Reading(plain, config.distill_topk)
-        also |= {f"hint {n}": Reading(one.request, config.distill_topk) for n, one in enumerate(fitting[1:], start=1)}
-    if control is not None:
-        also["control"] = Reading(control.request, min(config.control_topk, info.vocab_size or config.control_topk))
+    also = _further_readings(plain, without, fitting if compares else (), control, servers, config)
     try:
         reply = await servers.teacher.score(request, config.distill_topk, tuple(also.values()))
     except (AlignmentError, ServerRequestError) as error:
@@ -202,6 +197,25 @@ async def read_turn(
         hints=chosen.hints,
         hint_of_row=chosen.hint_of_row,
     )
+
+
+def _further_readings(
+    plain: TeacherRequest,
+    without: Reading | None,
+    compared: Sequence[HintRequest],
+    control: Control | None,
+    servers: DistillServers,
+    config: DistillConfig,
+) -> dict[str, Reading]:
+    """Return what the teacher reads beside the first hint: the turn without a hint, further hints, the control."""
+    also = {} if without is None else {"without_hint": without}
+    if compared:  # The reading without a hint is needed even if its weights are those that sampled the turn.
+        also["without_hint"] = Reading(plain, config.distill_topk)
+        also |= {f"hint {n}": Reading(one.request, config.distill_topk) for n, one in enumerate(compared[1:], start=1)}
+    if control is not None:
+        top_k = min(config.control_topk, servers.teacher.info.vocab_size or config.control_topk)
+        also["control"] = Reading(control.request, top_k)
+    return also
 
 
 def _is_of_other_weights(without: Reading | None, reply: TeacherReply) -> bool:
