@@ -156,9 +156,8 @@ async def read_turn(
     Raises:
         ServerUnreachableError: the teacher is unreachable.
     """
-    limit = (
-        servers.teacher.info.max_model_len - 1
-    )  # The server samples one token after the request, which must fit too.
+    # The server samples one token after the request, which must fit too.
+    limit = servers.teacher.info.max_model_len - 1
     fitting = [one for one in hints if len(one.request.token_ids) <= limit]
     request = (fitting or hints)[0].request
     if not fitting:
