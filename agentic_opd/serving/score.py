@@ -17,21 +17,14 @@ from typing import Annotated, Any, TypedDict
 import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
-from vllm.engine.protocol import EngineClient
 from vllm.exceptions import VLLMServerError
-from vllm.inputs import tokens_input
 from vllm.lora.request import LoRARequest
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from agentic_opd.serving.adapters import Reader
-from agentic_opd.serving.engine import (
-    PluginState,
-    RouteError,
-    as_version,
-    final_output,
-    last_rows,
-    weight_version,
-)
+from agentic_opd.serving.engine import PluginState, as_version, final_output, last_rows, weight_version
+from agentic_opd.serving.errors import RouteError
+from agentic_opd.serving.images import PlacedImages
 from agentic_opd.serving.web import Body, read_body
 
 SCORE_ROUTE = 3
@@ -53,6 +46,8 @@ class ScoredSequence(Body, frozen=True):
     """Overrides the body's `top_k`."""
     unless_weight_version: Version | None = None
     """If the weights have this version, the sequence is not scored and its result is null."""
+    images: PlacedImages = ()
+    """The pictures among the tokens, in order of their offsets; see `images`."""
 
 
 class ScoreBody(Body, frozen=True):
@@ -107,7 +102,7 @@ async def score(state: PluginState, raw: bytes) -> ScoreAnswer:
     check_limits(body, state)
     with state.adapters.reading(body.prefer_weight_version, body.read_by) as weights:
         if weights.version is not None:
-            scored = await score_all(state.engine, body, body.wanted(weights.version), weights.adapter)
+            scored = await score_all(state, body, body.wanted(weights.version), weights.adapter)
             return {"weight_version": weights.version, "results": [result and result[1] for result in scored]}
         return await _score_by_base(state, body)
 
@@ -116,7 +111,7 @@ async def _score_by_base(state: PluginState, body: ScoreBody) -> ScoreAnswer:
     """Score with the base weights; try again if they change in between."""
     assumed = state.last_version
     while True:
-        scored = await score_all(state.engine, body, body.wanted(assumed))
+        scored = await score_all(state, body, body.wanted(assumed))
         versions = {result[0] for result in scored if result is not None}
         if not versions:
             versions.add(as_version(await state.engine.get_weight_version()))
@@ -163,7 +158,7 @@ def check_top_k(name: str, top_k: int, state: PluginState) -> None:
 
 
 async def score_all(
-    engine: EngineClient, body: ScoreBody, wanted: Sequence[bool], adapter: LoRARequest | None = None
+    state: PluginState, body: ScoreBody, wanted: Sequence[bool], adapter: LoRARequest | None = None
 ) -> list[tuple[int, SequenceAnswer] | None]:
     """Score the wanted sequences concurrently; if one fails, abort the others.
 
@@ -176,10 +171,10 @@ async def score_all(
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [
-                group.create_task(score_sequence(engine, sequence, sequence.top_k or body.top_k, adapter))
+                group.create_task(score_sequence(state, index, sequence, sequence.top_k or body.top_k, adapter))
                 if is_wanted
                 else None
-                for sequence, is_wanted in zip(body.sequences, wanted, strict=True)
+                for index, (sequence, is_wanted) in enumerate(zip(body.sequences, wanted, strict=True))
             ]
     except BaseExceptionGroup as failures:
         raise failures.exceptions[0] from failures
@@ -187,7 +182,7 @@ async def score_all(
 
 
 async def score_sequence(
-    engine: EngineClient, sequence: ScoredSequence, top_k: int, adapter: LoRARequest | None = None
+    state: PluginState, index: int, sequence: ScoredSequence, top_k: int, adapter: LoRARequest | None = None
 ) -> tuple[int, SequenceAnswer]:
     """Score one sequence; score it again without the cache if the cache covered requested rows.
 
@@ -195,13 +190,15 @@ async def score_sequence(
         The weights' version, and the scores.
 
     Raises:
+        RouteError: the sequence's pictures are not kept here, or not at their offsets.
         VLLMServerError: the engine's rows do not match the sequence.
     """
-    prompt = tokens_input(sequence.token_ids)
+    name = f"sequences[{index}].images"
+    prompt = await state.images.engine_input(state.engine, name, sequence.token_ids, sequence.images)
     tokens = sequence.token_ids[-sequence.num_scored :]
     most_cached = len(sequence.token_ids) - sequence.num_scored - 1
     for skip_cache in (False, True):
-        output = await final_output(engine, prompt, scoring_params(top_k, skip_cache=skip_cache), adapter)
+        output = await final_output(state.engine, prompt, scoring_params(top_k, skip_cache=skip_cache), adapter)
         num_cached = output.num_cached_tokens or 0
         if num_cached > most_cached or output.prompt_logprobs is None:
             continue
