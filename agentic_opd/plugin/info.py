@@ -37,6 +37,8 @@ class ServerInfo:
     """Precision of the computation by torch's name, such as `bfloat16`."""
     tied_embeddings: bool = False
     """The output head shares the embedding matrix and receives no separate weights."""
+    image_placeholder: str | None = None
+    """Text that stands for a picture in a prompt; None: the model reads text only."""
 
 
 class _PluginCaps(BaseModel):

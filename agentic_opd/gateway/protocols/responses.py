@@ -11,13 +11,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from agentic_opd.core.text import call_arguments, read_json, well_formed
 from agentic_opd.core.types import Message
 from agentic_opd.gateway.choice import Finished
 from agentic_opd.gateway.client import Client
 from agentic_opd.gateway.errors import ClientError
+from agentic_opd.gateway.images import ImageUri, RequestImages
 from agentic_opd.gateway.protocols.base import CommonBody, Event, Reply, WireProtocol, new_id, sse
 from agentic_opd.gateway.request import (
     HOSTED,
@@ -41,9 +42,16 @@ _SEALED = "reasoning:"
 
 
 class _ContentPart(OpenModel):
-    type: Literal["input_text", "output_text", "text", "refusal", "summary_text", "reasoning_text"]
+    type: Literal["input_text", "output_text", "text", "refusal", "summary_text", "reasoning_text", "input_image"]
     text: str = ""
     refusal: str = ""
+    image_url: str | None = None
+
+    @model_validator(mode="after")
+    def _check_type(self) -> "_ContentPart":
+        if self.type == "input_image" and self.image_url is None:
+            raise ValueError("a part of type input_image needs image_url; files are not kept here")
+        return self
 
 
 _Content = str | list[_ContentPart] | None
@@ -132,18 +140,20 @@ class _ResponsesBody(CommonBody):
     )
 
 
-def _add_item(messages: list[Message], item: dict[str, Any], index: int, num_instructions: int) -> None:
+def _add_item(
+    messages: list[Message], item: dict[str, Any], index: int, num_instructions: int, images: RequestImages
+) -> None:
     """Add an item of the input to the messages; raises ClientError (400) for one that has no place in them."""
     kind = item.get("type") or "message"
     last = messages[-1] if len(messages) > num_instructions and messages[-1]["role"] == "assistant" else None
     if kind == "message":
         read = read_body(_MessageItem, item, "input", index)
-        content = _text(read.content)
+        role = "system" if read.role == "developer" else read.role
+        content = images.content(role, _parts(read.content, f"input.{index}.content"))
         if read.role == "assistant" and last is not None and not last["content"] and "tool_calls" not in last:
-            last["content"] = content
+            last |= content
         else:
-            role = "system" if read.role == "developer" else read.role
-            messages.append({"role": role, "content": content})
+            messages.append({"role": role, **content})
     elif kind in ("function_call", "custom_tool_call"):
         called = read_body(_CallItem, item, "input", index)
         name = called.name if called.namespace is None else f"{called.namespace}{_SEPARATOR}{called.name}"
@@ -157,7 +167,8 @@ def _add_item(messages: list[Message], item: dict[str, Any], index: int, num_ins
         last |= {"tool_calls": [*last.get("tool_calls", ()), call]}
     elif kind in ("function_call_output", "custom_tool_call_output"):
         result = read_body(_OutputItem, item, "input", index)
-        messages.append({"role": "tool", "tool_call_id": result.call_id, "content": _text(result.output)})
+        content = images.content("tool", _parts(result.output, f"input.{index}.output"))
+        messages.append({"role": "tool", "tool_call_id": result.call_id, **content})
     elif kind == "reasoning":
         thought = _reasoning(read_body(_ReasoningItem, item, "input", index))
         messages.append({"role": "assistant", "content": "", **({"reasoning_content": thought} if thought else {})})
@@ -166,13 +177,18 @@ def _add_item(messages: list[Message], item: dict[str, Any], index: int, num_ins
         raise ClientError(400, f"{name}: items of type {str(kind)[:80]!r} are not read here", name)
 
 
-def _text(content: _Content) -> str:
-    return content if isinstance(content, str) else "".join(part.text or part.refusal for part in content or ())
+def _parts(content: _Content, at: str) -> list[str | ImageUri]:
+    if isinstance(content, str):
+        return [content]
+    return [
+        part.text or part.refusal if part.image_url is None else ImageUri(part.image_url, f"{at}.{place}.image_url")
+        for place, part in enumerate(content or ())
+    ]
 
 
 def _reasoning(item: _ReasoningItem) -> str:
     if item.content or item.summary:
-        return _text(item.content or item.summary)
+        return "".join(part.text for part in item.content or item.summary or ())
     try:
         opened = base64.b64decode(item.encrypted_content or "", validate=True).decode()
     except (binascii.Error, ValueError):  # Another provider's.
@@ -409,8 +425,9 @@ class OpenAIResponses(WireProtocol):
         messages: list[Message] = [{"role": "system", "content": read.instructions}] if read.instructions else []
         num_instructions = len(messages)
         items = [{"role": "user", "content": read.input}] if isinstance(read.input, str) else read.input
+        images = RequestImages()
         for index, item in enumerate(items):
-            _add_item(messages, item, index, num_instructions)
+            _add_item(messages, item, index, num_instructions, images)
         read.log_without_effect("responses")
         tools, kinds = _tools(read.tools or ())
         text, effort = read.text or _TextConfig(), read.reasoning and read.reasoning.effort
@@ -431,4 +448,5 @@ class OpenAIResponses(WireProtocol):
             previous=read.previous_response_id,
             num_instructions=num_instructions,
             echo=_echo(body, kinds, is_sealed="reasoning.encrypted_content" in include),
+            images=images.given,
         )

@@ -452,14 +452,14 @@ def test_items_and_blocks_that_are_not_read_are_named(tokenizer: Any, tmp_path: 
         (
             "/v1/responses",
             {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
-            "input.0.content.0.type",
+            "input.0.content.0",
         ),
         ("/v1/responses", {"input": "a", "background": True}, "background"),
         ("/v1/responses", {"input": "a", "conversation": "c"}, "conversation"),
         (
             "/v1/messages",
             {"messages": [{"role": "user", "content": [image]}], "max_tokens": 9},
-            "messages.0.content.0.type",
+            "messages.0.content.0.source.data",
         ),
         ("/v1/messages", {"messages": [user]}, "max_tokens"),
         (
