@@ -224,6 +224,19 @@ class Gateway:
             tree.add(turn)
         return with_history(asked, tree.path(turn_id), None)
 
+    async def recorded(self, owner: str, answer_id: str) -> tuple[SessionRow, RecordedTurn]:
+        """Return a turn by the id of its answer, and its session; the first of several choices.
+
+        Raises:
+            ClientError: 404, this client received no answer with that id.
+        """
+        found = await self._journal.run(lambda: self._journal.answered(owner, answer_id))
+        if found is None:
+            raise ClientError(404, f"there is no answer {answer_id[:80]!r}", "response_id", "response_not_found")
+        row, turn_id = found
+        turns = await self._journal.run(lambda: self._journal.turns(row.session_id))
+        return row, next(turn for turn in turns if turn.turn_id == turn_id)
+
     def _judge(self, session: OpenSession, path: Path, new: Sequence[Message]) -> None:
         """Start to judge a path's last turn with its next state and its feedback, unless it is judged already."""
         turn_id = path[-1].turn_id

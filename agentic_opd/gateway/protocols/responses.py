@@ -8,14 +8,14 @@ import base64
 import binascii
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
 from agentic_opd.core.text import call_arguments, read_json, well_formed
 from agentic_opd.core.types import Message
-from agentic_opd.gateway.choice import Finished
+from agentic_opd.gateway.choice import Finished, Piece
 from agentic_opd.gateway.client import Client
 from agentic_opd.gateway.errors import ClientError
 from agentic_opd.gateway.images import ImageUri, RequestImages
@@ -32,10 +32,13 @@ from agentic_opd.gateway.request import (
     schema_of,
 )
 from agentic_opd.gateway.sampler import Begun
+from agentic_opd.gateway.turns import RecordedTurn
 from agentic_opd.plugin.sampling import SampledToken
 
 _INPUT = "input"
 """The argument of a custom tool."""
+_CUSTOM = {"type": "object", "properties": {_INPUT: {"type": "string"}}, "required": [_INPUT]}
+"""Its parameters."""
 _SEPARATOR = "__"
 _SEALED = "reasoning:"
 """Beginning of the `encrypted_content` of this gateway, which holds the reasoning: some clients keep nothing else."""
@@ -205,8 +208,7 @@ def _tools(items: Sequence[_ToolItem]) -> tuple[list[FunctionSpec], dict[str, st
             given = {"name": item.name, "description": item.description, "parameters": item.parameters}
             found.append(read_body(FunctionSpec, given, "tools", index))
         elif item.type == "custom":
-            about = {"type": "object", "properties": {_INPUT: {"type": "string"}}, "required": [_INPUT]}
-            given = {"name": item.name, "description": item.description, "parameters": about}
+            given = {"name": item.name, "description": item.description, "parameters": _CUSTOM}
             found.append(read_body(FunctionSpec, given, "tools", index))
             kinds[found[-1].name] = "custom"
         elif item.type == "namespace":
@@ -244,7 +246,7 @@ _ECHOED: dict[str, Any] = {
 """Fields of a request that its answer repeats, with their defaults."""
 
 
-def _echo(body: object, kinds: dict[str, str], *, is_sealed: bool) -> dict[str, Any]:
+def _echo(body: object, kinds: dict[str, str], *, is_sealed: bool = False) -> dict[str, Any]:
     assert isinstance(body, dict)
     given = {name: default if body.get(name) is None else body[name] for name, default in _ECHOED.items()}
     given["service_tier"] = "default"
@@ -410,6 +412,24 @@ def _custom_input(arguments: str) -> str:
     read: Any = read_json(arguments)
     text = read.get(_INPUT) if isinstance(read, dict) else None
     return well_formed(text) if isinstance(text, str) else arguments
+
+
+def stored_response(turn: RecordedTurn, model: str, created: float) -> dict[str, Any]:
+    """Return the answer of a recorded turn, which `GET /v1/responses/{id}` repeats.
+
+    The journal holds what was sampled, and neither the ids of the answer's items nor the request's fields without
+    effect.
+    """
+    specs = [tool["function"] for tool in turn.tools]
+    kinds = {spec["name"]: "custom" for spec in specs if spec.get("parameters") == _CUSTOM}
+    tools = [{"type": "function", "strict": None, "parameters": None, **spec} for spec in specs]
+    asked = Asked((), turn.tools, {}, answer_id=turn.answer_id, echo=_echo({**turn.sampling, "tools": tools}, kinds))
+    reply = _ResponsesReply(asked, model, lambda ids: "", created=int(created))
+    finished = Finished(0, turn.completion, turn.messages[-1], turn.completion.finish_reason, Piece(0, "", "", ()))
+    finished = replace(finished, reasoning_tokens=turn.place.reasoning_tokens)
+    reply.prompt_tokens = turn.place.start
+    reply.take(finished)
+    return reply.whole()
 
 
 class OpenAIResponses(WireProtocol):
