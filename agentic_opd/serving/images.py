@@ -178,8 +178,7 @@ def decoded(data: bytes) -> Image.Image:
     try:
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:
             if image.width * image.height > MOST_PIXELS:
-                size = f"{image.width} by {image.height}"
-                raise RouteError(None, f"the picture has {size} pixels, at most {MOST_PIXELS} in all are decoded", 413)
+                raise Image.DecompressionBombError
             if getattr(image, "is_animated", False):
                 raise RouteError(None, "the picture is animated; send one frame")
             image.load()
@@ -190,6 +189,8 @@ def decoded(data: bytes) -> Image.Image:
             return opaque
     except RouteError:
         raise
+    except Image.DecompressionBombError as error:
+        raise RouteError(None, f"the picture has more than {MOST_PIXELS} pixels", 413) from error
     except Exception as error:
         message = f"the picture can't be decoded ({type(error).__name__}); it must be a whole {', '.join(FORMATS)}"
         raise RouteError(None, message) from error
