@@ -10,7 +10,10 @@ continue the same turn do not affect each other.
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
-from typing import Any, NamedTuple
+from operator import not_
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import Field
 
 from agentic_opd.core.types import (
     IGNORED,
@@ -79,7 +82,7 @@ class RecordedTurn:
     """See `Asked`; only of a turn whose prompt was rendered anew."""
     is_plain: bool = False
     """Whether the client rendered the prompt itself."""
-    images: tuple[PlacedImage, ...] = ()
+    images: Annotated[tuple[PlacedImage, ...], Field(exclude_if=not_)] = ()
     """The pictures in `prompt_ids`, with their positions in the branch."""
 
 
