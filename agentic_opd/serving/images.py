@@ -83,11 +83,10 @@ class HeldImages:
             return cls()
         try:
             placeholder = cast(Any, get_model_cls(config)).get_placeholder_str("image", 1)
+            tokenizer = engine.renderer.get_tokenizer()
         except (AttributeError, ValueError):
-            placeholder = None
-        if not placeholder:
             return cls()
-        return cls(placeholder, engine.renderer.get_tokenizer().encode(placeholder, add_special_tokens=False))
+        return cls(placeholder, tokenizer.encode(placeholder, add_special_tokens=False)) if placeholder else cls()
 
     async def hold(self, engine: EngineClient, data: bytes) -> ImageAnswer:
         """Decode a picture and keep it.
@@ -98,12 +97,11 @@ class HeldImages:
         if self.placeholder is None:
             raise RouteError(None, "the model reads text only: it takes no pictures")
         digest = sha256(data).hexdigest()
-        held = self._held.get(digest)
-        if held is None:
+        if digest not in self._held:
             pixels = await asyncio.get_running_loop().run_in_executor(self._decoder, decoded, data)
             made = await self._rendered(engine, self._placeholder_ids, [digest], [pixels])
-            held = HeldImage(pixels, list(made["prompt_token_ids"]))
-            self._keep(digest, held)
+            self._keep(digest, HeldImage(pixels, list(made["prompt_token_ids"])))
+        held = self._named("", digest)
         return ImageAnswer(digest=digest, token_ids=held.token_ids, width=held.pixels.width, height=held.pixels.height)
 
     async def engine_input(
@@ -140,8 +138,9 @@ class HeldImages:
         return held
 
     def _keep(self, digest: str, image: HeldImage) -> None:
-        self._held[digest] = image
-        self._bytes += _size(image)
+        if digest not in self._held:  # Another request may have sent the same picture meanwhile.
+            self._held[digest] = image
+            self._bytes += _size(image)
         while self._bytes > MOST_BYTES and len(self._held) > 1:
             self._bytes -= _size(self._held.popitem(last=False)[1])
 
