@@ -1,8 +1,9 @@
 """`POST /v1/opd/score`: the logprobs of the last tokens of given sequences.
 
-The prefix cache is enabled, which vLLM disables for prompt logprobs by default. For a turn that was sampled on this
-server, only the hint and the turn are computed. If the cache covers requested rows, those rows were not computed and
-contain garbage; such a sequence is scored again without the cache.
+The prefix cache is enabled, which vLLM disables for prompt logprobs by default, and limited to the tokens before the
+scored ones: rows that the cache covers are not computed and contain garbage. For a turn that was sampled on this
+server, only the hint and the turn are computed, also if there is no hint. Where the limit has no effect
+(`engine_process` did not run), such a sequence is scored again without the cache.
 
 A sequence with `unless_weight_version` is skipped if the weights that score the body have that version. A client can
 thus request the logprobs of a turn under new weights, and nothing is computed if the weights are still those that
@@ -32,6 +33,7 @@ from agentic_opd.serving.engine import (
     last_rows,
     weight_version,
 )
+from agentic_opd.serving.engine_process import MOST_CACHED
 from agentic_opd.serving.web import Body, read_body
 
 SCORE_ROUTE = 3
@@ -201,7 +203,8 @@ async def score_sequence(
     tokens = sequence.token_ids[-sequence.num_scored :]
     most_cached = len(sequence.token_ids) - sequence.num_scored - 1
     for skip_cache in (False, True):
-        output = await final_output(engine, prompt, scoring_params(top_k, skip_cache=skip_cache), adapter)
+        params = scoring_params(top_k, None if skip_cache else most_cached)
+        output = await final_output(engine, prompt, params, adapter)
         num_cached = output.num_cached_tokens or 0
         if num_cached > most_cached or output.prompt_logprobs is None:
             continue
@@ -218,11 +221,15 @@ async def score_sequence(
     raise VLLMServerError("the engine's prompt logprobs do not fit the tokens that they were asked for")
 
 
-def scoring_params(top_k: int, *, skip_cache: bool) -> SamplingParams:
-    """Build sampling parameters that request prompt logprobs; vLLM must sample one token, which is ignored."""
+def scoring_params(top_k: int, most_cached: int | None) -> SamplingParams:
+    """Build sampling parameters that request prompt logprobs; vLLM must sample one token, which is ignored.
+
+    At most `most_cached` tokens are taken from the prefix cache; None: it is not read.
+    """
     return SamplingParams(
         prompt_logprobs=top_k,
-        skip_reading_prefix_cache=skip_cache,
+        skip_reading_prefix_cache=most_cached is None,
+        extra_args=None if most_cached is None else {MOST_CACHED: most_cached},
         flat_logprobs=True,
         detokenize=False,
         max_tokens=1,
