@@ -260,19 +260,22 @@ class PluginClient:
 
     # ------------------------------------------------------------------------------------------------------ scoring
 
-    async def score(self, request: TeacherRequest, top_k: int, also: Sequence[Reading] = ()) -> TeacherReply:
+    async def score(
+        self, request: TeacherRequest, top_k: int, also: Sequence[Reading] = (), ids_of: tuple[int, ...] = ()
+    ) -> TeacherReply:
         """Return the logprobs of the last `request.num_scored` tokens, and of the `top_k` most likely ones.
 
-        The further readings `also` are scored by the same weights. If the weights are adapters, those of the request's
-        `weight_version` are preferred while the server keeps them. A server without the plugin does not report its
-        weight version, so readings that depend on it are skipped.
+        The further readings `also` are scored by the same weights. `ids_of` is as a reading's, and needs a server with
+        `named_ids`. If the weights are adapters, those of the request's `weight_version` are preferred while the server
+        keeps them. A server without the plugin does not report its weight version, so readings that depend on it are
+        skipped.
 
         Raises:
             AlignmentError: the rows do not fit the request.
             ServerRequestError: the server refused the request.
             ServerUnreachableError: no usable answer within the retry window.
         """
-        readings = (Reading(request, top_k), *also)
+        readings = (Reading(request, top_k, ids_of=ids_of), *also)
         if not self.info.has_plugin:
             first, *others = await gather_all(self._read_prompt(reading) for reading in readings)
             assert first is not None  # the first reading does not depend on the weights' version
