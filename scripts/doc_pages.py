@@ -82,10 +82,10 @@ else abstains. A hint is accepted if more than half of the votes that were asked
 Hints that give hidden tests away are left out before one is chosen.
 
 If several votes bring a hint, `hint_selection` takes the `longest` (the default) or the `shortest`. With `overlap` the
-teacher reads the turn with each of several distinct hints, and without a hint, in one request. The hint is chosen whose teacher
-shares most probability with the reading without a hint: the largest mean over the turn's tokens (`hint_overlap`:
-`sequence`), or the largest at each token (`token`). [wire_format.md](wire_format.md#compared-hints) has the formula
-and the recorded fields.
+teacher reads the turn with each of several distinct hints, and without a hint, in one request. The hint is chosen whose
+teacher shares most probability with the reading without a hint: the largest mean over the turn's tokens
+(`hint_overlap`: `sequence`), or the largest at each token (`token`). [wire_format.md](wire_format.md#compared-hints)
+has the formula and the recorded fields.
 
 A turn with a single hint costs nothing more: there is nothing to compare. Each further hint costs one reading of the
 turn, and a comparison one more, without a hint. All of them take the turn's context from the prefix cache. With
