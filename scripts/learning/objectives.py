@@ -2,15 +2,14 @@
 
 import json
 from collections.abc import Sequence
-from math import fsum, sqrt
+from math import sqrt
 from pathlib import Path
 from statistics import mean, stdev
 
 from learning.costs import read_costs
-from learning.results import read_curves, write_json
+from learning.progress import write_json
+from learning.results import read_curves
 
-_FIRST_GUESS_S = 0.5
-"""Seconds of a rollout or a measured episode on two cores, until a curve has been measured."""
 _T_95 = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26}
 """Two-sided 95% quantile of Student's t, by the number of seeds."""
 
@@ -22,15 +21,6 @@ def read_seconds(path: Path) -> Seconds:
     """Read an earlier run's; empty if there is no file."""
     data = json.loads(path.read_text()) if path.exists() else {}
     return {mode: {name: (taken[0], taken[1]) for name, taken in rows.items()} for mode, rows in data.items()}
-
-
-def expected_hours(size: int, seconds: Seconds) -> tuple[float, str]:
-    """Estimate the hours of `size` rollouts and episodes; also return where the speed is from."""
-    curves = [taken for rows in seconds.values() for taken in rows.values()]
-    if not curves:
-        return size * _FIRST_GUESS_S / 3600, f"guessed: {_FIRST_GUESS_S:g} s a rollout"
-    speed = fsum(taken for taken, _ in curves) / sum(count for _, count in curves)
-    return size * speed / 3600, f"measured: {speed:.2g} s a rollout"
 
 
 def interval(rates: Sequence[float]) -> tuple[float, float] | None:
