@@ -1,3 +1,4 @@
+import warnings
 from argparse import Namespace
 from typing import Any
 
@@ -5,7 +6,9 @@ import pytest
 
 pytest.importorskip("vllm", reason="the plugin runs inside vLLM, which is not installed")
 
-from vllm.v1.core.kv_cache_manager import KVCacheManager
+with warnings.catch_warnings():  # torch's and vLLM's own deprecations
+    warnings.simplefilter("ignore")
+    from vllm.v1.core.kv_cache_manager import KVCacheManager
 
 from agentic_opd.serving.engine_process import MOST_CACHED, limit_cache_hits
 
