@@ -101,7 +101,7 @@ class PluginClient:
         if top_k is not None and info.max_logprobs is not None and 0 <= info.max_logprobs < top_k:
             wrong.append(
                 f"it returns at most {info.max_logprobs} logprobs, but {top_k} are asked for (env.distill_topk, or "
-                f"twice that with env.control): restart it with --max-logprobs {top_k} or more, or lower "
+                f"twice that with env.control or env.distill_support): restart it with --max-logprobs {top_k} or more, or lower "
                 "env.distill_topk"
             )
         if wrong:
@@ -167,7 +167,7 @@ class PluginClient:
         except ServerRequestError as error:
             raise ServerMismatchError(
                 f"{self.url} does not return the {top_k} prompt logprobs that env.distill_topk (or twice that, with "
-                f"env.control) asks for: {error}. Restart it with scripts/serve_vllm {self.info.model} --max-logprobs "
+                f"env.control or env.distill_support) asks for: {error}. Restart it with scripts/serve_vllm {self.info.model} --max-logprobs "
                 f"{top_k}, or lower env.distill_topk."
             ) from error
 
