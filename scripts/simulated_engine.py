@@ -19,7 +19,6 @@ import re
 import time
 from collections import Counter
 from dataclasses import asdict, dataclass, field, fields
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,7 +31,7 @@ VARIANTS = 16
 """Texts of each turn."""
 _WORDS = "look at the list of names and find the one that the text asks for, then return its number and the sum "
 _TURN_START = "<|im_start|>"
-_PROMPT = re.compile(rb'"prompt_token_ids": (\[[^\]]*\])')
+_PROMPT = re.compile(rb'"prompt_token_ids": ?(\[[^\]]*\])')
 _POOL_ROWS = 4096
 _SLICE_S = 1.0
 """Longest time in seconds for which a request's rate is kept."""

@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field
 
 from agentic_opd.core.errors import ServerUnreachableError
 from agentic_opd.core.http import JsonClient, read_answer
-from agentic_opd.core.text import json_line
+from agentic_opd.core.text import json_body
 
 AnswerT = TypeVar("AnswerT", bound=BaseModel)
 
@@ -165,7 +165,7 @@ class TrajectoryApi:
 
     async def send(self, group: Mapping[str, Any], env_id: int) -> None:
         """Send one scored group in the wire format."""
-        line = await asyncio.to_thread(lambda: gzip.compress(json_line({**group, "env_id": env_id}), compresslevel=3))
+        line = await asyncio.to_thread(lambda: gzip.compress(json_body({**group, "env_id": env_id}), compresslevel=1))
         await self._client.request("POST", "/scored_data", line, {"Content-Encoding": "gzip"})
 
     async def disconnect(self, env_id: int) -> None:
