@@ -23,6 +23,7 @@ class ScaleWorld(CustomWorld):
         """Look something up.
 
         Args:
+            state: None.
             about: What it is about.
         """
         return f"{len(about)} entries. {self._result}"
