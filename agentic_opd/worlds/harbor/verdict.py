@@ -5,7 +5,6 @@ exit code of test.sh decides.
 """
 
 import contextlib
-import json
 import math
 import os
 import re
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from agentic_opd.core.leaks import leaks
-from agentic_opd.core.text import cut_middle, text_lines, well_formed
+from agentic_opd.core.text import cut_middle, read_json, text_lines, well_formed
 from agentic_opd.core.types import Verification, VerifyOutcome
 from agentic_opd.sandboxes.protocol import CommandResult
 
@@ -66,7 +65,7 @@ def _reward(result: CommandResult, folder: Path) -> tuple[float, str, VerifyOutc
             continue
         try:
             reward = read(content)
-        except (ValueError, RecursionError):
+        except (ValueError, OverflowError, RecursionError):
             reward = math.nan
         if not math.isfinite(reward):
             return 0.0, f"The tests wrote a {name} without a reward.", VerifyOutcome.CRASHED
@@ -77,7 +76,7 @@ def _reward(result: CommandResult, folder: Path) -> tuple[float, str, VerifyOutc
 
 def _of_json(text: str) -> float:
     """Return the number, or of an object its `reward`, or the mean of all of its numbers."""
-    found = json.loads(text)
+    found = read_json(text)
     if isinstance(found, dict):
         values = cast(dict[str, Any], found)
         numbers = [_number(value) for value in values.values()]
