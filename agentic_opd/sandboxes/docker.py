@@ -49,7 +49,7 @@ _PASSED_ON = (
 )
 """Variables that the command lines read. Do not pass this process's proxies and secrets to containers."""
 
-_PROFILE = "seccomp.json"
+PROFILE = "seccomp.json"
 
 # Nothing but built-in commands: no process can be started in a container that is full of them.
 _KEEP = """
@@ -193,7 +193,7 @@ class DockerSandbox:
         await self._folder.make(_write_profile)
         await self._engine.need_image(self._image, "sandbox_image")
         await self._start(
-            *container_arguments(self._name, self._image, self._limits, self._folder.path / _PROFILE, self._mounts)
+            *container_arguments(self._name, self._image, self._limits, self._folder.path / PROFILE, self._mounts)
         )
 
     async def _start(self, *arguments: str) -> None:
@@ -279,4 +279,4 @@ class DockerSandbox:
 
 
 def _write_profile(folder: Path) -> None:
-    (folder / _PROFILE).write_text(container_profile())
+    (folder / PROFILE).write_text(container_profile())

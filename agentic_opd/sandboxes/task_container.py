@@ -2,9 +2,10 @@
 
     create -> start -> commands of the agent -> stop -> start -> commands of the verifier -> removed
 
-It has the engine's default capabilities without those for raw sockets and devices, the engine's default filter of
-system calls, and no network unless the task asks for one. Processes may outlive a command, since tasks are about
-servers too; a command that exceeds a limit takes all processes with it that were started after the container.
+It has the engine's default capabilities without those for raw sockets and devices, makes the system calls of
+seccomp.py's list for tasks only, and has no network unless the task asks for one. Processes may outlive a command,
+since tasks are about servers too; a command that exceeds a limit takes all processes with it that were started after
+the container.
 
 An agent that is root can take over the container's first process, so nothing that must hold depends on that process:
 `stop` kills the container from outside, a guard process on this machine removes it when this process ends or is killed,
@@ -28,10 +29,11 @@ from typing import Any
 
 from agentic_opd.core.errors import SandboxError
 from agentic_opd.sandboxes.disk import size_mb
-from agentic_opd.sandboxes.docker import LABEL, MOST_PROCESSES, NOT_RUN, DockerSandbox
+from agentic_opd.sandboxes.docker import LABEL, MOST_PROCESSES, NOT_RUN, PROFILE, DockerSandbox
 from agentic_opd.sandboxes.folders import owner_tag
 from agentic_opd.sandboxes.host_process import kill_host_process, start_host_process
 from agentic_opd.sandboxes.protocol import CommandResult, Limits, Mount, not_entered
+from agentic_opd.sandboxes.seccomp import container_profile
 from agentic_opd.sandboxes.watch import held_by
 
 logger = logging.getLogger(__name__)
@@ -215,6 +217,7 @@ class TaskContainer(DockerSandbox):
             await self.start()
 
     def _make_folders(self, folder: Path) -> None:
+        (folder / PROFILE).write_text(container_profile(is_task=True))
         for path in self._place.folders:
             made = folder / self.host_folder(path).name
             made.mkdir()
@@ -228,6 +231,7 @@ class TaskContainer(DockerSandbox):
             *("create", "--interactive", "--name", self._name, "--label", f"{LABEL}={owner_tag()}"),
             *("--pull", "never", "--hostname", "task", "--log-driver", "none", "--stop-signal", "KILL"),
             *([] if place.has_network else ["--network", "none"]),
+            *("--security-opt", f"seccomp={self._folder.path / PROFILE}"),
             *("--cap-drop", "ALL", *(f"--cap-add={name}" for name in _CAPABILITIES)),
             *(["--memory", memory, "--memory-swap", memory] if has_memory_limit else []),
             *("--shm-size", f"{_SHARED_MB}m", "--cpus", f"{min(place.cpus, os.cpu_count() or 1):g}"),

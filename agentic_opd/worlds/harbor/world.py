@@ -51,7 +51,7 @@ How to end:
 
 _LOGS, _TESTS, _SOLUTION = "/logs", "/tests", "/solution"
 _LOG_FOLDERS = ("agent", "verifier", "artifacts")
-_PROCESSES = 4096
+_PROCESSES = 1024
 _AGENT_TIMEOUT_S = 600.0
 _READ_TIMEOUT_S = 30.0
 _TESTS_ALONE = Verification(
