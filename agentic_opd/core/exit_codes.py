@@ -7,7 +7,7 @@ from collections.abc import Callable
 from agentic_opd.core.errors import ConfigError, DatasetError, OPDError, PlaceError, RendererError
 from agentic_opd.core.text import printable
 
-EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
+EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_ROLLED_BACK, EXIT_INTERRUPTED = 0, 1, 2, 3, 130
 
 EXIT_CODES = "Exit code 0: done; 1: failed, or not all done; 2: wrong settings; 130: interrupted."
 """Help text for the exit codes. A command with narrower meanings has a text for them."""

@@ -5,11 +5,13 @@ import asyncio
 import logging
 import os
 import signal
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from agentic_opd.core.console import set_up_logging
-from agentic_opd.core.exit_codes import EXIT_OK, exit_code
+from agentic_opd.core.exit_codes import EXIT_OK, EXIT_ROLLED_BACK, exit_code
+from agentic_opd.core.text import printable
 from agentic_opd.settings.flags import add_settings, parse
 from agentic_opd.training.config import DEFAULTS, read_config
 
@@ -23,6 +25,7 @@ def build_parser() -> argparse.ArgumentParser:
         prog="agentic-opd train", description="Train on scored groups from the trajectory API.", allow_abbrev=False
     )
     add_settings(parser, DEFAULTS)
+    parser.epilog = str(parser.epilog).replace("130:", f"{EXIT_ROLLED_BACK}: rolled back by the brake; 130:")
     return parser
 
 
@@ -30,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the trainer.
 
     Returns:
-        The exit code: 0 done, 1 failed, 2 wrong settings, 130 interrupted.
+        The exit code: 0 done, 1 failed, 2 wrong settings, 3 rolled back by the brake, 130 interrupted.
     """
     arguments = parse(build_parser(), argv)
     set_up_logging(verbose=arguments.verbose)
@@ -39,9 +42,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def train() -> int:
         config = read_config(arguments)
+        from agentic_opd.training.brake import RolledBackError
         from agentic_opd.training.trainer import Trainer
 
-        asyncio.run(_run(Trainer(config)))
+        try:
+            asyncio.run(_run(Trainer(config)))
+        except RolledBackError as error:
+            print(f"rolled back: {printable(str(error))}", file=sys.stderr)
+            return EXIT_ROLLED_BACK
         return EXIT_OK
 
     return exit_code(train, interrupted="interrupted; a later run with --resume continues from the last checkpoint")
