@@ -130,7 +130,7 @@ class Brake:
     @property
     def best(self) -> Version:
         """The kept version with the highest mean score, the newest one of several."""
-        return max(self.kept, key=lambda one: (one.mean, one.number))
+        return best_of(self.kept)
 
     @property
     def numbers(self) -> set[int]:
@@ -262,10 +262,22 @@ class Brake:
             scores = next(one.scores for one in self.kept if one.number == replaced)
             self.withdrawn.append(range(replaced + 1, number))
             self.rolling = None
-        self.kept = [one for one in self.kept if one.number != replaced] + [Version(number, scores)]
-        best = self.best
-        while len(self.kept) > self._settings.kept:
-            self.kept.remove(next(one for one in self.kept if one is not best))
+        others = [one for one in self.kept if one.number != replaced]
+        self.kept = kept_of(others, Version(number, scores), most=self._settings.kept)
+
+
+def best_of(versions: Sequence[Version]) -> Version:
+    """Return the version with the highest mean score, the newest one of several."""
+    return max(versions, key=lambda one: (one.mean, one.number))
+
+
+def kept_of(kept: Sequence[Version], new: Version, *, most: int) -> list[Version]:
+    """Add a good version, and drop the oldest ones beyond `most`, but not the best one."""
+    versions = [*kept, new]
+    best = best_of(versions)
+    while len(versions) > most:
+        versions.remove(next(one for one in versions if one is not best))
+    return versions
 
 
 def _kill(process: Process) -> None:

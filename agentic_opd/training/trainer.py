@@ -233,7 +233,8 @@ class Trainer:
     async def _act_on(self, found: "_Found") -> None:
         """Roll back and raise RolledBackError if the served weights were found bad; save and end if interrupted."""
         if found.is_interrupted:
-            await self._save()
+            if self.step > 0:
+                await self._save()
             raise asyncio.CancelledError
         if (roll := found.roll) is None:
             return
