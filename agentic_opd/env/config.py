@@ -27,12 +27,14 @@ class AgentEnvConfig(RunConfig, RolloutConfig, CodingConfig, SqlConfig, IdleEnvS
     world: Annotated[str, MOST_USED] = Field(
         default="coding",
         description="World in which the agent acts: coding (Python tasks with hidden tests), sql (questions over "
-        "databases, docs/sql.md), functions (function calls, docs/functions.md), or a custom class as FILE.py:CLASS or "
-        "package.module:CLASS (docs/worlds.md).",
+        "databases, docs/sql.md), functions (function calls, docs/functions.md), replay (for evaluate: turns of a "
+        "gateway's journal, docs/gateway.md), or a custom class as FILE.py:CLASS or package.module:CLASS "
+        "(docs/worlds.md).",
     )
     world_options: Annotated[dict[str, Any], TASKS] = Field(
         default_factory=dict,
-        description="Keyword arguments of the world's class (functions, custom classes), for example {level: 3}.",
+        description="Keyword arguments of the world's class (functions, replay, custom classes), for example "
+        "{level: 3}.",
     )
 
     @model_validator(mode="after")

@@ -36,10 +36,6 @@ _END_S = 10.0
 """Seconds that an interrupted evaluation may take to end."""
 
 
-class RolledBackError(OPDError):
-    """The served weights were worse than an earlier version's, which is served again; training has ended."""
-
-
 class EvaluationFailedError(OPDError):
     """An evaluation gave no scores of the pushed version; a later one may."""
 

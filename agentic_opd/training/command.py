@@ -5,13 +5,11 @@ import asyncio
 import logging
 import os
 import signal
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from agentic_opd.core.console import set_up_logging
-from agentic_opd.core.exit_codes import EXIT_OK, EXIT_ROLLED_BACK, exit_code
-from agentic_opd.core.text import printable
+from agentic_opd.core.exit_codes import EXIT_CODES, EXIT_OK, TRAINING_EXIT_CODES, exit_code
 from agentic_opd.settings.flags import add_settings, parse
 from agentic_opd.training.config import DEFAULTS, read_config
 
@@ -25,7 +23,7 @@ def build_parser() -> argparse.ArgumentParser:
         prog="agentic-opd train", description="Train on scored groups from the trajectory API.", allow_abbrev=False
     )
     add_settings(parser, DEFAULTS)
-    parser.epilog = str(parser.epilog).replace("130:", f"{EXIT_ROLLED_BACK}: rolled back by the brake; 130:")
+    parser.epilog = str(parser.epilog).replace(EXIT_CODES, TRAINING_EXIT_CODES)
     return parser
 
 
@@ -42,14 +40,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def train() -> int:
         config = read_config(arguments)
-        from agentic_opd.training.brake import RolledBackError
         from agentic_opd.training.trainer import Trainer
 
-        try:
-            asyncio.run(_run(Trainer(config)))
-        except RolledBackError as error:
-            print(f"rolled back: {printable(str(error))}", file=sys.stderr)
-            return EXIT_ROLLED_BACK
+        asyncio.run(_run(Trainer(config)))
         return EXIT_OK
 
     return exit_code(train, interrupted="interrupted; a later run with --resume continues from the last checkpoint")

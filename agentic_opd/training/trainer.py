@@ -24,9 +24,9 @@ import torch
 
 from agentic_opd.atropos.api import TrainerDescription
 from agentic_opd.atropos.trainer import TrainerClient
-from agentic_opd.core.errors import ConfigError, OPDError, TrainingError
+from agentic_opd.core.errors import ConfigError, OPDError, RolledBackError, TrainingError
 from agentic_opd.training.batch import TrainBatch, make_batch
-from agentic_opd.training.brake import Brake, EvaluationFailedError, Fall, Roll, RolledBackError, Version
+from agentic_opd.training.brake import Brake, EvaluationFailedError, Fall, Roll, Version
 from agentic_opd.training.checkpoint import Resumed, checkpoint_folder, load_checkpoint, save_checkpoint
 from agentic_opd.training.config import (
     MOST_FAILED_EVALUATIONS,

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from agentic_opd.core.errors import ConfigError, ServerError
+from agentic_opd.core.errors import ConfigError, RolledBackError, ServerError
 from agentic_opd.training import trainer as trainer_module
-from agentic_opd.training.brake import Brake, EvaluationFailedError, Fall, RolledBackError, Version, compare, kept_of
+from agentic_opd.training.brake import Brake, EvaluationFailedError, Fall, Version, compare, kept_of
 from agentic_opd.training.brake import read_scores as scores_of
 from agentic_opd.training.config import TrainerConfig
 from agentic_opd.training.trainer import Trainer
