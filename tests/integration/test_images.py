@@ -94,7 +94,7 @@ def test_the_group_places_its_pictures(seeing: Seeing, group: dict[str, Any]) ->
         assert tokens[one["offset"] : one["offset"] + one["length"]] == own
     assert len({one["length"] for one in images}) == 2
     names = [message.get("images") for message in group["messages"][0]]
-    assert names == [[images[0]["digest"]], None, [images[1]["digest"]], None, None, None]
+    assert names == [[images[0]["digest"]], None, [images[1]["digest"]], None, None, None, None]
     files = sorted((seeing.gateway.folder / "groups.images").iterdir())
     assert [file.name for file in files] == sorted(f"{one['digest']}.png" for one in images)
     assert {file.stat().st_mode & 0o777 for file in files} == {0o600}
