@@ -101,8 +101,8 @@ class PluginClient:
         if top_k is not None and info.max_logprobs is not None and 0 <= info.max_logprobs < top_k:
             wrong.append(
                 f"it returns at most {info.max_logprobs} logprobs, but {top_k} are asked for (env.distill_topk, or "
-                f"twice that with env.control): restart it with --max-logprobs {top_k} or more, or lower "
-                "env.distill_topk"
+                f"twice that with env.control or env.distill_support): restart it with --max-logprobs {top_k} or more, "
+                "or lower env.distill_topk"
             )
         if wrong:
             raise ServerMismatchError(f"{self.url} (model {info.model!r}) does not fit: " + "; ".join(wrong) + ".")
@@ -167,8 +167,8 @@ class PluginClient:
         except ServerRequestError as error:
             raise ServerMismatchError(
                 f"{self.url} does not return the {top_k} prompt logprobs that env.distill_topk (or twice that, with "
-                f"env.control) asks for: {error}. Restart it with scripts/serve_vllm {self.info.model} --max-logprobs "
-                f"{top_k}, or lower env.distill_topk."
+                f"env.control or env.distill_support) asks for: {error}. Restart it with scripts/serve_vllm "
+                f"{self.info.model} --max-logprobs {top_k}, or lower env.distill_topk."
             ) from error
 
     # ----------------------------------------------------------------------------------------------------- sampling
@@ -260,19 +260,22 @@ class PluginClient:
 
     # ------------------------------------------------------------------------------------------------------ scoring
 
-    async def score(self, request: TeacherRequest, top_k: int, also: Sequence[Reading] = ()) -> TeacherReply:
+    async def score(
+        self, request: TeacherRequest, top_k: int, also: Sequence[Reading] = (), ids_of: tuple[int, ...] = ()
+    ) -> TeacherReply:
         """Return the logprobs of the last `request.num_scored` tokens, and of the `top_k` most likely ones.
 
-        The further readings `also` are scored by the same weights. If the weights are adapters, those of the request's
-        `weight_version` are preferred while the server keeps them. A server without the plugin does not report its
-        weight version, so readings that depend on it are skipped.
+        The further readings `also` are scored by the same weights. `ids_of` is as a reading's, and needs a server with
+        `named_ids`. If the weights are adapters, those of the request's `weight_version` are preferred while the server
+        keeps them. A server without the plugin does not report its weight version, so readings that depend on it are
+        skipped.
 
         Raises:
             AlignmentError: the rows do not fit the request.
             ServerRequestError: the server refused the request.
             ServerUnreachableError: no usable answer within the retry window.
         """
-        readings = (Reading(request, top_k), *also)
+        readings = (Reading(request, top_k, ids_of=ids_of), *also)
         if not self.info.has_plugin:
             first, *others = await gather_all(self._read_prompt(reading) for reading in readings)
             assert first is not None  # the first reading does not depend on the weights' version

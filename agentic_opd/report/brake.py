@@ -1,11 +1,11 @@
 """`brake.jsonl` of a trainer -> sentences for the report (I/O)."""
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from agentic_opd.core.errors import PlaceError
+from agentic_opd.core.text import read_json
 from agentic_opd.wire.files import whole_lines
 from agentic_opd.wire.group import TurnRecord
 
@@ -20,7 +20,7 @@ def brake_notes(file: Path, turns: Iterable[TurnRecord]) -> list[str]:
     """
     versions = [turn.weight_version for turn in turns if turn.weight_version is not None]
     try:
-        rows = [json.loads(line) for line, _ in whole_lines(file)]
+        rows = [read_json(line) for line, _ in whole_lines(file)]
         verdicts = {row["version"]: row for row in rows if "mean" in row}
         return [_roll_back(verdicts, row, versions) for row in rows if row["verdict"] == "rolled_back"]
     except (OSError, ValueError, KeyError, TypeError) as error:
