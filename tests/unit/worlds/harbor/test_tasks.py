@@ -170,3 +170,5 @@ def test_variables_come_from_the_settings_and_never_from_this_process(
 def test_a_folder_without_tasks(tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match="holds no task: no folder in it has a task"):
         read_tasks(tmp_path, {})
+    with pytest.raises(DatasetError, match="there is no folder"):
+        read_tasks(tmp_path / "elsewhere", {})
