@@ -1,7 +1,7 @@
 """The settings -> sandboxes of the backend that they name.
 
     bubblewrap   bubblewrap.py   Linux namespaces on this machine: the default
-    docker       docker.py       containers of Docker or podman, by their command line (of Harbor tasks: task_container.py)
+    docker       docker.py       containers of Docker or podman, by their command line
     swerex       swerex.py       a SWE-ReX server, on this machine or a remote one; extra [swerex]
 
 What the settings name is what is used: a backend that does not work is an error, never a reason for another one.

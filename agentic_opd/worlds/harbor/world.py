@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import io
 import os
+import shlex
 import shutil
 import tarfile
 import time
@@ -175,7 +176,7 @@ class HarborWorld:
         self.system_prompt = system_prompt or SYSTEM_PROMPT
         self.tools: Sequence[dict[str, Any]] = _tools()
         self.agent_timeout_s = float(getattr(config, "agent_timeout_s", _AGENT_TIMEOUT_S))
-        self._engine = Engine(tuple(config.sandbox_container_command.split()))
+        self._engine = Engine(tuple(shlex.split(config.sandbox_container_command)))
         self._images = Images(self._engine)
         self._tasks: list[Task] = []
 
