@@ -29,11 +29,13 @@ class AgentEnvConfig(RunConfig, RolloutConfig, CodingConfig, SqlConfig, HarborCo
         default="coding",
         description="World in which the agent acts: coding (Python tasks with hidden tests), sql (questions over "
         "databases, docs/sql.md), functions (function calls, docs/functions.md), harbor (tasks in Harbor's format, "
-        "docs/harbor.md), or a custom class as FILE.py:CLASS or package.module:CLASS (docs/worlds.md).",
+        "docs/harbor.md), replay (for evaluate: turns of a gateway's journal, docs/gateway.md), or a custom class as "
+        "FILE.py:CLASS or package.module:CLASS (docs/worlds.md).",
     )
     world_options: Annotated[dict[str, Any], TASKS] = Field(
         default_factory=dict,
-        description="Keyword arguments of the world's class (functions, custom classes), for example {level: 3}.",
+        description="Keyword arguments of the world's class (functions, replay, custom classes), for example "
+        "{level: 3}.",
     )
 
     @model_validator(mode="after")

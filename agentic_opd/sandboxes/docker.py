@@ -204,6 +204,11 @@ class DockerSandbox:
         if said != b"ready\n":
             raise engine.failed(arguments[0], CommandResult(1, said))
 
+    @property
+    def is_running(self) -> bool:
+        """See `WarmSandbox.is_running`."""
+        return self._keeper is not None and self._keeper.returncode is None
+
     async def __aexit__(self, *exc_info: object) -> None:
         await asyncio.shield(asyncio.create_task(self._leave()))
 

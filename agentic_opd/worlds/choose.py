@@ -1,5 +1,6 @@
 """Construct the world that the settings name."""
 
+from importlib import import_module
 from typing import Any
 
 from agentic_opd.core.types import World
@@ -14,7 +15,7 @@ def make_world(name: str, config: Any, system_prompt: str | None) -> World:
     """Construct the world of `env.world` without starting anything.
 
     Args:
-        name: `coding`, `sql`, `functions`, `harbor`, or the location of a class (see `load_custom_world`).
+        name: `coding`, `sql`, `functions`, `harbor`, `replay`, or the location of a class (see `load_custom_world`).
         config: A `CodingConfig` that is also a `SqlConfig` and a `HarborConfig`; `world_options`, if it has them, go to
             the class.
         system_prompt: Replaces the world's system prompt; None keeps it.
@@ -31,5 +32,8 @@ def make_world(name: str, config: Any, system_prompt: str | None) -> World:
         return HarborWorld(config, system_prompt)
     if name == "sql":
         return HookedWorld(SqlWorld(config, config.eval_fraction, config.eval_seed), config, system_prompt)
+    if name == "replay":  # It is in a room above this one.
+        replay = import_module("agentic_opd.gateway.replay").Replay
+        return HookedWorld(constructed(replay, {"config": config, **options}), config, system_prompt)
     hooks = constructed(FunctionsWorld, options) if name == "functions" else load_custom_world(name, options)
     return HookedWorld(hooks, config, system_prompt)
