@@ -101,8 +101,8 @@ class PluginClient:
         if top_k is not None and info.max_logprobs is not None and 0 <= info.max_logprobs < top_k:
             wrong.append(
                 f"it returns at most {info.max_logprobs} logprobs, but {top_k} are asked for (env.distill_topk, or "
-                "twice that with env.control or env.distill_support): restart it with --max-logprobs "
-                f"{top_k} or more, or lower env.distill_topk"
+                f"twice that with env.control or env.distill_support): restart it with --max-logprobs {top_k} or more, "
+                "or lower env.distill_topk"
             )
         if wrong:
             raise ServerMismatchError(f"{self.url} (model {info.model!r}) does not fit: " + "; ".join(wrong) + ".")
@@ -304,14 +304,20 @@ class PluginClient:
 
     # ------------------------------------------------------------------------------------------------------ weights
 
-    async def load_weights(self, folder: Path, version: int) -> None:
-        """Load a checkpoint of the whole model as `version`; see `serving/reload.py` for the errors."""
-        await self.http.post("/v1/opd/reload_weights", {"path": str(folder), "version": version})
+    async def load_weights(self, folder: Path, version: int, withdrawn_from: int | None = None) -> None:
+        """Load a checkpoint of the whole model as `version`; see `serving/reload.py` for the errors.
 
-    async def load_adapter(self, folder: Path, version: int, *, as_teacher: bool = False) -> None:
-        """Load a LoRA adapter as `version` of the policy, or as the teacher's."""
+        `withdrawn_from` is the first of the versions that a roll-back replaces.
+        """
+        body = {"path": str(folder), "version": version, **_withdrawing(withdrawn_from)}
+        await self.http.post("/v1/opd/reload_weights", body)
+
+    async def load_adapter(
+        self, folder: Path, version: int, *, as_teacher: bool = False, withdrawn_from: int | None = None
+    ) -> None:
+        """Load a LoRA adapter as `version` of the policy, or as the teacher's; otherwise as `load_weights`."""
         body = {"path": str(folder), "version": version, "as_teacher": as_teacher}
-        await self.http.post("/v1/opd/load_adapter", body)
+        await self.http.post("/v1/opd/load_adapter", {**body, **_withdrawing(withdrawn_from)})
 
     async def join_transfer(self, address: str, port: int, world_size: int, rank_offset: int) -> None:
         """Join the process group of the weight transfer with the ranks from `rank_offset` on."""
@@ -319,11 +325,20 @@ class PluginClient:
         await self.http.post("/v1/opd/join_transfer", where)
 
     async def receive_weights(
-        self, names: Sequence[str], dtypes: Sequence[str], shapes: Sequence[Sequence[int]], version: int
+        self,
+        names: Sequence[str],
+        dtypes: Sequence[str],
+        shapes: Sequence[Sequence[int]],
+        version: int,
+        withdrawn_from: int | None = None,
     ) -> None:
         """Receive tensors from the process group as `version`; each list has an entry per tensor, in sending order."""
         body = {"names": names, "dtypes": dtypes, "shapes": shapes, "version": version}
-        await self.http.post("/v1/opd/receive_weights", body)
+        await self.http.post("/v1/opd/receive_weights", {**body, **_withdrawing(withdrawn_from)})
+
+
+def _withdrawing(withdrawn_from: int | None) -> dict[str, int]:
+    return {} if withdrawn_from is None else {"withdrawn_from": withdrawn_from}
 
 
 def _problem(error: Exception) -> str:

@@ -497,8 +497,8 @@ def test_rows_of_another_support_hold_the_students_tokens(named_ids: bool, suppo
     if exact:
         hinted = named_rows(hinted, teacher.requests[0], of_student.top_ids_RK)
     rebuilt = with_support(hinted, TOKENS[5:8], student=of_student, support=record.support, top_k=5)
-    assert [*arrays.token_ids_TK[5:8]] == rebuilt.top_ids_RK.tolist()
-    assert [*arrays.logprobs_TK[5:8]] == rounded(rebuilt.top_logprobs_RK).tolist()
+    assert [list(row) for row in arrays.token_ids_TK[5:8]] == rebuilt.top_ids_RK.tolist()
+    assert [list(row) for row in arrays.logprobs_TK[5:8]] == rounded(rebuilt.top_logprobs_RK).tolist()
     if support == "student" and exact:
         likely = [
             [one for one in row if one != token]

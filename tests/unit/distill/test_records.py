@@ -35,7 +35,8 @@ def arrays_of(scored: Mapping[int, TeacherRows], top_k: int) -> DistillArrays:
     written = [
         written_rows(TURNS[i].start, TOKENS[TURNS[i].start : TURNS[i].end], one, top_k) for i, one in scored.items()
     ]
-    return build_arrays(trace.tokens_T, trace.masks_T, trace.logprobs_T, written, top_k)
+    arrays = build_arrays(trace.tokens_T, trace.masks_T, trace.logprobs_T, written, top_k)
+    return DistillArrays([[*row] for row in arrays.token_ids_TK], [[*row] for row in arrays.logprobs_TK])
 
 
 TWO_ROWS = rows([-1.0, -4.0], [[7, 40, 8], [7, 8, 9]], [[-0.6, -1.0, -3.0], [-0.2, -2.5, -3.5]])
