@@ -229,17 +229,16 @@ def _readings(
     wide = min(config.wide_topk, info.vocab_size or config.wide_topk)
     named = info.named_ids and servers.student is None
     has_support = config.distill_support != "teacher"
-    if len(hints) > 1 or (has_support and servers.student is None):
+    compares_student = len(hints) > 1 or (has_support and servers.student is None)
+    if compares_student:
         without = Reading(plain, top_k)  # It is needed even if its weights are those that sampled the turn.
-        of_student = (1,) if named else ()
-    else:
-        of_student = ()
+    of_student = (1,) if compares_student and named else ()
     width = wide if has_support and not of_student else top_k
-    asked = [Reading(one.request, width, ids_of=of_student) for one in hints]
-    readings = {"hint 0": asked[0]}
+    first, *others = (Reading(one.request, width, ids_of=of_student) for one in hints)
+    readings = {"hint 0": first}
     if without is not None:
-        readings["without_hint"] = without
-    readings |= {f"hint {n}": one for n, one in enumerate(asked[1:], start=1)}
+        readings["without_hint"] = without  # Index 1: `of_student`.
+    readings |= {f"hint {n}": one for n, one in enumerate(others, start=1)}
     if control is not None:
         ids_of = tuple(at for at, name in enumerate(readings) if name != "without_hint" or has_support)
         is_named = named and _fits(info.max_logprobs, sum(one.top_k for one in readings.values()))
