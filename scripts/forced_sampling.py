@@ -1,8 +1,9 @@
-"""A logits processor of vLLM that forces the sampled ids to a client's script, for `scripts/try_agents` only.
+"""Logits processors of vLLM for the servers of `scripts/try_agents` and `scripts/bench_gateway`, and for no other.
 
-A server loads it by `--logits-processors forced_sampling:ForcedSampling` and samples as usual, from logits in which one
-id is left. Logprobs are computed before, so they are those of the weights, and a turn can be computed again. The file
-that `SCRIPT_VARIABLE` names holds the name of the client whose script counts; it is read for each request.
+`--logits-processors forced_sampling:ForcedSampling` forces the sampled ids to a client's script: the server samples as
+usual, from logits in which one id is left. Logprobs are computed before, so they are those of the weights, and a turn
+can be computed again. The file that `SCRIPT_VARIABLE` names holds the name of the client whose script counts; it is
+read for each request. With `EndlessSampling` an answer of the demo policy has as many tokens as its client allows.
 """
 
 import os
@@ -61,3 +62,24 @@ class ForcedSampling(LogitsProcessor):
             says = scripted(client, text, only_calls=params.structured_outputs is not None)
         ids = self._tokenizer.encode(says, add_special_tokens=False)
         return Forced([*ids, self._tokenizer.eos_token_id], sampled)
+
+
+class EndlessSampling(LogitsProcessor):
+    """Leaves out the control tokens of the demo policy, with which an answer ends or calls a tool."""
+
+    def __init__(self, vllm_config: VllmConfig, device: torch.device, is_pin_memory: bool) -> None:
+        tokenizer: Any = AutoTokenizer.from_pretrained(vllm_config.model_config.tokenizer)
+        names = ("<|im_end|>", "<|endoftext|>", "<|im_start|>", "<tool_call>")
+        self._left_out = torch.tensor(tokenizer.convert_tokens_to_ids(names), device=device)
+
+    def is_argmax_invariant(self) -> bool:
+        """See `LogitsProcessor`."""
+        return False
+
+    def update_state(self, batch_update: BatchUpdate | None) -> None:
+        """Treat all requests alike."""
+
+    def apply(self, logits: torch.Tensor) -> torch.Tensor:
+        """Make the control tokens impossible in all rows [B, V]."""
+        logits[:, self._left_out] = -torch.inf
+        return logits

@@ -1,10 +1,10 @@
 """Run clients from their registries before a gateway, and print what the gateway made of each conversation.
 
 Each client is installed in a separate folder and runs in bubblewrap: no network but the gateway's address, an empty
-home, no proxies and keys of this process. The policy is a small random model with Qwen3's tokenizer in a real vLLM
-server that samples what `forced_sampling` leaves it: three calls of the client's tool, then the end. Its logprobs are
-its weights', so that `agentic-opd validate --server` computes each scored turn again. Exit code 1: a client failed, is
-not one session, or its groups are not valid.
+home, no proxies and keys of this process. The policy is a random model of one layer with the demo policy's tokenizer,
+in a real vLLM server that samples what `forced_sampling` leaves it: three calls of the client's tool, then the end. Its
+logprobs are its weights', so that `agentic-opd validate --server` computes each scored turn again. Exit code 1: a
+client failed, is not one session, or its groups are not valid.
 """
 
 import argparse
@@ -22,8 +22,10 @@ from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import asdict, dataclass, field
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from agent_clients import CLIENTS, SCRIPT_VARIABLE, TOOL_TURNS, AgentClient
+from demo_policy import POLICY_DIR
 from gateway_demo import ROOT, Served, gateway
 from local_server import ServerFailedError, local_server
 from rich.console import Console
@@ -33,10 +35,9 @@ from agentic_opd.cli import validate
 from agentic_opd.core.processes import end_of
 from agentic_opd.gateway.journal import Journal, SessionState
 from agentic_opd.gateway.turns import TurnTree
-from tests.support.families import FAMILIES, build
 
 FOLDER = ROOT / "runs" / "agents"
-CONTEXT = 2**17
+CONTEXT = 2**18
 LIMIT_S = 300
 GROUP_LIMIT_S = 120
 
@@ -88,6 +89,21 @@ class Engine:
         self.script.write_text(name)
 
 
+def save_model(folder: Path) -> Path:
+    """Save a model that reads the prompts of all clients in seconds on one core: their attention is what costs."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1, "initializer_range": 0.2}
+    heads = {"num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 32, "max_position_embeddings": CONTEXT}
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(POLICY_DIR, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    config: Any = AutoConfig.from_pretrained(POLICY_DIR, **sizes, **heads, layer_types=["full_attention"])
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    return folder
+
+
 @contextmanager
 def engine(folder: Path = FOLDER) -> Generator[Engine]:
     """Serve the model while the body runs; its log is in the folder.
@@ -95,13 +111,10 @@ def engine(folder: Path = FOLDER) -> Generator[Engine]:
     Raises:
         ServerFailedError: the server did not start.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    model = build(next(family for family in FAMILIES if family.name == "qwen3-off"))
-    longer = json.dumps({"max_position_embeddings": CONTEXT})
-    flags = ("--max-model-len", str(CONTEXT), "--", "--hf-overrides", longer)
     script, paths = folder / "script", f"{ROOT / 'scripts'}:{ROOT}"
     with local_server(
-        *(model, *flags, "--logits-processors", "forced_sampling:ForcedSampling"),
+        save_model(folder / "model"),
+        *("--", "--logits-processors", "forced_sampling:ForcedSampling"),
         log=folder / "vllm.log",
         variables={"PYTHONPATH": paths, SCRIPT_VARIABLE: str(script)},
         cwd=ROOT,
