@@ -16,7 +16,7 @@ unittest.main()
 _COMPUTED = "import pytest\nfrom solution import f\n@pytest.mark.parametrize('x', [*range(3)])\n"
 _COMPUTED += "def test_f(x): assert f(x) == (x if x < 2 else %(needle)s)\n"
 _TOO_EARLY = r"Hidden tests: 0 of 10 passed.\nsolution.py could not be imported"
-_LEFT = r"Hidden tests: 2 of 10 passed.\nThe solution ended its process in 8 checks."
+_LEFT = r"Hidden tests: 2 of 10 passed.\nChecks in which the solution ended its process: 8."
 
 _EQUAL = """
 class Always:
