@@ -6,7 +6,8 @@ Conversations of four turns with the demo policy, greedy, are held with each of 
 and without, with results of calls, cut off by the token limit, ended by a stop sequence. Each request is then sent to a
 gateway before the same server, as a session by itself. Compared are the text, the calls, the finish reason, and the
 numbers of prompt and completion tokens. Exit code 1: an answer differs. vLLM's server parses calls by its parser
-`hermes`, and its two known differences are listed in `KNOWN`.
+`hermes`. One difference is vLLM's and is counted by itself: its messages route loses the text of a call that the policy
+writes without having been given tools, which the gateway gives as text.
 """
 
 import argparse
@@ -15,7 +16,7 @@ import json
 import sys
 import tempfile
 from abc import ABC, abstractmethod
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -30,6 +31,8 @@ from agentic_opd.worlds.coding.world import CodingWorld
 
 DEMO = "scripts/demo_policy/policy"
 TURNS, AT_ONCE = 4, 8
+OPENING = "<|im_start|>assistant\n<think>\n\n</think>\n\n"
+"""How the demo policy's template begins an answer."""
 COMPLAINT = "That is not right: read the task again."
 RESULT = "exit code 0\n(no output)"
 Json = dict[str, Any]
@@ -160,11 +163,11 @@ class _Completions(Protocol):
 
     def body(self, task: str, *, tools: bool, limit: int, stop: str | None) -> Json:
         system = f"<|im_start|>system\n{SYSTEM}<|im_end|>\n" if tools else ""
-        prompt = f"{system}<|im_start|>user\n{task}<|im_end|>\n<|im_start|>assistant\n"
+        prompt = f"{system}<|im_start|>user\n{task}<|im_end|>\n{OPENING}"
         return {"prompt": prompt, "max_tokens": limit, **({"stop": stop} if stop else {})}
 
     def say(self, body: Json, answer: Json, said: Said) -> None:
-        asked = f"<|im_end|>\n<|im_start|>user\n{COMPLAINT}<|im_end|>\n<|im_start|>assistant\n"
+        asked = f"<|im_end|>\n<|im_start|>user\n{COMPLAINT}<|im_end|>\n{OPENING}"
         body["prompt"] += said.text + asked
 
     def parts(self, answer: Json) -> tuple[str, list[tuple[str, str]], str]:
@@ -194,11 +197,18 @@ class Client:
             return await answer.json()
 
 
-async def compare(protocol: Protocol, own: Client, ours: Client, exchanges: int) -> list[Json]:
-    """Hold the conversations with both; return the pairs of answers that differ."""
-    slots, differing, tasks = asyncio.Semaphore(AT_ONCE), list[Json](), builtin_tasks()
+def is_lost_by_vllm(body: Json, expected: Said, got: Said) -> bool:
+    """Whether vLLM lost the text of a call without tools."""
+    is_call = got.text.lstrip().startswith("<tool_call>")
+    return "tools" not in body and is_call and expected == replace(got, text="")
+
+
+async def compare(protocol: Protocol, own: Client, ours: Client, exchanges: int) -> tuple[list[Json], int]:
+    """Hold the conversations with both; return the pairs of answers that differ, and how many vLLM lost the text of."""
+    slots, differing, tasks, lost = asyncio.Semaphore(AT_ONCE), list[Json](), builtin_tasks(), 0
 
     async def converse(number: int, turns: int) -> None:
+        nonlocal lost
         limits = {0: (12, None), 1: (160, "\n\n"), 2: (160, "def ")}
         limit, stop = limits.get(number % 6, (160, None))
         task = f"{tasks[number % len(tasks)].prompt}\nThis is request {number}."
@@ -208,7 +218,9 @@ async def compare(protocol: Protocol, own: Client, ours: Client, exchanges: int)
                 expected = protocol.read(answer := await own.ask(protocol, body))
                 session = f"{type(protocol).__name__}-{number}-{turn}"
                 got = protocol.read(await ours.ask(protocol, body, **{"X-Session-Id": session}))
-                if got != expected:
+                if is_lost_by_vllm(body, expected, got):
+                    lost += 1
+                elif got != expected:
                     differing.append({"request": json.loads(json.dumps(body)), "vllm": asdict(expected)})
                     differing[-1]["gateway"] = asdict(got)
                 protocol.say(body, answer, expected)
@@ -216,7 +228,7 @@ async def compare(protocol: Protocol, own: Client, ours: Client, exchanges: int)
     whole, rest = divmod(exchanges, TURNS)
     lengths = [TURNS] * whole + ([rest] if rest else [])
     await asyncio.gather(*(converse(number, turns) for number, turns in enumerate(lengths)))
-    return differing
+    return differing, lost
 
 
 async def run(args: argparse.Namespace, own_url: str, model: str, url: str, key: str) -> dict[str, list[Json]]:
@@ -224,8 +236,9 @@ async def run(args: argparse.Namespace, own_url: str, model: str, url: str, key:
         own, ours = Client(session, own_url, "none", model), Client(session, url, key, model)
         found: dict[str, list[Json]] = {}
         for name in args.protocols:
-            found[name] = await compare(PROTOCOLS[name], own, ours, args.exchanges)
-            print(f"{name}: {args.exchanges} exchanges, {len(found[name])} differ", flush=True)
+            found[name], lost = await compare(PROTOCOLS[name], own, ours, args.exchanges)
+            loses = f"; vLLM lost the text of {lost}" if lost else ""
+            print(f"{name}: {args.exchanges} exchanges, {len(found[name])} differ{loses}", flush=True)
             for one in found[name][:3]:
                 print(f"  vLLM     {one['vllm']}\n  gateway  {one['gateway']}", flush=True)
         return found
