@@ -122,7 +122,8 @@ class Choice:
         if parsed is None or any(call.error or not self._chat.tools for call in parsed.tool_calls):
             parsed = self._as_text(completion, parsed)
         message = dict(parsed.message)
-        message["content"] += self._space_behind(message["content"], completion.token_ids)
+        if not parsed.tool_calls:
+            message["content"] += self._space_behind(message["content"], completion.token_ids)
         if delta.stop_string and not self._keeps_stop:
             message["content"] = message["content"].partition(delta.stop_string)[0]
         if "reasoning_content" in message:
@@ -145,7 +146,7 @@ class Choice:
         )
 
     def _space_behind(self, content: str, token_ids: Sequence[int]) -> str:
-        """Return the space that was sampled behind the content, before a call or the end; parsers strip it."""
+        """Return the space that was sampled behind the content, at the end of the answer; parsers strip it."""
         text = self._chat.text([token for token in token_ids if token not in self._chat.stop_token_ids])
         answer = text.rpartition("</think>")[2]
         if not content or content not in answer:
