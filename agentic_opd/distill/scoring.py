@@ -267,9 +267,10 @@ def _is_of_other_weights(without: Reading | None, reply: TeacherReply) -> bool:
 def without_hint(plain: TeacherRequest, servers: DistillServers) -> Reading | None:
     """Return a reading without the hint by the weights that read with it; None if the server can't select by version.
 
-    If the teacher is the policy, the server skips the reading when its weights are those that sampled the turn.
+    If the teacher is the policy, the server skips the reading when its weights are those that sampled the turn, unless
+    a grammar changed the sampled logprobs.
     """
-    if not servers.teacher_is_policy:
+    if not servers.teacher_is_policy or plain.under_grammar:
         return Reading(plain, 1)
     return Reading(plain, 1, plain.weight_version) if servers.teacher.info.has_plugin else None
 
@@ -514,7 +515,7 @@ def insert_hint(
     """
     token_ids = tokens_T[:insert_at] + hint_token_ids + tokens_T[insert_at : turn.end]
     scored = turn.end - (turn.start if scored_from is None else scored_from)
-    return TeacherRequest(token_ids, scored, insert_at, hint_token_ids, turn.weight_version)
+    return TeacherRequest(token_ids, scored, insert_at, hint_token_ids, turn.weight_version, turn.under_grammar)
 
 
 def _encode_text(_renderer: Renderer, tokenizer: Any, content: str) -> list[int]:
