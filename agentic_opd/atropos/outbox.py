@@ -11,7 +11,7 @@ from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from agentic_opd.atropos.api import (
     EnvDescription,
@@ -25,6 +25,7 @@ from agentic_opd.core.errors import ConfigError, ServerRequestError, ServerUnrea
 from agentic_opd.core.notices import Notices
 from agentic_opd.core.types import IGNORED
 from agentic_opd.wire.group import ScoredGroup, ScoredRollout
+from agentic_opd.wire.packed import packed
 
 logger = logging.getLogger(__name__)
 
@@ -46,9 +47,9 @@ class Membership:
     that it is the same API; the earlier registration is then removed, because it would still count in the weights.
     """
 
-    def __init__(self, api: TrajectoryApi, env: EnvDescription) -> None:
-        """Choose a unique name; the API is not contacted yet."""
-        self.api = api
+    def __init__(self, api: TrajectoryApi, env: EnvDescription, *, packs_rows: bool = False) -> None:
+        """Choose a unique name; the API is not contacted yet. `packs_rows`: send rows as text (wire/packed.py)."""
+        self.api, self._packs_rows = api, packs_rows
         self.env = replace(env, name=f"{env.name}-{secrets.token_hex(4)}")
         self.registration: Registration | None = None
         self.trainer = TrainerInfo(batch_size=-1, max_token_len=-1)
@@ -133,10 +134,13 @@ class Membership:
         """
         assert self.registration is not None
         try:
-            await self.api.send(group.to_wire, self.registration.env_id)
+            await self.api.send(lambda: self._on_the_way(group), self.registration.env_id)
         except ServerUnreachableError:
             self._is_sure = False
             raise
+
+    def _on_the_way(self, group: ScoredGroup) -> dict[str, Any]:
+        return packed(group.to_wire()) if self._packs_rows else group.to_wire()
 
     async def leave(self) -> None:
         """Unregister, if the registration is certainly valid.
