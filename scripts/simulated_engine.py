@@ -18,6 +18,7 @@ import random
 import re
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
@@ -237,6 +238,10 @@ class SimulatedEngine:
     async def _tokenize(self, request: web.Request) -> web.Response:
         ids = self._ids((await request.json())["prompt"])
         return web.json_response({"tokens": ids, "count": len(ids), "max_model_len": 40_960})
+
+    def text(self, token_ids: Sequence[int]) -> str:
+        """Return the text of token ids."""
+        return self._tokenizer.decode(list(token_ids), skip_special_tokens=False)
 
     def _ids(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False).ids
