@@ -60,8 +60,8 @@ OPD_METRICS = (
     Metric(
         "opd/hint_overlap",
         "share",
-        "mean overlap of the scored rows' hints with the reading without a hint. Left out unless hint_selection is "
-        "overlap",
+        "mean overlap of the scored rows' hints with the reading without a hint. Left out unless hints were compared "
+        "(hint_selection: overlap)",
     ),
     Metric("opd/hints_compared", "hints", "mean number of hints that a scored turn's hint was chosen from, likewise"),
     Metric("opd/gap_distance_mean", "nats", "mean absolute gap"),

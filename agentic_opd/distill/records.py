@@ -28,7 +28,16 @@ from agentic_opd.core.types import (
 from agentic_opd.distill.config import DistillConfig
 from agentic_opd.distill.evidence import TurnContext
 from agentic_opd.distill.hints import Hint, NoHint
-from agentic_opd.distill.scoring import ComparedHint, NotScored, Scored, gaps, rounded, sampled_of, scored_from
+from agentic_opd.distill.scoring import (
+    ComparedHint,
+    NotScored,
+    Scored,
+    gaps,
+    known_logprobs,
+    rounded,
+    sampled_of,
+    scored_from,
+)
 from agentic_opd.distill.servers import DistillServers
 from agentic_opd.wire.group import ControlKind, ControlReading, HintReading, TurnRecord
 
@@ -180,6 +189,7 @@ def distilled_turn(
         if scored is None
         else hint_readings(scored, context.trace.logprobs_T[: turn.end], config.distill_topk),
         hint_of_row=None if scored is None else scored.hint_of_row,
+        support=None if scored is None else scored.support,
     )
     stats = None
     if scored is not None and rows is not None:
@@ -257,17 +267,13 @@ def control_stats(control: ControlReading, logprobs_RK: Sequence[Sequence[float]
 
 
 def logprobs_of(ids_RK: Sequence[Sequence[int]], rows: TeacherRows) -> tuple[tuple[float | None, ...], ...]:
-    """Look up logprobs in `rows` by the ids of other rows, [R, K], in nats; None for an id outside of the top-k.
+    """Look up logprobs in `rows` by the ids of other rows, [R, K], in nats; None for an id that they do not hold.
 
     The first id of each row is the sampled token. `rows` are of the same sampled tokens in another context.
     """
     check_lengths("logprobs of other rows", ids=len(ids_RK), rows=len(rows.actual_R))
-    known = [
-        dict(zip(ids, logprobs, strict=True))
-        for ids, logprobs in zip(rows.top_ids_RK.tolist(), rounded(rows.top_logprobs_RK).tolist(), strict=True)
-    ]
-    sampled = rounded(rows.actual_R).tolist()
-    return tuple((own, *map(row.get, ids[1:])) for own, ids, row in zip(sampled, ids_RK, known, strict=True))
+    each = zip(rounded(rows.actual_R).tolist(), ids_RK, known_logprobs(rows), strict=True)
+    return tuple((own, *map(known.get, ids[1:])) for own, ids, known in each)
 
 
 def row_stats(logprobs_RK: NDArray[np.float64]) -> tuple[tuple[float, ...], tuple[float, ...]]:

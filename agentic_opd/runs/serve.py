@@ -156,6 +156,8 @@ class GroupServer:
                 resume=config.resume,
                 overwrite=config.overwrite,
             )
+            finished = frozenset(self._file.finished)
+            self._items = (item for item in self._items if item.item_id not in finished)
         if not config.use_wandb:  # A W&B run gets its project from the trainer at the first step.
             self._metrics.to_file(self._file, default_output_folder("serve"))
         return {"groups": str(self._file.path)} if self._file else {}

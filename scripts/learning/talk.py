@@ -164,22 +164,22 @@ async def _result(place: WorldSession, call: dict[str, Any]) -> dict[str, str]:
 
 
 async def converse(
-    user: User, tasks: Sequence[Task], batches: int, batch_size: int, trained: Callable[[], int]
+    user: User, tasks: Sequence[Task], batches: range, batch_size: int, trained: Callable[[], int]
 ) -> None:
     """Hold the sessions of each batch when the weights of the batches before it are there.
 
     Args:
         user: Who holds them.
         tasks: What they are about, in turns.
-        batches: How many to hold.
+        batches: Which to hold; a resumed run has held those before.
         batch_size: Sessions of each.
         trained: Says how many batches were trained on.
 
     Raises:
         TalkFailedError, OpenAIError, OSError: as `User.session` says.
     """
-    order = cycle(tasks)
-    for batch in range(batches):
+    order = islice(cycle(tasks), batches.start * batch_size, None)
+    for batch in batches:
         while trained() < batch:  # noqa: ASYNC110 - the trainer is another process.
             await asyncio.sleep(0.2)
         held = enumerate(islice(order, batch_size))
