@@ -64,7 +64,7 @@ class SandboxConfig(BaseModel):
         default=0,
         ge=0,
         description="Number of further containers that are started ahead, so that an episode does not wait for its "
-        "start (sandbox_backend docker). A container is used by one episode only.",
+        "start (sandbox_backend docker, worlds other than harbor). A container is used by one episode only.",
     )
 
     @property
