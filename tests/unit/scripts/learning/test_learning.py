@@ -102,7 +102,9 @@ def test_the_curves_of_all_worlds_are_collected_and_the_hours_foretold(tmp_path:
 
 def test_modes_differ_in_what_they_name_and_nothing_else() -> None:
     run = laboratory.Run("wrong-hint", 3, laboratory.Setting(1e-3, 32, 4.0), 256)
-    place = laboratory.Laboratory(FakeServer(2), FakeServer(3), Path("policy"), Path("out"), 16, 4, 2, "linear", True)
+    place = laboratory.Laboratory(
+        FakeServer(2), "http://127.0.0.1:3", Path("policy"), Path("out"), 16, 4, 2, "linear", True
+    )
     commands = {
         mode: [text.replace(f"out/{mode}/", "out/MODE/") for text in place.serve_command(one, "http://127.0.0.1:1")]
         for mode in laboratory.MODES
@@ -132,7 +134,7 @@ def test_the_sql_world_is_measured_on_what_is_held_out_and_trained_on_nothing_of
     subject = laboratory.SUBJECTS["sql"]
     run = laboratory.Run("opd", 3, laboratory.Setting(1e-4, 32, 4.0), 256)
     place = laboratory.Laboratory(
-        *(FakeServer(2), FakeServer(3), args.model, Path("out"), 2, 4, 2, "linear", True), subject=subject
+        *(FakeServer(2), "http://127.0.0.1:3", args.model, Path("out"), 2, 4, 2, "linear", True), subject=subject
     )
     command = place.serve_command(run, "http://127.0.0.1:1")
     assert command[command.index("--config") + 1].endswith("configs/sql.yaml")
