@@ -11,6 +11,7 @@ import os
 import shutil
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
@@ -282,12 +283,17 @@ class Laboratory:
         request = urllib.request.Request(
             f"{self.vllm.base_url}/v1/opd/{route}", body, {"Content-Type": "application/json"}
         )
-        with urllib.request.urlopen(request, timeout=120):
-            pass
+        try:
+            with urllib.request.urlopen(request, timeout=600):
+                pass
+        except urllib.error.HTTPError as error:
+            raise RunFailedError(f"{folder} can't be loaded: {error.read().decode()}") from error
 
     def load_start(self) -> None:
-        """Let the server take the first weights again."""
-        start = self.weights / "start"
+        """Let the server take the first weights again: with a head if it had to give a tied model one."""
+        start = self.weights / f"{self.model.name}-untied"
+        if not start.exists():
+            start = self.weights / "start"
         if not start.exists():
             shutil.copytree(self.model, start)
         self.load(start)

@@ -32,21 +32,21 @@ def in_words(found: str) -> str | None:
     if "The calls are right." in found:
         return None
     known = next(iter(_SIGNATURE.findall(found)), None)
-    if "No function was called" in found:
-        return f"Do not explain or compute anything. Write only the call, with the values of the request: {known}"
     if "unknown tool" in found:
         return f"Only this function exists, so call it by exactly this name and with these parameters: {known}"
     if "can't be called like this" in found:
         wrong = found.partition("can't be called like this: ")[2].partition(". It is")[0]
         return f"Give exactly the parameters that the function has, each in its type: {known}. Not so: {wrong}."
-    if value := re.search(r"the parameter (\S+) has a wrong value, (.+)\.$", found, re.MULTILINE):
-        return f"Read the request again for the parameter {value[1]}: {value[2]} is not what it asks for."
-    if extra := re.search(r"the parameter (\S+) (?:does not belong to the call|is missing)", found):
-        return f"Think again about the parameter {extra[1]}: {extra[0]}."
     if "The call was:" in found:
         return (
             "Write one complete JSON object with the name and the parameters, close all its brackets, and stop there."
         )
+    if "No function was called" in found:
+        return f"Do not explain or compute anything. Write only the call, with the values of the request: {known}"
+    if value := re.search(r"the parameter (\S+) has a wrong value, (.+)\.$", found, re.MULTILINE):
+        return f"Read the request again for the parameter {value[1]}: {value[2]} is not what it asks for."
+    if extra := re.search(r"the parameter (\S+) (?:does not belong to the call|is missing)", found):
+        return f"Think again about the parameter {extra[1]}: {extra[0]}."
     if " calls were made" in found:
         return "Make exactly one call, and write nothing after it."
     return f"Make the call differently: {found}"
