@@ -606,12 +606,15 @@ class TeacherRows:
     """The teacher's logprobs (nats) for one turn.
 
     `actual_R` [R]: of the sampled tokens. `top_ids_RK` [R, K] and `top_logprobs_RK` [R, K]: the most likely tokens,
-    most likely first.
+    most likely first. `named_ids_RN` and `named_logprobs_RN` [R, N]: tokens that the request named, if any; an id may
+    occur twice.
     """
 
     actual_R: NDArray[np.float32]
     top_ids_RK: NDArray[np.int32]
     top_logprobs_RK: NDArray[np.float32]
+    named_ids_RN: NDArray[np.int32] | None = None
+    named_logprobs_RN: NDArray[np.float32] | None = None
 
     def __post_init__(self) -> None:
         if self.top_ids_RK.ndim != 2 or self.top_ids_RK.shape != self.top_logprobs_RK.shape:

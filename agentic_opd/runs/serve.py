@@ -282,11 +282,12 @@ class GroupServer:
             raise error
 
     async def _wait_a_little(self) -> None:
-        """Wait for a worker or for the next poll of the API; re-raise a worker's error."""
+        """Wait for a worker or for the next poll of the API, unless groups can be sent; re-raise a worker's error."""
+        pause_s = 0.0 if self._outbox and self._member.is_sure else _POLL_S
         if not self._workers:
-            await asyncio.sleep(_POLL_S)
+            await asyncio.sleep(pause_s)
             return
-        done, self._workers = await asyncio.wait(self._workers, timeout=_POLL_S, return_when=asyncio.FIRST_COMPLETED)
+        done, self._workers = await asyncio.wait(self._workers, timeout=pause_s, return_when=asyncio.FIRST_COMPLETED)
         for worker in done:
             worker.result()
 

@@ -17,7 +17,13 @@ from agentic_opd.sandboxes.protocol import CommandResult, Mount, Sandbox
 SOCKET_NAME = "socket"
 _SOCKET_FOLDER = "/run/agentic-opd"
 _TASK_FILE = "task.md"
-_BOOT = "exec python -I -S -c 'import sys; exec(sys.stdin.buffer.readline())'"
+_BOOT = """
+for python in python python3; do
+  command -v $python >/dev/null && exec $python -I -S -c 'import sys; exec(sys.stdin.buffer.readline())'
+done
+echo "env.agent_command needs Python 3.8 or later in the sandbox" >&2
+exit 127
+"""
 _OUTPUT_CHARS = 4000
 
 

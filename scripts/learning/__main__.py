@@ -24,10 +24,11 @@ measured shares no function and no question with what is trained on (split.json 
 adapters with hints that are the environment's own answers: opd, and its controls wrong-hint and no-hint; grpo;
 opd-judge (a scripted judge says in words what the evidence shows); opd-full (whole weights).
 
-With --objectives the objectives of the loss are compared: default, reward (the scores alone), rlsd, sdar, rlcsd,
-combined, rejection, and by name token-advantage, combined-normalized, eopd, clipped, by-turn, annealed; each at its own
-best of three rates. The coding tasks have no examples then. Each --world has a folder in --out, where results.json
-holds the curves of all worlds, and objectives.md their ends with intervals and costs.
+With --objectives the objectives are compared with opd: reward (the scores alone), combined, rlsd, overlap-sequence,
+rlcsd, sdar, overlap-token, rejection, and by name student-support, union-support, token-advantage, combined-normalized,
+eopd, clipped, by-turn, annealed; each at its own best of three rates. The coding tasks have no examples then. Each
+--world has a folder in --out, where results.json holds the curves of all worlds, and objectives.md their ends with
+intervals, the difference from opd on the same seeds, and costs.
 
 The expected hours are printed at the start, and again as soon as two steps have been timed; --seconds gives rates that
 were measured before. A command that was stopped or killed continues each run from the last step that was trained.

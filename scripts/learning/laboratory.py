@@ -77,7 +77,11 @@ MODES: dict[str, dict[str, dict[str, object]]] = {
 """What each mode changes: the trainer's loss, whose divergence the sweep weights, its other settings, and the
 environment's. The teacher is the expert unless a mode says otherwise."""
 OBJECTIVES: dict[str, dict[str, dict[str, object]]] = {
-    "default": {"loss": {"forward_kl": 1.0}},
+    "opd": MODES["opd"],
+    "overlap-sequence": {"loss": {"forward_kl": 1.0}, "env": {"hint_selection": "overlap"}},
+    "overlap-token": {"loss": {"forward_kl": 1.0}, "env": {"hint_selection": "overlap", "hint_overlap": "token"}},
+    "student-support": {"loss": {"forward_kl": 1.0}, "env": {"distill_support": "student"}},
+    "union-support": {"loss": {"forward_kl": 1.0}, "env": {"distill_support": "union"}},
     "token-advantage": {"loss": {"token_advantage": 1.0}},
     "reward": {"loss": {"grpo": 1.0, "route_by_turn": False}},
     "rlsd": {"loss": {"rlsd": 1.0}},
@@ -97,7 +101,10 @@ OBJECTIVES: dict[str, dict[str, dict[str, object]]] = {
     },
 }
 """Modes that `--objectives` compares; each is compared at its best learning rate."""
-USUAL_OBJECTIVES = ("default", "reward", "rlsd", "sdar", "rlcsd", "combined", "rejection")
+USUAL_OBJECTIVES = (
+    *("opd", "reward", "combined", "rlsd", "overlap-sequence", "rlcsd", "sdar", "overlap-token", "rejection"),
+)
+"""The most informative first: what is missing last is missed least."""
 MODES |= OBJECTIVES
 MODES |= {"opd-judge": {"loss": {"forward_kl": 1.0}}, "opd-full": {"loss": {"forward_kl": 1.0}}}
 USUAL_FUNCTION_MODES = ("opd", "grpo", "wrong-hint", "no-hint")

@@ -46,23 +46,15 @@ FIRST = {
     # An attack looks for processes that are left of it, on the whole machine and below its own process.
     "attacks": (
         *("test_attacks", "test_attacks_tools", "test_attacks_in_containers", "test_attacks_as_user"),
-        "test_fuzz_tools",
+        *("test_fuzz_tools", "test_harbor"),
     ),
 }
 LAST = {
-    "bodies": ("test_bodies",),
-    "demo": (
-        *(
-            "test_demo",
-            "test_start",
-            "test_distill_file",
-            "test_hints",
-            "test_report",
-            "test_report_use",
-            "test_report_compare",
-        ),
-        *("test_report_size", "test_report_hostile"),
-    ),
+    "demo": ("test_demo", "test_start", "test_distill_file", "test_hints"),
+    "report_hostile": ("test_report_hostile",),
+    "report_use": ("test_report_use",),
+    "report": ("test_report", "test_report_compare"),
+    "measured": ("test_bodies", "test_report_size", "test_memory_use"),
 }
 """Modules that share what is expensive run on one worker, one after the other; any other module is a group by itself.
 

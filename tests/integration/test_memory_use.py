@@ -21,7 +21,6 @@ from tests.support.memory import command_of
 from tests.support.places import ROOT
 
 pytestmark = [
-    pytest.mark.alone,
     pytest.mark.sandbox,
     pytest.mark.skipif(group_place() is None, reason="no memory cgroup can be made that would count"),
 ]
@@ -152,7 +151,7 @@ def limit_of(trick: str, kind: str) -> int:
             return LIMITS.memory_mb
 
 
-@pytest.mark.parametrize("kind", MOST)
+@pytest.mark.parametrize("kind", ["cgroup", pytest.param("watch", marks=pytest.mark.alone)])
 @pytest.mark.parametrize("trick", TRICKS)
 def test_no_trick_takes_more_of_the_machine(trick: str, kind: str) -> None:
     limit = limit_of(trick, kind) * 2**20

@@ -1,26 +1,24 @@
-"""One gradient step of each distillation loss on groups that came the real way: vLLM, serve, run-api, client."""
+"""One gradient step of each distillation loss on groups that a real vLLM sampled and scored."""
 
-import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from local_server import LocalServer
 from torch import Tensor
 
-from agentic_opd.atropos.trainer import TrainerClient
 from agentic_opd.training.batch import TrainBatch, make_batch
-from agentic_opd.training.config import LossConfig, TrainerConfig
+from agentic_opd.training.config import LossConfig
 from agentic_opd.training.distributed import DistContext
 from agentic_opd.training.logprobs import selected_logprobs
 from agentic_opd.training.losses import LossInputs, combined_loss
 from agentic_opd.training.model import load_model
 from agentic_opd.training.policy import TrainedPolicy
 from agentic_opd.training.step import train_step
-from agentic_opd.training.trainer import registration
-from tests.support.environment import serving
+from agentic_opd.wire.group import ScoredGroup
 from tests.support.training import make_config
-from tests.support.trajectory import trajectory_api
+
+from .conftest import DemoRun
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
@@ -33,42 +31,13 @@ CASES = [
 """K, and the loss."""
 
 
-async def take(config: TrainerConfig) -> TrainBatch:
-    """The first of up to four batches that holds what the tests look at, or else the last."""
-    client = TrainerClient(config.api_url, registration(config))
-    try:
-        await client.register(0)
-        batch = make_batch(await client.batch(0))
-        for step in range(1, 4):
-            if not is_rich(batch):
-                batch = make_batch(await client.batch(step))
-        return batch
-    finally:
-        await client.close()
-
-
-def is_rich(batch: TrainBatch) -> bool:
-    """Some tokens that the teacher likes, some that it dislikes, and a sequence with scored and unscored turns."""
-    gaps = torch.where(batch.scored_BT, batch.teacher_BTK[..., 0] - batch.old_BT, 0.0)
-    mixed = batch.scored_BT.any(-1) & (batch.sampled_BT & ~batch.scored_BT).any(-1)
-    return min(int((gaps > 0.1).sum()), int((gaps < -0.1).sum())) >= 6 and bool(mixed.any())
-
-
 @pytest.fixture(scope="module")
-def batches(vllm_server: LocalServer, tmp_path_factory: pytest.TempPathFactory) -> dict[int, TrainBatch]:
-    """K -> a batch of the demo policy's own rollouts, for both forms of the wire format.
-
-    Those of 32 sequences that have a scored turn: with fewer, one odd token may decide which way a mean goes.
-    """
-    made: dict[int, TrainBatch] = {}
-    for top_k in (50, 1):
-        folder = tmp_path_factory.mktemp("step")
-        with trajectory_api(folder / "api.log") as api:
-            flags = ("--env.total_steps", "4", "--env.distill_topk", str(top_k), "--env.max_batches_offpolicy", "1")
-            with serving(api.url, vllm_server.base_url, folder, *flags):
-                batch = asyncio.run(take(make_config(api_url=api.url, batch_size=32)))
-        made[top_k] = batch.rows(batch.scored_BT.any(-1).nonzero()[:, 0].tolist())
-    return made
+def batches(demo: DemoRun) -> dict[int, TrainBatch]:
+    """K -> the demo policy's own rollouts that have a scored turn; of the teacher's rows the first K entries."""
+    batch = make_batch([ScoredGroup.from_wire(group) for group in demo.groups])
+    whole = batch.rows(batch.scored_BT.any(-1).nonzero()[:, 0].tolist())
+    names = ("teacher_ids_BTK", "teacher_BTK", "entries_BTK")
+    return {50: whole, 1: replace(whole, **{name: getattr(whole, name)[..., :1] for name in names})}
 
 
 def logits_and_rows(model: Any, batch: TrainBatch) -> tuple[Tensor, Tensor]:

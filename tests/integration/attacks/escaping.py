@@ -66,7 +66,7 @@ def f(x):
     return g(x)
 """,
         2,
-        "The solution ended its process in 1 check.*got 'second life'",
+        "Checks in which the solution ended its process: 1.*got 'second life'",
     ),
     "plants .pth files and a sitecustomize in Python": Attack(
         """
@@ -149,7 +149,7 @@ TRIED[:] = [f"{links} reached:" + str(any(one.startswith("did:") for one in TRIE
     "alarms its parent": Attack(_signal("parent()", "SIGALRM"), _HURT),
     "kills process 1": Attack(_signal("1", "SIGKILL"), _HURT),
     "kills everything": Attack(_signal("-1", "SIGKILL"), _HURT),
-    "kills its group": Attack(_signal("0", "SIGKILL"), report="The solution ended its process in 8 checks"),
+    "kills its group": Attack(_signal("0", "SIGKILL"), report="Checks in which the solution ended its process: 8"),
     "kills every number": Attack(
         "import signal\ng = f\ndef f(x):\n    if x > 1:\n        for pid in range(2, 70000):\n"
         "            if pid != os.getpid(): attempt(os.kill, pid, signal.SIGKILL)\n    return g(x)",

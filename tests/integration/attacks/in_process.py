@@ -44,7 +44,10 @@ IN_PROCESS = {
         in_process=True,
     ),
     "an endless call": _attack(
-        "g = f\ndef f(x):\n    while x > 1: pass\n    return g(x)", 3, "7 checks did not end in time", timeout_s=2.0
+        "g = f\ndef f(x):\n    while x > 1: pass\n    return g(x)",
+        3,
+        "Checks that did not end in time: 7",
+        timeout_s=2.0,
     ),
     "an endless call without its alarm": _attack(
         "import signal\nsignal.signal(signal.SIGALRM, signal.SIG_IGN)\ng = f\ndef f(x):\n    while x > 1: pass\n"

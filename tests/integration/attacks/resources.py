@@ -6,7 +6,7 @@ from tests.integration.attacks.arena import Attack
 SMALL = Limits(memory_mb=400, file_mb=16, processes=40, disk_mb=64)
 
 _HURT = (0, 2)
-_ENDLESS = "[1-8] checks did not end in time"
+_ENDLESS = "Checks that did not end in time: [1-8]"
 """A process that took its processor time may be ended before its check's time is up, as when many others run."""
 
 RESOURCES = {

@@ -16,7 +16,7 @@ unittest.main()
 _COMPUTED = "import pytest\nfrom solution import f\n@pytest.mark.parametrize('x', [*range(3)])\n"
 _COMPUTED += "def test_f(x): assert f(x) == (x if x < 2 else %(needle)s)\n"
 _TOO_EARLY = r"Hidden tests: 0 of 10 passed.\nsolution.py could not be imported"
-_LEFT = r"Hidden tests: 2 of 10 passed.\nThe solution ended its process in 8 checks."
+_LEFT = r"Hidden tests: 2 of 10 passed.\nChecks in which the solution ended its process: 8."
 
 _EQUAL = """
 class Always:
@@ -194,14 +194,6 @@ def f(x):
         "The solution ended the tests' process.",
         tests=_COMPUTED,
         total=1,
-    ),
-    "stops the tests after the first of computed cases": Attack(
-        "import signal\ng = f\ndef f(x):\n    if x > 1: os.kill(parent(), signal.SIGSTOP)\n    return g(x)",
-        0,
-        "The tests did not end within 30 s.",
-        tests=_COMPUTED,
-        total=1,
-        timeout_s=1.0,
     ),
     "raises where no check catches it": Attack(
         "def f(x):\n    if x == 'all':\n        yield 0\n        raise ValueError\n    return x",

@@ -6,15 +6,11 @@ are those that the task's reference solution reaches. A check that a solution do
 do not finish earn nothing. The limit is on processor time; wall-clock time has only a far higher bound.
 """
 
-import binascii
 import marshal
 import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from importlib import resources
-from importlib.util import MAGIC_NUMBER
 from typing import TYPE_CHECKING, NamedTuple
 
 from agentic_opd.core.concurrency import fair_slot
@@ -24,49 +20,15 @@ from agentic_opd.sandboxes.protocol import CommandResult, SandboxFactory
 from agentic_opd.worlds.coding.hidden_tests.checks import Suite, checks_of, shown_checks
 from agentic_opd.worlds.coding.verifier.harness.counter import sign
 from agentic_opd.worlds.coding.verifier.harness.pipe import NoAnswer, decode
-from agentic_opd.worlds.coding.verifier.pytest_parts import packed_pytest
+from agentic_opd.worlds.coding.verifier.packed import RUN_PROGRAM, SOLUTION_FILE, packed_pytest, packed_side
 
 if TYPE_CHECKING:
     from agentic_opd.worlds.coding.verifier.harness.runner import Job
 
-SOLUTION_FILE = "solution.py"
-
 _NOT_IMPORTED = "solution.py could not be imported"
 _MISSING_NAME = re.compile(r"cannot import name '\w+'")
 _MAX_LINE = 200  # Maximum characters of a line of solution.py in the judge's report.
-
-_SOLUTION_MODULES = ("pipe", "solution_side")
-_TEST_MODULES = ("grading", "pipe", "clock", "counter", "programs", "test_side", "test_cases", "runner")
 _COMMAND = "exec python -I -S -c 'import sys; exec(sys.stdin.buffer.readline())'"
-
-# Starting without `site`, which runs every .pth file, saves at least 40 ms. The packages stay importable.
-_PATHS = """
-import os, sys
-version = "python%d.%d" % sys.version_info[:2]
-for path in (f"{sys.prefix}/lib/{version}/site-packages", "/usr/lib/python3/dist-packages"):
-    if os.path.isdir(path):
-        sys.path.append(path)
-"""
-# Compiling the sources takes 13 ms of processor time, more than all other work before the first check.
-_BOOT = """
-import binascii, marshal, _frozen_importlib_external
-is_alike = _frozen_importlib_external.MAGIC_NUMBER == {magic!r}
-for name, source, compiled in {modules!r}:
-    sys.modules[name] = module = type(sys)(name)
-    code = marshal.loads(binascii.a2b_base64(compiled)) if is_alike else compile(source, name, "exec")
-    exec(code, module.__dict__)
-module.main()
-"""
-_RUN_PROGRAM = f"""
-import builtins
-builtins.exit = builtins.quit = sys.exit
-sys.path.insert(0, os.getcwd())
-sys.argv = ["{SOLUTION_FILE}"]
-del os, sys, builtins, version, path
-with open("{SOLUTION_FILE}", "rb") as file:
-    file = compile(file.read(), "{SOLUTION_FILE}", "exec")
-exec(file)
-"""
 
 
 def wall_s(timeout_s: float) -> float:
@@ -86,10 +48,9 @@ async def verify(
     checks = checks_of(task)
     due = await _due(task, checks, sandbox_factory, timeout_s)
     if SOLUTION_FILE not in solution_files:
-        return _verdict(task, checks, due, (VerifyOutcome.NO_SOLUTION, f"There is no {SOLUTION_FILE}.", None))
+        return _verdict(task, checks, due, (VerifyOutcome.NO_SOLUTION, f"There is no {SOLUTION_FILE}."))
     result, report = await _run(checks, sandbox_factory, solution_files, timeout_s)
-    ended = *_outcome(result, report, timeout_s), report
-    return _verdict(task, checks, due, ended, solution_files[SOLUTION_FILE])
+    return _verdict(task, checks, due, _outcome(result, report, timeout_s), report, solution_files[SOLUTION_FILE])
 
 
 _known_due: dict[tuple[str, str], frozenset[int]] = {}  # (hidden tests, reference solution) -> due checks.
@@ -127,12 +88,12 @@ async def _run(
         "imports_solution": checks.imports_solution,
         "modules": checks.modules,
         "files": dict(files),
-        "solution_program": _program(*_SOLUTION_MODULES) if is_apart else None,
-        "program": _PATHS + _RUN_PROGRAM if checks.runs_program else None,
+        "solution_program": packed_side(of_tests=False) if is_apart else None,
+        "program": RUN_PROGRAM if checks.runs_program else None,
         "pytest": packed_pytest() if checks.needs_pytest else None,
     }
     async with fair_slot():
-        program = f"exec({_program(*_TEST_MODULES)!r})\n".encode() + marshal.dumps({**job})
+        program = f"exec({packed_side(of_tests=True)!r})\n".encode() + marshal.dumps({**job})
     async with sandbox_factory() as sandbox:
         result = await sandbox.run(_COMMAND, wall_s(timeout_s), stdin=program)
     report = None if result.memory_exceeded else last_report(job["secret"], result.output, len(checks.labels))
@@ -163,7 +124,7 @@ class CheckReport:
     error: str | None = None  # Reason why the tests ended early; None if they did not.
 
 
-_Ended = tuple[VerifyOutcome, str | None, CheckReport | None]
+_Ended = tuple[VerifyOutcome, str | None]  # And a line that explains an outcome other than RAN.
 
 
 def last_report(secret: bytes, output: bytes, num_checks: int) -> CheckReport | None:
@@ -191,8 +152,7 @@ def last_report(secret: bytes, output: bytes, num_checks: int) -> CheckReport | 
     return last
 
 
-def _outcome(result: CommandResult, report: CheckReport | None, timeout_s: float) -> tuple[VerifyOutcome, str | None]:
-    """Return the outcome, and a line that explains an outcome other than RAN."""
+def _outcome(result: CommandResult, report: CheckReport | None, timeout_s: float) -> _Ended:
     if result.memory_exceeded:
         return VerifyOutcome.CRASHED, "The solution took more memory than is allowed."
     if result.timed_out:
@@ -204,23 +164,22 @@ def _outcome(result: CommandResult, report: CheckReport | None, timeout_s: float
     if not report.done:
         return VerifyOutcome.CRASHED, "The solution ended the tests' process."
     if report.late:
-        slow = f"{report.late} check{'s' * (report.late != 1)} did not end in time."
-        return VerifyOutcome.TIMEOUT, report.error or slow
+        return VerifyOutcome.TIMEOUT, report.error or f"Checks that did not end in time: {report.late}."
     if report.lost:
-        ended = f"The solution ended its process in {report.lost} check{'s' * (report.lost != 1)}."
-        return VerifyOutcome.CRASHED, report.error or ended
+        return VerifyOutcome.CRASHED, report.error or f"Checks in which the solution ended its process: {report.lost}."
     return (VerifyOutcome.RAN if report.error is None else VerifyOutcome.CRASHED), report.error
 
 
-def _verdict(task: Task, checks: Suite, due: frozenset[int], ended: _Ended, solution: bytes = b"") -> Verification:
+def _verdict(
+    task: Task, checks: Suite, due: frozenset[int], ended: _Ended, report: CheckReport | None = None, code: bytes = b""
+) -> Verification:
     """Build the Verification; tests that did not finish earn nothing.
 
     The solution may fail exactly the checks that did not run. A failed check is due even if the reference solution does
     not reach it. Checks that the task's text shows as examples do not count where there are others.
     """
-    outcome, why, report = ended
-    report = report or CheckReport()
-    public, source = "\n".join([task.prompt, *task.files.values()]), solution.decode(errors="replace").split("\n")
+    (outcome, why), report = ended, report or CheckReport()
+    public, source = "\n".join([task.prompt, *task.files.values()]), code.decode(errors="replace").split("\n")
     shown = shown_checks(checks.labels, public)
     counted = due - shown or due
     total = len(counted | report.failed - (shown - counted))
@@ -252,18 +211,3 @@ def _told(checks: Suite, failure: Failure, public: str, source: Sequence[str]) -
     if 0 < failure.line <= len(source):
         where = f" in line {failure.line} of {SOLUTION_FILE}: {source[failure.line - 1].strip()[:_MAX_LINE]}"
     return f"FAIL {label}: {failure.manner}{where}"
-
-
-@cache
-def _program(*modules: str) -> str:
-    """Return one source text that contains the named modules of harness/ and runs `main` of the last.
-
-    It also contains them as compiled code, for a Python of the same version in the sandbox.
-    """
-    brought = list[tuple[str, str, str]]()
-    for name in modules:
-        package = f"agentic_opd.worlds.coding{'' if name == 'grading' else '.verifier.harness'}"
-        source = (resources.files(package) / f"{name}.py").read_text(encoding="utf-8")
-        code = marshal.dumps(compile(source, f"{package}.{name}", "exec", dont_inherit=True))
-        brought.append((f"{package}.{name}", source, binascii.b2a_base64(code, newline=False).decode()))
-    return _PATHS + _BOOT.format(modules=brought, magic=MAGIC_NUMBER)

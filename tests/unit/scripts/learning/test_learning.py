@@ -81,23 +81,39 @@ def test_the_curves_of_all_worlds_are_collected_and_the_hours_foretold(tmp_path:
     nobody: Any = None
     for world in ("coding", "sql"):
         args = learn.parse_args(
-            ["--objectives", "default", "rlsd", "--seeds", "0", "1", "--world", world, "--out", str(tmp_path)]
+            ["--objectives", "opd", "rlsd", "--seeds", "0", "1", "--world", world, "--out", str(tmp_path)]
         )
         args.out.mkdir()
         work = learn.Work(args, nobody, nobody)
         work.sweep = {mode: {str(one): [Point(64, 0.9, 8)] for one in args.settings} for mode in args.modes}
-        work.curves = {"default": CURVES["opd"]}
-        work.seconds = {"default": {f"{seed} lr": (100.0 + seed, 640) for seed in (0, 1)}}
+        work.curves = {"opd": CURVES["opd"]}
+        work.seconds = {"opd": {f"{seed} lr": (100.0 + seed, 640) for seed in (0, 1)}}
         progress.write_json(args.out / "seconds.json", work.seconds)
         work.show()
         assert learn.missing(args, work.curves) == [("rlsd", 0), ("rlsd", 1)]
         assert work.left(work.missing_runs()) == (2 * 256, 2 * 4 * (128 if world == "coding" else 384))
     collected = json.loads((tmp_path / "results.json").read_text())
-    assert {world: list(curves) for world, curves in collected.items()} == {"coding": ["default"], "sql": ["default"]}
-    assert collected["sql"]["default"]["0"] == [[0, 0.5, 128], [64, 0.92, 128]]
+    assert {world: list(curves) for world, curves in collected.items()} == {"coding": ["opd"], "sql": ["opd"]}
+    assert collected["sql"]["opd"]["0"] == [[0, 0.5, 128], [64, 0.92, 128]]
     half = 12.71 * 0.08 / 2  # The ends are 92% and 84%.
-    assert objectives.interval([0.92, 0.84]) == pytest.approx((0.88 - half, 1.0), abs=1e-3)
-    assert "| sql | default | 2 | 55% | 88% (37% to 100%) | - | - | 100 |" in (tmp_path / "objectives.md").read_text()
+    assert objectives.interval([0.92, 0.84]) == pytest.approx((0.88 - half, 0.88 + half), abs=1e-3)
+    assert "| sql | opd | 2 | 55% | 88% (37% to 100%) | - | - | - | 100 |" in (tmp_path / "objectives.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("ends", "said"),
+    [
+        ((0.95, 0.88, 0.91), "better: +4.3 (+2.9 to +5.8)"),
+        ((0.95, 0.80, 0.90), "not better: +1.3 (-10.1 to +12.8)"),
+        ((0.71, 0.65, 0.68), "worse: -19.0 (-21.5 to -16.5)"),
+        ((0.95,), "-"),
+    ],
+)
+def test_an_objective_is_compared_with_opd_on_the_same_seeds(ends: tuple[float, ...], said: str) -> None:
+    def curves(*ends: float) -> dict[str, list[Point]]:
+        return {str(seed): [Point(0, 0.5, 128), Point(64, end, 128)] for seed, end in enumerate(ends)}
+
+    assert objectives.against(curves(*ends), curves(0.91, 0.84, 0.86)) == said
 
 
 def test_modes_differ_in_what_they_name_and_nothing_else() -> None:

@@ -134,7 +134,8 @@ def test_a_user_without_hints_differs_in_the_hints_alone() -> None:
 
 
 def test_talk_knows_no_reward_and_no_other_task(capsys: pytest.CaptureFixture[str]) -> None:
-    for mode in laboratory.MODES.keys() - laboratory.OBJECTIVES.keys() - {"opd-judge", "opd-full"}:
+    talked = laboratory.MODES.keys() - laboratory.OBJECTIVES.keys() - {"opd-judge", "opd-full"}
+    for mode in ("opd", *talked):
         parts = laboratory.MODES[mode]
         fits = "grpo" not in parts["loss"] and "step_reward" not in parts["loss"]
         fits &= not {"other", "other_task", "sibling", "reference"} & {*parts.get("env", {}).values()}

@@ -65,11 +65,7 @@ class Counter:
         return CountedCheck(self, number)
 
     def equal(self, left: object, right: object, call_is_left: bool, label: str = "") -> None:
-        """Check the condition `left == right`; the side that is not the call is the expected value.
-
-        Raises:
-            CheckFailed: The values differ.
-        """
+        """Raise CheckFailed unless `left == right`; the side that is not the call is the expected value."""
         self.reached()
         if left == right:
             return
@@ -82,11 +78,7 @@ class Counter:
         self._fail(text, manner, label)
 
     def true(self, value: object, label: str = "") -> None:
-        """Check the condition that `value` is true.
-
-        Raises:
-            CheckFailed: It is false.
-        """
+        """Raise CheckFailed unless `value` is true."""
         self.reached()
         if not value:
             self._fail("is not true", "it is not true", label)
@@ -156,10 +148,7 @@ def _shorten(text: str) -> str:
 
 
 def error_text(error: BaseException) -> str:
-    """Return an error as one short line, such as `IndexError: list index out of range`.
-
-    Errors of this package are shown by their text alone.
-    """
+    """Return an error as one short line; the name is left out for errors of this package."""
     text, name = str(error), type(error).__name__
     return _shorten(text if isinstance(error, (NoAnswer, CheckFailed)) else f"{name}: {text}" if text else name)
 

@@ -65,28 +65,30 @@ def encode(value: object, as_plain: Callable[[Any], object] | None = None) -> by
         ValueError: The data is too large, or nested too deep.
     """
     out = bytearray()
-    _put(out, value, as_plain, 0)
+
+    def put(value: Any, depth: int) -> None:
+        if depth > MAX_DEPTH:
+            raise ValueError(f"data nested more than {MAX_DEPTH} deep does not cross between the processes")
+        kind = type(value)
+        if kind in _SCALARS:
+            tag, as_bytes, _ = _SCALARS[kind]
+            body = as_bytes(value)
+            out.extend(_HEAD.pack(tag, len(body)) + body)
+        elif kind in _CONTAINERS:
+            tag, as_items, _ = _CONTAINERS[kind]
+            items = as_items(value)
+            out.extend(_HEAD.pack(tag, len(items)))
+            for item in items:
+                put(item, depth + 1)
+        elif as_plain is None:
+            raise TypeError(f"a {kind.__name__} is not plain data, and does not cross between the processes")
+        else:
+            put(as_plain(value), depth + 1)
+
+    put(value, 0)
     if len(out) > MAX_BYTES:
         raise ValueError(f"{len(out)} bytes of data, at most {MAX_BYTES} cross between the processes")
     return bytes(out)
-
-
-def _put(out: bytearray, value: Any, as_plain: Callable[[Any], object] | None, depth: int) -> None:
-    if depth > MAX_DEPTH:
-        raise ValueError(f"data nested more than {MAX_DEPTH} deep does not cross between the processes")
-    kind = type(value)
-    if kind in _SCALARS:
-        body = _SCALARS[kind][1](value)
-        out += _HEAD.pack(_SCALARS[kind][0], len(body)) + body
-    elif kind in _CONTAINERS:
-        items = _CONTAINERS[kind][1](value)
-        out += _HEAD.pack(_CONTAINERS[kind][0], len(items))
-        for item in items:
-            _put(out, item, as_plain, depth + 1)
-    elif as_plain is None:
-        raise TypeError(f"a {kind.__name__} is not plain data, and does not cross between the processes")
-    else:
-        _put(out, as_plain(value), as_plain, depth + 1)
 
 
 def decode(data: bytes) -> Any:
@@ -146,10 +148,7 @@ def _read(fd: int, size: int) -> bytes:
 
 
 def solution_line(error: BaseException) -> int:
-    """Return the line of solution.py where an error was raised; 0 if it is unknown.
-
-    The line is the last in the traceback, or else the one that the other process reported.
-    """
+    """Return the line of solution.py that raised an error, by its traceback or by the other process; 0: unknown."""
     line, traceback = getattr(error, "opd_line", 0), error.__traceback__
     while traceback is not None:
         if traceback.tb_frame.f_code.co_filename.endswith("solution.py"):

@@ -42,21 +42,17 @@ class ProgramError(Exception):
     """The program failed, or its output is too long or not UTF-8."""
 
 
-class ProgramRunner:
-    """Runs solution.py within the time of the current check; `source` starts it in `folder`.
+class SolutionProgram:
+    """solution.py as a program, which `source` starts in `folder`, within the time of the current check.
 
-    A program receives only three descriptors: files in memory for its input, its output and its errors.
+    It receives only three descriptors: files in memory for its input, its output and its errors.
     """
 
     def __init__(self, folder: str, source: str, clock: Clock) -> None:
         self._folder, self._source, self._clock = folder, source, clock
 
-    def run_program(self, text: str) -> str:
-        """Return the program's output.
-
-        Raises:
-            ProgramError: The exit code is not 0, or the output is too long or not UTF-8.
-        """
+    def run(self, text: str) -> str:
+        """Return what it prints for the input `text`; raise ProgramError for a failure or an output that is no text."""
         fds = os.memfd_create("input"), os.memfd_create("output"), os.memfd_create("errors")
         try:
             with open(fds[0], "wb", closefd=False) as file:

@@ -19,6 +19,9 @@ import sys
 from agentic_opd.worlds.coding.grading import Json, Printed
 from agentic_opd.worlds.coding.verifier.harness.clock import Clock
 from agentic_opd.worlds.coding.verifier.harness.counter import Counter, error_text
+from agentic_opd.worlds.coding.verifier.harness.programs import SolutionProgram
+from agentic_opd.worlds.coding.verifier.harness.test_cases import load_pytest, run_by_pytest, run_tests
+from agentic_opd.worlds.coding.verifier.harness.test_side import Remote, SolutionProcess
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -52,8 +55,6 @@ def main() -> None:
     _close_memory()
     sys.set_int_max_str_digits(0)
     if job["pytest"] is not None:
-        from agentic_opd.worlds.coding.verifier.harness.test_cases import load_pytest
-
         load_pytest(job["pytest"])
     clock = Clock(job["cpu_s"], job["num_checks"])
     counter = Counter(out_fd, job["secret"], clock)
@@ -77,8 +78,6 @@ def _run(counter: Counter, job: Job, clock: Clock) -> str | None:
         "Printed": Printed,
     }
     if job["is_file"]:
-        from agentic_opd.worlds.coding.verifier.harness.test_cases import run_by_pytest, run_tests
-
         sys.modules.setdefault("pytest", type(sys)("pytest"))  # For files that import pytest without using it.
         run = run_tests if job["pytest"] is None else run_by_pytest
 
@@ -92,8 +91,6 @@ def _run(counter: Counter, job: Job, clock: Clock) -> str | None:
         else:
             _leave_folder()
         if job["solution_program"] is not None:
-            from agentic_opd.worlds.coding.verifier.harness.test_side import Remote, SolutionProcess
-
             counter.process = SolutionProcess(folder, job["solution_program"], clock)
             counter.process.start()
             sys.modules["solution"] = Remote(counter.process)  # type: ignore[assignment]
@@ -101,9 +98,7 @@ def _run(counter: Counter, job: Job, clock: Clock) -> str | None:
         counter.note(error)
         return f"solution.py could not be imported: {error_text(error)}"
     if job["program"] is not None:
-        from agentic_opd.worlds.coding.verifier.harness.programs import ProgramRunner
-
-        names["run_program"] = ProgramRunner(folder, job["program"], clock).run_program
+        names["run_program"] = SolutionProgram(folder, job["program"], clock).run
     try:
         exec(compile(job["tests"], "hidden_tests.py", "exec"), names)
     except BaseException as error:  # noqa: BLE001 - the tests may raise anything outside of their checks

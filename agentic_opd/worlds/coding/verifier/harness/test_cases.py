@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-    # First check, number of checks, name of the function or class, method, and whether the test passes without
-    # reaching a condition.
+    # First check, number of checks, function or class, method, whether it passes without reaching a condition.
     Test = tuple[int, int, str, str | None, bool]
 
 _PYTEST_OPTIONS = (
@@ -54,11 +53,7 @@ def _finish(result: Any) -> None:
 
 
 def run_by_pytest(counter: Counter, names: dict[str, Any], *tests: Test) -> None:
-    """Run the tests with pytest; cases beyond the counted number belong to the last check of their test.
-
-    Raises:
-        RuntimeError: pytest could not run the tests.
-    """
+    """Run the tests with pytest; cases beyond the counted number belong to the last check of their test."""
     import pytest
 
     plugin = _Plugin(counter, names, tests)

@@ -61,7 +61,7 @@ def test_no_solution() -> None:
         ("import sys; sys.exit(0)", "solution.py could not be imported: SystemExit: 0"),
         ("import os; os._exit(0)", "solution.py could not be imported: the solution's process ended"),
         ("g = 1", "The tests ended early: ImportError: cannot import name 'f'"),
-        ("def f(x):\n    import os\n    os._exit(0)", "The solution ended its process in 4 checks."),
+        ("def f(x):\n    import os\n    os._exit(0)", "Checks in which the solution ended its process: 4."),
     ],
 )
 def test_leaving_or_breaking_early_is_a_crash(source: str, why: str) -> None:
@@ -76,13 +76,13 @@ def test_an_end_or_an_endless_check_costs_only_that_check() -> None:
     left = verify_source(DOUBLE, "import os\ndef f(x):\n    return os._exit(0) if x == 2 else 2 * x")
     assert result(left) == (VerifyOutcome.CRASHED, 3, 4)
     assert left.report.splitlines()[1:] == [
-        "The solution ended its process in 1 check.",
+        "Checks in which the solution ended its process: 1.",
         "FAIL f(2): the solution's process ended",
     ]
     hung = verify_source(DOUBLE, "def f(x):\n    while x == 2: pass\n    return 2 * x", timeout_s=2.0)
     assert result(hung) == (VerifyOutcome.TIMEOUT, 3, 4)
     counted, failed = hung.report.splitlines()[1:]
-    assert counted == "1 check did not end in time."
+    assert counted == "Checks that did not end in time: 1."
     seconds = re.fullmatch(r"FAIL f\(2\): no end after ([0-9.]+) s", failed)
     assert seconds is not None
     assert 0 < float(seconds[1]) <= 0.5  # A quarter of the two seconds.
@@ -92,7 +92,7 @@ def test_checks_that_are_all_endless_leave_time_for_each_other() -> None:
     tests = "from solution import f\n" + "".join(f"assert f({n}) == {n}\n" for n in range(5))
     verdict = verify_source(tests, "def f(x):\n    while x != 4: pass\n    return x", timeout_s=2.0)
     assert result(verdict) == (VerifyOutcome.TIMEOUT, 1, 5), verdict.report
-    assert "4 checks did not end in time." in verdict.report
+    assert "Checks that did not end in time: 4." in verdict.report
 
 
 def test_a_restarted_solution_is_found_again_by_name() -> None:
