@@ -254,20 +254,20 @@ async def experiment(args: argparse.Namespace) -> int:
     subject = SUBJECTS[args.world]
     if any("lora_rank" in subject.trainer(mode) for mode in args.modes):
         trained += ("--max-lora-rank", str(LORA_RANK), "--max-adapters", "4")
-    policy_port, expert_port = ports(args.out)
+    policy_port, expert_port, judge_port, api_port = ports(args.out)
     with ExitStack() as parts:
         log = args.out / "vllm.log"
         vllm = parts.enter_context(local_server(args.model, *trained, log=log, cwd=ROOT, port=policy_port))
-        log = args.out / "expert.log"
-        if subject.has_expert:
-            expert = local_server(args.model, *size, log=log, cwd=ROOT, port=expert_port)
-            expert_url = parts.enter_context(expert).base_url
-        else:
-            expert_url = parts.enter_context(scripted_judge(expert_port, log))
+        if any(map(subject.needs_expert, args.modes)):
+            log = args.out / "expert.log"
+            parts.enter_context(local_server(args.model, *size, log=log, cwd=ROOT, port=expert_port))
+        judge_url = None
+        if subject.has_scripted_judge:
+            judge_url = parts.enter_context(scripted_judge(judge_port, args.out / "judge.log"))
         laboratory = Laboratory(
-            *(vllm, expert_url, args.model, args.out, args.eval_samples),
+            *(vllm, f"http://127.0.0.1:{expert_port}", args.model, args.out, args.eval_samples),
             *(args.epochs, args.minibatches, args.lr_schedule, not args.without_examples),
-            *(args.talk, subject, args.group_size),
+            *(args.talk, subject, args.group_size, judge_url, api_port),
         )
         work = Work(args, laboratory, Examiner(laboratory))
         try:
@@ -278,10 +278,13 @@ async def experiment(args: argparse.Namespace) -> int:
 
 
 def ports(out: Path) -> list[int]:
-    """Return the ports of both servers: those of an earlier process, because the groups' settings name the expert."""
+    """Return the ports of policy, expert, scripted judge and run-api.
+
+    They stay the same when the experiment is resumed, because they are in the settings of the groups' file.
+    """
     path = out / "ports.json"
     if not path.exists():
-        write_json(path, [free_port(), free_port()])
+        write_json(path, [free_port() for _ in range(4)])
     return json.loads(path.read_text())
 
 

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import yaml
 from gateway_demo import gateway
-from local_server import LocalServer, child_process, free_port
+from local_server import LocalServer, child_process
 from openai import OpenAIError
 
 from agentic_opd.core.processes import end_of
@@ -146,8 +146,12 @@ class Subject(NamedTuple):
     modes: Mapping[str, dict[str, dict[str, object]]] = MappingProxyType({})
     """What modes change in this world, as `MODES`; without it each of them is possible, as `MODES` has it."""
     exam_temperature: float = 1.0
-    has_expert: bool = True
-    """The teacher and judge is a second server, which keeps the first weights."""
+    has_scripted_judge: bool = False
+
+    def needs_expert(self, mode: str) -> bool:
+        """Return whether a mode judges or teaches by a second server, which keeps the first weights."""
+        is_frozen = self.distilling(mode).get("teacher") == "frozen"
+        return not self.has_scripted_judge or not (is_frozen or "grpo" in MODES[mode]["loss"])
 
     def trainer(self, mode: str) -> dict[str, object]:
         """Return a mode's settings of the trainer."""
@@ -182,9 +186,16 @@ SUBJECTS = {
         192,
     ),
     # What is measured shares no function and no question with what is trained on. The teacher of adapters is the same
-    # server without them; that of whole weights is the policy itself, because two servers would share the cores.
+    # server without them; that of whole weights is a second server.
     "functions": Subject(
-        "functions.yaml", "runs/models/smollm2-135m-instruct", {}, {}, 200, _FUNCTION_MODES, 0.0, has_expert=False
+        "functions.yaml",
+        "runs/models/smollm2-135m-instruct",
+        {},
+        {},
+        200,
+        _FUNCTION_MODES,
+        0.0,
+        has_scripted_judge=True,
     ),
 }
 THREADS = {"OMP_NUM_THREADS": str(os.cpu_count()), "OMP_WAIT_POLICY": "PASSIVE"}
@@ -260,7 +271,7 @@ class Laboratory:
 
     vllm: LocalServer
     expert_url: str
-    """Where judge and teacher are asked; in a world without an expert, the scripted judge."""
+    """Where the teacher is asked, and the judge without a `judge_url`."""
     model: Path
     out: Path
     eval_samples: int
@@ -277,6 +288,10 @@ class Laboratory:
     subject: Subject = SUBJECTS["coding"]
     group_size: int = 4
     """Rollouts of one task, whose scores GRPO compares."""
+    judge_url: str | None = None
+    """Where the scripted judge is asked."""
+    api_port: int = 8001
+    """Of run-api."""
 
     @property
     def weights(self) -> Path:
@@ -344,7 +359,7 @@ class Laboratory:
                 shutil.rmtree(old, ignore_errors=True)
             folder.mkdir(parents=True)
         self.load_start()
-        api = f"http://127.0.0.1:{free_port()}"
+        api = f"http://127.0.0.1:{self.api_port}"
         kept = [point // run.setting.batch_size for point in points]
         progress, since = Progress.of(folder, run.setting.batch_size), time.monotonic()
         source = self._talking if self.talk else self._serving
@@ -456,12 +471,14 @@ class Laboratory:
         return [text for name, value in settings.items() for text in (f"--env.{name}", str(value))]
 
     def _distilling(self, run: Run) -> dict[str, object]:
-        judge = {"judge_base_url": f"{self.expert_url}/v1", "judge_model_name": self.model}
-        if self.subject.has_expert:
-            judge["teacher_base_url"] = f"{self.expert_url}/v1"
-        else:
-            judge["judge_model_name"] = "verbatim"
-        return {**judge, **self.subject.distilling(run.mode)}
+        of_mode, is_scripted = self.subject.distilling(run.mode), self.judge_url is not None
+        settings: dict[str, object] = {
+            "judge_base_url": f"{self.judge_url or self.expert_url}/v1",
+            "judge_model_name": "verbatim" if is_scripted else self.model,
+        }
+        if of_mode.get("teacher") != "frozen":
+            settings["teacher_base_url"] = f"{self.expert_url}/v1"
+        return {**settings, **of_mode}
 
     def trainer_command(self, run: Run, api: str, weights: Path) -> list[str]:
         """The reference trainer; it keeps the weights of every step."""

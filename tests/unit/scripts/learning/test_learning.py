@@ -159,6 +159,36 @@ def test_the_sql_world_is_measured_on_what_is_held_out_and_trained_on_nothing_of
     assert (len(tasks[0]), len(tasks[1])) == (1, 192)
 
 
+def test_on_functions_adapters_learn_from_the_environments_answers_and_controls_from_a_scripted_judge() -> None:
+    subject = laboratory.SUBJECTS["functions"]
+    place = laboratory.Laboratory(
+        *(FakeServer(2), "http://127.0.0.1:3", Path("model"), Path("out"), 1, 2, 4, "linear", True, False),
+        *(subject, 4, "http://127.0.0.1:4"),
+    )
+
+    def command(mode: str) -> dict[str, str]:
+        run = laboratory.Run(mode, 0, laboratory.Setting(5e-4, 32, 1.0), 256)
+        served, trained = place.serve_command(run, "http://127.0.0.1:1"), place.trainer_command(run, "u", Path("w"))
+        words = [*served[served.index("--config") :], *trained[trained.index("--config") :]]
+        return {name.lstrip("-").removeprefix("env."): words[i + 1] for i, name in enumerate(words) if name[:2] == "--"}
+
+    commands = {mode: command(mode) for mode in subject.modes}
+    assert json.loads(commands["opd"]["world_options"])["split_file"] == "out/split.json"
+    assert "hint_source" not in commands["opd"]  # configs/functions.yaml has feedback.
+    expected = {"opd": None, "opd-judge": "judge", "wrong-hint": "other_task", "no-hint": "none"}
+    for mode, source in expected.items():
+        assert commands[mode].get("hint_source") == source
+        assert (commands[mode]["teacher"], commands[mode]["lora_rank"]) == ("frozen", "16")
+        assert "teacher_base_url" not in commands[mode]
+        assert commands[mode]["judge_base_url"] == "http://127.0.0.1:4/v1"
+        assert commands[mode]["judge_model_name"] == ("words" if mode == "opd-judge" else "verbatim")
+        assert not subject.needs_expert(mode)
+    assert commands["opd-full"]["teacher_base_url"] == "http://127.0.0.1:3/v1"
+    assert "lora_rank" not in commands["opd-full"]
+    assert [mode for mode in subject.modes if subject.needs_expert(mode)] == ["opd-full"]
+    assert all(map(laboratory.SUBJECTS["sql"].needs_expert, laboratory.USUAL_MODES))
+
+
 def test_talk_is_refused_in_the_sql_world(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         learn.parse_args(["--world", "sql", "--talk"])
