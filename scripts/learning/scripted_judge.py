@@ -37,7 +37,7 @@ def in_words(found: str) -> str | None:
     if "can't be called like this" in found:
         wrong = found.partition("can't be called like this: ")[2].partition(". It is")[0]
         return f"Give exactly the parameters that the function has, each in its type: {known}. Not so: {wrong}."
-    if "The call was:" in found:
+    if "not valid JSON" in found or "the tool call" in found:
         return (
             "Write one complete JSON object with the name and the parameters, close all its brackets, and stop there."
         )

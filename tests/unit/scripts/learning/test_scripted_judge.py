@@ -45,7 +45,7 @@ def test_verbatim_it_gives_the_evidence_as_the_source_feedback_does() -> None:
             "pay: the parameter tip does not belong to the call.",
             "about the parameter tip: the parameter tip does not belong",
         ),
-        ("Error: the arguments are not valid JSON. The call was: {", "close all its brackets"),
+        ("Error: the arguments are not valid JSON.\n\nNo function was called.", "close all its brackets"),
         ("2 calls were made, expected 1.", "Make exactly one call"),
     ],
 )
