@@ -21,8 +21,9 @@ mistakes of before, and what is answered in their place.
 
 With --world functions the tasks are BFCL's questions and the model is a pretrained one (scripts/real_model). What is
 measured shares no function and no question with what is trained on (split.json beside the results). The modes train
-adapters with hints that are the environment's own answers: opd, and its controls wrong-hint and no-hint; grpo;
-opd-judge (a scripted judge says in words what the evidence shows); opd-full (whole weights).
+adapters. Hints of opd, wrong-hint and no-hint are what the environment answered to wrong calls, by a scripted judge
+that repeats it; of opd-judge, what that judge says in words; of feedback, what it answered to any call. opd-full trains
+whole weights.
 
 With --objectives the objectives are compared with opd: reward (the scores alone), combined, rlsd, overlap-sequence,
 rlcsd, sdar, overlap-token, rejection, and by name student-support, union-support, token-advantage, combined-normalized,

@@ -168,12 +168,13 @@ _FROZEN: dict[str, object] = {"teacher": "frozen"}
 _WHOLE: dict[str, object] = {"micro_tokens": 2048}
 _ADAPTERS: dict[str, object] = {**_WHOLE, "lora_rank": LORA_RANK}
 _FUNCTION_MODES: dict[str, dict[str, dict[str, object]]] = {
-    "opd": {"trainer": _ADAPTERS, "env": _FROZEN},
+    "opd": {"trainer": _ADAPTERS, "env": {**_FROZEN, "hint_source": "judge"}},
+    "feedback": {"trainer": _ADAPTERS, "env": _FROZEN},
     "opd-judge": {"trainer": _ADAPTERS, "env": {**_FROZEN, "hint_source": "judge", "judge_model_name": "words"}},
     "grpo": {"trainer": _ADAPTERS},
     "wrong-hint": {"trainer": _ADAPTERS, "env": _FROZEN},
     "no-hint": {"trainer": _ADAPTERS, "env": _FROZEN},
-    "opd-full": {"trainer": _WHOLE},
+    "opd-full": {"trainer": _WHOLE, "env": {"hint_source": "judge"}},
 }
 SUBJECTS = {
     "coding": Subject("demo.yaml", "scripts/demo_policy/policy", {}, {}, 8),

@@ -2,8 +2,8 @@
 
     python -m learning.scripted_judge PORT
 
-Its model names how it answers: `verbatim` gives the evidence as the hint, as the source feedback does, for controls
-that replace a judge's hint; `words` says in a sentence what to do, and gives no hint for right calls.
+Of right calls it says nothing. Of others, its model names what the hint is: with `verbatim` the evidence itself, as
+the source feedback has it, with `words` a sentence that says what to do.
 """
 
 import re
@@ -27,10 +27,8 @@ def evidence(question: str) -> list[str]:
     return [text.strip() for title, text in sections[turn + 1 :] if title != "End"]
 
 
-def in_words(found: str) -> str | None:
-    """Return what the agent should have done, from the environment's answer; None if its calls were right."""
-    if "The calls are right." in found:
-        return None
+def in_words(found: str) -> str:
+    """Return what the agent should have done, from the environment's answer to wrong calls."""
     known = next(iter(_SIGNATURE.findall(found)), None)
     if "unknown tool" in found:
         return f"Only this function exists, so call it by exactly this name and with these parameters: {known}"
@@ -54,9 +52,11 @@ def in_words(found: str) -> str | None:
 
 def answer(question: str, model: str) -> str:
     """Return the judge's answer to a question."""
-    texts = evidence(question)
-    hint = f"{FEEDBACK}\n" + "\n\n".join(texts) if model == "verbatim" else in_words("\n".join(texts))
-    return _NO_HINT if hint is None else f"\\boxed{{1}}\n[HINT_START]{hint}[HINT_END]"
+    found = "\n\n".join(evidence(question))
+    if "The calls are right." in found:
+        return _NO_HINT
+    hint = f"{FEEDBACK}\n{found}" if model == "verbatim" else in_words(found)
+    return f"\\boxed{{1}}\n[HINT_START]{hint}[HINT_END]"
 
 
 async def _complete(request: web.Request) -> web.Response:

@@ -174,8 +174,7 @@ def test_on_functions_adapters_learn_from_the_environments_answers_and_controls_
 
     commands = {mode: command(mode) for mode in subject.modes}
     assert json.loads(commands["opd"]["world_options"])["split_file"] == "out/split.json"
-    assert "hint_source" not in commands["opd"]  # configs/functions.yaml has feedback.
-    expected = {"opd": None, "opd-judge": "judge", "wrong-hint": "other_task", "no-hint": "none"}
+    expected = {"feedback": "feedback", "opd": "judge", "opd-judge": "judge", "wrong-hint": "other_task", "no-hint": "none"}
     for mode, source in expected.items():
         assert commands[mode].get("hint_source") == source
         assert (commands[mode]["teacher"], commands[mode]["lora_rank"]) == ("frozen", "16")

@@ -50,11 +50,12 @@ def test_verbatim_it_gives_the_evidence_as_the_source_feedback_does() -> None:
     ],
 )
 def test_in_words_it_says_what_to_do(found: str, said: str) -> None:
-    assert said in (in_words(found) or "")
+    assert said in in_words(found)
     vote = parse_vote(answer(question(found), "words"))
     assert vote.decision == 1
     assert said in (vote.hint or "")
 
 
-def test_of_right_calls_it_has_nothing_to_say() -> None:
-    assert parse_vote(answer(question('{"status": "ok"}', "The calls are right."), "words")).decision == -1
+@pytest.mark.parametrize("model", ["verbatim", "words"])
+def test_of_right_calls_it_has_nothing_to_say(model: str) -> None:
+    assert parse_vote(answer(question('{"status": "ok"}', "The calls are right."), model)).decision == -1
