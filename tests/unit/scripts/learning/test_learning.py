@@ -163,7 +163,7 @@ def test_on_functions_adapters_learn_from_the_environments_answers_and_controls_
     subject = laboratory.SUBJECTS["functions"]
     place = laboratory.Laboratory(
         *(FakeServer(2), "http://127.0.0.1:3", Path("model"), Path("out"), 1, 2, 4, "linear", True, False),
-        *(subject, 4, "http://127.0.0.1:4"),
+        *(subject, 4, "chat", "http://127.0.0.1:4"),
     )
 
     def command(mode: str) -> dict[str, str]:
@@ -174,7 +174,13 @@ def test_on_functions_adapters_learn_from_the_environments_answers_and_controls_
 
     commands = {mode: command(mode) for mode in subject.modes}
     assert json.loads(commands["opd"]["world_options"])["split_file"] == "out/split.json"
-    expected = {"feedback": "feedback", "opd": "judge", "opd-judge": "judge", "wrong-hint": "other_task", "no-hint": "none"}
+    expected = {
+        "feedback": "feedback",
+        "opd": "judge",
+        "opd-judge": "judge",
+        "wrong-hint": "other_task",
+        "no-hint": "none",
+    }
     for mode, source in expected.items():
         assert commands[mode].get("hint_source") == source
         assert (commands[mode]["teacher"], commands[mode]["lora_rank"]) == ("frozen", "16")
