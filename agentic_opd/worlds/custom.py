@@ -414,7 +414,7 @@ class HookedSession:
 
     async def _answer(self, call: ToolCall) -> str:
         if call.arguments is None:
-            raise ToolError(f"{call.error}. The call was: {call.raw}")
+            raise ToolError(f"{call.error}.")  # Not repeated: a small model that reads it in a hint copies it.
         one = self.world.methods.get(call.name)
         if one is not None:
             sandbox = {"sandbox": self.sandbox} if one.takes_sandbox else {}
