@@ -641,13 +641,10 @@ class TeacherRequest:
     hint_token_ids: tuple[int, ...]
     weight_version: int | None = None
     """Version of the weights that sampled the turn, if known; they score it while the server keeps them."""
-<<<<<<< HEAD
     under_grammar: bool = False
     """As in `Turn`: the logprobs without a hint are read in any case."""
-=======
     images: tuple[PlacedImage, ...] = ()
     """The pictures among the ids, in order."""
->>>>>>> wt-images
 
     def __post_init__(self) -> None:
         if not 0 < self.num_scored < len(self.token_ids):

@@ -528,12 +528,8 @@ def insert_hint(
     """
     token_ids = tokens_T[:insert_at] + hint_token_ids + tokens_T[insert_at : turn.end]
     scored = turn.end - (turn.start if scored_from is None else scored_from)
-<<<<<<< HEAD
-    return TeacherRequest(token_ids, scored, insert_at, hint_token_ids, turn.weight_version, turn.under_grammar)
-=======
     placed = moved_images(images, turn.end, insert_at, len(hint_token_ids))
-    return TeacherRequest(token_ids, scored, insert_at, hint_token_ids, turn.weight_version, placed)
->>>>>>> wt-images
+    return TeacherRequest(token_ids, scored, insert_at, hint_token_ids, turn.weight_version, turn.under_grammar, placed)
 
 
 def _encode_text(_renderer: Renderer, tokenizer: Any, content: str) -> list[int]:
