@@ -36,6 +36,7 @@ class TemplateRenderer(DefaultRenderer):
         tool_format: ToolFormat | None,
         *,
         in_text: bool,
+        lists_tools: bool = True,
         stop_token_ids: Sequence[int],
     ) -> None:
         """Probe the template with small conversations, to find out what it can render.
@@ -45,13 +46,14 @@ class TemplateRenderer(DefaultRenderer):
             config: The template's variables, and the name of a parser of `renderers`.
             tool_format: Parses tool calls. None: that parser does, or calls can't be parsed.
             in_text: The template does not support tools, and they are written in `tool_format`.
+            lists_tools: The system prompt lists them in that case.
             stop_token_ids: Stop tokens in addition to the template's closing token.
 
         Raises:
             RendererError: the template can't render a user message and an answer.
         """
         super().__init__(tokenizer, config)
-        self._format, self._in_text = tool_format, in_text
+        self._format, self._in_text, self._lists_tools = tool_format, in_text, lists_tools
         self._template: Any = tokenizer.apply_chat_template
         if not self._writes_texts():
             self._template = _with_parts(tokenizer.apply_chat_template)
@@ -131,7 +133,7 @@ class TemplateRenderer(DefaultRenderer):
         ]
         if not self._takes_any_id:
             taken = [_with_short_ids(one) for one in taken]
-        if self._in_text and tools:
+        if self._in_text and self._lists_tools and tools:
             assert self._format is not None
             told = instructions(self._format, tools)
             if taken and taken[0]["role"] == "system":

@@ -101,6 +101,17 @@ TEMPLATES = pytest.mark.parametrize(
 
 
 @TEMPLATES
+def test_tools_in_the_tasks_own_messages_are_listed_nowhere_else(tokenizer: Any, close: str) -> None:
+    chat = Chat(load_renderer(tokenizer, "default", {}, tool_format="prompt"), tokenizer, TOOL_SPECS)
+    conversation = Conversation(chat, START)
+    first = tokenizer.decode(conversation.prompt())
+    assert "Be brief." in first
+    assert "# Tools" not in first
+    sampled(conversation, f"{CALLS}{close}")
+    assert len(conversation.messages[-1]["tool_calls"]) == 1
+
+
+@TEMPLATES
 def test_tools_as_text_need_nothing_of_the_template(tokenizer: Any, close: str) -> None:
     """Told in the first prompt, called by what was sampled, answered by a user's message; no sampled id is changed."""
     chat = chat_of(tokenizer)

@@ -117,12 +117,33 @@ def test_a_batch_waits_until_the_one_before_it_is_trained_on() -> None:
     assert asyncio.run(hold(1, 5, start=1)) == second
 
 
+def test_a_conversation_reads_the_same_in_anthropics_protocol() -> None:
+    function = {"name": "run", "arguments": '{"command": "ls"}'}
+    answer = {"role": "assistant", "content": "I look.", "tool_calls": [{"id": "c", "type": "function"}]}
+    answer["tool_calls"][0]["function"] = function  # pyright: ignore[reportIndexIssue, reportArgumentType]
+    messages = [
+        *({"role": "system", "content": "You help."}, {"role": "user", "content": "Do it."}, answer),
+        *({"role": "tool", "tool_call_id": one, "content": f"{one}.py"} for one in "cd"),
+    ]
+    read = talk.as_anthropic(messages)
+    assert read["system"] == "You help."
+    assert [(one["role"], len(one["content"])) for one in read["messages"]] == [
+        ("user", 1),
+        ("assistant", 2),
+        ("user", 2),
+    ]
+    assert talk.as_chat(read["messages"][1]["content"]) == answer
+    assert [block["tool_use_id"] for block in read["messages"][2]["content"]] == ["c", "d"]
+
+
 def test_a_user_without_hints_differs_in_the_hints_alone() -> None:
     class FakeServer:
         base_url = "http://127.0.0.1:2"
 
     server: Any = FakeServer()
-    place = laboratory.Laboratory(server, server, Path("policy"), Path("out"), 16, 4, 4, "linear", False, True)
+    place = laboratory.Laboratory(
+        server, "http://127.0.0.1:2", Path("policy"), Path("out"), 16, 4, 4, "linear", False, True
+    )
     run = laboratory.Run("opd", 0, laboratory.Setting(1e-4, 32, 4.0), 256)
     plain, none = (place.gateway_flags(run._replace(mode=mode), "http://127.0.0.1:1") for mode in ("opd", "no-hint"))
     assert [text for text in plain if "groups.jsonl" not in text] + ["--env.hint_source", "none"] == [
@@ -132,7 +153,8 @@ def test_a_user_without_hints_differs_in_the_hints_alone() -> None:
 
 
 def test_talk_knows_no_reward_and_no_other_task(capsys: pytest.CaptureFixture[str]) -> None:
-    for mode in ("opd", *(laboratory.MODES.keys() - laboratory.OBJECTIVES.keys())):
+    talked = laboratory.MODES.keys() - laboratory.OBJECTIVES.keys() - {"opd-judge", "opd-full"}
+    for mode in ("opd", *talked):
         parts = laboratory.MODES[mode]
         fits = "grpo" not in parts["loss"] and "step_reward" not in parts["loss"]
         fits &= not {"other", "other_task", "sibling", "reference"} & {*parts.get("env", {}).values()}
