@@ -161,7 +161,7 @@ async def _compared(teacher: PluginClient, turn: _ScoredTurn, version: int | Non
             place,
             ids,
             record.scored_version,
-            moved_images(images, end, place, len(ids)),
+            images=moved_images(images, end, place, len(ids)),
         )
         for ids, place in hints or [own]
     ]

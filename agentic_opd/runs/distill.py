@@ -377,7 +377,8 @@ class PolicyDistiller:
 
         def request(ids: tuple[int, ...], at: int) -> TeacherRequest:
             images = moved_images(rollout.images, end, at, len(ids))
-            return TeacherRequest(tokens[:at] + ids + tokens[at:end], end - start, at, ids, version, images)
+            given = tokens[:at] + ids + tokens[at:end]
+            return TeacherRequest(given, end - start, at, ids, version, images=images)
 
         asked = [HintRequest(text, request(ids, at)) for text, ids, at in hints]
         plain = request((), start)
