@@ -232,6 +232,7 @@ def test_equal_pushes_are_never_rolled_back(tmp_path: Path) -> None:
     assert len(run.verdicts()) == 21
 
 
+@pytest.mark.slow
 def test_too_few_tasks_are_refused_before_the_first_step(tmp_path: Path) -> None:
     run = Run(tmp_path)
     (tmp_path / "tasks.json").write_text(json.dumps([[1, 2, 3]] * 12))
@@ -239,6 +240,7 @@ def test_too_few_tasks_are_refused_before_the_first_step(tmp_path: Path) -> None
         run.train([run.lessons])
 
 
+@pytest.mark.slow
 def test_an_evaluation_that_fails_at_the_start_ends_the_run(tmp_path: Path) -> None:
     run = Run(tmp_path)
     (tmp_path / "evaluate.py").write_text("import sys\nsys.exit('no world today')")
@@ -306,6 +308,7 @@ def test_a_command_that_is_none_is_refused(command: str, said: str, tmp_path: Pa
         run.train([run.lessons], brake={"command": command})
 
 
+@pytest.mark.slow
 def test_an_evaluation_can_be_interrupted(tmp_path: Path) -> None:
     """The run ends as after Ctrl-C between two steps, and the resumed one begins with the evaluation."""
     run = Run(tmp_path)
