@@ -55,6 +55,8 @@ class TemplateRenderer(DefaultRenderer):
         super().__init__(tokenizer, config)
         self._format, self._in_text, self._lists_tools = tool_format, in_text, lists_tools
         self._template: Any = tokenizer.apply_chat_template
+        if not self._writes_texts():
+            self._template = _with_parts(tokenizer.apply_chat_template)
         self._takes_system = self._can_render("system", "user")
         self._takes_users_in_a_row = self._can_render("user", "user")
         self._takes_any_id = self._can_render_call("call_0_0") or not self._can_render_call("call00000")
@@ -196,6 +198,13 @@ class TemplateRenderer(DefaultRenderer):
             return False
         return True
 
+    def _writes_texts(self) -> bool:
+        """Return whether the template writes a content that is a text; templates of vision models may need parts."""
+        try:
+            return _BEGIN in str(self._template([{"role": "user", "content": _BEGIN}], tokenize=False))
+        except Exception:  # noqa: BLE001 - as above
+            return False
+
     def _can_render_call(self, call_id: str) -> bool:
         call = {"id": call_id, "type": "function", "function": {"name": "f", "arguments": {}}}
         turn = {"role": "assistant", "content": "", "tool_calls": [call]}
@@ -215,6 +224,18 @@ class TemplateRenderer(DefaultRenderer):
             raise RendererError(f"the chat template can't render an answer: {type(error).__name__}: {error}") from error
         control = control_tokens(self._tokenizer)
         return next((i for i in self._tokenizer.encode(after, add_special_tokens=False) if i in control), None)
+
+
+def _with_parts(template: Any) -> Any:
+    """Return a template that reads contents as lists of one text part."""
+
+    def apply(messages: Sequence[Message], **variables: Any) -> Any:
+        parts = [[{"type": "text", "text": message["content"]}] for message in messages]
+        return template(
+            [{**message, "content": own} for message, own in zip(messages, parts, strict=True)], **variables
+        )
+
+    return apply
 
 
 def _marked(message: Message) -> Message:
