@@ -106,6 +106,7 @@ def test_a_program_solves_a_task_as_the_task_s_user(fake_server: FakePlugin, tmp
     assert (rollout["stop_reason"], rollout["program"]["exit_code"]) == ("finished", 0)
 
 
+@pytest.mark.all
 def test_processes_of_the_agent_are_ended_before_the_tests_unless_they_may_stay(tmp_path: Path) -> None:
     (tmp_path / "tests").mkdir()
     (tmp_path / "instruction.md").write_text("Start a server.")
@@ -206,6 +207,7 @@ def test_a_hostile_root_escapes_nothing_and_forges_no_reward(place: Arena) -> No
     assert containers() == []
 
 
+@pytest.mark.all
 def test_the_machine_withstands() -> None:
     memory = "python3 -c 'x = [bytearray(2**24) for _ in range(99)]'"
     shared = "for i in 1 2 3 4 5 6 7 8 9; do head -c 30000000 /dev/zero > /dev/shm/$i; done"
@@ -256,6 +258,7 @@ def container(engine: str, **limits: int) -> TaskContainer:
     return TaskContainer(engine, IMAGE, Limits(**limits), TaskPlace("/root", folders=("/logs",)))
 
 
+@pytest.mark.all
 def test_a_container_that_takes_too_much_disk_space_is_ended() -> None:
     """Its own files and those in folders of this machine count together."""
 
@@ -267,6 +270,7 @@ def test_a_container_that_takes_too_much_disk_space_is_ended() -> None:
         asyncio.run(fill())
 
 
+@pytest.mark.all
 def test_where_the_engine_limits_no_memory_a_watch_does(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (program := tmp_path / "engine").write_text(
         "#!/bin/bash\nkept=()\n"
