@@ -228,6 +228,9 @@ class Turn:
     """Version of the weights that sampled the turn; None if the server does not report it."""
     reasoning_tokens: int = 0
     """Number of leading sampled tokens that are reasoning, including the closing tag."""
+    under_grammar: bool = False
+    """Whether a grammar constrained the sampling. Then vLLM's logprobs are not the weights' but those of the allowed
+    tokens."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.reasoning_tokens <= self.end - self.start:
@@ -595,6 +598,8 @@ class TeacherRequest:
     hint_token_ids: tuple[int, ...]
     weight_version: int | None = None
     """Version of the weights that sampled the turn, if known; they score it while the server keeps them."""
+    under_grammar: bool = False
+    """As in `Turn`: the logprobs without a hint are read in any case."""
 
     def __post_init__(self) -> None:
         if not 0 < self.num_scored < len(self.token_ids):

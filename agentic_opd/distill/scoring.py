@@ -229,17 +229,16 @@ def _readings(
     wide = min(config.wide_topk, info.vocab_size or config.wide_topk)
     named = info.named_ids and servers.student is None
     has_support = config.distill_support != "teacher"
-    if len(hints) > 1 or (has_support and servers.student is None):
+    compares_student = len(hints) > 1 or (has_support and servers.student is None)
+    if compares_student:
         without = Reading(plain, top_k)  # It is needed even if its weights are those that sampled the turn.
-        of_student = (1,) if named else ()
-    else:
-        of_student = ()
+    of_student = (1,) if compares_student and named else ()
     width = wide if has_support and not of_student else top_k
-    asked = [Reading(one.request, width, ids_of=of_student) for one in hints]
-    readings = {"hint 0": asked[0]}
+    first, *others = (Reading(one.request, width, ids_of=of_student) for one in hints)
+    readings = {"hint 0": first}
     if without is not None:
-        readings["without_hint"] = without
-    readings |= {f"hint {n}": one for n, one in enumerate(asked[1:], start=1)}
+        readings["without_hint"] = without  # Index 1: `of_student`.
+    readings |= {f"hint {n}": one for n, one in enumerate(others, start=1)}
     if control is not None:
         ids_of = tuple(at for at, name in enumerate(readings) if name != "without_hint" or has_support)
         is_named = named and _fits(info.max_logprobs, sum(one.top_k for one in readings.values()))
@@ -268,9 +267,10 @@ def _is_of_other_weights(without: Reading | None, reply: TeacherReply) -> bool:
 def without_hint(plain: TeacherRequest, servers: DistillServers) -> Reading | None:
     """Return a reading without the hint by the weights that read with it; None if the server can't select by version.
 
-    If the teacher is the policy, the server skips the reading when its weights are those that sampled the turn.
+    If the teacher is the policy, the server skips the reading when its weights are those that sampled the turn, unless
+    a grammar changed the sampled logprobs.
     """
-    if not servers.teacher_is_policy:
+    if not servers.teacher_is_policy or plain.under_grammar:
         return Reading(plain, 1)
     return Reading(plain, 1, plain.weight_version) if servers.teacher.info.has_plugin else None
 
@@ -515,7 +515,7 @@ def insert_hint(
     """
     token_ids = tokens_T[:insert_at] + hint_token_ids + tokens_T[insert_at : turn.end]
     scored = turn.end - (turn.start if scored_from is None else scored_from)
-    return TeacherRequest(token_ids, scored, insert_at, hint_token_ids, turn.weight_version)
+    return TeacherRequest(token_ids, scored, insert_at, hint_token_ids, turn.weight_version, turn.under_grammar)
 
 
 def _encode_text(_renderer: Renderer, tokenizer: Any, content: str) -> list[int]:

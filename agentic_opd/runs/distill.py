@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import SecretStr
 
 from agentic_opd.core.concurrency import gather_all
-from agentic_opd.core.errors import AlignmentError, RendererError
+from agentic_opd.core.errors import AlignmentError, RendererError, RewrittenError
 from agentic_opd.core.http import JsonClient
 from agentic_opd.core.types import (
     IGNORED,
@@ -48,6 +48,7 @@ from agentic_opd.rollout.config import RendererConfig
 from agentic_opd.rollout.conversation import Completion, Conversation
 from agentic_opd.rollout.renderer import configured_renderer, load_policy_tokenizer
 from agentic_opd.runs.logs import has_arguments, plain_messages
+from agentic_opd.runs.transcript import end_of_turn, reader_for, sampled_spans, without_second_stops
 from agentic_opd.wire.group import ScoredRollout, TurnRecord
 
 __all__ = ["DistillConfig", "DistilledTrace", "PolicyDistiller", "Recording", "RendererConfig", "Trace"]
@@ -56,24 +57,33 @@ UNMATCHED = (AlignmentError, RendererError)
 """Errors of `trace_of` and `traces_of` if tokens and messages do not match."""
 
 
-def sampled_spans(masks_T: Sequence[int]) -> list[tuple[int, int]]:
-    """Return the runs `[start, end)` of sampled positions, in order."""
-    is_sampled = [False, *(mask != IGNORED for mask in masks_T), False]
-    edges = [at for at in range(len(masks_T) + 1) if is_sampled[at] != is_sampled[at + 1]]
-    return list(zip(edges[::2], edges[1::2], strict=True))
-
-
 def trace_of(rollout: ScoredRollout, chat: Chat) -> Trace:
     """Return the trace of a rollout of any origin; its turns are located by rendering its messages.
 
-    If there are fewer sampled spans than assistant messages, the spans belong to the last messages, and the others are
-    context. An unsampled repetition of a stop token, as Atropos' ManagedServer writes it, is skipped.
+    Without an assistant's message, the messages are read from the tokens (see `transcript`). If there are fewer sampled
+    spans than assistant messages, the spans belong to the last messages, and the others are context. An unsampled
+    repetition of a stop token is skipped. If the template rewrites earlier messages, as Qwen3's drops their reasoning,
+    the turns are read from the tokens too, and the other messages are compared.
 
     Raises:
-        AlignmentError: the rollout has no messages, or they do not render to its tokens; the error names the position.
+        AlignmentError: the messages do not render to the rollout's tokens, or none can be read from them; the
+            error names the position.
         RendererError: the messages can't be rendered.
     """
-    kept = [at for at in range(len(rollout.tokens_T)) if not _is_stop_again(rollout, at, chat.stop_token_ids)]
+    if not has_messages(rollout):
+        return _read_trace(rollout, chat)
+    try:
+        return _rendered_trace(rollout, chat)
+    except RewrittenError:
+        read = _read_trace(rollout, chat)
+        messages = _complete(rollout.messages or ())
+        if [*map(_compared, read.messages)] != [*map(_compared, messages)]:
+            raise
+        return replace(read, messages=tuple(messages))
+
+
+def _rendered_trace(rollout: ScoredRollout, chat: Chat) -> Trace:
+    kept = without_second_stops(rollout, chat.stop_token_ids)
     tokens = tuple(rollout.tokens_T[at] for at in kept)
     messages, spans = _complete(rollout.messages or ()), sampled_spans([rollout.masks_T[at] for at in kept])
     context = {turn.message_index for turn in rollout.context_turns}
@@ -89,8 +99,7 @@ def trace_of(rollout: ScoredRollout, chat: Chat) -> Trace:
         prompt = conversation.prompt()
         if tuple(prompt) != tokens[:start]:
             raise AlignmentError(f"turn {number}: {_difference(prompt, tokens[:start], chat.tokenizer)}")
-        # Some masks extend beyond the stop token, over tokens that the template adds.
-        stop = next((i + 1 for i in range(start, end) if tokens[i] in chat.stop_token_ids), end)
+        stop = end_of_turn(tokens, (start, end), chat.stop_token_ids)
         cut_off = tokens[stop - 1] not in chat.stop_token_ids
         ids = tokens[start:stop]
         completion = Completion(ids, (0.0,) * len(ids), "length" if cut_off else "stop")
@@ -107,6 +116,36 @@ def trace_of(rollout: ScoredRollout, chat: Chat) -> Trace:
         context_turns=tuple(sorted(context_turns, key=lambda turn: turn.message_index)),
     )
 
+
+FROM_TOKENS = "messages_from_tokens"
+"""Entry of `overrides[i]` of a rollout whose messages were read from its tokens: they are read again next time."""
+
+
+def has_messages(rollout: ScoredRollout) -> bool:
+    """Whether the rollout came with a conversation; Atropos' `include_messages` writes the text as one user message."""
+    said = any(message["role"] == "assistant" for message in rollout.messages or ())
+    return said and not rollout.other.get(FROM_TOKENS)
+
+
+def _compared(message: Message) -> tuple[bool, str | None]:
+    """Return what must be equal in a message that was given and the one that was read: not a turn's own text."""
+    is_turn = message["role"] == "assistant"
+    return is_turn, None if is_turn else str(message["content"]).strip()
+
+
+def _read_trace(rollout: ScoredRollout, chat: Chat) -> Trace:
+    try:
+        return reader_for(chat.renderer, chat.tokenizer).trace(rollout)
+    except UNMATCHED as error:
+        raise AlignmentError(
+            f"it has no messages, and they can't be read from its tokens: {error}. {_ADVICE}"
+        ) from error
+
+
+_ADVICE = (
+    "Name the renderer of these tokens, or let the environment return each rollout's conversation as 'messages', in a "
+    "ScoredDataGroup (one list per rollout) or in each ScoredDataItem"
+)
 
 _SHOWN = 24
 """Number of differing tokens that an error shows as text."""
@@ -126,15 +165,6 @@ def _difference(rendered: Sequence[int], recorded: Sequence[int], tokenizer: Any
         f"its messages render to {len(rendered)} tokens before it, the mask says {len(recorded)}; they are the same "
         f"up to position {same}, then {here!r} is rendered where {there!r} is recorded. {advice}"
     )
-
-
-def _is_stop_again(rollout: ScoredRollout, at: int, stop_ids: Sequence[int]) -> bool:
-    """Whether the token at `at` is an unsampled repetition of the stop token before it.
-
-    The stop token before it may be unsampled too: `ManagedServer.completion` masks the turns before the last one.
-    """
-    tokens, masks = rollout.tokens_T, rollout.masks_T
-    return at > 0 and masks[at] == IGNORED and tokens[at] == tokens[at - 1] and tokens[at] in stop_ids
 
 
 def _moved(turn: Turn, kept: Sequence[int]) -> Turn:

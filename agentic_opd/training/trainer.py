@@ -375,7 +375,7 @@ class Trainer:
 
     def _log(self, metrics: Mapping[str, float]) -> None:
         shown = ("loss", "score_mean", "gap_mean", "scored_tokens", "logprob_drift", "grad_norm", "staleness")
-        shown += ("brake_score", "brake_fall")
+        shown += ("brake_score", "brake_fall", "rolled_back")
         line = ", ".join(f"{name} {metrics[name]:.4g}" for name in shown if name in metrics)
         logger.info("step %d of %d: %s", self.step, self.config.total_steps, line)
         if wrong := [name for name, value in metrics.items() if not math.isfinite(value)]:

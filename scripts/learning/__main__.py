@@ -133,6 +133,9 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--talk", action="store_true", help=f"rollouts are a complaining user's sessions; modes: {' '.join(TALK_MODES)}"
     )
+    parser.add_argument(
+        "--through", choices=["chat", "messages"], default="chat", help="protocol of --talk at the gateway: %(default)s"
+    )
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], help="default: 0 1 2")
     parser.add_argument("--rollouts", type=int, default=256, help="of each run: %(default)s")
     parser.add_argument("--epochs", type=int, default=4, help="passes over each batch: %(default)s")
@@ -208,9 +211,9 @@ def other_settings(args: argparse.Namespace) -> str | None:
     kept = (
         *("model", "rollouts", "epochs", "minibatches", "points", "eval_samples"),
         *("without_examples", "talk", "lrs", "lr_schedule", "batch_sizes", "weights", "sweep_rollouts", "world"),
-        "group_size",
+        *("group_size", "through"),
     )
-    unset = {"world": "coding", "group_size": 4}
+    unset = {"world": "coding", "group_size": 4, "through": "chat"}
     settings = {name: str(value) if isinstance(value := getattr(args, name), Path) else value for name in kept}
     path = args.out / "settings.json"
     before = json.loads(path.read_text()) if path.exists() else settings
@@ -241,7 +244,7 @@ async def experiment(args: argparse.Namespace) -> int:
         laboratory = Laboratory(
             *(vllm, expert, args.model, args.out, args.eval_samples),
             *(args.epochs, args.minibatches, args.lr_schedule, not args.without_examples),
-            *(args.talk, SUBJECTS[args.world], args.group_size),
+            *(args.talk, SUBJECTS[args.world], args.group_size, args.through),
         )
         work = Work(args, laboratory, Examiner(laboratory))
         try:

@@ -32,7 +32,7 @@ from agentic_opd.settings.atropos import PolicyServerConfig
 from agentic_opd.wire.group import ScoredGroup
 from agentic_opd.worlds.coding.tasks.builtin import builtin_tasks
 from learning.progress import Progress, cut_back, forget_weights, trained_steps
-from learning.talk import TalkFailedError, User, converse
+from learning.talk import Protocol, TalkFailedError, User, converse
 
 ROOT = Path(__file__).parents[2]
 LORA_RANK = 16
@@ -233,6 +233,8 @@ class Laboratory:
     subject: Subject = SUBJECTS["coding"]
     group_size: int = 4
     """Rollouts of one task, whose scores GRPO compares."""
+    through: Protocol = "chat"
+    """With talk: the protocol that the user speaks."""
 
     @property
     def weights(self) -> Path:
@@ -343,7 +345,7 @@ class Laboratory:
         """A gateway and its user; what is yielded raises RunFailedError once one of them has failed."""
         folder = self.out / run.name
         with gateway(self.vllm.base_url, *self.gateway_flags(run, api), folder=folder) as served:
-            user = User.at(served, self.vllm.model)
+            user = User.at(served, self.vllm.model, self.through)
             tasks = builtin_tasks(with_examples=self.examples)
             batches = range(trained(), run.steps)
             talking = asyncio.create_task(converse(user, tasks, batches, run.setting.batch_size, trained))

@@ -316,6 +316,16 @@ def test_gaps_are_between_two_readings_by_the_same_weights(sampled: int | None) 
     assert scored.prompt_tokens == len(teacher.requests[0].token_ids) + len(PLAIN.token_ids)
 
 
+@pytest.mark.parametrize("has_plugin", [True, False])
+def test_the_gap_of_a_turn_under_a_grammar_is_between_two_readings(has_plugin: bool) -> None:
+    """Its sampled logprobs are of the tokens that the grammar allowed."""
+    trace = make_trace()
+    trace = replace(trace, turns=tuple(replace(turn, under_grammar=True) for turn in trace.turns))
+    deps = make_deps({FIRST: YES, LAST: NO}, TableTeacher(has_plugin=has_plugin))
+    (record, _) = run(deps, make_recording(trace=trace)).records
+    assert record.baseline_logprobs == reading(PLAIN, VERSION)
+
+
 def test_a_server_without_versions_has_no_baseline() -> None:
     record = run(make_deps({FIRST: YES, LAST: NO}, TableTeacher(weight_version=NEWER, has_plugin=False))).records[0]
     assert (record.scored_version, record.baseline_logprobs) == (None, None)

@@ -117,6 +117,25 @@ def test_a_batch_waits_until_the_one_before_it_is_trained_on() -> None:
     assert asyncio.run(hold(1, 5, start=1)) == second
 
 
+def test_a_conversation_reads_the_same_in_anthropics_protocol() -> None:
+    function = {"name": "run", "arguments": '{"command": "ls"}'}
+    answer = {"role": "assistant", "content": "I look.", "tool_calls": [{"id": "c", "type": "function"}]}
+    answer["tool_calls"][0]["function"] = function  # pyright: ignore[reportIndexIssue, reportArgumentType]
+    messages = [
+        *({"role": "system", "content": "You help."}, {"role": "user", "content": "Do it."}, answer),
+        *({"role": "tool", "tool_call_id": one, "content": f"{one}.py"} for one in "cd"),
+    ]
+    read = talk.as_anthropic(messages)
+    assert read["system"] == "You help."
+    assert [(one["role"], len(one["content"])) for one in read["messages"]] == [
+        ("user", 1),
+        ("assistant", 2),
+        ("user", 2),
+    ]
+    assert talk.as_chat(read["messages"][1]["content"]) == answer
+    assert [block["tool_use_id"] for block in read["messages"][2]["content"]] == ["c", "d"]
+
+
 def test_a_user_without_hints_differs_in_the_hints_alone() -> None:
     class FakeServer:
         base_url = "http://127.0.0.1:2"
