@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import re
 import shlex
 import shutil
@@ -78,7 +79,7 @@ def test_the_loop_of_the_package_solves_half_of_a_task(fake_server: FakePlugin, 
     assert said == "ls: cannot access '/solution': No such file or directory", "and /tests is empty"
     assert "verdict" in {kind for turn in rollout["opd"]["turns"] for kind in turn.get("evidence", ())}
     assert "FAILED test_state.py::test_items - [left out]" in json.dumps(group)
-    assert containers() == []
+    assert containers("localhost/agentic-opd-task") == []
 
 
 AGENT = """
@@ -204,7 +205,7 @@ def test_a_hostile_root_escapes_nothing_and_forges_no_reward(place: Arena) -> No
     assert (verdict.passed, verdict.total) == (0, 1), verdict.report
     assert "expected 'hello earth'" in verdict.report, "the task's own test.sh has run"
     place.check()
-    assert containers() == []
+    assert containers(os.getpid()) == []
 
 
 @pytest.mark.all
@@ -249,9 +250,9 @@ def test_a_killed_environment_leaves_no_container() -> None:
     with subprocess.Popen([sys.executable, "-c", RUN, command], stdout=subprocess.PIPE, text=True) as environment:
         assert environment.stdout is not None
         assert environment.stdout.readline() == "begun\n"
-        assert len(containers()) == 1
+        assert len(containers(environment.pid)) == 1
         environment.send_signal(signal.SIGKILL)
-    until(lambda: containers() == [], 30.0, None, lambda: f"left: {containers()}")
+    until(lambda: containers(environment.pid) == [], 30.0, None, lambda: f"left: {containers(environment.pid)}")
 
 
 def container(engine: str, **limits: int) -> TaskContainer:
