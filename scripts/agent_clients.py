@@ -9,6 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 TASK = "Run three commands, then say that all is done."
+SCRIPT_VARIABLE = "TRY_AGENTS_SCRIPT"
+"""Names the file that holds the name of the client whose script `forced_sampling` follows."""
+TOOL_TURNS = 3
+END = "All is done."
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,28 @@ class AgentClient:
     settings: tuple[str, ...] = ()
     """Flags of the gateway that the client needs to be learned from."""
     is_npm: bool = False
+
+
+def scripted(client: AgentClient, prompt: str, *, only_calls: bool = False) -> str:
+    """Return what the policy of a client samples from a prompt: three calls of its tool, then the end.
+
+    Args:
+        client: The client.
+        prompt: The rendered prompt.
+        only_calls: No text before a call, as the grammar of forced calls demands.
+    """
+    results = prompt.count(client.result)
+    if f'"name": "{client.tool}"' not in prompt:
+        return "Three commands"
+    if results >= TOOL_TURNS and client.last is None:
+        return END
+    tool, arguments = (client.tool, client.arguments) if results < TOOL_TURNS else client.last or ("", {})
+    filled = {
+        key: value.replace("NUMBER", str(results + 1)) if isinstance(value, str) else value
+        for key, value in arguments.items()
+    }
+    call = f"<tool_call>\n{json.dumps({'name': tool, 'arguments': filled})}\n</tool_call>"
+    return call if only_calls else f"I run it.\n{call}"
 
 
 _SHELL = '''

@@ -1,4 +1,6 @@
-"""`scripts/check_tasks`: run solutions of a dataset's tasks through the verifier used in training (I/O).
+"""`scripts/check_tasks`: run solutions of tasks through the verifier used in training (I/O).
+
+The tasks are of a dataset, or with `--format harbor` of a folder in Harbor's format.
 
 Exit code 0: all passed; 1: some failed, or a given solution belongs to no task; 2: the dataset, the solutions or the
 settings are wrong, or the sandbox does not work; 130: interrupted.
@@ -10,13 +12,13 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Container, Sequence
+from collections.abc import Awaitable, Callable, Container, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple, cast, get_args
 
 from agentic_opd.core.concurrency import gather_all
 from agentic_opd.core.console import LiveBar, PrintableConsole, set_up_logging
-from agentic_opd.core.errors import ConfigError, DatasetError, OutputError
+from agentic_opd.core.errors import ConfigError, DatasetError, OutputError, SandboxError, WorldError
 from agentic_opd.core.exit_codes import EXIT_FAILED, EXIT_OK, EXIT_USAGE, exit_code
 from agentic_opd.core.text import printable_line, text_lines
 from agentic_opd.core.types import Task, Verification, VerifyOutcome
@@ -27,6 +29,8 @@ from agentic_opd.worlds.coding.config import CodingConfig, DatasetFormat
 from agentic_opd.worlds.coding.tasks.load import load_tasks
 from agentic_opd.worlds.coding.tasks.rows import FILE_SUFFIXES, Row, is_data_file, read_file
 from agentic_opd.worlds.coding.verifier.verify import SOLUTION_FILE, verify
+from agentic_opd.worlds.harbor.config import HarborConfig
+from agentic_opd.worlds.harbor.world import HarborWorld
 
 _SHOWN = 20
 _SHOWN_LINES = 4
@@ -46,25 +50,24 @@ async def _run(arguments: argparse.Namespace) -> int:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, main_task.cancel)
     config, given = _config(arguments), cast(Path | None, arguments.solutions)
     _check_out(arguments)
+    if isinstance(config, HarborCheckConfig):
+        return await _run_harbor(arguments, HarborWorld(config))
     all_tasks = load_tasks(config)
     tasks = all_tasks[: arguments.limit]
     if given is None:
         solutions, unknown = _reference_solutions(tasks), list[str]()
     else:
         solutions, unknown = read_solutions(given, {task.task_id for task in all_tasks})
-    new_sandbox, slots = sandbox_factory(config), asyncio.Semaphore(arguments.workers)
+    new_sandbox = sandbox_factory(config)
 
-    async def check(number: int, task: Task) -> None:
-        async with slots:
-            start = time.perf_counter()
-            verification = await verify(task, new_sandbox, solutions.get(task.task_id, {}), config.verify_timeout_s)
-            results.add(number, CheckedTask(task.task_id, verification, time.perf_counter() - start))
+    async def verified(task: Task) -> Verification:
+        return await verify(task, new_sandbox, solutions.get(task.task_id, {}), config.verify_timeout_s)
 
     with CheckResults(arguments.out, len(tasks)) as results:
         for one in unknown[:_SHOWN]:
             results.say(f"warning: {one}")
         await check_sandbox(new_sandbox)
-        await gather_all(check(number, task) for number, task in enumerate(tasks))
+        await _check_all(tasks, verified, arguments.workers, results)
     missing = [printable_line(task.task_id) for task in tasks if task.task_id not in solutions]
     if missing:
         shown = ", ".join(missing[:_SHOWN]) + (f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else "")
@@ -76,7 +79,45 @@ async def _run(arguments: argparse.Namespace) -> int:
     return EXIT_FAILED if results.failed or unknown else EXIT_OK
 
 
+async def _run_harbor(arguments: argparse.Namespace, world: HarborWorld) -> int:
+    """Run each task's solve.sh in its container, then its tests; this builds and keeps the missing images."""
+    tasks = await world.read_tasks()
+    await world.check_engine()
+
+    async def verified(task: Task) -> Verification:
+        try:
+            return await world.solved(task)
+        except (WorldError, SandboxError) as error:
+            return Verification(VerifyOutcome.CRASHED, 0, 1, f"failed\n{error}", "")
+
+    with CheckResults(arguments.out, len(tasks)) as results:
+        await _check_all(tasks, verified, arguments.workers, results)
+    print(results.counts, flush=True)
+    return EXIT_FAILED if results.failed else EXIT_OK
+
+
+async def _check_all(
+    tasks: Sequence[Task],
+    verified: Callable[[Task], Awaitable[Verification]],
+    workers: int,
+    results: "CheckResults",
+) -> None:
+    slots = asyncio.Semaphore(workers)
+
+    async def check(number: int, task: Task) -> None:
+        async with slots:
+            start = time.perf_counter()
+            verification = await verified(task)
+            results.add(number, CheckedTask(task.task_id, verification, time.perf_counter() - start))
+
+    await gather_all(check(number, task) for number, task in enumerate(tasks))
+
+
 # ------------------------------------------------------------------------------------------------------- command line
+
+
+class HarborCheckConfig(CodingConfig, HarborConfig):
+    """Settings of `--format harbor`."""
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -90,8 +131,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     settings = CodingConfig.model_fields
     add = parser.add_argument
-    add("dataset", metavar="FILE", help="file, folder or name on the hub, in the form of dataset_name")
-    add("--format", choices=get_args(DatasetFormat), default="generic", help="preset of the dataset's fields")
+    add("dataset", metavar="FILE", help="file, folder or name on the hub, in the form of dataset_name; or tasks_dir")
+    formats = (*get_args(DatasetFormat), "harbor")
+    add("--format", choices=formats, default="generic", help="preset of the dataset's fields, or harbor (tasks_dir)")
     add("--solutions", type=Path, metavar="FILE", help="JSONL of {id, files: {solution.py: ...}}")
     add("--out", type=Path, metavar="FILE", help="output file of the JSON lines (default: standard output)")
     names = "fields with other names than the preset's"
@@ -104,7 +146,13 @@ def _parser() -> argparse.ArgumentParser:
     limit = "processor seconds for the tests of one task (default: %(default)g)"
     add("--timeout", type=float, metavar="SECONDS", default=settings["verify_timeout_s"].default, help=limit)
     backend = settings["sandbox_backend"].default
-    add("--sandbox", metavar="BACKEND", default=backend, help="backend of the sandbox, as in sandbox_backend")
+    of_harbor = "docker with --format harbor"
+    add("--sandbox", metavar="BACKEND", help=f"sandbox_backend (default: {backend}; {of_harbor})")
+    engine = settings["sandbox_container_command"].default
+    add("--engine", metavar="COMMAND", default=engine, help="sandbox_container_command (default: %(default)s)")
+    add("--network", action="store_true", help="harbor: tasks_network")
+    values = "harbor: tasks_variables"
+    add("--variables", nargs="+", action="extend", default=[], metavar="NAME=VALUE", help=values)
     return parser
 
 
@@ -115,13 +163,42 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def _pairs(given: Sequence[str], form: str) -> dict[str, str]:
+    """Return `NAME=VALUE` texts as a dict; `form` describes them in an error."""
+    found: dict[str, str] = {}
+    for pair in given:
+        name, equals, value = pair.partition("=")
+        if not (name and equals and value):
+            raise ConfigError(f"{form}; got {pair!r}")
+        found[name] = value
+    return found
+
+
+def _harbor_config(arguments: argparse.Namespace) -> HarborCheckConfig:
+    of_files = ("solutions", "fields")
+    if without := [f"--{name}" for name in of_files if getattr(arguments, name)]:
+        raise ConfigError(
+            f"{' and '.join(without)} do not apply to --format harbor: a task's solution is in its folder"
+        )
+    settings: dict[str, Any] = {
+        "tasks_dir": arguments.dataset,
+        "tasks_network": arguments.network,
+        "tasks_variables": _pairs(arguments.variables, "--variables takes NAME=VALUE"),
+        "dataset_skip_broken": arguments.skip_broken,
+        "dataset_limit": arguments.limit,
+        "sandbox_backend": arguments.sandbox or "docker",
+        "sandbox_container_command": arguments.engine,
+    }
+    wrong: list[str] = []
+    config = validated(HarborCheckConfig, "", settings, wrong)
+    refuse(wrong)
+    return config
+
+
 def _config(arguments: argparse.Namespace) -> CodingConfig:
-    fields: dict[str, str] = {}
-    for pair in arguments.fields:
-        name, equals, field = pair.partition("=")
-        if not (name and equals and field):
-            raise ConfigError(f"--fields takes NAME=FIELD, for example prompt=question; got {pair!r}")
-        fields[name] = field
+    if arguments.format == "harbor":
+        return _harbor_config(arguments)
+    fields = _pairs(arguments.fields, "--fields takes NAME=FIELD, for example prompt=question")
     settings: dict[str, Any] = {
         "dataset_name": arguments.dataset,
         "dataset_split": arguments.split,
@@ -131,7 +208,8 @@ def _config(arguments: argparse.Namespace) -> CodingConfig:
         # Solutions may refer to tasks beyond the limit, so all ids are loaded.
         "dataset_limit": arguments.limit if arguments.solutions is None else None,
         "verify_timeout_s": arguments.timeout,
-        "sandbox_backend": arguments.sandbox,
+        "sandbox_backend": arguments.sandbox or CodingConfig.model_fields["sandbox_backend"].default,
+        "sandbox_container_command": arguments.engine,
     }
     wrong: list[str] = []
     config = validated(CodingConfig, "", settings, wrong)

@@ -82,16 +82,17 @@ else abstains. A hint is accepted if more than half of the votes that were asked
 Hints that give hidden tests away are left out before one is chosen.
 
 If several votes bring a hint, `hint_selection` takes the `longest` (the default) or the `shortest`. With `overlap` the
-teacher reads the turn with each distinct hint, and without a hint, in one request. The hint is chosen whose teacher
-shares most probability with the reading without a hint: the largest mean over the turn's tokens (`hint_overlap`:
-`sequence`), or the largest at each token (`token`). [wire_format.md](wire_format.md#compared-hints) has the formula
-and the recorded fields.
+teacher reads the turn with each of several distinct hints, and without a hint, in one request. The hint is chosen whose
+teacher shares most probability with the reading without a hint: the largest mean over the turn's tokens
+(`hint_overlap`: `sequence`), or the largest at each token (`token`). [wire_format.md](wire_format.md#compared-hints)
+has the formula and the recorded fields.
 
-Each further hint costs one reading of the turn. The reading without a hint costs far more: the turn was sampled on
-this server, so all its tokens are in the prefix cache, which holds no logprobs, and the whole context is computed
-again. With the ways `end hints-1 hints-2 hints-3` of `scripts/bench_scoring`, contexts of 1,500 to 5,100 tokens and one
-episode of 8 turns (the script has 4), on two busy CPU cores in one run, a turn took 57 ms with one hint alone, and 792,
-829 and 879 ms to compare one, two and three hints.
+A turn with a single hint costs nothing more: there is nothing to compare. Each further hint costs one reading of the
+turn, and a comparison one more, without a hint. All of them take the turn's context from the prefix cache. With
+`scripts/bench_scoring --ways end hints-2 hints-3` on two busy CPU cores, contexts of 1,500 to 5,100 tokens, a turn took
+64 ms with one hint alone, 156 ms to compare two hints and 227 ms to compare three. Recording the student's 50 most
+likely tokens while it samples would save the reading without a hint, but costs 15 ms and 187 kB in every turn of 150
+tokens, also in those without a hint.
 
 What came after a turn, with `hindsight: delayed`:
 

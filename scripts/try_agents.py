@@ -1,9 +1,10 @@
 """Run clients from their registries before a gateway, and print what the gateway made of each conversation.
 
 Each client is installed in a separate folder and runs in bubblewrap: no network but the gateway's address, an empty
-home, no proxies and keys of this process. The policy is a simulated vLLM server (tests/support/fake_plugin.py) with
-scripted answers: three calls of the client's tool, then the end. Its logprobs are those of a table, so that the check
-`valid` computes them again. Exit code 1: a client failed, is not one session, or its groups are not valid.
+home, no proxies and keys of this process. The policy is a random model of one layer with the demo policy's tokenizer,
+in a real vLLM server that samples what `forced_sampling` leaves it: three calls of the client's tool, then the end. Its
+logprobs are its weights', so that `agentic-opd validate --server` computes each scored turn again. Exit code 1: a
+client failed, is not one session, or its groups are not valid.
 """
 
 import argparse
@@ -16,30 +17,29 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import asdict, dataclass, field
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from agent_clients import CLIENTS, AgentClient
-from gateway_demo import Served, gateway
+from agent_clients import CLIENTS, SCRIPT_VARIABLE, TOOL_TURNS, AgentClient
+from demo_policy import POLICY_DIR
+from gateway_demo import ROOT, Served, gateway
+from local_server import ServerFailedError, local_server
 from rich.console import Console
 from rich.table import Table
 
+from agentic_opd.cli import validate
 from agentic_opd.core.processes import end_of
 from agentic_opd.gateway.journal import Journal, SessionState
 from agentic_opd.gateway.turns import TurnTree
-from agentic_opd.wire.checks import GroupChecker
-from tests.support.fake_plugin import fake_plugin, table
 
-FOLDER = Path(__file__).parents[1] / "runs" / "agents"
-CONTEXT = 2**20
-TOOL_TURNS = 3
+FOLDER = ROOT / "runs" / "agents"
+CONTEXT = 2**18
 LIMIT_S = 300
 GROUP_LIMIT_S = 120
-END = "All is done."
 
 
 class ClientFailedError(Exception):
@@ -67,13 +67,59 @@ class AgentRow:
     """Turns with a vote of the judge."""
     scored: int = 0
     valid: bool = False
-    """The groups pass `validate`, each trained token's logprob is the table's, and each main turn is trained on."""
+    """The groups pass `validate --server`, and each sampled token of the main turns is trained on."""
     error: str = ""
 
     @property
     def is_good(self) -> bool:
         """Whether the client did all turns in one session, with valid groups."""
         return not self.error and self.valid and self.sessions == 1 and self.main > TOOL_TURNS
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """A vLLM server that samples the script of one client at a time."""
+
+    base_url: str
+    model: str
+    script: Path
+
+    def follow(self, name: str) -> None:
+        """Sample the script of this client from now on."""
+        self.script.write_text(name)
+
+
+def save_model(folder: Path) -> Path:
+    """Save a model that reads the prompts of all clients in seconds on one core: their attention is what costs."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1, "initializer_range": 0.2}
+    heads = {"num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 32, "max_position_embeddings": CONTEXT}
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(POLICY_DIR, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    config: Any = AutoConfig.from_pretrained(POLICY_DIR, **sizes, **heads, layer_types=["full_attention"])
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    return folder
+
+
+@contextmanager
+def engine(folder: Path = FOLDER) -> Generator[Engine]:
+    """Serve the model while the body runs; its log is in the folder.
+
+    Raises:
+        ServerFailedError: the server did not start.
+    """
+    script, paths = folder / "script", f"{ROOT / 'scripts'}:{ROOT}"
+    with local_server(
+        save_model(folder / "model"),
+        *("--", "--logits-processors", "forced_sampling:ForcedSampling"),
+        log=folder / "vllm.log",
+        variables={"PYTHONPATH": paths, SCRIPT_VARIABLE: str(script)},
+        cwd=ROOT,
+    ) as server:
+        yield Engine(server.base_url, server.model, script)
 
 
 @dataclass
@@ -118,27 +164,6 @@ def _pump(source: socket.socket, target: socket.socket) -> None:
     with suppress(OSError):
         while chunk := source.recv(65536):
             target.sendall(chunk)
-
-
-def script(client: AgentClient) -> Callable[[str, int], str]:
-    """Return the policy of a client: (prompt, choice) -> what is sampled."""
-
-    def call(tool: str, arguments: dict[str, Any], number: int) -> str:
-        filled = {
-            key: value.replace("NUMBER", str(number)) if isinstance(value, str) else value
-            for key, value in arguments.items()
-        }
-        return f"I run it.\n<tool_call>\n{json.dumps({'name': tool, 'arguments': filled})}\n</tool_call>"
-
-    def says(prompt: str, choice: int) -> str:
-        results = prompt.count(client.result)
-        if f'"name": "{client.tool}"' not in prompt:
-            return "Three commands"
-        if results < TOOL_TURNS:
-            return call(client.tool, client.arguments, results + 1)
-        return call(*client.last, 0) if client.last else END
-
-    return says
 
 
 def install(client: AgentClient, folder: Path) -> Path:
@@ -230,7 +255,7 @@ def converse(client: AgentClient, programs: Path, scratch: Path, key: str) -> No
         raise ClientFailedError(f"it ended with {process.returncode}:\n{end_of(log)}")
 
 
-def read_result(row: AgentRow, folder: Path) -> None:
+def read_result(row: AgentRow, folder: Path, engine: Engine) -> None:
     """Fill a row from the journal and the groups of a gateway that has ended."""
     journal = Journal(folder / "journal.sqlite", only_read=True)
     sampled = 0
@@ -248,22 +273,22 @@ def read_result(row: AgentRow, folder: Path) -> None:
             sampled += sum(len(turn.completion.token_ids) for turn in main)
     finally:
         journal.close()
-    path, checker, trained = folder / "groups.jsonl", GroupChecker(), 0
+    path, problems, trained = folder / "groups.jsonl", list[str](), 0
     groups = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    problems = [str(problem) for group in groups for problem in checker.read(group).problems]
     for group in groups:
-        for tokens, mask, logprobs in zip(group["tokens"], group["masks"], group["inference_logprobs"], strict=True):
-            places = [place for place, token in enumerate(mask) if token != -100]
-            trained += len(places)
-            if any(abs(logprobs[at] - float(table(0)[tokens[at - 1], tokens[at]])) > 1e-4 for at in places):
-                problems.append("a logprob is not the policy's")
+        trained += sum(token != -100 for mask in group["masks"] for token in mask)
         records = [turn for about in group["overrides"] for turn in about["opd"]["turns"]]
         row.judged += sum(bool(record["votes"]) for record in records)
         row.scored += sum(record["outcome"] == "scored" for record in records)
     if trained != sampled:
         problems.append(f"{trained} of {sampled} sampled tokens are trained on")
+    if groups:
+        with (folder / "validate.log").open("w") as log, redirect_stdout(log):
+            code = validate.main([str(path), "--server", engine.base_url, "--turns", str(row.scored)])
+        if code != 0:
+            problems.append(f"validate --server ended with {code}: {end_of(folder / 'validate.log')}")
     row.valid = bool(groups) and not problems
-    row.error = row.error or "; ".join(problems[:3])
+    row.error = row.error or "; ".join(problems)
 
 
 def end_sessions(served: Served, folder: Path) -> None:
@@ -293,18 +318,17 @@ def scratch_folder(keep: Path | None) -> Generator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def try_client(name: str, folder: Path = FOLDER) -> AgentRow:
+def try_client(name: str, engine: Engine, folder: Path = FOLDER) -> AgentRow:
     """Install and run one client; what it left is copied to `folder/runs/NAME`."""
     client, row = CLIENTS[name], AgentRow(name)
+    engine.follow(name)
     try:
         programs = install(client, folder)
         row.version = version(client, programs)
-        with (
-            scratch_folder(folder / "runs" / name) as scratch,
-            fake_plugin(says=script(client), step_s=0.0005, context=CONTEXT) as engine,
-        ):
-            files = ("--env.data_path_to_save_groups", str(scratch / "groups.jsonl"))
-            with gateway(engine.base_url, *files, *client.settings, folder=scratch) as served:
+        with scratch_folder(folder / "runs" / name) as scratch:
+            flags = ("--env.data_path_to_save_groups", str(scratch / "groups.jsonl"))
+            flags += ("--openai.model_name", engine.model)
+            with gateway(engine.base_url, *flags, *client.settings, folder=scratch) as served:
                 relay = Relay(scratch / "socket", int(served.url.rpartition(":")[2]))
                 listener = relay.serve()
                 try:
@@ -316,7 +340,7 @@ def try_client(name: str, folder: Path = FOLDER) -> AgentRow:
                     row.requests, row.refused = relay.requests, len(relay.refused)
                     (scratch / "refused.log").write_text("\n".join(relay.refused))
                 end_sessions(served, scratch)
-            read_result(row, scratch)
+            read_result(row, scratch, engine)
     except ClientFailedError as error:
         row.error = row.error or str(error)
     return row
@@ -331,12 +355,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     if unknown := [name for name in arguments.names if name not in CLIENTS]:
         parser.error(f"unknown: {', '.join(unknown)}; there are {', '.join(CLIENTS)}")
     rows: list[AgentRow] = []
-    for name in arguments.names or CLIENTS:
-        rows.append(try_client(name, arguments.folder.absolute()))
-        print(f"{name}: {rows[-1].error or 'done'}", file=sys.stderr, flush=True)
-        if arguments.json is not None:
-            arguments.json.write_text(json.dumps({row.client: asdict(row) for row in rows}, indent=1) + "\n")
-    columns = [column for column in asdict(rows[0]) if column != "error"]
+    folder = arguments.folder.absolute()
+    try:
+        with engine(folder) as served:
+            for name in arguments.names or CLIENTS:
+                rows.append(try_client(name, served, folder))
+                print(f"{name}: {rows[-1].error or 'done'}", file=sys.stderr, flush=True)
+                if arguments.json is not None:
+                    arguments.json.write_text(json.dumps({row.client: asdict(row) for row in rows}, indent=1) + "\n")
+    except ServerFailedError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    columns = [column for column in asdict(rows[0]) if column not in ("refused", "error")]
     shown = Table(*columns)
     for row in rows:
         shown.add_row(*(str(asdict(row)[column]) for column in columns))

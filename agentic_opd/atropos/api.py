@@ -3,7 +3,7 @@
 import asyncio
 import gzip
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field
 
 from agentic_opd.core.errors import ServerUnreachableError
 from agentic_opd.core.http import JsonClient, read_answer
-from agentic_opd.core.text import json_line
+from agentic_opd.core.text import json_body
 
 AnswerT = TypeVar("AnswerT", bound=BaseModel)
 
@@ -163,10 +163,10 @@ class TrajectoryApi:
         with suppress(ServerUnreachableError):  # The response is not JSON.
             await self._client.get("/reset_data")
 
-    async def send(self, group: Mapping[str, Any], env_id: int) -> None:
-        """Send one scored group in the wire format."""
-        line = await asyncio.to_thread(lambda: gzip.compress(json_line({**group, "env_id": env_id}), compresslevel=3))
-        await self._client.request("POST", "/scored_data", line, {"Content-Encoding": "gzip"})
+    async def send(self, group: Callable[[], Mapping[str, Any]], env_id: int) -> None:
+        """Send one scored group; `group` returns it in the wire format, and is called in a thread."""
+        body = await asyncio.to_thread(lambda: gzip.compress(json_body({**group(), "env_id": env_id}), compresslevel=1))
+        await self._client.request("POST", "/scored_data", body, {"Content-Encoding": "gzip"})
 
     async def disconnect(self, env_id: int) -> None:
         """Announce that this environment sends no more groups."""

@@ -32,6 +32,7 @@ AnswerT = TypeVar("AnswerT")
 
 _PATIENCE_S = 1.0
 """Pause in seconds between attempts to reach the API."""
+_SENT_AT_ONCE = 4
 _MANY_SKIPPED = 20
 """Number of consecutive skipped groups per warning."""
 
@@ -132,7 +133,7 @@ class Membership:
         """
         assert self.registration is not None
         try:
-            await self.api.send(await asyncio.to_thread(group.to_wire), self.registration.env_id)
+            await self.api.send(group.to_wire, self.registration.env_id)
         except ServerUnreachableError:
             self._is_sure = False
             raise
@@ -206,9 +207,13 @@ class Outbox:
             logger.warning("the last %d groups were all not sent: the trainer waits. %s", self._skips_in_a_row, why)
 
     async def send(self) -> None:
-        """Send queued groups, oldest first; stop at the first one that can't be sent now."""
-        while self._groups and self._member.is_sure:
-            group = self._groups[0]
+        """Send a few of the queued groups, oldest first; stop at the first one that can't be sent now.
+
+        Not all: where groups finish faster than they are sent, the caller would never do anything else.
+        """
+        for group in list(self._groups)[:_SENT_AT_ONCE]:
+            if not self._member.is_sure:
+                return
             self._counts.repeated += group is self._unanswered
             self._unanswered = group
             try:

@@ -13,7 +13,7 @@ from agentic_opd.core.http import JsonClient
 from agentic_opd.core.precision import Noise
 from agentic_opd.core.types import TeacherRequest
 from agentic_opd.distill.connect import READ_BY
-from agentic_opd.distill.scoring import overlap, rows_of
+from agentic_opd.distill.scoring import known_logprobs, overlap, rows_of
 from agentic_opd.plugin.client import PluginClient
 from agentic_opd.plugin.scoring import Reading
 from agentic_opd.wire.group import ScoredGroup, ScoredRollout, TurnRecord
@@ -31,7 +31,8 @@ class Recomputed:
     """Differences between the logprobs without the hint and the server's; None if the file holds no such logprobs
     from this server's weights."""
     missing: int
-    """Number of ids of rows that are not among the server's K most likely, for rows of K entries."""
+    """Number of ids of rows that are not among those the server gave: the K most likely for rows of K entries, with
+    `distill_support` also the student's, or where the server takes no named ids the 2K most likely."""
     precisions: tuple[str, ...]
     """Precision of the server, and that of the file's teacher if it differs."""
     in_overlaps: Noise | None = None
@@ -154,12 +155,15 @@ async def _compared(teacher: PluginClient, turn: _ScoredTurn, version: int | Non
     ids_RK = np.asarray(turn.rollout.rows.token_ids_TK[start:end])
     written_RK = np.asarray(turn.rollout.rows.logprobs_TK[start:end])
     top_k = ids_RK.shape[1]
-    without = Reading(TeacherRequest(tokens[:end], end - start, start, ()), top_k if hints else 1)
-    reply = await teacher.score(asked[0], top_k, (without, *(Reading(request, top_k) for request in asked[1:])))
+    without = Reading(TeacherRequest(tokens[:end], end - start, start, ()), top_k if hints or record.support else 1)
+    ids_of = (1,) if teacher.info.named_ids and without.top_k == top_k > 1 else ()
+    width = top_k if ids_of or record.support is None else 2 * top_k
+    others = [Reading(request, width, ids_of=ids_of) for request in asked[1:]]
+    reply = await teacher.score(asked[0], width, (without, *others), ids_of)
     plain, *others = (rows for rows in reply.also if rows is not None)  # No reading depends on the weights' version.
     read = (reply.rows, *others)
     rows = rows_of(read, record.hint_of_row or [hints.index(own) if hints else 0] * (end - start))
-    known = [dict(zip(ids, row, strict=True)) for ids, row in zip(rows.top_ids_RK, rows.top_logprobs_RK, strict=True)]
+    known = known_logprobs(rows)
     differences = [
         abs(written - row[token])
         for row, ids, logprobs in zip(known, ids_RK[:, 1:], written_RK[:, 1:], strict=True)

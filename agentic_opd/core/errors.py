@@ -75,6 +75,10 @@ class TrainingError(OPDError):
     """Losses or gradients are not finite in consecutive steps; the weights are those before the first such step."""
 
 
+class RolledBackError(OPDError):
+    """The brake found pushed weights worse than earlier ones, which are served again; training has ended."""
+
+
 class OutputError(OPDError):
     """A file cannot be written, read back, or continued."""
 

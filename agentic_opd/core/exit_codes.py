@@ -4,13 +4,15 @@ import asyncio
 import sys
 from collections.abc import Callable
 
-from agentic_opd.core.errors import ConfigError, DatasetError, OPDError, PlaceError, RendererError
+from agentic_opd.core.errors import ConfigError, DatasetError, OPDError, PlaceError, RendererError, RolledBackError
 from agentic_opd.core.text import printable
 
-EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
+EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_ROLLED_BACK, EXIT_INTERRUPTED = 0, 1, 2, 3, 130
 
 EXIT_CODES = "Exit code 0: done; 1: failed, or not all done; 2: wrong settings; 130: interrupted."
 """Help text for the exit codes. A command with narrower meanings has a text for them."""
+TRAINING_EXIT_CODES = EXIT_CODES.replace("130:", f"{EXIT_ROLLED_BACK}: rolled back by the brake; 130:")
+"""Help text for the exit codes of commands that train."""
 
 _WRONG_SETTINGS = (ConfigError, DatasetError, RendererError, PlaceError)
 """Errors that only another setting or argument can fix, at any time of a run."""
@@ -22,12 +24,15 @@ def exit_code(command: Callable[[], int], *, interrupted: str = "interrupted", o
     Args:
         command: Returns its exit code.
         interrupted: Line printed after Ctrl-C.
-        on_error: Code for an OPDError other than those about a setting or an argument, which always give EXIT_USAGE.
+        on_error: Code for an OPDError other than those about a setting or an argument, which always give EXIT_USAGE,
+            and RolledBackError, which gives EXIT_ROLLED_BACK.
     """
     try:
         return command()
     except OPDError as error:
         print(f"error: {printable(str(error))}", file=sys.stderr)
+        if isinstance(error, RolledBackError):
+            return EXIT_ROLLED_BACK
         return EXIT_USAGE if isinstance(error, _WRONG_SETTINGS) else on_error
     except (KeyboardInterrupt, asyncio.CancelledError):
         print(interrupted, file=sys.stderr)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 
 class Metric(NamedTuple):
@@ -23,8 +24,10 @@ class Metric(NamedTuple):
         return re.fullmatch(r"\d+".join(map(re.escape, parts)), name) is not None
 
 
-def percentiles(name: str, values: Sequence[float], of: Sequence[int] = (50, 95)) -> dict[str, float]:
+def percentiles(
+    name: str, values: Sequence[float] | NDArray[np.float64], of: Sequence[int] = (50, 95)
+) -> dict[str, float]:
     """Return `values`' percentiles as `name_p50` and so on; empty if there are no values."""
-    if not values:
+    if not len(values):
         return {}
     return {f"{name}_p{q}": float(value) for q, value in zip(of, np.percentile(values, of), strict=True)}

@@ -228,6 +228,9 @@ class Turn:
     """Version of the weights that sampled the turn; None if the server does not report it."""
     reasoning_tokens: int = 0
     """Number of leading sampled tokens that are reasoning, including the closing tag."""
+    under_grammar: bool = False
+    """Whether a grammar constrained the sampling. Then vLLM's logprobs are not the weights' but those of the allowed
+    tokens."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.reasoning_tokens <= self.end - self.start:
@@ -595,6 +598,8 @@ class TeacherRequest:
     hint_token_ids: tuple[int, ...]
     weight_version: int | None = None
     """Version of the weights that sampled the turn, if known; they score it while the server keeps them."""
+    under_grammar: bool = False
+    """As in `Turn`: the logprobs without a hint are read in any case."""
 
     def __post_init__(self) -> None:
         if not 0 < self.num_scored < len(self.token_ids):
@@ -606,12 +611,15 @@ class TeacherRows:
     """The teacher's logprobs (nats) for one turn.
 
     `actual_R` [R]: of the sampled tokens. `top_ids_RK` [R, K] and `top_logprobs_RK` [R, K]: the most likely tokens,
-    most likely first.
+    most likely first. `named_ids_RN` and `named_logprobs_RN` [R, N]: tokens that the request named, if any; an id may
+    occur twice.
     """
 
     actual_R: NDArray[np.float32]
     top_ids_RK: NDArray[np.int32]
     top_logprobs_RK: NDArray[np.float32]
+    named_ids_RN: NDArray[np.int32] | None = None
+    named_logprobs_RN: NDArray[np.float32] | None = None
 
     def __post_init__(self) -> None:
         if self.top_ids_RK.ndim != 2 or self.top_ids_RK.shape != self.top_logprobs_RK.shape:

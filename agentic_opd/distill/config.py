@@ -65,12 +65,18 @@ class DistillConfig(BaseModel):
         description="Rule by which a hint is accepted: more than half of all votes are positive (majority), or at "
         "least one is (any, as in OpenClaw-RL).",
     )
+    distill_support: Literal["teacher", "student", "union"] = Field(
+        default="teacher",
+        description="Tokens of a scored row beside the sampled one: the teacher's most likely (teacher), the "
+        "student's (student: those of the weights that sample, without the hint), or the most likely of both (union). "
+        "student and union need a reading without the hint and twice the logprobs a row; on a server whose model "
+        "runner takes no named ids (vLLM's V1), the student's tokens beyond them are replaced by the teacher's next.",
+    )
     hint_selection: Literal["longest", "shortest", "overlap"] = Field(
         default="longest",
         description="Which of the positive votes' hints is used: the longest, the shortest, or the one whose teacher "
         "overlaps most with the same weights without a hint (overlap, after OpenClaw-RL). overlap scores all of a "
-        "turn's distinct accepted hints, and the turn without a hint, in one request; on the policy's own server the "
-        "latter computes the turn's whole context again, because the prefix cache holds no logprobs.",
+        "turn's distinct accepted hints, and where there are several also the turn without a hint, in one request.",
     )
     hint_overlap: Literal["sequence", "token"] = Field(
         default="sequence",
@@ -203,11 +209,8 @@ class DistillConfig(BaseModel):
 
     @property
     def logprobs_asked(self) -> int:
-        """Maximum of logprobs requested per position from the teacher.
-
-        A control requests twice as many as a hinted row, so that its rows include most of the hinted row's ids.
-        """
-        return self.distill_topk if self.control == "none" else self.control_topk
+        """Maximum of logprobs requested per position from the teacher."""
+        return self.distill_topk if self.control == "none" and self.distill_support == "teacher" else self.wide_topk
 
     @property
     def replacement(self) -> Literal["other_task", "none"] | None:
@@ -228,8 +231,8 @@ class DistillConfig(BaseModel):
         return "judge" in self.sources
 
     @property
-    def control_topk(self) -> int:
-        """Logprobs requested per position for a control."""
+    def wide_topk(self) -> int:
+        """Logprobs requested per position of which most ids of another reading's rows should be found."""
         return 1 if self.distill_topk == 1 else 2 * self.distill_topk
 
     @property
@@ -252,6 +255,12 @@ class DistillConfig(BaseModel):
         problems = [] if self.judge_question is None else template_problems(self.judge_question)
         if problems:
             raise ValueError(f"judge_question: {'; '.join(problems)}")
+        return self
+
+    @model_validator(mode="after")
+    def _check_support(self) -> "DistillConfig":
+        if self.distill_support != "teacher" and self.distill_topk == 1:
+            raise ValueError(f"distill_support {self.distill_support} chooses no token: distill_topk is 1")
         return self
 
     @model_validator(mode="after")

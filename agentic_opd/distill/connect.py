@@ -76,6 +76,9 @@ async def connect(
 
         own = TeacherServer(base_url=policy.base_url, model_name=config.teacher_model_name, api_key=policy.api_key)
         teacher = await connected(separate or own, policy_info if separate else None, READ_BY[config.teacher])
+        is_policy = not separate and config.teacher == "live"
+        has_student = config.distill_support != "teacher" and bool(config.teachers or not is_policy)
+        student = await connected(own, None, "policy") if has_student else None
         teachers = {kind: await connected(server, policy_info, "policy") for kind, server in config.teachers.items()}
         judge = make_judge(config, policy, retry_s)
         undo.push_async_callback(judge.close)
@@ -87,8 +90,9 @@ async def connect(
             teacher,
             renderer,
             tokenizer,
-            teacher_is_policy=not separate and config.teacher == "live",
+            teacher_is_policy=is_policy,
             teachers=teachers,
+            student=student,
         )
 
 

@@ -121,8 +121,10 @@ class Distiller:
 
     @property
     def policy_top_k(self) -> int | None:
-        """Logprobs requested per position from a policy server; None if a separate teacher scores."""
-        return None if self.config.teacher_base_url else self.config.logprobs_asked
+        """Logprobs requested per position from a policy server; None if only a separate teacher scores."""
+        if self.config.teacher_base_url and self.config.distill_support == "teacher":
+            return None
+        return self.config.logprobs_asked
 
     @property
     def needs_group(self) -> bool:

@@ -61,7 +61,11 @@ class Pace:
     async def _slot(self) -> AsyncGenerator[int]:
         """Wait for a free slot, and yield the limit at that time."""
         async with self._changed:
-            await self._changed.wait_for(lambda: self._under_way < self.limit)
+            try:
+                await self._changed.wait_for(lambda: self._under_way < self.limit)
+            except asyncio.CancelledError:
+                self._changed.notify()  # This one may have been woken for a free slot.
+                raise
             if time.monotonic() < self._stalled_at + self.patience_s:
                 self._changed.notify()
                 raise StalledError
@@ -71,7 +75,7 @@ class Pace:
         finally:
             self._under_way -= 1
             async with self._changed:
-                self._changed.notify_all()
+                self._changed.notify()  # Not all: thousands may wait, and each would look at the limit.
 
     async def _answer(self, request: Callable[[], Awaitable[AnswerT]]) -> AnswerT:
         started = time.monotonic()

@@ -7,6 +7,7 @@
 docs/wire_format.md describes rows and records.
 """
 
+from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -27,7 +28,16 @@ from agentic_opd.core.types import (
 from agentic_opd.distill.config import DistillConfig
 from agentic_opd.distill.evidence import TurnContext
 from agentic_opd.distill.hints import Hint, NoHint
-from agentic_opd.distill.scoring import ComparedHint, NotScored, Scored, gaps, rounded, sampled_of, scored_from
+from agentic_opd.distill.scoring import (
+    ComparedHint,
+    NotScored,
+    Scored,
+    gaps,
+    known_logprobs,
+    rounded,
+    sampled_of,
+    scored_from,
+)
 from agentic_opd.distill.servers import DistillServers
 from agentic_opd.wire.group import ControlKind, ControlReading, HintReading, TurnRecord
 
@@ -179,6 +189,7 @@ def distilled_turn(
         if scored is None
         else hint_readings(scored, context.trace.logprobs_T[: turn.end], config.distill_topk),
         hint_of_row=None if scored is None else scored.hint_of_row,
+        support=None if scored is None else scored.support,
     )
     stats = None
     if scored is not None and rows is not None:
@@ -256,17 +267,13 @@ def control_stats(control: ControlReading, logprobs_RK: Sequence[Sequence[float]
 
 
 def logprobs_of(ids_RK: Sequence[Sequence[int]], rows: TeacherRows) -> tuple[tuple[float | None, ...], ...]:
-    """Look up logprobs in `rows` by the ids of other rows, [R, K], in nats; None for an id outside of the top-k.
+    """Look up logprobs in `rows` by the ids of other rows, [R, K], in nats; None for an id that they do not hold.
 
     The first id of each row is the sampled token. `rows` are of the same sampled tokens in another context.
     """
     check_lengths("logprobs of other rows", ids=len(ids_RK), rows=len(rows.actual_R))
-    known = [
-        dict(zip(ids, logprobs, strict=True))
-        for ids, logprobs in zip(rows.top_ids_RK.tolist(), rounded(rows.top_logprobs_RK).tolist(), strict=True)
-    ]
-    sampled = rounded(rows.actual_R).tolist()
-    return tuple((own, *map(row.get, ids[1:])) for own, ids, row in zip(sampled, ids_RK, known, strict=True))
+    each = zip(rounded(rows.actual_R).tolist(), ids_RK, known_logprobs(rows), strict=True)
+    return tuple((own, *map(known.get, ids[1:])) for own, ids, known in each)
 
 
 def row_stats(logprobs_RK: NDArray[np.float64]) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -331,8 +338,8 @@ def build_arrays(
     With `top_k` 1, an unscored row holds the position's token and a neutral logprob for consumers of rectangular
     arrays: the student's, so that the gap is 0, or 0.0 at prompt positions.
     """
-    ids: list[list[int]] = [[] for _ in tokens_T]
-    logprobs: list[list[float]] = [[] for _ in tokens_T]
+    ids: list[Sequence[int]] = [() for _ in tokens_T]
+    logprobs: list[Sequence[float]] = [() for _ in tokens_T]
     if top_k == 1:
         ids = [[token] for token in tokens_T]
         logprobs = [
@@ -341,5 +348,7 @@ def build_arrays(
         ]
     for one in rows:
         span = slice(one.start, one.start + len(one.ids_RK))
-        ids[span], logprobs[span] = one.ids_RK.tolist(), one.logprobs_RK.tolist()
+        # A tenth of the memory of lists, and nothing for the garbage collector to traverse.
+        ids[span] = [array("i", row.tobytes()) for row in one.ids_RK.astype(np.int32)]
+        logprobs[span] = [array("d", row.tobytes()) for row in one.logprobs_RK]
     return DistillArrays(ids, logprobs)

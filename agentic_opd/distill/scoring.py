@@ -9,15 +9,17 @@ always appended to the last user message.
 
 The same request may hold the turn without the hint, where the gap's baseline needs it, and with a control hint in the
 hint's position, which measures how much of a gap any hint would explain. With `hint_selection: overlap` it holds the
-turn with each accepted hint, and the hint is chosen by `overlap`.
+turn with each accepted hint, and the hint is chosen by `overlap`. `distill_support` chooses the tokens of the rows.
 """
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -33,7 +35,7 @@ from agentic_opd.distill.evidence import TurnContext
 from agentic_opd.distill.hints import AcceptedHint, Hint, HintPool
 from agentic_opd.distill.servers import DistillServers
 from agentic_opd.plugin.scoring import Reading, TeacherReply
-from agentic_opd.wire.group import ControlKind
+from agentic_opd.wire.group import ControlKind, DistillSupport
 
 logger = logging.getLogger(__name__)
 
@@ -91,6 +93,8 @@ class Scored:
     """All hints, if they were compared (`hint_selection: overlap`)."""
     hint_of_row: tuple[int, ...] | None = None
     """Index into `hints` of each row, if the hint is chosen by token."""
+    support: DistillSupport | None = None
+    """Choice of the rows' tokens; None: the teacher's most likely."""
 
     @property
     def overlaps(self) -> tuple[float, ...]:
@@ -168,22 +172,32 @@ async def read_turn(
         why = f"no control hint fits the {limit} tokens that the teacher reads"
         return NotScored(TurnOutcome.TOO_LONG, why, request)
     without = without_hint(plain, servers)
-    compares = config.hint_selection == "overlap" and bool(request.hint_token_ids)
-    also = _further_readings(plain, without, fitting if compares else (), control, servers, config)
+    compares = len(fitting) > 1
+    asked = _readings(fitting, plain, without, control, servers, config)
+    first, *also = asked.values()
     try:
-        reply = await servers.teacher.score(request, config.distill_topk, tuple(also.values()))
+        student = await _student_rows(plain, servers, config)
+        reply = await servers.teacher.score(first.request, first.top_k, also, ids_of=first.ids_of)
     except (AlignmentError, ServerRequestError) as error:
         return NotScored(TurnOutcome.SCORING_ERROR, str(error), request)
-    rows = {name: rows for name, rows in zip(also, reply.also, strict=True) if rows is not None}
+    read = zip(asked, (reply.rows, *reply.also), strict=True)
+    rows = {name: rows for name, rows in read if rows is not None}
     unhinted = None
     if "without_hint" in rows and _is_of_other_weights(without, reply):
         unhinted = tuple(rounded(rows["without_hint"].actual_R).tolist())
     is_baseline = servers.teacher_is_policy or config.gap_baseline == "teacher"
-    chosen = HintChoice(0, reply.rows)
+    hinted = [rows[f"hint {n}"] for n in range(len(fitting))]
+    written = hinted
+    if config.distill_support != "teacher":
+        student = student or rows["without_hint"]
+        supported = partial(with_support, student=student, support=config.distill_support, top_k=config.distill_topk)
+        sampled_R = sampled_of(request)
+        written = await asyncio.to_thread(lambda: [supported(one, sampled_R) for one in hinted])
+    chosen = HintChoice(0, written[0])
     if compares:
-        others = (rows[f"hint {n}"] for n in range(1, len(fitting)))
-        read = (reply.rows, *others)
-        chosen = await asyncio.to_thread(choose, fitting, read, rows["without_hint"], by=config.hint_overlap)
+        overlaps = await asyncio.to_thread(overlaps_of, fitting, hinted, rows["without_hint"])
+        compared = tuple(map(ComparedHint, fitting, written, overlaps))
+        chosen = choose(compared, by=config.hint_overlap)
     return Scored(
         asked=fitting[chosen.index],
         rows=chosen.rows,
@@ -191,30 +205,56 @@ async def read_turn(
         baseline_logprobs=unhinted if is_baseline else None,
         unhinted_logprobs=None if is_baseline else unhinted,
         control=control and replace(control, rows=rows.get("control")),
-        read_tokens=sum(len(one.token_ids) for one in (request, *(also[name].request for name in rows))),
+        read_tokens=sum(len(asked[name].request.token_ids) for name in rows),
         replied_s=time.monotonic(),
         hints=chosen.hints,
         hint_of_row=chosen.hint_of_row,
+        support=None if config.distill_support == "teacher" else config.distill_support,
     )
 
 
-def _further_readings(
+def _readings(
+    hints: Sequence[HintRequest],
     plain: TeacherRequest,
     without: Reading | None,
-    compared: Sequence[HintRequest],
     control: Control | None,
     servers: DistillServers,
     config: DistillConfig,
 ) -> dict[str, Reading]:
-    """Return what the teacher reads beside the first hint: the turn without a hint, further hints, the control."""
-    also = {} if without is None else {"without_hint": without}
-    if compared:  # The reading without a hint is needed even if its weights are those that sampled the turn.
-        also["without_hint"] = Reading(plain, config.distill_topk)
-        also |= {f"hint {n}": Reading(one.request, config.distill_topk) for n, one in enumerate(compared[1:], start=1)}
+    """Return what the teacher reads, the first hint first: also the turn without a hint, further hints, the control.
+
+    Ids of other readings' rows are named where the server can, and otherwise looked up among twice as many likely ones.
+    """
+    info, top_k = servers.teacher.info, config.distill_topk
+    wide = min(config.wide_topk, info.vocab_size or config.wide_topk)
+    named = info.named_ids and servers.student is None
+    has_support = config.distill_support != "teacher"
+    compares_student = len(hints) > 1 or (has_support and servers.student is None)
+    if compares_student:
+        without = Reading(plain, top_k)  # It is needed even if its weights are those that sampled the turn.
+    of_student = (1,) if compares_student and named else ()
+    width = wide if has_support and not of_student else top_k
+    first, *others = (Reading(one.request, width, ids_of=of_student) for one in hints)
+    readings = {"hint 0": first}
+    if without is not None:
+        readings["without_hint"] = without  # Index 1: `of_student`.
+    readings |= {f"hint {n}": one for n, one in enumerate(others, start=1)}
     if control is not None:
-        top_k = min(config.control_topk, servers.teacher.info.vocab_size or config.control_topk)
-        also["control"] = Reading(control.request, top_k)
-    return also
+        ids_of = tuple(at for at, name in enumerate(readings) if name != "without_hint" or has_support)
+        is_named = named and _fits(info.max_logprobs, sum(one.top_k for one in readings.values()))
+        readings["control"] = Reading(control.request, 1 if is_named else wide, ids_of=ids_of if is_named else ())
+    return readings
+
+
+def _fits(max_logprobs: int | None, count: int) -> bool:
+    return max_logprobs is not None and (max_logprobs < 0 or count <= max_logprobs)
+
+
+async def _student_rows(plain: TeacherRequest, servers: DistillServers, config: DistillConfig) -> TeacherRows | None:
+    """Read the turn without a hint by the student, if its tokens are asked for and it is not the teacher."""
+    if servers.student is None or config.distill_support == "teacher":
+        return None
+    return (await servers.student.score(plain, config.distill_topk)).rows
 
 
 def _is_of_other_weights(without: Reading | None, reply: TeacherReply) -> bool:
@@ -227,9 +267,10 @@ def _is_of_other_weights(without: Reading | None, reply: TeacherReply) -> bool:
 def without_hint(plain: TeacherRequest, servers: DistillServers) -> Reading | None:
     """Return a reading without the hint by the weights that read with it; None if the server can't select by version.
 
-    If the teacher is the policy, the server skips the reading when its weights are those that sampled the turn.
+    If the teacher is the policy, the server skips the reading when its weights are those that sampled the turn, unless
+    a grammar changed the sampled logprobs.
     """
-    if not servers.teacher_is_policy:
+    if not servers.teacher_is_policy or plain.under_grammar:
         return Reading(plain, 1)
     return Reading(plain, 1, plain.weight_version) if servers.teacher.info.has_plugin else None
 
@@ -321,28 +362,25 @@ class HintChoice:
     hint_of_row: tuple[int, ...] | None = None
 
 
-def choose(
-    asked: Sequence[HintRequest],
-    rows: Sequence[TeacherRows],
-    without_hint: TeacherRows,
-    *,
-    by: Literal["sequence", "token"],
-) -> HintChoice:
+def overlaps_of(
+    asked: Sequence[HintRequest], hinted: Sequence[TeacherRows], plain: TeacherRows
+) -> list[NDArray[np.float64]]:
+    """Return the `overlap` of each hint's rows with those without a hint."""
+    return [overlap(rows, plain, sampled_of(one.request)) for one, rows in zip(asked, hinted, strict=True)]
+
+
+def choose(hints: tuple[ComparedHint, ...], *, by: Literal["sequence", "token"]) -> HintChoice:
     """Choose among hints by their overlap with the reading without a hint; the first of equals wins.
 
     By "sequence", all rows are those of the hint with the largest mean overlap; by "token", each row is that of the
-    hint with the largest overlap at this token. `rows` has one entry per hint, of equal shapes.
+    hint with the largest overlap at this token. The rows of all hints have equal shapes.
     """
-    hints = tuple(
-        ComparedHint(one, read, overlap(read, without_hint, sampled_of(one.request)))
-        for one, read in zip(asked, rows, strict=True)
-    )
     overlap_HR = np.stack([one.overlap_R for one in hints])
     index = int(overlap_HR.mean(axis=1).argmax())
     if by == "sequence":
-        return HintChoice(index, rows[index], hints)
+        return HintChoice(index, hints[index].rows, hints)
     hint_of_row = tuple(overlap_HR.argmax(axis=0).tolist())
-    return HintChoice(index, rows_of(rows, hint_of_row), hints, hint_of_row)
+    return HintChoice(index, rows_of([one.rows for one in hints], hint_of_row), hints, hint_of_row)
 
 
 def sampled_of(request: TeacherRequest) -> tuple[int, ...]:
@@ -352,22 +390,27 @@ def sampled_of(request: TeacherRequest) -> tuple[int, ...]:
 
 def rows_of(rows: Sequence[TeacherRows], hint_of_row: Sequence[int]) -> TeacherRows:
     """Return rows of which the r-th is the r-th of `rows[hint_of_row[r]]`."""
-    return TeacherRows(
-        *(
-            np.stack([getattr(one, name) for one in rows])[list(hint_of_row), range(len(hint_of_row))]
-            for name in ("actual_R", "top_ids_RK", "top_logprobs_RK")
-        )
-    )
+    names = ["actual_R", "top_ids_RK", "top_logprobs_RK"]
+    if rows[0].named_ids_RN is not None:
+        names += ["named_ids_RN", "named_logprobs_RN"]
+    at = (list(hint_of_row), range(len(hint_of_row)))
+    return TeacherRows(**{name: np.stack([getattr(one, name) for one in rows])[at] for name in names})
 
 
 def overlap(hinted: TeacherRows, plain: TeacherRows, sampled_R: Sequence[int]) -> NDArray[np.float64]:
     """Return the probability that two readings of the same tokens share at each token, [R], from 0 to 1.
 
-    sum over i of min(p_hinted(i), p_plain(i)), where i runs over the ids among the most likely K of both, and the
-    sampled token. Over the whole vocabulary this would be 1 minus the total variation distance. OpenClaw-RL compares
-    with the student's top-K; here the student is the reading without the hint, by the weights that read the hint.
+    sum over i of min(p_hinted(i), p_plain(i)), where i runs over the most likely K of `plain` and the sampled token.
+    Ids whose p_hinted is unknown, because it is not among its most likely K and the ids were not named, count 0. Over
+    the whole vocabulary this would be 1 minus the total variation distance. OpenClaw-RL compares with the student's
+    top-K; here the student is the reading without the hint, by the weights that read the hint.
     """
     check_lengths("overlap", hinted=len(hinted.actual_R), plain=len(plain.actual_R), sampled=len(sampled_R))
+    tokens, sampled = np.asarray(sampled_R)[:, None], np.exp(np.minimum(hinted.actual_R, plain.actual_R, dtype=float))
+    if hinted.named_logprobs_RN is not None:
+        shared_R = np.exp(np.minimum(hinted.named_logprobs_RN, plain.top_logprobs_RK, dtype=float)).sum(axis=1)
+        is_counted = (plain.top_ids_RK == tokens).any(axis=1)
+        return np.minimum(shared_R + np.where(is_counted, 0.0, sampled), 1.0)
     ids_RN = np.concatenate([hinted.top_ids_RK, plain.top_ids_RK], axis=1)
     masses_RN = np.exp(np.concatenate([hinted.top_logprobs_RK, plain.top_logprobs_RK], axis=1).astype(np.float64))
     order = np.argsort(ids_RN, axis=1, kind="stable")
@@ -375,10 +418,43 @@ def overlap(hinted: TeacherRows, plain: TeacherRows, sampled_R: Sequence[int]) -
     # An id occurs at most once in each reading, so equal neighbours are one id in both.
     is_shared = ids_RN[:, 1:] == ids_RN[:, :-1]
     shared_R = np.where(is_shared, np.minimum(masses_RN[:, 1:], masses_RN[:, :-1]), 0.0).sum(axis=1)
-    tokens = np.asarray(sampled_R)[:, None]
     is_counted = ((ids_RN[:, 1:] == tokens) & is_shared).any(axis=1)
-    sampled = np.exp(np.minimum(hinted.actual_R, plain.actual_R).astype(np.float64))
     return np.minimum(shared_R + np.where(is_counted, 0.0, sampled), 1.0)
+
+
+# ------------------------------------------------------------------------------------------------ the tokens of a row
+
+
+def known_logprobs(rows: TeacherRows) -> list[dict[int, float]]:
+    """Return the logprob (nats, rounded) of each id that the rows hold, the sampled token's excepted, by row."""
+    ids, logprobs = rows.top_ids_RK, rows.top_logprobs_RK
+    if rows.named_ids_RN is not None and rows.named_logprobs_RN is not None:
+        ids, logprobs = np.hstack([ids, rows.named_ids_RN]), np.hstack([logprobs, rows.named_logprobs_RN])
+    return [dict(zip(*row, strict=True)) for row in zip(ids.tolist(), rounded(logprobs).tolist(), strict=True)]
+
+
+def with_support(
+    hinted: TeacherRows, sampled_R: Sequence[int], *, student: TeacherRows, support: DistillSupport, top_k: int
+) -> TeacherRows:
+    """Return rows of `top_k` tokens that the `support` names, each with the hinted teacher's logprob.
+
+    The sampled token is the first. With "student" the others are the student's most likely whose logprob under the hint
+    is known, filled up with the teacher's; with "union" those of the largest max(p_teacher, p_student). They are sorted
+    by the teacher's logprobs.
+    """
+    chosen: list[list[tuple[int, float]]] = []
+    each = zip(sampled_R, hinted.actual_R.tolist(), known_logprobs(hinted), known_logprobs(student), strict=True)
+    for token, actual, teacher, of_student in each:
+        others = [one for one in teacher if one != token]
+        if support == "student":
+            others.sort(key=lambda one: (-of_student.get(one, -math.inf), -teacher[one]))
+        else:
+            others.sort(key=lambda one: -max(teacher[one], of_student.get(one, -math.inf)))
+        row = sorted(others[: top_k - 1], key=lambda one: -teacher[one])
+        chosen.append([(token, actual), *((one, teacher[one]) for one in row)])
+    ids_RK = np.asarray([[one for one, _ in row] for row in chosen], np.int32)
+    logprobs_RK = np.asarray([[logprob for _, logprob in row] for row in chosen], np.float32)
+    return TeacherRows(hinted.actual_R, ids_RK, logprobs_RK)
 
 
 # ------------------------------------------------------------------------------------------------------- the insertion
@@ -439,7 +515,7 @@ def insert_hint(
     """
     token_ids = tokens_T[:insert_at] + hint_token_ids + tokens_T[insert_at : turn.end]
     scored = turn.end - (turn.start if scored_from is None else scored_from)
-    return TeacherRequest(token_ids, scored, insert_at, hint_token_ids, turn.weight_version)
+    return TeacherRequest(token_ids, scored, insert_at, hint_token_ids, turn.weight_version, turn.under_grammar)
 
 
 def _encode_text(_renderer: Renderer, tokenizer: Any, content: str) -> list[int]:

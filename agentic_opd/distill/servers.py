@@ -24,6 +24,8 @@ class DistillServers:
     teacher_is_policy: bool
     teachers: Mapping[str, PluginClient] = field(default_factory=dict[str, PluginClient])
     """Teachers by kind of task."""
+    student: PluginClient | None = None
+    """The policy, if rows hold its most likely tokens (`distill_support`) and the teacher has other weights."""
 
     def of(self, kind: str | None) -> "DistillServers":
         """Return these servers with the teacher of this kind of task, if there is one."""
@@ -32,5 +34,6 @@ class DistillServers:
 
     async def close(self) -> None:
         """Close the connections to the judge and to every teacher."""
-        for client in (self.judge.client, self.teacher, *self.teachers.values()):
+        student = () if self.student is None else (self.student,)
+        for client in (self.judge.client, self.teacher, *self.teachers.values(), *student):
             await client.close()

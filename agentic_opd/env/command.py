@@ -76,7 +76,9 @@ def main(env_class: Any = None, argv: Sequence[str] | None = None, program: str 
             return asyncio.run(_run(env_class or _default_environment(), settings, arguments.mode))
         finally:
             gc.unfreeze()
+            gc.set_threshold(*threshold)
 
+    threshold = gc.get_threshold()
     return exit_code(run)
 
 
@@ -103,7 +105,10 @@ async def _run(env_class: Any, settings: Settings, mode: Mode) -> int:
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     env = env_class(settings.env, await name_models(settings.servers, settings.env.server_retry_s))
-    gc.freeze()  # Otherwise a collection scans all imported objects, and blocks the event loop for 0.1 s.
+    # A collection blocks the event loop: for 0.1 s if it scans all imported objects, and the default is one for every
+    # group that is sent, since its JSON consists of thousands of lists.
+    gc.freeze()
+    gc.set_threshold(50_000)
     if mode == "serve":
         counts = await env.env_manager()
         return EXIT_OK if counts.unsent == 0 else EXIT_FAILED

@@ -14,10 +14,11 @@ from agentic_opd.runs.config import RunConfig
 from agentic_opd.settings.atropos import IdleEnvSettings, PolicyServerConfig
 from agentic_opd.settings.fields import MOST_USED, TASKS
 from agentic_opd.worlds.coding.config import CodingConfig
+from agentic_opd.worlds.harbor.config import HarborConfig
 from agentic_opd.worlds.sql.config import SqlConfig
 
 
-class AgentEnvConfig(RunConfig, RolloutConfig, CodingConfig, SqlConfig, IdleEnvSettings):
+class AgentEnvConfig(RunConfig, RolloutConfig, CodingConfig, SqlConfig, HarborConfig, IdleEnvSettings):
     """All settings of `AgentEnv`, including each of Atropos' BaseEnvConfig."""
 
     tokenizer_name: Annotated[str, MOST_USED] = Field(
@@ -27,12 +28,14 @@ class AgentEnvConfig(RunConfig, RolloutConfig, CodingConfig, SqlConfig, IdleEnvS
     world: Annotated[str, MOST_USED] = Field(
         default="coding",
         description="World in which the agent acts: coding (Python tasks with hidden tests), sql (questions over "
-        "databases, docs/sql.md), functions (function calls, docs/functions.md), or a custom class as FILE.py:CLASS or "
-        "package.module:CLASS (docs/worlds.md).",
+        "databases, docs/sql.md), functions (function calls, docs/functions.md), harbor (tasks in Harbor's format, "
+        "docs/harbor.md), replay (for evaluate: turns of a gateway's journal, docs/gateway.md), or a custom class as "
+        "FILE.py:CLASS or package.module:CLASS (docs/worlds.md).",
     )
     world_options: Annotated[dict[str, Any], TASKS] = Field(
         default_factory=dict,
-        description="Keyword arguments of the world's class (functions, custom classes), for example {level: 3}.",
+        description="Keyword arguments of the world's class (functions, replay, custom classes), for example "
+        "{level: 3}.",
     )
 
     @model_validator(mode="after")
@@ -52,7 +55,16 @@ class AgentEnvConfig(RunConfig, RolloutConfig, CodingConfig, SqlConfig, IdleEnvS
             raise ValueError("the world sql needs questions: set sql_file and sql_databases (docs/sql.md)")
         if self.dataset_name is not None and self.world != "coding":
             raise ValueError(f"dataset_name is set, but it is for the world coding, and the world is {self.world}")
-        if self.world_options and self.world in ("coding", "sql"):
+        if self.tasks_dir is not None and self.world != "harbor":
+            raise ValueError(f"tasks_dir is set, but the world is {self.world}: set world to harbor")
+        if self.tasks_dir is None and self.world == "harbor":
+            raise ValueError("the world harbor needs tasks: set tasks_dir (docs/harbor.md)")
+        if self.world == "harbor" and self.sandbox_backend != "docker":
+            raise ValueError(
+                "the world harbor runs each task in a container of docker or podman on this machine: set "
+                f"sandbox_backend docker, and sandbox_container_command for podman; got {self.sandbox_backend}"
+            )
+        if self.world_options and self.world in ("coding", "sql", "harbor"):
             raise ValueError(f"world_options are set, but the world {self.world} has none")
         return self
 

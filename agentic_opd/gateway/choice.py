@@ -122,6 +122,8 @@ class Choice:
         if parsed is None or any(call.error or not self._chat.tools for call in parsed.tool_calls):
             parsed = self._as_text(completion, parsed)
         message = dict(parsed.message)
+        if not parsed.tool_calls:
+            message["content"] += self._space_behind(message["content"], completion.token_ids)
         if delta.stop_string and not self._keeps_stop:
             message["content"] = message["content"].partition(delta.stop_string)[0]
         if "reasoning_content" in message:
@@ -142,6 +144,15 @@ class Choice:
             self._chat.reasoning_tokens(completion.token_ids, message),
             rewrote,
         )
+
+    def _space_behind(self, content: str, token_ids: Sequence[int]) -> str:
+        """Return the space that was sampled behind the content, at the end of the answer; parsers strip it."""
+        text = self._chat.text([token for token in token_ids if token not in self._chat.stop_token_ids])
+        answer = text.rpartition("</think>")[2]
+        if not content or content not in answer:
+            return ""
+        behind = answer.partition(content)[2]
+        return behind[: len(behind) - len(behind.lstrip())]
 
     def _as_text(self, completion: Completion, parsed: ParsedTurn | None) -> ParsedTurn:
         """Return the completion as text, if parsing failed, a tool call is malformed or the request has no tools.

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
-from contextlib import AsyncExitStack, aclosing
+from contextlib import AsyncExitStack, aclosing, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from renderers import Renderer
 
 from agentic_opd.atropos.api import EnvDescription
 from agentic_opd.core.concurrency import to_its_end
-from agentic_opd.core.errors import OutputError
+from agentic_opd.core.errors import OPDError, OutputError
 from agentic_opd.core.http import JsonClient
 from agentic_opd.core.types import Message, StopReason
 from agentic_opd.distill.connect import PolicyEndpoint
@@ -29,6 +29,7 @@ from agentic_opd.gateway.sessions import OpenSession, Sessions, TurnKey, unknown
 from agentic_opd.gateway.telemetry import Telemetry
 from agentic_opd.gateway.turns import Feedback, Follows, Path, RecordedTurn, TurnTree, reply_to
 from agentic_opd.plugin.client import PluginClient
+from agentic_opd.plugin.info import fetch_info
 from agentic_opd.rollout.renderer import configured_renderer, load_policy_tokenizer
 from agentic_opd.settings.atropos import PolicyServerConfig
 from agentic_opd.settings.fields import line_settings
@@ -38,6 +39,8 @@ logger = logging.getLogger(__name__)
 
 _CLEANING_S = 600.0
 """Minimum seconds between two removals of expired sessions from the journal."""
+_VERSION_S = 2.0
+"""Seconds that a policy server may take to name its weights for the metrics."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +203,19 @@ class Gateway:
     def max_model_len(self) -> int:
         """Maximum tokens of a sequence: that of the server with the longest context."""
         return max(server.info.max_model_len for server in self._servers.values())
+
+    async def read_versions(self) -> None:
+        """Ask the servers which weights they have, for the metrics; those that do not answer keep their last values."""
+
+        async def read(server: PluginClient) -> None:
+            with suppress(OPDError, TimeoutError):
+                async with asyncio.timeout(_VERSION_S):
+                    info = await fetch_info(server.http)
+                if info.weight_version is not None:
+                    self.telemetry.version.labels(server.url).set(info.weight_version)
+                self.telemetry.rollbacks.labels(server.url).set(info.rollbacks)
+
+        await asyncio.gather(*map(read, self._servers.values()))
 
     async def _continued(self, asked: Asked, owner: str) -> Asked:
         """Return the request with the conversation of the answer that it continues.

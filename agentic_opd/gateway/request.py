@@ -166,12 +166,18 @@ class Asked:
     @property
     def altered(self) -> tuple[str, ...]:
         """Names of the parameters that change the sampling distribution."""
-        found = [*_altering(self.sampling)]
+        return (*_altering(self.sampling), *self._constrained_calls())
+
+    @property
+    def under_grammar(self) -> bool:
+        """Whether the answer is sampled under a grammar."""
+        return self.sampling.get("structured_outputs") is not None or any(self._constrained_calls())
+
+    def _constrained_calls(self) -> Iterator[str]:
         if self.choice.kind in ("required", "named"):
-            found.append("tool_choice")
+            yield "tool_choice"
         if self.tools and not self.choice.is_parallel:
-            found.append("parallel_tool_calls")
-        return tuple(found)
+            yield "parallel_tool_calls"
 
 
 def make_asked(

@@ -42,6 +42,15 @@ class Telemetry:
         )
         self.lost = Counter(f"{name}groups_lost", "groups lost by a restart of the trajectory API", registry=registry)
         self.outcomes = Counter(f"{name}turn_outcomes", "judged turns by outcome", ["outcome"], registry=registry)
+        self.version = Gauge(
+            f"{name}weight_version", "version of the weights that a policy server has", ["server"], registry=registry
+        )
+        self.rollbacks = Gauge(
+            f"{name}weight_rollbacks",
+            "times that a trainer's brake replaced a server's weights by earlier ones, since the server's start",
+            ["server"],
+            registry=registry,
+        )
         self.first_token_s = Histogram(
             f"{name}first_token_seconds",
             "seconds from a request to its first token",

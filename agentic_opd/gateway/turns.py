@@ -366,7 +366,7 @@ def recorded(
         messages=(*new, given),
         prompt_ids=conversation.trace().tokens_T[start : place.start],
         completion=completion,
-        place=place,
+        place=replace(place, under_grammar=asked.under_grammar),
         turn_type=asked.turn_type,
         tools=tuple(conversation.chat.tools),
         sampling={**asked.sampling, **({"stop": list(asked.stop)} if asked.stop else {})},

@@ -224,6 +224,7 @@ class _Routes:
 
     async def metrics(self, request: Request, owner: str) -> Response:
         """Answer `GET /metrics`."""
+        await self._gateway.read_versions()
         return Response(self._gateway.telemetry.text(), headers={"Content-Type": CONTENT_TYPE})
 
     async def end(self, request: Request, owner: str) -> Response:

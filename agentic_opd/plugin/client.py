@@ -101,8 +101,8 @@ class PluginClient:
         if top_k is not None and info.max_logprobs is not None and 0 <= info.max_logprobs < top_k:
             wrong.append(
                 f"it returns at most {info.max_logprobs} logprobs, but {top_k} are asked for (env.distill_topk, or "
-                f"twice that with env.control): restart it with --max-logprobs {top_k} or more, or lower "
-                "env.distill_topk"
+                f"twice that with env.control or env.distill_support): restart it with --max-logprobs {top_k} or more, "
+                "or lower env.distill_topk"
             )
         if wrong:
             raise ServerMismatchError(f"{self.url} (model {info.model!r}) does not fit: " + "; ".join(wrong) + ".")
@@ -167,8 +167,8 @@ class PluginClient:
         except ServerRequestError as error:
             raise ServerMismatchError(
                 f"{self.url} does not return the {top_k} prompt logprobs that env.distill_topk (or twice that, with "
-                f"env.control) asks for: {error}. Restart it with scripts/serve_vllm {self.info.model} --max-logprobs "
-                f"{top_k}, or lower env.distill_topk."
+                f"env.control or env.distill_support) asks for: {error}. Restart it with scripts/serve_vllm "
+                f"{self.info.model} --max-logprobs {top_k}, or lower env.distill_topk."
             ) from error
 
     # ----------------------------------------------------------------------------------------------------- sampling
@@ -260,19 +260,22 @@ class PluginClient:
 
     # ------------------------------------------------------------------------------------------------------ scoring
 
-    async def score(self, request: TeacherRequest, top_k: int, also: Sequence[Reading] = ()) -> TeacherReply:
+    async def score(
+        self, request: TeacherRequest, top_k: int, also: Sequence[Reading] = (), ids_of: tuple[int, ...] = ()
+    ) -> TeacherReply:
         """Return the logprobs of the last `request.num_scored` tokens, and of the `top_k` most likely ones.
 
-        The further readings `also` are scored by the same weights. If the weights are adapters, those of the request's
-        `weight_version` are preferred while the server keeps them. A server without the plugin does not report its
-        weight version, so readings that depend on it are skipped.
+        The further readings `also` are scored by the same weights. `ids_of` is as a reading's, and needs a server with
+        `named_ids`. If the weights are adapters, those of the request's `weight_version` are preferred while the server
+        keeps them. A server without the plugin does not report its weight version, so readings that depend on it are
+        skipped.
 
         Raises:
             AlignmentError: the rows do not fit the request.
             ServerRequestError: the server refused the request.
             ServerUnreachableError: no usable answer within the retry window.
         """
-        readings = (Reading(request, top_k), *also)
+        readings = (Reading(request, top_k, ids_of=ids_of), *also)
         if not self.info.has_plugin:
             first, *others = await gather_all(self._read_prompt(reading) for reading in readings)
             assert first is not None  # the first reading does not depend on the weights' version
@@ -301,14 +304,20 @@ class PluginClient:
 
     # ------------------------------------------------------------------------------------------------------ weights
 
-    async def load_weights(self, folder: Path, version: int) -> None:
-        """Load a checkpoint of the whole model as `version`; see `serving/reload.py` for the errors."""
-        await self.http.post("/v1/opd/reload_weights", {"path": str(folder), "version": version})
+    async def load_weights(self, folder: Path, version: int, withdrawn_from: int | None = None) -> None:
+        """Load a checkpoint of the whole model as `version`; see `serving/reload.py` for the errors.
 
-    async def load_adapter(self, folder: Path, version: int, *, as_teacher: bool = False) -> None:
-        """Load a LoRA adapter as `version` of the policy, or as the teacher's."""
+        `withdrawn_from` is the first of the versions that a roll-back replaces.
+        """
+        body = {"path": str(folder), "version": version, **_withdrawing(withdrawn_from)}
+        await self.http.post("/v1/opd/reload_weights", body)
+
+    async def load_adapter(
+        self, folder: Path, version: int, *, as_teacher: bool = False, withdrawn_from: int | None = None
+    ) -> None:
+        """Load a LoRA adapter as `version` of the policy, or as the teacher's; otherwise as `load_weights`."""
         body = {"path": str(folder), "version": version, "as_teacher": as_teacher}
-        await self.http.post("/v1/opd/load_adapter", body)
+        await self.http.post("/v1/opd/load_adapter", {**body, **_withdrawing(withdrawn_from)})
 
     async def join_transfer(self, address: str, port: int, world_size: int, rank_offset: int) -> None:
         """Join the process group of the weight transfer with the ranks from `rank_offset` on."""
@@ -316,11 +325,20 @@ class PluginClient:
         await self.http.post("/v1/opd/join_transfer", where)
 
     async def receive_weights(
-        self, names: Sequence[str], dtypes: Sequence[str], shapes: Sequence[Sequence[int]], version: int
+        self,
+        names: Sequence[str],
+        dtypes: Sequence[str],
+        shapes: Sequence[Sequence[int]],
+        version: int,
+        withdrawn_from: int | None = None,
     ) -> None:
         """Receive tensors from the process group as `version`; each list has an entry per tensor, in sending order."""
         body = {"names": names, "dtypes": dtypes, "shapes": shapes, "version": version}
-        await self.http.post("/v1/opd/receive_weights", body)
+        await self.http.post("/v1/opd/receive_weights", {**body, **_withdrawing(withdrawn_from)})
+
+
+def _withdrawing(withdrawn_from: int | None) -> dict[str, int]:
+    return {} if withdrawn_from is None else {"withdrawn_from": withdrawn_from}
 
 
 def _problem(error: Exception) -> str:

@@ -20,6 +20,8 @@ class ServerInfo:
     """-1 means no limit."""
     vocab_size: int | None = None
     weight_version: int | None = None
+    rollbacks: int = 0
+    """Roll-backs of the weights since the server started."""
     plugin_version: str | None = None
     vllm_version: str | None = None
     score_route: int = 1
@@ -35,6 +37,8 @@ class ServerInfo:
     """The server's ranks in such a process group."""
     dtype: str | None = None
     """Precision of the computation by torch's name, such as `bfloat16`."""
+    named_ids: bool = False
+    """The server scores sequences at ids of other sequences' rows (`Reading.ids_of`), which need not be likely ones."""
     tied_embeddings: bool = False
     """The output head shares the embedding matrix and receives no separate weights."""
 

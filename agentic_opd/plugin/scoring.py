@@ -6,7 +6,7 @@ rows of the prompt, as JSON.
 
 import base64
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -32,6 +32,8 @@ class Reading:
     request: TeacherRequest
     top_k: int
     unless_weight_version: int | None = None
+    ids_of: tuple[int, ...] = ()
+    """Indices of readings of the same request at whose most likely ids this one is scored too, if the server can."""
 
 
 class TeacherReply(NamedTuple):
@@ -59,6 +61,8 @@ def _sequence(reading: Reading, top_k: int) -> dict[str, Any]:
         sequence["top_k"] = reading.top_k
     if reading.unless_weight_version is not None:
         sequence["unless_weight_version"] = reading.unless_weight_version
+    if reading.ids_of:
+        sequence["ids_of"] = reading.ids_of
     return sequence
 
 
@@ -73,6 +77,10 @@ def read_scores(answer: Any, readings: Sequence[Reading], vocab_size: int | None
         rows = [
             None if result is None and reading.unless_weight_version is not None else _decoded_rows(result)
             for result, reading in zip(results, readings, strict=True)
+        ]
+        rows = [
+            _with_named(found, result, [rows[at] for at in reading.ids_of]) if found and reading.ids_of else found
+            for found, result, reading in zip(rows, results, readings, strict=True)
         ]
         cached = [_whole_or_none(result.get("num_cached_tokens")) for result in results if result is not None]
     except (KeyError, TypeError, ValueError, AttributeError) as error:  # binascii.Error is a ValueError
@@ -93,6 +101,12 @@ def _decoded_rows(result: Any) -> TeacherRows:
         _decoded(result["top_token_ids"], "<i4", (rows, top_k)),
         _decoded(result["top_logprobs"], "<f4", (rows, top_k)),
     )
+
+
+def _with_named(rows: TeacherRows, result: Any, named: Sequence[TeacherRows | None]) -> TeacherRows:
+    """Return the rows with their logprobs at the ids of the readings `named`."""
+    ids_RN = np.concatenate([one.top_ids_RK for one in named if one is not None], axis=1)
+    return replace(rows, named_ids_RN=ids_RN, named_logprobs_RN=_decoded(result["named_logprobs"], "<f4", ids_RN.shape))
 
 
 def _decoded(text: str, dtype: str, shape: tuple[int, ...]) -> NDArray[Any]:
@@ -159,7 +173,8 @@ def check_rows(rows: TeacherRows, request: TeacherRequest, top_k: int, vocab_siz
     """
     check_lengths("teacher rows", got=len(rows.actual_R), expected=request.num_scored)
     check_lengths("teacher top-k", got=rows.top_ids_RK.shape[1], expected=top_k)
-    for name, logprobs in (("actual", rows.actual_R), ("top", rows.top_logprobs_RK)):
+    named = rows.named_logprobs_RN if rows.named_logprobs_RN is not None else np.empty(0, np.float32)
+    for name, logprobs in (("actual", rows.actual_R), ("top", rows.top_logprobs_RK), ("named", named)):
         if not np.isfinite(logprobs).all():
             raise AlignmentError(f"teacher rows: {int((~np.isfinite(logprobs)).sum())} {name} logprobs are not finite")
         if logprobs.min(initial=0.0) < -MOST_NATS:

@@ -10,6 +10,7 @@ from typing import Any
 from agentic_opd.core.console import Console, LiveBar, log_console, reading_bar
 from agentic_opd.core.errors import OutputError
 from agentic_opd.core.exit_codes import EXIT_OK, EXIT_USAGE, exit_code
+from agentic_opd.report.brake import BRAKE_FILE, brake_notes
 from agentic_opd.report.page import ShownRun, choose_tokenizer, write_report
 from agentic_opd.report.read import read_run, report_path
 
@@ -42,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"{len(files)} files: a report is about one, or compares two")
 
     def run() -> int:
-        make_report(files, args.output or default_output(files), args.tokenizer, log_console())
+        make_report(files, args.output or default_output(files), args.tokenizer, log_console(), args.brake)
         return EXIT_OK
 
     return exit_code(run, interrupted="interrupted: no report was written", on_error=EXIT_USAGE)
@@ -54,11 +55,15 @@ def default_output(files: Sequence[Path]) -> Path:
     return path if len(files) == 1 else path.with_name(f"{path.stem}.compared.html")
 
 
-def make_report(files: Sequence[Path], output: Path, tokenizer_name: str | None, console: Console) -> None:
+def make_report(
+    files: Sequence[Path], output: Path, tokenizer_name: str | None, console: Console, brake: Path | None = None
+) -> None:
     """Write the report of one file, or of two to be compared, to `output`, and print a summary and the warnings.
 
+    `brake` is the trainer's `brake.jsonl`; None: the one beside each file, if any.
+
     Raises:
-        PlaceError: a file, or the lifts beside it, can't be read, or the file holds no valid group.
+        PlaceError: a file, or the lifts or verdicts beside it, can't be read, or the file holds no valid group.
         OutputError: the report can't be written.
         ConfigError: `tokenizer_name` can't be loaded.
     """
@@ -66,7 +71,11 @@ def make_report(files: Sequence[Path], output: Path, tokenizer_name: str | None,
     for file, name in zip(files, _names(files), strict=True):
         with reading_bar(console) as wrap:
             run = replace(read_run(file, wrap), name=name)
-        shown.append(ShownRun(run, *choose_tokenizer(run, tokenizer_name)))
+        tokenizer, notes = choose_tokenizer(run, tokenizer_name)
+        verdicts = brake or file.with_name(BRAKE_FILE)
+        if brake or verdicts.exists():
+            notes += brake_notes(verdicts, (turn for rollout in run.rollouts for turn in rollout.records))
+        shown.append(ShownRun(run, tokenizer, notes))
     rollouts = [rollout for one in shown for rollout in one.run.rollouts]
     with LiveBar("rollouts packed", len(rollouts), console=console) as bar:
         size = write_report(shown, output, lambda count: bar.show(count, ""))
@@ -107,6 +116,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "-o", "--output", type=Path, metavar="FILE", help="path of the report (default: beside the last FILE, as .html)"
+    )
+    parser.add_argument(
+        "--brake", type=Path, metavar="FILE", help="the trainer's brake.jsonl (default: the one beside FILE, if any)"
     )
     parser.add_argument(
         "--tokenizer",

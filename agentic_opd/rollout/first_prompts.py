@@ -10,7 +10,8 @@ def first_messages(world: World, task: Task) -> list[Message]:
     """Return the messages before the first turn: system prompt, examples and prompt, or the task's own messages."""
     system = {"role": "system", "content": world.system_prompt}
     if task.messages:
-        return [*([] if task.messages[0]["role"] == "system" else [system]), *task.messages]
+        is_whole = task.messages[0]["role"] == "system" or not world.system_prompt
+        return [*([] if is_whole else [system]), *task.messages]
     return [system, *task.examples, _user(task)]
 
 

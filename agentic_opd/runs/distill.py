@@ -374,6 +374,7 @@ def _record_again(
         unhinted_logprobs=None,
         hints=(),
         hint_of_row=None,
+        support=None,
     )
     if result is None:
         return plain
@@ -387,6 +388,7 @@ def _record_again(
         insert_at=result.asked.request.insert_at if result.asked.request.hint_token_ids else record.insert_at,
         hints=hint_readings(result, logprobs_T[: record.span[1]], top_k),
         hint_of_row=result.hint_of_row,
+        support=result.support,
         error=None,
         scored_version=result.reply.weight_version,
         baseline_logprobs=result.baseline_logprobs,

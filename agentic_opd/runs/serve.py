@@ -156,6 +156,8 @@ class GroupServer:
                 resume=config.resume,
                 overwrite=config.overwrite,
             )
+            finished = frozenset(self._file.finished)
+            self._items = (item for item in self._items if item.item_id not in finished)
         if not config.use_wandb:  # A W&B run gets its project from the trainer at the first step.
             self._metrics.to_file(self._file, default_output_folder("serve"))
         return {"groups": str(self._file.path)} if self._file else {}
@@ -280,11 +282,12 @@ class GroupServer:
             raise error
 
     async def _wait_a_little(self) -> None:
-        """Wait for a worker or for the next poll of the API; re-raise a worker's error."""
+        """Wait for a worker or for the next poll of the API, unless groups can be sent; re-raise a worker's error."""
+        pause_s = 0.0 if self._outbox and self._member.is_sure else _POLL_S
         if not self._workers:
-            await asyncio.sleep(_POLL_S)
+            await asyncio.sleep(pause_s)
             return
-        done, self._workers = await asyncio.wait(self._workers, timeout=_POLL_S, return_when=asyncio.FIRST_COMPLETED)
+        done, self._workers = await asyncio.wait(self._workers, timeout=pause_s, return_when=asyncio.FIRST_COMPLETED)
         for worker in done:
             worker.result()
 

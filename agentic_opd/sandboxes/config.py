@@ -48,6 +48,28 @@ class SandboxConfig(BaseModel):
         default=512, ge=1, description="Maximum total size of a sandbox's files, in MiB; swerex does not enforce it."
     )
 
+    sandbox_max_concurrent: int | None = Field(
+        default=None,
+        ge=1,
+        description="Maximum number of sandboxes in use at a time, for example memory of the machine / "
+        "sandbox_memory_mb; further episodes wait. Unset: no limit.",
+    )
+    sandbox_warm: int = Field(
+        default=0,
+        ge=0,
+        description="Number of further containers that are started ahead, so that an episode does not wait for its "
+        "start (sandbox_backend docker). A container is used by one episode only.",
+    )
+
+    @model_validator(mode="after")
+    def _check_warm(self) -> "SandboxConfig":
+        if self.sandbox_warm and self.sandbox_backend != "docker":
+            raise ValueError(
+                f"sandbox_warm needs sandbox_backend docker, got {self.sandbox_backend}: the others start in "
+                "milliseconds"
+            )
+        return self
+
     @model_validator(mode="after")
     def _check_swerex(self) -> "SandboxConfig":
         if self.sandbox_backend == "swerex" and None in (self.sandbox_swerex_url, self.sandbox_swerex_token):

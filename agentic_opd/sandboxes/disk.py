@@ -51,7 +51,7 @@ async def run_within(
         while not done and used_mb is not None and used_mb <= disk_mb:
             done = bool((await asyncio.wait([running], timeout=pause_s))[0])
             start = time.monotonic()
-            used_mb, is_many = await _size_mb(folders)
+            used_mb, is_many = await size_mb(folders)
             if used_mb is not None and not done:
                 used_mb += await asyncio.to_thread(unnamed_bytes) // 2**20
                 pause_s = _MANY_S if is_many else _pause_s(disk_mb - used_mb, time.monotonic() - start)
@@ -74,7 +74,7 @@ def _pause_s(room_mb: int, look_s: float = 0.0) -> float:
     return max(min(max(room_mb / _QUICKEST_MB_S, _SHORTEST_S), _LONGEST_S), _LEAST_REST * look_s)
 
 
-async def _size_mb(folders: Sequence[Path]) -> tuple[int | None, bool]:
+async def size_mb(folders: Sequence[Path]) -> tuple[int | None, bool]:
     """What the folders take, or None if it can't be measured; and whether that takes long, for they hold many files."""
     few = await asyncio.to_thread(_size_of_few, folders)
     return (few // 2**20, False) if few is not None else (await _size_of_many(folders), True)

@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import math
 import os
+import re
 import secrets
 import shlex
 from collections.abc import Sequence
@@ -36,10 +37,10 @@ _PARTS = {WORKDIR: 2, "/tmp": 4, _HOME: 4}
 _USER = 1000
 _CPUS = 1
 _OWN_PROCESSES = 8
-_MOST_PROCESSES = 10_000
+MOST_PROCESSES = 10_000
 """All containers run as one user, so its limit says little; the container's own does."""
 _ENGINE_TIMEOUT_S = 60.0
-_NOT_RUN = (125, 126, 127)
+NOT_RUN = (125, 126, 127)
 """Exit codes of a failed engine; a command may end with them too."""
 
 _PASSED_ON = (
@@ -48,7 +49,7 @@ _PASSED_ON = (
 )
 """Variables that the command lines read. Do not pass this process's proxies and secrets to containers."""
 
-_PROFILE = "seccomp.json"
+PROFILE = "seccomp.json"
 
 # Nothing but built-in commands: no process can be started in a container that is full of them.
 _KEEP = """
@@ -62,6 +63,8 @@ while read -r line; do
 done
 """
 """Prints `ready`, and for each input line `ended` and how often the kernel has killed for memory."""
+
+_ENDED = re.compile(rb"ended (\d{1,9})\n")
 
 _SHELL = """
 exec 2>&1
@@ -117,6 +120,15 @@ class Engine:
         why = "no answer in time" if result.timed_out else repr(result.text.strip()[-500:])
         return SandboxError(f"`{self.name} {what}` failed: {why}")
 
+    async def need_image(self, image: str, setting: str) -> None:
+        """Raise SandboxError, which names the setting, unless the image is on this machine."""
+        found = await self.run("image", "inspect", "--format", "{{.Id}}", image)
+        if found.exit_code != 0:
+            raise SandboxError(
+                f"{self.failed('image inspect', found)}. See that the engine runs and this user may use it "
+                f"(`{self.name} info`); get the image with `{self.name} pull {image}`, or name another in {setting}."
+            )
+
     async def remove_leftovers(self) -> None:
         """Remove the containers of this machine's killed runs."""
         listed = await self.do("ps", "-a", "--filter", f"label={LABEL}", "--format", "{{.Names}}")
@@ -138,7 +150,7 @@ def container_arguments(
         *("--security-opt", "no-new-privileges", "--security-opt", f"seccomp={profile}"),
         *("--memory", memory, "--memory-swap", memory, "--shm-size", f"{max(1, files // 4)}m", "--cpus", str(_CPUS)),
         *("--pids-limit", str(limits.processes + _OWN_PROCESSES)),
-        *(f"--ulimit={name}={most}:{most}" for name, most in (("nproc", _MOST_PROCESSES), ("nofile", 1024))),
+        *(f"--ulimit={name}={most}:{most}" for name, most in (("nproc", MOST_PROCESSES), ("nofile", 1024))),
         *(f"--tmpfs={place}:{options}" for place, options in folders.items()),
         *(f"--mount=type=bind,source={mount.source},target={mount.target},readonly" for mount in mounts),
         *("--entrypoint", "", image, "sh", "-c", _KEEP),
@@ -178,20 +190,24 @@ class DockerSandbox:
         return self
 
     async def _enter(self) -> None:
-        engine, image = self._engine, self._image
         await self._folder.make(_write_profile)
-        found = await engine.run("image", "inspect", "--format", "{{.Id}}", image)
-        if found.exit_code != 0:
-            raise SandboxError(
-                f"{engine.failed('image inspect', found)}. See that the engine runs and this user may use it "
-                f"(`{engine.name} info`); get the image with `{engine.name} pull {image}`, or name another one in "
-                "sandbox_image."
-            )
-        argv = container_arguments(self._name, image, self._limits, self._folder.path / _PROFILE, self._mounts)
-        self._keeper = await start_host_process([*engine.argv, *argv], engine.env, "/", has_input=True)
+        await self._engine.need_image(self._image, "sandbox_image")
+        await self._start(
+            *container_arguments(self._name, self._image, self._limits, self._folder.path / PROFILE, self._mounts)
+        )
+
+    async def _start(self, *arguments: str) -> None:
+        """Start the container, and wait for its first process."""
+        engine = self._engine
+        self._keeper = await start_host_process([*engine.argv, *arguments], engine.env, "/", has_input=True)
         said = await self._line()
         if said != b"ready\n":
-            raise engine.failed("run", CommandResult(1, said))
+            raise engine.failed(arguments[0], CommandResult(1, said))
+
+    @property
+    def is_running(self) -> bool:
+        """See `WarmSandbox.is_running`."""
+        return self._keeper is not None and self._keeper.returncode is None
 
     async def __aexit__(self, *exc_info: object) -> None:
         await asyncio.shield(asyncio.create_task(self._leave()))
@@ -225,7 +241,7 @@ class DockerSandbox:
             result = await self._engine.run(*arguments, timeout_s=timeout_s, most=most, stdin=stdin)
         finally:
             await asyncio.shield(asyncio.create_task(self._end_all()))
-        if result.exit_code in _NOT_RUN and result.text.lower().startswith(("error", "oci runtime", "docker:")):
+        if result.exit_code in NOT_RUN and result.text.lower().startswith(("error", "oci runtime", "docker:")):
             await self._need_engine(result)
         return replace(result, memory_exceeded=self._kills > kills)
 
@@ -236,7 +252,7 @@ class DockerSandbox:
         arguments = command_arguments(self._name, self._limits, command, timeout_s, has_input=False)
         return await self._engine.run(*arguments, timeout_s=timeout_s, most=self._limits.output_bytes)
 
-    async def _end_all(self) -> None:
+    async def _end_all(self, line: bytes = b"\n") -> None:
         """Kill every process but the first, and read how many the kernel has killed.
 
         Raises:
@@ -244,11 +260,12 @@ class DockerSandbox:
         """
         assert self._keeper is not None
         assert self._keeper.stdin is not None
-        self._keeper.stdin.write(b"\n")
+        self._keeper.stdin.write(line)
         said = await self._line()
-        if not said.startswith(b"ended "):
+        ended = _ENDED.fullmatch(said)
+        if ended is None:
             raise self._engine.failed("run", CommandResult(1, said or b"the container has ended"))
-        self._kills = int(said.split()[1])
+        self._kills = int(ended[1])
 
     async def _need_engine(self, result: CommandResult) -> None:
         """Raise SandboxError unless a command can be started: a command's output may look like the engine's."""
@@ -267,4 +284,4 @@ class DockerSandbox:
 
 
 def _write_profile(folder: Path) -> None:
-    (folder / _PROFILE).write_text(container_profile())
+    (folder / PROFILE).write_text(container_profile())

@@ -13,6 +13,7 @@ from agentic_opd.core.errors import ConfigError
 from agentic_opd.sandboxes.bubblewrap import BubblewrapSandbox
 from agentic_opd.sandboxes.config import SandboxConfig
 from agentic_opd.sandboxes.docker import DockerSandbox
+from agentic_opd.sandboxes.pool import pooled
 from agentic_opd.sandboxes.protocol import Limits, Mount, SandboxFactory
 
 
@@ -30,6 +31,15 @@ def sandbox_factory(config: SandboxConfig, mounts: Sequence[Mount] = ()) -> Sand
     limits = Limits.from_config(config)
     if mounts and config.sandbox_backend not in ("bubblewrap", "docker"):
         raise ConfigError(f"sandbox_backend {config.sandbox_backend} mounts nothing; use bubblewrap or docker")
+    most, warm = config.sandbox_max_concurrent, config.sandbox_warm
+    make = _maker(config, limits, mounts)
+    if most is None and not warm:
+        return make
+    kind = (config.sandbox_container_command, config.sandbox_image, limits, tuple(mounts))
+    return pooled(make, kind, most, warm)
+
+
+def _maker(config: SandboxConfig, limits: Limits, mounts: Sequence[Mount]) -> SandboxFactory:
     match config.sandbox_backend:
         case "bubblewrap":
             return lambda: BubblewrapSandbox(limits, mounts)

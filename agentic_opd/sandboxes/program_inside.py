@@ -33,7 +33,9 @@ def main() -> None:
     listener = socket.create_server(("127.0.0.1", 0), backlog=_LISTENING)
     threading.Thread(target=_serve, args=(listener, job), daemon=True).start()
     address = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    task_file = os.path.join(os.environ["HOME"], job["task_file"])  # noqa: PTH118 - pathlib takes 5 ms to import
+    home = os.environ.get("HOME", "/")
+    folder = home if os.access(home, os.W_OK) else "/tmp"  # A user without a name has the home `/`.
+    task_file = os.path.join(folder, job["task_file"])  # noqa: PTH118 - pathlib takes 5 ms to import
     with open(task_file, "w", encoding="utf-8") as file:  # noqa: PTH123
         file.write(job["task"])
     named = {"OPENAI_BASE_URL": f"{address}/v1", "ANTHROPIC_BASE_URL": address, "TASK_FILE": task_file}

@@ -6,6 +6,7 @@ TRIAL shows whether a backend works on this machine.
 
 import os
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, Self, TypeVar, runtime_checkable
@@ -129,8 +130,18 @@ class BusySandbox(Protocol):
         ...
 
 
-SandboxFactory = Callable[[], Sandbox]
-"""Makes a fresh sandbox, to be entered by the caller."""
+@runtime_checkable
+class WarmSandbox(Sandbox, Protocol):
+    """A sandbox that may be entered long before its first command."""
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it is entered, and has not ended by itself."""
+        ...
+
+
+SandboxFactory = Callable[[], AbstractAsyncContextManager[Sandbox]]
+"""Makes a fresh sandbox, to be entered by the caller; entering it returns the sandbox."""
 
 TRIAL = "echo 'import sys; print(sys.version_info >= (3, 8))' | python -I - && touch .check && rm .check"
 """Runs Python, reads a pipe, and writes in the work directory."""

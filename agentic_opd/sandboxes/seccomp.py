@@ -1,4 +1,4 @@
-"""An allow-list of the system calls that solutions need, for bubblewrap and for containers.
+"""An allow-list of the system calls that solutions need, for bubblewrap and for containers; a longer one for tasks.
 
 Any other call returns ENOSYS, which programs take for an older kernel. Not allowed are: kernel interfaces that no
 solution needs (keyrings, io_uring, BPF, tracing, namespaces, mounts, message queues, System V memory); calls whose
@@ -42,6 +42,16 @@ writev accept accept4 bind connect getpeername getsockname getsockopt listen rec
 sendmsg sendto setsockopt shutdown
 """
 
+_ALLOWED_IN_TASKS = """
+chroot flock inotify_add_watch inotify_init inotify_init1 inotify_rm_watch io_cancel io_destroy io_getevents
+io_pgetevents io_setup io_submit ioprio_set kcmp landlock_add_rule landlock_create_ruleset landlock_restrict_self mbind
+mq_getsetattr mq_notify mq_open mq_timedreceive mq_timedsend mq_unlink msgctl msgget msgrcv msgsnd name_to_handle_at
+process_madvise process_vm_readv process_vm_writev ptrace sched_setattr semctl semget semop semtimedop shmat shmctl
+shmdt shmget sync syncfs ustat vmsplice
+"""
+"""Also allowed in containers of tasks, which install packages, run databases and debug programs: what acts inside of
+their namespaces only. No namespaces, mounts, keyrings, BPF, io_uring or events of the kernel's there either."""
+
 _SOCKETS = (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6)
 """Inet sockets reach only the sandbox's empty network."""
 
@@ -65,6 +75,15 @@ _BY_ARGUMENT = (
     ("socketpair", 0, (socket.AF_UNIX,)),
 )
 """Call, number of an argument, and the values of it that are allowed."""
+
+
+_BY_ARGUMENT_IN_TASKS = (
+    # Also without random addresses, and as an older or 32-bit kernel: for debuggers and build tools.
+    ("personality", 0, (*_PERSONALITIES, 0x8, 0x2_0000, 0x2_0008, 0x4_0000)),
+    # The netlink sockets of a container concern its own network.
+    ("socket", 0, (*_SOCKETS, socket.AF_NETLINK)),
+    ("socketpair", 0, (socket.AF_UNIX,)),
+)
 
 
 @cache
@@ -97,16 +116,18 @@ def syscall_filter() -> bytes:
         return file.read()
 
 
-def container_profile() -> str:
-    """Return the same filter as container engines read it (JSON)."""
+def container_profile(*, is_task: bool = False) -> str:
+    """Return the same filter, or that for tasks, as container engines read it (JSON)."""
+    names = [*_ALLOWED.split(), *(("fcntl", *_ALLOWED_IN_TASKS.split()) if is_task else ())]
+    by_argument = _BY_ARGUMENT_IN_TASKS if is_task else _BY_ARGUMENT
 
     def rule(name: str, argument: int, op: str, value: int, second: int = 0) -> dict[str, Any]:
         arguments = [{"index": argument, "value": value, "valueTwo": second, "op": f"SCMP_CMP_{op}"}]
         return {"names": [name], "action": "SCMP_ACT_ALLOW", "args": arguments}
 
     rules = [
-        {"names": _ALLOWED.split(), "action": "SCMP_ACT_ALLOW"},
+        {"names": names, "action": "SCMP_ACT_ALLOW"},
         rule("clone", 0, "MASKED_EQ", _NEW_NAMESPACES),
-        *(rule(name, argument, "EQ", value) for name, argument, values in _BY_ARGUMENT for value in values),
+        *(rule(name, argument, "EQ", value) for name, argument, values in by_argument for value in values),
     ]
     return json.dumps({"defaultAction": "SCMP_ACT_ERRNO", "defaultErrnoRet": ENOSYS, "syscalls": rules})

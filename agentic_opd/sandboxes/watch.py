@@ -9,6 +9,7 @@ import contextlib
 import os
 import re
 import stat
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -36,7 +37,9 @@ class MemoryWatch:
 
     def exceeded(self, pid: int) -> bool:
         """Return whether the processes below `pid` hold more than the limit."""
-        used = held_by(pid, self._limit, self._file)
+        # The memory of bubblewrap and of its first child, which is bubblewrap too, does not count.
+        inside = [process for child in children_of(pid) for process in below(child)]
+        used = held_by(inside, self._limit, self._file)
         self.pause_s = min(max((self._limit - used) / _MIB / _QUICKEST_MB_S, _SHORTEST_S), _LONGEST_S)
         return used > self._limit
 
@@ -49,16 +52,15 @@ Files = dict[tuple[int, int], int]
 """Files as device and inode -> their bytes."""
 
 
-def held_by(pid: int, limit: int, file_bytes: int) -> int:
-    """Return the bytes of memory that the processes below `pid` hold, unnamed files included.
+def held_by(inside: Sequence[int], limit: int, file_bytes: int) -> int:
+    """Return the bytes of memory that processes hold, unnamed files included.
 
     Args:
-        pid: bubblewrap; its memory and that of its first child, which is bubblewrap too, do not count.
+        inside: Process ids.
         limit: If a quick sum, which counts pages shared by a fork more than once, is below the limit, or unnamed files
             alone are above it, the exact sum is not computed.
         file_bytes: Bytes counted for a file of unknown size.
     """
-    inside = [process for child in children_of(pid) for process in below(child)]
     files: Files = {}
     hidden, quick = 0, 0
     for process in inside:

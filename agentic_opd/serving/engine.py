@@ -136,6 +136,12 @@ class PluginState:
         most = self.engine.model_config.max_logprobs
         return self.vocab_size if most == -1 else most
 
+    @property
+    def named_ids(self) -> bool:
+        """Whether the engine returns logprobs of given ids at positions of a prompt: vLLM's V2 model runner does."""
+        is_v2 = getattr(self.engine.vllm_config, "use_v2_model_runner", False)
+        return bool(is_v2) and "prompt_logprob_token_ids" in SamplingParams.__struct_fields__
+
     def check_ids(self, name: str, token_ids: Sequence[int]) -> None:
         """Refuse ids outside of the vocabulary, and sequences that leave no room for a sampled token.
 

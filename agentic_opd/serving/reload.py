@@ -19,6 +19,7 @@ from vllm.exceptions import VLLMServerError
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
 
+from agentic_opd.serving import telemetry
 from agentic_opd.serving.adapters import AdapterEngine
 from agentic_opd.serving.engine import WEIGHTS_ROOT_VARIABLE, LoadedFiles, PluginState, RouteError, as_version
 from agentic_opd.serving.web import Body, read_body
@@ -27,12 +28,16 @@ logger = init_logger("vllm.agentic_opd.reload")
 
 _MAX_CONFIG_BYTES = 2**20
 
+Version = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+
 
 class ReloadBody(Body, frozen=True):
     """The body of `POST /v1/opd/reload_weights`."""
 
     path: Annotated[str, Meta(min_length=1)]
-    version: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
+    version: Version | None = None
+    withdrawn_from: Version | None = None
+    """First version that a roll-back withdraws; the loaded weights replace it and all later ones."""
 
 
 async def reload_weights(state: PluginState, raw: bytes) -> dict[str, int]:
@@ -46,7 +51,7 @@ async def reload_weights(state: PluginState, raw: bytes) -> dict[str, int]:
     """
     body = await read_body(state, raw, ReloadBody)
     checkpoint = allowed_checkpoint(body.path, state.weights_root)
-    swap = asyncio.create_task(reload_checkpoint(state, checkpoint, body.version))
+    swap = asyncio.create_task(reload_checkpoint(state, checkpoint, body.version, body.withdrawn_from))
     return {"weight_version": await asyncio.shield(swap)}
 
 
@@ -54,8 +59,9 @@ class AdapterBody(Body, frozen=True):
     """The body of `POST /v1/opd/load_adapter`."""
 
     path: Annotated[str, Meta(min_length=1)]
-    version: Annotated[int, Meta(ge=0, le=2**63 - 1)]
+    version: Version
     as_teacher: bool = False
+    withdrawn_from: Version | None = None
 
 
 async def load_adapter(state: PluginState, raw: bytes) -> dict[str, int]:
@@ -79,6 +85,10 @@ async def _load_adapter(state: PluginState, folder: Path, body: AdapterBody) -> 
     async with state.reload_lock:
         check_files(folder, state.weights_root)  # Again, because the wait for the lock may have taken minutes.
         await state.adapters.load(engine, folder, body.version, as_teacher=body.as_teacher)
+        if body.withdrawn_from is not None:
+            await state.adapters.withdraw(engine, range(body.withdrawn_from, body.version))
+    if not body.as_teacher:
+        telemetry.loaded(body.version, body.withdrawn_from)
     logger.info("Loaded adapter %s as %s version %d", folder, "teacher" if body.as_teacher else "weight", body.version)
     return body.version
 
@@ -106,7 +116,9 @@ def check_adapter(folder: Path, state: PluginState) -> None:
         )
 
 
-async def reload_checkpoint(state: PluginState, checkpoint: Path, version: int | None) -> int:
+async def reload_checkpoint(
+    state: PluginState, checkpoint: Path, version: int | None, withdrawn_from: int | None = None
+) -> int:
     """Load `checkpoint` as `version` (None: the next one) and return the version.
 
     Raises:
@@ -114,7 +126,7 @@ async def reload_checkpoint(state: PluginState, checkpoint: Path, version: int |
         Exception: the engine could not load the checkpoint; the previous weights are loaded again.
     """
     await asyncio.to_thread(check_fits, checkpoint, state)
-    async with swapped_weights(state, version) as known:
+    async with swapped_weights(state, version, withdrawn_from) as known:
         check_files(checkpoint, state.weights_root)  # Again, because running requests may have taken minutes.
         try:
             await state.engine.collective_rpc("reload_weights", kwargs={"weights_path": str(checkpoint)})
@@ -129,7 +141,9 @@ async def reload_checkpoint(state: PluginState, checkpoint: Path, version: int |
 
 
 @asynccontextmanager
-async def swapped_weights(state: PluginState, version: int | None) -> AsyncGenerator[int]:
+async def swapped_weights(
+    state: PluginState, version: int | None, withdrawn_from: int | None = None
+) -> AsyncGenerator[int]:
     """Wait for running requests and pause the engine, so that the block can load new weights; hold the reload lock.
 
     Yields the new weights' version, by default the next one. A block that fails must restore the previous weights and
@@ -144,6 +158,7 @@ async def swapped_weights(state: PluginState, version: int | None) -> AsyncGener
             await _reset_cache(state)
             await state.adapters.unload(cast(AdapterEngine, state.engine))
             await state.engine.update_weight_version(str(version))
+            telemetry.loaded(version, withdrawn_from)
         finally:
             await state.engine.resume_generation()
 

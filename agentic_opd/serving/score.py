@@ -1,8 +1,12 @@
 """`POST /v1/opd/score`: the logprobs of the last tokens of given sequences.
 
-The prefix cache is enabled, which vLLM disables for prompt logprobs by default. For a turn that was sampled on this
-server, only the hint and the turn are computed. If the cache covers requested rows, those rows were not computed and
-contain garbage; such a sequence is scored again without the cache.
+The prefix cache is enabled, which vLLM disables for prompt logprobs by default, and limited to the tokens before the
+scored ones: rows that the cache covers are not computed and contain garbage. For a turn that was sampled on this
+server, only the hint and the turn are computed, also if there is no hint. Where the limit has no effect
+(`engine_process` did not run), such a sequence is scored again without the cache.
+
+With `ids_of`, a sequence is also scored at the ids that rows of other sequences hold. Only vLLM's V2 model runner takes
+ids by name, so `/v1/opd/info` reports whether this server does (`named_ids`).
 
 A sequence with `unless_weight_version` is skipped if the weights that score the body have that version. A client can
 thus request the logprobs of a turn under new weights, and nothing is computed if the weights are still those that
@@ -12,7 +16,8 @@ sampled the turn.
 import asyncio
 import base64
 from collections.abc import Sequence
-from typing import Annotated, Any, TypedDict
+from graphlib import CycleError, TopologicalSorter
+from typing import Annotated, Any, NamedTuple, NotRequired, TypedDict
 
 import numpy as np
 from msgspec import Meta
@@ -32,15 +37,17 @@ from agentic_opd.serving.engine import (
     last_rows,
     weight_version,
 )
+from agentic_opd.serving.engine_process import MOST_CACHED
 from agentic_opd.serving.web import Body, read_body
 
 SCORE_ROUTE = 3
 """Version of the route, which `/v1/opd/info` reports: 2 added a sequence's `top_k` and `unless_weight_version`, 3 added
-`prefer_weight_version` and `read_by`."""
+`prefer_weight_version` and `read_by`. `named_ids` reports `ids_of`."""
 MAX_SEQUENCES = 256
 """Largest number of sequences of a body. Each is a separate engine request; a turn needs only a few."""
 
 Count = Annotated[int, Meta(ge=1)]
+Index = Annotated[int, Meta(ge=0)]
 Version = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 
@@ -53,6 +60,8 @@ class ScoredSequence(Body, frozen=True):
     """Overrides the body's `top_k`."""
     unless_weight_version: Version | None = None
     """If the weights have this version, the sequence is not scored and its result is null."""
+    ids_of: tuple[Index, ...] = ()
+    """Sequences of the body with the same scored tokens, at whose `top_token_ids` this one is scored too."""
 
 
 class ScoreBody(Body, frozen=True):
@@ -81,6 +90,16 @@ class SequenceAnswer(TypedDict):
     """int32 [num_scored, top_k]: ids of the most probable tokens."""
     top_logprobs: str
     """float32 [num_scored, top_k]: logprobs (nats) of these."""
+    named_logprobs: NotRequired[str]
+    """float32 [num_scored, sum of the top_k of `ids_of`]: logprobs (nats) at the ids of these sequences, in order."""
+
+
+class ScoredRows(NamedTuple):
+    """A scored sequence: the version of its weights, its result, and the ids of its rows, int32 [num_scored, top_k]."""
+
+    version: int
+    result: SequenceAnswer
+    ids_RK: NDArray[np.int32]
 
 
 class ScoreAnswer(TypedDict):
@@ -108,7 +127,7 @@ async def score(state: PluginState, raw: bytes) -> ScoreAnswer:
     with state.adapters.reading(body.prefer_weight_version, body.read_by) as weights:
         if weights.version is not None:
             scored = await score_all(state.engine, body, body.wanted(weights.version), weights.adapter)
-            return {"weight_version": weights.version, "results": [result and result[1] for result in scored]}
+            return {"weight_version": weights.version, "results": [one and one.result for one in scored]}
         return await _score_by_base(state, body)
 
 
@@ -117,12 +136,12 @@ async def _score_by_base(state: PluginState, body: ScoreBody) -> ScoreAnswer:
     assumed = state.last_version
     while True:
         scored = await score_all(state.engine, body, body.wanted(assumed))
-        versions = {result[0] for result in scored if result is not None}
+        versions = {one.version for one in scored if one is not None}
         if not versions:
             versions.add(as_version(await state.engine.get_weight_version()))
         version = state.last_version = versions.pop()
         if not versions and body.wanted(version) == body.wanted(assumed):
-            return {"weight_version": version, "results": [result and result[1] for result in scored]}
+            return {"weight_version": version, "results": [one and one.result for one in scored]}
         # New weights were loaded between two sequences, or since the last response.
         assumed = version
 
@@ -145,6 +164,34 @@ def check_limits(body: ScoreBody, state: PluginState) -> None:
                 f"{sequence.num_scored} of {len(sequence.token_ids)} tokens cannot be scored: the first one has no "
                 "logprob",
             )
+    if any(sequence.ids_of for sequence in body.sequences):
+        check_ids_of(body, state)
+
+
+def check_ids_of(body: ScoreBody, state: PluginState) -> None:
+    """Refuse `ids_of` that this server can't score, or that do not fit the sequences.
+
+    Raises:
+        RouteError: the message says what is wrong.
+    """
+    for index, sequence in enumerate(body.sequences):
+        name = f"sequences[{index}].ids_of"
+        if sequence.ids_of and not state.named_ids:
+            raise RouteError(name, "this server's model runner scores no named ids; see named_ids of /v1/opd/info")
+        count = 0
+        for at in sequence.ids_of:
+            other = body.sequences[at] if at < len(body.sequences) else None
+            if other is None or other.unless_weight_version is not None:
+                raise RouteError(name, f"{at} is no sequence of the body that is always scored")
+            if other.token_ids[-other.num_scored :] != sequence.token_ids[-sequence.num_scored :]:
+                raise RouteError(name, f"sequence {at} has other scored tokens")
+            count += other.top_k or body.top_k
+        if count:
+            check_top_k(name, count, state)
+    try:
+        TopologicalSorter({at: one.ids_of for at, one in enumerate(body.sequences)}).prepare()
+    except CycleError as error:
+        raise RouteError("sequences", f"ids_of of {error.args[1]} wait for each other") from error
 
 
 def check_top_k(name: str, top_k: int, state: PluginState) -> None:
@@ -164,35 +211,39 @@ def check_top_k(name: str, top_k: int, state: PluginState) -> None:
 
 async def score_all(
     engine: EngineClient, body: ScoreBody, wanted: Sequence[bool], adapter: LoRARequest | None = None
-) -> list[tuple[int, SequenceAnswer] | None]:
-    """Score the wanted sequences concurrently; if one fails, abort the others.
+) -> list[ScoredRows | None]:
+    """Score the wanted sequences concurrently, those of `ids_of` first; if one fails, abort the others.
 
     Returns:
-        Weight version and result of each sequence, in order; None for those that are not wanted.
+        One entry per sequence, in order; None for those that are not wanted.
 
     Raises:
         Exception: the first failure of a sequence.
     """
+    tasks: list[asyncio.Task[ScoredRows] | None] = []
+
+    async def score_one(sequence: ScoredSequence) -> ScoredRows:
+        named = [await task for at in sequence.ids_of if (task := tasks[at]) is not None]
+        ids = np.concatenate([one.ids_RK for one in named], axis=1) if named else None
+        return await score_sequence(engine, sequence, sequence.top_k or body.top_k, adapter, ids)
+
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [
-                group.create_task(score_sequence(engine, sequence, sequence.top_k or body.top_k, adapter))
-                if is_wanted
-                else None
-                for sequence, is_wanted in zip(body.sequences, wanted, strict=True)
-            ]
+            for sequence, is_wanted in zip(body.sequences, wanted, strict=True):
+                tasks.append(group.create_task(score_one(sequence)) if is_wanted else None)
     except BaseExceptionGroup as failures:
         raise failures.exceptions[0] from failures
     return [task and task.result() for task in tasks]
 
 
 async def score_sequence(
-    engine: EngineClient, sequence: ScoredSequence, top_k: int, adapter: LoRARequest | None = None
-) -> tuple[int, SequenceAnswer]:
-    """Score one sequence; score it again without the cache if the cache covered requested rows.
-
-    Returns:
-        The weights' version, and the scores.
+    engine: EngineClient,
+    sequence: ScoredSequence,
+    top_k: int,
+    adapter: LoRARequest | None = None,
+    named_RN: NDArray[np.int32] | None = None,
+) -> ScoredRows:
+    """Score one sequence, also at the ids `named_RN`; score it again without the cache if that covered requested rows.
 
     Raises:
         VLLMServerError: the engine's rows do not match the sequence.
@@ -201,13 +252,17 @@ async def score_sequence(
     tokens = sequence.token_ids[-sequence.num_scored :]
     most_cached = len(sequence.token_ids) - sequence.num_scored - 1
     for skip_cache in (False, True):
-        output = await final_output(engine, prompt, scoring_params(top_k, skip_cache=skip_cache), adapter)
+        params = scoring_params(top_k, None if skip_cache else most_cached)
+        if named_RN is not None:
+            params.prompt_logprob_token_ids, params.prompt_logprob_start = named_RN, most_cached
+        output = await final_output(engine, prompt, params, adapter)
         num_cached = output.num_cached_tokens or 0
         if num_cached > most_cached or output.prompt_logprobs is None:
             continue
         ids, logprobs = last_rows(output.prompt_logprobs, sequence.num_scored)
-        if rows_fit(ids, logprobs, tokens):
-            return weight_version(output), {
+        named = None if named_RN is None else output.prompt_token_id_logprobs
+        if rows_fit(ids, logprobs, tokens) and (named is None) == (named_RN is None):
+            result: SequenceAnswer = {
                 "num_scored": sequence.num_scored,
                 "top_k": ids.shape[1] - 1,
                 "num_cached_tokens": num_cached,
@@ -215,14 +270,21 @@ async def score_sequence(
                 "top_token_ids": encode(ids[:, 1:], "<i4"),
                 "top_logprobs": encode(logprobs[:, 1:], "<f4"),
             }
+            if named is not None:
+                result["named_logprobs"] = encode(named, "<f4")
+            return ScoredRows(weight_version(output), result, ids[:, 1:])
     raise VLLMServerError("the engine's prompt logprobs do not fit the tokens that they were asked for")
 
 
-def scoring_params(top_k: int, *, skip_cache: bool) -> SamplingParams:
-    """Build sampling parameters that request prompt logprobs; vLLM must sample one token, which is ignored."""
+def scoring_params(top_k: int, most_cached: int | None) -> SamplingParams:
+    """Build sampling parameters that request prompt logprobs; vLLM must sample one token, which is ignored.
+
+    At most `most_cached` tokens are taken from the prefix cache; None: it is not read.
+    """
     return SamplingParams(
         prompt_logprobs=top_k,
-        skip_reading_prefix_cache=skip_cache,
+        skip_reading_prefix_cache=most_cached is None,
+        extra_args=None if most_cached is None else {MOST_CACHED: most_cached},
         flat_logprobs=True,
         detokenize=False,
         max_tokens=1,

@@ -13,7 +13,7 @@ from vllm.logger import init_logger
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from agentic_opd.serving.engine import PluginState, RouteError
-from agentic_opd.serving.reload import check_shapes, swapped_weights
+from agentic_opd.serving.reload import Version, check_shapes, swapped_weights
 from agentic_opd.serving.web import Body, read_body
 
 logger = init_logger("vllm.agentic_opd.transfer")
@@ -37,7 +37,8 @@ class ReceiveBody(Body, frozen=True):
     dtypes: list[str]
     """torch's names of the dtypes: `bfloat16`."""
     shapes: list[list[int]]
-    version: Annotated[int, Meta(ge=0, le=2**63 - 1)]
+    version: Version
+    withdrawn_from: Version | None = None
 
 
 def transfer_of(state: PluginState) -> WeightTransferConfig | None:
@@ -86,7 +87,7 @@ async def receive_weights(state: PluginState, raw: bytes) -> dict[str, int]:
 
 async def _receive(state: PluginState, engine: AsyncLLM, body: ReceiveBody) -> int:
     sent = {"names": body.names, "dtype_names": body.dtypes, "shapes": body.shapes}
-    async with swapped_weights(state, body.version):
+    async with swapped_weights(state, body.version, body.withdrawn_from):
         await engine.start_weight_update()
         await engine.update_weights(WeightTransferUpdateRequest(sent))
         await engine.finish_weight_update()

@@ -3,7 +3,7 @@
 import json
 import shutil
 import warnings
-from collections.abc import Generator, Mapping
+from collections.abc import Collection, Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,15 +30,19 @@ class Resumed(NamedTuple):
     """The run's `TrainerConfig.recipe`."""
 
 
-def save_checkpoint(folder: Path, at: Resumed, parts: Mapping[str, Any], world: DistContext) -> Path:
+def save_checkpoint(
+    folder: Path, at: Resumed, parts: Mapping[str, Any], world: DistContext, kept: Collection[int] = ()
+) -> Path:
     """Write `step-NNNNNN` into `folder`: the `state_dict` of each part, and torch's random state.
 
-    Each process writes its shards; any number of processes can read them. The last `_KEPT` checkpoints are kept.
+    Each process writes its shards; any number of processes can read them. The last `_KEPT` checkpoints are kept, and
+    those of the steps in `kept`.
 
     Raises:
         OutputError: the checkpoint can't be written.
     """
-    target, fresh = folder / f"step-{at.step:06d}", folder / f"step-{at.step:06d}.new"
+    target = checkpoint_folder(folder, at.step)
+    fresh = target.with_name(f"{target.name}.new")
     try:
         if world.is_first:
             shutil.rmtree(fresh, ignore_errors=True)
@@ -52,23 +56,27 @@ def save_checkpoint(folder: Path, at: Resumed, parts: Mapping[str, Any], world: 
             shutil.rmtree(target, ignore_errors=True)
             fresh.rename(target)
             for old in _saved(folder)[:-_KEPT]:
-                shutil.rmtree(old, ignore_errors=True)
+                if step_of(old) not in kept:
+                    shutil.rmtree(old, ignore_errors=True)
         world.share(None)
     except (OSError, RuntimeError, CheckpointException) as error:  # torch reports a full disk by any of the three.
         raise OutputError(f"cannot write {str(target)!r}: {error}") from error
     return target
 
 
-def load_checkpoint(folder: Path, parts: Mapping[str, Any], world: DistContext) -> Resumed:
-    """Restore the last checkpoint in `folder`.
+def load_checkpoint(folder: Path, parts: Mapping[str, Any], world: DistContext, step: int | None = None) -> Resumed:
+    """Restore the checkpoint of a step in `folder`, by default the last one.
 
     Raises:
-        PlaceError: there is no checkpoint.
+        PlaceError: there is no such checkpoint.
         OutputError: the checkpoint can't be read, or does not match the parts.
     """
-    saved = _saved(folder)
+    saved = [path for path in _saved(folder) if step in (None, step_of(path))]
     if not saved:
-        raise PlaceError(f"there is no checkpoint in {str(folder)!r} to resume from; start anew with overwrite=true")
+        which = "" if step is None else f" of step {step}"
+        raise PlaceError(
+            f"there is no checkpoint{which} in {str(folder)!r} to resume from; start anew with overwrite=true"
+        )
     try:
         state = {**_state_of(parts), "random": torch.get_rng_state()}
         with _no_warning_of_one_process():
@@ -116,3 +124,13 @@ def _restore(parts: Mapping[str, Any], state: Mapping[str, Any]) -> None:
 
 def _saved(folder: Path) -> list[Path]:
     return sorted(folder.glob("step-??????"))
+
+
+def checkpoint_folder(folder: Path, step: int) -> Path:
+    """Return the place of a step's checkpoint."""
+    return folder / f"step-{step:06d}"
+
+
+def step_of(checkpoint: Path) -> int:
+    """Return the step in a checkpoint's name."""
+    return int(checkpoint.name.removeprefix("step-"))

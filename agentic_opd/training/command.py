@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from agentic_opd.core.console import set_up_logging
-from agentic_opd.core.exit_codes import EXIT_OK, exit_code
+from agentic_opd.core.exit_codes import EXIT_CODES, EXIT_OK, TRAINING_EXIT_CODES, exit_code
 from agentic_opd.settings.flags import add_settings, parse
 from agentic_opd.training.config import DEFAULTS, read_config
 
@@ -23,6 +23,7 @@ def build_parser() -> argparse.ArgumentParser:
         prog="agentic-opd train", description="Train on scored groups from the trajectory API.", allow_abbrev=False
     )
     add_settings(parser, DEFAULTS)
+    parser.epilog = str(parser.epilog).replace(EXIT_CODES, TRAINING_EXIT_CODES)
     return parser
 
 
@@ -30,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the trainer.
 
     Returns:
-        The exit code: 0 done, 1 failed, 2 wrong settings, 130 interrupted.
+        The exit code: 0 done, 1 failed, 2 wrong settings, 3 rolled back by the brake, 130 interrupted.
     """
     arguments = parse(build_parser(), argv)
     set_up_logging(verbose=arguments.verbose)

@@ -25,6 +25,8 @@ PASS_WINDOW = 4
 """Number of batches over which the pass rate is measured that ends a part (`Schedule.until`)."""
 MOST_SKIPPED_STEPS = 3
 """Consecutive steps of which every update is skipped, after which the run fails: the weights or the data are broken."""
+MOST_FAILED_EVALUATIONS = 3
+"""Consecutive evaluations of the brake that fail, after which the run fails: it would train without a brake."""
 DEFAULT_PARTS: dict[str, float] = {"forward_kl": 1.0}
 """Weights if no part is given one. In the experiments of docs/learning, adding GRPO did not improve on this loss."""
 
@@ -192,8 +194,41 @@ class LossConfig(BaseModel):
         return self
 
 
+class BrakeConfig(BaseModel):
+    """Settings of the brake: a held-out evaluation that rolls the served weights back if they get worse."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    setting_group: ClassVar = SettingGroup(2, "Brake")
+
+    command: str | None = Field(
+        default=None,
+        description="Command that evaluates the served policy, for example agentic-opd evaluate --config "
+        "configs/demo.yaml. The trainer adds --openai.base_url, --env.data_dir_to_save_evals and --env.overwrite, and "
+        "reads the score of each line of samples.jsonl there. Unset: no brake.",
+    )
+    every: int = Field(
+        default=1,
+        ge=1,
+        description="Number of pushes between two evaluations. The trainer waits for an evaluation; the servers "
+        "answer meanwhile. The first weights and the last ones are evaluated too.",
+    )
+    bound: float = Field(
+        default=3.5,
+        gt=0,
+        description="Fall of the mean score below that of a kept version, in standard errors of the difference over "
+        "the same tasks, from which on the weights are rolled back to the best kept version, and training ends with "
+        "code 3.",
+    )
+    kept: int = Field(
+        default=3,
+        ge=1,
+        description="Number of good versions kept as checkpoints, with the optimizer: the best one and the last ones. "
+        "New weights are compared with each.",
+    )
+
+
 class TrainerConfig(BaseModel):
-    """Settings of a training run, except those of the loss's parts (`LossConfig`)."""
+    """Settings of a training run, except those of the loss's parts (`LossConfig`) and of the brake."""
 
     model_config = ConfigDict(extra="forbid")
     setting_group: ClassVar = SettingGroup(0, "Training")
@@ -321,6 +356,8 @@ class TrainerConfig(BaseModel):
         description="Parts of the loss. If any part has a weight, each part that is not named has weight 0.",
     )
 
+    brake: BrakeConfig = Field(default_factory=BrakeConfig, description="The brake on live learning.")
+
     measure_start: bool = Field(
         default=False,
         description="Log kl_to_start without loss.start_kl too, at the cost of loss.start_kl.",
@@ -379,6 +416,8 @@ class TrainerConfig(BaseModel):
                 "teacher_urls receive the moving average of whole weights: set ema_decay and teacher_urls, "
                 "without lora_rank"
             )
+        if self.brake.command is not None and not (self.vllm_urls and self.brake.command.strip()):
+            raise ValueError("brake.command evaluates the policy that vllm_urls serve: name both, or neither")
         return self
 
 
@@ -388,8 +427,8 @@ _RECIPE = (
 )
 """Settings whose values are stored in each checkpoint."""
 
-DEFAULTS: dict[str, BaseModel] = {"": TrainerConfig(model=""), "loss": LossConfig()}
-"""Default settings by the prefix of their flags: `--lr`, `--loss.grpo`."""
+DEFAULTS: dict[str, BaseModel] = {"": TrainerConfig(model=""), "loss": LossConfig(), "brake": BrakeConfig()}
+"""Default settings by the prefix of their flags: `--lr`, `--loss.grpo`, `--brake.every`."""
 
 
 def check_new(output_dir: Path) -> None:
@@ -417,10 +456,10 @@ def read_config(arguments: argparse.Namespace) -> TrainerConfig:
     except ConfigError as error:
         raise ConfigError("\n".join([str(error), *wrong])) from error
     values |= flag_values(arguments, "", TrainerConfig, wrong)
-    parts = flag_values(arguments, "loss", LossConfig, wrong)
-    if parts:
-        loss = values.get("loss")
-        values["loss"] = {**(loss if isinstance(loss, dict) else {}), **parts}
+    for section, model in (("loss", LossConfig), ("brake", BrakeConfig)):
+        if parts := flag_values(arguments, section, model, wrong):
+            given = values.get(section)
+            values[section] = {**(given if isinstance(given, dict) else {}), **parts}
     config = validated(TrainerConfig, "", values, wrong)
     refuse(wrong)
     return config

@@ -95,6 +95,16 @@ TRAINER_METRICS = (
     ),
     Metric("staleness", "steps", "mean number of trainer steps by which the weights that sampled the batch are behind"),
     Metric("lr", "none", "learning rate of the step"),
+    Metric("brake_score", "score", "mean score of the held-out tasks by the pushed weights (`brake.command`)"),
+    Metric(
+        "brake_fall",
+        "standard errors",
+        "largest fall of that score below a kept version's, over the same tasks; from `brake.bound` on, the weights "
+        "are rolled back",
+    ),
+    Metric("brake_s", "s", "duration of the evaluation, for which the trainer waits"),
+    Metric("rolled_back", "none", "1 in the line of the version that a roll-back pushed"),
+    Metric("withdrawn", "groups", "groups left out since the start, because a withdrawn version sampled a turn"),
     Metric("step_s", "s", "duration of all updates of the step"),
     Metric("push_s", "s", "duration of writing the weights, loading them into every server, and the probe"),
     Metric(

@@ -102,12 +102,18 @@ class WeightPusher:
         self._connections = [JsonClient(url, key, retry_s=config.server_retry_s) for url in config.vllm_urls]
 
     async def push(
-        self, policy: TrainedPolicy, version: int, probe: Probe | None, average: MovingAverage | None = None
+        self,
+        policy: TrainedPolicy,
+        version: int,
+        probe: Probe | None,
+        average: MovingAverage | None = None,
+        withdrawn_from: int | None = None,
     ) -> Pushed | None:
         """Write the weights as `version` in the servers' precision, load them on every server, and run the probe.
 
         All processes must call this; the first one writes files and sends requests. `average` is loaded as the
-        teacher's adapter. The result is None without servers, and in all processes but the first.
+        teacher's adapter. `withdrawn_from` is the first version that a roll-back withdraws; the servers sample by no
+        version from it on but this one. The result is None without servers, and in all processes but the first.
 
         Raises:
             ConfigError: there is an average, but a server accepts no adapters; or the model has a separate output
@@ -138,7 +144,9 @@ class WeightPusher:
             return None
         if to.takes_adapters:
             await asyncio.to_thread(save_adapter, model, folder, sent)
-            await asyncio.gather(*(server.load_adapter(folder, version) for server in servers))
+            await asyncio.gather(
+                *(server.load_adapter(folder, version, withdrawn_from=withdrawn_from) for server in servers)
+            )
             size = _size_bytes(folder)
             if averages:
                 teacher = folder.with_name(f"{folder.name}-teacher")
@@ -149,7 +157,7 @@ class WeightPusher:
         else:
             if not to.has_head:
                 sent = without_aliases(model, sent)
-            size = await self._load_weights(servers, folder, version, model, sent)
+            size = await self._load_weights(servers, folder, version, model, sent, withdrawn_from)
         noise = None if probe is None or own is None else await self.compare(own, probe, version)
         if folder.exists():
             self._forget_old(folder)
@@ -161,15 +169,21 @@ class WeightPusher:
         return await asyncio.gather(*map(PluginClient.connected, self._connections))
 
     async def _load_weights(
-        self, servers: Sequence[PluginClient], folder: Path, version: int, model: Any, sent: dict[str, torch.Tensor]
+        self,
+        servers: Sequence[PluginClient],
+        folder: Path,
+        version: int,
+        model: Any,
+        sent: dict[str, torch.Tensor],
+        withdrawn_from: int | None,
     ) -> int:
         """Load whole weights on all servers; return their size in bytes."""
         if self._config.weight_transfer != "files":
             if self._sender is None:
                 self._sender = await WeightSender.joined(self._config.weight_transfer, servers, self._world.device)
-            return await self._sender.send(sent, version)
+            return await self._sender.send(sent, version, withdrawn_from)
         await asyncio.to_thread(write_weights, model, self._config.model, folder, sent)
-        await asyncio.gather(*(server.load_weights(folder, version) for server in servers))
+        await asyncio.gather(*(server.load_weights(folder, version, withdrawn_from) for server in servers))
         return _size_bytes(folder)
 
     def _warn_of_rounding(self, share: float, dtype: torch.dtype) -> None:

@@ -15,18 +15,27 @@ import logging
 import math
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import torch
 
 from agentic_opd.atropos.api import TrainerDescription
 from agentic_opd.atropos.trainer import TrainerClient
-from agentic_opd.core.errors import ConfigError, TrainingError
+from agentic_opd.core.errors import ConfigError, OPDError, RolledBackError, TrainingError
 from agentic_opd.training.batch import TrainBatch, make_batch
-from agentic_opd.training.checkpoint import Resumed, load_checkpoint, save_checkpoint
-from agentic_opd.training.config import MOST_SKIPPED_STEPS, PASS_WINDOW, LossConfig, TrainerConfig, check_new
+from agentic_opd.training.brake import Brake, EvaluationFailedError, Fall, Roll, Version
+from agentic_opd.training.checkpoint import Resumed, checkpoint_folder, load_checkpoint, save_checkpoint
+from agentic_opd.training.config import (
+    MOST_FAILED_EVALUATIONS,
+    MOST_SKIPPED_STEPS,
+    PASS_WINDOW,
+    LossConfig,
+    TrainerConfig,
+    check_new,
+)
 from agentic_opd.training.distributed import join_processes
 from agentic_opd.training.losses import mean_of, start_kl
 from agentic_opd.training.metrics import CollapseAlarm
@@ -86,10 +95,14 @@ class Trainer:
         earlier = load_checkpoint(self.checkpoints, self.parts, self.world) if config.resume else None
         for change in config.check_recipe(earlier.recipe) if earlier else ():
             logger.warning("resumed with other settings: %s", change)
-        self.step = self._saved_step = earlier.step if earlier else 0
+        self.step, self._saved_step = (earlier.step, earlier.step) if earlier else (0, -1)
         self._unpushed: Probe | None = None  # The probe of the next push; None if no update awaits a push.
         self._skipped_steps = 0  # Consecutive steps of which every update was skipped.
         self._is_busy = self._is_stopping = False
+        self.brake = Brake(config)
+        self._pushes = 0  # Since the last evaluation.
+        self._failed_evaluations = 0  # Consecutive ones.
+        self._withdrawn = 0  # Groups left out, since the start.
         self._running: asyncio.Task[Any] | None = None
         self._lines: JsonLines | None = None
         is_known = earlier is not None and earlier.total_steps == config.total_steps
@@ -100,8 +113,10 @@ class Trainer:
         self.teacher_pusher = WeightPusher(teacher_config, self.world)
         is_replaced = config.overwrite and not config.resume
         if is_replaced and self.world.is_first:  # Last: if the model can't be loaded, the earlier run is kept.
-            shutil.rmtree(self.checkpoints, ignore_errors=True)
-            self.metrics.unlink(missing_ok=True)
+            for folder in (self.checkpoints, config.output_dir / "brake"):
+                shutil.rmtree(folder, ignore_errors=True)
+            for file in (self.metrics, config.output_dir / "brake.jsonl"):
+                file.unlink(missing_ok=True)
 
     def _load(self) -> TrainedPolicy:
         return load_policy(self.config, self.world)
@@ -116,6 +131,9 @@ class Trainer:
             AlignmentError, WireError: a batch is misaligned, or contains a malformed scored group.
             TrainingError: in `MOST_SKIPPED_STEPS` consecutive steps no update had a finite loss and gradient norm.
             PushMismatchError: a server's logprobs differ from the trainer's.
+            RolledBackError: the evaluation of pushed weights was worse than that of earlier ones, which are served
+                again.
+            EvaluationFailedError: the first evaluation failed, or `MOST_FAILED_EVALUATIONS` consecutive ones.
             ServerError: a request to the trajectory API or to a server failed.
             OutputError: a file can't be written.
         """
@@ -123,13 +141,12 @@ class Trainer:
         config.output_dir.mkdir(parents=True, exist_ok=True)
         self._running = asyncio.current_task()
         try:
-            await self._push(None)
-            if self.world.is_first:
-                await self.client.register(self.step)
+            await self._begin()
             while self.step < config.total_steps:
                 groups = await self._next_batch()
                 if groups is None:
-                    await self._save()
+                    if self.step > 0:
+                        await self._save()
                     raise asyncio.CancelledError
                 self._is_busy = True
                 await self._step(groups)
@@ -147,21 +164,113 @@ class Trainer:
             await self.pusher.close()
             await self.teacher_pusher.close()
 
-    async def _push(self, probe: Probe | None) -> Pushed | None:
+    async def _begin(self) -> None:
+        """Push the weights, evaluate them if they are not known to be good, and register at the trajectory API."""
+        if (begun := self.world.share(self.brake.rolling)) is not None:
+            await self._roll_back(begun)
+        else:
+            await self._push(None)
+        if self.brake.is_on and not self.world.share(self.brake.knows(self.step)):
+            self._is_busy = True
+            found = await self._evaluate()
+            if self.world.is_first and found.metrics:
+                self._log(found.metrics)
+            await self._act_on(found)
+            self._is_busy = False
+        if self.world.is_first:
+            await self.client.register(self.step)
+
+    async def _push(self, probe: Probe | None, withdrawn_from: int | None = None) -> Pushed | None:
         """Push the weights, and the average as the teacher: with the adapters, or to the servers that teach."""
         if not self.config.teacher_urls or self.average is None:
-            return await self.pusher.push(self.policy, self.step, probe, self.average)
-        pushed = await self.pusher.push(self.policy, self.step, probe)
+            return await self.pusher.push(self.policy, self.step, probe, self.average, withdrawn_from)
+        pushed = await self.pusher.push(self.policy, self.step, probe, withdrawn_from=withdrawn_from)
         with self.average.swapped_in():
             await self.teacher_pusher.push(self.policy, self.step, probe)
         return pushed
+
+    async def _evaluate(self) -> "_Found":
+        """Evaluate the served weights, record the verdict, and keep a checkpoint of good ones.
+
+        Raises:
+            ConfigError, EvaluationFailedError: as `Brake.evaluate`; a failure is logged only, if earlier ones passed.
+        """
+        start = time.monotonic()
+        found = await asyncio.to_thread(self.world.share, await self._judged() if self.world.is_first else None)
+        if isinstance(found, OPDError):
+            raise found
+        if isinstance(found, _Found):
+            return found
+        assert found is not None
+        version, falls = found
+        metrics = {"brake_score": version.mean, "brake_s": time.monotonic() - start}
+        if falls:
+            metrics["brake_fall"] = -min(fall.standard_errors for fall in falls)
+        if not self.brake.is_bad(falls):  # Before the verdict is recorded, which promises the checkpoint.
+            await self._save({version.number, *self.brake.numbers})
+        roll = self.brake.note(version, falls, metrics["brake_s"]) if self.world.is_first else None
+        self._pushes = 0
+        return _Found(metrics, self.world.share(roll))
+
+    async def _judged(self) -> "tuple[Version, list[Fall]] | OPDError | _Found":
+        """Return the served version's scores and falls, the error that ends the run, or a result without a verdict."""
+        try:
+            version = await self.brake.evaluate(self.step)
+            if version is None:
+                return _Found(is_interrupted=True)
+            falls = self.brake.falls(version)
+        except EvaluationFailedError as error:
+            self._failed_evaluations += 1
+            if not self.brake.kept or self._failed_evaluations >= MOST_FAILED_EVALUATIONS:
+                return error
+            logger.error("%s\nThe next push is evaluated", error)
+            return _Found()
+        except OPDError as error:
+            return error
+        self._failed_evaluations = 0
+        return version, falls
+
+    async def _act_on(self, found: "_Found") -> None:
+        """Roll back and raise RolledBackError if the served weights were found bad; save and end if interrupted."""
+        if found.is_interrupted:
+            if self.step > 0:
+                await self._save()
+            raise asyncio.CancelledError
+        if (roll := found.roll) is None:
+            return
+        await self._roll_back(roll)
+        raise RolledBackError(
+            f"version {roll.bad} was worse on the held-out tasks than an earlier one, so the weights of version "
+            f"{roll.to} are served again, as version {self.step}, and training has ended. {str(self.brake.path)!r} has "
+            f"the figures. --resume continues from these weights, without the turns that versions {roll.to + 1} to "
+            f"{self.step - 1} sampled; lower lr or change the loss first"
+        )
+
+    async def _roll_back(self, roll: Roll) -> None:
+        """Restore weights, optimizer and averages of a good version; save and push them as a new version.
+
+        The new version has a number of its own, which distinguishes its turns from those of the withdrawn versions.
+        """
+        logger.error("version %d is bad: back to version %d", *roll)
+        await asyncio.to_thread(load_checkpoint, self.checkpoints, self.parts, self.world, roll.to)
+        self.step = max(roll.bad, self.step) + 1
+        await self._save()
+        if self.world.is_first:
+            self.brake.done(roll, self.step)
+            for bad in self.brake.withdrawn[-1]:
+                shutil.rmtree(checkpoint_folder(self.checkpoints, bad), ignore_errors=True)
+        await self._push(None, roll.to + 1)
+        if self.world.is_first:
+            self._log({"rolled_back": 1.0})
 
     async def _next_batch(self) -> list[ScoredGroup] | None:
         """Return the next batch, which the first process requests; None if the run was stopped."""
         groups = None
         if self.world.is_first and not self._is_stopping:
             try:
-                groups = await self.client.batch(self.step)
+                received = await self.client.batch(self.step)
+                groups = [group for group in received if not self.brake.is_withdrawn(group)]
+                self._withdrawn += len(received) - len(groups)
             except asyncio.CancelledError:
                 if not self._is_stopping:
                     raise
@@ -176,15 +285,19 @@ class Trainer:
             return
         assert self._running is not None
         if self._is_busy and not self._is_stopping:
+            if self.brake.interrupt():
+                logger.warning("the evaluation is interrupted: a later run with --resume begins with it")
             logger.warning("saving a checkpoint after the step under way; interrupt again to end at once")
         else:
             self._running.cancel()
         self._is_stopping = True
 
-    async def _save(self) -> None:
+    async def _save(self, kept: Collection[int] | None = None) -> None:
+        """Save a checkpoint if this step has none; `kept` are the brake's versions, by default those that it keeps."""
         if self._saved_step < self.step:
             at = Resumed(self.step, self.config.total_steps, self.config.recipe)
-            await asyncio.to_thread(save_checkpoint, self.checkpoints, at, self.parts, self.world)
+            kept = self.brake.numbers if kept is None else kept
+            await asyncio.to_thread(save_checkpoint, self.checkpoints, at, self.parts, self.world, kept)
             self._saved_step = self.step
 
     async def _step(self, groups: Sequence[ScoredGroup]) -> None:
@@ -196,18 +309,25 @@ class Trainer:
         metrics = await self._train(groups) if groups else {}
         metrics |= {"groups": len(groups), "duplicates": self.client.duplicates}
         metrics["lost_batches"] = self.client.lost_batches
+        if self.brake.withdrawn:
+            metrics["withdrawn"] = self._withdrawn
         self.step += 1
         is_due = self.step % config.push_every == 0 or self.step == config.total_steps
         if self._unpushed is not None and is_due:
             start = time.monotonic()
             pushed = await self._push(self._unpushed)
-            self._unpushed = None
+            self._unpushed, self._pushes = None, self._pushes + 1
             if pushed is not None and pushed.difference is not None and pushed.difference_rms is not None:
                 metrics |= {"push_s": time.monotonic() - start, "push_bytes": pushed.size_bytes}
                 metrics |= {"push_difference": pushed.difference, "push_difference_rms": pushed.difference_rms}
                 metrics["push_rounded_share"] = pushed.rounded_share
+        found, is_last = _Found(), self.step == config.total_steps
+        if self.brake.is_on and self._pushes >= (1 if is_last else config.brake.every):
+            found = await self._evaluate()
+            metrics |= found.metrics
         if self.world.is_first:
             self._log(metrics)
+        await self._act_on(found)
         if self._skipped_steps >= MOST_SKIPPED_STEPS:
             raise TrainingError(
                 f"step {self.step}: no update of the last {self._skipped_steps} steps had a finite loss and gradient "
@@ -255,6 +375,7 @@ class Trainer:
 
     def _log(self, metrics: Mapping[str, float]) -> None:
         shown = ("loss", "score_mean", "gap_mean", "scored_tokens", "logprob_drift", "grad_norm", "staleness")
+        shown += ("brake_score", "brake_fall", "rolled_back")
         line = ", ".join(f"{name} {metrics[name]:.4g}" for name in shown if name in metrics)
         logger.info("step %d of %d: %s", self.step, self.config.total_steps, line)
         if wrong := [name for name, value in metrics.items() if not math.isfinite(value)]:
@@ -273,6 +394,15 @@ class Trainer:
                     config=self.config.model_dump(mode="json"),
                 )
             wandb.log({f"train/{name}": value for name, value in metrics.items()}, step=self.step)
+
+
+class _Found(NamedTuple):
+    """Result of an evaluation; empty if there was none."""
+
+    metrics: Mapping[str, float] = MappingProxyType({})
+    roll: Roll | None = None
+    """The roll-back that bad weights need."""
+    is_interrupted: bool = False
 
 
 class LossWeights:

@@ -54,15 +54,19 @@ class WeightSender:
             ) from error
         return cls(servers, group, device)
 
-    async def send(self, weights: Mapping[str, Tensor], version: int) -> int:
+    async def send(self, weights: Mapping[str, Tensor], version: int, withdrawn_from: int | None = None) -> int:
         """Send the weights to all servers as `version`; return the bytes that each server received.
+
+        `withdrawn_from`: as in `WeightPusher.push`.
 
         Raises:
             ServerError: a server failed to receive them.
         """
         sent = list(weights.values())
         dtypes, shapes = [str(one.dtype).removeprefix("torch.") for one in sent], [list(one.shape) for one in sent]
-        received = [server.receive_weights(list(weights), dtypes, shapes, version) for server in self.servers]
+        received = [
+            server.receive_weights(list(weights), dtypes, shapes, version, withdrawn_from) for server in self.servers
+        ]
         try:
             await gather_all([asyncio.to_thread(self._broadcast, sent), *received])
         except RuntimeError as error:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from agentic_opd.core.console import set_up_logging
 from agentic_opd.core.errors import PlaceError
-from agentic_opd.core.exit_codes import EXIT_CODES, EXIT_OK, exit_code
+from agentic_opd.core.exit_codes import EXIT_OK, TRAINING_EXIT_CODES, exit_code
 from agentic_opd.settings.files import read_yaml
 from agentic_opd.settings.read import refuse, validated
 from agentic_opd.training.config import check_new
@@ -23,7 +23,7 @@ _EPILOG = f"""\
   agentic-opd up --config configs/up_demo.yaml
 
 docs/closing_the_loop.md describes the file. Ctrl-C stops all parts: the trainer after its step, with a checkpoint.
-{EXIT_CODES}"""
+{TRAINING_EXIT_CODES}"""
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the loop.
 
     Returns:
-        The exit code: 0 done, 1 a part failed, 2 wrong settings, 130 interrupted.
+        The exit code: 0 done, 1 a part failed, 2 wrong settings, 3 rolled back by the brake, 130 interrupted.
     """
     arguments = build_parser().parse_args(argv)
     set_up_logging(verbose=False)

@@ -87,6 +87,15 @@ class TrainerPartConfig(PartConfig):
     )
 
 
+class BrakePartConfig(PartConfig):
+    """The evaluation by which the trainer rolls worse weights back: `evaluate` with these settings."""
+
+    script: Path | None = Field(
+        default=None, description="Script of a custom environment whose `evaluate` is run. Unset: the package's."
+    )
+    config: Path | None = Field(default=None, description="YAML file of the environment's settings.")
+
+
 class UpConfig(BaseModel):
     """A loop: its parts by name, and its time limits."""
 
@@ -100,6 +109,10 @@ class UpConfig(BaseModel):
     environments: dict[Name, EnvironmentConfig] = Field(min_length=1, description="Producers of groups.")
     trainer: TrainerPartConfig = Field(
         default_factory=TrainerPartConfig, description="Trainer that learns from the groups."
+    )
+    brake: BrakePartConfig | None = Field(
+        default=None,
+        description="Held-out evaluation after pushes, which the trainer's `brake.` flags tune. Unset: no brake.",
     )
     ready_s: float = Field(
         default=900.0, gt=0, description="Seconds that a server may take from its start until it answers."

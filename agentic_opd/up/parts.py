@@ -124,6 +124,8 @@ def _trainer(config: UpConfig, start: Start) -> LoopPart:
         "api_url": config.api.url,
         "vllm_urls": [server.url for server in policies],
     }
+    if config.brake is not None:
+        settings["brake.command"] = shlex.join(_evaluation(config))
     trainer = config.trainer
     file = ("--config", str(trainer.config)) if trainer.config else ()
     processes = ("--standalone", "--nproc-per-node", str(trainer.processes), "-m", "agentic_opd.training.trainer")
@@ -134,6 +136,16 @@ def _trainer(config: UpConfig, start: Start) -> LoopPart:
         (*file, *_flags(settings | trainer.flags), *_earlier_run(start)),
         _devices(trainer.devices) | trainer.variables,
     )
+
+
+def _evaluation(config: UpConfig) -> tuple[str, ...]:
+    """Return the command of the brake's evaluation; the trainer adds servers and folder."""
+    assert config.brake is not None
+    brake, wiring = config.brake, _wiring(config)
+    del wiring["openai.base_url"]
+    file = ("--config", str(brake.config)) if brake.config else ()
+    program = (sys.executable, str(brake.script)) if brake.script else _module("agentic_opd")
+    return (*program, "evaluate", *file, *_flags({**wiring, **brake.flags}))
 
 
 def _earlier_run(start: Start, section: str = "") -> tuple[str, ...]:
@@ -170,6 +182,12 @@ def _read_gateway(arguments: Sequence[str]) -> GatewayConfig:
     return read_settings(parse(gateway_parser(), arguments), gateway_defaults(), [PolicyServerConfig()]).env
 
 
+def _read_environment(arguments: Sequence[str]) -> None:
+    env, servers = default_settings()
+    parser = environment_parser("agentic-opd", "", {"env": env, "openai": servers[0]})
+    read_settings(parse(parser, arguments), env, servers)
+
+
 def _refusal(part: LoopPart, config: UpConfig) -> str | None:
     """Return the error that the part's command would report about its arguments; a custom script checks its own."""
     given, one = part.arguments, config.environments.get(part.name)
@@ -180,15 +198,15 @@ def _refusal(part: LoopPart, config: UpConfig) -> str | None:
             parse_server(["." if text == folder else text for text in given])
         elif part.role == "trainer":
             read_config(parse(trainer_parser(), given))
+            if config.brake is not None and config.brake.script is None:
+                _read_environment(_evaluation(config)[3:])
         elif one is not None and one.script is not None:
             if not one.script.is_file():
                 raise ConfigError(f"there is no script {str(one.script)!r} (the current folder is {Path.cwd()})")
         elif one is not None and one.mode == "gateway":
             _read_gateway(given)
         elif one is not None:
-            env, servers = default_settings()
-            parser = environment_parser("agentic-opd", "", {"env": env, "openai": servers[0]})
-            read_settings(parse(parser, ["serve", *given]), env, servers)
+            _read_environment(("serve", *given))
     except ConfigError as error:
         return str(error)
     except SystemExit:

@@ -19,8 +19,8 @@ from pathlib import Path
 
 import aiohttp
 
-from agentic_opd.core.errors import ConfigError, OPDError, PlaceError
-from agentic_opd.core.exit_codes import EXIT_OK, EXIT_USAGE
+from agentic_opd.core.errors import ConfigError, OPDError, PlaceError, RolledBackError
+from agentic_opd.core.exit_codes import EXIT_OK, EXIT_ROLLED_BACK, EXIT_USAGE
 from agentic_opd.core.processes import end_of, end_with_parent
 from agentic_opd.up.config import UpConfig
 from agentic_opd.up.parts import LoopPart, Role
@@ -63,6 +63,8 @@ class Supervisor:
             ConfigError: a part refused its settings.
             PlaceError: a port is in use.
             PartFailedError: a part did not become ready or failed, or a server or the API ended before the trainer.
+            RolledBackError: the trainer's brake rolled the weights back, and there is no gateway whose clients they
+                would serve.
         """
         for folder in ("logs", "weights"):
             (self.config.output_dir / folder).mkdir(parents=True, exist_ok=True)
@@ -99,6 +101,13 @@ class Supervisor:
         code = await self._process(one)
         name = one.part.name
         is_over = all(trainer.is_done.is_set() for trainer in self._of("trainer"))
+        if one.part.role == "trainer" and code == EXIT_ROLLED_BACK:
+            if not any(other.part.ready_url for other in self._of("environment")):
+                raise RolledBackError(
+                    f"the brake rolled the weights back, so all parts are ended. {_last_lines(one.log)}"
+                )
+            logger.error("the brake rolled the weights back; they are served, untrained, until this command is ended")
+            return
         if not is_over and (code != EXIT_OK or one.part.role in ("server", "api")):
             how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
             when = "" if one.is_ready.is_set() else " before it was ready"

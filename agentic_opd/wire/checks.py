@@ -304,7 +304,7 @@ def _record_problems(turn: TurnRecord, *, reads_hints: bool) -> Iterator[str]:
 
 
 def _reading_problems(turn: TurnRecord) -> Iterator[str]:
-    for name in ("baseline_logprobs", "unhinted_logprobs", "scored_version", "control"):
+    for name in ("baseline_logprobs", "unhinted_logprobs", "scored_version", "control", "support"):
         if not turn.is_scored and getattr(turn, name) is not None:
             yield f"{name}: does not go with outcome {turn.outcome.value!r}"
     if (control := turn.control) is not None:

@@ -57,6 +57,9 @@ ControlKind = Literal["neutral", "other", "same_task"]
 
 GapBaseline = Literal["student", "teacher"]
 
+DistillSupport = Literal["teacher", "student", "union"]
+"""Whose most likely tokens a row holds beside the sampled one."""
+
 SAME_LOGPROB = 1e-6
 """Two logprobs that differ by at most this much (nats) count as the same value."""
 
@@ -195,6 +198,8 @@ class TurnRecord:
     """All hints that were compared; `hint` is the one with the largest mean overlap."""
     hint_of_row: Annotated[tuple[Index, ...] | None, _IF_KNOWN] = None
     """Index into `hints` of the hint of each row; None: all rows are those of `hint`."""
+    support: Annotated[DistillSupport | None, _IF_KNOWN] = None
+    """Choice of the rows' tokens; None: the teacher's most likely."""
 
     def __post_init__(self) -> None:
         lengths = {

@@ -510,7 +510,8 @@ def load_custom_world(name: str, options: Mapping[str, Any] | None = None) -> Cu
     place, _, class_name = name.rpartition(":")
     if not place or not class_name.isidentifier():
         raise ConfigError(
-            f"env.world is {name!r}: expected coding, sql, functions, FILE.py:CLASS or package.module:CLASS"
+            f"env.world is {name!r}: expected coding, sql, functions, harbor, replay, FILE.py:CLASS or "
+            "package.module:CLASS"
         )
     try:
         kind = getattr(_module(place), class_name, None)

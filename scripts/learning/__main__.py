@@ -19,15 +19,19 @@ With --world sql the tasks are questions over databases, and what is measured is
 of what is asked, that neither this training nor the policy's first one has. Each run's mistakes.md shows the first five
 mistakes of before, and what is answered in their place.
 
-With --objectives the objectives of the loss are compared: default, reward (the scores alone), rlsd, sdar, rlcsd,
-combined, rejection, and by name token-advantage, combined-normalized, eopd, clipped, by-turn, annealed; each at its own
-best of three rates. The coding tasks have no examples then. Each --world has a folder in --out, where results.json
-holds the curves of all worlds, and objectives.md their ends with intervals and costs. The expected hours are printed.
+With --objectives the objectives are compared with opd: reward (the scores alone), combined, rlsd, overlap-sequence,
+rlcsd, sdar, overlap-token, rejection, and by name student-support, union-support, token-advantage, combined-normalized,
+eopd, clipped, by-turn, annealed; each at its own best of three rates. The coding tasks have no examples then. Each
+--world has a folder in --out, where results.json holds the curves of all worlds, and objectives.md their ends with
+intervals, the difference from opd on the same seeds, and costs.
+
+The expected hours are printed at the start, and again as soon as two steps have been timed; --seconds gives rates that
+were measured before. A command that was stopped or killed continues each run from the last step that was trained.
 
 With --talk nobody gives a reward, and no hidden test is run while it trains: the rollouts are sessions that a scripted
 user holds at the gateway, through OpenAI's client. It tries what it gets on inputs of its own, and complains in words.
 
-    scripts/learn            the whole experiment: about two hours on two cores; started again, it goes on where it was
+    scripts/learn            the whole experiment: about two hours on two cores; started again, it continues
     scripts/learn --objectives --world sql    the comparison of objectives in one world
     scripts/learn --quick    one seed, a few steps, no sweep: minutes; shows that everything runs, and proves nothing
 """
@@ -43,7 +47,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from local_server import ServerFailedError, local_server
+from local_server import ServerFailedError, free_port, local_server
 from rich.console import Console
 
 from agentic_opd.core.console import LiveBar
@@ -63,13 +67,13 @@ from learning.laboratory import (
     USUAL_OBJECTIVES,
     Examiner,
     Laboratory,
-    Point,
     Run,
     RunFailedError,
     Setting,
     settings_of,
 )
-from learning.objectives import collect, expected_hours, read_seconds
+from learning.objectives import collect, read_seconds
+from learning.progress import Point, Progress, Rates, measured_rates, read_point, trained_steps, write_json, write_point
 from learning.results import (
     Curves,
     best,
@@ -81,7 +85,6 @@ from learning.results import (
     rollouts_to,
     table,
     tuned_as,
-    write_json,
 )
 
 SWEEP_SEED = 1000
@@ -130,6 +133,9 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--talk", action="store_true", help=f"rollouts are a complaining user's sessions; modes: {' '.join(TALK_MODES)}"
     )
+    parser.add_argument(
+        "--through", choices=["chat", "messages"], default="chat", help="protocol of --talk at the gateway: %(default)s"
+    )
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], help="default: 0 1 2")
     parser.add_argument("--rollouts", type=int, default=256, help="of each run: %(default)s")
     parser.add_argument("--epochs", type=int, default=4, help="passes over each batch: %(default)s")
@@ -153,6 +159,13 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--sweep-rollouts", type=int, default=64, help="of each run of the sweep: %(default)s")
     parser.add_argument(
         "--lr-schedule", choices=["constant", "linear", "cosine"], default="linear", help="of the trainer: %(default)s"
+    )
+    parser.add_argument(
+        "--seconds",
+        nargs=2,
+        type=float,
+        metavar=("ROLLOUT", "EPISODE"),
+        help="expected of a rollout that is trained on, and of a measured episode; default: measured",
     )
     parser.add_argument("--quick", action="store_true", help=f"the settings {QUICK}")
     args = parser.parse_args(argv)
@@ -198,9 +211,9 @@ def other_settings(args: argparse.Namespace) -> str | None:
     kept = (
         *("model", "rollouts", "epochs", "minibatches", "points", "eval_samples"),
         *("without_examples", "talk", "lrs", "lr_schedule", "batch_sizes", "weights", "sweep_rollouts", "world"),
-        "group_size",
+        *("group_size", "through"),
     )
-    unset = {"world": "coding", "group_size": 4}
+    unset = {"world": "coding", "group_size": 4, "through": "chat"}
     settings = {name: str(value) if isinstance(value := getattr(args, name), Path) else value for name in kept}
     path = args.out / "settings.json"
     before = json.loads(path.read_text()) if path.exists() else settings
@@ -223,14 +236,15 @@ async def experiment(args: argparse.Namespace) -> int:
     trained = (*size, "--weights-root", str(weights.resolve()))
     if any("lora_rank" in MODES[mode].get("trainer", {}) for mode in args.modes):
         trained += ("--max-lora-rank", str(LORA_RANK), "--max-adapters", "4")
+    policy_port, expert_port = ports(args.out)
     with (
-        local_server(args.model, *trained, log=args.out / "vllm.log", cwd=ROOT) as vllm,
-        local_server(args.model, *size, log=args.out / "expert.log", cwd=ROOT) as expert,
+        local_server(args.model, *trained, log=args.out / "vllm.log", cwd=ROOT, port=policy_port) as vllm,
+        local_server(args.model, *size, log=args.out / "expert.log", cwd=ROOT, port=expert_port) as expert,
     ):
         laboratory = Laboratory(
             *(vllm, expert, args.model, args.out, args.eval_samples),
             *(args.epochs, args.minibatches, args.lr_schedule, not args.without_examples),
-            *(args.talk, SUBJECTS[args.world], args.group_size),
+            *(args.talk, SUBJECTS[args.world], args.group_size, args.through),
         )
         work = Work(args, laboratory, Examiner(laboratory))
         try:
@@ -238,6 +252,14 @@ async def experiment(args: argparse.Namespace) -> int:
         finally:
             await work.examiner.close()
     return 0
+
+
+def ports(out: Path) -> list[int]:
+    """Return the ports of both servers: those of an earlier process, because the groups' settings name the expert."""
+    path = out / "ports.json"
+    if not path.exists():
+        write_json(path, [free_port(), free_port()])
+    return json.loads(path.read_text())
 
 
 class Work:
@@ -251,6 +273,7 @@ class Work:
         self.firsts: Curves = read_curves(args.out / "first_solutions.json")
         self.costs = read_costs(args.out / "costs.json")
         self.seconds = read_seconds(args.out / "seconds.json")
+        self._has_timed_steps = False
         self.starts = {int(seed): points[0] for seeds in self.curves.values() for seed, points in seeds.items()}
 
     async def do(self) -> None:
@@ -262,10 +285,10 @@ class Work:
             settings = settings_of(mode, args.settings)
             for setting in settings if len(settings) > 1 else ():
                 if str(setting) not in self.sweep.get(mode, {}):
-                    points = sorted({n for n in args.points if 0 < n <= args.sweep_rollouts} | {args.sweep_rollouts})
-                    curve = await self.curve(Run(mode, SWEEP_SEED, setting, args.sweep_rollouts), points)
-                    self.sweep.setdefault(mode, {})[str(setting)] = curve
+                    run, points = self.sweep_run(mode, setting)
+                    self.sweep.setdefault(mode, {})[str(setting)] = await self.curve(run, points)
                     write_json(args.out / "sweep.json", self.sweep)
+                    self.laboratory.forget_checkpoints(run)
         for mode, seed in todo:
             run = Run(mode, seed, self.chosen(mode), args.rollouts)
             self.curves.setdefault(mode, {})[str(seed)] = await self.curve(run, args.points)
@@ -279,60 +302,101 @@ class Work:
                 before, after = (self.samples(run, rollouts) for rollouts in (0, run.rollouts))
                 (args.out / run.name / "mistakes.md").write_text(first_mistakes(before, after))
             self.show()
+            self.laboratory.forget_checkpoints(run)
 
     def say_hours(self) -> None:
-        """Print how many curves are missing, and the hours they take at the speed measured so far."""
-        args, todo = self.args, missing(self.args, self.curves)
-        tuned = {tuned_as(mode) for mode, _ in todo}
-        swept = [len(settings_of(mode, args.settings)) - len(self.sweep.get(mode, {})) for mode in tuned]
-        sweeps = sum(max(0, count) for count in swept) if len(args.settings) > 1 else 0
-        points = [n for n in args.points if 0 < n <= args.sweep_rollouts]
-        size = len(todo) * self.size(args.rollouts, args.points) + sweeps * self.size(args.sweep_rollouts, points)
-        hours, how = expected_hours(size, self.seconds)
-        said = f"{len(todo)} curves and {sweeps} of the sweep are missing: about {hours:.1f} hours ({how})"
-        self.console.print(said, highlight=False)
+        """Print how many curves are missing, and the hours they are expected to take."""
+        runs, rates = self.missing_runs(), measured_rates(self.args.out)
+        if self.args.seconds:
+            rates = Rates(*self.args.seconds, "given")
+        sweeps = sum(run.seed == SWEEP_SEED for run, _ in runs)
+        hours = rates.hours(*self.left(runs))
+        said = f"{len(runs) - sweeps} curves and {sweeps} of the sweep are missing: about {hours:.1f} hours ({rates})"
+        self.console.print(said, highlight=False, soft_wrap=True)
 
-    def size(self, rollouts: int, points: Sequence[int]) -> int:
-        """Rollouts trained on and episodes measured, each about as long as the other."""
-        tasks = 8 if self.args.world == "coding" else 192
-        return rollouts + len(points) * tasks * self.args.eval_samples
+    def missing_runs(self) -> list[tuple[Run, Sequence[int]]]:
+        """Return the runs without a curve and their points, those of the sweep first."""
+        args, todo = self.args, missing(self.args, self.curves)
+        swept = [
+            self.sweep_run(mode, setting)
+            for mode in {tuned_as(mode): None for mode, _ in todo}
+            for setting in settings_of(mode, args.settings)
+            if len(settings_of(mode, args.settings)) > 1 and str(setting) not in self.sweep.get(mode, {})
+        ]
+        return [*swept, *((Run(mode, seed, self.chosen(mode), args.rollouts), args.points) for mode, seed in todo)]
+
+    def sweep_run(self, mode: str, setting: Setting) -> tuple[Run, Sequence[int]]:
+        """Return a run of the sweep, and the points at which it is measured."""
+        args = self.args
+        points = sorted({n for n in args.points if 0 < n <= args.sweep_rollouts} | {args.sweep_rollouts})
+        return Run(mode, SWEEP_SEED, setting, args.sweep_rollouts), points
+
+    def left(self, runs: Sequence[tuple[Run, Sequence[int]]]) -> tuple[int, int]:
+        """Return the rollouts to train on and the episodes to measure that these runs lack."""
+        rollouts = sum(
+            run.rollouts - trained_steps(self.args.out / run.name) * run.setting.batch_size for run, _ in runs
+        )
+        folders = {
+            self.folder(run, point) for run, points in runs for point in points if point or self.lacks_start(run)
+        }
+        return rollouts, self.episodes * sum(read_point(folder) is None for folder in folders)
+
+    def lacks_start(self, run: Run) -> bool:
+        """Return whether no run of the seed has measured the first weights."""
+        return run.seed not in self.starts
+
+    @property
+    def episodes(self) -> int:
+        """Episodes of a point."""
+        return SUBJECTS[self.args.world].exam_tasks * self.args.eval_samples
 
     def chosen(self, mode: str) -> Setting:
-        """What the sweep found best for the mode; the only setting where there is no more than one."""
+        """What the sweep found best for the mode; the first setting if there is only one, or no sweep of it yet."""
         settings = settings_of(tuned_as(mode), self.args.settings)
-        if len(settings) == 1:
+        if len(settings) == 1 or tuned_as(mode) not in self.sweep:
             return settings[0]
         name = best(self.sweep[tuned_as(mode)])
         return next(setting for setting in settings if str(setting) == name)
 
     async def curve(self, run: Run, points: Sequence[int]) -> list[Point]:
-        """Train, then measure the weights at each point."""
-        since = time.monotonic()
+        """Measure the start, train, then measure the weights at each point; skip what an earlier process has done."""
+        started, steps = [await self.point(run, None, 0)] if 0 in points else [], 0
         with LiveBar(f"{run.mode} seed {run.seed} {run.setting}: steps", run.steps, console=self.console) as bar:
 
             def stepped(metrics: dict[str, float]) -> None:
+                nonlocal steps
+                steps += 1
                 bar.show(int(metrics["step"]), f"score {metrics['score_mean']:.2f}")
+                if steps == 2 and not self._has_timed_steps:
+                    self._has_timed_steps = True
+                    self.say_hours()
 
-            weights = await self.laboratory.train(run, stepped)
-        curve = [await self.point(run, weights, rollouts) for rollouts in points]
-        taken = (time.monotonic() - since, self.size(run.rollouts, points))
-        self.seconds.setdefault(run.mode, {})[f"{run.seed} {run.setting}"] = taken
+            weights = await self.laboratory.train(run, points, stepped)
+        curve = started + [await self.point(run, weights, rollouts) for rollouts in points if rollouts]
+        progress = Progress.of(self.args.out / run.name, run.setting.batch_size)
+        measuring = [found[1] for n in points if (found := read_point(self.folder(run, n)))]
+        size = run.rollouts + len(points) * self.episodes
+        self.seconds.setdefault(run.mode, {})[f"{run.seed} {run.setting}"] = progress.seconds[-1] + sum(measuring), size
         write_json(self.args.out / "seconds.json", self.seconds)
         self.console.print(f"{run.mode} seed {run.seed} {run.setting}: {shown(curve)}", highlight=False, soft_wrap=True)
         return curve
 
-    async def point(self, run: Run, weights: Path, rollouts: int) -> Point:
-        """The pass rate after so many rollouts; that of the start is measured once for each seed, for all modes."""
+    async def point(self, run: Run, weights: Path | None, rollouts: int) -> Point:
+        """Return the pass rate after so many rollouts; that of the start is measured once for each seed, for all modes.
+
+        `weights` is the folder of the run's weights, None for the start.
+        """
         if rollouts == 0 and run.seed in self.starts:
             return self.starts[run.seed]
-        if rollouts == 0:
+        folder, since = self.folder(run, rollouts), time.monotonic()
+        if (found := read_point(folder)) is not None:
+            return found[0]
+        if weights is None:
             self.laboratory.load_start()
         else:
             self.laboratory.load(weights / f"step-{rollouts // run.setting.batch_size:06d}")
-        folder = self.folder(run, rollouts)
         point = Point(rollouts, *await self.examiner.pass_rate(folder))
-        if rollouts == 0:
-            self.starts[run.seed] = point
+        write_point(folder, point, time.monotonic() - since)
         return point
 
     async def first_solutions(self, run: Run, rollouts: int) -> Point:

@@ -31,7 +31,8 @@ from agentic_opd.runs.evaluate import sample_file
 from agentic_opd.settings.atropos import PolicyServerConfig
 from agentic_opd.wire.group import ScoredGroup
 from agentic_opd.worlds.coding.tasks.builtin import builtin_tasks
-from learning.talk import TalkFailedError, User, converse
+from learning.progress import Progress, cut_back, forget_weights, trained_steps
+from learning.talk import Protocol, TalkFailedError, User, converse
 
 ROOT = Path(__file__).parents[2]
 LORA_RANK = 16
@@ -74,7 +75,11 @@ MODES: dict[str, dict[str, dict[str, object]]] = {
 """What each mode changes: the trainer's loss, whose divergence the sweep weights, its other settings, and the
 environment's. The teacher is the expert unless a mode says otherwise."""
 OBJECTIVES: dict[str, dict[str, dict[str, object]]] = {
-    "default": {"loss": {"forward_kl": 1.0}},
+    "opd": MODES["opd"],
+    "overlap-sequence": {"loss": {"forward_kl": 1.0}, "env": {"hint_selection": "overlap"}},
+    "overlap-token": {"loss": {"forward_kl": 1.0}, "env": {"hint_selection": "overlap", "hint_overlap": "token"}},
+    "student-support": {"loss": {"forward_kl": 1.0}, "env": {"distill_support": "student"}},
+    "union-support": {"loss": {"forward_kl": 1.0}, "env": {"distill_support": "union"}},
     "token-advantage": {"loss": {"token_advantage": 1.0}},
     "reward": {"loss": {"grpo": 1.0, "route_by_turn": False}},
     "rlsd": {"loss": {"rlsd": 1.0}},
@@ -94,7 +99,10 @@ OBJECTIVES: dict[str, dict[str, dict[str, object]]] = {
     },
 }
 """Modes that `--objectives` compares; each is compared at its best learning rate."""
-USUAL_OBJECTIVES = ("default", "reward", "rlsd", "sdar", "rlcsd", "combined", "rejection")
+USUAL_OBJECTIVES = (
+    *("opd", "reward", "combined", "rlsd", "overlap-sequence", "rlcsd", "sdar", "overlap-token", "rejection"),
+)
+"""The most informative first: what is missing last is missed least."""
 MODES |= OBJECTIVES
 USUAL_MODES = ("opd", "grpo", "opd+grpo", "wrong-hint", "no-hint")
 TALK_MODES = ("opd", "no-hint", "next-state", "feedback", "held", "contrast", "bf16", "lora", "lora-live", "lora-ema")
@@ -128,21 +136,24 @@ class Subject(NamedTuple):
     """Settings of the training environment beside those."""
     exam: dict[str, object]
     """Settings of the measuring one."""
+    exam_tasks: int
+    """Tasks that it measures."""
 
 
 SUBJECTS = {
-    "coding": Subject("demo.yaml", "scripts/demo_policy/policy", {}, {}),
+    "coding": Subject("demo.yaml", "scripts/demo_policy/policy", {}, {}, 8),
     # What is measured is never trained on: other schemas, other combinations.
     "sql": Subject(
         "sql.yaml",
         "scripts/demo_policy/sql_policy",
         {"world": f"{ROOT}/scripts/sql_world.py:Lessons"},
         {"world": f"{ROOT}/scripts/sql_world.py:Exam"},
+        192,
     ),
 }
 THREADS = {"OMP_NUM_THREADS": str(os.cpu_count()), "OMP_WAIT_POLICY": "PASSIVE"}
 """The trainer may use every core: threads that do not wait in busy loops take little from vLLM."""
-PATIENCE_S = 900.0
+PATIENCE_S = 3600.0
 """A trainer that says nothing new for so long ends the experiment."""
 
 
@@ -196,14 +207,6 @@ def settings_of(mode: str, settings: Sequence[Setting]) -> list[Setting]:
     return list({setting._replace(weight=1.0): None for setting in settings})
 
 
-class Point(NamedTuple):
-    """A measured point of a curve, as results.json holds it."""
-
-    rollouts: int
-    pass_rate: float
-    episodes: int
-
-
 @dataclass(frozen=True, slots=True)
 class Laboratory:
     """What all runs share.
@@ -230,6 +233,8 @@ class Laboratory:
     subject: Subject = SUBJECTS["coding"]
     group_size: int = 4
     """Rollouts of one task, whose scores GRPO compares."""
+    through: Protocol = "chat"
+    """With talk: the protocol that the user speaks."""
 
     @property
     def weights(self) -> Path:
@@ -255,45 +260,69 @@ class Laboratory:
 
     def groups(self, run: Run) -> Iterator[ScoredGroup]:
         """What a run was trained on, in the order in which it was made."""
-        folder = self.out / run.name
-        file = folder / "groups.jsonl" if self.talk else folder / "rollouts" / "groups.jsonl"
-        with file.open() as lines:
+        with self.group_file(run).open() as lines:
             yield from (ScoredGroup.from_wire(json.loads(line)) for line in lines)
 
-    async def train(self, run: Run, stepped: Callable[[dict[str, float]], None]) -> Path:
-        """Run the loop to the trainer's last step; `stepped` is told of each step's metrics.
+    def group_file(self, run: Run) -> Path:
+        """Where they are."""
+        return self.out / run.name / ("groups.jsonl" if self.talk else "rollouts/groups.jsonl")
+
+    def forget_checkpoints(self, run: Run) -> None:
+        """Remove what a run would have continued from."""
+        shutil.rmtree(self.out / run.name / "checkpoints", ignore_errors=True)
+
+    async def train(self, run: Run, points: Sequence[int], stepped: Callable[[dict[str, float]], None]) -> Path:
+        """Run the loop to the trainer's last step, from the last checkpoint of an earlier process if there is one.
+
+        Args:
+            run: The run.
+            points: Rollouts after which the weights are kept.
+            stepped: Called with each new step's metrics.
 
         Returns:
-            The folder that holds the weights of every step, `step-NNNNNN`.
+            The folder of the weights at each point, `step-NNNNNN`.
 
         Raises:
             RunFailedError: a process ended badly.
         """
         folder, weights = self.out / run.name, self.weights / run.name
-        for old in (folder, weights):
-            shutil.rmtree(old, ignore_errors=True)
-        folder.mkdir(parents=True)
+        if (done := trained_steps(folder)) == run.steps:
+            return weights
+        if done:
+            cut_back(folder, self.group_file(run), done, run.setting.batch_size)
+            for journal in folder.glob("journal.sqlite*"):  # Its unsent groups would fill the first batch.
+                journal.unlink()
+        else:
+            for old in (folder, weights):
+                shutil.rmtree(old, ignore_errors=True)
+            folder.mkdir(parents=True)
         self.load_start()
         api = f"http://127.0.0.1:{free_port()}"
-        steps: list[dict[str, float]] = []
+        kept = [point // run.setting.batch_size for point in points]
+        progress, since = Progress.of(folder, run.setting.batch_size), time.monotonic()
         source = self._talking if self.talk else self._serving
         async with AsyncExitStack() as parts:
             parts.enter_context(child_process(self.api_command(api), folder / "api.log", cwd=ROOT))
-            check = await parts.enter_async_context(source(run, api, lambda: len(steps)))
+            check = await parts.enter_async_context(source(run, api, lambda: len(progress.seconds)))
             command = self.trainer_command(run, api, weights)
             trainer = parts.enter_context(child_process(command, folder / "trainer.log", THREADS, ROOT))
-            metrics, since = folder / "metrics.jsonl", time.monotonic()
+            metrics = folder / "metrics.jsonl"
             while (code := trainer.poll()) is None:
                 check()
                 if time.monotonic() - since > PATIENCE_S:
                     raise RunFailedError(f"{run.name}: the trainer waits:\n{end_of(folder / 'trainer.log')}")
                 lines = text_lines(metrics.read_text()) if metrics.exists() else []
-                for line in lines[len(steps) :]:
-                    steps.append(json.loads(line))
-                    if steps[-1]["lost_batches"]:
-                        raise RunFailedError(f"{run.name}: step {len(steps)} lost its batch, as if it had learned less")
+                for line in lines[len(progress.seconds) :]:
+                    step: dict[str, float] = json.loads(line)
+                    if step["lost_batches"]:
+                        raise RunFailedError(
+                            f"{run.name}: step {step['step']} lost its batch, as if it had learned less"
+                        )
+                    progress = progress.stepped(time.monotonic() - since)
+                    progress.write(folder)
+                    forget_weights(weights, kept)
                     since = time.monotonic()
-                    stepped(steps[-1])
+                    stepped(step)
                 await asyncio.sleep(0.2)
         if code != 0:
             raise RunFailedError(f"{run.name}: the trainer ended with code {code}:\n{end_of(folder / 'trainer.log')}")
@@ -316,9 +345,10 @@ class Laboratory:
         """A gateway and its user; what is yielded raises RunFailedError once one of them has failed."""
         folder = self.out / run.name
         with gateway(self.vllm.base_url, *self.gateway_flags(run, api), folder=folder) as served:
-            user = User.at(served, self.vllm.model)
+            user = User.at(served, self.vllm.model, self.through)
             tasks = builtin_tasks(with_examples=self.examples)
-            talking = asyncio.create_task(converse(user, tasks, run.steps, run.setting.batch_size, trained))
+            batches = range(trained(), run.steps)
+            talking = asyncio.create_task(converse(user, tasks, batches, run.setting.batch_size, trained))
 
             def check() -> None:
                 if not talking.done():
@@ -346,6 +376,7 @@ class Laboratory:
         settings = {
             "rollout_server_url": api,
             "data_path_to_save_groups": self.out / run.name / "rollouts" / "groups.jsonl",
+            "resume": "true",
             "group_size": self.group_size,
             "max_batches_offpolicy": 1,
             "max_concurrent_groups": run.setting.batch_size // self.group_size,
@@ -395,7 +426,8 @@ class Laboratory:
             "lr_schedule": self.lr_schedule,
             "epochs_per_batch": self.epochs,
             "minibatches": self.minibatches,
-            "save_every": run.steps,
+            "save_every": 1,
+            "resume": str(trained_steps(self.out / run.name) > 0).lower(),
             "loss": json.dumps(run.loss),
             **MODES[run.mode].get("trainer", {}),
         }

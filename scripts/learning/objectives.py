@@ -1,16 +1,17 @@
-"""The comparison of objectives: curves of all worlds in one file, their ends with intervals and costs; hours."""
+"""The comparison of objectives: curves of all worlds in one file, their ends with intervals, costs, and verdicts."""
 
 import json
-from collections.abc import Sequence
-from math import fsum, sqrt
+from collections.abc import Mapping, Sequence
+from math import sqrt
 from pathlib import Path
 from statistics import mean, stdev
 
 from learning.costs import read_costs
-from learning.results import read_curves, write_json
+from learning.progress import Point, write_json
+from learning.results import read_curves
 
-_FIRST_GUESS_S = 0.5
-"""Seconds of a rollout or a measured episode on two cores, until a curve has been measured."""
+BASELINE = "opd"
+"""The objective that the others are compared with."""
 _T_95 = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26}
 """Two-sided 95% quantile of Student's t, by the number of seeds."""
 
@@ -24,21 +25,25 @@ def read_seconds(path: Path) -> Seconds:
     return {mode: {name: (taken[0], taken[1]) for name, taken in rows.items()} for mode, rows in data.items()}
 
 
-def expected_hours(size: int, seconds: Seconds) -> tuple[float, str]:
-    """Estimate the hours of `size` rollouts and episodes; also return where the speed is from."""
-    curves = [taken for rows in seconds.values() for taken in rows.values()]
-    if not curves:
-        return size * _FIRST_GUESS_S / 3600, f"guessed: {_FIRST_GUESS_S:g} s a rollout"
-    speed = fsum(taken for taken, _ in curves) / sum(count for _, count in curves)
-    return size * speed / 3600, f"measured: {speed:.2g} s a rollout"
-
-
-def interval(rates: Sequence[float]) -> tuple[float, float] | None:
-    """Return the 95% interval of the mean over seeds, cut to [0, 1]; None for one seed, or more than ten."""
-    if len(rates) not in _T_95:
+def interval(values: Sequence[float]) -> tuple[float, float] | None:
+    """Return the 95% interval of the mean over seeds; None for one seed, or more than ten."""
+    if len(values) not in _T_95:
         return None
-    half = _T_95[len(rates)] * stdev(rates) / sqrt(len(rates))
-    return max(0.0, mean(rates) - half), min(1.0, mean(rates) + half)
+    half = _T_95[len(values)] * stdev(values) / sqrt(len(values))
+    return mean(values) - half, mean(values) + half
+
+
+def against(seeds: Mapping[str, Sequence[Point]], baseline: Mapping[str, Sequence[Point]]) -> str:
+    """Return the mean difference of the ends from those of the baseline, in points, and what its interval says.
+
+    Seeds are paired: both have the same tasks in the same order, and the same start.
+    """
+    pairs = [(points[-1], baseline[seed][-1]) for seed, points in seeds.items() if seed in baseline]
+    differences = [100 * (one.pass_rate - other.pass_rate) for one, other in pairs]
+    if (spread := interval(differences)) is None:
+        return "-"
+    word = "better" if spread[0] > 0 else "worse" if spread[1] < 0 else "not better"
+    return f"{word}: {mean(differences):+.1f} ({spread[0]:+.1f} to {spread[1]:+.1f})"
 
 
 def collect(folder: Path) -> None:
@@ -47,19 +52,20 @@ def collect(folder: Path) -> None:
     write_json(folder / "results.json", worlds)
     lines = [
         "| world | objective | seeds | start | end (95% interval of the mean) "
-        "| judged turns | scored tokens | seconds |",
-        "|---|---|---|---|---|---|---|---|",
+        f"| against {BASELINE}, in points | judged turns | scored tokens | seconds |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for world, curves in worlds.items():
         costs, seconds = read_costs(folder / world / "costs.json"), read_seconds(folder / world / "seconds.json")
         for name, seeds in curves.items():
             starts, ends = ([points[at].pass_rate for points in seeds.values()] for at in (0, -1))
             spread = interval(ends)
-            within = "" if spread is None else f" ({spread[0]:.0%} to {spread[1]:.0%})"
+            within = "" if spread is None else f" ({max(0.0, spread[0]):.0%} to {min(1.0, spread[1]):.0%})"
+            difference = "-" if name == BASELINE else against(seeds, curves.get(BASELINE, {}))
             last = [rows[-1] for rows in costs.get(name, {}).values()]
             taken = [s for key, (s, _) in seconds.get(name, {}).items() if key.partition(" ")[0] in seeds]
             cells = [
-                *(world, name, str(len(seeds)), f"{mean(starts):.0%}", f"{mean(ends):.0%}{within}"),
+                *(world, name, str(len(seeds)), f"{mean(starts):.0%}", f"{mean(ends):.0%}{within}", difference),
                 *(_mean([one.judged_turns for one in last]), _mean([one.scored_tokens for one in last]), _mean(taken)),
             ]
             lines.append(f"| {' | '.join(cells)} |")

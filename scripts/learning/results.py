@@ -8,7 +8,8 @@ from statistics import mean
 
 from rich.table import Table
 
-from learning.laboratory import TUNED_AS, Point
+from learning.laboratory import TUNED_AS
+from learning.progress import Point
 
 TARGET = 0.9
 """The pass rate that the modes race to."""
@@ -38,13 +39,6 @@ def read_curves(path: Path) -> Curves:
         mode: {seed: [Point(*point) for point in points] for seed, points in seeds.items()}
         for mode, seeds in data.items()
     }
-
-
-def write_json(path: Path, data: object) -> None:
-    """Write it whole or not at all."""
-    fresh = path.with_suffix(".new")
-    fresh.write_text(json.dumps(data, indent=1) + "\n")
-    fresh.replace(path)
 
 
 def rollouts_to(points: Sequence[Point], target: float = TARGET) -> int | None:

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import cycle, islice
 from random import Random
-from typing import Any
+from typing import Any, Literal
 
 from demo_policy.transcripts import complaint
 from gateway_demo import Served
@@ -70,6 +70,8 @@ AT_ONCE = 8
 """Sessions that are held at the same time."""
 MOST_TOKENS = 512
 """Of an answer."""
+Protocol = Literal["chat", "messages"]
+"""Of the gateway: OpenAI's chat completions, or Anthropic's messages."""
 
 
 def tries_of(task: Task) -> list[str]:
@@ -96,12 +98,13 @@ class User:
     model: str
     world: CodingWorld
     slots: asyncio.Semaphore
+    through: Protocol = "chat"
 
     @classmethod
-    def at(cls, served: Served, model: str) -> "User":
-        """A user of the model behind a gateway."""
+    def at(cls, served: Served, model: str, through: Protocol = "chat") -> "User":
+        """A user of the model behind a gateway, who speaks this protocol."""
         client = AsyncOpenAI(base_url=served.base_url, api_key=served.key, timeout=600)
-        return cls(served, client, model, CodingWorld(CodingConfig()), asyncio.Semaphore(AT_ONCE))
+        return cls(served, client, model, CodingWorld(CodingConfig()), asyncio.Semaphore(AT_ONCE), through)
 
     async def session(self, task: Task, name: str) -> None:
         """Hold a session, end it, and wait until the gateway has written its group.
@@ -143,6 +146,12 @@ class User:
                 messages.append({"role": "user", "content": complaint(verdict.report, rng)})
 
     async def _answer(self, messages: Sequence[Any], name: str) -> dict[str, Any]:
+        if self.through == "messages":
+            tools = [as_anthropic_tool(tool["function"]) for tool in self.world.tools]
+            body = {"model": self.model, "max_tokens": MOST_TOKENS, "tools": tools, **as_anthropic(messages)}
+            headers = {"headers": {"X-Session-Id": name}}
+            answer: Any = await self.client.post("/messages", body=body, options=headers, cast_to=object)
+            return as_chat(answer["content"])
         done = await self.client.chat.completions.create(
             model=self.model,
             messages=list(messages),
@@ -151,6 +160,51 @@ class User:
             extra_headers={"X-Session-Id": name},
         )
         return done.choices[0].message.model_dump(exclude_none=True)
+
+
+def as_anthropic_tool(function: dict[str, Any]) -> dict[str, Any]:
+    """A tool in the form of Anthropic's protocol."""
+    return {
+        **{"name": function["name"], "description": function["description"]},
+        "input_schema": function["parameters"],
+    }
+
+
+def as_anthropic(messages: Sequence[Any]) -> dict[str, Any]:
+    """The conversation in the form of Anthropic's protocol: the results of a turn's calls are one user message."""
+    system = "".join(message["content"] for message in messages if message["role"] == "system")
+    said: list[dict[str, Any]] = []
+    for message in messages:
+        blocks = [{"type": "text", "text": message["content"]}] if message["content"] else []
+        match message["role"]:
+            case "system":
+                continue
+            case "tool":
+                result = {"type": "tool_result", "tool_use_id": message["tool_call_id"], "content": message["content"]}
+                if said[-1]["role"] != "user":
+                    said.append({"role": "user", "content": []})
+                said[-1]["content"].append(result)
+                continue
+            case "assistant":
+                for call in message.get("tool_calls") or ():
+                    use = {"type": "tool_use", "id": call["id"], "name": call["function"]["name"]}
+                    blocks.append({**use, "input": json.loads(call["function"]["arguments"])})
+        said.append({"role": message["role"], "content": blocks})
+    return {"system": system, "messages": said}
+
+
+def as_chat(blocks: Sequence[Any]) -> dict[str, Any]:
+    """An answer of Anthropic's protocol as a chat message."""
+    calls = [
+        {
+            **{"id": block["id"], "type": "function"},
+            "function": {"name": block["name"], "arguments": json.dumps(block["input"])},
+        }
+        for block in blocks
+        if block["type"] == "tool_use"
+    ]
+    text = "".join(block["text"] for block in blocks if block["type"] == "text")
+    return {"role": "assistant", "content": text, **({"tool_calls": calls} if calls else {})}
 
 
 async def _result(place: WorldSession, call: dict[str, Any]) -> dict[str, str]:
@@ -164,22 +218,22 @@ async def _result(place: WorldSession, call: dict[str, Any]) -> dict[str, str]:
 
 
 async def converse(
-    user: User, tasks: Sequence[Task], batches: int, batch_size: int, trained: Callable[[], int]
+    user: User, tasks: Sequence[Task], batches: range, batch_size: int, trained: Callable[[], int]
 ) -> None:
     """Hold the sessions of each batch when the weights of the batches before it are there.
 
     Args:
         user: Who holds them.
         tasks: What they are about, in turns.
-        batches: How many to hold.
+        batches: Which to hold; a resumed run has held those before.
         batch_size: Sessions of each.
         trained: Says how many batches were trained on.
 
     Raises:
         TalkFailedError, OpenAIError, OSError: as `User.session` says.
     """
-    order = cycle(tasks)
-    for batch in range(batches):
+    order = islice(cycle(tasks), batches.start * batch_size, None)
+    for batch in batches:
         while trained() < batch:  # noqa: ASYNC110 - the trainer is another process.
             await asyncio.sleep(0.2)
         held = enumerate(islice(order, batch_size))

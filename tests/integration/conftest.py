@@ -46,7 +46,7 @@ FIRST = {
     # An attack looks for processes that are left of it, on the whole machine and below its own process.
     "attacks": (
         *("test_attacks", "test_attacks_tools", "test_attacks_in_containers", "test_attacks_as_user"),
-        "test_fuzz_tools",
+        *("test_fuzz_tools", "test_harbor"),
     ),
 }
 LAST = {

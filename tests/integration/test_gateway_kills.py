@@ -8,16 +8,16 @@ import json
 import os
 import threading
 import urllib.error
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from http.client import HTTPException
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 from local_server import free_port
-from openai import OpenAI, OpenAIError
 
 from agentic_opd.cli.validate import validate
 from tests.support.environment import read_lines
@@ -32,6 +32,36 @@ KILLS = int(os.environ.get("OPD_TEST_KILLS", "3"))
 CLIENTS, TURNS = 4, 4
 
 History = list[dict[str, str]]
+
+
+class Protocol(NamedTuple):
+    """How a client asks for at most eight tokens, and reads a streamed event: its text, and whether it is the last."""
+
+    path: str
+    body: Callable[[History], dict[str, Any]]
+    read: Callable[[Any], tuple[str, bool]]
+
+
+def read_chat(event: Any) -> tuple[str, bool]:
+    (choice,) = event["choices"]
+    return choice["delta"].get("content") or "", choice["finish_reason"] is not None
+
+
+def read_responses(event: Any) -> tuple[str, bool]:
+    is_text = event["type"] == "response.output_text.delta"
+    return event["delta"] if is_text else "", event["type"] in ("response.completed", "response.incomplete")
+
+
+def read_messages(event: Any) -> tuple[str, bool]:
+    is_text = event["type"] == "content_block_delta"
+    return event["delta"]["text"] if is_text else "", event["type"] == "message_stop"
+
+
+PROTOCOLS = (
+    Protocol("chat/completions", lambda messages: {"messages": messages, "max_tokens": 8}, read_chat),
+    Protocol("responses", lambda messages: {"input": messages, "max_output_tokens": 8}, read_responses),
+    Protocol("messages", lambda messages: {"messages": messages, "max_tokens": 8}, read_messages),
+)
 
 
 class Talkers:
@@ -62,28 +92,31 @@ class Talkers:
             raise InterruptedError("the test has ended")
 
     def _talk(self, client: int) -> None:
-        number = 0
-        with OpenAI(base_url=f"{self._url}/v1", api_key="a-key", max_retries=0, timeout=60) as openai:
+        number, spoken = 0, PROTOCOLS[client % len(PROTOCOLS)]
+        with httpx.Client(headers={"Authorization": "Bearer a-key"}, timeout=60, trust_env=False) as http:
             while not self._stop.is_set():
                 name = f"s{client}-{number}"
                 messages: History = [{"role": "user", "content": f"Say {name}."}]
                 for turn in range(TURNS):
-                    messages.append({"role": "assistant", "content": self._answer(openai, name, messages)})
+                    messages.append({"role": "assistant", "content": self._answer(http, spoken, name, messages)})
                     messages.append({"role": "user", "content": f"Turn {turn} of {name}."})
                 self._end(name)
                 self.histories[name] = messages[:-1]
                 number += 1
 
-    def _answer(self, openai: OpenAI, name: str, messages: Any) -> str:
+    def _answer(self, http: httpx.Client, spoken: Protocol, name: str, messages: History) -> str:
+        body = {"model": MODEL, "stream": True, **spoken.body(messages)}
         while True:
             text, is_whole = "", False
             try:
-                for chunk in openai.chat.completions.create(
-                    model=MODEL, messages=messages, max_tokens=8, stream=True, extra_headers={"X-Session-Id": name}
-                ):
-                    text += chunk.choices[0].delta.content or ""
-                    is_whole = is_whole or chunk.choices[0].finish_reason is not None
-            except (OpenAIError, httpx.HTTPError):
+                with http.stream(
+                    "POST", f"{self._url}/v1/{spoken.path}", json=body, headers={"X-Session-Id": name}
+                ) as answer:
+                    lines = (line for line in answer.iter_lines() if line.startswith("data: {"))
+                    for piece, is_last in (spoken.read(json.loads(line[6:])) for line in lines if answer.is_success):
+                        text += piece
+                        is_whole = is_whole or is_last
+            except (httpx.HTTPError, KeyError):  # A stream that breaks off ends with an error's event.
                 is_whole = False
             if is_whole:
                 return text

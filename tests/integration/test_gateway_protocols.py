@@ -5,11 +5,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from compare_routes import PROTOCOLS
 from local_server import LocalServer
 
+from agentic_opd.cli.validate import main as validate
 from agentic_opd.worlds.coding.tools import TOOL_SPECS
-from tests.support.gateway import Served, request, served
+from tests.support.gateway import Served, request, served, starts_of
 from tests.support.places import MODEL
+from tests.support.scripted_judge import POSITIVE, judge_server
 
 pytestmark = pytest.mark.vllm
 
@@ -19,31 +22,35 @@ USER = {"role": "user", "content": QUESTION}
 
 @pytest.fixture(scope="module")
 def gateway(vllm_server: LocalServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """One whose judge always has the same hint; its groups are computed again when it has ended."""
     folder = tmp_path_factory.mktemp("protocols")
-    with served(vllm_server.base_url, folder, "--env.opd_enabled", "false") as gateway:
-        yield gateway
+    with judge_server(lambda body: [POSITIVE] * body["n"]) as judge:
+        flags = ("--env.judge_base_url", judge, "--env.judge_model_name", "judge")
+        with served(vllm_server.base_url, folder, *flags) as gateway:
+            yield gateway
+    assert validate([str(folder / "groups.jsonl"), "--server", vllm_server.base_url]) == 0
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "text"),
-    [
-        ("/v1/messages", {"messages": [USER], "max_tokens": 20}, lambda answer: answer["content"][0]["text"]),
-        (
-            "/v1/responses",
-            {"input": [USER], "max_output_tokens": 20},
-            lambda answer: answer["output"][-1]["content"][0]["text"],
-        ),
-        ("/v1/completions", {"prompt": QUESTION, "max_tokens": 20}, lambda answer: answer["choices"][0]["text"]),
-    ],
-)
-def test_greedy_answers_are_those_of_vllms_own_route(
-    gateway: Served, vllm_server: LocalServer, path: str, body: dict[str, Any], text: Any
-) -> None:
-    body = {"model": MODEL, "temperature": 0, **body}
-    own, ours = request(f"{vllm_server.base_url}{path}", body), gateway.ask(path, body)
-    assert text(ours).strip() == text(own).strip()
-    counts = ("input_tokens", "output_tokens", "prompt_tokens", "completion_tokens")
-    assert {name: ours["usage"].get(name) for name in counts} == {name: own["usage"].get(name) for name in counts}
+@pytest.mark.parametrize("name", PROTOCOLS)
+def test_greedy_answers_are_those_of_vllms_own_route(gateway: Served, vllm_server: LocalServer, name: str) -> None:
+    """`scripts/compare_routes` compares hundreds, with tools."""
+    protocol = PROTOCOLS[name]
+    body = {"model": MODEL, "temperature": 0, **protocol.body(QUESTION, tools=False, limit=20, stop=None)}
+    own, ours = request(f"{vllm_server.base_url}{protocol.path}", body), gateway.ask(protocol.path, body)
+    assert protocol.read(ours) == protocol.read(own)
+
+
+@pytest.mark.parametrize("name", PROTOCOLS)
+def test_a_session_is_one_sequence_judged_and_scored(gateway: Served, name: str) -> None:
+    protocol, turns = PROTOCOLS[name], 3
+    body = protocol.body(QUESTION, tools=True, limit=40, stop=None)
+    for _ in range(turns):
+        answer: Any = gateway.ask(f"/sessions/{name}{protocol.path}", {"model": MODEL, **body})
+        protocol.say(body, answer, protocol.read(answer))
+    group = gateway.end(name, reward=0.5)
+    assert [len(starts_of(mask)) for mask in group["masks"]] == [turns]
+    outcomes = [turn["outcome"] for turn in group["overrides"][0]["opd"]["turns"]]
+    assert outcomes == ["scored"] * (turns - 1) + ["no_next_state"]
 
 
 @pytest.mark.parametrize("name", [None, "run_command"])

@@ -59,13 +59,17 @@ def test_every_num_scored_of_a_cached_sequence(vllm_server: LocalServer, forward
 
 
 def test_the_context_of_a_rollout_is_not_computed_again(vllm_server: LocalServer, forward: Forward, vocab: int) -> None:
-    """[context | hint | turn] after [context | turn] was sampled: only the hint and the turn are new."""
+    """[context | hint | turn] after [context | turn] was sampled: only the hint and the turn are new.
+
+    Without the hint the cache holds the turn too, but rows are computed, so it is read up to the turn.
+    """
     context, hint, turn = (random_ids(seed, n, vocab) for seed, n in ((8, 640), (9, 60), (10, 150)))
     ask(vllm_server, "/generate", {"prompt": context + turn, "max_tokens": 1})
-    ids = context + hint + turn
-    (scored,) = score(vllm_server, [(ids, len(turn))])
-    assert scored.num_cached_tokens == 640
-    check(scored, ids, len(turn), 50, forward(ids))
+    for ids, at_least in ((context + hint + turn, 640), (context + turn, 512)):  # Whole blocks are cached.
+        (scored,) = score(vllm_server, [(ids, len(turn))])
+        assert scored.num_cached_tokens is not None
+        assert at_least <= scored.num_cached_tokens <= 640
+        check(scored, ids, len(turn), 50, forward(ids))
 
 
 def test_many_clients_at_once(vllm_server: LocalServer, forward: Forward, vocab: int) -> None:

@@ -33,6 +33,7 @@ from tests.support.sandbox_backends import (
     swerex_server,
 )
 from tests.support.sandboxes import gone, processes_with
+from tests.support.waiting import until
 
 SLEEP = f"sleep 57{os.getpid()}"
 
@@ -236,6 +237,36 @@ def test_after_a_killed_environment_the_next_start_leaves_nothing(backend: Backe
     asyncio.run(main())
     assert gone(SLEEP)
     assert backend.traces(pid) == []
+
+
+def test_a_killed_environment_leaves_no_container_that_was_started_ahead(backend: Backend) -> None:
+    if backend.name != "docker":
+        pytest.skip("only containers are started ahead")
+    ahead = Backend("docker", {**backend.settings, "sandbox_warm": 2})
+    pid = stop_environment(ahead, signal.SIGKILL, SLEEP, containers=2)
+    until(lambda: not ahead.containers(pid), 30)
+    asyncio.run(check_sandbox(backend.factory()))
+    assert backend.traces(pid) == []
+
+
+def test_those_started_ahead_are_fresh_and_end_with_the_run(backend: Backend) -> None:
+    if backend.name != "docker":
+        pytest.skip("only containers are started ahead")
+    factory = backend.factory(sandbox_warm=1, sandbox_max_concurrent=1)
+
+    async def used() -> list[str]:
+        """What is in a sandbox, which then is used."""
+        async with factory() as sandbox:
+            found = (await sandbox.run("find . /tmp ~ -type f; ls /dev/shm; ps -e 2>/dev/null | wc -l", 20.0)).text
+            await sandbox.run("touch mine /tmp/mine ~/mine /dev/shm/mine", 20.0)
+            return [found]
+
+    async def main() -> list[list[str]]:
+        return [await used() for _ in range(3)]
+
+    first, *later = asyncio.run(main())
+    assert later == [first, first]
+    assert backend.traces(os.getpid()) == []
 
 
 def test_two_runs_that_clean_up_at_once_do_not_end_each_other(backend: Backend) -> None:

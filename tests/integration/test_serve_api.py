@@ -142,6 +142,7 @@ class Loop:
     version: int | None = 0
     """What the trainer pushed last; None: the policy's server does not say."""
     pushes: bool = True
+    resume: bool = False
     name = "env"
     tokenizer: Any = None
     config: RunConfig = field(default_factory=RunConfig)
@@ -157,6 +158,7 @@ class Loop:
             group_size=GROUP_SIZE,
             max_batches_offpolicy=self.ahead,
             data_path_to_save_groups=str(self.folder / "groups.jsonl"),
+            resume=self.resume,
         )
         metrics = RunMetrics(self.config, lambda ids: "", list)
         evaluation = Evaluation([], self.no_episode, self.no_episode, self.policy_versions, self.config, metrics)
@@ -177,7 +179,8 @@ class Loop:
             yield TaskItem(Task(str(self.made), "p", "assert f()"), 0)
 
     async def collect(self, item: TaskItem) -> FinishedGroup:
-        group = replace(scripted_group(int(item.task.task_id)), weight_version=self.version)
+        group = scripted_group(int(item.task.task_id))
+        group = replace(group, item_id=item.item_id, weight_version=self.version)
         await asyncio.sleep(0.02)
         return FinishedGroup(group, (), None)
 
@@ -229,6 +232,15 @@ def test_a_group_whose_answer_was_lost_is_queued_twice_and_trained_on_once(tmp_p
         assert len(set(loop.trained)) == len(loop.trained) == 4 * BATCH_SIZE // GROUP_SIZE - 1
         assert counts.sent == len(loop.trained) + api.left_over()
         assert registrations(proxy) == 2
+
+
+def test_a_resumed_run_goes_on_with_the_tasks_that_its_file_lacks(tmp_path: Path) -> None:
+    for resume in (False, True):
+        with trajectory_api(tmp_path / "api.log") as api:
+            asyncio.run(Loop(tmp_path, steps=2, resume=resume).run(api.url))
+    items = [ScoredGroup.from_wire(line).item_id for line in read_lines(tmp_path / "groups.jsonl")]
+    assert len(items) >= 2 * 2 * BATCH_SIZE // GROUP_SIZE
+    assert len(set(items)) == len(items)
 
 
 def test_counts_agree_over_a_killed_api_whose_queue_is_lost(tmp_path: Path) -> None:

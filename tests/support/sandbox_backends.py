@@ -25,7 +25,7 @@ from agentic_opd.worlds.coding.config import CodingConfig
 from tests.support.sandboxes import processes_with
 
 from .places import ROOT
-from .waiting import hear_sigint
+from .waiting import hear_sigint, until
 
 T = TypeVar("T")
 
@@ -64,11 +64,13 @@ class Backend:
     def traces(self, pid: int) -> list[str]:
         """What a process has left outside of itself: folders, containers, volumes."""
         left = [path.name for path in Path(tempfile.gettempdir()).glob(f"agentic-opd-{pid}-*")]
-        if self.name == "docker":
-            listed = [*ENGINE.split(), "ps", "-a", "--filter", f"label={LABEL}", "--format", "{{.Names}}"]
-            names = subprocess.run(listed, check=True, capture_output=True, text=True).stdout.split()
-            left += [name for name in names if name.startswith(f"agentic-opd-{pid}-")]
-        return left
+        return [*left, *(self.containers(pid) if self.name == "docker" else ())]
+
+    def containers(self, pid: int) -> list[str]:
+        """The containers of a process."""
+        listed = [*ENGINE.split(), "ps", "-a", "--filter", f"label={LABEL}", "--format", "{{.Names}}"]
+        names = subprocess.run(listed, check=True, capture_output=True, text=True).stdout.split()
+        return [name for name in names if name.startswith(f"agentic-opd-{pid}-")]
 
 
 def start_backend(name: str, settings: dict[str, Any]) -> Backend:
@@ -119,8 +121,11 @@ asyncio.run(main())
 """
 
 
-def stop_environment(backend: Backend, how: signal.Signals, marker: str) -> int:
-    """Start a process that runs `marker` in a sandbox, also as a daemon, stop it by a signal. Returns its id."""
+def stop_environment(backend: Backend, how: signal.Signals, marker: str, containers: int = 0) -> int:
+    """Start a process that runs `marker` in a sandbox, also as a daemon, stop it by a signal. Returns its id.
+
+    It is stopped when it has more than `containers` containers.
+    """
     settings = json.dumps({"sandbox_backend": backend.name, **backend.settings})
     command = f"echo > file; setsid {marker} & {marker}"
     argv = [sys.executable, "-c", _ENVIRONMENT, settings, command]
@@ -132,6 +137,8 @@ def stop_environment(backend: Backend, how: signal.Signals, marker: str) -> int:
             environment.kill()
             raise RuntimeError(f"the command did not start: {environment.communicate()[1]}")
         time.sleep(0.05)
+    if containers:
+        until(lambda: len(backend.containers(environment.pid)) > containers, 30, environment)
     environment.send_signal(how)
     environment.communicate(timeout=30)
     return environment.pid

@@ -14,7 +14,7 @@ from agentic_opd.core.errors import OutputError, ServerMismatchError
 from agentic_opd.core.http import JsonClient
 from agentic_opd.core.types import TurnOutcome
 from agentic_opd.distill.records import build_arrays, written_rows
-from agentic_opd.distill.scoring import insert_hint, overlap, rounded, rows_of
+from agentic_opd.distill.scoring import insert_hint, overlap, rounded, rows_of, with_support
 from agentic_opd.wire.group import GroupDistillation, HintReading, ScoredGroup, ScoredRollout, TurnRecord
 from tests.unit.distill.fakes import (
     HINT,
@@ -23,6 +23,7 @@ from tests.unit.distill.fakes import (
     VOCAB,
     Script,
     make_trace,
+    named_rows,
     plugin,
     served,
     table_rows,
@@ -56,7 +57,12 @@ def plain_reading(version: int) -> tuple[float, ...]:
 
 
 def recomputed(
-    version: int, *groups: ScoredGroup, teacher: str = "live", base: int = VERSION, kind: str | None = None
+    version: int,
+    *groups: ScoredGroup,
+    teacher: str = "live",
+    base: int = VERSION,
+    kind: str | None = None,
+    named_ids: bool = False,
 ) -> Recomputed:
     """Compare with a server that has these weights; those of its base are the version `base`."""
 
@@ -65,7 +71,7 @@ def recomputed(
 
     async def run() -> Recomputed:
         routes = {
-            "/v1/opd/info": Script({**INFO, "weight_version": version}),
+            "/v1/opd/info": Script({**INFO, "weight_version": version, "named_ids": named_ids}),
             "/v1/opd/score": Script(score),
         }
         async with served(routes) as url:
@@ -124,6 +130,23 @@ def test_rows_of_compared_hints_are_read_under_the_hint_of_each(of_row: tuple[in
     assert found.in_overlaps.largest < 1e-6
     turns = (replace(rollout.turns[0], hint_of_row=(0, 1, 0)), *rollout.turns[1:])  # type: ignore[index]
     assert recomputed(VERSION, replace(one, rollouts=(replace(rollout, turns=turns),))).in_rows.largest > 0.1
+
+
+@pytest.mark.parametrize("named_ids", [False, True])
+def test_rows_of_the_students_tokens_are_compared_at_their_ids(named_ids: bool) -> None:
+    trace, request = make_trace(), insert_hint(make_trace().tokens_T, TURNS[0], 3, (70, 71))
+    student = table_rows(insert_hint(trace.tokens_T, TURNS[0], 3, ()), 5)
+    hinted = table_rows(request, 10)
+    if named_ids:
+        hinted = named_rows(hinted, request, student.top_ids_RK)
+    rows = with_support(hinted, trace.tokens_T[5:8], student=student, support="student", top_k=5)
+    one = group(support="student")
+    arrays = build_arrays(
+        *(trace.tokens_T, trace.masks_T, trace.logprobs_T), [written_rows(5, trace.tokens_T[5:8], rows, 5)], 5
+    )
+    one = replace(one, rollouts=(replace(one.rollouts[0], rows=arrays),))
+    found = recomputed(VERSION, one, named_ids=named_ids)
+    assert (found.missing, found.in_rows.largest < 1e-4) == (0, True)
 
 
 def test_a_turn_scored_without_a_hint_is_read_without_one() -> None:

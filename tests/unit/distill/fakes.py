@@ -103,6 +103,15 @@ def next_token_logprobs(prefix: Sequence[int], version: int = VERSION) -> np.nda
     return (logits - math.log(np.exp(logits).sum())).astype(np.float32)
 
 
+def named_rows(rows: TeacherRows, request: TeacherRequest, ids_RN: np.ndarray, version: int = VERSION) -> TeacherRows:
+    """Add the logprobs of these ids to the rows of a request."""
+    first = len(request.token_ids) - request.num_scored
+    table = [next_token_logprobs(request.token_ids[:i], version) for i in range(first, len(request.token_ids))]
+    return replace(
+        rows, named_ids_RN=ids_RN, named_logprobs_RN=np.take_along_axis(np.stack(table), ids_RN.astype(int), axis=1)
+    )
+
+
 def table_rows(request: TeacherRequest, top_k: int, version: int = VERSION) -> TeacherRows:
     ids = request.token_ids
     first = len(ids) - request.num_scored
@@ -128,23 +137,35 @@ class TableTeacher:
         error: Exception | None = None,
         weight_version: int = VERSION,
         has_plugin: bool = True,
+        named_ids: bool = False,
     ) -> None:
-        self.info = ServerInfo("table", max_model_len, has_plugin=has_plugin, max_logprobs=VOCAB, vocab_size=VOCAB)
+        self.info = ServerInfo(
+            "table", max_model_len, has_plugin, max_logprobs=VOCAB, vocab_size=VOCAB, named_ids=named_ids
+        )
         self.error, self.weight_version = error, weight_version
         self.requests: list[TeacherRequest] = []
         self.top_ks: list[int] = []
         self.read: list[Reading] = []
         self.closed = False
 
-    async def score(self, request: TeacherRequest, top_k: int, also: Sequence[Reading] = ()) -> TeacherReply:
+    async def score(
+        self, request: TeacherRequest, top_k: int, also: Sequence[Reading] = (), ids_of: tuple[int, ...] = ()
+    ) -> TeacherReply:
         self.requests.append(request)
         self.top_ks.append(top_k)
         await asyncio.sleep(0)
         if self.error is not None:
             raise self.error
-        others = [self._further(reading) for reading in also]
-        rows, version = table_rows(request, top_k, self.weight_version), self.weight_version
-        return TeacherReply(rows, 0.5, 4, version if self.info.has_plugin else None, tuple(others))
+        version = self.weight_version
+        readings = (Reading(request, top_k, ids_of=ids_of), *also)
+        read = [table_rows(request, top_k, version), *(self._further(reading) for reading in also)]
+        for at, (reading, rows) in enumerate(zip(readings, read, strict=True)):
+            if reading.ids_of and rows is not None:
+                assert self.info.named_ids
+                ids = np.hstack([rows.top_ids_RK for rows in (read[other] for other in reading.ids_of) if rows])
+                read[at] = named_rows(rows, reading.request, ids, version)
+        assert read[0] is not None
+        return TeacherReply(read[0], 0.5, 4, version if self.info.has_plugin else None, tuple(read[1:]))
 
     def _further(self, reading: Reading) -> TeacherRows | None:
         if reading.unless_weight_version == self.weight_version:
@@ -181,11 +202,21 @@ def plugin_answer(rows: TeacherRows, **changes: Any) -> dict[str, Any]:
 def plugin(body: dict[str, Any], version: int = VERSION) -> dict[str, Any]:
     """`/v1/opd/score` of a server whose weights are `next_token_logprobs`."""
 
+    def rows(sequence: dict[str, Any]) -> TeacherRows:
+        request = TeacherRequest(tuple(sequence["token_ids"]), sequence["num_scored"], 0, ())
+        read = table_rows(request, sequence.get("top_k", body["top_k"]), version)
+        if "ids_of" not in sequence:
+            return read
+        ids = np.hstack([rows(body["sequences"][at]).top_ids_RK for at in sequence["ids_of"]])
+        return named_rows(read, request, ids, version)
+
     def result(sequence: dict[str, Any]) -> dict[str, Any] | None:
         if sequence.get("unless_weight_version") == version:
             return None
-        request = TeacherRequest(tuple(sequence["token_ids"]), sequence["num_scored"], 0, ())
-        return result_of(table_rows(request, sequence.get("top_k", body["top_k"]), version))
+        read = rows(sequence)
+        if read.named_logprobs_RN is None:
+            return result_of(read)
+        return result_of(read, named_logprobs=b64(read.named_logprobs_RN, "<f4"))
 
     return {"weight_version": version, "results": [result(sequence) for sequence in body["sequences"]]}
 

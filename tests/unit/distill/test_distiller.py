@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import astuple, replace
 from typing import Any
 
+import numpy as np
 import pytest
 from renderers import Qwen3RendererConfig, create_renderer
 
@@ -17,7 +18,7 @@ from agentic_opd.distill.evidence import turn_contexts
 from agentic_opd.distill.hints import SIBLING, AcceptedHint, HintPool, JudgedBy, Questions
 from agentic_opd.distill.judge import JudgeReply
 from agentic_opd.distill.records import DistilledRecording, DistilledTrace, DistilledTurn
-from agentic_opd.distill.scoring import insert_hint, noise_floor, overlap, rounded
+from agentic_opd.distill.scoring import insert_hint, noise_floor, overlap, rounded, with_support
 from agentic_opd.distill.servers import DistillServers
 from agentic_opd.runs.distill import PolicyDistiller
 from agentic_opd.wire.checks import GroupChecker
@@ -40,6 +41,7 @@ from .fakes import (
     make_recording,
     make_trace,
     messages,
+    named_rows,
     next_token_logprobs,
     pool_of,
     table_rows,
@@ -314,6 +316,16 @@ def test_gaps_are_between_two_readings_by_the_same_weights(sampled: int | None) 
     assert scored.prompt_tokens == len(teacher.requests[0].token_ids) + len(PLAIN.token_ids)
 
 
+@pytest.mark.parametrize("has_plugin", [True, False])
+def test_the_gap_of_a_turn_under_a_grammar_is_between_two_readings(has_plugin: bool) -> None:
+    """Its sampled logprobs are of the tokens that the grammar allowed."""
+    trace = make_trace()
+    trace = replace(trace, turns=tuple(replace(turn, under_grammar=True) for turn in trace.turns))
+    deps = make_deps({FIRST: YES, LAST: NO}, TableTeacher(has_plugin=has_plugin))
+    (record, _) = run(deps, make_recording(trace=trace)).records
+    assert record.baseline_logprobs == reading(PLAIN, VERSION)
+
+
 def test_a_server_without_versions_has_no_baseline() -> None:
     record = run(make_deps({FIRST: YES, LAST: NO}, TableTeacher(weight_version=NEWER, has_plugin=False))).records[0]
     assert (record.scored_version, record.baseline_logprobs) == (None, None)
@@ -459,13 +471,65 @@ def test_all_hints_of_a_turn_are_scored_in_one_request_and_the_file_rebuilds_eve
 def test_a_hint_that_does_not_fit_is_left_out_of_the_comparison() -> None:
     whole = len(compared()[3].requests[0].token_ids)
     record = compared(teacher=TableTeacher(max_model_len=whole))[0]
-    assert [one.hint for one in record.hints] == [SHORT] == [record.hint]
+    assert (record.hint, record.hints) == (SHORT, ())
 
 
-def test_one_hint_is_compared_with_the_reading_without_it_and_a_server_without_the_plugin_may_read() -> None:
-    record = compared(YES, TableTeacher(has_plugin=False))[0]
-    assert [one.hint for one in record.hints] == [HINT]
+def test_a_single_hint_is_scored_as_without_a_comparison() -> None:
+    record, _, stats, teacher = compared(YES)
+    assert (record.hint, record.hints, stats.overlaps) == (HINT, (), ())
+    assert teacher.read == []
+
+
+def test_a_server_without_the_plugin_may_compare() -> None:
+    record = compared(teacher=TableTeacher(has_plugin=False))[0]
+    assert len(record.hints) == 2
     assert record.baseline_logprobs is None
+
+
+@pytest.mark.parametrize("named_ids", [False, True])
+@pytest.mark.parametrize("support", ["student", "union"])
+@pytest.mark.parametrize("separate", [False, True])
+def test_rows_of_another_support_hold_the_students_tokens(named_ids: bool, support: str, separate: bool) -> None:
+    teacher = TableTeacher(named_ids=named_ids)
+    student = TableTeacher(weight_version=NEWER) if separate else None
+    deps = replace(make_deps({FIRST: YES, LAST: NO}, teacher, teacher_is_policy=not separate), student=student)
+    config = CONFIG.model_copy(update={"distill_support": support, "control": "neutral"})
+    distilled = distill(make_recording(), deps, config)
+    record, arrays = distilled.records[0], distilled.traces[0].arrays
+    assert record.support == support
+    one = ScoredGroup((rollout_of(distilled.traces[0]),), distillation=GroupDistillation(5))
+    assert GroupChecker().read(json.loads(json.dumps(one.to_wire()))).problems == []
+    exact = named_ids and not separate
+    assert (student.requests if student else [teacher.read[0].request]) == [PLAIN]
+    assert teacher.top_ks == [5 if exact else 10]
+    of_student = table_rows(PLAIN, 5, NEWER if separate else VERSION)
+    hinted = table_rows(teacher.requests[0], 5 if exact else 10)
+    if exact:
+        hinted = named_rows(hinted, teacher.requests[0], of_student.top_ids_RK)
+    rebuilt = with_support(hinted, TOKENS[5:8], student=of_student, support=record.support, top_k=5)
+    assert [list(row) for row in arrays.token_ids_TK[5:8]] == rebuilt.top_ids_RK.tolist()
+    assert [list(row) for row in arrays.logprobs_TK[5:8]] == rounded(rebuilt.top_logprobs_RK).tolist()
+    if support == "student" and exact:
+        likely = [
+            [one for one in row if one != token]
+            for token, row in zip(TOKENS[5:8], of_student.top_ids_RK.tolist(), strict=True)
+        ]
+        assert [{*row[1:]} for row in arrays.token_ids_TK[5:8]] == [{*row[:4]} for row in likely]
+    assert record.control is not None
+    assert (None in [one for row in record.control.logprobs_RK for one in row]) is not exact
+
+
+def test_a_comparison_by_named_ids_knows_the_students_whole_top() -> None:
+    record = compared(teacher=TableTeacher(named_ids=True))[0]
+    plain = table_rows(PLAIN, 5)
+    for one in record.hints:
+        ids = TOKENS[: one.insert_at] + one.hint_token_ids + TOKENS[one.insert_at : 8]
+        shared = []
+        for row, token in enumerate(TOKENS[5:8]):
+            with_hint, without = next_token_logprobs(ids[: -3 + row]), next_token_logprobs(TOKENS[: 5 + row])
+            each = {*plain.top_ids_RK[row].tolist(), token}
+            shared.append(sum(float(np.exp(min(with_hint[id_], without[id_]))) for id_ in each))
+        assert one.overlap == pytest.approx(sum(shared) / 3, abs=1e-6)
 
 
 @pytest.mark.parametrize("by", ["sequence", "token"])

@@ -1,4 +1,5 @@
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,12 +11,14 @@ from agentic_opd.core.types import DistillArrays, TeacherRequest, TeacherRows
 from agentic_opd.distill.records import build_arrays, logprobs_of, written_rows
 from agentic_opd.distill.scoring import (
     LOGPROB_DECIMALS,
+    ComparedHint,
     HintRequest,
     choose,
     gaps,
     insert_hint,
     overlap,
     rounded,
+    with_support,
 )
 from agentic_opd.plugin.scoring import check_rows
 
@@ -32,7 +35,8 @@ def arrays_of(scored: Mapping[int, TeacherRows], top_k: int) -> DistillArrays:
     written = [
         written_rows(TURNS[i].start, TOKENS[TURNS[i].start : TURNS[i].end], one, top_k) for i, one in scored.items()
     ]
-    return build_arrays(trace.tokens_T, trace.masks_T, trace.logprobs_T, written, top_k)
+    arrays = build_arrays(trace.tokens_T, trace.masks_T, trace.logprobs_T, written, top_k)
+    return DistillArrays([[*row] for row in arrays.token_ids_TK], [[*row] for row in arrays.logprobs_TK])
 
 
 TWO_ROWS = rows([-1.0, -4.0], [[7, 40, 8], [7, 8, 9]], [[-0.6, -1.0, -3.0], [-0.2, -2.5, -3.5]])
@@ -202,12 +206,32 @@ def test_the_overlap_is_the_mass_of_shared_ids_and_of_the_sampled_token() -> Non
 
 
 def test_the_hint_is_chosen_by_the_turn_or_by_the_token() -> None:
-    asked = [HintRequest(name, TeacherRequest((1, 2, 40, 41, 42), 3, 1, (2,))) for name in ("far", "near")]
-    whole = choose(asked, [FAR, NEAR], PLAIN, by="sequence")
+    far, near = (
+        ComparedHint(HintRequest("x", TeacherRequest((1, 2, 3), 1, 1, (2,))), rows, overlap(rows, PLAIN, [40, 41, 42]))
+        for rows in (FAR, NEAR)
+    )
+    whole = choose((far, near), by="sequence")
     assert (whole.index, whole.rows, whole.hint_of_row) == (1, NEAR, None)
     assert [one.overlap_R.mean() for one in whole.hints] == pytest.approx([0.97 / 3, 1.17 / 3])
-    each = choose(asked, [FAR, NEAR], PLAIN, by="token")
+    each = choose((far, near), by="token")
     assert (each.index, each.hint_of_row) == (1, (0, 1, 1))
     assert each.rows.top_ids_RK.tolist() == [[40, 9, 8], [7, 8, 9], [42, 7, 8]]
     assert np.exp(each.rows.actual_R) == pytest.approx([0.6, 0.02, 0.5])
-    assert choose(asked, [NEAR, NEAR], PLAIN, by="token").hint_of_row == (0, 0, 0), "the first of equals"
+    assert choose((near, near), by="token").hint_of_row == (0, 0, 0), "the first of equals"
+
+
+def test_tokens_of_a_row_are_chosen_by_the_student_or_by_the_likelier_of_both() -> None:
+    hinted = TeacherRows(
+        np.log(np.float32([0.05])), np.int32([[1, 2, 3, 4]]), np.log(np.float32([[0.5, 0.2, 0.1, 0.02]]))
+    )
+    student = TeacherRows(np.log(np.float32([0.1])), np.int32([[7, 4, 9]]), np.log(np.float32([[0.4, 0.3, 0.2]])))
+    rows = with_support(hinted, [9], student=student, support="student", top_k=3)
+    assert rows.top_ids_RK.tolist() == [[9, 1, 4]], "7 is unknown to the teacher, whose next token takes its place"
+    assert np.exp(rows.top_logprobs_RK[0]) == pytest.approx([0.05, 0.5, 0.02], abs=1e-4)
+    named = replace(
+        hinted, named_ids_RN=np.int32([[7, 4, 9]]), named_logprobs_RN=np.log(np.float32([[0.01, 0.02, 0.05]]))
+    )
+    rows = with_support(named, [9], student=student, support="student", top_k=3)
+    assert rows.top_ids_RK.tolist() == [[9, 4, 7]]
+    rows = with_support(named, [9], student=student, support="union", top_k=4)
+    assert rows.top_ids_RK.tolist() == [[9, 1, 4, 7]], "0.5, 0.3 and 0.4 by the likelier of both"

@@ -313,7 +313,8 @@ def test_forced_calls_follow_a_grammar_of_the_models_own_format(
         answer = await at.chat(USER, tools=[TOOL, OTHER_TOOL], **options)
         assert answer.json()["choices"][0]["finish_reason"] == "tool_calls"
         (session,) = await sessions(at)
-        assert session.tree.turns[1].altered == (altered,)
+        turn = session.tree.turns[1]
+        assert (turn.altered, turn.place.under_grammar) == ((altered,), True)
 
     run(tmp_path, vllm, talk)
     form = json.loads(vllm.asked[0]["structured_outputs"]["structural_tag"])["format"]

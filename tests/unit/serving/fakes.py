@@ -27,6 +27,7 @@ with warnings.catch_warnings():  # torch's and vLLM's own deprecations
     from agentic_opd.serving.engine import MAX_BODY_MIB as MAX_BODY_MIB
     from agentic_opd.serving.engine import MAX_BODY_VARIABLE as MAX_BODY_VARIABLE
     from agentic_opd.serving.engine import RouteError as RouteError
+    from agentic_opd.serving.engine_process import MOST_CACHED
     from agentic_opd.serving.plugin import OPDEndpointPlugin
     from agentic_opd.serving.reload import tensor_shapes as tensor_shapes
     from agentic_opd.serving.web import MOST_SHOWN as MOST_SHOWN
@@ -77,10 +78,12 @@ def vllm_config(**parts: Any) -> Namespace:
 class TableEngine:
     """Does what vLLM's engine does, as far as the plugin can see.
 
-    `cached` tokens of every prompt are in its prefix cache; rows of cached positions hold garbage, as vLLM's do.
+    `cached` tokens of every prompt are in its prefix cache; rows of cached positions hold garbage, as vLLM's do. With
+    `limits_hits` a request may limit what it takes from there, as `engine_process` makes vLLM do.
     """
 
     cached: int = 0
+    limits_hits: bool = False
     failure: Exception | None = None
     hang: bool = False
     version: str = "default"
@@ -116,10 +119,24 @@ class TableEngine:
                 raise
         ids = prompt["prompt_token_ids"]
         cached = 0 if params.skip_reading_prefix_cache else min(self.cached, len(ids) - 1)
+        if self.limits_hits and params.extra_args:
+            cached = min(cached, params.extra_args[MOST_CACHED])
         outputs = [self._completion(index, ids[-1], params) for index in range(params.n)]
+        rows, named = self._prompt_rows(ids, cached, params), self._named(ids, cached, params)
         yield RequestOutput(
-            request_id, None, ids, self._prompt_rows(ids, cached, params), outputs, True, num_cached_tokens=cached
+            *(request_id, None, ids, rows, outputs, True),
+            num_cached_tokens=cached,
+            prompt_token_id_logprobs=named,
         )
+
+    def _named(self, ids: list[int], cached: int, params: SamplingParams) -> np.ndarray | None:
+        """What vLLM's V2 runner says of the named ids; nothing if the first of their rows is cached."""
+        if params.prompt_logprob_token_ids is None:
+            return None
+        assert self.vllm_config.use_v2_model_runner
+        start = params.prompt_logprob_start or 0
+        rows = TABLE_VV[ids[start:-1]]
+        return None if start < cached else np.take_along_axis(rows, np.asarray(params.prompt_logprob_token_ids), 1)
 
     def _prompt_rows(self, ids: list[int], cached: int, params: SamplingParams) -> FlatLogprobs | None:
         if params.prompt_logprobs is None:

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from prometheus_client import generate_latest
 from safetensors.numpy import save_file
 
 from .fakes import TableEngine, app_of, client_of, vllm_config
@@ -61,6 +62,23 @@ def test_the_newest_reads_what_prefers_none_and_the_oldest_goes(root: Path) -> N
     assert engine.calls == ["add 1 v0", "add 2 v1", "add 3 v2", "remove 1"]
     info = client.get("/v1/opd/info").json()
     assert (info["weight_version"], info["max_adapters"], info["max_lora_rank"]) == (2, 2, 8)
+
+
+def test_withdrawn_versions_read_nothing_more(root: Path) -> None:
+    engine = TableEngine(vllm_config=vllm_config(lora_config=Namespace(max_loras=8, max_lora_rank=8)))
+    client = client_of(engine)
+    for number in range(3):
+        body = {"path": adapter(root, f"v{number}"), "version": number}
+        client.post("/v1/opd/load_adapter", json=body)
+    before = client.get("/v1/opd/info").json()["rollbacks"]
+    body = {"path": adapter(root, "v3"), "version": 3, "withdrawn_from": 1}
+    assert client.post("/v1/opd/load_adapter", json=body).json() == {"weight_version": 3}
+    assert engine.calls[-3:] == ["add 4 v3", "remove 2", "remove 3"]
+    for preferred, version in ((0, 0), (1, 3), (2, 3), (3, 3)):
+        answer = client.post("/v1/opd/score", json={**SCORE, "prefer_weight_version": preferred}).json()
+        assert answer["weight_version"] == version
+    assert client.get("/v1/opd/info").json()["rollbacks"] == before + 1
+    assert b"agentic_opd_weight_version 3.0" in generate_latest()
 
 
 def test_a_version_that_comes_again_is_another_adapter(root: Path) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from .fakes import TABLE_VV, TableEngine, client_of
+from .fakes import TABLE_VV, TableEngine, client_of, vllm_config
 
 IDS = [3, 1, 4, 1, 5, 2, 6]
 
@@ -68,6 +68,63 @@ def test_what_the_cache_covers_is_scored_again(cached: int, passes: int) -> None
     check(result, IDS, 2, 3)
     assert [params.skip_reading_prefix_cache for params in engine.requests] == [False, True][:passes]
     assert result["num_cached_tokens"] == (cached if passes == 1 else 0)
+
+
+V2 = vllm_config(use_v2_model_runner=True)
+
+
+def named_scores(engine: TableEngine, sequences: list[dict[str, Any]], status: int = 200) -> Any:
+    reply = client_of(engine).post("/v1/opd/score", json={"sequences": sequences, "top_k": 2})
+    assert reply.status_code == status, reply.text
+    return reply.json()
+
+
+def test_a_cached_turn_is_scored_from_the_cache_up_to_its_rows() -> None:
+    engine = TableEngine(cached=6, limits_hits=True, vllm_config=V2)
+    sequences = [{"token_ids": IDS, "num_scored": 2}, {"token_ids": IDS, "num_scored": 2, "ids_of": [0]}]
+    for result in named_scores(engine, sequences)["results"]:
+        check(result, IDS, 2, 2)
+        assert result["num_cached_tokens"] == 4
+    assert [params.skip_reading_prefix_cache for params in engine.requests] == [False, False]
+
+
+@pytest.mark.parametrize("cached", [0, 6])
+def test_a_sequence_is_scored_at_the_ids_of_others(cached: int) -> None:
+    other = [5, 2, 6]
+    sequences = [
+        {"token_ids": IDS, "num_scored": 2, "top_k": 1, "ids_of": [1]},
+        {"token_ids": other, "num_scored": 2},
+        {"token_ids": [7, *other], "num_scored": 2, "top_k": 1, "ids_of": [1, 0]},
+    ]
+    one, two, three = named_scores(TableEngine(cached=cached, vllm_config=V2), sequences)["results"]
+    assert "named_logprobs" not in two
+    ids = decode(two, "top_token_ids", "<i4").reshape(2, 2)
+    np.testing.assert_array_equal(
+        decode(one, "named_logprobs", "<f4").reshape(2, 2), np.take_along_axis(TABLE_VV[IDS[-3:-1]], ids, 1)
+    )
+    assert decode(three, "named_logprobs", "<f4").shape == (2 * 3,)
+
+
+@pytest.mark.parametrize(
+    ("ids_of", "message"),
+    [
+        ([[2], []], "2 is no sequence"),
+        ([[1], [0]], "wait for each other"),
+        ([[0], []], "wait for each other"),
+        ([[1, 1, 1], []], "6 is more than this server returns"),
+    ],
+)
+def test_ids_of_others_that_cannot_be_scored_are_refused(ids_of: list[list[int]], message: str) -> None:
+    sequences = [{"token_ids": IDS, "num_scored": 2, "ids_of": named} for named in ids_of]
+    assert message in named_scores(TableEngine(vllm_config=V2), sequences, 400)["error"]["message"]
+
+
+def test_other_scored_tokens_skipped_sequences_and_the_v1_runner_name_no_ids() -> None:
+    first, second = {"token_ids": IDS, "num_scored": 2, "ids_of": [1]}, {"token_ids": IDS, "num_scored": 2}
+    for other, message in (({"num_scored": 3}, "other scored tokens"), ({"unless_weight_version": 4}, "always scored")):
+        answer = named_scores(TableEngine(vllm_config=V2), [first, {**second, **other}], 400)
+        assert message in answer["error"]["message"]
+    assert "model runner" in named_scores(TableEngine(), [first, second], 400)["error"]["message"]
 
 
 def test_rows_that_do_not_fit_are_scored_again_whatever_the_engine_says_of_its_cache() -> None:

@@ -1,5 +1,6 @@
 """`agentic-opd up`: from a file to the commands of its parts."""
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,21 @@ def test_a_gateway_is_ready_when_it_answers(loop: dict[str, Any], tmp_path: Path
     part = parts(loop, tmp_path)["talk"]
     assert part.ready_url == "http://127.0.0.1:8104/health"
     assert part.program[-1] == "gateway"
+
+
+def test_the_brake_evaluates_with_the_loops_servers(loop: dict[str, Any], tmp_path: Path) -> None:
+    loop["servers"]["critic"] = {"model": POLICY, "port": 8102, "serves": "judge"}
+    loop["brake"] = {"config": "configs/demo.yaml", "flags": {"env.eval_fraction": 0.5}}
+    loop["trainer"]["flags"] = {"brake.every": 4}
+    trainer = parts(loop, tmp_path)["trainer"]
+    assert value(trainer, "--brake.every") == "4"
+    command = shlex.split(value(trainer, "--brake.command"))
+    assert command[1:6] == ["-m", "agentic_opd", "evaluate", "--config", "configs/demo.yaml"]
+    assert command[command.index("--env.judge_base_url") + 1] == "http://127.0.0.1:8102/v1"
+    assert command[-2:] == ["--env.eval_fraction", "0.5"]
+    loop["brake"]["flags"] = {"env.no_such": 1}
+    with pytest.raises(ConfigError, match=r"(?s)trainer: .*--env.no_such is unknown"):
+        parts(loop, tmp_path)
 
 
 def test_what_an_earlier_run_left(loop: dict[str, Any], tmp_path: Path) -> None:

@@ -5,13 +5,14 @@ import os
 import signal
 import subprocess
 import sys
+import urllib.request
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from local_server import free_port
 
-from agentic_opd.core.errors import ConfigError, OPDError, PlaceError
+from agentic_opd.core.errors import ConfigError, OPDError, PlaceError, RolledBackError
 from agentic_opd.up.config import UpConfig
 from agentic_opd.up.parts import LoopPart, Role
 from agentic_opd.up.supervisor import PartFailedError, Supervisor
@@ -112,6 +113,36 @@ def test_a_part_that_ends_too_early_ends_all(loop: Loop, role: Role, code: str, 
     assert f"dies {how}, so all parts are ended" in said
     assert ("no disk" in said) == (role == "environment")
     assert loop.told().count("dies start") == 1
+    assert loop.marked() == []
+
+
+def test_without_clients_a_roll_back_ends_all(loop: Loop) -> None:
+    loop.server()
+    loop.add("tasks", "environment", WAITS)
+    loop.add("trainer", "trainer", "print('version 3 was worse'); raise SystemExit(3)")
+    assert "version 3 was worse" in loop.fails(RolledBackError)
+    assert loop.marked() == []
+
+
+def test_a_gateway_serves_on_after_a_roll_back(loop: Loop, caplog: pytest.LogCaptureFixture) -> None:
+    loop.server()
+    port = free_port()
+    loop.add("talk", "environment", SERVES, str(port), port=port)
+    loop.add("trainer", "trainer", "raise SystemExit(3)")
+
+    async def run() -> None:
+        running = asyncio.create_task(Supervisor(loop.parts, loop.config).run())
+        async with asyncio.timeout(30):
+            while "they are served, untrained" not in caplog.text:
+                assert not running.done()
+                await asyncio.sleep(0.05)
+        with await asyncio.to_thread(urllib.request.urlopen, f"http://127.0.0.1:{port}/") as answer:
+            assert answer.status == 200
+        running.cancel()
+        with suppress(asyncio.CancelledError):
+            await running
+
+    asyncio.run(run())
     assert loop.marked() == []
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from learning import __main__ as learn
-from learning import costs, first_mistakes, first_solutions, laboratory, objectives, results, unhinted
+from learning import costs, first_mistakes, first_solutions, laboratory, objectives, progress, results, unhinted
 
 from agentic_opd.core.types import TurnOutcome
 from agentic_opd.training.config import LossConfig
@@ -17,7 +17,7 @@ from agentic_opd.worlds.coding.tasks.builtin import builtin_tasks
 
 pytestmark = pytest.mark.slow
 
-Point = laboratory.Point
+Point = progress.Point
 
 
 CURVES = {
@@ -46,7 +46,7 @@ def test_the_sweep_takes_the_curve_that_lies_highest_and_a_control_takes_that_of
 def test_curves_survive_the_file_and_are_drawn(tmp_path: Path) -> None:
     path = tmp_path / "results.json"
     assert results.read_curves(path) == {}
-    results.write_json(path, CURVES)
+    progress.write_json(path, CURVES)
     assert results.read_curves(path) == CURVES
     results.draw(CURVES, tmp_path / "curves.png")
     assert (tmp_path / "curves.png").stat().st_size > 10_000
@@ -81,26 +81,39 @@ def test_the_curves_of_all_worlds_are_collected_and_the_hours_foretold(tmp_path:
     nobody: Any = None
     for world in ("coding", "sql"):
         args = learn.parse_args(
-            ["--objectives", "default", "rlsd", "--seeds", "0", "1", "--world", world, "--out", str(tmp_path)]
+            ["--objectives", "opd", "rlsd", "--seeds", "0", "1", "--world", world, "--out", str(tmp_path)]
         )
         args.out.mkdir()
         work = learn.Work(args, nobody, nobody)
         work.sweep = {mode: {str(one): [Point(64, 0.9, 8)] for one in args.settings} for mode in args.modes}
-        work.curves = {"default": CURVES["opd"]}
-        work.seconds = {"default": {f"{seed} lr": (100.0 + seed, 640) for seed in (0, 1)}}
-        results.write_json(args.out / "seconds.json", work.seconds)
+        work.curves = {"opd": CURVES["opd"]}
+        work.seconds = {"opd": {f"{seed} lr": (100.0 + seed, 640) for seed in (0, 1)}}
+        progress.write_json(args.out / "seconds.json", work.seconds)
         work.show()
         assert learn.missing(args, work.curves) == [("rlsd", 0), ("rlsd", 1)]
-        assert objectives.expected_hours(2 * work.size(args.rollouts, args.points), work.seconds)[0] == pytest.approx(
-            2 * (256 + 4 * (128 if world == "coding" else 384)) * 201 / 1280 / 3600
-        )
+        assert work.left(work.missing_runs()) == (2 * 256, 2 * 4 * (128 if world == "coding" else 384))
     collected = json.loads((tmp_path / "results.json").read_text())
-    assert {world: list(curves) for world, curves in collected.items()} == {"coding": ["default"], "sql": ["default"]}
-    assert collected["sql"]["default"]["0"] == [[0, 0.5, 128], [64, 0.92, 128]]
+    assert {world: list(curves) for world, curves in collected.items()} == {"coding": ["opd"], "sql": ["opd"]}
+    assert collected["sql"]["opd"]["0"] == [[0, 0.5, 128], [64, 0.92, 128]]
     half = 12.71 * 0.08 / 2  # The ends are 92% and 84%.
-    assert objectives.interval([0.92, 0.84]) == pytest.approx((0.88 - half, 1.0), abs=1e-3)
-    assert "| sql | default | 2 | 55% | 88% (37% to 100%) | - | - | 100 |" in (tmp_path / "objectives.md").read_text()
-    assert objectives.expected_hours(7200, {}) == (1.0, "guessed: 0.5 s a rollout")
+    assert objectives.interval([0.92, 0.84]) == pytest.approx((0.88 - half, 0.88 + half), abs=1e-3)
+    assert "| sql | opd | 2 | 55% | 88% (37% to 100%) | - | - | - | 100 |" in (tmp_path / "objectives.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("ends", "said"),
+    [
+        ((0.95, 0.88, 0.91), "better: +4.3 (+2.9 to +5.8)"),
+        ((0.95, 0.80, 0.90), "not better: +1.3 (-10.1 to +12.8)"),
+        ((0.71, 0.65, 0.68), "worse: -19.0 (-21.5 to -16.5)"),
+        ((0.95,), "-"),
+    ],
+)
+def test_an_objective_is_compared_with_opd_on_the_same_seeds(ends: tuple[float, ...], said: str) -> None:
+    def curves(*ends: float) -> dict[str, list[Point]]:
+        return {str(seed): [Point(0, 0.5, 128), Point(64, end, 128)] for seed, end in enumerate(ends)}
+
+    assert objectives.against(curves(*ends), curves(0.91, 0.84, 0.86)) == said
 
 
 def test_modes_differ_in_what_they_name_and_nothing_else() -> None:
@@ -252,7 +265,7 @@ def test_what_hints_cost_is_added_up_to_each_point() -> None:
     groups = [ScoredGroup((rollout, rollout)) for _ in range(4)]
     found = costs.costs_at(groups, [0, 2, 4, 8])
     assert found == [costs.Cost(0, 0, 0), costs.Cost(2, 4, 8), costs.Cost(4, 8, 16), costs.Cost(8, 16, 32)]
-    curve = [laboratory.Point(0, 0.5, 4), laboratory.Point(4, 0.95, 4)]
+    curve = [Point(0, 0.5, 4), Point(4, 0.95, 4)]
     table = costs.costs_table(
         {"opd": {"0": curve}, "grpo": {"0": curve[:1]}}, {"opd": {"0": found}, "grpo": {"0": found[:1]}}
     )

@@ -100,11 +100,11 @@ def test_a_batch_waits_until_the_one_before_it_is_trained_on() -> None:
         async def session(self, task: Task, name: str) -> None:
             self.heard.append((name, task.entry_point))
 
-    async def hold(trained: int, seconds: float) -> list[tuple[str, str | None]]:
+    async def hold(trained: int, seconds: float, start: int = 0) -> list[tuple[str, str | None]]:
         listener: Any = Listener()
         try:
             async with asyncio.timeout(seconds):
-                await talk.converse(listener, TASKS[:3], 2, 4, lambda: trained)
+                await talk.converse(listener, TASKS[:3], range(start, 2), 4, lambda: trained)
         except TimeoutError:
             listener.heard.append(("waits", None))
         return listener.heard
@@ -112,7 +112,28 @@ def test_a_batch_waits_until_the_one_before_it_is_trained_on() -> None:
     names = [task.entry_point for task in TASKS[:3]]
     first = [(f"batch-0-{place}", names[place % 3]) for place in range(4)]
     assert asyncio.run(hold(0, 0.05)) == [*first, ("waits", None)]
-    assert asyncio.run(hold(1, 5)) == [*first, *((f"batch-1-{place}", names[(place + 1) % 3]) for place in range(4))]
+    second = [(f"batch-1-{place}", names[(place + 1) % 3]) for place in range(4)]
+    assert asyncio.run(hold(1, 5)) == [*first, *second]
+    assert asyncio.run(hold(1, 5, start=1)) == second
+
+
+def test_a_conversation_reads_the_same_in_anthropics_protocol() -> None:
+    function = {"name": "run", "arguments": '{"command": "ls"}'}
+    answer = {"role": "assistant", "content": "I look.", "tool_calls": [{"id": "c", "type": "function"}]}
+    answer["tool_calls"][0]["function"] = function  # pyright: ignore[reportIndexIssue, reportArgumentType]
+    messages = [
+        *({"role": "system", "content": "You help."}, {"role": "user", "content": "Do it."}, answer),
+        *({"role": "tool", "tool_call_id": one, "content": f"{one}.py"} for one in "cd"),
+    ]
+    read = talk.as_anthropic(messages)
+    assert read["system"] == "You help."
+    assert [(one["role"], len(one["content"])) for one in read["messages"]] == [
+        ("user", 1),
+        ("assistant", 2),
+        ("user", 2),
+    ]
+    assert talk.as_chat(read["messages"][1]["content"]) == answer
+    assert [block["tool_use_id"] for block in read["messages"][2]["content"]] == ["c", "d"]
 
 
 def test_a_user_without_hints_differs_in_the_hints_alone() -> None:
@@ -130,7 +151,7 @@ def test_a_user_without_hints_differs_in_the_hints_alone() -> None:
 
 
 def test_talk_knows_no_reward_and_no_other_task(capsys: pytest.CaptureFixture[str]) -> None:
-    for mode in laboratory.MODES.keys() - laboratory.OBJECTIVES.keys():
+    for mode in ("opd", *(laboratory.MODES.keys() - laboratory.OBJECTIVES.keys())):
         parts = laboratory.MODES[mode]
         fits = "grpo" not in parts["loss"] and "step_reward" not in parts["loss"]
         fits &= not {"other", "other_task", "sibling", "reference"} & {*parts.get("env", {}).values()}

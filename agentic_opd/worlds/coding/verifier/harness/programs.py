@@ -42,7 +42,7 @@ class ProgramError(Exception):
     """The program failed, or its output is too long or not UTF-8."""
 
 
-class Program:
+class SolutionProgram:
     """solution.py as a program, which `source` starts in `folder`, within the time of the current check.
 
     It receives only three descriptors: files in memory for its input, its output and its errors.

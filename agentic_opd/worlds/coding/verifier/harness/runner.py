@@ -19,7 +19,7 @@ import sys
 from agentic_opd.worlds.coding.grading import Json, Printed
 from agentic_opd.worlds.coding.verifier.harness.clock import Clock
 from agentic_opd.worlds.coding.verifier.harness.counter import Counter, error_text
-from agentic_opd.worlds.coding.verifier.harness.programs import Program
+from agentic_opd.worlds.coding.verifier.harness.programs import SolutionProgram
 from agentic_opd.worlds.coding.verifier.harness.test_cases import load_pytest, run_by_pytest, run_tests
 from agentic_opd.worlds.coding.verifier.harness.test_side import Remote, SolutionProcess
 
@@ -98,7 +98,7 @@ def _run(counter: Counter, job: Job, clock: Clock) -> str | None:
         counter.note(error)
         return f"solution.py could not be imported: {error_text(error)}"
     if job["program"] is not None:
-        names["run_program"] = Program(folder, job["program"], clock).run
+        names["run_program"] = SolutionProgram(folder, job["program"], clock).run
     try:
         exec(compile(job["tests"], "hidden_tests.py", "exec"), names)
     except BaseException as error:  # noqa: BLE001 - the tests may raise anything outside of their checks

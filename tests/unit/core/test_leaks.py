@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentic_opd.distill.leaks import in_digits, leaks
+from agentic_opd.core.leaks import in_digits, leaks
 
 TASK = """Write `fizzbuzz(n)` in solution.py: return 'Fizz' if n is divisible by 3, 'Buzz' if by 5, 'FizzBuzz' if by
 both, else str(n).

@@ -1,0 +1,45 @@
+"""What the plugin adds to vLLM's engine: the weight transfer `gloo`, and a limit of a request's prefix cache hit."""
+
+from typing import Any
+
+from agentic_opd.serving.process_group import register_gloo
+
+MOST_CACHED = "agentic_opd_most_cached"
+"""Entry of a request's `extra_args`: how many of its first tokens may be taken from the prefix cache."""
+
+
+def register() -> None:
+    """Register the additions; vLLM calls this function in each of its processes, as a general plugin."""
+    register_gloo()
+    limit_cache_hits()
+
+
+def limit_cache_hits() -> None:
+    """Make vLLM's cache lookup obey `MOST_CACHED`.
+
+    vLLM computes logprobs of a prompt only behind the cache hit, which covers a whole turn that was sampled here.
+    vLLM's own setting `skip_reading_prefix_cache` avoids the hit altogether, and computes the whole context again.
+    """
+    from vllm.v1.core.kv_cache_manager import KVCacheManager
+
+    lookup: Any = KVCacheManager.get_computed_blocks
+    if hasattr(lookup, "__wrapped__"):
+        return
+
+    def limited(self: KVCacheManager, request: Any) -> Any:
+        extra_args = request.sampling_params and request.sampling_params.extra_args
+        most = (extra_args or {}).get(MOST_CACHED)
+        return lookup(self, request if most is None else _Shorter(request, most))
+
+    limited.__wrapped__ = lookup  # type: ignore[attr-defined]
+    KVCacheManager.get_computed_blocks = limited
+
+
+class _Shorter:
+    """A request as the lookup sees it: it may hit all tokens but the last, so one token more is left of it."""
+
+    def __init__(self, request: Any, most_cached: int) -> None:
+        self._request, self.num_tokens = request, min(most_cached + 1, request.num_tokens)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._request, name)

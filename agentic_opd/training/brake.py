@@ -1,0 +1,308 @@
+"""The brake: evaluate pushed weights on held-out tasks, remember the good versions, and find a fall (I/O).
+
+    push -> evaluate -> good: keep the checkpoint | bad: load the best kept version, push it as a new version, stop
+
+A version's evaluation is a command that writes `samples.jsonl`, as `agentic-opd evaluate` does. Every verdict is a line
+of `brake.jsonl`, written before the trainer acts on it, so that a killed trainer resumes where it was.
+"""
+
+import asyncio
+import json
+import logging
+import os
+import shlex
+import signal
+import sys
+import time
+from asyncio.subprocess import DEVNULL, STDOUT, Process
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from math import sqrt
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
+
+from agentic_opd.core.errors import ConfigError, OPDError
+from agentic_opd.core.exit_codes import EXIT_OK, EXIT_USAGE
+from agentic_opd.core.processes import end_of, end_with_parent
+from agentic_opd.training.config import TrainerConfig
+from agentic_opd.wire.files import JsonLines, whole_lines
+from agentic_opd.wire.group import ScoredGroup
+
+logger = logging.getLogger(__name__)
+
+_END_S = 10.0
+"""Seconds that an interrupted evaluation may take to end."""
+
+
+class EvaluationFailedError(OPDError):
+    """An evaluation gave no scores of the pushed version; a later one may."""
+
+
+class Fall(NamedTuple):
+    """Comparison of a version with an earlier one on the same tasks."""
+
+    version: int
+    """The earlier version."""
+    difference: float
+    """Mean of the tasks' scores now minus then."""
+    standard_errors: float
+    """The difference in its standard errors; 0 if every task has the same score in both."""
+
+
+class Roll(NamedTuple):
+    """A roll-back, begun or done."""
+
+    bad: int
+    """The version that was found worse."""
+    to: int
+    """The version whose weights replace it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """A version that was evaluated."""
+
+    number: int
+    scores: Mapping[str, float]
+    """Mean score by task id."""
+
+    @property
+    def mean(self) -> float:
+        """Mean score of the tasks."""
+        return fmean(self.scores.values())
+
+
+def compare(now: Version, then: Version) -> Fall:
+    """Compare the scores of two versions task by task.
+
+    The standard error is that of the mean difference if both versions were equal: each task's difference would have
+    either sign with the same probability, so the sum of n differences d has the variance sum d^2. Pairs cancel what
+    distinguishes the tasks. |standard_errors| is at most sqrt(n), and a fall of at least z standard errors has a
+    probability of at most exp(-z^2 / 2) between equal versions, for any n and any distribution of scores (Hoeffding,
+    1963, on sums of random signs).
+
+    Raises:
+        EvaluationFailedError: the versions were evaluated on different tasks.
+    """
+    if now.scores.keys() != then.scores.keys():
+        raise EvaluationFailedError(
+            f"version {now.number} was evaluated on other tasks than version {then.number}, so they can't be compared: "
+            "the evaluation's tasks must stay the same, or brake.command must change with them"
+        )
+    differences = [score - then.scores[task] for task, score in now.scores.items()]
+    spread = sqrt(sum(difference**2 for difference in differences))
+    return Fall(then.number, fmean(differences), sum(differences) / spread if spread else 0.0)
+
+
+class Brake:
+    """The good versions of a run, its withdrawn ones, and the evaluation that decides between them.
+
+    Only the trainer's first process uses it.
+    """
+
+    def __init__(self, config: TrainerConfig) -> None:
+        """Read the verdicts of the run that is resumed, if any."""
+        self._config, self._settings = config, config.brake
+        self.path, self._folder = config.output_dir / "brake.jsonl", config.output_dir / "brake"
+        self._process: Process | None = None
+        self._is_interrupted = False
+        self.kept: list[Version] = []
+        """The last good versions and the best one, in the order of their numbers; `brake.kept` of them at most."""
+        self.withdrawn: list[range] = []
+        """Versions of which nothing may be learned."""
+        self.rolling: Roll | None = None
+        """A roll-back that was begun and not finished."""
+        if config.resume and self.path.exists():
+            rows = [json.loads(line) for line, _ in whole_lines(self.path)]
+            for row in rows:
+                self._apply(row)
+            if self.rolling is None and any(row.get("command") != self._settings.command for row in rows[-1:]):
+                self.kept = []  # Scores of another evaluation can't be compared.
+
+    @property
+    def is_on(self) -> bool:
+        """Whether there is an evaluation."""
+        return self._settings.command is not None
+
+    @property
+    def best(self) -> Version:
+        """The kept version with the highest mean score, the newest one of several."""
+        return best_of(self.kept)
+
+    @property
+    def numbers(self) -> set[int]:
+        """The numbers of the kept versions."""
+        return {one.number for one in self.kept}
+
+    def knows(self, version: int) -> bool:
+        """Return whether a version was found good and is kept."""
+        return version in self.numbers
+
+    def is_withdrawn(self, group: ScoredGroup) -> bool:
+        """Return whether a turn of the group was sampled by a withdrawn version.
+
+        Without records only the oldest version is known, so every group that began before the last roll-back counts.
+        """
+        if not self.withdrawn or group.weight_version is None:
+            return False
+        if any(one.turns is None for one in group.rollouts):
+            return group.weight_version < self.withdrawn[-1].stop
+        versions = {turn.weight_version for one in group.rollouts for turn in one.turns or ()}
+        return any(version in bad for version in (*versions, group.weight_version) for bad in self.withdrawn)
+
+    async def evaluate(self, number: int) -> Version | None:
+        """Evaluate the served weights, which are version `number`; None if `interrupt` ended the evaluation.
+
+        Raises:
+            ConfigError: the command refused its settings, or there are too few tasks for a fall to reach the bound.
+            EvaluationFailedError: the command failed, or other weights were served meanwhile.
+        """
+        folder = self._folder / f"step-{number:06d}"
+        folder.mkdir(parents=True, exist_ok=True)
+        log, samples = folder / "log.txt", folder / "samples.jsonl"
+        samples.unlink(missing_ok=True)
+        with log.open("wb") as output:
+            process = await asyncio.create_subprocess_exec(
+                *self._command(folder),
+                stdin=DEVNULL,
+                stdout=output,
+                stderr=STDOUT,
+                env=self._variables(),
+                start_new_session=True,
+                preexec_fn=end_with_parent,
+            )
+        self._process = process
+        try:
+            code = await process.wait()
+        finally:
+            self._process = None
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        if self._is_interrupted:
+            return None
+        if code != EXIT_OK:
+            kind = ConfigError if code == EXIT_USAGE else EvaluationFailedError
+            raise kind(f"the evaluation of version {number} ended with code {code}. The end of {log}:\n{end_of(log)}")
+        scores = read_scores(samples, number)
+        if len(scores) < self._settings.bound**2:
+            raise ConfigError(
+                f"brake.command evaluates {len(scores)} tasks, and no fall of so few reaches brake.bound "
+                f"{self._settings.bound:g}: evaluate at least {int(self._settings.bound**2) + 1} tasks, or lower the "
+                "bound"
+            )
+        return Version(number, scores)
+
+    def _command(self, folder: Path) -> list[str]:
+        words = shlex.split(self._settings.command or "")
+        if words[0] == "agentic-opd":
+            words[:1] = [sys.executable, "-m", "agentic_opd"]
+        urls = ",".join(f"{url.rstrip('/').removesuffix('/v1')}/v1" for url in self._config.vllm_urls)
+        places = ("--env.data_dir_to_save_evals", str(folder), "--env.overwrite", "true")
+        return [*words, "--openai.base_url", urls, *places]
+
+    def _variables(self) -> dict[str, str]:
+        key = self._config.vllm_api_key
+        return {**os.environ, **({"VLLM_API_KEY": key.get_secret_value()} if key else {})}
+
+    def interrupt(self) -> bool:
+        """End the evaluation under way; return whether there was one."""
+        if (process := self._process) is None:
+            return False
+        self._is_interrupted = True
+        with suppress(ProcessLookupError):
+            process.terminate()
+        asyncio.get_running_loop().call_later(_END_S, _kill, process)
+        return True
+
+    def falls(self, version: Version) -> list[Fall]:
+        """Compare a version with every kept one.
+
+        Raises:
+            EvaluationFailedError: as `compare`.
+        """
+        return [compare(version, then) for then in self.kept]
+
+    def is_bad(self, falls: Sequence[Fall]) -> bool:
+        """Return whether one of the falls reaches the bound."""
+        return any(fall.standard_errors <= -self._settings.bound for fall in falls)
+
+    def note(self, version: Version, falls: Sequence[Fall], seconds: float) -> Roll | None:
+        """Record the verdict on a version durably; return the roll-back that a bad one needs."""
+        row: dict[str, Any] = {"version": version.number, "verdict": "good", "mean": version.mean}
+        row |= {"tasks": len(version.scores), "seconds": round(seconds, 1)}
+        row["falls"] = [fall._asdict() for fall in falls]
+        if self.is_bad(falls):
+            row |= {"verdict": "bad", "to": self.best.number}
+        self._write({**row, "scores": version.scores})
+        return self.rolling
+
+    def done(self, roll: Roll, number: int) -> None:
+        """Record that a roll-back is saved as version `number`."""
+        self._write({"version": number, "verdict": "rolled_back", "bad": roll.bad, "to": roll.to})
+
+    def _write(self, row: Mapping[str, Any]) -> None:
+        lines = JsonLines(self.path, is_continued=True)
+        try:
+            lines.write({**row, "command": self._settings.command, "time": time.time()}, durable=True)
+        finally:
+            lines.close()
+        self._apply(row)
+
+    def _apply(self, row: Mapping[str, Any]) -> None:
+        number = row["version"]
+        if row["verdict"] == "bad":
+            self.rolling = Roll(number, row["to"])
+            return
+        replaced, scores = number, row.get("scores", {})
+        if row["verdict"] == "rolled_back":
+            replaced = row["to"]
+            scores = next(one.scores for one in self.kept if one.number == replaced)
+            self.withdrawn.append(range(replaced + 1, number))
+            self.rolling = None
+        others = [one for one in self.kept if one.number != replaced]
+        self.kept = kept_of(others, Version(number, scores), most=self._settings.kept)
+
+
+def best_of(versions: Sequence[Version]) -> Version:
+    """Return the version with the highest mean score, the newest one of several."""
+    return max(versions, key=lambda one: (one.mean, one.number))
+
+
+def kept_of(kept: Sequence[Version], new: Version, *, most: int) -> list[Version]:
+    """Add a good version, and drop the oldest ones beyond `most`, but not the best one."""
+    versions = [*kept, new]
+    best = best_of(versions)
+    while len(versions) > most:
+        versions.remove(next(one for one in versions if one is not best))
+    return versions
+
+
+def _kill(process: Process) -> None:
+    if process.returncode is None:
+        with suppress(ProcessLookupError):
+            process.kill()
+
+
+def read_scores(samples: Path, version: int) -> dict[str, float]:
+    """Return the mean score of each task in a file of samples, of which each was sampled by `version` alone.
+
+    Raises:
+        EvaluationFailedError: the file can't be read, holds no sample, or other weights sampled one.
+    """
+    scores: dict[str, list[float]] = {}
+    try:
+        for line, _ in whole_lines(samples):
+            row = json.loads(line)
+            if row.get("weight_version") not in (None, version):
+                raise EvaluationFailedError(
+                    f"version {version} was to be evaluated, and version {row['weight_version']} answered: does "
+                    "another trainer push to these servers?"
+                )
+            scores.setdefault(row["task_id"], []).append(float(row["score"]))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise EvaluationFailedError(f"{str(samples)!r} holds no samples of an evaluation: {error!r}") from error
+    if not scores:
+        raise EvaluationFailedError(f"{str(samples)!r} holds no sample")
+    return {task: fmean(values) for task, values in scores.items()}

@@ -1,0 +1,347 @@
+"""Read tasks in Harbor's format, of its first and its current schema (I/O).
+
+    NAME/instruction.md         what the agent reads
+    NAME/task.toml              limits, users, network, variables
+    NAME/environment/           Dockerfile, if `docker_image` of task.toml is not on this machine
+    NAME/tests/test.sh          the verifier, which writes a reward
+    NAME/solution/solve.sh      the reference solution
+
+What would run something else than Harbor does is refused by name; other unknown fields are named once in the log.
+"""
+
+import logging
+import re
+import tomllib
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from agentic_opd.core.errors import DatasetError
+from agentic_opd.core.text import well_formed
+from agentic_opd.core.types import Task
+
+logger = logging.getLogger(__name__)
+
+_MEMORY_MB, _STORAGE_MB, _CPUS = 2048, 10_240, 1.0
+"""Harbor's first schema had these defaults; the current one leaves them to the engine."""
+_DEEPEST = 6
+_SHOWN = 20
+_MOST_HIDDEN_BYTES = 2**20
+_REFERENCE = re.compile(r"\$\{([^}:]+)(?::-(.*))?\}", re.DOTALL)
+_CANARY = re.compile(r"<!--.*canary.*-->|#.*canary.*", re.IGNORECASE)
+_UNITS = {"K": 1 / 1024, "M": 1, "G": 1024, "T": 1024**2}
+
+
+# ----------------------------------------------------------------------------------------------------- tables of TOML
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="allow", coerce_numbers_to_str=True)
+
+    def unknown(self, place: str) -> Iterator[str]:
+        """Yield the names of the fields that are not declared here, in this table and in those below."""
+        yield from (f"{place}{name}" for name in self.model_extra or ())
+        for name in type(self).model_fields:
+            table = getattr(self, name)
+            if isinstance(table, _Table):
+                yield from table.unknown(f"[{name}] ")
+
+
+_Network = Literal["no-network", "public", "allowlist"] | None
+
+
+class Healthcheck(_Table):
+    """A command that succeeds when the container is ready; the meaning of the fields is Docker's."""
+
+    command: str
+    interval_sec: float = Field(default=5.0, ge=0)
+    timeout_sec: float = Field(default=30.0, gt=0)
+    start_period_sec: float = Field(default=0.0, ge=0)
+    start_interval_sec: float = Field(default=5.0, ge=0)
+    retries: int = Field(default=3, ge=1)
+
+
+class _Environment(_Table):
+    docker_image: str | None = None
+    build_timeout_sec: float = Field(default=600.0, gt=0)
+    os: str = "linux"
+    cpus: float | None = Field(default=None, gt=0)
+    memory_mb: int | None = Field(default=None, gt=0)
+    memory: str | None = None
+    storage_mb: int | None = Field(default=None, gt=0)
+    storage: str | None = None
+    gpus: int | None = None
+    gpu_types: list[str] | None = None
+    tpu: Any = None
+    mcp_servers: list[Any] = []
+    env: dict[str, str] = {}
+    skills_dir: str | None = None
+    healthcheck: Healthcheck | None = None
+    workdir: str | None = None
+    network_mode: _Network = None
+    allowed_hosts: list[str] | None = None
+    allow_internet: bool | None = None
+
+    def megabytes(self, name: str, default: int) -> int:
+        """Return `NAME_mb`, or `NAME`, a text as `2G`.
+
+        Raises:
+            ValueError: the text is no size, or the fields contradict each other.
+        """
+        number, text = getattr(self, f"{name}_mb"), getattr(self, name)
+        if text is None:
+            return number or default
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT])i?B?\s*", text, re.IGNORECASE)
+        if match is None:
+            raise ValueError(f"[environment] {name} = {text!r}, expected a size as '2G' or '512M'")
+        size = int(float(match[1]) * _UNITS[match[2].upper()])
+        if size < 1 or number not in (None, size):
+            raise ValueError(f"[environment] {name} = {text!r}, but {name}_mb = {number}")
+        return size
+
+
+class _Agent(_Table):
+    timeout_sec: float | None = Field(default=None, gt=0)
+    user: str | None = None
+    network_mode: _Network = None
+    allowed_hosts: list[str] | None = None
+
+
+class _Verifier(_Agent):
+    timeout_sec: float | None = Field(default=600.0, gt=0)
+    env: dict[str, str] = {}
+    environment_mode: Literal["shared", "separate"] | None = None
+    environment: Any = None
+    collect: list[Any] = []
+
+
+class _Solution(_Table):
+    env: dict[str, str] = {}
+
+
+class _TaskFile(_Table):
+    version: str = ""
+    schema_version: str = ""
+    task: dict[str, Any] = {}
+    metadata: dict[str, Any] = {}
+    source: str | None = None
+    artifacts: list[Any] = []
+    steps: list[Any] | None = None
+    multi_step_reward_strategy: str | None = None
+    environment: _Environment = _Environment()
+    agent: _Agent = _Agent()
+    verifier: _Verifier = _Verifier()
+    solution: _Solution = _Solution()
+
+    def refused(self) -> Iterator[str]:
+        """Yield what the file asks for and this package does not have."""
+        environment, verifier = self.environment, self.verifier
+        base = environment.network_mode
+        if base is None and environment.allow_internet is not None:
+            base = "public" if environment.allow_internet else "no-network"
+        modes = {mode for mode in (base, self.agent.network_mode, verifier.network_mode) if mode is not None}
+        asked = {
+            "[[steps]]: tasks of several steps": bool(self.steps),
+            f"[environment] os = {environment.os!r}": environment.os.lower() != "linux",
+            "[environment] gpus": bool(environment.gpus),
+            "[environment] tpu": environment.tpu is not None,
+            "[environment] mcp_servers": bool(environment.mcp_servers),
+            "network_mode allowlist": "allowlist" in modes,
+            "a network for the agent but not the verifier, or the reverse": "public" in modes and len(modes) > 1,
+            "[verifier] environment_mode separate": verifier.environment_mode == "separate",
+            "[verifier.environment]": verifier.environment is not None,
+            "[[verifier.collect]]": bool(verifier.collect),
+        }
+        yield from (what for what, is_asked in asked.items() if is_asked)
+
+    def has_network(self, *, default: bool) -> bool:
+        """Return whether the container has a network."""
+        modes = [self.agent.network_mode, self.verifier.network_mode, self.environment.network_mode]
+        if said := [mode for mode in modes if mode is not None]:
+            return said[0] == "public"
+        return default if self.environment.allow_internet is None else self.environment.allow_internet
+
+
+# ---------------------------------------------------------------------------------------------------------- the tasks
+
+
+@dataclass(frozen=True, slots=True)
+class HarborTask:
+    """A task as its folder describes it; `Task.data` of the world's tasks."""
+
+    folder: Path
+    image: str | None
+    """Image by name, used if it is on this machine or there is no Dockerfile."""
+    build_timeout_s: float
+    workdir: str | None
+    """None: the image's."""
+    cpus: float
+    memory_mb: int
+    disk_mb: int
+    has_network: bool
+    healthcheck: Healthcheck | None
+    variables: Mapping[str, str]
+    agent_user: str | None
+    """None: the image's user; likewise for the verifier."""
+    verifier_user: str | None
+    verifier_timeout_s: float
+    verifier_variables: Mapping[str, str]
+    solution_variables: Mapping[str, str]
+    hidden: tuple[str, ...]
+    """Texts of the verifier's files: those of Python, then the others."""
+
+    @property
+    def dockerfile(self) -> Path:
+        """Path of the Dockerfile; it may not exist."""
+        return self.folder / "environment" / "Dockerfile"
+
+
+def read_tasks(
+    folder: Path, variables: Mapping[str, str], *, has_network: bool = False, skip_broken: bool = False
+) -> list[Task]:
+    """Return the tasks in a folder, sorted by id: the task's path below the folder.
+
+    Args:
+        folder: A task, or a folder with tasks at most six levels deep.
+        variables: Values of `${NAME}` in tables of variables.
+        has_network: Network of tasks that do not mention it.
+        skip_broken: Skip tasks with a problem, with a warning, instead of failing.
+
+    Raises:
+        DatasetError: there is no task, or tasks have problems; the message names all of them.
+    """
+    if not folder.is_dir():
+        raise DatasetError(f"tasks_dir: there is no folder {str(folder)!r}")
+    places = [folder] if (folder / "task.toml").is_file() else sorted(_below(folder, _DEEPEST))
+    if not places:
+        raise DatasetError(f"tasks_dir {str(folder)!r} holds no task: no folder in it has a task.toml")
+    tasks, broken, unknown = list[Task](), list[str](), Counter[str]()
+    for place in places:
+        task_id = place.name if place == folder else place.relative_to(folder).as_posix()
+        try:
+            tasks.append(_read_task(task_id, place, variables, has_network, unknown))
+        except (ValueError, OSError) as error:
+            broken.append(f"{task_id}: {error}")
+    for name, count in unknown.items():
+        logger.warning("task.toml: %s is unknown here and has no effect (%d tasks)", name, count)
+    if broken:
+        rest = f"\n... and {len(broken) - _SHOWN} more" if len(broken) > _SHOWN else ""
+        said = f"{len(broken)} of {len(places)} tasks in {str(folder)!r} can't be run:\n"
+        said += "\n".join(f"  {one}" for one in broken[:_SHOWN]) + rest
+        if not (skip_broken and tasks):
+            raise DatasetError(f"{said}\nSkip such tasks with env.dataset_skip_broken.")
+        logger.warning("%s", said)
+    return tasks
+
+
+def _below(folder: Path, depth: int) -> Iterator[Path]:
+    for path in folder.iterdir():
+        if path.name.startswith(".") or path.is_symlink() or not path.is_dir():
+            continue
+        if (path / "task.toml").is_file():
+            yield path
+        elif depth > 1:
+            yield from _below(path, depth - 1)
+
+
+def _read_task(
+    task_id: str, folder: Path, variables: Mapping[str, str], has_network: bool, unknown: Counter[str]
+) -> Task:
+    """Return one task, and count its unknown fields.
+
+    Raises:
+        ValueError, OSError: it can't be run; the message says why.
+    """
+    try:
+        file = _TaskFile.model_validate(tomllib.loads((folder / "task.toml").read_text("utf-8")))
+    except ValidationError as error:
+        wrong = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg'].lower()}" for one in error.errors())
+        raise ValueError(f"task.toml: {wrong}") from None
+    unknown.update(file.unknown(""))
+    unknown.update(["[environment] skills_dir"] if file.environment.skills_dir else [])
+    data = _read_data(folder, file, variables, has_network)
+    limit_s = file.agent.timeout_sec
+    return Task(
+        task_id,
+        _instruction(folder),
+        hidden_tests=next((text for text in data.hidden if text.strip()), None),
+        data=data,
+        limits={} if limit_s is None else {"agent_timeout_s": limit_s},
+    )
+
+
+def _read_data(folder: Path, file: _TaskFile, variables: Mapping[str, str], has_network: bool) -> HarborTask:
+    environment, tests = folder / "environment", folder / "tests"
+    refused = list(file.refused())
+    for name in ("docker-compose.yaml", "docker-compose.yml", "compose.yaml", "compose.yml"):
+        refused += [f"environment/{name}: containers of several services"] if (environment / name).exists() else []
+    if (folder / "trajectory.json").exists():
+        refused.append("trajectory.json: a conversation before the task")
+    if refused:
+        raise ValueError(f"not supported: {'; '.join(refused)}")
+    if not (tests / "test.sh").is_file():
+        raise ValueError("there is no tests/test.sh")
+    if file.environment.docker_image is None and not (environment / "Dockerfile").is_file():
+        raise ValueError("there is neither [environment] docker_image nor environment/Dockerfile")
+
+    def known(table: str, given: Mapping[str, str]) -> dict[str, str]:
+        return {name: _resolved(f"[{table}] {name}", value, variables) for name, value in given.items()}
+
+    return HarborTask(
+        folder=folder.absolute(),
+        image=file.environment.docker_image,
+        build_timeout_s=file.environment.build_timeout_sec,
+        workdir=file.environment.workdir,
+        cpus=file.environment.cpus or _CPUS,
+        memory_mb=file.environment.megabytes("memory", _MEMORY_MB),
+        disk_mb=file.environment.megabytes("storage", _STORAGE_MB),
+        has_network=file.has_network(default=has_network),
+        healthcheck=file.environment.healthcheck,
+        variables=known("environment.env", file.environment.env),
+        agent_user=file.agent.user,
+        verifier_user=file.verifier.user,
+        verifier_timeout_s=file.verifier.timeout_sec or 600.0,
+        verifier_variables=known("verifier.env", file.verifier.env),
+        solution_variables=known("solution.env", file.solution.env),
+        hidden=_hidden_texts(tests),
+    )
+
+
+def _instruction(folder: Path) -> str:
+    """Return the instruction without the marks at its start against its use as training data."""
+    lines = (folder / "instruction.md").read_text("utf-8").split("\n")
+    while lines and (not lines[0].strip() or _CANARY.fullmatch(lines[0].strip())):
+        del lines[0]
+    text = well_formed("\n".join(lines).strip())
+    if not text:
+        raise ValueError("instruction.md is empty")
+    return text
+
+
+def _resolved(place: str, value: str, variables: Mapping[str, str]) -> str:
+    match = _REFERENCE.fullmatch(value)
+    if match is None:
+        return value
+    name, default = match.groups()
+    if name in variables:
+        return variables[name]
+    if default is None:
+        raise ValueError(f"{place} needs a value: set env.tasks_variables to {{{name}: ...}}")
+    return default
+
+
+def _hidden_texts(tests: Path) -> tuple[str, str]:
+    """Return the texts of the tests' Python files, and of their other files."""
+    python, others, left = list[str](), list[str](), _MOST_HIDDEN_BYTES
+    for path in sorted(tests.rglob("*")):
+        if path.is_symlink() or not path.is_file() or path.stat().st_size > left:
+            continue
+        content = path.read_bytes()
+        if b"\0" not in content:
+            left -= len(content)
+            (python if path.suffix == ".py" else others).append(well_formed(content.decode(errors="replace")))
+    return "\n\n".join(python), "\n\n".join(others)

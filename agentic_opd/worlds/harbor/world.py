@@ -1,0 +1,385 @@
+"""The world of Harbor tasks: a container of the task's image, a terminal and file tools in it, and the task's tests.
+
+    agent (its user, /tests empty) -> container stopped -> tests copied -> container started -> tests/test.sh -> reward
+
+The tests run in the container as the agent left it, as the format wants. The stop ends every process of the agent;
+/tests and /logs/verifier are emptied and filled from outside while nothing runs. An agent that is root can still
+replace programs that the tests use: docs/harbor.md.
+"""
+
+import asyncio
+import contextlib
+import io
+import os
+import shlex
+import shutil
+import tarfile
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from agentic_opd.core.authors import Authors
+from agentic_opd.core.errors import ConfigError, SandboxError, WorldError
+from agentic_opd.core.types import Message, ProgramRun, Task, ToolCall, ToolResult, Verification, VerifyOutcome
+from agentic_opd.sandboxes.docker import Engine
+from agentic_opd.sandboxes.folders import remove_tree
+from agentic_opd.sandboxes.program import Program, run_program
+from agentic_opd.sandboxes.protocol import CommandResult, Limits, Mount
+from agentic_opd.sandboxes.task_container import TaskContainer, TaskPlace
+from agentic_opd.worlds.coding.config import CodingConfig
+from agentic_opd.worlds.coding.tools import READING_TOOLS, TOOL_SPECS, run_tool
+from agentic_opd.worlds.harbor.config import HarborConfig
+from agentic_opd.worlds.harbor.images import Images
+from agentic_opd.worlds.harbor.tasks import HarborTask, Healthcheck, read_tasks
+from agentic_opd.worlds.harbor.verdict import judged, spoken
+from agentic_opd.worlds.split import split_tasks
+
+SYSTEM_PROMPT = """\
+You solve tasks on a Linux machine, with a terminal and file tools, until the task is done.
+
+How to work:
+- Read the task to its end first: what must exist in the end, where, and in which form.
+- Look around before you change anything. Take small steps, and check the result of each.
+- When something fails, find the cause before you go on.
+- Tests that you do not see decide in the end. Do not change what the task does not ask you to change.
+
+How to end:
+- When the task is done and you have checked it, answer with one short sentence and no tool call."""
+
+_LOGS, _TESTS, _SOLUTION = "/logs", "/tests", "/solution"
+_LOG_FOLDERS = ("agent", "verifier", "artifacts")
+_PROCESSES = 1024
+_AGENT_TIMEOUT_S = 600.0
+_READ_TIMEOUT_S = 30.0
+_TESTS_ALONE = Verification(
+    VerifyOutcome.CRASHED, 0, 1, "The container ended before the tests.", "The container ended before the tests."
+)
+
+# The work directory's files first, then all others that are newer than the episode. Works with busybox too.
+_CHANGED = r"""
+caches="-name .git -o -name __pycache__ -o -name node_modules -o -name .pytest_cache -o -name .venv"
+small="-type f -size -2049"
+{ [ "$PWD" = / ] || find "$PWD" -xdev \( $caches \) -prune -o $small -print
+  find / -xdev \( -path /proc -o -path /sys -o -path /dev -o -path /logs -o -path /tests -o -path /solution \
+    -o -path /tmp -o -path /var/cache -o -path /var/lib -o -path /var/log -o -path "$PWD/*" -o $caches \) -prune \
+    -o $small -newer /tests -print
+} 2>/dev/null | head -n 200 | tar -cf - -T - 2>/dev/null
+"""
+"""Writes an archive of the files that the verdict may be about."""
+
+
+def _tools() -> list[dict[str, Any]]:
+    """Return the coding world's tools, described for any machine and any task."""
+    tools = deepcopy(TOOL_SPECS)
+    for tool in tools:
+        function = tool["function"]
+        for name, about in function["parameters"]["properties"].items():
+            if name == "path":
+                about["description"] = "Path of the file, absolute or relative to the current directory."
+            if name == "command":
+                about["description"] = "The command line, for example: ls -la"
+        if function["name"] == "terminal":
+            function["description"] = (
+                "Run a shell command with bash in the current directory and return what it prints, stdout and stderr "
+                "together. A command that fails returns its exit code in the last line. Each call starts a new shell: "
+                "files and background processes are kept, changed directories and variables are not. There is no "
+                "input. A command that takes too long is stopped, with all background processes, and a long output is "
+                "cut in the middle."
+            )
+    return tools
+
+
+@dataclass(frozen=True, slots=True)
+class HarborLeft:
+    """The verdict on an episode, given in its container."""
+
+    verdict: Verification
+
+
+class HarborSession:
+    """One episode's container; see `core.types.WorldSession`."""
+
+    def __init__(self, world: "HarborWorld", task: Task, container: TaskContainer) -> None:
+        self._world, self._task, self._container = world, task, container
+        self._authors, self._has_begun = Authors(task.prompt), False
+        self._left_s = float(task.limits.get("agent_timeout_s", world.agent_timeout_s))
+        """Seconds that commands of the agent may still take together."""
+
+    async def run_tool(self, call: ToolCall) -> ToolResult:
+        """Run one call in the container, and record whether it changed files that the verdict may be about."""
+        if self._left_s <= 0:
+            return ToolResult("Error: the time of this task is used up; no command runs any more.", is_error=True)
+        if not self._has_begun:
+            self._authors.given(await self.judged_files())
+            self._has_begun = True
+        config = self._world.config
+        config = config.model_copy(update={"tool_timeout_s": min(config.tool_timeout_s, self._left_s)})
+        start = time.monotonic()
+        result = await run_tool(call, self._container, config)
+        self._left_s -= time.monotonic() - start
+        if call.name in READING_TOOLS:
+            return result
+        files = await self.judged_files()
+        return replace(result, is_change=await asyncio.to_thread(self._authors.changed, files))
+
+    async def run_program(self, program: Program) -> ProgramRun:
+        """Run an agent program to its end."""
+        return await run_program(self._container, program)
+
+    async def judged_files(self) -> dict[str, bytes]:
+        """Return the files of the work directory and the others changed since the episode began, by path.
+
+        At most 200 files of at most 1 MiB; none if the image has no `find` and `tar`.
+        """
+        result = await self._container.run_beside(_CHANGED, _READ_TIMEOUT_S)
+        return await asyncio.to_thread(_unpacked, result.output)
+
+    async def user_reply(self, messages: Sequence[Message]) -> str | None:
+        """Return None: the task has no user."""
+        return None
+
+    async def collect(self, messages: Sequence[Message] = ()) -> HarborLeft:
+        """Run the tests, and return the verdict."""
+        made_by = self._authors.left() if self._authors.changes else None
+        verdict = await self._world.tested(self._task, self._container, spoken(messages, self._task.prompt))
+        return HarborLeft(replace(verdict, made_by=made_by))
+
+
+class HarborWorld:
+    """Tasks in Harbor's format; see `core.types.World` and docs/harbor.md."""
+
+    runs_programs = True
+
+    def __init__(self, config: Any, system_prompt: str | None = None) -> None:
+        """Store the settings; nothing is started or read yet.
+
+        Args:
+            config: A `CodingConfig` that is also a `HarborConfig`.
+            system_prompt: Replaces the world's system prompt; None keeps it.
+
+        Raises:
+            ConfigError: the sandbox backend has no containers on this machine.
+        """
+        assert isinstance(config, CodingConfig)
+        assert isinstance(config, HarborConfig)
+        if config.sandbox_backend != "docker":
+            raise ConfigError(
+                f"the world harbor runs tasks in containers of docker or podman on this machine: set sandbox_backend "
+                f"docker (and sandbox_container_command), got {config.sandbox_backend}"
+            )
+        self.config: CodingConfig = config
+        self._harbor: HarborConfig = config
+        self.system_prompt = system_prompt or SYSTEM_PROMPT
+        self.tools: Sequence[dict[str, Any]] = _tools()
+        self.agent_timeout_s = float(getattr(config, "agent_timeout_s", _AGENT_TIMEOUT_S))
+        self._engine = Engine(tuple(shlex.split(config.sandbox_container_command)))
+        self._images = Images(self._engine)
+        self._tasks: list[Task] = []
+
+    async def train_and_eval_tasks(self) -> tuple[list[Task], list[Task]]:
+        """Return the tasks to train and to evaluate on; all for both if there are so few that one share is empty.
+
+        Raises:
+            DatasetError: there is no task, or some can't be run.
+        """
+        tasks, share = await self.read_tasks(), self.config.eval_fraction
+        train, evaluation = split_tasks(tasks, share, self.config.eval_seed)
+        if 0 < share < 1 and not (train and evaluation):
+            return tasks, tasks
+        return train, evaluation
+
+    async def read_tasks(self) -> list[Task]:
+        """Return all tasks of the settings.
+
+        Raises:
+            DatasetError: there is no task, or some can't be run.
+        """
+        given = self._harbor
+        assert given.tasks_dir is not None
+        tasks = await asyncio.to_thread(
+            read_tasks,
+            given.tasks_dir,
+            given.tasks_variables,
+            has_network=given.tasks_network,
+            skip_broken=self.config.dataset_skip_broken,
+        )
+        self._tasks = tasks[: self.config.dataset_limit]
+        return self._tasks
+
+    @asynccontextmanager
+    async def session(self, task: Task) -> AsyncGenerator[HarborSession]:
+        """Open a session in a fresh container of the task."""
+        async with self.program_session(task, ()) as session:
+            yield session
+
+    @asynccontextmanager
+    async def program_session(self, task: Task, mounts: Sequence[Mount]) -> AsyncGenerator[HarborSession]:
+        """Open a session as `session` does, in a container that also sees `mounts` of this machine."""
+        async with self._container(task, mounts, (_LOGS, _TESTS)) as container:
+            yield HarborSession(self, task, container)
+
+    @asynccontextmanager
+    async def _container(
+        self, task: Task, mounts: Sequence[Mount], folders: tuple[str, ...]
+    ) -> AsyncGenerator[TaskContainer]:
+        data = task.data
+        assert isinstance(data, HarborTask)
+        image = await self._images.of(data)
+        limits = Limits(memory_mb=data.memory_mb, disk_mb=data.disk_mb, processes=_PROCESSES)
+        place = TaskPlace(
+            workdir=data.workdir or image.workdir,
+            user=data.agent_user,
+            cpus=data.cpus,
+            has_network=data.has_network,
+            variables=data.variables,
+            folders=folders,
+        )
+        command = self.config.sandbox_container_command
+        async with TaskContainer(command, image.name, limits, place, mounts) as container:
+            await asyncio.to_thread(_renew_logs, container.host_folder(_LOGS))
+            await _wait_until_healthy(container, data)
+            yield container
+
+    async def tested(self, task: Task, container: TaskContainer, public: str) -> Verification:
+        """Run the tests in a container that the agent has left; `public` is all that it has read or written.
+
+        Raises:
+            SandboxError: the container does not work.
+        """
+        data: HarborTask = task.data
+        logs, tests = container.host_folder(_LOGS), container.host_folder(_TESTS)
+        if not self._harbor.tasks_keep_processes:
+            await container.stop()
+        await asyncio.to_thread(_renew_logs, logs)
+        await asyncio.to_thread(_fill, tests, data.folder / "tests")
+        if not self._harbor.tasks_keep_processes:
+            await container.start()
+            await _wait_until_healthy(container, data)
+        variables = {"TEST_DIR": _TESTS, **data.verifier_variables}
+        user, limit_s = data.verifier_user, data.verifier_timeout_s
+        result = await container.run(f"{_TESTS}/test.sh", limit_s, user=user, variables=variables)
+        secrets = {*data.verifier_variables.values()}
+        return await asyncio.to_thread(judged, result, logs / "verifier", data.hidden, public, secrets)
+
+    async def solved(self, task: Task) -> Verification:
+        """Run the reference solution as the agent, then the tests.
+
+        Raises:
+            WorldError: the task has no solution, or no image.
+            SandboxError: the container does not work.
+        """
+        data: HarborTask = task.data
+        if not (data.folder / "solution" / "solve.sh").is_file():
+            raise WorldError("there is no solution/solve.sh")
+        async with self._container(task, (), (_LOGS, _TESTS, _SOLUTION)) as container:
+            await asyncio.to_thread(_fill, container.host_folder(_SOLUTION), data.folder / "solution")
+            variables = {"DEBIAN_FRONTEND": "noninteractive", **data.solution_variables}
+            limit_s = float(task.limits.get("agent_timeout_s", self.agent_timeout_s))
+            ran = await container.run(f"{_SOLUTION}/solve.sh", limit_s, variables=variables)
+            verdict = await self.tested(task, container, task.prompt)
+        end = "reached a limit" if ran.is_over_limit else f"exit code {ran.exit_code}"
+        return replace(verdict, report=f"{verdict.report}\nsolve.sh: {end}\n{ran.text.strip()[-2000:]}".strip())
+
+    async def verify(self, task: Task, left: HarborLeft | None) -> Verification:
+        """Return the verdict; without a container there is none to give, and no check passed."""
+        return _TESTS_ALONE if left is None else left.verdict
+
+    async def check_engine(self) -> None:
+        """Remove leftovers of killed runs; raise SandboxError unless the engine runs."""
+        await self._engine.remove_leftovers()
+
+    async def check(self) -> None:
+        """Remove leftovers of killed runs, and start a container of the first task.
+
+        Raises:
+            SandboxError: containers do not work here.
+        """
+        await self.check_engine()
+        if not self._tasks:
+            await self.read_tasks()
+        try:
+            async with self._container(self._tasks[0], (), ()) as container:
+                result = await container.run("true", _READ_TIMEOUT_S)
+        except WorldError as error:
+            raise SandboxError(str(error)) from error
+        if result.exit_code != 0:
+            raise SandboxError(f"a trivial command failed in a container of {self._tasks[0].task_id}: {result.text!r}")
+
+
+async def _wait_until_healthy(container: TaskContainer, task: HarborTask) -> None:
+    """Wait until the task's health check succeeds.
+
+    Raises:
+        WorldError: it has failed too often.
+    """
+    check = task.healthcheck
+    if check is None:
+        return
+    begin, failures = time.monotonic(), 0
+    while (result := await _probe(container, check)).exit_code != 0 or result.is_over_limit:
+        is_starting = time.monotonic() - begin < check.start_period_sec
+        failures += not is_starting
+        if failures >= check.retries:
+            raise WorldError(f"{task.folder.name}: the health check fails: {result.text.strip()[-500:]!r}")
+        await asyncio.sleep(check.start_interval_sec if is_starting else check.interval_sec)
+
+
+async def _probe(container: TaskContainer, check: Healthcheck) -> CommandResult:
+    return await container.run_beside(check.command, check.timeout_sec)
+
+
+# ---------------------------------------------------------------------------------------------- folders of this machine
+
+
+def _renew_logs(logs: Path) -> None:
+    """Make the folders of logs; whatever the agent left in that of the verifier is removed."""
+    if not logs.is_dir():
+        return
+    _remove(logs / "verifier")
+    for name in _LOG_FOLDERS:
+        folder = logs / name
+        if folder.is_symlink() or not folder.is_dir():
+            _remove(folder)
+            folder.mkdir()
+            folder.chmod(0o777)
+
+
+def _fill(folder: Path, source: Path) -> None:
+    """Replace what is in `folder` by what is in `source`; links stay links, since they mean the container's files.
+
+    Raises:
+        SandboxError: something of the agent can't be removed.
+    """
+    folder.chmod(0o755)
+    for path in folder.iterdir():
+        _remove(path)
+    shutil.copytree(source, folder, symlinks=True, dirs_exist_ok=True, ignore=shutil.ignore_patterns(".harborignore"))
+    for path in (folder, *folder.rglob("*")):
+        if not path.is_symlink():
+            is_program = path.is_dir() or path.suffix == ".sh" or path.stat().st_mode & 0o100
+            path.chmod(path.stat().st_mode | (0o755 if is_program else 0o644))
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        remove_tree(path)
+    else:
+        path.unlink(missing_ok=True)
+    if os.path.lexists(path):
+        raise SandboxError(f"{path} of the agent can't be removed")
+
+
+def _unpacked(archive: bytes) -> dict[str, bytes]:
+    """Return the files of an archive; complete members count if it ends early or is none."""
+    files: dict[str, bytes] = {}
+    ends_early = (tarfile.TarError, ValueError, OverflowError, OSError)
+    with contextlib.suppress(*ends_early), tarfile.open(fileobj=io.BytesIO(archive), mode="r:") as opened:
+        for member in opened:
+            content = opened.extractfile(member) if member.isreg() else None
+            if content is not None:
+                files[member.name.encode(errors="replace").decode()] = content.read()
+    return files

@@ -1,0 +1,2 @@
+#!/bin/bash
+echo "hello earth" > greeting.txt

@@ -1,0 +1,3 @@
+#!/bin/sh
+id -u > uid.txt
+echo "$WORD" > word.txt

@@ -1,0 +1,42 @@
+"""The tests' own tasks in Harbor's format, and the world that runs them in containers of a real engine."""
+
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from agentic_opd.env.config import AgentEnvConfig
+from agentic_opd.sandboxes.docker import LABEL
+from agentic_opd.worlds.harbor.world import HarborWorld
+from tests.support.places import ROOT
+from tests.support.sandbox_backends import ENGINE, start_backend
+
+TASKS = ROOT / "tests" / "harbor_tasks"
+
+
+def why_no_containers() -> str | None:
+    """Why no container can run here; if one can, there is an image from Debian's packages afterwards."""
+    program = shlex.split(ENGINE)[0]
+    if shutil.which(program) is None:
+        return f"{program} is not installed"
+    start_backend("docker", {})
+    return None
+
+
+def settings(tasks: Path, **changes: Any) -> dict[str, Any]:
+    return {
+        **{"world": "harbor", "tasks_dir": str(tasks), "eval_fraction": 0.0},
+        **{"sandbox_backend": "docker", "sandbox_container_command": ENGINE},
+        **changes,
+    }
+
+
+def world(tasks: Path, **changes: Any) -> HarborWorld:
+    return HarborWorld(AgentEnvConfig(**settings(tasks, **changes)))
+
+
+def containers() -> list[str]:
+    """The names of all containers of this package."""
+    listed = [*shlex.split(ENGINE), "ps", "-a", "--filter", f"label={LABEL}", "--format", "{{.Names}}"]
+    return subprocess.run(listed, check=True, capture_output=True, text=True).stdout.split()

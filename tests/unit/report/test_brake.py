@@ -1,0 +1,35 @@
+"""Roll-backs of a trainer as sentences of the report."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from agentic_opd.core.errors import PlaceError
+from agentic_opd.report.brake import brake_notes
+
+
+def test_a_roll_back_is_a_sentence_with_its_figures_and_turns(tmp_path: Path) -> None:
+    file = tmp_path / "brake.jsonl"
+    falls = [
+        {"version": 8, "difference": -0.125, "standard_errors": -2.0},
+        {"version": 12, "difference": -0.25, "standard_errors": -4.0},
+    ]
+    rows = [
+        {"version": 12, "verdict": "good", "mean": 0.75, "tasks": 32, "falls": []},
+        {"version": 15, "verdict": "bad", "mean": 0.5, "tasks": 32, "falls": falls, "to": 12},
+        {"version": 16, "verdict": "rolled_back", "bad": 15, "to": 12},
+    ]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    turns: list[Any] = [SimpleNamespace(weight_version=version) for version in (None, 12, 13, 15, 15, 16)]
+    (note,) = brake_notes(file, turns)
+    assert note.startswith("The brake rolled version 15 back to version 12, which is served as version 16:")
+    assert "over 32 held-out tasks was 0.500, 0.250 (4.0 standard errors) below that of version 12." in note
+    assert " 3 turns of this file were sampled by the withdrawn versions 13 to 15;" in note
+    file.write_text(json.dumps(rows[0]) + "\n")
+    assert brake_notes(file, turns) == []
+    file.write_text("[]\n")
+    with pytest.raises(PlaceError, match="holds no verdicts of a trainer's brake"):
+        brake_notes(file, turns)

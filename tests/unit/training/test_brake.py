@@ -1,0 +1,282 @@
+"""The brake: which falls count, and that worse weights are rolled back everywhere."""
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from agentic_opd.core.errors import ConfigError, RolledBackError, ServerError
+from agentic_opd.training import trainer as trainer_module
+from agentic_opd.training.brake import Brake, EvaluationFailedError, Fall, Roll, Version, compare, kept_of
+from agentic_opd.training.brake import read_scores as scores_of
+from agentic_opd.training.config import TrainerConfig
+from agentic_opd.training.trainer import Trainer
+from agentic_opd.wire.group import ScoredGroup
+from tests.support.served_model import Server
+from tests.support.tiny_model import save_tiny_model
+from tests.support.training import ScriptedClient, make_group
+from tests.unit.distill.fakes import served
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+EVALUATE = """
+import base64, json, math, struct, sys, urllib.request
+options = dict(zip(sys.argv[2::2], sys.argv[3::2]))
+url = options["--openai.base_url"].removesuffix("/v1")
+version = json.load(urllib.request.urlopen(f"{url}/v1/opd/info"))["weight_version"]
+with open(options["--env.data_dir_to_save_evals"] + "/samples.jsonl", "w") as file:
+    for number, ids in enumerate(json.load(open(sys.argv[1]))):
+        body = json.dumps({"sequences": [{"token_ids": ids, "num_scored": len(ids) - 1}], "top_k": 1}).encode()
+        answer = json.load(urllib.request.urlopen(f"{url}/v1/opd/score", body))["results"][0]
+        score = math.exp(struct.unpack("<f", base64.b64decode(answer["actual_logprobs"])[-4:])[0])
+        file.write(json.dumps({"task_id": str(number), "weight_version": version, "score": score}) + "\\n")
+"""
+"""Its tasks are sequences; a task's score is the served policy's probability of the last token."""
+
+
+def version(number: int, *scores: float) -> Version:
+    return Version(number, {str(task): score for task, score in enumerate(scores)})
+
+
+def test_a_fall_is_measured_task_by_task() -> None:
+    one_of_three = compare(version(2, 0.0, 1.0, 0.0), version(1, 1.0, 1.0, 0.0))
+    assert one_of_three == Fall(1, pytest.approx(-1 / 3), pytest.approx(-1.0))
+    assert compare(version(1, *[0.0] * 16), version(0, *[1.0] * 16)).standard_errors == pytest.approx(-4.0)
+    assert compare(version(1, *[0.0] * 16), version(0, *[0.25] * 16)).standard_errors == pytest.approx(-4.0)
+    assert compare(version(1, 0.5, 0.75), version(0, 0.5, 0.75)) == Fall(0, 0.0, 0.0)
+    up_and_down = compare(version(1, 0.0, 1.0, 1.0, 1.0), version(0, 1.0, 0.0, 0.0, 1.0))
+    assert up_and_down == Fall(0, pytest.approx(0.25), pytest.approx(1 / 3**0.5))
+    with pytest.raises(EvaluationFailedError, match="other tasks than version 0"):
+        compare(version(1, 1.0), version(0, 1.0, 1.0))
+
+
+def test_the_best_version_and_the_last_ones_are_kept() -> None:
+    kept: list[Version] = []
+    for number, score in enumerate((0.5, 0.75, 0.25, 0.5, 0.75, 0.5)):
+        kept = kept_of(kept, version(number, score), most=2)
+    assert [one.number for one in kept] == [4, 5]
+    assert [one.number for one in kept_of(kept, version(6, 0.25), most=3)] == [4, 5, 6]
+    assert [one.number for one in kept_of(kept, version(6, 0.25), most=1)] == [4]
+
+
+@pytest.mark.parametrize(("tasks", "samples", "most"), [(16, 1, 0.02), (32, 4, 0.03), (100, 1, 0.08)])
+def test_equal_versions_are_rarely_taken_for_worse_ones(tasks: int, samples: int, most: float) -> None:
+    """Of 300 runs of twenty equal pushes, each sampled anew at temperature 1: the share with a false alarm."""
+    drawn, bound, alarms = np.random.default_rng(0), TrainerConfig(model="").brake.bound, 0
+    for _ in range(300):
+        chances_N = drawn.beta(1, 1, tasks)
+        kept: list[Version] = []
+        for number in range(21):
+            now = version(number, *drawn.binomial(samples, chances_N) / samples)
+            if any(compare(now, then).standard_errors <= -bound for then in kept):
+                alarms += 1
+                break
+            kept = kept_of(kept, now, most=3)
+    assert alarms / 300 <= most
+
+
+def test_samples_of_other_weights_are_no_evaluation(tmp_path: Path) -> None:
+    file = tmp_path / "samples.jsonl"
+    rows = [("a", 3, 1.0), ("a", 3, 0.0), ("b", None, 1.0)]
+    named = [{"task_id": task, "weight_version": number, "score": score} for task, number, score in rows]
+    file.write_text("".join(json.dumps(row) + "\n" for row in named))
+    assert scores_of(file, 3) == {"a": 0.5, "b": 1.0}
+    with pytest.raises(EvaluationFailedError, match="version 3 answered: does another trainer push"):
+        scores_of(file, 4)
+    file.write_text("")
+    with pytest.raises(EvaluationFailedError, match="no sample"):
+        scores_of(file, 3)
+
+
+class Run:
+    """A tiny model, its lessons, and a server whose policy is evaluated by what it has learned of them."""
+
+    def __init__(self, folder: Path, **changes: Any) -> None:
+        self.folder, self.changes = folder, changes
+        self.model = save_tiny_model(folder / "model", "float32", tied=False)
+        self.server = Server(self.model, "float32", adapters=2 if "lora_rank" in changes else 0)
+        self.config = self.make_config()
+        start: Any = self.server.model
+        self.lessons = [make_group(start, seed) for seed in range(8)]
+        tasks = []
+        for group in self.lessons:
+            for one in group.rollouts:
+                assert one.rows is not None
+                tasks.append([*one.tokens_T[:10], one.rows.token_ids_TK[10][1]])
+        (folder / "tasks.json").write_text(json.dumps(tasks))
+        (folder / "evaluate.py").write_text(EVALUATE)
+
+    def make_config(self, **changes: Any) -> TrainerConfig:
+        command = f"{sys.executable} {self.folder / 'evaluate.py'} {self.folder / 'tasks.json'}"
+        places = {"output_dir": self.folder / "train", "weights_dir": self.folder / "weights", "device": "cpu"}
+        values = {"model": str(self.model), "total_steps": 4, "lr": 1e-3, "lr_schedule": "constant", **places}
+        values |= {"epochs_per_batch": 8, "brake": {"command": command}}
+        return TrainerConfig.model_validate({**values, **self.changes, **changes})
+
+    def train(self, batches: list[list[ScoredGroup]], reversed_from: int = 99, **changes: Any) -> Trainer:
+        """Train on these batches; from a step on, every update has the opposite sign."""
+        config = self.make_config(total_steps=len(batches), **changes)
+
+        async def run() -> Trainer:
+            async with served(self.server.handlers) as url:
+                trainer = Trainer(config.model_copy(update={"vllm_urls": [url]}))
+                self.trainer = trainer
+                trainer.client = ScriptedClient(config, batches)
+                signed = trainer.config.lr_at
+                object.__setattr__(
+                    trainer.config, "lr_at", lambda step: signed(step) * (-1 if step >= reversed_from else 1)
+                )
+                await trainer.run()
+                return trainer
+
+        return asyncio.run(run())
+
+    def follows(self, trainer: Trainer) -> bool:
+        """Whether the server computes what the trainer's model does."""
+        tokens = list(range(300, 330))
+        with torch.no_grad():
+            own = trainer.model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0].log_softmax(-1)
+        own_T = own[:-1].gather(-1, torch.tensor(tokens[1:])[:, None])[:, 0]
+        return bool((own_T - self.server.logprobs(tokens)).abs().max() < 1e-4)
+
+    def verdicts(self) -> list[tuple[int, str]]:
+        lines = (self.folder / "train" / "brake.jsonl").read_text().splitlines()
+        return [(row["version"], row["verdict"]) for row in map(json.loads, lines)]
+
+    def checkpoints(self) -> list[int]:
+        return sorted(int(path.name[5:]) for path in (self.folder / "train" / "checkpoints").iterdir())
+
+
+def weights(model: Any) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return all(torch.equal(value, other[name]) for name, value in one.items())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("changes", [{}, {"lora_rank": 4, "lr": 5e-3}], ids=["whole", "adapters"])
+def test_a_push_with_the_sign_reversed_is_rolled_back_within_one_evaluation(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    """The server, the model and the optimizer go back to the best version, and what the bad one sampled is left out."""
+    run = Run(tmp_path, **changes)
+    lessons = run.lessons
+    good = run.train([lessons])
+    assert run.verdicts() == [(0, "good"), (1, "good")]
+    learned, moments = weights(good.model), good.optimizer.state_dict()["state"]
+    with pytest.raises(RolledBackError, match=r"version 2 was worse .* version 1 are served again, as version 3"):
+        run.train([lessons] * 4, reversed_from=1, resume=True)
+    assert run.verdicts()[2:] == [(2, "bad"), (3, "rolled_back")]
+    assert same(learned, weights(run.trainer.model))
+    assert run.follows(run.trainer)
+    for number, state in run.trainer.optimizer.state_dict()["state"].items():
+        assert same(moments[number], state)
+    assert (run.server.version, run.server.withdrawn_from) == (3, 2)
+    assert run.checkpoints() == [0, 1, 3]
+    rows = [json.loads(line) for line in (tmp_path / "train" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [0, 1, 2, 3]
+    assert rows[2]["brake_fall"] >= 3.5
+    assert rows[3] == {"step": 3, "rolled_back": 1.0}
+    resumed = run.train([[]] * 3 + [[of_version(lessons[0], 2), lessons[1]]], resume=True)
+    assert (resumed.step, run.verdicts()[4:]) == (4, [(4, "good")])
+    last = json.loads((tmp_path / "train" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert (last["groups"], last["withdrawn"]) == (1, 1)
+
+
+def of_version(group: ScoredGroup, number: int) -> ScoredGroup:
+    return ScoredGroup.from_wire({**group.to_wire(), "group_overrides": {"weight_version": number}})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("at", ["save_checkpoint", "push"])
+def test_a_roll_back_that_was_cut_off_is_made_up_for(at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(tmp_path)
+    learned = weights(run.train([run.lessons]).model)
+    run.server.refuses_withdrawal = at == "push"
+    original = trainer_module.save_checkpoint
+
+    def until_it_is_killed(*args: Any) -> Any:
+        if run.trainer.brake.rolling is not None and at == "save_checkpoint":
+            raise Killed
+        return original(*args)
+
+    monkeypatch.setattr(trainer_module, "save_checkpoint", until_it_is_killed)
+    with pytest.raises((Killed, ServerError)):
+        run.train([run.lessons] * 3, reversed_from=1, resume=True, server_retry_s=0)
+    monkeypatch.undo()
+    assert not same(learned, weights(run.server.model))
+    run.server.refuses_withdrawal = False
+    resumed = run.train([[]] * 4, resume=True)
+    assert same(learned, weights(run.server.model))
+    assert same(learned, weights(resumed.model))
+    assert run.verdicts()[:4] == [(0, "good"), (1, "good"), (2, "bad"), (3, "rolled_back")]
+
+
+class Killed(Exception):
+    """What stands for SIGKILL."""
+
+
+@pytest.mark.all
+def test_equal_pushes_are_never_rolled_back(tmp_path: Path) -> None:
+    """Twenty pushes of updates too small to be seen."""
+    run = Run(tmp_path)
+    run.train([run.lessons[:1]] * 20, lr=1e-12, epochs_per_batch=1, minibatches=1)
+    assert {verdict for _, verdict in run.verdicts()} == {"good"}
+    assert len(run.verdicts()) == 21
+
+
+def test_too_few_tasks_are_refused_before_the_first_step(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    (tmp_path / "tasks.json").write_text(json.dumps([[1, 2, 3]] * 12))
+    with pytest.raises(ConfigError, match=r"12 tasks, .* evaluate at least 13"):
+        run.train([run.lessons])
+
+
+def test_an_evaluation_that_fails_at_the_start_ends_the_run(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    (tmp_path / "evaluate.py").write_text("import sys\nsys.exit('no world today')")
+    with pytest.raises(EvaluationFailedError, match="no world today"):
+        run.train([run.lessons])
+
+
+def test_groups_of_withdrawn_versions_are_known_by_their_turns(tmp_path: Path) -> None:
+    brake = Brake(TrainerConfig(model="", output_dir=tmp_path))
+    brake.withdrawn.append(range(3, 6))
+    plain = make_wire()
+    assert [brake.is_withdrawn(of_version(plain, number)) for number in (2, 3, 5, 6)] == [True, True, True, False]
+    assert not brake.is_withdrawn(plain)
+    told = {**plain.to_wire(), "group_overrides": {"weight_version": 2}}
+
+    def with_turn(number: int) -> ScoredGroup:
+        turn = {"span": [1, 2], "outcome": "no_next_state", "next_state_role": None, "weight_version": number}
+        turn |= {"votes": [], "hint": None, "hint_token_ids": [], "insert_at": None}
+        return ScoredGroup.from_wire({**told, "overrides": [{"opd": {"turns": [turn]}}]})
+
+    assert [brake.is_withdrawn(with_turn(number)) for number in (2, 3, 5, 6)] == [False, True, True, False]
+
+
+def make_wire() -> ScoredGroup:
+    arrays = {"tokens": [[1, 2]], "masks": [[-100, 2]], "inference_logprobs": [[1.0, -0.5]], "scores": [0.0]}
+    return ScoredGroup.from_wire(arrays)
+
+
+def test_scores_of_another_evaluation_are_not_compared(tmp_path: Path) -> None:
+    def resumed(command: str) -> Brake:
+        places = {"output_dir": tmp_path, "vllm_urls": ["http://a"], "resume": True}
+        return Brake(TrainerConfig.model_validate({"model": "", **places, "brake": {"command": command}}))
+
+    first = resumed("one")
+    assert first.note(version(0, *[1.0] * 16), [], 1.0) is None
+    worse = version(1, *[0.0] * 16)
+    assert first.note(worse, first.falls(worse), 1.0) == (1, 0)
+    assert resumed("two").rolling == (1, 0)
+    resumed("two").done(resumed("two").rolling or Roll(0, 0), 2)
+    assert [resumed("two").numbers, resumed("one").numbers] == [{2}, set()]
+    assert resumed("one").withdrawn == [range(1, 2)]

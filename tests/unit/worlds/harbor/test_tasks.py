@@ -1,0 +1,197 @@
+"""Folders in Harbor's format: what is read, named, and refused."""
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from agentic_opd.core.errors import DatasetError
+from agentic_opd.env.config import AgentEnvConfig
+from agentic_opd.worlds.harbor.tasks import HarborTask, read_tasks
+from tests.support.places import ROOT
+
+TASKS = ROOT / "tests" / "harbor_tasks"
+NAMED = '[environment]\ndocker_image = "a"'
+FILES = {
+    "instruction.md": "Do it.",
+    "task.toml": '[environment]\ndocker_image = "a:1"',
+    "tests/test.sh": "exit 0",
+}
+
+
+def make(folder: Path, files: Mapping[str, str | None] | None = None) -> Path:
+    """Write a task: FILES, and `files` in their places; None leaves one out."""
+    for name, text in {**FILES, **(files or {})}.items():
+        if text is not None:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(text)
+    return folder
+
+
+def data_of(folder: Path, **variables: str) -> HarborTask:
+    (task,) = read_tasks(folder, variables)
+    assert isinstance(task.data, HarborTask)
+    return task.data
+
+
+def test_the_first_and_the_current_schema() -> None:
+    greeting, ledger, notes = read_tasks(TASKS, {"LEDGER_CURRENCY": "francs"})
+    assert (greeting.task_id, ledger.task_id, notes.task_id) == ("greeting", "ledger", "notes")
+    assert greeting.prompt.startswith("Create a file called `greeting.txt`")
+    assert (greeting.data.memory_mb, greeting.data.disk_mb, greeting.data.cpus) == (256, 1024, 1.0)
+    assert (greeting.data.image, greeting.data.workdir) == ("localhost/agentic-opd-sandbox", "/root")
+    assert greeting.limits == {"agent_timeout_s": 60.0}
+    assert ledger.data.variables == {"CURRENCY": "francs"}
+    assert ledger.data.healthcheck.command == "test -e /app/inbox/ready"
+    assert ledger.data.dockerfile.is_file()
+    assert ledger.hidden_tests is not None
+    assert "def test_total" in ledger.hidden_tests
+    assert "#!/bin/bash" not in ledger.hidden_tests
+    assert (notes.data.agent_user, notes.data.verifier_user) == ("1000", "root")
+    assert notes.data.verifier_variables == {"ANSWER": "amber"}
+    assert notes.hidden_tests is not None
+    assert "No reward file" in notes.hidden_tests
+    assert {task.data.has_network for task in (greeting, ledger, notes)} == {False}
+
+
+def test_a_task_alone_and_defaults(tmp_path: Path) -> None:
+    (task,) = read_tasks(make(tmp_path / "alone"), {})
+    assert (task.task_id, task.prompt, task.limits) == ("alone", "Do it.", {})
+    data = task.data
+    assert (data.memory_mb, data.disk_mb, data.verifier_timeout_s, data.workdir) == (2048, 10240, 600.0, None)
+
+
+def test_tasks_at_any_depth_but_not_hidden_ones(tmp_path: Path) -> None:
+    for name in ("b", "a/deep/one", ".git/task"):
+        make(tmp_path / name)
+    (tmp_path / "link").symlink_to(tmp_path / "b")
+    assert [task.task_id for task in read_tasks(tmp_path, {})] == ["a/deep/one", "b"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "default", "has_network"),
+    [
+        ("", False, False),
+        ("", True, True),
+        ("[environment]\nallow_internet = true", False, True),
+        ("[environment]\nallow_internet = false", True, False),
+        ('[environment]\nnetwork_mode = "public"', False, True),
+        ('[environment]\nnetwork_mode = "no-network"\nallow_internet = true', True, False),
+        ('[agent]\nnetwork_mode = "public"\n[verifier]\nnetwork_mode = "public"', False, True),
+    ],
+)
+def test_the_network_is_off_unless_the_file_or_the_setting_asks(
+    lines: str, default: bool, has_network: bool, tmp_path: Path
+) -> None:
+    make(tmp_path / "t", {"task.toml": lines, "environment/Dockerfile": "FROM a"})
+    (task,) = read_tasks(tmp_path, {}, has_network=default)
+    assert task.data.has_network is has_network
+
+
+@pytest.mark.parametrize(
+    ("lines", "named"),
+    [
+        ('[[steps]]\nname = "one"', r"[[steps]]: tasks of several steps"),
+        ('[environment]\nos = "windows"', "[environment] os = 'windows'"),
+        ("[environment]\ngpus = 1", "[environment] gpus"),
+        ('[environment.tpu]\ntype = "v4"', "[environment] tpu"),
+        ('[[environment.mcp_servers]]\nname = "a"', "[environment] mcp_servers"),
+        ('[environment]\nnetwork_mode = "allowlist"\nallowed_hosts = ["a.org"]', "network_mode allowlist"),
+        ('[environment]\nallow_internet = false\n[verifier]\nnetwork_mode = "public"', "a network for the agent but"),
+        ('[verifier]\nenvironment_mode = "separate"', "[verifier] environment_mode separate"),
+        ("[verifier.environment]\ncpus = 1", "[verifier.environment]"),
+        ('[[verifier.collect]]\ncommand = "true"', "[[verifier.collect]]"),
+    ],
+)
+def test_what_would_run_otherwise_than_in_harbor_is_refused_by_name(lines: str, named: str, tmp_path: Path) -> None:
+    make(tmp_path / "t", {"task.toml": lines, "environment/Dockerfile": "FROM a"})
+    with pytest.raises(DatasetError, match="t: not supported: ") as error:
+        read_tasks(tmp_path, {})
+    assert named in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({"environment/docker-compose.yaml": "services: {}"}, "docker-compose.yaml: containers of several services"),
+        ({"trajectory.json": "[]"}, "trajectory.json: a conversation before the task"),
+        ({"task.toml": "[environment"}, "t: "),
+        ({"task.toml": "[environment]\ncpus = 0"}, "environment.cpus: input should be greater than 0"),
+        (
+            {"task.toml": '[environment]\ndocker_image = "a"\nmemory = "lots"'},
+            r"memory = 'lots', expected a size as '2G' or '512M'",
+        ),
+        (
+            {"task.toml": '[environment]\ndocker_image = "a"\nmemory = "1G"\nmemory_mb = 5'},
+            "memory = '1G', but memory_mb = 5",
+        ),
+        ({"task.toml": "[environment]\ncpus = 1"}, "neither [environment] docker_image nor environment/Dockerfile"),
+        ({"task.toml": f'{NAMED}\nenv = {{K = "${{K}}"}}'}, "set env.tasks_variables to {K: ...}"),
+        ({"tests/test.sh": None}, "there is no tests/test.sh"),
+        ({"instruction.md": None}, "No such file or directory"),
+        ({"instruction.md": "<!-- canary 1 -->\n\n"}, "instruction.md is empty"),
+    ],
+)
+def test_broken_tasks_are_named_all_at_once(files: dict[str, str | None], said: str, tmp_path: Path) -> None:
+    make(tmp_path / "t", files)
+    make(tmp_path / "another", {"instruction.md": ""})
+    make(tmp_path / "whole")
+    with pytest.raises(DatasetError, match="2 of 3 tasks in") as error:
+        read_tasks(tmp_path, {})
+    assert said in str(error.value)
+    assert "another: instruction.md is empty" in str(error.value)
+    assert [task.task_id for task in read_tasks(tmp_path, {}, skip_broken=True)] == ["whole"]
+
+
+def test_unknown_fields_are_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    lines = 'new = 1\n[environment]\ndocker_image = "a"\ncolour = "red"\n[metadata]\nanything = 1'
+    for name in ("one", "two"):
+        make(tmp_path / name, {"task.toml": lines})
+    with caplog.at_level(logging.WARNING):
+        assert len(read_tasks(tmp_path, {})) == 2
+    assert [record.getMessage() for record in caplog.records] == [
+        "task.toml: new is unknown here and has no effect (2 tasks)",
+        "task.toml: [environment] colour is unknown here and has no effect (2 tasks)",
+    ]
+
+
+def test_variables_come_from_the_settings_and_never_from_this_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("A", "of this process")
+    lines = (
+        '[environment]\ndocker_image = "a"\nenv = {ONE = "${A:-none}", TWO = "${A:-}", THREE = "a ${A} b", FOUR = 4}'
+    )
+    make(tmp_path, {"task.toml": lines})
+    assert data_of(tmp_path).variables == {"ONE": "none", "TWO": "", "THREE": "a ${A} b", "FOUR": "4"}
+    assert data_of(tmp_path, A="given").variables["ONE"] == "given"
+
+
+def test_a_folder_without_tasks(tmp_path: Path) -> None:
+    with pytest.raises(DatasetError, match="holds no task: no folder in it has a task"):
+        read_tasks(tmp_path, {})
+    with pytest.raises(DatasetError, match="there is no folder"):
+        read_tasks(tmp_path / "elsewhere", {})
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"world": "harbor"}, "the world harbor needs tasks: set tasks_dir"),
+        ({"tasks_dir": "tasks"}, "tasks_dir is set, but the world is coding: set world to harbor"),
+        ({"world": "harbor", "tasks_dir": "tasks"}, "set sandbox_backend docker, .* got bubblewrap"),
+        (
+            {
+                **{"world": "harbor", "tasks_dir": "tasks", "sandbox_backend": "swerex"},
+                **{"sandbox_swerex_url": "https://a.cloud", "sandbox_swerex_token": "t"},
+            },
+            "in a container of docker or podman on this machine: .* got swerex",
+        ),
+    ],
+)
+def test_settings_that_do_not_fit(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        AgentEnvConfig(**settings)

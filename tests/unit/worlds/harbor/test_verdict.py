@@ -1,0 +1,122 @@
+"""Rewards that tests leave behind, and the part of their output that the judge reads."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from agentic_opd.core.types import VerifyOutcome
+from agentic_opd.sandboxes.protocol import CommandResult
+from agentic_opd.worlds.harbor.verdict import judged, spoken
+
+TESTS = """
+def test_total():
+    total = read_total()
+    assert total == 9175
+"""
+
+
+@pytest.mark.parametrize(
+    ("files", "exit_code", "passed", "total"),
+    [
+        ({"reward.txt": "1"}, 1, 1, 1),
+        ({"reward.txt": " 0.25\n"}, 0, 1, 4),
+        ({"reward.txt": "-3"}, 0, 0, 1),
+        ({"reward.txt": "7"}, 0, 1, 1),
+        ({"reward.json": "0.5", "reward.txt": "1"}, 0, 1, 2),
+        ({"reward.json": '{"reward": 1, "speed": 0}'}, 0, 1, 1),
+        ({"reward.json": '{"a": 1, "b": 0, "c": true}'}, 0, 2, 3),
+        ({}, 0, 1, 1),
+        ({}, 3, 0, 1),
+    ],
+)
+def test_rewards(files: dict[str, str], exit_code: int, passed: int, total: int, tmp_path: Path) -> None:
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    verdict = judged(CommandResult(exit_code, b"said"), tmp_path, (TESTS,), "", ())
+    assert (verdict.outcome, verdict.passed, verdict.total) == (VerifyOutcome.RAN, passed, total)
+    assert verdict.report.endswith("said")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "one",
+        "nan",
+        "inf",
+        "[1]",
+        '{"reward": "1"}',
+        "{}",
+        "1e999",
+        "[" * 9999,
+        "1" * 5000,
+        '{"a": 1, "reward": null}',
+    ],
+)
+@pytest.mark.parametrize("name", ["reward.json", "reward.txt"])
+def test_what_is_no_reward_earns_nothing(name: str, text: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(text)
+    verdict = judged(CommandResult(0, b""), tmp_path, (TESTS,), "", ())
+    assert (verdict.outcome, verdict.passed, verdict.total) == (VerifyOutcome.CRASHED, 0, 1)
+    assert f"wrote a {name} without a reward" in verdict.judge_report
+
+
+def test_links_pipes_and_folders_are_not_read(tmp_path: Path) -> None:
+    secret, logs = tmp_path / "secret", tmp_path / "logs"
+    secret.write_text("1")
+    logs.mkdir()
+    (logs / "reward.txt").symlink_to(secret)
+    os.mkfifo(logs / "reward.json")
+    assert judged(CommandResult(1, b""), logs, (TESTS,), "", ()).passed == 0
+    linked = tmp_path / "linked"
+    linked.symlink_to(tmp_path)
+    (tmp_path / "reward.txt").write_text("1")
+    assert judged(CommandResult(1, b""), linked, (TESTS,), "", ()).passed == 0
+
+
+@pytest.mark.parametrize(
+    ("result", "outcome", "said"),
+    [
+        (CommandResult(137, b"", timed_out=True), VerifyOutcome.TIMEOUT, "The tests did not end in time."),
+        (CommandResult(137, b"", memory_exceeded=True), VerifyOutcome.CRASHED, "took more memory than the task has"),
+        (CommandResult(137, b"", output_exceeded=True), VerifyOutcome.CRASHED, "The tests printed too much."),
+    ],
+)
+def test_tests_that_reach_a_limit_earn_nothing(
+    result: CommandResult, outcome: VerifyOutcome, said: str, tmp_path: Path
+) -> None:
+    (tmp_path / "reward.txt").write_text("1")
+    verdict = judged(result, tmp_path, (TESTS,), "", ())
+    assert (verdict.outcome, verdict.passed) == (outcome, 0)
+    assert said in verdict.judge_report
+
+
+def test_the_judge_reads_which_test_failed_but_neither_code_nor_values(tmp_path: Path) -> None:
+    output = b"""\
+=== FAILURES ===
+    def test_total():
+        total = read_total()
+>       assert total == 9175
+E       assert 120 == 9175
+/tests/test_state.py: AssertionError
+FAILED ../tests/test_state.py::test_total - assert 120 == 9175
+1 failed, 3 passed, token s3cret-token"""
+    verdict = judged(CommandResult(1, output), tmp_path, (TESTS,), "", ["s3cret-token"])
+    assert "E       assert 120 == 9175" in verdict.report
+    assert verdict.judge_report.split("\n") == [
+        "The tests wrote no reward; their exit code is 1.",
+        "=== FAILURES ===",
+        "[left out]",
+        "/tests/test_state.py: AssertionError",
+        "FAILED ../tests/test_state.py::test_total - [left out]",
+        "1 failed, 3 passed, token [left out]",
+    ]
+    assert "s3cret" not in verdict.report
+    assert "9175" in judged(CommandResult(1, output), tmp_path, (TESTS,), "the sum is 9175", ()).judge_report
+
+
+def test_a_conversation_as_text() -> None:
+    call = {"function": {"name": "terminal", "arguments": '{"command": "ls"}'}}
+    messages = [{"role": "assistant", "content": "", "tool_calls": [call]}, {"role": "tool", "content": "a.txt"}]
+    assert spoken(messages, "Do it.") == 'Do it.\n\n{"command": "ls"}\na.txt'
