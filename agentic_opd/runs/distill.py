@@ -24,11 +24,13 @@ from agentic_opd.core.types import (
     ContextTurn,
     DistillArrays,
     Message,
+    PlacedImage,
     Recording,
     TeacherRequest,
     Trace,
     Turn,
     TurnOutcome,
+    moved_images,
 )
 from agentic_opd.distill.config import DistillConfig
 from agentic_opd.distill.connect import PolicyEndpoint
@@ -43,13 +45,14 @@ from agentic_opd.distill.records import (
 )
 from agentic_opd.distill.scoring import HintRequest, NotScored, Scored, read_turn, rounded
 from agentic_opd.plugin.client import PluginClient
-from agentic_opd.rollout.chat import Chat, ParsedTurn
+from agentic_opd.rollout.chat import Chat, ImageTokens, ParsedTurn
 from agentic_opd.rollout.config import RendererConfig
 from agentic_opd.rollout.conversation import Completion, Conversation
 from agentic_opd.rollout.renderer import configured_renderer, load_policy_tokenizer
 from agentic_opd.runs.logs import has_arguments, plain_messages
 from agentic_opd.runs.transcript import end_of_turn, reader_for, sampled_spans, without_second_stops
 from agentic_opd.wire.group import ScoredRollout, TurnRecord
+from agentic_opd.wire.images import ImageFolder
 
 __all__ = ["DistillConfig", "DistilledTrace", "PolicyDistiller", "Recording", "RendererConfig", "Trace"]
 
@@ -114,6 +117,7 @@ def _rendered_trace(rollout: ScoredRollout, chat: Chat) -> Trace:
         logprobs_T=tuple(rollout.logprobs_T),
         turns=tuple(turns),
         context_turns=tuple(sorted(context_turns, key=lambda turn: turn.message_index)),
+        images=rollout.images,
     )
 
 
@@ -243,6 +247,7 @@ class PolicyDistiller:
         tokenizer_name: str = "",
         retry_s: float = 60.0,
         seed: int = 0,
+        images: ImageFolder | None = None,
     ) -> "AsyncGenerator[PolicyDistiller]":
         """Connect to the policy and to the configured judge and teacher, as an async context manager.
 
@@ -254,6 +259,7 @@ class PolicyDistiller:
             tokenizer_name: A hub name or a folder; "": the tokenizer of the server's model.
             retry_s: Seconds to retry a server that does not answer.
             seed: Seed for drawing other turns' hints.
+            images: The pictures of the conversations.
 
         Raises:
             ConfigError: the tokenizer or the renderer can't be loaded.
@@ -262,9 +268,11 @@ class PolicyDistiller:
         client = JsonClient(policy_url, api_key, retry_s=retry_s)
         try:
             policy = await PluginClient.connected(client)
+            policy.images = images
             tokenizer = await load_policy_tokenizer((tokenizer_name,), client)
             chat = Chat(configured_renderer(tokenizer, rendering), tokenizer, ())
-            distiller = Distiller(config, max_token_length=policy.info.max_model_len, retry_s=retry_s, seed=seed)
+            context = policy.info.max_model_len
+            distiller = Distiller(config, max_token_length=context, retry_s=retry_s, seed=seed, images=images)
             try:
                 key = SecretStr(api_key) if api_key else None
                 endpoint = PolicyEndpoint(client.base_url, policy.info.model, key)
@@ -279,6 +287,14 @@ class PolicyDistiller:
         """Return a chat of the policy's renderer with tools in OpenAI's format."""
         return Chat(self.chat.renderer, self.chat.tokenizer, tools)
 
+    def chat_of(self, rollout: ScoredRollout, chat: Chat) -> Chat:
+        """Return the chat with the tokens of the pictures that a rollout holds."""
+        placeholder = self.policy.info.image_placeholder
+        if not rollout.images or placeholder is None:
+            return chat
+        tokens = {one.digest: rollout.tokens_T[one.offset : one.end] for one in rollout.images}
+        return chat.with_images(ImageTokens(placeholder, tokens))
+
     async def distill(self, recording: Recording) -> DistilledRecording:
         """Judge and score a conversation; the `traces` of the result hold the trainer's inputs.
 
@@ -287,7 +303,9 @@ class PolicyDistiller:
         """
         return await self.distiller.distill(recording, self.policy_url)
 
-    async def logprobs_of(self, tokens_T: Sequence[int], masks_T: Sequence[int]) -> tuple[float, ...]:
+    async def logprobs_of(
+        self, tokens_T: Sequence[int], masks_T: Sequence[int], images: Sequence[PlacedImage] = ()
+    ) -> tuple[float, ...]:
         """Return the policy's logprobs (nats) at sampled positions and 1.0 elsewhere, like `inference_logprobs`.
 
         Raises:
@@ -302,7 +320,9 @@ class PolicyDistiller:
             raise AlignmentError(f"{end} tokens, the policy reads at most {self.policy.info.max_model_len - 1}")
         if first == 0:
             raise AlignmentError("its first token is a sampled one: nothing says what it was sampled from")
-        reply = await self.policy.score(TeacherRequest(tuple(tokens_T[:end]), end - first, first, ()), 1)
+        before = moved_images(images, end, first, 0)
+        request = TeacherRequest(tuple(tokens_T[:end]), end - first, first, (), images=before)
+        reply = await self.policy.score(request, 1)
         read = [*(0.0,) * first, *rounded(reply.rows.actual_R).tolist(), *(0.0,) * (len(tokens_T) - end)]
         return tuple(
             PROMPT_LOGPROB if mask == IGNORED else logprob for logprob, mask in zip(read, masks_T, strict=True)
@@ -310,7 +330,7 @@ class PolicyDistiller:
 
     async def with_logprobs(self, traces: Sequence[Trace]) -> tuple[Trace, ...]:
         """Return the traces with the policy's logprobs; see `logprobs_of`."""
-        read = await gather_all(self.logprobs_of(trace.tokens_T, trace.masks_T) for trace in traces)
+        read = await gather_all(self.logprobs_of(trace.tokens_T, trace.masks_T, trace.images) for trace in traces)
         return tuple(replace(trace, logprobs_T=logprobs) for trace, logprobs in zip(traces, read, strict=True))
 
     async def scored_again(self, rollout: ScoredRollout, *, reads_hints: bool = True) -> ScoredRollout:
@@ -354,11 +374,13 @@ class PolicyDistiller:
         hints = [(record.hint, ids, record.span[0] if place is None else place)]
         if config.hint_selection == "overlap" and record.hints:
             hints = [(one.hint, one.hint_token_ids, one.insert_at) for one in record.hints]
-        asked = [
-            HintRequest(text, TeacherRequest(tokens[:at] + ids + tokens[at:end], end - start, at, ids, version))
-            for text, ids, at in hints
-        ]
-        plain = TeacherRequest(tokens[:end], end - start, start, (), version)
+
+        def request(ids: tuple[int, ...], at: int) -> TeacherRequest:
+            images = moved_images(rollout.images, end, at, len(ids))
+            return TeacherRequest(tokens[:at] + ids + tokens[at:end], end - start, at, ids, version, images=images)
+
+        asked = [HintRequest(text, request(ids, at)) for text, ids, at in hints]
+        plain = request((), start)
         return await read_turn(asked, plain, None, servers, config)
 
 

@@ -227,13 +227,13 @@ class FileDistiller:
         if any(image is not None for image in group.other.get("images") or ()):
             raise AlignmentError("images: the policy saw images, which the teacher would not see")
         if not has_logprobs:
-            found = await gather_all(self.by.logprobs_of(one.tokens_T, one.masks_T) for one in rollouts)
+            found = await gather_all(self.by.logprobs_of(one.tokens_T, one.masks_T, one.images) for one in rollouts)
             rollouts = [replace(one, logprobs_T=read) for one, read in zip(rollouts, found, strict=True)]
         chat, unmatched = self.by.chat_with(self.tools), list[str]()
         traces: dict[int, Trace] = {}
         for index, rollout in enumerate(rollouts):
             try:
-                traces[index] = trace_of(rollout, chat)
+                traces[index] = trace_of(rollout, self.by.chat_of(rollout, chat))
             except UNMATCHED as error:
                 unmatched.append(f"sequence {index}: {error}")
         marked = {} if has_logprobs else {OFF_POLICY: "rescored"}

@@ -338,6 +338,11 @@ class Trainer:
     async def _train(self, groups: Sequence[ScoredGroup]) -> dict[str, float]:
         config, start = self.config, time.monotonic()
         config = config.model_copy(update={"loss": self._weights.at(self.step)})
+        if any(rollout.images for group in groups for rollout in group.rollouts):
+            raise TrainingError(
+                "a group has pictures, and this trainer gives the policy token ids only; train on it with "
+                "agentic_opd.training.collate in a loop that gives the model its pictures (docs/trainers.md)"
+            )
         batch = make_batch(groups, contrast=config.loss.contrast, special_ids=self._special_ids)
         lr, gauges = config.lr_at(self.step), batch_gauges(batch)
         gauges |= {f"weight/{name}": getattr(config.loss, name) for name in config.loss.schedules}

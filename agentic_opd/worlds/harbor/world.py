@@ -25,6 +25,7 @@ from typing import Any
 from agentic_opd.core.authors import Authors
 from agentic_opd.core.errors import ConfigError, SandboxError, WorldError
 from agentic_opd.core.types import Message, ProgramRun, Task, ToolCall, ToolResult, Verification, VerifyOutcome
+from agentic_opd.sandboxes import pool
 from agentic_opd.sandboxes.docker import Engine
 from agentic_opd.sandboxes.folders import remove_tree
 from agentic_opd.sandboxes.program import Program, run_program
@@ -239,7 +240,8 @@ class HarborWorld:
             folders=folders,
         )
         command = self.config.sandbox_container_command
-        async with TaskContainer(command, image.name, limits, place, mounts) as container:
+        in_use = pool.place(self.config.sandbox_max_concurrent)
+        async with in_use, TaskContainer(command, image.name, limits, place, mounts) as container:
             await asyncio.to_thread(_renew_logs, container.host_folder(_LOGS))
             await _wait_until_healthy(container, data)
             yield container
