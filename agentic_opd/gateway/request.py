@@ -159,6 +159,12 @@ class Asked:
     """Characters of reasoning before the last user message, not part of `size`: some templates omit it."""
 
     @property
+    def answers(self) -> tuple[str, ...]:
+        """Ids of the answers that it continues or refers to."""
+        referred = (message[REFERENCE] for message in self.messages if REFERENCE in message)
+        return (*((self.previous,) if self.previous is not None else ()), *referred)
+
+    @property
     def turn_type(self) -> TurnType:
         """The client's type of the turn."""
         return self.client.turn_type
@@ -220,7 +226,8 @@ def make_asked(
             prompt_key=key,
             **rest,
         )
-        return with_messages(asked, messages, is_whole=asked.previous is None and asked.prompt is None)
+        refers = any(REFERENCE in message for message in messages)
+        return with_messages(asked, messages, is_whole=asked.previous is None and asked.prompt is None and not refers)
     except RecursionError as error:
         raise ClientError(400, f"{at}: the arguments of a tool call are nested too deeply", at) from error
 
@@ -310,6 +317,8 @@ _PLAIN_NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
 """Names that a client chose are written to the log only in this form."""
 
 
+REFERENCE = "reference"
+"""Key of a message that stands for the answer whose id is its value, until the gateway has looked it up."""
 HOSTED = "not offered to the policy, because its provider would run it"
 
 
