@@ -177,7 +177,7 @@ class Asked:
     @property
     def under_grammar(self) -> bool:
         """Whether the answer is sampled under a grammar."""
-        return self.sampling.get("structured_outputs") is not None or any(self._constrained_calls())
+        return self.sampling.get(_GRAMMAR) is not None or any(self._constrained_calls())
 
     def _constrained_calls(self) -> Iterator[str]:
         if self.choice.kind in ("required", "named"):
@@ -203,9 +203,12 @@ def make_asked(
     Raises:
         ClientError: 400, a field contradicts another one; or 413.
     """
-    given = {**body.given(), **(sampling or {})}
+    is_forced = choice.kind in ("required", "named")
+    # A format is one of texts, and an answer of forced calls has none.
+    formats = {name: value for name, value in (sampling or {}).items() if not (is_forced and name == _GRAMMAR)}
+    given = {**body.given(), **formats}
     stop = given.pop("stop", ())
-    if choice.kind in ("required", "named") and not tools:
+    if is_forced and not tools:
         raise ClientError(400, f"tool_choice {choice.name or choice.kind!r} needs tools", "tool_choice")
     if choice.kind == "named" and choice.name not in {tool.name for tool in tools}:
         raise ClientError(400, f"tool_choice names {choice.name!r}, which is not in tools", "tool_choice")
@@ -317,6 +320,8 @@ _PLAIN_NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
 """Names that a client chose are written to the log only in this form."""
 
 
+_GRAMMAR = "structured_outputs"
+"""vLLM's parameter of a grammar."""
 REFERENCE = "reference"
 """Key of a message that stands for the answer whose id is its value, until the gateway has looked it up."""
 HOSTED = "not offered to the policy, because its provider would run it"
